@@ -1,0 +1,233 @@
+// CUDA's runtime, by CUDA's names, for a machine without a GPU: what kernels see (qualifiers, barriers, shuffles,
+// atomics, maths) and what the host calls (memory, streams, events). Meanings are those of the CUDA C++ Programming
+// Guide and the Runtime API reference; cpu/README.md lists what is not modelled. A name missing here is a compile
+// error, never a silent no-op.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/device.h"
+
+#define __global__ inline
+#define __device__
+#define __host__
+#define __forceinline__ __attribute__((always_inline)) inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#if defined(__SANITIZE_ADDRESS__)
+#define __shared__ static
+#else
+#define __shared__ static thread_local
+#endif
+
+// ---- maths
+
+// glibc's vector versions (libmvec) of these, so that loops over them vectorise without -ffast-math.
+#if defined(__x86_64__) && defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 35)
+extern "C" {
+[[gnu::simd("notinbranch")]] float expf(float) noexcept;
+[[gnu::simd("notinbranch")]] float logf(float) noexcept;
+[[gnu::simd("notinbranch")]] float tanhf(float) noexcept;
+}
+#endif
+
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+
+inline uint32_t __float_as_uint(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float __uint_as_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Cache hints have no effect here beyond the access itself.
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldcs(const T* p) { return *p; }
+template <class T> void __stcs(T* p, T value) { *p = value; }
+
+// ---- waiting for other threads
+
+inline void __syncthreads(cpu::Location where = cpu::Location::current()) { cpu::sync_threads(where); }
+
+inline void __syncwarp(unsigned mask = 0xffffffffu, cpu::Location where = cpu::Location::current()) {
+  cpu::sync_warp(mask, where);
+}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, cpu::Location where = cpu::Location::current()) {
+  return cpu::shuffle(mask, value, (cpu::lane() & ~(width - 1)) + (source & (width - 1)), where);
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, cpu::Location where = cpu::Location::current()) {
+  int lane = cpu::lane(), source = lane ^ lanes;
+  return cpu::shuffle(mask, value, source < (lane & ~(width - 1)) + width ? source : lane, where);
+}
+
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                   cpu::Location where = cpu::Location::current()) {
+  int lane = cpu::lane(), source = lane + int(delta);
+  return cpu::shuffle(mask, value, source < (lane & ~(width - 1)) + width ? source : lane, where);
+}
+
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                 cpu::Location where = cpu::Location::current()) {
+  int lane = cpu::lane(), source = lane - int(delta);
+  return cpu::shuffle(mask, value, source >= (lane & ~(width - 1)) ? source : lane, where);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, cpu::Location where = cpu::Location::current()) {
+  return cpu::ballot(mask, predicate, where);
+}
+
+inline int __any_sync(unsigned mask, int predicate, cpu::Location where = cpu::Location::current()) {
+  return cpu::ballot(mask, predicate, where) != 0;
+}
+
+inline int __all_sync(unsigned mask, int predicate, cpu::Location where = cpu::Location::current()) {
+  return cpu::ballot(mask, predicate, where) == mask;
+}
+
+#define CPU_REDUCE(NAME, T, REDUCTION)                                                                  \
+  inline T __reduce_##NAME##_sync(unsigned mask, T value, cpu::Location where = cpu::Location::current()) { \
+    return cpu::reduce(mask, value, cpu::Reduction::REDUCTION, where);                                  \
+  }
+CPU_REDUCE(add, int, sum)
+CPU_REDUCE(add, unsigned, sum)
+CPU_REDUCE(max, int, max)
+CPU_REDUCE(max, unsigned, max)
+CPU_REDUCE(min, int, min)
+CPU_REDUCE(min, unsigned, min)
+CPU_REDUCE(and, unsigned, bit_and)
+CPU_REDUCE(or, unsigned, bit_or)
+CPU_REDUCE(xor, unsigned, bit_xor)
+#undef CPU_REDUCE
+
+// ---- atomics: relaxed, as CUDA's are; __threadfence orders them
+
+template <class T>
+T atomicAdd(T* address, T value) {
+  if constexpr (std::is_integral_v<T>) {
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+  } else {
+    T old, desired;
+    __atomic_load(address, &old, __ATOMIC_RELAXED);
+    do desired = old + value;
+    while (!__atomic_compare_exchange(address, &old, &desired, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return old;
+  }
+}
+
+template <class T>
+T atomicExch(T* address, T value) {
+  T old;
+  __atomic_exchange(address, &value, &old, __ATOMIC_RELAXED);
+  return old;
+}
+
+template <class T>
+T atomicCAS(T* address, T expected, T desired) {
+  __atomic_compare_exchange(address, &expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+
+template <class T>
+T atomicMax(T* address, T value) {
+  T old = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (old < value && !__atomic_compare_exchange_n(address, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+  return old;
+}
+
+template <class T>
+T atomicMin(T* address, T value) {
+  T old = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (value < old && !__atomic_compare_exchange_n(address, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+  return old;
+}
+
+void __threadfence();
+
+// ---- the host's side
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidDevicePointer = 17,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
+  cudaErrorNotReady = 600,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
+                      cudaMemcpyDefault };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+typedef struct CUevent_st* cudaEvent_t;
+
+struct cudaDeviceProp {
+  char name[256];
+  size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
+  int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, l2CacheSize;
+};
+
+const char* cudaGetErrorName(cudaError_t error);
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes);
+cudaError_t cudaFree(void* pointer);
+cudaError_t cudaMallocHost(void** pointer, size_t bytes);
+cudaError_t cudaFreeHost(void* pointer);
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
+cudaError_t cudaMemset(void* to, int value, size_t bytes);
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream = nullptr);
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+
+template <class T>
+cudaError_t cudaMalloc(T** pointer, size_t bytes) { return cudaMalloc(reinterpret_cast<void**>(pointer), bytes); }
+template <class T>
+cudaError_t cudaMallocHost(T** pointer, size_t bytes) { return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes); }
+
+// Dynamic shared memory up to a Hopper block's limit needs no opting in here; more is refused, as there.
+constexpr int cpu_max_dynamic_shared_bytes = 227 * 1024;
+
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
+  return bytes <= cpu_max_dynamic_shared_bytes ? cudaSuccess : cudaErrorInvalidValue;
+}

@@ -1,0 +1,128 @@
+// The CPU device: how one kernel launch runs on a machine without a GPU.
+//
+// A grid is spread over OpenMP threads ("workers"), a block at a time each. The threads of a block run one after
+// another on one fiber for as long as none of them waits, so a kernel without barriers is a plain loop. The first
+// thread that waits (__syncthreads, a shuffle, a vote) keeps the fiber; the threads after it go on on another one, and
+// from then on a scheduler picks who runs next. Only waiting switches, so a run is reproducible.
+//
+//   GPT_CPU_SCHEDULE=forward       lowest runnable thread of the warp first, then the next warp (default)
+//   GPT_CPU_SCHEDULE=reverse       highest first; blocks too in falling order
+//   GPT_CPU_SCHEDULE=random:SEED   random warps, lanes, blocks, and order of independent streams
+//
+// A kernel that is right gives the same result under each of them; a missing barrier does not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <type_traits>
+#include <utility>
+
+#include "cpu/vector_types.h"
+
+typedef struct CUstream_st* cudaStream_t;
+
+extern constinit thread_local uint3 threadIdx;
+extern constinit thread_local uint3 blockIdx;
+extern constinit thread_local dim3 blockDim;
+extern constinit thread_local dim3 gridDim;
+
+namespace cpu {
+
+using Location = std::source_location;
+
+struct Launch {
+  const char* kernel;
+  dim3 grid, block;
+  size_t shared_bytes;
+  void (*run_threads)(const void* body);  // runs threads on the calling fiber until none is left for it
+  const void* body;
+};
+
+// True while the threads of this worker's block run as a plain loop: forward order, and none has waited yet.
+extern constinit thread_local bool plain_loop;
+
+bool next_thread_slow();
+
+// Moves on to the thread of the block that this fiber runs next; false: there is none.
+inline bool next_thread() {
+  if (plain_loop && ++threadIdx.x < blockDim.x) return true;
+  return next_thread_slow();
+}
+
+void run_grid(const Launch& launch);
+bool check_launch(const Launch& launch);  // sets cudaGetLastError's value when the configuration is impossible
+void enqueue(cudaStream_t stream, std::function<void()> operation);
+bool streams_are_deferred();
+void* dynamic_shared_memory();
+[[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// What the source filter turns `kernel<<<grid, block, shared, stream>>>` into; `(arguments...)` follows.
+template <class Body>
+class Launcher {
+ public:
+  Launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream)
+      : launch_{kernel, grid, block, shared_bytes, nullptr, nullptr}, body_(body), stream_(stream) {}
+
+  template <class... Arguments>
+  void operator()(Arguments... arguments) {
+    if (!check_launch(launch_)) return;
+    auto run = [launch = launch_, body = body_, arguments...]() mutable {
+      auto thread = [&] { body(arguments...); };
+      launch.body = &thread;
+      launch.run_threads = [](const void* pointer) {
+        const auto& run_thread = *static_cast<const decltype(thread)*>(pointer);
+        do run_thread();
+        while (next_thread());
+      };
+      run_grid(launch);
+    };
+    if (streams_are_deferred()) enqueue(stream_, run);
+    else run();
+  }
+
+ private:
+  Launch launch_;
+  Body body_;
+  cudaStream_t stream_;
+};
+
+template <class Body>
+Launcher<Body> launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
+                        cudaStream_t stream = nullptr) {
+  return {kernel, body, grid, block, shared_bytes, stream};
+}
+
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(dynamic_shared_memory());
+}
+
+// Block barrier. `where` is the caller's line, for the deadlock report.
+void sync_threads(Location where);
+
+// Warp collectives: each lane in `mask` brings a value, waits for the others, and takes its result.
+void sync_warp(uint32_t mask, Location where);
+uint64_t exchange(uint32_t mask, uint64_t value, int source_lane, Location where);
+uint32_t ballot(uint32_t mask, bool predicate, Location where);
+
+enum class Reduction { sum, max, min, bit_and, bit_or, bit_xor };
+template <class T>
+T reduce(uint32_t mask, T value, Reduction reduction, Location where);  // float, int, unsigned
+
+template <class T>
+T shuffle(uint32_t mask, T value, int source_lane, Location where) {
+  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles move at most 8 bytes");
+  uint64_t bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = exchange(mask, bits, source_lane, where);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+inline int lane() {
+  return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) & 31;
+}
+
+}  // namespace cpu

@@ -1,0 +1,424 @@
+// The source filter of the CPU device: turns a CUDA source file into C++.
+//
+//   filter INPUT OUTPUT [NAME]      NAME is what compilers and gdb shall call the file; INPUT if not given
+//
+// How a kernel launch travels through it. CUDA extends C++ by one statement that g++ cannot parse:
+//
+//     scale<float><<<blocks, 256, 0, stream>>>(x, n);
+//
+// The filter cuts the file into tokens, so that comments, strings and macros cannot deceive it, and looks for
+// `<<<`. From there it walks back over the template arguments to the kernel's name, and forward to the matching
+// `>>>`. Text is inserted or replaced at three places, and everything between them stays as it was written:
+//
+//     ::cpu::launcher("scale", [=](auto... cpu_arguments) {      before the name
+//     scale<float>
+//     (cpu_arguments...); },                                     for <<<
+//     blocks, 256, 0, stream
+//     )                                                          for >>>
+//     (x, n);
+//
+// So a launch becomes a call of `launcher` (cpu/device.h) with the kernel's name for messages, a function that
+// runs one thread of the kernel, and the configuration; what it returns is called with the kernel's arguments.
+// These pass through `auto...`: write nullptr, not 0, for a pointer.
+//
+// The second form is dynamic shared memory, whose size only the launch knows:
+//
+//     extern __shared__ __align__(16) float buffer[];   ->   float* buffer = ::cpu::dynamic_shared<float>();
+//
+// The output's first line is `#line 1 "NAME"`; after it each input line is one output line, so that compiler
+// messages and breakpoints name the line the author wrote. What the filter does not understand it refuses as
+// `NAME:LINE: found, supported` with exit code 1, and leaves no output behind.
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <iostream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace {
+
+enum class Kind {
+  blank,        // white space, comments, backslash-newline
+  identifier,   // keywords too
+  literal,      // numbers, characters, strings
+  punctuation,  // one character, or one of long_punctuation
+  boundary,     // begin and end of the file and of a preprocessor directive
+};
+
+struct Token {
+  Kind kind;
+  std::string text;    // as read
+  int line;            // of its first character, from 1
+  std::string output;  // as written
+};
+
+// `>` stays single: only its surroundings tell a shift from closing angle brackets.
+constexpr std::string_view long_punctuation[] = {"<<<", "<<=", "<=>", "<<", "<=", ">=", "->", "::"};
+
+struct Refusal {
+  int line;
+  std::string message;
+};
+
+bool is_one_of(std::string_view text, std::initializer_list<std::string_view> list) {
+  return std::find(list.begin(), list.end(), text) != list.end();
+}
+
+bool is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
+
+// Of an identifier or number; bytes beyond ASCII are parts of letters.
+bool is_word(unsigned char c) {
+  return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c >= 128;
+}
+
+// Cuts a file into tokens whose texts, joined, are the file again.
+class Lexer {
+ public:
+  explicit Lexer(std::string_view source) : source_(source) {}
+
+  std::vector<Token> tokens() {
+    add(Kind::boundary, 0);
+    while (at_ < source_.size()) read_token();
+    add(Kind::boundary, 0);
+    return std::move(tokens_);
+  }
+
+ private:
+  char peek(size_t ahead = 0) const { return at_ + ahead < source_.size() ? source_[at_ + ahead] : '\0'; }
+  bool starts_with(std::string_view text) const { return source_.substr(at_).starts_with(text); }
+
+  void add(Kind kind, size_t length) {
+    const std::string text(source_.substr(at_, length));
+    tokens_.push_back({kind, text, line_, text});
+    line_ += std::count(text.begin(), text.end(), '\n');
+    at_ += length;
+    if (kind != Kind::blank) line_is_blank_ = false;
+  }
+
+  void read_token() {
+    const char c = peek();
+    if (c == '\n') return read_newline();
+    if (starts_with("\\\n")) return add(Kind::blank, 2);
+    if (starts_with("//")) return add(Kind::blank, line_length());
+    if (starts_with("/*")) return add(Kind::blank, length_through("*/", 2, "comment"));
+    if (c == ' ' || (c >= '\t' && c <= '\r')) return add(Kind::blank, 1);
+    if (c == '#' && line_is_blank_) return read_directive();
+    if (c == '"' || c == '\'') return add(Kind::literal, quoted_length());
+    if (is_digit(c) || (c == '.' && is_digit(peek(1)))) return add(Kind::literal, number_length());
+    if (is_word(c)) return read_word();
+    for (const std::string_view text : long_punctuation) {
+      if (starts_with(text)) return add(Kind::punctuation, text.size());
+    }
+    add(Kind::punctuation, 1);
+  }
+
+  void read_newline() {
+    add(in_directive_ ? Kind::boundary : Kind::blank, 1);
+    in_directive_ = false;
+    line_is_blank_ = true;
+  }
+
+  void read_directive() {
+    add(Kind::boundary, 1);
+    in_directive_ = true;
+    const size_t name = source_.find_first_not_of(" \t", at_);
+    const std::string_view rest = source_.substr(std::min(name, source_.size()));
+    // The text of these two is prose, in which an apostrophe opens no character literal.
+    if (rest.starts_with("error") || rest.starts_with("warning")) add(Kind::literal, line_length());
+  }
+
+  void read_word() {
+    size_t length = 1;
+    while (is_word(peek(length))) ++length;
+    const bool quote_follows = peek(length) == '"';
+    if (quote_follows && is_one_of(source_.substr(at_, length), {"R", "LR", "uR", "UR", "u8R"})) {
+      const size_t parenthesis = source_.find('(', at_ + length);
+      if (parenthesis == source_.npos) throw Refusal{line_, "raw string without '(', not supported"};
+      const size_t delimiter = at_ + length + 1;
+      const std::string end = ")" + std::string(source_.substr(delimiter, parenthesis - delimiter)) + "\"";
+      return add(Kind::literal, length_through(end, parenthesis + 1 - at_, "raw string"));
+    }
+    add(Kind::identifier, length);
+  }
+
+  // Up to the newline that ends the line, which a backslash may carry on.
+  size_t line_length() const {
+    size_t length = 0;
+    while (at_ + length < source_.size() && peek(length) != '\n') length += peek(length) == '\\' ? 2 : 1;
+    return std::min(length, source_.size() - at_);
+  }
+
+  size_t length_through(const std::string& end, size_t from, const std::string& what) const {
+    const size_t found = source_.find(end, at_ + from);
+    if (found == source_.npos) {
+      throw Refusal{line_, what + " that never ends, expected " + end + " before the end of the file"};
+    }
+    return found + end.size() - at_;
+  }
+
+  size_t quoted_length() const {
+    const std::string quote(1, peek());
+    size_t length = 1;
+    while (peek(length) != quote[0]) {
+      if (at_ + length >= source_.size() || peek(length) == '\n') {
+        throw Refusal{line_, "literal that never ends, expected " + quote + " before the end of the line"};
+      }
+      length += peek(length) == '\\' ? 2 : 1;
+    }
+    return length + 1;
+  }
+
+  // A preprocessing number: 1'000'000, 0x1p-3f, 1e+5.
+  size_t number_length() const {
+    size_t length = 1;
+    for (;;) {
+      const bool is_exponent = is_one_of(source_.substr(at_ + length - 1, 1), {"e", "E", "p", "P"});
+      const bool is_separator = peek(length) == '\'' && is_word(peek(length + 1));
+      const bool is_sign = is_exponent && (peek(length) == '+' || peek(length) == '-');
+      if (!is_word(peek(length)) && peek(length) != '.' && !is_separator && !is_sign) return length;
+      ++length;
+    }
+  }
+
+  const std::string_view source_;
+  size_t at_ = 0;
+  int line_ = 1;
+  bool line_is_blank_ = true;  // so far: a # here opens a directive
+  bool in_directive_ = false;
+  std::vector<Token> tokens_;
+};
+
+// Rewrites the two forms in place. Positions are indices of tokens; boundaries at both ends stop every walk.
+class Rewriter {
+ public:
+  explicit Rewriter(std::vector<Token>& tokens) : tokens_(tokens) {}
+
+  void rewrite() {
+    std::vector<bool> braces;  // a { that is open: is it inside a function?
+    for (size_t at = 1; at + 1 < tokens_.size(); ++at) {
+      const bool in_function = !braces.empty() && braces.back();
+      if (text(at) == "{") braces.push_back(in_function || opens_function(at));
+      if (text(at) == "}" && !braces.empty()) braces.pop_back();
+      if (text(at) == "<<<") rewrite_launch(at);
+      if (text(at) == "extern") rewrite_shared(at, in_function);
+    }
+  }
+
+ private:
+  const std::string& text(size_t at) const { return tokens_[at].text; }
+  bool is_boundary(size_t at) const { return tokens_[at].kind == Kind::boundary; }
+  bool is_identifier(size_t at) const { return tokens_[at].kind == Kind::identifier; }
+  bool is_opening(size_t at) const { return is_one_of(text(at), {"(", "[", "{"}); }
+  bool is_closing(size_t at) const { return is_one_of(text(at), {")", "]", "}"}); }
+
+  size_t neighbour(size_t at, int step) const {
+    do at += step;
+    while (tokens_[at].kind == Kind::blank);
+    return at;
+  }
+  size_t next(size_t at) const { return neighbour(at, 1); }
+  size_t previous(size_t at) const { return neighbour(at, -1); }
+
+  std::string quoted(size_t at) const {
+    return is_boundary(at) ? "the end of the line or file" : "'" + text(at) + "'";
+  }
+
+  bool opens_function(size_t brace) const {
+    size_t at = previous(brace);
+    while (is_one_of(text(at), {"const", "noexcept", "override", "final", "mutable"})) at = previous(at);
+    return text(at) == ")";
+  }
+
+  [[noreturn]] void refuse_launch(size_t at, const std::string& found) const {
+    throw Refusal{tokens_[at].line, found + ", supported is kernel<template arguments>" +
+                                        "<<<grid, block, shared bytes, stream>>>(arguments)"};
+  }
+
+  // The bracket that matches the one at `at`, after it for step 1, before it for step -1.
+  size_t matching(size_t at, int step, size_t launch) const {
+    int depth = 0;
+    for (const size_t first = at;; at = neighbour(at, step)) {
+      if (is_boundary(at)) refuse_launch(launch, quoted(first) + " without its counterpart");
+      if (is_opening(at)) depth += step;
+      if (is_closing(at)) depth -= step;
+      if (depth == 0) return at;
+    }
+  }
+
+  // The first < without its > on the way back from `at`, past all brackets; 0 if the statement has none.
+  size_t open_angle(size_t at, size_t launch) const {
+    int closed = 0;
+    for (;; at = previous(at)) {
+      if (is_boundary(at) || is_opening(at) || is_one_of(text(at), {";", "}"})) return 0;
+      if (is_closing(at)) at = matching(at, -1, launch);
+      if (text(at) == ">") ++closed;
+      if (text(at) == "<" && closed-- == 0) return at;
+    }
+  }
+
+  // First token of the kernel's name, which ends at the launch; `name` becomes it, without template arguments.
+  size_t kernel_begin(size_t launch, std::string& name) const {
+    size_t at = previous(launch);
+    for (;;) {
+      if (text(at) == ">") {
+        const size_t angle = open_angle(previous(at), launch);
+        if (angle == 0) refuse_launch(launch, "'>' that closes no template arguments before '<<<'");
+        at = previous(angle);
+      }
+      if (!is_identifier(at)) refuse_launch(launch, "'<<<' after " + quoted(at));
+      name.insert(0, text(at));
+      const size_t colons = previous(at);
+      if (text(colons) != "::") return at;
+      name.insert(0, "::");
+      // Only `a::b` is one name: a blank separates `return ::b`, or a macro from its replacement.
+      if (!is_identifier(colons - 1) && text(colons - 1) != ">") return colons;
+      at = colons - 1;
+    }
+  }
+
+  // A launch is a whole statement or operand; anything else before its name is a part of it that was not seen.
+  void check_before(size_t begin, size_t launch) const {
+    const size_t before = previous(begin);
+    const bool starts = is_boundary(before) || is_one_of(text(before), {";", "{", "}", "(", ")", "]", ",", ":",
+                                                                        "?", "else", "do", "return"});
+    const bool is_macro = is_identifier(before) && text(previous(before)) == "define";
+    if (!starts && !is_macro) refuse_launch(launch, quoted(before) + " before a kernel's name");
+    if (open_angle(before, launch) != 0) refuse_launch(launch, "comparison with '<' that is not in parentheses");
+  }
+
+  // First > of the >>> that ends the configuration. It may follow other angle brackets: f<a<b<c>>>(x), v<a>>>>.
+  size_t configuration_end(size_t launch, int& expressions) const {
+    int angles = 0;
+    expressions = text(next(launch)) == ">" ? 0 : 1;
+    for (size_t at = next(launch);; at = next(at)) {
+      if (is_boundary(at) || is_closing(at) || text(at) == ";") {
+        const std::string line = std::to_string(tokens_[at].line);
+        refuse_launch(launch, "'<<<' without '>>>' before " + quoted(at) + " in line " + line);
+      }
+      if (is_opening(at)) at = matching(at, 1, launch);
+      if (text(at) == "<") ++angles;
+      if (text(at) == "," && angles == 0) ++expressions;
+      if (text(at) != ">") continue;
+      int run = 1;
+      while (text(at + run) == ">") ++run;
+      if (run > 3 || (run == 3 && angles < 3)) return at + run - 3;
+      if (run != 2 || angles >= 2) angles = std::max(angles - run, 0);  // otherwise >> is a shift
+      at += run - 1;
+    }
+  }
+
+  void rewrite_launch(size_t launch) {
+    std::string name;
+    const size_t begin = kernel_begin(launch, name);
+    check_before(begin, launch);
+    int expressions = 0;
+    const size_t end = configuration_end(launch, expressions);
+    if (expressions < 1 || expressions > 4) {
+      refuse_launch(launch, std::to_string(expressions) + " expressions between '<<<' and '>>>'");
+    }
+    const size_t after = next(end + 2);
+    if (text(after) != "(") refuse_launch(end, quoted(after) + " after '>>>'");
+    tokens_[begin].output.insert(0, "::cpu::launcher(\"" + name + "\", [=](auto... cpu_arguments) { ");
+    tokens_[launch].output = "(cpu_arguments...); }, ";
+    tokens_[end].output = ")";
+    tokens_[end + 1].output = tokens_[end + 2].output = "";
+  }
+
+  // `extern ... __shared__ ... TYPE name[];` with alignments anywhere; another `extern` is left alone.
+  void rewrite_shared(size_t begin, bool in_function) {
+    bool is_shared = text(previous(begin)) == "__shared__";
+    std::vector<size_t> removed = {begin}, kept;
+    size_t at = next(begin);
+    for (; !is_boundary(at) && !is_one_of(text(at), {";", "{", "}", "(", "="}); at = next(at)) {
+      const bool is_alignment = is_one_of(text(at), {"__align__", "alignas"}) && text(next(at)) == "(";
+      const size_t last = is_alignment ? matching(next(at), 1, begin) : at;
+      auto& list = is_alignment || text(at) == "__shared__" ? removed : kept;
+      is_shared |= text(at) == "__shared__";
+      for (; at < last; at = next(at)) list.push_back(at);
+      list.push_back(last);
+    }
+    if (!is_shared) return;
+    const std::string type = text(at) == ";" && text(previous(begin)) != "__shared__" ? array_type(kept) : "";
+    if (type.empty() || !in_function) {
+      const std::string found = in_function ? "of anything but one unsized array" : "outside a function";
+      const std::string supported = ", supported is extern __shared__ TYPE name[]; in a function";
+      throw Refusal{tokens_[begin].line, "'extern __shared__' " + found + supported};
+    }
+    for (const size_t gone : removed) tokens_[gone].output = "";
+    tokens_[kept.end()[-4]].output += "*";
+    tokens_[kept.end()[-2]].output = " = ::cpu::dynamic_shared<" + type + ">()";
+    tokens_[kept.end()[-1]].output = "";
+  }
+
+  // TYPE, on one line, if the words are `TYPE name[]`; empty if they are not, as in `float a[], b[]`.
+  std::string array_type(const std::vector<size_t>& words) const {
+    if (words.size() < 4 || !is_identifier(words.end()[-3]) || text(words.end()[-2]) != "[") return "";
+    std::string type;
+    int angles = 0;
+    for (const size_t at : std::vector(words.begin(), words.end() - 3)) {
+      angles += (text(at) == "<") - (text(at) == ">");
+      if (is_opening(at) || (text(at) == "," && angles == 0)) return "";
+      const bool both_words = !type.empty() && is_word(type.back()) && is_word(text(at)[0]);
+      type += (both_words ? " " : "") + text(at);
+    }
+    return type;
+  }
+
+  std::vector<Token>& tokens_;
+};
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file || std::filesystem::is_directory(path)) {
+    throw std::runtime_error(path + ": cannot be read, give a readable file");
+  }
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string filtered(const std::string& source, const std::string& name) {
+  std::vector<Token> tokens = Lexer(source).tokens();
+  Rewriter(tokens).rewrite();
+  std::string output = "#line 1 \"";
+  for (const char c : name) output += c == '"' || c == '\\' ? std::string{'\\', c} : std::string{c};
+  output += "\"\n";
+  for (const Token& token : tokens) output += token.output;
+  return output;
+}
+
+// Leaves an equal file alone, but for its time, which make compares with the input's.
+void write_file(const std::string& path, const std::string& content) {
+  if (std::filesystem::exists(path) && read_file(path) == content) {
+    return std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now());
+  }
+  std::ofstream file(path, std::ios::binary);
+  file << content;
+  file.close();
+  if (!file) throw std::runtime_error(path + ": cannot be written, check folder, permissions and free space");
+}
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  const std::vector<std::string> files(arguments + 1, arguments + argument_count);
+  std::error_code ignored;
+  if (files.size() < 2 || files.size() > 3 || std::filesystem::equivalent(files[0], files[1], ignored)) {
+    std::cerr << "usage: filter INPUT OUTPUT [NAME] (INPUT and OUTPUT are two files)\n";
+    return 2;
+  }
+  const std::string& name = files.size() == 3 ? files[2] : files[0];
+  try {
+    write_file(files[1], filtered(read_file(files[0]), name));
+    return 0;
+  } catch (const Refusal& refusal) {
+    std::cerr << name << ":" << refusal.line << ": " << refusal.message << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+  }
+  if (std::filesystem::is_regular_file(files[1], ignored)) std::filesystem::remove(files[1], ignored);
+  return 1;
+}

@@ -1,0 +1,135 @@
+// What AddressSanitizer and ThreadSanitizer must be told about fibers; empty functions in a normal build.
+//
+// ThreadSanitizer sees every CUDA thread as a thread of its own, on a fresh stack, and is told of an order between two
+// of them only at __syncthreads and __syncwarp, and between a launch and its threads. Each block runs in a fresh
+// pthread, so that its __shared__ (thread_local) memory is new and blocks are unordered, as on a GPU. The device's own
+// files are compiled without instrumentation: only kernels are watched.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+
+#if defined(CPU_THREAD_SANITIZER)
+#include <pthread.h>
+#include <sched.h>
+#include <sanitizer/tsan_interface.h>
+#elif defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace cpu {
+
+#if defined(CPU_THREAD_SANITIZER)
+
+constexpr size_t stack_bytes = 256 * 1024;
+
+namespace sanitizers {
+constexpr bool fiber_per_thread = true, one_worker = true;
+
+class FiberState {
+ public:
+  void created(const void*, size_t) { fiber_ = __tsan_create_fiber(0), owned_ = true; }
+  void destroyed() {
+    if (owned_) __tsan_destroy_fiber(fiber_);
+  }
+  void leaving(FiberState& to) {
+    if (!fiber_) fiber_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(to.fiber_, __tsan_switch_to_fiber_no_sync);
+  }
+  void arrived() {}
+
+ private:
+  void* fiber_ = nullptr;
+  bool owned_ = false;
+};
+
+inline void release(const void* object) { __tsan_release(const_cast<void*>(object)); }
+inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
+inline void thread_ends(const void* launch) { release(launch); }
+
+// Runs `function` in a new pthread. Waiting is a spin on an atomic that the sanitizer does not see: a join would order
+// this block before the next one and hide races between them.
+template <class Function>
+void run_isolated(Function function) {
+  struct State {
+    Function* function;
+    std::atomic<bool> done{false};
+  } state{&function};
+  pthread_t thread;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  auto entry = [](void* pointer) -> void* {
+    State& state = *static_cast<State*>(pointer);
+    (*state.function)();
+    state.done.store(true);
+    return nullptr;
+  };
+  pthread_create(&thread, &attributes, entry, &state);
+  while (!state.done.load()) sched_yield();
+}
+}  // namespace sanitizers
+
+#else
+
+namespace sanitizers {
+constexpr bool fiber_per_thread = false;
+inline void release(const void*) {}
+inline void acquire(const void*) {}
+inline void thread_ends(const void*) {}
+
+template <class Function>
+void run_isolated(Function function) {
+  function();
+}
+}  // namespace sanitizers
+
+#if defined(__SANITIZE_ADDRESS__)
+
+constexpr size_t stack_bytes = 256 * 1024;
+
+namespace sanitizers {
+constexpr bool one_worker = true;  // __shared__ is plain static here: thread_local arrays get no red zones
+
+class FiberState {
+ public:
+  void created(const void* bottom, size_t bytes) { bottom_ = bottom, bytes_ = bytes; }
+  void destroyed() {}
+  void leaving(FiberState& to) {
+    to.from_ = this;
+    __sanitizer_start_switch_fiber(&fake_stack_, to.bottom_, to.bytes_);
+  }
+  void arrived() {
+    const void* bottom;
+    size_t bytes;
+    __sanitizer_finish_switch_fiber(fake_stack_, &bottom, &bytes);
+    from_->bottom_ = bottom, from_->bytes_ = bytes;  // how the worker's own stack becomes known
+  }
+
+ private:
+  const void* bottom_ = nullptr;
+  size_t bytes_ = 0;
+  void* fake_stack_ = nullptr;
+  FiberState* from_ = nullptr;
+};
+}  // namespace sanitizers
+
+#else
+
+constexpr size_t stack_bytes = 64 * 1024;
+
+namespace sanitizers {
+constexpr bool one_worker = false;
+
+struct FiberState {
+  void created(const void*, size_t) {}
+  void destroyed() {}
+  void leaving(FiberState&) {}
+  void arrived() {}
+};
+}  // namespace sanitizers
+
+#endif
+#endif
+
+}  // namespace cpu

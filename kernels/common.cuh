@@ -1,0 +1,102 @@
+// What every kernel file shares: 16-byte packs, block reductions, error checks, and the range that profiles a launcher.
+//
+// A *pack* is what a thread loads or stores at once: 16 bytes (4 floats, 8 bf16) when a row's length allows it, else a
+// single element, so that any size works. Arithmetic is in float whatever the storage type T.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "kernels/instructions.cuh"
+#include "kernels/profile.cuh"
+
+// Throws when a CUDA call fails; the message names the call, the place and CUDA's reason.
+#define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+
+inline void check_cuda(cudaError_t error, const char* call, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(call) + " at " + file + ":" + std::to_string(line) + ": " +
+                           cudaGetErrorString(error));
+}
+
+template <class T>
+constexpr int pack_width = 16 / int(sizeof(T));
+
+// Calls function(std::integral_constant<int, N>): N is the pack width where rows of `length` elements stay aligned to
+// 16 bytes, else 1.
+template <class T, class Function>
+void with_pack(int length, Function function) {
+  if (length % pack_width<T> == 0) function(std::integral_constant<int, pack_width<T>>{});
+  else function(std::integral_constant<int, 1>{});
+}
+
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T values[N];
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+
+template <class T>
+__device__ inline T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
+  else return __float2half_rn(x);
+}
+
+// x[k] = p[k] for k < N, in one load. `p` is aligned to N elements.
+template <int N, class T>
+__device__ inline void load(const T* p, float (&x)[N]) {
+  Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(p);
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = to_float(pack.values[k]);
+}
+
+// p[k] = x[k] rounded to T, in one store.
+template <int N, class T>
+__device__ inline void store(T* p, const float (&x)[N]) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int k = 0; k < N; ++k) pack.values[k] = from_float<T>(x[k]);
+  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+}
+
+// Sum and maximum over a block; every thread gets the result. `scratch`: 32 floats of shared memory that no thread has
+// touched since the last barrier. blockDim.x is a multiple of 32.
+__device__ inline float block_reduce_sum(float value, float* scratch) {
+  value = warp_reduce_sum(value);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0;
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) value += scratch[warp];
+  return value;
+}
+
+__device__ inline float block_reduce_max(float value, float* scratch) {
+  value = warp_reduce_max(value);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = scratch[0];
+  for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) value = scratch[warp] > value ? scratch[warp] : value;
+  return value;
+}
+
+template <class Integer>
+constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+template <class Integer>
+constexpr Integer round_up(Integer a, Integer b) {
+  return ceil_div(a, b) * b;
+}

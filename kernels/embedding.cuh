@@ -1,0 +1,104 @@
+// Token and position embedding: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:].
+//
+// Backward scatters dout (B,T,C) into two tables. Floats are never added atomically, so the bits never depend on timing:
+//   wte: the host sorts the positions b·T+t by token, stably (sort_by_token). A block starts at each sorted place; the
+//        first place of each token's run adds up the whole run, the other blocks leave at once.
+//   wpe: a thread owns a pack of columns of one position and adds over b.
+// A thread handles a pack of columns, so that neighbouring threads read neighbouring bytes.
+// Forward moves 3·B·T·C elements (two reads, one write); backward reads dout twice and reads and writes touched rows.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernels/common.cuh"
+
+template <class T, int N>
+__global__ void embedding_forward_kernel(T* out, const int* tokens, const T* wte, const T* wpe, size_t packs,
+                                         int packs_per_row, int seq_len) {
+  size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= packs) return;
+  size_t row = i / packs_per_row, column = i % packs_per_row * N, channels = size_t(packs_per_row) * N;
+  float token[N], position[N];
+  load(wte + tokens[row] * channels + column, token);
+  load(wpe + row % seq_len * channels + column, position);
+#pragma unroll
+  for (int k = 0; k < N; ++k) token[k] += position[k];
+  store(out + row * channels + column, token);
+}
+
+template <class T, int N>
+__global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const T* dout,
+                                                int rows, int channels) {
+  const int first = blockIdx.x, token = tokens[order[first]];
+  if (first > 0 && tokens[order[first - 1]] == token) return;
+  for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
+    float sum[N], d[N];
+    load(dwte + size_t(token) * channels + column, sum);
+    for (int i = first; i < rows && tokens[order[i]] == token; ++i) {
+      load(dout + size_t(order[i]) * channels + column, d);
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum[k] += d[k];
+    }
+    store(dwte + size_t(token) * channels + column, sum);
+  }
+}
+
+template <class T, int N>
+__global__ void position_embedding_backward_kernel(float* dwpe, const T* dout, int batch, int seq_len, int positions,
+                                                   int channels, bool accumulate) {
+  const int position = blockIdx.x;
+  for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
+    float* out = dwpe + size_t(position) * channels + column;
+    float sum[N] = {}, d[N];
+    if (accumulate) load(out, sum);
+    if (position < seq_len)
+      for (int b = 0; b < batch; ++b) {
+        load(dout + (size_t(b) * seq_len + position) * channels + column, d);
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum[k] += d[k];
+      }
+    store(out, sum);
+  }
+}
+
+// out (B,T,C); tokens (B,T) int32; wte (V,C); wpe (positions,C)
+template <class T>
+void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, int batch, int seq_len, int channels,
+                       cudaStream_t stream) {
+  const size_t count = size_t(batch) * seq_len * channels;
+  KernelRange range("embedding_forward", stream, 3.0 * count * sizeof(T), count);
+  with_pack<T>(channels, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    const size_t packs = count / N;
+    embedding_forward_kernel<T, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(
+        out, tokens, wte, wpe, packs, channels / N, seq_len);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// order[0..count) = the positions 0..count-1 sorted by token, equal tokens in order of position.
+inline void sort_by_token(const int* tokens, int count, int* order) {
+  std::iota(order, order + count, 0);
+  std::stable_sort(order, order + count, [tokens](int a, int b) { return tokens[a] < tokens[b]; });
+}
+
+// dwte (V,C) += scattered dout; dwpe (positions,C) = or += the sum of dout over the batch, 0 from position T on.
+// tokens, order (B·T): device memory, order as sort_by_token makes it.
+template <class T>
+void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const T* dout, int batch,
+                        int seq_len, int positions, int channels, bool accumulate, cudaStream_t stream) {
+  const int rows = batch * seq_len;
+  KernelRange range("embedding_backward", stream,
+                    2.0 * rows * channels * (sizeof(T) + sizeof(float)) + 4.0 * positions * channels,
+                    2.0 * rows * channels);
+  with_pack<T>(channels, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    const int threads = std::min(round_up(channels / N, 32), 256);
+    token_embedding_backward_kernel<T, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, rows, channels);
+    position_embedding_backward_kernel<T, N>
+        <<<positions, threads, 0, stream>>>(dwpe, dout, batch, seq_len, positions, channels, accumulate);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
