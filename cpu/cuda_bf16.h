@@ -5,8 +5,8 @@
 //
 // Names and results are those of the CUDA Math API ("Bfloat16 Precision Conversion and Data Movement"):
 // rounding to nearest even unless a name ends in _rz (toward zero); any NaN becomes 0x7fff; overflow becomes
-// infinity. An operation is done in float and its result rounded, as on the GPU: for normal numbers this is the
-// correctly rounded result (24 >= 2*8 + 2 mantissa bits: Figueroa, "When is double rounding innocuous?", 1995).
+// infinity. An operation is done in float and its result rounded: for normal numbers this is the correctly
+// rounded result, as on the GPU (24 >= 2*8 + 2 bits: Figueroa, "When is double rounding innocuous?", 1995).
 // One difference: a double is rounded to float first, where CUDA rounds it once.
 //
 // Conversions are integer arithmetic without branches, so that g++ makes vector code of a loop over an array.

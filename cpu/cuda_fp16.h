@@ -1,13 +1,13 @@
 // cuda_fp16.h for the CPU device: __half, the 16-bit float of IEEE 754 (binary16), and its CUDA functions.
 //
 //   float  1 sign, 8 exponent (bias 127), 23 mantissa bits
-//   half   1 sign, 5 exponent (bias 15),  10 mantissa bits: up to 65,504; normal from 2^-14, in steps of 2^-24
+//   half   1 sign, 5 exponent (bias 15),  10 mantissa bits: up to 65,504, normal from 2^-14, smallest 2^-24
 //
-// Names and results are those of the CUDA Math API ("Half Precision Conversion and Data Movement"): rounding to
-// nearest even unless a name ends in _rz (toward zero); any NaN becomes 0x7fff; values from 65,520 on become
-// infinity; subnormals are kept. An operation is done in float and its result rounded, as on the GPU: this is
-// the correctly rounded result (24 >= 2*11 + 2 mantissa bits: Figueroa, "When is double rounding innocuous?",
-// 1995). One difference: a double is rounded to float first, where CUDA rounds it once.
+// Names and results are those of the CUDA Math API ("Half Precision Conversion and Data Movement"): rounding
+// to nearest even unless a name ends in _rz (toward zero); any NaN becomes 0x7fff; 65,520 and more become
+// infinity; subnormals are kept. An operation is done in float and its result rounded: this is the correctly
+// rounded result, as on the GPU (24 >= 2*11 + 2 bits: Figueroa, "When is double rounding innocuous?", 1995).
+// One difference: a double is rounded to float first, where CUDA rounds it once.
 //
 // Conversions have no branches, so that g++ makes vector code of a loop over an array.
 #pragma once

@@ -4,6 +4,7 @@
 // error, never a silent no-op.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -33,6 +34,8 @@ extern "C" {
 }
 #endif
 
+using std::max;
+using std::min;
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

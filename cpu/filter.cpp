@@ -7,7 +7,7 @@
 //     scale<float><<<blocks, 256, 0, stream>>>(x, n);
 //
 // The filter cuts the file into tokens, so that comments, strings and macros cannot deceive it, and looks for
-// `<<<`. From there it walks back over the template arguments to the kernel's name, and forward to the matching
+// `<<<`. From there it walks back over the template arguments to the kernel's name, and on to the matching
 // `>>>`. Text is inserted or replaced at three places, and everything between them stays as it was written:
 //
 //     ::cpu::launcher("scale", [=](auto... cpu_arguments) {      before the name
@@ -17,9 +17,9 @@
 //     )                                                          for >>>
 //     (x, n);
 //
-// So a launch becomes a call of `launcher` (cpu/device.h) with the kernel's name for messages, a function that
-// runs one thread of the kernel, and the configuration; what it returns is called with the kernel's arguments.
-// These pass through `auto...`: write nullptr, not 0, for a pointer.
+// So a launch becomes a call of `launcher` (cpu/device.h) with the kernel's name for messages, a function
+// that runs one thread of the kernel, and the configuration; what it returns is called with the kernel's
+// arguments. These pass through `auto...`: write nullptr, not 0, for a pointer.
 //
 // The second form is dynamic shared memory, whose size only the launch knows:
 //
@@ -30,22 +30,19 @@
 // `NAME:LINE: found, supported` with exit code 1, and leaves no output behind.
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <iostream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace {
-
 enum class Kind {
   blank,        // white space, comments, backslash-newline
   identifier,   // keywords too
-  literal,      // numbers, characters, strings
+  literal,      // numbers (without sign, point or exponent sign), characters, strings
   punctuation,  // one character, or one of long_punctuation
   boundary,     // begin and end of the file and of a preprocessor directive
 };
@@ -69,12 +66,8 @@ bool is_one_of(std::string_view text, std::initializer_list<std::string_view> li
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
-bool is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
-
 // Of an identifier or number; bytes beyond ASCII are parts of letters.
-bool is_word(unsigned char c) {
-  return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c >= 128;
-}
+bool is_word(unsigned char c) { return std::isalnum(c) || c == '_' || c >= 128; }
 
 // Cuts a file into tokens whose texts, joined, are the file again.
 class Lexer {
@@ -97,19 +90,19 @@ class Lexer {
     tokens_.push_back({kind, text, line_, text});
     line_ += std::count(text.begin(), text.end(), '\n');
     at_ += length;
-    if (kind != Kind::blank) line_is_blank_ = false;
+    line_is_blank_ = text == "\n" || (line_is_blank_ && kind == Kind::blank);
+    in_directive_ = in_directive_ && text != "\n";
   }
 
   void read_token() {
     const char c = peek();
-    if (c == '\n') return read_newline();
+    if (c == '\n') return add(in_directive_ ? Kind::boundary : Kind::blank, 1);
     if (starts_with("\\\n")) return add(Kind::blank, 2);
     if (starts_with("//")) return add(Kind::blank, line_length());
     if (starts_with("/*")) return add(Kind::blank, length_through("*/", 2, "comment"));
     if (c == ' ' || (c >= '\t' && c <= '\r')) return add(Kind::blank, 1);
     if (c == '#' && line_is_blank_) return read_directive();
     if (c == '"' || c == '\'') return add(Kind::literal, quoted_length());
-    if (is_digit(c) || (c == '.' && is_digit(peek(1)))) return add(Kind::literal, number_length());
     if (is_word(c)) return read_word();
     for (const std::string_view text : long_punctuation) {
       if (starts_with(text)) return add(Kind::punctuation, text.size());
@@ -117,33 +110,23 @@ class Lexer {
     add(Kind::punctuation, 1);
   }
 
-  void read_newline() {
-    add(in_directive_ ? Kind::boundary : Kind::blank, 1);
-    in_directive_ = false;
-    line_is_blank_ = true;
-  }
-
   void read_directive() {
     add(Kind::boundary, 1);
     in_directive_ = true;
-    const size_t name = source_.find_first_not_of(" \t", at_);
-    const std::string_view rest = source_.substr(std::min(name, source_.size()));
+    while (peek() == ' ' || peek() == '\t') add(Kind::blank, 1);
     // The text of these two is prose, in which an apostrophe opens no character literal.
-    if (rest.starts_with("error") || rest.starts_with("warning")) add(Kind::literal, line_length());
+    if (starts_with("error") || starts_with("warning")) add(Kind::literal, line_length());
   }
 
   void read_word() {
+    const bool is_number = std::isdigit(static_cast<unsigned char>(peek()));
     size_t length = 1;
-    while (is_word(peek(length))) ++length;
-    const bool quote_follows = peek(length) == '"';
-    if (quote_follows && is_one_of(source_.substr(at_, length), {"R", "LR", "uR", "UR", "u8R"})) {
-      const size_t parenthesis = source_.find('(', at_ + length);
-      if (parenthesis == source_.npos) throw Refusal{line_, "raw string without '(', not supported"};
-      const size_t delimiter = at_ + length + 1;
-      const std::string end = ")" + std::string(source_.substr(delimiter, parenthesis - delimiter)) + "\"";
-      return add(Kind::literal, length_through(end, parenthesis + 1 - at_, "raw string"));
-    }
-    add(Kind::identifier, length);
+    while (is_word(peek(length)) || (is_number && peek(length) == '\'')) ++length;  // 1'000'000
+    const bool is_prefix = is_one_of(source_.substr(at_, length), {"R", "LR", "uR", "UR", "u8R"});
+    if (!is_prefix || peek(length) != '"') return add(is_number ? Kind::literal : Kind::identifier, length);
+    const size_t parenthesis = std::min(source_.find('(', at_), source_.size());
+    const std::string delimiter(source_.substr(at_ + length + 1, parenthesis - at_ - length - 1));
+    add(Kind::literal, length_through(")" + delimiter + "\"", parenthesis - at_, "raw string"));
   }
 
   // Up to the newline that ends the line, which a backslash may carry on.
@@ -156,33 +139,21 @@ class Lexer {
   size_t length_through(const std::string& end, size_t from, const std::string& what) const {
     const size_t found = source_.find(end, at_ + from);
     if (found == source_.npos) {
-      throw Refusal{line_, what + " that never ends, expected " + end + " before the end of the file"};
+      throw Refusal{line_, what + " that never ends, supported is one that ends in the same file"};
     }
     return found + end.size() - at_;
   }
 
   size_t quoted_length() const {
-    const std::string quote(1, peek());
+    const char quote = peek();
     size_t length = 1;
-    while (peek(length) != quote[0]) {
+    while (peek(length) != quote) {
       if (at_ + length >= source_.size() || peek(length) == '\n') {
-        throw Refusal{line_, "literal that never ends, expected " + quote + " before the end of the line"};
+        throw Refusal{line_, "literal that never ends, supported is one that ends in the same line"};
       }
       length += peek(length) == '\\' ? 2 : 1;
     }
     return length + 1;
-  }
-
-  // A preprocessing number: 1'000'000, 0x1p-3f, 1e+5.
-  size_t number_length() const {
-    size_t length = 1;
-    for (;;) {
-      const bool is_exponent = is_one_of(source_.substr(at_ + length - 1, 1), {"e", "E", "p", "P"});
-      const bool is_separator = peek(length) == '\'' && is_word(peek(length + 1));
-      const bool is_sign = is_exponent && (peek(length) == '+' || peek(length) == '-');
-      if (!is_word(peek(length)) && peek(length) != '.' && !is_separator && !is_sign) return length;
-      ++length;
-    }
   }
 
   const std::string_view source_;
@@ -225,7 +196,7 @@ class Rewriter {
   size_t previous(size_t at) const { return neighbour(at, -1); }
 
   std::string quoted(size_t at) const {
-    return is_boundary(at) ? "the end of the line or file" : "'" + text(at) + "'";
+    return is_boundary(at) ? "the edge of the file or of a preprocessor line" : "'" + text(at) + "'";
   }
 
   bool opens_function(size_t brace) const {
@@ -235,8 +206,7 @@ class Rewriter {
   }
 
   [[noreturn]] void refuse_launch(size_t at, const std::string& found) const {
-    throw Refusal{tokens_[at].line, found + ", supported is kernel<template arguments>" +
-                                        "<<<grid, block, shared bytes, stream>>>(arguments)"};
+    throw Refusal{tokens_[at].line, found + ", supported is name<...><<<grid, block, shared, stream>>>(...)"};
   }
 
   // The bracket that matches the one at `at`, after it for step 1, before it for step -1.
@@ -261,7 +231,7 @@ class Rewriter {
     }
   }
 
-  // First token of the kernel's name, which ends at the launch; `name` becomes it, without template arguments.
+  // First token of the kernel's name, which ends at the launch. `name` is set without template arguments.
   size_t kernel_begin(size_t launch, std::string& name) const {
     size_t at = previous(launch);
     for (;;) {
@@ -281,24 +251,24 @@ class Rewriter {
     }
   }
 
-  // A launch is a whole statement or operand; anything else before its name is a part of it that was not seen.
+  // A launch is a whole statement or operand. Anything else before its name is an unseen part of the name.
   void check_before(size_t begin, size_t launch) const {
     const size_t before = previous(begin);
-    const bool starts = is_boundary(before) || is_one_of(text(before), {";", "{", "}", "(", ")", "]", ",", ":",
-                                                                        "?", "else", "do", "return"});
+    const bool is_keyword = is_one_of(text(before), {"else", "do", "return"});
     const bool is_macro = is_identifier(before) && text(previous(before)) == "define";
-    if (!starts && !is_macro) refuse_launch(launch, quoted(before) + " before a kernel's name");
-    if (open_angle(before, launch) != 0) refuse_launch(launch, "comparison with '<' that is not in parentheses");
+    const bool is_start = is_boundary(before) || is_keyword || is_macro ||
+                          is_one_of(text(before), {";", "{", "}", "(", ")", "]", ",", ":", "?"});
+    if (!is_start) refuse_launch(launch, quoted(before) + " before a kernel's name");
+    if (open_angle(before, launch)) refuse_launch(launch, "comparison with '<' that is not in parentheses");
   }
 
-  // First > of the >>> that ends the configuration. It may follow other angle brackets: f<a<b<c>>>(x), v<a>>>>.
+  // First > of the >>> that ends the configuration. Other angle brackets come before: f<a<b<c>>>(x), v<a>>>>.
   size_t configuration_end(size_t launch, int& expressions) const {
     int angles = 0;
     expressions = text(next(launch)) == ">" ? 0 : 1;
     for (size_t at = next(launch);; at = next(at)) {
       if (is_boundary(at) || is_closing(at) || text(at) == ";") {
-        const std::string line = std::to_string(tokens_[at].line);
-        refuse_launch(launch, "'<<<' without '>>>' before " + quoted(at) + " in line " + line);
+        refuse_launch(launch, "'<<<' without '>>>' before " + quoted(at));
       }
       if (is_opening(at)) at = matching(at, 1, launch);
       if (text(at) == "<") ++angles;
@@ -331,42 +301,30 @@ class Rewriter {
 
   // `extern ... __shared__ ... TYPE name[];` with alignments anywhere; another `extern` is left alone.
   void rewrite_shared(size_t begin, bool in_function) {
-    bool is_shared = text(previous(begin)) == "__shared__";
-    std::vector<size_t> removed = {begin}, kept;
-    size_t at = next(begin);
-    for (; !is_boundary(at) && !is_one_of(text(at), {";", "{", "}", "(", "="}); at = next(at)) {
-      const bool is_alignment = is_one_of(text(at), {"__align__", "alignas"}) && text(next(at)) == "(";
-      const size_t last = is_alignment ? matching(next(at), 1, begin) : at;
-      auto& list = is_alignment || text(at) == "__shared__" ? removed : kept;
-      is_shared |= text(at) == "__shared__";
-      for (; at < last; at = next(at)) list.push_back(at);
-      list.push_back(last);
+    size_t end = begin;
+    while (!is_boundary(end) && !is_one_of(text(end), {";", "{", "}"})) end = next(end);
+    const auto is_shared = [](const Token& token) { return token.text == "__shared__"; };
+    if (std::none_of(tokens_.begin() + begin, tokens_.begin() + end, is_shared)) return;
+    std::vector<size_t> words;  // TYPE name [ ]
+    for (size_t at = begin, dropped = begin; at != end; at = next(at)) {
+      if (is_one_of(text(at), {"__align__", "alignas"})) dropped = matching(next(at), 1, begin);
+      if (text(at) == "__shared__") dropped = at;
+      if (at > dropped) words.push_back(at);
+      if (at <= dropped) tokens_[at].output = "";
     }
-    if (!is_shared) return;
-    const std::string type = text(at) == ";" && text(previous(begin)) != "__shared__" ? array_type(kept) : "";
-    if (type.empty() || !in_function) {
+    std::string type;
+    for (size_t k = 0; k + 3 < words.size(); ++k) type += (k > 0 ? " " : "") + text(words[k]);
+    const bool is_array = !type.empty() && type.find_first_of("[({=") == type.npos && text(end) == ";" &&
+                          text(words.end()[-2]) == "[" && text(words.end()[-1]) == "]";
+    const bool is_list = type.find(',') < type.find('<');
+    if (!is_array || is_list || !in_function) {
       const std::string found = in_function ? "of anything but one unsized array" : "outside a function";
       const std::string supported = ", supported is extern __shared__ TYPE name[]; in a function";
       throw Refusal{tokens_[begin].line, "'extern __shared__' " + found + supported};
     }
-    for (const size_t gone : removed) tokens_[gone].output = "";
-    tokens_[kept.end()[-4]].output += "*";
-    tokens_[kept.end()[-2]].output = " = ::cpu::dynamic_shared<" + type + ">()";
-    tokens_[kept.end()[-1]].output = "";
-  }
-
-  // TYPE, on one line, if the words are `TYPE name[]`; empty if they are not, as in `float a[], b[]`.
-  std::string array_type(const std::vector<size_t>& words) const {
-    if (words.size() < 4 || !is_identifier(words.end()[-3]) || text(words.end()[-2]) != "[") return "";
-    std::string type;
-    int angles = 0;
-    for (const size_t at : std::vector(words.begin(), words.end() - 3)) {
-      angles += (text(at) == "<") - (text(at) == ">");
-      if (is_opening(at) || (text(at) == "," && angles == 0)) return "";
-      const bool both_words = !type.empty() && is_word(type.back()) && is_word(text(at)[0]);
-      type += (both_words ? " " : "") + text(at);
-    }
-    return type;
+    tokens_[words.end()[-4]].output += "*";
+    tokens_[words.end()[-2]].output = " = ::cpu::dynamic_shared<" + type + ">()";
+    tokens_[words.end()[-1]].output = "";
   }
 
   std::vector<Token>& tokens_;
@@ -400,8 +358,6 @@ void write_file(const std::string& path, const std::string& content) {
   file.close();
   if (!file) throw std::runtime_error(path + ": cannot be written, check folder, permissions and free space");
 }
-
-}  // namespace
 
 int main(int argument_count, char** arguments) {
   const std::vector<std::string> files(arguments + 1, arguments + argument_count);

@@ -1,0 +1,107 @@
+# gpt.cu
+#
+#   make            ./train_gpt for the device this machine has: its GPU (if nvcc is there too), else its CPU
+#   make cpu | gpu  the same, forced
+#   make train      train a small GPT on the C++ headers of this machine, and let it write some
+#   make test       build and run all tests
+#   make deps       install the packages that are missing (root or sudo)
+#
+# More: bench, shakespeare, test-sanitize, test-race, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
+.DEFAULT_GOAL := all
+.SUFFIXES:
+.SECONDARY:
+
+NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+GPU_ARCH := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | tr -d .)
+DEVICE ?= $(if $(and $(NVCC),$(GPU_ARCH)),gpu,cpu)
+VARIANT :=
+BUILD := build/$(DEVICE)$(VARIANT:%=-%)
+WARNINGS := -Wall -Wextra
+
+# ---- the CPU device: g++ compiles the filtered sources (build/.../src) against cpu/
+HOST_ARCH := $(shell uname -m)
+FLAGS_fast := -O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
+ifneq ($(filter x86_64 aarch64,$(HOST_ARCH)),)
+  FLAGS_fast += -march=native
+endif
+ifeq ($(HOST_ARCH),x86_64)
+  FLAGS_fast += -mprefer-vector-width=512
+endif
+FLAGS_ := $(FLAGS_fast)
+FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
+FLAGS_debug := -O0 -g
+CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu
+CPU_LIBRARIES := -ldnnl -lboost_context
+KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
+
+# ---- the GPU
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+comma := ,
+known_archs = $(shell $(NVCC) --list-gpu-arch 2>/dev/null)
+ARCHS ?= $(if $(GPU_ARCH),$(patsubst 100,100a,$(patsubst 90,90a,$(GPU_ARCH))),80 90a $(if $(findstring compute_100,$(known_archs)),100a))
+# cuBLAS: of the toolkit, or of the nvidia-cublas wheel that `make deps` fetches
+CUBLAS := $(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h build/cuda/nvidia/cu*/include/cublasLt.h))
+CUBLAS_HOME := $(abspath $(patsubst %/include/cublasLt.h,%,$(CUBLAS)))
+CUBLAS_LIBRARY := $(firstword $(wildcard $(CUBLAS_HOME)/lib64/libcublasLt.so $(CUBLAS_HOME)/lib/libcublasLt.so*))
+GPU_FLAGS = -std=c++20 -O3 $(ARCHS:%=-gencode arch=compute_%$(comma)code=sm_%) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
+  -I. -Ikernels/cublaslt -I$(CUBLAS_HOME)/include
+GPU_LIBRARIES = -Xlinker $(CUBLAS_LIBRARY) -Xlinker -rpath=$(dir $(CUBLAS_LIBRARY)) -lgomp
+
+# ---- what is built
+SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh)
+TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_*.cu)) $(patsubst test/%.cpp,%,$(wildcard test/test_*.cpp))
+CPU_TESTS := $(patsubst test/cpu/%.cu,%,$(wildcard test/cpu/test_*.cu)) $(patsubst test/cpu/%.cpp,%,$(wildcard test/cpu/test_*.cpp))
+BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
+
+all: $(DEVICE)
+cpu: ; @$(MAKE) --no-print-directory DEVICE=cpu program
+gpu: ; @$(MAKE) --no-print-directory DEVICE=gpu program
+program: check-packages $(BUILD)/train_gpt
+	@cp $(BUILD)/train_gpt train_gpt
+	@echo "train_gpt: built for the $(DEVICE)$(if $(filter gpu,$(DEVICE)), ($(ARCHS:%=sm_%)))"
+
+ifeq ($(DEVICE),cpu)
+FILTER := $(BUILD)/filter
+MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
+DEVICE_OBJECTS := $(BUILD)/device.o $(BUILD)/cuda_runtime.o
+
+$(FILTER): cpu/filter.cpp
+	@mkdir -p $(@D)
+	g++ -std=c++20 -O1 $(WARNINGS) -o $@ $<
+$(BUILD)/src/%: % $(FILTER)
+	@mkdir -p $(@D)
+	@$(FILTER) $< $@
+$(BUILD)/%.o: cpu/%.cpp
+	@mkdir -p $(@D)
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/%.o: $(BUILD)/src/%.cu | $(MIRRORED)
+	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -MMD -MP -c -o $@ -x c++ $<
+$(BUILD)/%.o: $(BUILD)/src/test/%.cu | $(MIRRORED)
+	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -MMD -MP -c -o $@ -x c++ $<
+$(BUILD)/%.o: $(BUILD)/src/test/cpu/%.cu | $(MIRRORED)
+	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -MMD -MP -c -o $@ -x c++ $<
+$(BUILD)/%.o: test/cpu/%.cpp
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/%.o: test/%.cpp
+	@mkdir -p $(@D)
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
+	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
+else
+$(BUILD)/%: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $@.d -o $@ $< $(GPU_LIBRARIES)
+$(BUILD)/%: test/%.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $@.d -o $@ $< $(GPU_LIBRARIES)
+$(BUILD)/%: test/%.cpp
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $@.d -o $@ $< $(GPU_LIBRARIES)
+endif
+-include $(wildcard $(BUILD)/*.d)
+
+check-packages:
+clean:
+	rm -rf build train_gpt
+.PHONY: all cpu gpu program test train bench deps clean check-packages

@@ -1,0 +1,94 @@
+// Softmax and cross-entropy over the padded vocabulary, forward and backward in one pass over the logits.
+//
+//   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · loss_scale,   v < V
+// Columns V..Vp are padding: never read, and their gradient is 0. loss_scale is 1 / (tokens of the global batch).
+//
+// A block a row (V is some 50,000: 200 KB, which stays in the caches between the three passes: maximum, sum,
+// gradient). The gradient overwrites the logits. Reads and writes rows·Vp elements once; about 6 FLOPs an element.
+#pragma once
+
+#include "kernels/common.cuh"
+
+// Calls function(column, x) for the thread's packs of row[0..columns), and returns to the caller's accumulators.
+template <class T, int N, class Function>
+__device__ inline void for_each_pack(const T* row, int columns, Function function) {
+  for (int c = threadIdx.x * N; c < columns; c += blockDim.x * N) {
+    float x[N];
+    load(row + c, x);
+    function(c, x);
+  }
+}
+
+template <class T, int N, bool WriteGradient>
+__global__ void cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
+                                     float loss_scale) {
+  __shared__ float max_scratch[32], sum_scratch[32];
+  T* row = logits + size_t(blockIdx.x) * padded;
+  const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // the last pack may hold padding
+
+  float lane_max[N];
+  for (int k = 0; k < N; ++k) lane_max[k] = -INFINITY;
+  for_each_pack<T, N>(row, whole, [&](int, float (&x)[N]) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) lane_max[k] = x[k] > lane_max[k] ? x[k] : lane_max[k];
+  });
+  float thread_max = -INFINITY;
+  for (int k = 0; k < N; ++k) thread_max = lane_max[k] > thread_max ? lane_max[k] : thread_max;
+  for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) {
+    float x = to_float(row[c]);
+    thread_max = x > thread_max ? x : thread_max;
+  }
+  const float maximum = block_reduce_max(thread_max, max_scratch);
+
+  float lane_sum[N] = {};
+  for_each_pack<T, N>(row, whole, [&](int, float (&x)[N]) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) lane_sum[k] += expf(x[k] - maximum);
+  });
+  float thread_sum = 0;
+  for (int k = 0; k < N; ++k) thread_sum += lane_sum[k];
+  for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) thread_sum += expf(to_float(row[c]) - maximum);
+  const float sum = block_reduce_sum(thread_sum, sum_scratch);
+
+  if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + maximum - to_float(row[target]);
+  if constexpr (WriteGradient) {
+    __syncthreads();  // thread 0 has read the target's logit
+    const float scale = loss_scale / sum;
+    for_each_pack<T, N>(row, padded, [&](int c, float (&x)[N]) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) x[k] = expf(x[k] - maximum) * scale;
+      if (c >= whole)
+        for (int k = 0; k < N; ++k) x[k] = c + k < vocabulary ? x[k] : 0.0f;
+      if (c <= target && target < c + N)
+        for (int k = 0; k < N; ++k) x[k] -= c + k == target ? loss_scale : 0.0f;
+      store(row + c, x);
+    });
+  }
+}
+
+// One block: threads add a stride of the rows each, then the block in a fixed tree.
+__global__ void sum_losses_kernel(float* total, const float* losses, int rows, float scale) {
+  __shared__ float scratch[32];
+  float sum = 0;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) sum += losses[row];
+  sum = block_reduce_sum(sum, scratch);
+  if (threadIdx.x == 0) *total += sum * scale;
+}
+
+// logits (rows, Vp) in place: gradients afterwards, unless `write_gradient` is false. losses (rows). targets (rows) < V.
+// A multiple of the pack width divides Vp. *total_loss += loss_scale · Σ losses.
+template <class T>
+void cross_entropy(T* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
+                   int padded, float loss_scale, bool write_gradient, cudaStream_t stream) {
+  KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(T),
+                    6.0 * rows * padded);
+  constexpr int N = pack_width<T>, threads = 256;
+  if (write_gradient)
+    cross_entropy_kernel<T, N, true>
+        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, loss_scale);
+  else
+    cross_entropy_kernel<T, N, false>
+        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, loss_scale);
+  sum_losses_kernel<<<1, 256, 0, stream>>>(total_loss, losses, rows, loss_scale);
+  CUDA_CHECK(cudaGetLastError());
+}

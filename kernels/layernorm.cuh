@@ -1,0 +1,174 @@
+// LayerNorm over C channels (Ba, Kiros, Hinton, arXiv:1607.06450), fused with the residual addition before it.
+//
+//   forward:   r = residual + branch (rounded to T);  mean, rstd = 1/√(var + ε) over r's C channels
+//              out = (r − mean)·rstd·weight + bias
+//   backward:  with n = (r − mean)·rstd and g = dout·weight,
+//              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
+//
+// Forward: a warp a row, so that only shuffles are needed; the row is read again from cache for the variance (two
+// passes: Σx² − mean² would cancel). Moves 4 elements a channel: reads residual and branch, writes r and out.
+// Backward: a block owns 32 rows. First a warp a row computes the two means, then each thread owns columns and walks
+// the rows, which the cache still holds: dr is updated, and the thread's columns of dweight and dbias are summed in
+// registers without any atomics. Moves 4 elements a channel: reads dout, r, dr, writes dr; partial sums are 1/32 of it.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/column_sum.cuh"
+#include "kernels/common.cuh"
+
+constexpr float layernorm_epsilon = 1e-5f;
+constexpr int layernorm_rows_per_block = 32;  // backward
+
+// Adds branch to residual (null: nothing to add), and returns the lane's part of the row's sum.
+template <class T, int N>
+__device__ float add_row(T* sum_out, const T* residual, const T* branch, int channels) {
+  float sum = 0, x[N], y[N];
+  for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
+    load(residual + c, x);
+    if (branch) {
+      load(branch + c, y);
+#pragma unroll
+      for (int k = 0; k < N; ++k) x[k] = to_float(from_float<T>(x[k] + y[k]));
+      store(sum_out + c, x);
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += x[k];
+  }
+  return sum;
+}
+
+template <class T, int N>
+__device__ float squared_deviations(const T* row, float mean, int channels) {
+  float sum = 0, x[N];
+  for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
+    load(row + c, x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += (x[k] - mean) * (x[k] - mean);
+  }
+  return sum;
+}
+
+template <class T, int N>
+__global__ void residual_layernorm_forward_kernel(T* out, T* sum_out, float* means, float* rstds, const T* residual,
+                                                  const T* branch, const T* weight, const T* bias, int rows,
+                                                  int channels) {
+  const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  if (row >= rows) return;
+  const size_t offset = size_t(row) * channels;
+  float total = add_row<T, N>(sum_out + offset, residual + offset, branch ? branch + offset : nullptr, channels);
+  const float mean = warp_reduce_sum(total) / channels;
+  const T* normed = (branch ? sum_out : residual) + offset;  // each lane reads back what it wrote itself
+  const float variance = warp_reduce_sum(squared_deviations<T, N>(normed, mean, channels)) / channels;
+  const float rstd = 1.0f / sqrtf(variance + layernorm_epsilon);
+  for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
+    float x[N], w[N], b[N];
+    load(normed + c, x);
+    load(weight + c, w);
+    load(bias + c, b);
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = (x[k] - mean) * rstd * w[k] + b[k];
+    store(out + offset + c, x);
+  }
+  if (threadIdx.x % 32 == 0) {
+    means[row] = mean;
+    rstds[row] = rstd;
+  }
+}
+
+template <class T, int N>
+__global__ void layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_partial, const T* dout,
+                                          const T* residual, const T* weight, const float* means, const float* rstds,
+                                          int rows, int channels) {
+  __shared__ float mean_g[layernorm_rows_per_block], mean_gn[layernorm_rows_per_block];
+  const int first = blockIdx.x * layernorm_rows_per_block;
+  const int count = min(layernorm_rows_per_block, rows - first);
+
+  for (int r = threadIdx.x / 32; r < count; r += blockDim.x / 32) {
+    const size_t offset = size_t(first + r) * channels;
+    const float mean = means[first + r], rstd = rstds[first + r];
+    float sum_g = 0, sum_gn = 0, d[N], w[N], x[N];
+    for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
+      load(dout + offset + c, d);
+      load(weight + c, w);
+      load(residual + offset + c, x);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        sum_g += d[k] * w[k];
+        sum_gn += d[k] * w[k] * (x[k] - mean) * rstd;
+      }
+    }
+    sum_g = warp_reduce_sum(sum_g);
+    sum_gn = warp_reduce_sum(sum_gn);
+    if (threadIdx.x % 32 == 0) {
+      mean_g[r] = sum_g / channels;
+      mean_gn[r] = sum_gn / channels;
+    }
+  }
+  __syncthreads();
+
+  for (int c = threadIdx.x * N; c < channels; c += blockDim.x * N) {
+    float dweight[N] = {}, dbias[N] = {}, w[N];
+    load(weight + c, w);
+    for (int r = 0; r < count; ++r) {
+      const size_t offset = size_t(first + r) * channels + c;
+      const float mean = means[first + r], rstd = rstds[first + r], g_bar = mean_g[r], gn_bar = mean_gn[r];
+      float d[N], x[N], dr[N];
+      load(dout + offset, d);
+      load(residual + offset, x);
+      load(dresidual + offset, dr);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const float n = (x[k] - mean) * rstd;
+        dweight[k] += d[k] * n;
+        dbias[k] += d[k];
+        dr[k] += rstd * (d[k] * w[k] - g_bar - n * gn_bar);
+      }
+      store(dresidual + offset, dr);
+    }
+    store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
+    store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
+  }
+}
+
+// out, sum (rows, C) in T; mean, rstd (rows) float. branch null: normalises residual itself and leaves sum alone.
+// `sum` may be `residual`.
+template <class T>
+void residual_layernorm_forward(T* out, T* sum, float* mean, float* rstd, const T* residual, const T* branch,
+                                const T* weight, const T* bias, int rows, int channels, cudaStream_t stream) {
+  const double count = double(rows) * channels;
+  KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(T), 8 * count);
+  const int warps = 4;
+  with_pack<T>(channels, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    residual_layernorm_forward_kernel<T, N><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
+        out, sum, mean, rstd, residual, branch, weight, bias, rows, channels);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// Floats of workspace that layernorm_backward needs.
+inline size_t layernorm_workspace(int rows, int channels) {
+  const int blocks = ceil_div(rows, layernorm_rows_per_block);
+  return 2 * round_up(size_t(blocks) * channels, size_t(64)) + column_sum_workspace(blocks, channels);
+}
+
+// dresidual (rows, C) += the gradient through the norm; dweight, dbias (C) = or +=. residual: what was normalised.
+template <class T>
+void layernorm_backward(T* dresidual, float* dweight, float* dbias, const T* dout, const T* residual, const T* weight,
+                        const float* mean, const float* rstd, int rows, int channels, bool accumulate,
+                        float* workspace, cudaStream_t stream) {
+  const double count = double(rows) * channels;
+  KernelRange range("layernorm_backward", stream, 4 * count * sizeof(T), 20 * count);
+  const int blocks = ceil_div(rows, layernorm_rows_per_block);
+  const size_t stride = round_up(size_t(blocks) * channels, size_t(64));
+  with_pack<T>(channels, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    const int threads = std::clamp(round_up(channels / N, 32), 64, 256);
+    layernorm_backward_kernel<T, N><<<blocks, threads, 0, stream>>>(
+        dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
+  });
+  CUDA_CHECK(cudaGetLastError());
+  column_sum_level<float>(dweight, workspace, blocks, channels, accumulate, workspace + 2 * stride, stream);
+  column_sum_level<float>(dbias, workspace + stride, blocks, channels, accumulate, workspace + 2 * stride, stream);
+}

@@ -1,0 +1,68 @@
+// Matrix products: the one operation with two bodies. `gemm.h` is kernels/cublaslt/gemm.h (cuBLASLt) in a GPU build and
+// cpu/gemm.h (oneDNN) on the CPU device; both offer
+//
+//   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
+//
+// row-major, op transposes or not, sums in float. D is T, or float for weight gradients.
+// FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
+//
+// Linear layers store their weight as (in, out), as Hugging Face's GPT-2 does:
+//   forward y = x·W + b;   backward dx = dy·Wᵀ,  dW = xᵀ·dy,  db = Σ_rows dy
+// The output head uses the token embedding (V, C) the other way round: logits = x·wteᵀ.
+#pragma once
+
+#include "kernels/column_sum.cuh"
+#include "kernels/common.cuh"
+
+struct GemmShape {
+  int m, n, k;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  auto operator<=>(const GemmShape&) const = default;
+};
+
+#include <gemm.h>
+
+template <class T, class Out>
+void matmul(const char* name, Out* d, const T* a, const T* b, const T* bias, const GemmShape& s, cudaStream_t stream) {
+  const double m = s.m, n = s.n, k = s.k;
+  KernelRange range(name, stream, (m * k + k * n) * sizeof(T) + m * n * sizeof(Out) * (s.accumulate ? 2 : 1),
+                    2 * m * n * k);
+  gemm(d, a, b, bias, s, stream);
+}
+
+// out (rows, outputs) = x (rows, inputs) · weight (inputs, outputs) + bias (outputs)
+template <class T>
+void linear_forward(T* out, const T* x, const T* weight, const T* bias, int rows, int inputs, int outputs,
+                    cudaStream_t stream) {
+  matmul("matmul_forward", out, x, weight, bias, {rows, outputs, inputs}, stream);
+}
+
+// dx (rows, inputs) = dout·weightᵀ; dweight, dbias = or += ; dx null: not wanted.
+// workspace: column_sum_workspace(rows, outputs) floats.
+template <class T>
+void linear_backward(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight, int rows,
+                     int inputs, int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
+  const T* no_bias = nullptr;
+  matmul("matmul_weight_gradient", dweight, x, dout, no_bias,
+         {.m = inputs, .n = outputs, .k = rows, .transpose_a = true, .accumulate = accumulate}, stream);
+  column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
+  matmul("matmul_input_gradient", dx, dout, weight, no_bias,
+         {.m = rows, .n = inputs, .k = outputs, .transpose_b = true}, stream);
+}
+
+// logits (rows, padded) = x (rows, C) · wte (padded, C)ᵀ
+template <class T>
+void head_forward(T* logits, const T* x, const T* wte, int rows, int channels, int padded, cudaStream_t stream) {
+  const T* no_bias = nullptr;
+  matmul("matmul_forward", logits, x, wte, no_bias, {.m = rows, .n = padded, .k = channels, .transpose_b = true}, stream);
+}
+
+// dx (rows, C) = dlogits·wte; dwte (padded, C) = or += dlogitsᵀ·x
+template <class T>
+void head_backward(T* dx, float* dwte, const T* dlogits, const T* x, const T* wte, int rows, int channels, int padded,
+                   bool accumulate, cudaStream_t stream) {
+  const T* no_bias = nullptr;
+  matmul("matmul_weight_gradient", dwte, dlogits, x, no_bias,
+         {.m = padded, .n = channels, .k = rows, .transpose_a = true, .accumulate = accumulate}, stream);
+  matmul("matmul_input_gradient", dx, dlogits, wte, no_bias, {.m = rows, .n = channels, .k = padded}, stream);
+}
