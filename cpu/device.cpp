@@ -46,7 +46,7 @@ namespace {
 namespace context = boost::context::detail;
 
 constexpr int max_threads = 1024, warp_size = 32, max_warps = max_threads / warp_size;
-constexpr size_t guard_bytes = 4096;
+constexpr size_t guard_bytes = 64 * 1024;  // a multiple of every page size; -fstack-clash-protection skips no page
 
 int lowest(uint32_t bits) { return __builtin_ctz(bits); }  // bits != 0
 int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
@@ -56,8 +56,9 @@ struct Fiber {
   explicit Fiber(int number, void (*entry)(context::transfer_t)) {
     memory = static_cast<char*>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (memory == MAP_FAILED) fatal("cannot map %zu bytes for a fiber's stack: %s", stack_bytes, strerror(errno));
-    mprotect(memory, guard_bytes, PROT_NONE);
+    if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0)
+      fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise vm.max_map_count",
+            stack_bytes, strerror(errno));
     // Tops are staggered by cache lines: equal offsets in every stack would fall into the same cache sets.
     char* top = memory + guard_bytes + stack_bytes - (number % 32) * 192;
     context = context::make_fcontext(top, stack_bytes - (number % 32) * 192, entry);

@@ -76,6 +76,7 @@ class Lexer {
 
   std::vector<Token> tokens() {
     add(Kind::boundary, 0);
+    line_is_blank_ = true;
     while (at_ < source_.size()) read_token();
     add(Kind::boundary, 0);
     return std::move(tokens_);
@@ -159,7 +160,7 @@ class Lexer {
   const std::string_view source_;
   size_t at_ = 0;
   int line_ = 1;
-  bool line_is_blank_ = true;  // so far: a # here opens a directive
+  bool line_is_blank_ = false;  // so far: a # here opens a directive
   bool in_directive_ = false;
   std::vector<Token> tokens_;
 };
@@ -196,7 +197,8 @@ class Rewriter {
   size_t previous(size_t at) const { return neighbour(at, -1); }
 
   std::string quoted(size_t at) const {
-    return is_boundary(at) ? "the edge of the file or of a preprocessor line" : "'" + text(at) + "'";
+    if (is_boundary(at)) return "the edge of the file or of a preprocessor line";
+    return tokens_[at].kind == Kind::literal ? "a literal" : "'" + text(at) + "'";
   }
 
   bool opens_function(size_t brace) const {
@@ -277,7 +279,7 @@ class Rewriter {
       int run = 1;
       while (text(at + run) == ">") ++run;
       if (run > 3 || (run == 3 && angles < 3)) return at + run - 3;
-      if (run != 2 || angles >= 2) angles = std::max(angles - run, 0);  // otherwise >> is a shift
+      angles = std::max(angles - run, 0);  // 0: a comparison or a shift
       at += run - 1;
     }
   }
@@ -286,17 +288,15 @@ class Rewriter {
     std::string name;
     const size_t begin = kernel_begin(launch, name);
     check_before(begin, launch);
-    int expressions = 0;
-    const size_t end = configuration_end(launch, expressions);
-    if (expressions < 1 || expressions > 4) {
-      refuse_launch(launch, std::to_string(expressions) + " expressions between '<<<' and '>>>'");
-    }
+    int count = 0;
+    const size_t end = configuration_end(launch, count);
+    if (count < 1 || count > 4) refuse_launch(launch, std::to_string(count) + " expressions in '<<<...>>>'");
     const size_t after = next(end + 2);
     if (text(after) != "(") refuse_launch(end, quoted(after) + " after '>>>'");
     tokens_[begin].output.insert(0, "::cpu::launcher(\"" + name + "\", [=](auto... cpu_arguments) { ");
     tokens_[launch].output = "(cpu_arguments...); }, ";
-    tokens_[end].output = ")";
-    tokens_[end + 1].output = tokens_[end + 2].output = "";
+    tokens_[end].output = ')';
+    for (const size_t at : {end + 1, end + 2}) tokens_[at].output.clear();
   }
 
   // `extern ... __shared__ ... TYPE name[];` with alignments anywhere; another `extern` is left alone.
@@ -310,7 +310,7 @@ class Rewriter {
       if (is_one_of(text(at), {"__align__", "alignas"})) dropped = matching(next(at), 1, begin);
       if (text(at) == "__shared__") dropped = at;
       if (at > dropped) words.push_back(at);
-      if (at <= dropped) tokens_[at].output = "";
+      if (at <= dropped) tokens_[at].output.clear();
     }
     std::string type;
     for (size_t k = 0; k + 3 < words.size(); ++k) type += (k > 0 ? " " : "") + text(words[k]);
@@ -324,7 +324,7 @@ class Rewriter {
     }
     tokens_[words.end()[-4]].output += "*";
     tokens_[words.end()[-2]].output = " = ::cpu::dynamic_shared<" + type + ">()";
-    tokens_[words.end()[-1]].output = "";
+    tokens_[words.end()[-1]].output.clear();
   }
 
   std::vector<Token>& tokens_;

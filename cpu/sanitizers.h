@@ -11,8 +11,11 @@
 
 #if defined(CPU_THREAD_SANITIZER)
 #include <pthread.h>
-#include <sched.h>
 #include <sanitizer/tsan_interface.h>
+#include <sched.h>
+#include <string.h>
+
+#include "cpu/device.h"
 #elif defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -65,7 +68,9 @@ void run_isolated(Function function) {
     state.done.store(true);
     return nullptr;
   };
-  pthread_create(&thread, &attributes, entry, &state);
+  const int error = pthread_create(&thread, &attributes, entry, &state);
+  if (error != 0) fatal("cannot start a thread for a block: %s", strerror(error));
+  pthread_attr_destroy(&attributes);
   while (!state.done.load()) sched_yield();
 }
 }  // namespace sanitizers

@@ -11,7 +11,7 @@
 // by two threads, and so the result never depends on timing. A block has 64 of them and shares tiles of the other
 // side, stored transposed where the thread's loop runs over the tile ("for j: s[j] += q[d]·k[d][j]": one broadcast
 // against neighbouring words, a vector on a CPU) and straight where it runs over the head's elements.
-// HS is compiled for 16, 32, 64 and 128; other head sizes are padded with zeros inside the block.
+// HS is compiled for 32, 64 and 128; other head sizes are padded with zeros inside the block.
 // Moves 4·B·T·C elements forward (q, k, v, o) and 8 backward, times the tiles' re-reads from cache;
 // FLOPs 2·B·T²·C forward (causal half of 4), 7/2 of that backward (S and dP are computed for dQ and again for dK, dV).
 #pragma once
@@ -226,12 +226,12 @@ attention_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, co
 // Calls function(integral_constant HS, integral_constant N) for the compiled head size that holds head_size.
 template <class T, class Function>
 void with_head_size(int head_size, Function function) {
+  if (head_size > 128)
+    throw std::runtime_error("attention: head size " + std::to_string(head_size) + " is over 128");
   with_pack<T>(head_size, [&](auto width) {
-    if (head_size <= 16) function(std::integral_constant<int, 16>{}, width);
-    else if (head_size <= 32) function(std::integral_constant<int, 32>{}, width);
+    if (head_size <= 32) function(std::integral_constant<int, 32>{}, width);
     else if (head_size <= 64) function(std::integral_constant<int, 64>{}, width);
-    else if (head_size <= 128) function(std::integral_constant<int, 128>{}, width);
-    else throw std::runtime_error("attention: head size " + std::to_string(head_size) + " is over 128");
+    else function(std::integral_constant<int, 128>{}, width);
   });
 }
 

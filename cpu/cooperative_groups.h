@@ -1,0 +1,81 @@
+// cooperative_groups.h for the CPU device: the block, and tiles of 1, 2, 4, ... 32 neighbouring threads of it.
+//
+// Meanings are those of the CUDA C++ Programming Guide, chapter "Cooperative Groups". Grids and clusters do not
+// wait for each other here (cpu/README.md says why), so grid_group and cluster_group are missing, not empty.
+#pragma once
+
+#include "cpu/cuda_runtime.h"
+
+namespace cooperative_groups {
+
+class thread_block {
+ public:
+  static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
+  static unsigned num_threads() { return size(); }
+  static unsigned thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+  static dim3 thread_index() { return threadIdx; }
+  static dim3 group_index() { return blockIdx; }
+  static void sync(cpu::Location where = cpu::Location::current()) { cpu::sync_threads(where); }
+};
+
+inline thread_block this_thread_block() { return {}; }
+
+// Threads r·Size to r·Size + Size − 1 of the block, where r is meta_group_rank. Size divides the block's threads.
+template <unsigned Size>
+class thread_block_tile {
+  static_assert(Size >= 1 && Size <= 32 && (Size & (Size - 1)) == 0, "a tile has 1, 2, 4, 8, 16 or 32 threads");
+
+ public:
+  static constexpr unsigned size() { return Size; }
+  static constexpr unsigned num_threads() { return Size; }
+  static unsigned thread_rank() { return thread_block::thread_rank() % Size; }
+  static unsigned meta_group_rank() { return thread_block::thread_rank() / Size; }
+  static unsigned meta_group_size() { return thread_block::size() / Size; }
+
+  static void sync(cpu::Location where = cpu::Location::current()) { cpu::sync_warp(mask(), where); }
+
+  // Value of the thread with rank `rank`, `rank ^ lanes`, `rank + delta`, `rank - delta` of this tile.
+  template <class T>
+  static T shfl(T value, int rank, cpu::Location where = cpu::Location::current()) {
+    return __shfl_sync(mask(), value, rank, Size, where);
+  }
+  template <class T>
+  static T shfl_xor(T value, unsigned lanes, cpu::Location where = cpu::Location::current()) {
+    return __shfl_xor_sync(mask(), value, int(lanes), Size, where);
+  }
+  template <class T>
+  static T shfl_down(T value, unsigned delta, cpu::Location where = cpu::Location::current()) {
+    return __shfl_down_sync(mask(), value, delta, Size, where);
+  }
+  template <class T>
+  static T shfl_up(T value, unsigned delta, cpu::Location where = cpu::Location::current()) {
+    return __shfl_up_sync(mask(), value, delta, Size, where);
+  }
+
+  static bool any(int predicate, cpu::Location where = cpu::Location::current()) {
+    return __any_sync(mask(), predicate, where);
+  }
+  static bool all(int predicate, cpu::Location where = cpu::Location::current()) {
+    return __all_sync(mask(), predicate, where);
+  }
+  static unsigned ballot(int predicate, cpu::Location where = cpu::Location::current()) {  // bit 0: rank 0
+    return __ballot_sync(mask(), predicate, where) >> first_lane();
+  }
+
+ private:
+  static int first_lane() { return cpu::lane() & ~int(Size - 1); }
+  static unsigned mask() { return (0xffffffffu >> (32 - Size)) << first_lane(); }
+};
+
+template <unsigned Size>
+thread_block_tile<Size> tiled_partition(const thread_block&) {
+  return {};
+}
+
+template <unsigned Size, unsigned ParentSize>
+thread_block_tile<Size> tiled_partition(const thread_block_tile<ParentSize>&) {
+  static_assert(Size <= ParentSize, "a tile cannot be larger than the tile it is part of");
+  return {};
+}
+
+}  // namespace cooperative_groups

@@ -1,0 +1,322 @@
+// The model: GPT-2 (Radford et al. 2019), forward and backward, in the order it is computed.
+//
+//   x = wte[token] + wpe[position]
+//   L times:  x += attention(layernorm(x)) · W + b;   x += gelu(layernorm(x) · W + b) · W + b
+//   logits = layernorm(x) · wteᵀ
+//
+// Symbols: B micro-batch, T sequence length, C channels, NH heads, HS = C/NH, V vocabulary, Vp padded to a multiple of
+// 128, L layers, R = B·T rows. T is also the template parameter of the storage type (float, bf16), as in the kernels.
+//
+// The residual addition belongs to the LayerNorm after it (kernels/layernorm.cuh), so a block starts with the stream as
+// the block before it left it, in two parts: `middle`, the stream after attention, and `branch`, its MLP's output.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/attention.cuh"
+#include "kernels/cross_entropy.cuh"
+#include "kernels/embedding.cuh"
+#include "kernels/gelu.cuh"
+#include "kernels/layernorm.cuh"
+#include "kernels/matmul.cuh"
+#include "parallel/store.cuh"
+
+// What backward computes again instead of keeping it: nothing; gelu's output (4C of 16C elements a row and layer); all
+// of a block but its input (C elements).
+enum class Recompute { none, gelu, block };
+
+struct ModelOptions {
+  ModelShape shape;
+  int micro_batch, seq_len;
+  Recompute recompute = Recompute::none;
+  bool stochastic_rounding = false;  // bf16 without fp32 master weights
+  bool training = true;              // false: no gradients and no optimizer state are used
+  uint64_t seed = 1337;
+};
+
+// The tensors of a block's unit, in the order of TensorList. E is T for weights, float for gradients.
+template <class E>
+struct BlockTensors {
+  BlockTensors(E* unit, const TensorDescriptor* list)
+      : qkv_weight(unit + list[0].offset), projection_weight(unit + list[1].offset), up_weight(unit + list[2].offset),
+        down_weight(unit + list[3].offset), qkv_bias(unit + list[4].offset), projection_bias(unit + list[5].offset),
+        up_bias(unit + list[6].offset), down_bias(unit + list[7].offset), norm1_weight(unit + list[8].offset),
+        norm1_bias(unit + list[9].offset), norm2_weight(unit + list[10].offset), norm2_bias(unit + list[11].offset) {}
+
+  E *qkv_weight, *projection_weight, *up_weight, *down_weight;  // (C,3C) (C,C) (C,4C) (4C,C)
+  E *qkv_bias, *projection_bias, *up_bias, *down_bias;          // (3C) (C) (4C) (C)
+  E *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias;     // (C) each
+};
+
+// What a block keeps between forward and backward.
+template <class T>
+struct BlockActivations {
+  T* input;                     // (R,C)   the residual stream entering the block
+  T* norm1;                     // (R,C)
+  T* qkv;                       // (R,3C)
+  T* attention;                 // (R,C)
+  T* middle;                    // (R,C)   the stream after attention
+  T* norm2;                     // (R,C)
+  T* up;                        // (R,4C)  before gelu
+  T* gelu;                      // (R,4C)
+  float *mean1, *rstd1, *mean2, *rstd2;  // (R) each
+  float* lse;                   // (B,NH,T)
+};
+
+template <class T>
+class GPT {
+ public:
+  GPT(const ModelOptions& options, cudaStream_t stream)
+      : options_(options), list_(options.shape), stream_(stream),
+        store_(list_, options.stochastic_rounding, options.seed, memory_, stream) {
+    memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
+    memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
+    memory_.allocate();
+    store_.initialize();
+  }
+
+  const TensorList& tensors() const { return list_; }
+  const DeviceMemory& memory() const { return memory_; }
+  ParameterStore<T>& store() { return store_; }
+  const ModelOptions& options() const { return options_; }
+
+  // 6·N + 6·L·C·T FLOPs a token: N parameters, forward and backward; causal attention counted once.
+  double flops_per_token() const {
+    const ModelShape& s = options_.shape;
+    return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
+  }
+
+  // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` on. Host memory, which is free
+  // again when the call returns. tokens: those of the whole step, the loss's denominator.
+  void train_micro_step(const int* inputs, const int* targets, double tokens, bool first) {
+    if (first) clear_loss();
+    send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
+    forward(options_.micro_batch, options_.seq_len);
+    head_loss(float(1 / tokens), true);
+    backward(!first);
+  }
+
+  // One micro-batch of validation: adds to the loss only.
+  void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first) {
+    if (first) clear_loss();
+    send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
+    forward(options_.micro_batch, options_.seq_len);
+    head_loss(float(1 / tokens), false);
+  }
+
+  // Waits for the device.
+  float loss() const { return read_scalar(total_loss_); }
+  float gradient_norm() const { return read_scalar(store_.norm()); }
+
+  // Logits (V) that follow `tokens`, at most T of them.
+  std::vector<float> next_token_logits(const std::vector<int>& tokens) {
+    const int count = int(tokens.size()), C = options_.shape.channels, padded = options_.shape.padded_vocabulary();
+    send_batch(tokens.data(), nullptr, count);
+    forward(1, count);
+    head_forward(logits_, final_norm_ + size_t(count - 1) * C, embedding_weights(), 1, C, padded, stream_);
+    return read_logits(1);
+  }
+
+  // Logits (B,T,V) of a whole batch, for tests.
+  std::vector<float> batch_logits(const int* inputs) {
+    const int rows = options_.micro_batch * options_.seq_len, C = options_.shape.channels;
+    send_batch(inputs, nullptr, rows);
+    forward(options_.micro_batch, options_.seq_len);
+    head_forward(logits_, final_norm_, embedding_weights(), rows, C, options_.shape.padded_vocabulary(), stream_);
+    return read_logits(rows);
+  }
+
+ private:
+  // ---- forward
+
+  void forward(int batch, int seq_len) {
+    const ModelShape& s = options_.shape;
+    const int rows = batch * seq_len;
+    const T* wte = embedding_weights();
+    embedding_forward(blocks_[0].input, inputs_, wte, wte + position_offset(), batch, seq_len, s.channels, stream_);
+    for (int layer = 0; layer < s.layers; ++layer) {
+      // Layer 0 finds the stream in its input already; later ones add what the block before left.
+      const T* middle = layer ? blocks_[layer - 1].middle : blocks_[0].input;
+      block_forward(layer, middle, layer ? branch_ : nullptr, batch, seq_len);
+      const BlockTensors<T> w = weights(layer);
+      linear_forward(branch_, blocks_[layer].gelu, w.down_weight, w.down_bias, rows, 4 * s.channels, s.channels, stream_);
+    }
+    const T* norm = store_.acquire(s.layers + 1);
+    residual_layernorm_forward(final_norm_, final_input_, final_mean_, final_rstd_, blocks_.back().middle, branch_, norm,
+                               norm + final_bias_offset(), rows, s.channels, stream_);
+  }
+
+  // Everything of a block but its last product: what backward needs. `branch` null: `stream` is the block's input.
+  void block_forward(int layer, const T* stream, const T* branch, int batch, int seq_len) {
+    const ModelShape& s = options_.shape;
+    const int rows = batch * seq_len, C = s.channels;
+    const BlockTensors<T> w = weights(layer);
+    BlockActivations<T>& a = blocks_[layer];
+    residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, stream, branch, w.norm1_weight, w.norm1_bias, rows, C,
+                               stream_);
+    linear_forward(a.qkv, a.norm1, w.qkv_weight, w.qkv_bias, rows, C, 3 * C, stream_);
+    attention_forward(a.attention, a.lse, a.qkv, batch, seq_len, s.heads, s.head_size(), stream_);
+    linear_forward(branch_, a.attention, w.projection_weight, w.projection_bias, rows, C, C, stream_);
+    residual_layernorm_forward<T>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, branch_, w.norm2_weight, w.norm2_bias,
+                                  rows, C, stream_);
+    linear_forward(a.up, a.norm2, w.up_weight, w.up_bias, rows, C, 4 * C, stream_);
+    gelu_forward(a.gelu, a.up, rows, 4 * C, stream_);
+  }
+
+  // Adds loss_scale · Σ losses to the loss; turns the logits into their gradient if wanted.
+  void head_loss(float loss_scale, bool write_gradient) {
+    const ModelShape& s = options_.shape;
+    const int rows = options_.micro_batch * options_.seq_len, padded = s.padded_vocabulary();
+    head_forward(logits_, final_norm_, embedding_weights(), rows, s.channels, padded, stream_);
+    cross_entropy(logits_, losses_, total_loss_, targets_, rows, s.vocabulary, padded, loss_scale, write_gradient,
+                  stream_);
+  }
+
+  // ---- backward
+
+  void backward(bool accumulate) {
+    const ModelShape& s = options_.shape;
+    const int batch = options_.micro_batch, seq_len = options_.seq_len, rows = batch * seq_len, C = s.channels;
+    float* dwte = store_.gradients(0);
+    head_backward(branch_, dwte, logits_, final_norm_, embedding_weights(), rows, C, s.padded_vocabulary(), accumulate,
+                  stream_);
+    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(rows) * C * sizeof(T), stream_));
+    float* dnorm = store_.gradients(s.layers + 1);
+    layernorm_backward(dstream_, dnorm, dnorm + final_bias_offset(), branch_, final_input_, store_.acquire(s.layers + 1),
+                       final_mean_, final_rstd_, rows, C, accumulate, reductions_, stream_);
+    for (int layer = s.layers - 1; layer >= 0; --layer) {
+      if (options_.recompute == Recompute::block) block_forward(layer, blocks_[layer].input, nullptr, batch, seq_len);
+      if (options_.recompute == Recompute::gelu)
+        gelu_forward(blocks_[layer].gelu, blocks_[layer].up, rows, 4 * C, stream_);
+      block_backward(layer, accumulate);
+    }
+    // The head has written wte's gradient in this micro-step already: here it is always added to.
+    embedding_backward(dwte, dwte + position_offset(), inputs_, order_, dstream_, batch, seq_len, s.positions, C,
+                       accumulate, stream_);
+  }
+
+  // dstream_: with respect to the stream after the block on entry, before the block on return.
+  void block_backward(int layer, bool accumulate) {
+    const ModelShape& s = options_.shape;
+    const int batch = options_.micro_batch, seq_len = options_.seq_len, rows = batch * seq_len, C = s.channels;
+    const BlockTensors<T> w = weights(layer);
+    const BlockTensors<float> d(store_.gradients(layer + 1), block_tensors(layer));
+    const BlockActivations<T>& a = blocks_[layer];
+    linear_backward(dwide_, d.down_weight, d.down_bias, dstream_, a.gelu, w.down_weight, rows, 4 * C, C, accumulate,
+                    reductions_, stream_);
+    gelu_backward(dwide_, a.up, rows, 4 * C, stream_);
+    linear_backward(branch_, d.up_weight, d.up_bias, dwide_, a.norm2, w.up_weight, rows, C, 4 * C, accumulate,
+                    reductions_, stream_);
+    layernorm_backward(dstream_, d.norm2_weight, d.norm2_bias, branch_, a.middle, w.norm2_weight, a.mean2, a.rstd2, rows,
+                       C, accumulate, reductions_, stream_);
+    linear_backward(branch_, d.projection_weight, d.projection_bias, dstream_, a.attention, w.projection_weight, rows, C,
+                    C, accumulate, reductions_, stream_);
+    attention_backward(dwide_, row_dots_, branch_, a.attention, a.qkv, a.lse, batch, seq_len, s.heads, s.head_size(),
+                       stream_);
+    linear_backward(branch_, d.qkv_weight, d.qkv_bias, dwide_, a.norm1, w.qkv_weight, rows, C, 3 * C, accumulate,
+                    reductions_, stream_);
+    layernorm_backward(dstream_, d.norm1_weight, d.norm1_bias, branch_, a.input, w.norm1_weight, a.mean1, a.rstd1, rows,
+                       C, accumulate, reductions_, stream_);
+  }
+
+  // ---- parameters
+
+  const TensorDescriptor* block_tensors(int layer) const {
+    return &list_.tensors()[list_.units()[layer + 1].first_tensor];
+  }
+  BlockTensors<T> weights(int layer) const { return {store_.acquire(layer + 1), block_tensors(layer)}; }
+  const T* embedding_weights() const { return store_.acquire(0); }
+  size_t position_offset() const { return list_.tensors()[1].offset; }  // of wpe in the embedding's unit
+  size_t final_bias_offset() const { return list_.tensors().back().offset; }
+
+  // ---- memory
+
+  void lay_out_activations(Arena& arena) {
+    const ModelShape& s = options_.shape;
+    const size_t rows = size_t(options_.micro_batch) * options_.seq_len, C = s.channels;
+    const bool keep_blocks = options_.recompute != Recompute::block;
+    blocks_.resize(s.layers);
+    for (int layer = 0; layer < s.layers; ++layer) {
+      BlockActivations<T>& a = blocks_[layer];
+      if (layer == 0 || keep_blocks) {
+        a.norm1 = arena.take<T>(rows * C);
+        a.qkv = arena.take<T>(rows * 3 * C);
+        a.attention = arena.take<T>(rows * C);
+        a.middle = arena.take<T>(rows * C);
+        a.norm2 = arena.take<T>(rows * C);
+        a.up = arena.take<T>(rows * 4 * C);
+        for (float** statistic : {&a.mean1, &a.rstd1, &a.mean2, &a.rstd2}) *statistic = arena.take<float>(rows);
+        a.lse = arena.take<float>(rows * s.heads);
+        a.gelu = layer == 0 || options_.recompute == Recompute::none ? arena.take<T>(rows * 4 * C) : blocks_[0].gelu;
+      } else {
+        a = blocks_[0];  // one set of buffers serves every block
+      }
+      a.input = arena.take<T>(rows * C);
+    }
+    final_input_ = arena.take<T>(rows * C);
+    final_norm_ = arena.take<T>(rows * C);
+    final_mean_ = arena.take<float>(rows);
+    final_rstd_ = arena.take<float>(rows);
+    logits_ = arena.take<T>(rows * s.padded_vocabulary());
+    losses_ = arena.take<float>(rows);
+  }
+
+  void lay_out_workspace(Arena& arena) {
+    const ModelShape& s = options_.shape;
+    const int rows = options_.micro_batch * options_.seq_len, C = s.channels;
+    branch_ = arena.take<T>(size_t(rows) * C);
+    dstream_ = arena.take<T>(size_t(rows) * C);
+    dwide_ = arena.take<T>(size_t(rows) * 4 * C);
+    row_dots_ = arena.take<float>(size_t(rows) * s.heads);
+    reductions_ = arena.take<float>(std::max(layernorm_workspace(rows, C), column_sum_workspace(rows, 4 * C)));
+    inputs_ = arena.take<int>(rows);
+    targets_ = arena.take<int>(rows);
+    order_ = arena.take<int>(rows);
+    total_loss_ = arena.take<float>(1);
+  }
+
+  // ---- host and device
+
+  void send_batch(const int* inputs, const int* targets, int rows) {
+    std::vector<int> order(rows);
+    sort_by_token(inputs, rows, order.data());
+    const size_t bytes = rows * sizeof(int);
+    CUDA_CHECK(cudaMemcpyAsync(inputs_, inputs, bytes, cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(order_, order.data(), bytes, cudaMemcpyHostToDevice, stream_));
+    if (targets) CUDA_CHECK(cudaMemcpyAsync(targets_, targets, bytes, cudaMemcpyHostToDevice, stream_));
+  }
+
+  void clear_loss() { CUDA_CHECK(cudaMemsetAsync(total_loss_, 0, sizeof(float), stream_)); }
+
+  float read_scalar(const float* value) const {
+    float result;
+    CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof(float), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    return result;
+  }
+
+  std::vector<float> read_logits(int rows) {
+    const size_t padded = options_.shape.padded_vocabulary(), vocabulary = options_.shape.vocabulary;
+    std::vector<T> narrow(rows * padded);
+    CUDA_CHECK(cudaMemcpyAsync(narrow.data(), logits_, narrow.size() * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    std::vector<float> logits(rows * vocabulary);
+    for (int row = 0; row < rows; ++row)
+      for (size_t v = 0; v < vocabulary; ++v) logits[row * vocabulary + v] = to_float(narrow[row * padded + v]);
+    return logits;
+  }
+
+  ModelOptions options_;
+  TensorList list_;
+  cudaStream_t stream_;
+  DeviceMemory memory_;
+  ParameterStore<T> store_;
+
+  std::vector<BlockActivations<T>> blocks_;
+  T *final_input_, *final_norm_, *logits_;             // (R,C) (R,C) (R,Vp)
+  float *final_mean_, *final_rstd_, *losses_;          // (R) each
+  T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
+  float *row_dots_, *reductions_, *total_loss_;        // (B,NH,T), workspace of reductions, 1
+  int *inputs_, *targets_, *order_;                    // (R) each; order: positions sorted by token
+};

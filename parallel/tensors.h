@@ -1,0 +1,113 @@
+// The list of parameters: the one description of the model's tensors that initialisation, optimizer, checkpoints and
+// the memory plan read (and later ZeRO and tensor parallelism).
+//
+// Tensors are grouped into *units*, which are stored as one contiguous padded buffer each: unit 0 is the embedding,
+// units 1..L are the blocks, unit L+1 is the final norm. Inside a unit the matrices come first, so that "does this
+// element decay?" is one comparison with the unit's `decayed` count.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+struct ModelShape {
+  int layers, heads, channels, vocabulary, positions;
+  bool operator==(const ModelShape&) const = default;
+
+  int head_size() const { return channels / heads; }
+  // Rows of wte in memory: a multiple of 128 makes the largest matrix product of the model an even one.
+  int padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
+};
+
+enum class Initial { normal, residual_normal, zero, one };
+
+struct TensorDescriptor {
+  std::string name;           // Hugging Face's, without "transformer."
+  std::vector<size_t> shape;  // global and unpadded; linear layers (in, out)
+  Initial initial;
+  int unit;
+  size_t offset;  // elements from the start of the unit
+
+  size_t count() const {
+    size_t product = 1;
+    for (size_t extent : shape) product *= extent;
+    return product;
+  }
+  bool decays() const { return shape.size() == 2; }
+};
+
+struct Unit {
+  size_t offset;   // elements from the start of the model
+  size_t count;    // elements, padding included
+  size_t decayed;  // leading elements with weight decay
+  size_t first_tensor;
+};
+
+class TensorList {
+ public:
+  static constexpr size_t alignment = 64;  // elements: every tensor starts on a cache line, in any dtype
+
+  explicit TensorList(const ModelShape& shape) : shape_(shape) {
+    const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
+    begin_unit();
+    add("wte.weight", {V, C}, Initial::normal, size_t(shape.padded_vocabulary()) * C);
+    add("wpe.weight", {P, C}, Initial::normal);
+    end_unit();
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      const std::string h = "h." + std::to_string(layer) + ".";
+      begin_unit();
+      add(h + "attn.c_attn.weight", {C, 3 * C}, Initial::normal);
+      add(h + "attn.c_proj.weight", {C, C}, Initial::residual_normal);
+      add(h + "mlp.c_fc.weight", {C, 4 * C}, Initial::normal);
+      add(h + "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal);
+      add(h + "attn.c_attn.bias", {3 * C}, Initial::zero);
+      add(h + "attn.c_proj.bias", {C}, Initial::zero);
+      add(h + "mlp.c_fc.bias", {4 * C}, Initial::zero);
+      add(h + "mlp.c_proj.bias", {C}, Initial::zero);
+      add(h + "ln_1.weight", {C}, Initial::one);
+      add(h + "ln_1.bias", {C}, Initial::zero);
+      add(h + "ln_2.weight", {C}, Initial::one);
+      add(h + "ln_2.bias", {C}, Initial::zero);
+      end_unit();
+    }
+    begin_unit();
+    add("ln_f.weight", {C}, Initial::one);
+    add("ln_f.bias", {C}, Initial::zero);
+    end_unit();
+  }
+
+  const ModelShape& shape() const { return shape_; }
+  const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
+  const std::vector<Unit>& units() const { return units_; }
+  size_t padded_count() const { return padded_count_; }  // elements of the whole model in memory
+  size_t parameters() const { return parameters_; }      // Ψ: padding excluded
+
+  // Elements from the start of the model.
+  size_t offset(const TensorDescriptor& tensor) const { return units_[tensor.unit].offset + tensor.offset; }
+
+  // Standard deviation of a tensor's initial values (GPT-2: residual projections scaled by 1/√(2L)).
+  float standard_deviation(const TensorDescriptor& tensor) const {
+    return tensor.initial == Initial::residual_normal ? 0.02f / std::sqrt(2.0f * float(shape_.layers)) : 0.02f;
+  }
+
+ private:
+  void begin_unit() { units_.push_back({padded_count_, 0, 0, tensors_.size()}); }
+
+  void add(std::string name, std::vector<size_t> shape, Initial initial, size_t count_in_memory = 0) {
+    Unit& unit = units_.back();
+    tensors_.push_back({std::move(name), std::move(shape), initial, int(units_.size()) - 1, unit.count});
+    const TensorDescriptor& tensor = tensors_.back();
+    const size_t count = count_in_memory ? count_in_memory : tensor.count();
+    unit.count += (count + alignment - 1) / alignment * alignment;
+    if (tensor.decays()) unit.decayed = unit.count;
+    parameters_ += tensor.count();
+  }
+
+  void end_unit() { padded_count_ += units_.back().count; }
+
+  ModelShape shape_;
+  std::vector<TensorDescriptor> tensors_;
+  std::vector<Unit> units_;
+  size_t padded_count_ = 0, parameters_ = 0;
+};
