@@ -27,11 +27,11 @@
 enum class Recompute { none, gelu, block };
 
 struct ModelOptions {
-  ModelShape shape;
-  int micro_batch, seq_len;
+  ModelShape shape = {};
+  int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
-  bool training = true;              // false: no gradients and no optimizer state are used
+  bool training = true;              // false: without gradients and optimizer state, for sampling
   uint64_t seed = 1337;
 };
 
@@ -69,11 +69,11 @@ class GPT {
  public:
   GPT(const ModelOptions& options, cudaStream_t stream)
       : options_(options), list_(options.shape), stream_(stream),
-        store_(list_, options.stochastic_rounding, options.seed, memory_, stream) {
+        store_(list_, options.training, options.stochastic_rounding, options.seed, memory_, stream) {
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     memory_.allocate();
-    store_.initialize();
+    store_.clear();
   }
 
   const TensorList& tensors() const { return list_; }

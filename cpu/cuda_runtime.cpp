@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/sanitizers.h"
 #include "cpu/schedule.h"
 
 using Clock = std::chrono::steady_clock;
@@ -190,7 +191,12 @@ bool check_launch(const Launch& launch) {
 
 using cpu::remember;
 
-void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+void __threadfence() {
+  static const char fences = 0;  // to the race detector, every fence comes after all earlier ones
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  cpu::sanitizers::release(&fences);
+  cpu::sanitizers::acquire(&fences);
+}
 
 // ---- errors and devices
 

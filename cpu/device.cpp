@@ -79,7 +79,7 @@ struct Fiber {
 
 // One warp collective in progress. Concurrent ones in a warp have disjoint masks, hence different lowest lanes.
 struct Rendezvous {
-  uint32_t mask = 0, arrived = 0;
+  uint32_t mask = 0, arrived = 0, barriers = 0;  // barriers: __syncwarp calls completed
 };
 
 class Worker {
@@ -132,10 +132,9 @@ class Worker {
   int source_lanes_[max_threads];
   Rendezvous rendezvous_[max_warps][warp_size];
 
-  // Objects that stand for the barriers in the race detector, for the block and for each warp. Two in turn: a thread
-  // that is already at the next barrier must not be taken for one at this barrier.
-  std::unique_ptr<char[]> fences_{new char[2 + 2 * max_warps]};
-  int warp_barriers_[max_warps] = {};
+  // Objects that stand for the barriers in the race detector, for the block and for each rendezvous. Two in turn: a
+  // thread that is already at the next barrier must not be taken for one at this barrier.
+  std::unique_ptr<char[]> fences_{new char[2 + 2 * max_threads]};
 
   std::unique_ptr<char[], decltype(&std::free)> shared_{nullptr, &std::free};
   size_t shared_bytes_ = 0;
@@ -315,10 +314,11 @@ void Worker::sync_threads(Location where) {
 
 void Worker::sync_warp(uint32_t mask, Location where) {
   if (plain_loop) leave_plain_loop();
-  int warp = current_ / warp_size;
-  const void* barrier = fences_.get() + 2 + 2 * warp + warp_barriers_[warp] % 2;
+  const int warp = current_ / warp_size, lowest_lane = mask ? lowest(mask) : 0;
+  Rendezvous& here = rendezvous_[warp][lowest_lane];
+  const void* barrier = fences_.get() + 2 + 2 * (warp * warp_size + lowest_lane) + here.barriers % 2;
   sanitizers::release(barrier);
-  collective(mask, 0, 0, where, [&](const uint64_t*, uint64_t*, const int*) { ++warp_barriers_[warp]; });
+  collective(mask, 0, 0, where, [&](const uint64_t*, uint64_t*, const int*) { ++here.barriers; });
   sanitizers::acquire(barrier);
 }
 
@@ -387,6 +387,7 @@ void Worker::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   plain_loop = false;
   if (finished_ != threads_) report_deadlock();
   if (sanitizers::fiber_per_thread) {
+    sanitizers::acquire(launch_);  // what the threads did comes before freeing the block's memory
     idle_.clear();
     fibers_.clear();
   }
@@ -416,6 +417,12 @@ void Worker::report_deadlock() const {
   fatal("deadlock in kernel %s: %s waits for %s at %s:%u (%d of %d threads wait, %d have ended)%s", launch_->kernel,
         name_of(waiting).c_str(), waits_for_[waiting], where_[waiting].file_name(), unsigned(where_[waiting].line()),
         threads_ - finished_, threads_, finished_, rest.c_str());
+}
+
+// Lanes outside the mask may not have fetched the result of a collective of their own yet.
+void set_lanes(uint64_t* results, uint32_t mask, uint64_t value) {
+  for (int lane = 0; lane < warp_size; ++lane)
+    if (mask >> lane & 1) results[lane] = value;
 }
 
 template <class T>
@@ -465,7 +472,7 @@ uint32_t ballot(uint32_t mask, bool predicate, Location where) {
     uint32_t votes = 0;
     for (int lane = 0; lane < warp_size; ++lane)
       if (mask >> lane & 1 && values[lane]) votes |= 1u << lane;
-    for (int lane = 0; lane < warp_size; ++lane) results[lane] = votes;
+    set_lanes(results, mask, votes);
   };
   worker().collective(mask, predicate, 0, where, combine);
   return uint32_t(worker().result());
@@ -490,7 +497,7 @@ T reduce(uint32_t mask, T value, Reduction reduction, Location where) {
       for (int lane = 0; lane < offset; ++lane) lanes[lane] = apply(reduction, lanes[lane], lanes[lane + offset]);
     uint64_t bits = 0;
     std::memcpy(&bits, lanes, sizeof(T));
-    for (int lane = 0; lane < warp_size; ++lane) results[lane] = bits;
+    set_lanes(results, mask, bits);
   };
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(T));

@@ -1,9 +1,9 @@
 // What AddressSanitizer and ThreadSanitizer must be told about fibers; empty functions in a normal build.
 //
 // ThreadSanitizer sees every CUDA thread as a thread of its own, on a fresh stack, and is told of an order between two
-// of them only at __syncthreads and __syncwarp, and between a launch and its threads. Each block runs in a fresh
-// pthread, so that its __shared__ (thread_local) memory is new and blocks are unordered, as on a GPU. The device's own
-// files are compiled without instrumentation: only kernels are watched.
+// of them only at __syncthreads, __syncwarp and __threadfence, and between a launch and its threads. Each block runs in
+// a fresh pthread, so that its __shared__ (thread_local) memory is new and blocks are unordered, as on a GPU. The
+// device's own files are compiled without instrumentation: only kernels are watched.
 #pragma once
 
 #include <atomic>

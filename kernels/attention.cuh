@@ -63,12 +63,15 @@ __device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], 
   }
 }
 
+// The outer loops of these two are unrolled by 4 only: x and p then live in local memory, one cached load for J or HS
+// multiplications, instead of taking registers that the sums need (and ptxas minutes to allocate).
+
 // s[j] = Σ_d x[d] · tile[d][j]
 template <int HS, int J>
 __device__ inline void dot_tile(float (&s)[J], const float (&x)[HS], const float (*tile)[J]) {
 #pragma unroll
   for (int j = 0; j < J; ++j) s[j] = 0;
-#pragma unroll 16
+#pragma unroll 4
   for (int d = 0; d < HS; ++d) {
 #pragma unroll
     for (int j = 0; j < J; ++j) s[j] += x[d] * tile[d][j];
@@ -78,7 +81,7 @@ __device__ inline void dot_tile(float (&s)[J], const float (&x)[HS], const float
 // sum[d] += Σ_j p[j] · tile[j][d]
 template <int HS, int J>
 __device__ inline void add_tile(float (&sum)[HS], const float (&p)[J], const float (*tile)[HS]) {
-#pragma unroll
+#pragma unroll 4
   for (int j = 0; j < J; ++j) {
 #pragma unroll
     for (int d = 0; d < HS; ++d) sum[d] += p[j] * tile[j][d];

@@ -46,8 +46,8 @@ __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, 
 }
 
 template <class T, int N>
-__global__ void position_embedding_backward_kernel(float* dwpe, const T* dout, int batch, int seq_len, int positions,
-                                                   int channels, bool accumulate) {
+__global__ void position_embedding_backward_kernel(float* dwpe, const T* dout, int batch, int seq_len, int channels,
+                                                   bool accumulate) {
   const int position = blockIdx.x;
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
     float* out = dwpe + size_t(position) * channels + column;
@@ -98,7 +98,7 @@ void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* 
     const int threads = std::min(round_up(channels / N, 32), 256);
     token_embedding_backward_kernel<T, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, rows, channels);
     position_embedding_backward_kernel<T, N>
-        <<<positions, threads, 0, stream>>>(dwpe, dout, batch, seq_len, positions, channels, accumulate);
+        <<<positions, threads, 0, stream>>>(dwpe, dout, batch, seq_len, channels, accumulate);
   });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -31,12 +31,15 @@ class ParameterStore {
  public:
   static constexpr bool is_float = std::is_same_v<T, float>;
 
-  // Adds its categories to `memory`; usable when that has been allocated and reset() called.
-  ParameterStore(const TensorList& list, bool stochastic_rounding, uint64_t seed, DeviceMemory& memory,
+  // Adds its categories to `memory`; usable when that has been allocated and clear() called. Without `training` there
+  // are weights alone.
+  ParameterStore(const TensorList& list, bool training, bool stochastic_rounding, uint64_t seed, DeviceMemory& memory,
                  cudaStream_t stream)
-      : list_(list), has_masters_(!is_float && !stochastic_rounding), seed_(seed), stream_(stream) {
+      : list_(list), has_masters_(training && !is_float && !stochastic_rounding), seed_(seed),
+        stream_(stream) {
     const size_t count = list.padded_count(), partials = sum_of_squares_partials(count);
     memory.add("weights", [=, this](Arena& arena) { weights_ = arena.take<T>(count); });
+    if (!training) return;
     memory.add("gradients", [=, this](Arena& arena) {
       gradients_ = arena.take<float>(count);
       partials_ = arena.take<float>(partials);
@@ -54,26 +57,24 @@ class ParameterStore {
   float* gradients(int unit) const { return gradients_ + list_.units()[unit].offset; }
   const float* norm() const { return norm_; }  // of the last step's gradients before clipping; device memory
 
-  // Fresh weights drawn from the seed, zero state.
-  void initialize() {
+  // All zero, padding included.
+  void clear() {
     clear(weights_);
-    clear(gradients_);
-    clear(first_);
-    clear(second_);
-    if (has_masters_) clear(masters_);
+    for (float* array : {gradients_, masters_, first_, second_})
+      if (array) clear(array);
+  }
+
+  // Fresh weights drawn from the seed (training stores only; gradients serve as scratch and are zero again after it).
+  void initialize() {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const size_t offset = list_.offset(tensor), count = tensor.count();
-      float* out = float_weights() + offset;  // without masters the gradients serve as scratch
-      if (tensor.initial == Initial::normal || tensor.initial == Initial::residual_normal)
-        fill_normal(out, count, random_key(seed_, tensor.name), list_.standard_deviation(tensor), stream_);
-      else if (tensor.initial == Initial::one)
-        copy_in(tensor, State::weight, std::vector<float>(count, 1.0f));
+      if (tensor.initial == Initial::one) copy_in(tensor, State::weight, std::vector<float>(count, 1.0f));
+      if (tensor.initial == Initial::one || tensor.initial == Initial::zero) continue;
+      float* out = float_weights() ? float_weights() : gradients_;
+      fill_normal(out + offset, count, random_key(seed_, tensor.name), list_.standard_deviation(tensor), stream_);
+      if constexpr (!is_float) round_weights(out + offset, offset, count);
     }
-    if constexpr (!is_float) {
-      for (const TensorDescriptor& tensor : list_.tensors())
-        if (tensor.initial == Initial::normal || tensor.initial == Initial::residual_normal) round_weights(tensor);
-      if (!has_masters_) clear(gradients_);
-    }
+    clear(gradients_);
   }
 
   // Host copies of a tensor, unpadded, in float.
@@ -81,7 +82,7 @@ class ParameterStore {
     const size_t offset = list_.offset(tensor), count = tensor.count();
     to.resize(count);
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    if (state == State::weight && !is_float && !has_masters_) {
+    if (!array(state)) {
       std::vector<T> narrow(count);
       CUDA_CHECK(cudaMemcpy(narrow.data(), weights_ + offset, count * sizeof(T), cudaMemcpyDeviceToHost));
       std::transform(narrow.begin(), narrow.end(), to.begin(), [](T x) { return to_float(x); });
@@ -93,7 +94,7 @@ class ParameterStore {
   void copy_in(const TensorDescriptor& tensor, State state, const std::vector<float>& from) {
     const size_t offset = list_.offset(tensor), bytes = tensor.count() * sizeof(float);
     CUDA_CHECK(cudaStreamSynchronize(stream_));
-    if (state != State::weight || is_float || has_masters_)
+    if (array(state))
       CUDA_CHECK(cudaMemcpy(array(state) + offset, from.data(), bytes, cudaMemcpyHostToDevice));
     if (state == State::weight && !is_float) {
       std::vector<T> narrow(from.size());
@@ -133,20 +134,18 @@ class ParameterStore {
           unit.decayed, constants, stream_);
   }
 
-  // Where the weights are kept in float. Without masters: the gradients' memory, as scratch for initialize().
+  // Where the weights are kept in float; null: nowhere.
   float* float_weights() const {
     if constexpr (is_float) return weights_;
-    else return has_masters_ ? masters_ : gradients_;
+    else return masters_;
   }
 
   float* array(State state) const {
     return state == State::weight ? float_weights() : state == State::first_moment ? first_ : second_;
   }
 
-  void round_weights(const TensorDescriptor& tensor) {
-    const size_t offset = list_.offset(tensor), count = tensor.count();
-    convert_kernel<T><<<unsigned(ceil_div(count, size_t(256))), 256, 0, stream_>>>(weights_ + offset,
-                                                                                 float_weights() + offset, count);
+  void round_weights(const float* from, size_t offset, size_t count) {
+    convert_kernel<T><<<unsigned(ceil_div(count, size_t(256))), 256, 0, stream_>>>(weights_ + offset, from, count);
     CUDA_CHECK(cudaGetLastError());
   }
 

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,11 @@ class TensorList {
   const ModelShape& shape() const { return shape_; }
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
   const std::vector<Unit>& units() const { return units_; }
+  const TensorDescriptor& find(const std::string& name) const {
+    for (const TensorDescriptor& tensor : tensors_)
+      if (tensor.name == name) return tensor;
+    throw std::out_of_range("the model has no tensor " + name);
+  }
   size_t padded_count() const { return padded_count_; }  // elements of the whole model in memory
   size_t parameters() const { return parameters_; }      // Ψ: padding excluded
 

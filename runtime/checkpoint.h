@@ -1,0 +1,276 @@
+// Checkpoints: OUT/step_00000100/ holds a model after 100 updates, in public formats and as global tensors,
+// so that it depends neither on the mesh nor on the program that wrote it:
+//
+//   model.safetensors      fp32 weights under Hugging Face's GPT-2 names ("transformer.h.0.ln_1.weight"); the
+//                          output head is tied to wte and not stored
+//   config.json            together with it, what transformers' GPT2LMHeadModel.from_pretrained loads
+//   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
+//   trainer.json           what else a resumed run needs: step, sample position, seeds, options
+//
+// The folder is written as step_00000100.partial and renamed once all of it is on disk, so a name without
+// ".partial" means complete. Weights to start from may come from anyone's GPT-2 folder, one file or sharded.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/error.h"
+#include "runtime/files.h"
+#include "runtime/model_shape.h"
+#include "runtime/safetensors.h"
+
+// A parameter by its name without "transformer.", such as h.0.attn.c_attn.weight.
+using CheckpointTensor = NamedShape;
+
+// Tensors pass one at a time, so that little host memory is needed; `to` comes with the tensor's size.
+// kind: 'w' weight, 'm' and 'v' AdamW's moments.
+using CopyOut = std::function<void(const CheckpointTensor&, char kind, std::vector<float>& to)>;
+using CopyIn = std::function<void(const CheckpointTensor&, char kind, const std::vector<float>& from)>;
+
+struct Checkpoint {
+  size_t step;
+  std::filesystem::path folder;
+};
+
+// ---- which checkpoints there are --------------------------------------------------------------------------
+
+inline std::string checkpoint_name(size_t step) {
+  std::string digits = std::to_string(step);
+  return "step_" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+}
+
+// Complete checkpoints of a run, oldest first; none if the folder does not exist.
+inline std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints;
+  std::error_code not_there;
+  for (const auto& entry : std::filesystem::directory_iterator(out, not_there)) {
+    std::string name = entry.path().filename();
+    bool digits_only = name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (!name.starts_with("step_") || !digits_only || name.size() < 13 || name.size() > 23) continue;
+    if (entry.is_directory()) checkpoints.push_back({std::stoull(name.substr(5)), entry.path()});
+  }
+  std::sort(checkpoints.begin(), checkpoints.end(), [](auto& a, auto& b) { return a.step < b.step; });
+  return checkpoints;
+}
+
+inline std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  if (checkpoints.empty()) return std::nullopt;
+  return checkpoints.back();
+}
+
+// What an interrupted save or removal left behind.
+inline void remove_partial_checkpoints(const std::filesystem::path& out) {
+  std::vector<std::filesystem::path> leftovers;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    std::string name = entry.path().filename();
+    if (name.starts_with("step_") && name.ends_with(".partial")) leftovers.push_back(entry.path());
+  }
+  for (const auto& leftover : leftovers) std::filesystem::remove_all(leftover);
+}
+
+// A checkpoint that is half removed must not look complete, so it loses its name first.
+inline void remove_checkpoint(const std::filesystem::path& folder) {
+  std::filesystem::path doomed = folder.string() + ".removed.partial";
+  std::filesystem::rename(folder, doomed);
+  std::filesystem::remove_all(doomed);
+}
+
+// Keeps the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no others).
+inline void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  for (size_t i = 0; keep > 0 && i + keep < checkpoints.size(); ++i) {
+    bool milestone = keep_every > 0 && checkpoints[i].step % keep_every == 0;
+    if (!milestone) remove_checkpoint(checkpoints[i].folder);
+  }
+}
+
+// ---- writing ----------------------------------------------------------------------------------------------
+
+// kinds: which copies of every tensor the file holds, and what stands before their names.
+inline void write_tensors(const std::filesystem::path& path, const std::vector<CheckpointTensor>& tensors,
+                          const std::vector<std::pair<char, std::string>>& kinds, const CopyOut& copy_out) {
+  std::vector<NamedShape> stored;
+  for (const auto& [kind, prefix] : kinds) {
+    for (const CheckpointTensor& tensor : tensors) stored.push_back({prefix + tensor.name, tensor.shape});
+  }
+  SafetensorsWriter writer(path, stored, {{"format", "pt"}});  // transformers refuses files without it
+  std::vector<float> values;
+  for (const auto& [kind, prefix] : kinds) {
+    for (const CheckpointTensor& tensor : tensors) {
+      values.resize(element_count(tensor.shape));
+      copy_out(tensor, kind, values);
+      writer.write(prefix + tensor.name, 0, values.size(), values.data());
+    }
+  }
+  writer.close();
+}
+
+inline void save_checkpoint(const std::filesystem::path& out, size_t step, const ModelShape& shape,
+                            const std::vector<CheckpointTensor>& tensors, const CopyOut& copy_out,
+                            nlohmann::json trainer) {
+  std::filesystem::create_directories(out);
+  remove_partial_checkpoints(out);
+  std::filesystem::path complete = out / checkpoint_name(step), partial = complete.string() + ".partial";
+  std::filesystem::create_directory(partial);
+  write_tensors(partial / "model.safetensors", tensors, {{'w', "transformer."}}, copy_out);
+  write_tensors(partial / "optimizer.safetensors", tensors,
+                {{'m', "m.transformer."}, {'v', "v.transformer."}}, copy_out);
+  trainer["step"] = step;
+  write_file(partial / "config.json", config_of(shape).dump(2) + "\n");
+  write_file(partial / "trainer.json", trainer.dump(2) + "\n");
+  sync_folder(partial);
+  // A second save of a step, after resuming from an earlier one, replaces the first.
+  std::filesystem::path replaced = complete.string() + ".replaced.partial";
+  if (std::filesystem::exists(complete)) std::filesystem::rename(complete, replaced);
+  std::filesystem::rename(partial, complete);
+  sync_folder(out);
+  std::filesystem::remove_all(replaced);
+}
+
+// ---- reading ----------------------------------------------------------------------------------------------
+
+// A tensor where it is stored.
+struct StoredTensor {
+  const SafetensorsFile* file;
+  const TensorInfo* tensor;
+};
+
+inline void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
+  if (stored.tensor->shape == wanted.shape) return;
+  fail(stored.file->path(), ": tensor ", wanted.name, " has shape ", shape_text(stored.tensor->shape),
+       ", the model needs ", shape_text(wanted.shape));
+}
+
+inline void read_tensor(const StoredTensor& stored, const CheckpointTensor& wanted, char kind,
+                        const CopyIn& copy_in) {
+  std::vector<float> values(element_count(wanted.shape));
+  stored.file->read(*stored.tensor, 0, values.size(), values.data());
+  copy_in(wanted, kind, values);
+}
+
+// The tensors of a folder's model, from one file or several, by their names without "transformer.".
+class WeightFiles {
+ public:
+  explicit WeightFiles(const std::filesystem::path& folder) : folder_(folder) {
+    for (const std::filesystem::path& path : weight_files()) {
+      const auto& file = files_.emplace_back(std::make_unique<SafetensorsFile>(path));
+      for (const TensorInfo& tensor : file->tensors()) add(*file, tensor);
+    }
+    drop_tied_head();
+  }
+
+  // Hands out the wanted tensors; missing, misshapen and unknown ones are refused before the first is read.
+  void load(const std::vector<CheckpointTensor>& wanted, const CopyIn& copy_in) const {
+    std::map<std::string, StoredTensor> unknown = stored_;
+    for (const CheckpointTensor& tensor : wanted) {
+      auto found = stored_.find(tensor.name);
+      if (found == stored_.end()) {
+        fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing");
+      }
+      check_shape(found->second, tensor);
+      unknown.erase(tensor.name);
+    }
+    if (!unknown.empty()) {
+      fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
+    }
+    for (const CheckpointTensor& tensor : wanted) read_tensor(stored_.at(tensor.name), tensor, 'w', copy_in);
+  }
+
+ private:
+  std::vector<std::filesystem::path> weight_files() const {
+    std::filesystem::path single = folder_ / "model.safetensors";
+    std::filesystem::path index = folder_ / "model.safetensors.index.json";
+    if (std::filesystem::exists(single)) return {single};
+    if (std::filesystem::exists(index)) return shards_of(index);
+    if (std::filesystem::exists(folder_ / "pytorch_model.bin")) {
+      fail(folder_, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
+           "with transformers and call save_pretrained, which writes model.safetensors");
+    }
+    fail(folder_, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
+  }
+
+  // {"weight_map": {"TENSOR": "FILE", ...}}
+  std::vector<std::filesystem::path> shards_of(const std::filesystem::path& index) const {
+    std::vector<std::filesystem::path> shards;
+    nlohmann::json json = read_json_object(index);
+    if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map");
+    for (const auto& [tensor, file] : json["weight_map"].items()) {
+      std::filesystem::path name = file.is_string() ? file.get<std::string>() : "";
+      if (name.empty() || name != name.filename()) {
+        fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder");
+      }
+      shards.push_back(folder_ / name);
+    }
+    std::sort(shards.begin(), shards.end());
+    shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
+    return shards;
+  }
+
+  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
+    std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
+    // Old versions of transformers stored the constant causal mask of every layer.
+    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    if (mask) return;
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+      fail(file.path(), ": tensor ", excerpt(name), " is stored twice");
+    }
+  }
+
+  // Some programs store the tied head as well; a head of its own is another model.
+  void drop_tied_head() {
+    auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
+    if (head == stored_.end() || embedding == stored_.end()) return;
+    auto bytes = [](const StoredTensor& stored) { return stored.file->bytes(*stored.tensor); };
+    if (bytes(head->second) != bytes(embedding->second)) {
+      fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head");
+    }
+    stored_.erase(head);
+  }
+
+  std::filesystem::path folder_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, StoredTensor> stored_;
+};
+
+// Weights from anyone's GPT-2 folder; `shape` is what the tensors were made for, normally load_shape(folder).
+inline void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
+                         const std::vector<CheckpointTensor>& tensors, const CopyIn& copy_in) {
+  int heads = load_shape(folder).heads;  // the only part of the shape that no tensor shows
+  if (heads != shape.heads) {
+    fail(folder, ": has ", heads, " heads, the model ", shape.heads, ": leave out --heads");
+  }
+  WeightFiles(folder).load(tensors, copy_in);
+}
+
+inline void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
+                           const CopyIn& copy_in) {
+  SafetensorsFile file(folder / "optimizer.safetensors");
+  for (char kind : {'m', 'v'}) {
+    for (const CheckpointTensor& tensor : tensors) {
+      std::string name = std::string(1, kind) + ".transformer." + tensor.name;
+      const TensorInfo* found = file.find(name);
+      if (!found) fail(file.path(), ": tensor ", name, " ", shape_text(tensor.shape), " is missing");
+      check_shape({&file, found}, tensor);
+      read_tensor({&file, found}, tensor, kind, copy_in);
+    }
+  }
+  if (file.tensors().size() != 2 * tensors.size()) fail(file.path(), ": holds tensors of another model");
+}
+
+inline nlohmann::json load_trainer(const std::filesystem::path& folder) {
+  nlohmann::json trainer = read_json_object(folder / "trainer.json");
+  if (!trainer.contains("step") || !trainer["step"].is_number_unsigned()) {
+    fail(folder, ": its trainer.json names no step: it is no checkpoint of this program");
+  }
+  return trainer;
+}

@@ -1,0 +1,50 @@
+// What people read while a run goes on: numbers with separators, durations, and a progress bar under the log when the
+// terminal is interactive.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include <unistd.h>
+
+inline std::string with_commas(double number) {
+  char digits[64];
+  std::snprintf(digits, sizeof digits, "%.0f", number);
+  std::string text = digits;
+  for (int i = int(text.size()) - 3; i > (text[0] == '-' ? 1 : 0); i -= 3) text.insert(size_t(i), ",");
+  return text;
+}
+
+inline std::string duration(double seconds) {
+  const long s = long(seconds + 0.5);
+  char text[64];
+  if (s >= 3600) std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
+  else std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
+  return text;
+}
+
+// One line at the bottom of an interactive terminal; log lines go above it.
+class ProgressBar {
+ public:
+  explicit ProgressBar(size_t steps) : steps_(steps), interactive_(isatty(STDOUT_FILENO)) {}
+  ~ProgressBar() { hide(); }
+
+  void show(size_t step, double seconds_left) {
+    if (!interactive_) return;
+    constexpr int width = 40;
+    const int filled = steps_ ? int(width * step / steps_) : width;
+    std::printf("\r\033[K[%s%s] %zu/%zu, %s left", std::string(size_t(filled), '#').c_str(),
+                std::string(size_t(width - filled), '.').c_str(), step, steps_, duration(seconds_left).c_str());
+    std::fflush(stdout);
+    visible_ = true;
+  }
+
+  void hide() {
+    if (visible_) std::printf("\r\033[K");
+    visible_ = false;
+  }
+
+ private:
+  size_t steps_;
+  bool interactive_, visible_ = false;
+};

@@ -1,0 +1,32 @@
+// Errors of the whole program: one exception that carries one clear line. The line names the thing, the value
+// and the cure; main() prints it and ends with a non-zero exit code.
+#pragma once
+
+#include <filesystem>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+template <class Part>
+const Part& printable(const Part& part) {
+  return part;
+}
+
+// The standard library would print a path in quotes.
+inline std::string printable(const std::filesystem::path& path) { return path.string(); }
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << printable(parts));
+  throw std::runtime_error(text.str());
+}
+
+// Text from a file that nobody vouches for, made fit for an error line: in quotes, printable, not too long.
+inline std::string excerpt(std::string_view text) {
+  constexpr size_t longest = 160;
+  std::string result = "'";
+  for (unsigned char c : text.substr(0, longest)) result += c < 0x20 || c == 0x7f ? '?' : char(c);
+  return result + (text.size() > longest ? "...'" : "'");
+}

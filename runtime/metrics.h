@@ -1,0 +1,73 @@
+// OUT/metrics.jsonl: a JSON object a line, for plots and tests. Keys keep their order, floating-point numbers
+// have 9 significant digits (a float survives the round trip), and what is not finite is null, as JSON has no
+// NaN. Only whole lines: each is one write in append mode; one that does not fit on the disk is taken back.
+#pragma once
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/error.h"
+#include "runtime/files.h"
+
+inline std::string metrics_line(const nlohmann::ordered_json& fields) {
+  std::string line;
+  for (const auto& [key, value] : fields.items()) {
+    line += (line.empty() ? "{" : ", ") + nlohmann::json(key).dump() + ": ";
+    if (!value.is_number_float()) {
+      line += value.dump();
+    } else if (double number = value; std::isfinite(number)) {
+      char digits[32];  // to_chars, unlike printf, knows no locale
+      char* limit = digits + sizeof digits;
+      line.append(digits, std::to_chars(digits, limit, number, std::chars_format::general, 9).ptr);
+    } else {
+      line += "null";
+    }
+  }
+  return line + "}\n";
+}
+
+class MetricsLog {
+ public:
+  // A fresh log is empty; a resumed one keeps the lines up to the checkpoint's step.
+  MetricsLog(const std::filesystem::path& path, std::optional<size_t> resumed_step)
+      : file_(path, O_WRONLY | O_CREAT | O_APPEND) {
+    cut(resumed_step ? bytes_until(path, *resumed_step) : 0);
+  }
+
+  void append(const nlohmann::ordered_json& fields) {
+    std::string line = metrics_line(fields);
+    size_t before = file_.size();
+    ssize_t written = ::write(file_.descriptor(), line.data(), line.size());
+    if (written == ssize_t(line.size())) return;
+    std::string reason = written < 0 ? std::strerror(errno) : "no space for a whole line";
+    cut(before);
+    fail(file_.path(), ": cannot write: ", reason);
+  }
+
+ private:
+  // Length of the leading lines that are whole and of steps up to `step`; after a crash anything may follow.
+  static size_t bytes_until(const std::filesystem::path& path, size_t step) {
+    std::ifstream file(path);
+    size_t bytes = 0;
+    for (std::string line; std::getline(file, line) && !file.eof(); bytes += line.size() + 1) {
+      nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
+      if (!fields.is_object() || !fields.contains("step") || !fields["step"].is_number_unsigned()) break;
+      if (fields["step"] > step) break;
+    }
+    return bytes;
+  }
+
+  void cut(size_t bytes) {
+    if (ftruncate(file_.descriptor(), off_t(bytes)) == 0) return;
+    fail(file_.path(), ": cannot truncate: ", std::strerror(errno));
+  }
+
+  File file_;
+};

@@ -1,0 +1,250 @@
+// The command line: every option with its default, in named groups, and the checks that need nothing but the options.
+// Usage errors are one line and exit code 2; `--help` lists all.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "parallel/tensors.h"
+#include "runtime/error.h"
+#include "runtime/schedule.h"
+
+struct Options {
+  std::vector<std::string> train, val;
+  bool shuffle = false;
+
+  std::string model = "d4";
+  int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
+  std::string init;
+  bool resume = false;
+  std::string resume_from;
+
+  int seq_len = 0, micro_batch = 4, global_batch = 0;
+  Schedule schedule;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, grad_clip = 1.0;
+
+  std::string dtype = "fp32", recompute = "none";
+  bool stochastic_rounding = false;
+
+  std::string out = "runs/gpt";
+  bool overwrite = false;
+  size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
+
+  size_t sample_every = 0, sample_len = 256;
+  std::string prompt;
+  bool generate = false;
+  double temperature = 0.8;
+  int top_k = 0;
+
+  uint64_t seed = 1337;
+  bool profile = false;
+};
+
+// Ends the program with one line and exit code 2.
+template <class... Parts>
+[[noreturn]] void usage_error(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  std::fprintf(stderr, "train_gpt: %s\n", text.str().c_str());
+  std::exit(2);
+}
+
+// What the design has a flag for and this version can't do: known by name, so that the refusal says what is missing.
+// `neutral` is the value that asks for nothing.
+inline void add_planned_options(CLI::App& app) {
+  struct Planned {
+    const char *flag, *feature, *neutral;
+  };
+  static const Planned planned[] = {{"--tp", "tensor parallelism", "1"},
+                                    {"--pp", "pipeline parallelism", "1"},
+                                    {"--pp-schedule", "pipeline parallelism", "gpipe"},
+                                    {"--cp", "context parallelism", "1"},
+                                    {"--zero", "sharding (ZeRO)", "0"},
+                                    {"--reduce-dtype", "reduction between ranks", "fp32"},
+                                    {"--offload", "offloading", "none"}};
+  for (const Planned& p : planned)
+    app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
+      if (value != p.neutral)
+        usage_error(p.flag, " ", value, ": ", p.feature, " is not there yet; leave the option out");
+    })->group("")->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  for (const char* flag : {"--fp8", "--share-gpu", "--plan"})
+    app.add_flag_callback(flag, [flag] { usage_error(flag, ": not there yet; leave the option out"); })->group("");
+}
+
+inline void add_data_and_model_options(CLI::App& app, Options& o) {
+  app.add_option("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)")
+      ->group("Data")->type_name("FILES");
+  app.add_option("--val", o.val, "the same, for validation")->group("Data")->type_name("FILES");
+  app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed")->group("Data");
+
+  app.add_option("--model", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m, gpt3-350m, gpt3-760m, "
+                 "gpt3-1.3b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, or dN: N layers, 64·N channels")->group("Model");
+  app.add_option("--layers", o.layers, "instead of the model's")->group("Model")->check(CLI::Range(1, 10000));
+  app.add_option("--heads", o.heads, "instead of the model's; a head has 16 to 128 channels")
+      ->group("Model")->check(CLI::Range(1, 10000));
+  app.add_option("--channels", o.channels, "instead of the model's")->group("Model")->check(CLI::Range(1, 1000000));
+  app.add_option("--vocab", o.vocabulary, "vocabulary (default: 256 for text, 50257 for .bin)")
+      ->group("Model")->check(CLI::Range(2, 10000000));
+  app.add_option("--positions", o.positions, "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)")
+      ->group("Model")->check(CLI::Range(1, 1 << 24));
+  app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")
+      ->group("Model")->type_name("DIR");
+  app.add_option("--dtype", o.dtype, "fp32 or bf16 (weights, activations; sums and optimizer state stay fp32)")
+      ->group("Model")->check([](const std::string& value) {
+        if (value == "fp16") return std::string("fp16 is not there yet (it needs loss scaling); give fp32 or bf16");
+        return value == "fp32" || value == "bf16" ? "" : "'" + value + "' is unknown; give fp32 or bf16";
+      });
+  app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies")->group("Model");
+  app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
+      ->group("Model")->check(CLI::IsMember({"none", "gelu", "block"}));
+}
+
+inline void add_training_options(CLI::App& app, Options& o) {
+  Schedule& s = o.schedule;
+  app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
+      ->group("Batch")->check(CLI::Range(1, 1 << 24));
+  app.add_option("--micro-batch", o.micro_batch, "samples at a time")->group("Batch")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--global-batch", o.global_batch, "samples a step (default: --micro-batch)")
+      ->group("Batch")->check(CLI::Range(1, 1 << 24));
+
+  const char* group = "Optimizer";
+  app.add_option("--steps", s.steps, "updates")->group(group);
+  app.add_option("--lr", s.lr, "learning rate")->group(group);
+  app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->group(group);
+  app.add_option("--warmup", s.warmup, "steps of linear warm-up")->group(group);
+  app.add_option("--schedule", s.kind, "cosine, wsd or constant")->group(group);
+  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->group(group);
+  app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->group(group)->check(CLI::Range(0., 1e3));
+  app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->group(group)->check(CLI::Range(0., 0.9999999));
+  app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->group(group)->check(CLI::Range(0., 0.9999999));
+  app.add_option("--eps", o.epsilon, "AdamW's epsilon")->group(group)->check(CLI::Range(0., 1.));
+  app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->group(group)->check(CLI::Range(0., 1e30));
+}
+
+inline void add_run_options(CLI::App& app, Options& o) {
+  const char* group = "Run";
+  app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->group(group)->type_name("DIR");
+  app.add_option("--resume", o.resume_from, "continue from the newest checkpoint in --out, or from DIR")
+      ->group(group)->expected(0, 1)->type_name("[DIR]");
+  app.add_flag("--overwrite", o.overwrite, "replace the run in --out")->group(group);
+  app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: only after the last")->group(group);
+  app.add_option("--keep", o.keep, "newest checkpoints kept")->group(group)->check(CLI::Range(size_t(1), size_t(1) << 30));
+  app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->group(group);
+  app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->group(group);
+  app.add_option("--val-batches", o.val_batches, "global batches a validation")->group(group)->check(CLI::Range(size_t(1), size_t(1) << 30));
+  app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->group(group)->check(CLI::Range(size_t(1), size_t(1) << 30));
+  app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->group(group);
+  app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end")->group(group);
+
+  group = "Sampling";
+  app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop")->group(group);
+  app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->group(group);
+  app.add_option("--sample-len", o.sample_len, "tokens a sample")->group(group);
+  app.add_option("--prompt", o.prompt, "text that a sample continues")->group(group)->type_name("TEXT");
+  app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->group(group)->check(CLI::Range(0., 100.));
+  app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->group(group)->check(CLI::Range(0, 10000000));
+}
+
+inline Options parse_options(int argc, char** argv) {
+  Options o;
+  o.schedule.steps = 100;
+  CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.get_formatter()->column_width(28);
+  add_data_and_model_options(app, o);
+  add_training_options(app, o);
+  add_run_options(app, o);
+  add_planned_options(app);
+  for (const char* files : {"--train", "--val"})
+    app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::printf("%s", app.help().c_str());
+    std::exit(0);
+  } catch (const CLI::ParseError& error) {
+    usage_error(error.what(), "; train_gpt --help lists all options");
+  }
+  o.resume = app.count("--resume") > 0;
+  return o;
+}
+
+// ---- what the options mean together
+
+// Layers, heads and channels of a name; positions 0 when they follow the sequence length.
+inline ModelShape named_shape(const std::string& name) {
+  static const std::map<std::string, ModelShape> shapes = {
+      {"gpt2", {12, 12, 768, 0, 1024}},        {"gpt2-medium", {24, 16, 1024, 0, 1024}},
+      {"gpt2-large", {36, 20, 1280, 0, 1024}}, {"gpt2-xl", {48, 25, 1600, 0, 1024}},
+      {"gpt3-125m", {12, 12, 768, 0, 2048}},   {"gpt3-350m", {24, 16, 1024, 0, 2048}},
+      {"gpt3-760m", {24, 16, 1536, 0, 2048}},  {"gpt3-1.3b", {24, 16, 2048, 0, 2048}},
+      {"gpt3-2.7b", {32, 32, 2560, 0, 2048}},  {"gpt3-6.7b", {32, 32, 4096, 0, 2048}},
+      {"gpt3-13b", {40, 40, 5120, 0, 2048}}};
+  if (auto found = shapes.find(name); found != shapes.end()) return found->second;
+  const bool numbered = name.size() >= 2 && name.size() <= 4 && name[0] == 'd' &&
+                        name.find_first_not_of("0123456789", 1) == std::string::npos;
+  const int depth = numbered ? std::stoi(name.substr(1)) : 0;
+  if (depth == 0) usage_error("--model ", excerpt(name), " is unknown: give gpt2, gpt3-125m, ... (--help) or dN");
+  return {depth, depth, 64 * depth, 0, 0};
+}
+
+// Shape from the options alone; `data_vocabulary` is what the data suggests. Fills in o.seq_len.
+inline ModelShape shape_of(Options& o, int data_vocabulary) {
+  ModelShape shape = named_shape(o.model);
+  if (o.seq_len == 0) o.seq_len = o.positions ? o.positions : shape.positions ? shape.positions : 256;
+  if (o.layers) shape.layers = o.layers;
+  if (o.heads) shape.heads = o.heads;
+  if (o.channels) shape.channels = o.channels;
+  shape.vocabulary = o.vocabulary ? o.vocabulary : data_vocabulary;
+  shape.positions = o.positions ? o.positions : shape.positions ? shape.positions : o.seq_len;
+  return shape;
+}
+
+// A shape that was loaded (--init, --resume) beats the default model, but not what was asked for by name.
+inline void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder) {
+  auto check = [&](const char* flag, int wanted, int found) {
+    if (wanted && wanted != found)
+      usage_error(flag, " ", wanted, ": the weights in ", folder, " have ", found, "; leave out ", flag);
+  };
+  check("--layers", o.layers, loaded.layers);
+  check("--heads", o.heads, loaded.heads);
+  check("--channels", o.channels, loaded.channels);
+  check("--vocab", o.vocabulary, loaded.vocabulary);
+  check("--positions", o.positions, loaded.positions);
+}
+
+inline void check_shape(const ModelShape& s, int seq_len) {
+  if (s.channels % s.heads != 0)
+    usage_error("--heads ", s.heads, " do not divide --channels ", s.channels, ": choose a divisor");
+  if (s.head_size() < 16 || s.head_size() > 128)
+    usage_error("--channels ", s.channels, " over --heads ", s.heads, " gives head size ", s.head_size(),
+                ": choose heads of 16 to 128 channels");
+  if (seq_len > s.positions)
+    usage_error("--seq-len ", seq_len, " is longer than the model's ", s.positions,
+                " positions: lower it, or raise --positions of a fresh model");
+}
+
+// Checks the batch and the schedule, and fills in defaults that follow from other options.
+inline void complete_options(Options& o) {
+  if (o.global_batch == 0) o.global_batch = o.micro_batch;
+  if (o.global_batch % o.micro_batch != 0)
+    usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
+  if (o.stochastic_rounding && o.dtype != "bf16")
+    usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");
+  try {
+    validate(o.schedule);
+  } catch (const std::exception& error) {
+    usage_error(error.what());
+  }
+  if (o.train.empty() && !o.generate) usage_error("--train is missing: name text files or .bin token shards");
+  if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
+  if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
+    usage_error("--out '' writes nothing: name a folder for checkpoints");
+}

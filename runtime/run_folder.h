@@ -1,0 +1,91 @@
+// What --out may be when a run starts, and which checkpoint the run continues from:
+//
+//   a fresh run      a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
+//                    these and nothing else; a folder that holds anything else is simply used
+//   --resume         the newest checkpoint in --out; none there: the run starts afresh
+//   --resume DIR     a checkpoint, or the newest one of a run; none there: an error. Going back to an earlier
+//                    checkpoint of --out sets the later ones aside, as step_00000200.abandoned
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "runtime/checkpoint.h"
+#include "runtime/error.h"
+#include "runtime/files.h"
+
+struct RunStart {
+  bool overwrite = false;
+  bool resume = false;
+  std::filesystem::path resume_from = {};  // with resume; empty: from --out
+};
+
+inline std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
+
+inline bool holds_run(const std::filesystem::path& out) {
+  return std::filesystem::exists(metrics_path(out)) || newest_checkpoint(out);
+}
+
+// A checkpoint folder itself, or a run folder's newest checkpoint.
+inline std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "trainer.json")) return newest_checkpoint(folder);
+  return Checkpoint{load_trainer(folder)["step"], folder};
+}
+
+// Creates the folder if need be, and learns now rather than after hours whether it can be written to.
+inline void make_writable(const std::filesystem::path& out) {
+  std::error_code error;
+  std::filesystem::create_directories(out, error);
+  if (error) fail("--out ", out, ": cannot create the folder: ", error.message(), ": choose another --out");
+  if (!std::filesystem::is_directory(out)) fail("--out ", out, ": is no folder: choose another --out");
+  std::filesystem::path probe = out / ".write_probe";
+  try {
+    write_file(probe, std::string(4096, ' '));
+  } catch (const std::exception& problem) {
+    std::filesystem::remove(probe, error);
+    fail("--out ", problem.what(), ": free space, or choose another --out");
+  }
+  std::filesystem::remove(probe);
+}
+
+inline void remove_run(const std::filesystem::path& out) {
+  for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
+  std::filesystem::remove(metrics_path(out));
+}
+
+// What a run does after going back must neither be pruned in favour of its old future nor resumed from there.
+inline void set_aside_later(const std::filesystem::path& out, size_t step) {
+  for (const Checkpoint& checkpoint : list_checkpoints(out)) {
+    if (checkpoint.step <= step) continue;
+    std::filesystem::path aside = checkpoint.folder.string() + ".abandoned";
+    std::filesystem::remove_all(aside);
+    std::filesystem::rename(checkpoint.folder, aside);
+  }
+}
+
+inline bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& out) {
+  return std::filesystem::weakly_canonical(folder / "..") == std::filesystem::weakly_canonical(out);
+}
+
+// Returns the checkpoint to continue from, if any. No run is touched when it fails.
+inline std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const RunStart& start) {
+  const std::filesystem::path& from = start.resume_from;
+  std::optional<Checkpoint> checkpoint;
+  if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
+  if (!from.empty() && !checkpoint) {
+    fail("--resume ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders");
+  }
+  bool continues = start.resume && (from.empty() || lies_in(checkpoint->folder, out));
+  if (continues && start.overwrite) {
+    fail("--resume continues the run in ", out, ", --overwrite deletes it: give one of them");
+  }
+  if (!continues && !start.overwrite && holds_run(out)) {
+    fail("--out ", out,
+         ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
+  }
+  make_writable(out);
+  if (start.overwrite) remove_run(out);
+  if (continues && checkpoint) set_aside_later(out, checkpoint->step);
+  return checkpoint;
+}

@@ -1,0 +1,307 @@
+// Checkpoint folders: runtime/checkpoint.h and runtime/model_shape.h.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include "runtime/checkpoint.h"
+#include "test/temporary_folder.h"
+
+using Values = std::map<std::pair<char, std::string>, std::vector<float>>;
+
+const ModelShape shape = {1, 2, 4, 10, 3};
+const std::vector<CheckpointTensor> tensors = {
+    {"wte.weight", {10, 4}}, {"wpe.weight", {3, 4}}, {"h.0.attn.c_attn.weight", {4, 12}}, {"ln_f.bias", {4}}};
+
+// A value for every element of every tensor, all different.
+float value_of(const CheckpointTensor& tensor, char kind, size_t i) {
+  return float(std::hash<std::string>()(tensor.name) % 1000) + float(kind) * 1000 + float(i);
+}
+
+void copy_out(const CheckpointTensor& tensor, char kind, std::vector<float>& to) {
+  for (size_t i = 0; i < to.size(); ++i) to[i] = value_of(tensor, kind, i);
+}
+
+CopyIn copy_into(Values& values) {
+  return [&](const CheckpointTensor& tensor, char kind, const std::vector<float>& from) {
+    values[{kind, tensor.name}] = from;
+  };
+}
+
+void check_values(const Values& values, const std::string& kinds) {
+  CHECK(values.size() == tensors.size() * kinds.size());
+  for (char kind : kinds) {
+    for (const CheckpointTensor& tensor : tensors) {
+      std::vector<float> wanted(element_count(tensor.shape));
+      copy_out(tensor, kind, wanted);
+      CHECK(values.at({kind, tensor.name}) == wanted);
+    }
+  }
+}
+
+void save(const std::filesystem::path& out, size_t step) {
+  save_checkpoint(out, step, shape, tensors, copy_out, {{"seed", 7}});
+}
+
+std::string load_error(const std::filesystem::path& folder) {
+  return error_of([&] { load_weights(folder, shape, tensors, [](auto&, char, auto&) {}); });
+}
+
+// A folder as somebody else may have written it.
+void put_model(const std::filesystem::path& folder, const std::vector<NamedShape>& stored,
+               const std::string& file = "model.safetensors", const std::string& scale_of = "") {
+  std::filesystem::create_directories(folder);
+  put(folder / "config.json", config_of(shape).dump());
+  SafetensorsWriter writer(folder / file, stored, {});
+  for (const NamedShape& tensor : stored) {
+    std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
+    if (name == "lm_head.weight" && scale_of.empty()) name = "wte.weight";
+    std::vector<float> values(element_count(tensor.shape));
+    copy_out({name, tensor.shape}, 'w', values);
+    writer.write(tensor.name, 0, values.size(), values.data());
+  }
+  writer.close();
+}
+
+TEST_CASE("what is saved is loaded") {
+  TemporaryFolder folder;
+  save(folder / "run", 100);
+  std::filesystem::path saved = folder / "run" / "step_00000100";
+  Values weights, moments;
+  CHECK(load_shape(saved) == shape);
+  load_weights(saved, load_shape(saved), tensors, copy_into(weights));
+  load_optimizer(saved, tensors, copy_into(moments));
+  check_values(weights, "w");
+  check_values(moments, "mv");
+  CHECK(load_trainer(saved) == nlohmann::json{{"seed", 7}, {"step", 100}});
+  CHECK(!std::filesystem::exists(folder / "run" / "step_00000100.partial"));
+}
+
+TEST_CASE("files are as transformers expects them") {
+  TemporaryFolder folder;
+  save(folder.path(), 3);
+  SafetensorsFile model(folder / "step_00000003/model.safetensors");
+  SafetensorsFile optimizer(folder / "step_00000003/optimizer.safetensors");
+  CHECK(model.metadata().at("format") == "pt");
+  CHECK(model.tensors().size() == 4);
+  CHECK(model.find("transformer.h.0.attn.c_attn.weight")->shape == std::vector<size_t>{4, 12});
+  CHECK(optimizer.tensors().size() == 8);
+  CHECK(optimizer.find("m.transformer.wte.weight"));
+  CHECK(optimizer.find("v.transformer.ln_f.bias"));
+  auto config = nlohmann::json::parse(content_of(folder / "step_00000003/config.json"));
+  CHECK(config["architectures"] == nlohmann::json{"GPT2LMHeadModel"});
+  CHECK(config["model_type"] == "gpt2");
+  CHECK(config["n_positions"] == 3);
+  CHECK(config["vocab_size"] == 10);
+  CHECK(config["eos_token_id"].is_null());
+  CHECK(config_of({12, 12, 768, 50257, 1024})["eos_token_id"] == 50256);
+}
+
+TEST_CASE("a checkpoint appears only when complete, and what a crash leaves is removed") {
+  TemporaryFolder folder;
+  save(folder.path(), 1);
+  auto interrupted = [](const CheckpointTensor&, char kind, std::vector<float>&) {
+    if (kind == 'v') throw std::runtime_error("interrupted");
+  };
+  auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, shape, tensors, interrupted, {}); };
+  CHECK(error_of(save_interrupted) == "interrupted");
+  CHECK(std::filesystem::exists(folder / "step_00000002.partial"));
+  CHECK(list_checkpoints(folder.path()).size() == 1);
+  CHECK(newest_checkpoint(folder.path())->step == 1);
+  save(folder.path(), 3);
+  CHECK(!std::filesystem::exists(folder / "step_00000002.partial"));
+  CHECK(newest_checkpoint(folder.path())->step == 3);
+}
+
+TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
+  TemporaryFolder folder;
+  save(folder.path(), 5);
+  save_checkpoint(folder.path(), 5, shape, tensors, copy_out, {{"seed", 8}});
+  CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = {512, before.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string error = error_of([&] { save(folder.path(), 5); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(is_line_with(error, "step_00000005.partial/model.safetensors", "cannot reserve"));
+  CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
+}
+
+TEST_CASE("listing takes complete checkpoints in order and nothing else") {
+  TemporaryFolder folder;
+  CHECK(list_checkpoints(folder / "none").empty());
+  CHECK(!newest_checkpoint(folder / "none"));
+  for (const char* name :
+       {"step_00000020", "step_123456789", "step_00000003", "step_00000004.partial", "step_7", "s",
+        "step_0000001x", "stop_00000009", "step_00000002.removed.partial"}) {
+    std::filesystem::create_directory(folder / name);
+  }
+  put(folder / "step_00000008", "a file");
+  std::vector<size_t> steps;
+  for (const Checkpoint& checkpoint : list_checkpoints(folder.path())) steps.push_back(checkpoint.step);
+  CHECK(steps == std::vector<size_t>{3, 20, 123456789});
+  CHECK(checkpoint_name(20) == "step_00000020");
+  CHECK(checkpoint_name(123456789) == "step_123456789");
+}
+
+TEST_CASE("pruning keeps the newest and the milestones") {
+  auto kept = [](size_t keep, size_t keep_every) {
+    TemporaryFolder folder;
+    for (size_t step : {10, 20, 30, 40, 50}) {
+      std::filesystem::create_directory(folder / checkpoint_name(step));
+    }
+    prune_checkpoints(folder.path(), keep, keep_every);
+    std::vector<size_t> steps;
+    for (const Checkpoint& checkpoint : list_checkpoints(folder.path())) steps.push_back(checkpoint.step);
+    size_t entries = size_t(std::distance(std::filesystem::directory_iterator(folder.path()), {}));
+    CHECK(entries == steps.size());
+    return steps;
+  };
+  CHECK(kept(3, 0) == std::vector<size_t>{30, 40, 50});
+  CHECK(kept(1, 20) == std::vector<size_t>{20, 40, 50});
+  CHECK(kept(9, 0).size() == 5);
+  CHECK(kept(0, 0).size() == 5);
+}
+
+TEST_CASE("weights from other programs: no prefix, masks, tied head, several files") {
+  TemporaryFolder folder;
+  std::vector<NamedShape> stored = tensors;
+  stored.push_back({"h.0.attn.bias", {1, 1, 3, 3}});
+  stored.push_back({"h.0.attn.masked_bias", {}});
+  stored.push_back({"lm_head.weight", {10, 4}});
+  put_model(folder / "plain", stored);
+  Values weights;
+  load_weights(folder / "plain", shape, tensors, copy_into(weights));
+  check_values(weights, "w");
+
+  std::vector<NamedShape> first = {{"transformer.wte.weight", {10, 4}}, {"transformer.wpe.weight", {3, 4}}};
+  std::vector<NamedShape> second = {{"transformer.h.0.attn.c_attn.weight", {4, 12}},
+                                    {"transformer.ln_f.bias", {4}}};
+  put_model(folder / "sharded", first, "model-1.safetensors");
+  put_model(folder / "sharded", second, "model-2.safetensors");
+  put(folder / "sharded" / "model.safetensors.index.json",
+      R"({"weight_map": {"transformer.wte.weight": "model-1.safetensors", "transformer.wpe.weight":
+      "model-1.safetensors", "transformer.ln_f.bias": "model-2.safetensors"}})");
+  Values from_shards;
+  load_weights(folder / "sharded", shape, tensors, copy_into(from_shards));
+  check_values(from_shards, "w");
+}
+
+TEST_CASE("weights in half precision") {
+  TemporaryFolder folder;
+  put(folder / "config.json", config_of(shape).dump());
+  std::string header = R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},)"
+                       R"("b":{"dtype":"F16","shape":[1],"data_offsets":[2,4]}})";
+  uint64_t length = header.size();
+  std::string file(reinterpret_cast<const char*>(&length), sizeof length);
+  put(folder / "model.safetensors", file + header + std::string("\x20\x40\x00\x41", 4));
+  Values weights;
+  load_weights(folder.path(), shape, {{"a", {1}}, {"b", {1}}}, copy_into(weights));
+  CHECK(weights[{'w', "a"}] == std::vector<float>{2.5f});
+  CHECK(weights[{'w', "b"}] == std::vector<float>{2.5f});
+}
+
+TEST_CASE("what does not fit is refused by name") {
+  TemporaryFolder folder;
+  auto without = [](size_t i) {
+    std::vector<NamedShape> rest = tensors;
+    rest.erase(rest.begin() + std::ptrdiff_t(i));
+    return rest;
+  };
+  put_model(folder / "missing", without(1));
+  CHECK(is_line_with(load_error(folder / "missing"), "missing", "wpe.weight", "(3, 4)"));
+  std::vector<NamedShape> stored = tensors;
+  stored[2].shape = {12, 4};
+  put_model(folder / "misshapen", stored);
+  CHECK(is_line_with(load_error(folder / "misshapen"), "h.0.attn.c_attn.weight", "(12, 4)", "(4, 12)"));
+  stored = tensors;
+  stored.push_back({"h.1.ln_1.bias", {4}});
+  put_model(folder / "unknown", stored);
+  CHECK(is_line_with(load_error(folder / "unknown"), "'h.1.ln_1.bias'", "not of this model"));
+  stored = tensors;
+  stored.push_back({"transformer.wte.weight", {10, 4}});
+  put_model(folder / "twice", stored);
+  CHECK(is_line_with(load_error(folder / "twice"), "'wte.weight'", "twice"));
+  stored = tensors;
+  stored.push_back({"lm_head.weight", {10, 4}});
+  put_model(folder / "untied", stored, "model.safetensors", "other head");
+  CHECK(is_line_with(load_error(folder / "untied"), "lm_head.weight differs"));
+  put_model(folder / "heads", tensors);
+  put(folder / "heads" / "config.json", config_of({1, 4, 4, 10, 3}).dump());
+  CHECK(is_line_with(load_error(folder / "heads"), "4 heads", "model 2"));
+}
+
+TEST_CASE("folders without readable weights") {
+  TemporaryFolder folder;
+  put(folder / "config.json", config_of(shape).dump());
+  CHECK(is_line_with(load_error(folder.path()), "no model.safetensors"));
+  put(folder / "pytorch_model.bin", "pickle");
+  CHECK(is_line_with(load_error(folder.path()), "pytorch_model.bin", "save_pretrained"));
+  std::filesystem::path index = folder / "model.safetensors.index.json";
+  put(index, "{}");
+  CHECK(is_line_with(load_error(folder.path()), "no weight_map"));
+  for (const char* name : {"\"../x.safetensors\"", "\"/x\"", "7", "\"\""}) {
+    put(index, std::string("{\"weight_map\": {\"wte.weight\": ") + name + "}}");
+    CHECK(is_line_with(load_error(folder.path()), "'wte.weight'", "not a file of this folder"));
+  }
+  put(index, R"({"weight_map": {"wte.weight": "gone.safetensors"}})");
+  CHECK(is_line_with(load_error(folder.path()), "gone.safetensors", "No such file"));
+  CHECK(is_line_with(load_error(folder / "none"), "none/config.json", "No such file"));
+}
+
+TEST_CASE("optimizer and trainer state that does not fit is refused") {
+  TemporaryFolder folder;
+  save(folder.path(), 1);
+  std::filesystem::path saved = folder / "step_00000001";
+  auto error = [&](std::vector<CheckpointTensor> wanted) {
+    return error_of([&] { load_optimizer(saved, wanted, [](auto&, char, auto&) {}); });
+  };
+  CHECK(is_line_with(error({{"wte.weight", {11, 4}}}), "wte.weight", "(10, 4)", "(11, 4)"));
+  CHECK(is_line_with(error({{"ln_f.weight", {4}}}), "m.transformer.ln_f.weight", "missing"));
+  CHECK(is_line_with(error({{"wte.weight", {10, 4}}}), "another model"));
+  auto trainer_error = [&] { return error_of([&] { load_trainer(saved); }); };
+  put(saved / "trainer.json", "{\"step\": -1}");
+  CHECK(is_line_with(trainer_error(), "trainer.json", "no step"));
+  put(saved / "trainer.json", "{\"step\": ");
+  CHECK(is_line_with(trainer_error(), "trainer.json", "not valid JSON"));
+  put(saved / "trainer.json", "[1]");
+  CHECK(is_line_with(trainer_error(), "trainer.json", "not a JSON object"));
+  put(saved / "trainer.json", std::string(1000000, '['));
+  CHECK(is_line_with(trainer_error(), "trainer.json", "32 deep"));
+}
+
+TEST_CASE("config.json: defaults of transformers, and what this trainer cannot represent") {
+  TemporaryFolder folder;
+  auto read = [&](const std::string& text) {
+    put(folder / "config.json", text);
+    return load_shape(folder.path());
+  };
+  auto refusal = [&](const std::string& change) {
+    return error_of([&] { read(R"({"model_type": "gpt2", )" + change + "}"); });
+  };
+  CHECK(read(R"({"model_type": "gpt2"})") == ModelShape{12, 12, 768, 50257, 1024});
+  CHECK(read(R"({"model_type": "gpt2", "n_layer": 48, "n_head": 25, "n_embd": 1600, "n_inner": 6400,
+      "resid_pdrop": 0.1})") == ModelShape{48, 25, 1600, 50257, 1024});
+  CHECK(is_line_with(error_of([&] { read("{}"); }), "model_type is 'null'", "\"gpt2\""));
+  CHECK(is_line_with(error_of([&] { read(R"({"model_type": "llama"})"); }), "model_type", "llama"));
+  CHECK(is_line_with(refusal(R"("activation_function": "relu")"), "activation_function", "relu", "gelu_new"));
+  CHECK(is_line_with(refusal(R"("layer_norm_epsilon": 1e-6)"), "layer_norm_epsilon", "1e-06", "1e-05"));
+  CHECK(is_line_with(refusal(R"("n_inner": 3073)"), "n_inner", "3073", "3072"));
+  CHECK(is_line_with(refusal(R"("scale_attn_weights": false)"), "scale_attn_weights"));
+  CHECK(is_line_with(refusal(R"("scale_attn_by_inverse_layer_idx": true)"), "inverse_layer_idx is 'true'"));
+  CHECK(is_line_with(refusal(R"("add_cross_attention": true)"), "add_cross_attention"));
+  CHECK(is_line_with(refusal(R"("tie_word_embeddings": false)"), "tie_word_embeddings"));
+  for (const char* size : {"0", "-3", "1.5", "\"12\"", "null", "99999999999", "[]"}) {
+    CHECK(is_line_with(refusal("\"n_layer\": " + std::string(size)), "n_layer", "not a sensible size"));
+  }
+}

@@ -1,0 +1,291 @@
+// Tokenizer, learning rate, metrics, rules for --out: runtime/{tokenizer,schedule,metrics,run_folder}.h.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <csignal>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include "runtime/metrics.h"
+#include "runtime/run_folder.h"
+#include "runtime/schedule.h"
+#include "runtime/tokenizer.h"
+#include "test/temporary_folder.h"
+
+using Ids = std::vector<int>;
+
+// ---- tokenizer --------------------------------------------------------------------------------------------
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t start = 0, end; start < text.size(); start = end) {
+    end = Tokenizer::word_end(text, start);
+    words.push_back(text.substr(start, end - start));
+  }
+  return words;
+}
+
+TEST_CASE("words as GPT-2's rule divides them") {
+  using Words = std::vector<std::string>;
+  CHECK(words_of("Hello world") == Words{"Hello", " world"});
+  CHECK(words_of("  two spaces") == Words{" ", " two", " spaces"});
+  CHECK(words_of("a\n\n  b") == Words{"a", "\n\n ", " b"});
+  CHECK(words_of("a\nb\t\tc") == Words{"a", "\n", "b", "\t", "\t", "c"});
+  CHECK(words_of("end  ") == Words{"end", "  "});
+  CHECK(words_of("x1 22,33 !?") == Words{"x", "1", " 22", ",", "33", " !?"});
+  CHECK(words_of("we're don't I'll 'tis") == Words{"we", "'re", " don", "'t", " I", "'ll", " '", "tis"});
+  CHECK(words_of("it'S 'd") == Words{"it", "'", "S", " '", "d"});
+  CHECK(words_of("caf\xc3\xa9 au") == Words{"caf\xc3\xa9", " au"});
+}
+
+TEST_CASE("a byte-level model needs no files") {
+  TemporaryFolder folder;
+  Tokenizer bytes(256, folder.path());
+  CHECK(bytes.encode("h\xc3\xa9!") == Ids{'h', 0xc3, 0xa9, '!'});
+  CHECK(bytes.decode({'h', 0xc3, 0xa9, '!'}) == "h\xc3\xa9!");
+  std::string error = error_of([&] { Tokenizer(100, folder.path()).encode("a~"); });
+  CHECK(is_line_with(error, "'~'", "126", "ends at 99"));
+}
+
+TEST_CASE("without files ids are numbers, and text cannot be encoded") {
+  TemporaryFolder folder;
+  Tokenizer numbers(50257, folder.path());
+  CHECK(numbers.decode({5, 50256, 0}) == "5 50256 0 ");
+  std::string error = error_of([&] { numbers.encode("a"); });
+  CHECK(is_line_with(error, folder.path().string(), "vocab.json", "merges.txt"));
+}
+
+// Bytes and their spelling: space U+0120, newline U+010A, 0xe9 itself, 0x80 U+0122.
+TEST_CASE("a small vocabulary: merges by rank, spelled bytes, added tokens") {
+  for (bool hugging_face : {true, false}) {
+    TemporaryFolder folder;
+    put(folder / (hugging_face ? "vocab.json" : "encoder.json"),
+        R"({"a": 0, "b": 1, "c": 2, "Ġ": 3, "Ċ": 4, "ab": 5, "bc": 6, "Ġab": 7, "abc": 8, "é": 9, "Ģ": 10,
+            "<|end|>": 11})");
+    put(folder / (hugging_face ? "merges.txt" : "vocab.bpe"), "#version: 0.2\nb c\na b\nĠ ab\nab c\n");
+    Tokenizer tokenizer(14, folder.path());
+    CHECK(tokenizer.encode("abc") == Ids{0, 6});  // "b c" comes before "a b"
+    CHECK(tokenizer.encode("ab ab\n") == Ids{5, 7, 4});
+    CHECK(tokenizer.encode("abab") == Ids{5, 5});
+    CHECK(tokenizer.encode("\xe9\x80") == Ids{9, 10});
+    CHECK(tokenizer.encode("").empty());
+    CHECK(tokenizer.decode({5, 7, 4, 9, 10, 11}) == "ab ab\n\xe9\x80<|end|>");
+    CHECK(tokenizer.decode({12, 0, 13}) == "12 a13 ");  // the model's vocabulary is larger
+    CHECK(is_line_with(error_of([&] { tokenizer.encode("abz"); }), "no token 'z'"));
+    CHECK(is_line_with(error_of([&] { Tokenizer(7, folder.path()).encode(" ab"); }), "token 7", "ends at 6"));
+  }
+}
+
+TEST_CASE("decoding needs no merges, and bad files are refused") {
+  TemporaryFolder folder;
+  put(folder / "vocab.json", R"({"a": 0, "Ġb": 1})");
+  CHECK(Tokenizer(300, folder.path()).decode({0, 1}) == "a b");
+  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()).encode("a"); }), "merges.txt"));
+  for (const char* bad : {R"("a": 0, "b": 0)", R"("a": 1)", R"("a": -1)", R"("a": "x")", R"("": 0)"}) {
+    put(folder / "vocab.json", std::string("{") + bad + "}");
+    CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "has id"));
+  }
+  put(folder / "vocab.json", "[");
+  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "JSON"));
+  put(folder / "vocab.json", R"({"a": 0})");
+  put(folder / "merges.txt", "#version: 0.2\nab\n");
+  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "merges.txt", "line 2"));
+}
+
+// ---- learning rate ----------------------------------------------------------------------------------------
+
+TEST_CASE("cosine with warmup") {
+  Schedule schedule = {.kind = "cosine", .lr = 1.0, .min_lr = 0.1, .steps = 12, .warmup = 4};
+  validate(schedule);
+  CHECK(learning_rate(schedule, 0) == doctest::Approx(0.25));
+  CHECK(learning_rate(schedule, 3) == doctest::Approx(1.0));
+  CHECK(learning_rate(schedule, 4) == doctest::Approx(1.0));
+  CHECK(learning_rate(schedule, 6) == doctest::Approx(0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2));
+  CHECK(learning_rate(schedule, 8) == doctest::Approx(0.55));
+  CHECK(learning_rate(schedule, 12) == doctest::Approx(0.1));
+  CHECK(learning_rate(schedule, 1000) == doctest::Approx(0.1));
+  schedule.warmup = 0;
+  CHECK(learning_rate(schedule, 0) == 1.0);
+  schedule.warmup = schedule.steps;
+  CHECK(learning_rate(schedule, 11) == 1.0);
+}
+
+TEST_CASE("constant and wsd") {
+  Schedule schedule = {.kind = "constant", .lr = 0.5, .min_lr = 0, .steps = 20, .warmup = 2};
+  CHECK(learning_rate(schedule, 0) == 0.25);
+  CHECK(learning_rate(schedule, 19) == 0.5);
+  schedule.kind = "wsd";
+  CHECK(learning_rate(schedule, 19) == 0.5);
+  schedule.cooldown = 4;
+  validate(schedule);
+  CHECK(learning_rate(schedule, 1) == 0.5);
+  CHECK(learning_rate(schedule, 16) == 0.5);
+  CHECK(learning_rate(schedule, 17) == doctest::Approx(0.25));
+  CHECK(learning_rate(schedule, 19) == doctest::Approx(0.5 * (1 - std::sqrt(0.75))));
+  CHECK(learning_rate(schedule, 20) == 0);
+  CHECK(learning_rate(schedule, 25) == 0);
+}
+
+TEST_CASE("contradictory schedules are refused") {
+  auto refusal = [](const Schedule& schedule) { return error_of([&] { validate(schedule); }); };
+  const double nan = std::nan("");
+  CHECK(is_line_with(refusal({.kind = "linear", .steps = 5}), "'linear'", "cosine"));
+  CHECK(is_line_with(refusal({.lr = -1, .steps = 5}), "--lr -1"));
+  CHECK(is_line_with(refusal({.lr = nan, .steps = 5}), "--lr nan"));
+  CHECK(is_line_with(refusal({.lr = 1, .min_lr = 2, .steps = 5}), "--min-lr 2", "--lr 1"));
+  CHECK(is_line_with(refusal({.lr = 1, .min_lr = nan, .steps = 5}), "--min-lr nan"));
+  CHECK(is_line_with(refusal({.steps = 5, .warmup = 6}), "--warmup 6", "--steps 5"));
+  CHECK(is_line_with(refusal({.steps = 5, .cooldown = 1}), "--cooldown 1", "wsd", "cosine"));
+  CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5, .warmup = 3, .cooldown = 3}), "--cooldown 3"));
+  CHECK(refusal({.kind = "wsd", .steps = 6, .warmup = 3, .cooldown = 3}) == "");
+}
+
+// ---- metrics ----------------------------------------------------------------------------------------------
+
+TEST_CASE("a line: order of keys, 9 digits, null for what is not finite") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  CHECK(metrics_line({{"step", 1}, {"loss", 2.123456789012}, {"lr", 3e-4}}) ==
+        "{\"step\": 1, \"loss\": 2.12345679, \"lr\": 0.0003}\n");
+  CHECK(metrics_line({{"b", std::nan("")}, {"a", -infinity}}) == "{\"b\": null, \"a\": null}\n");
+  CHECK(metrics_line({{"tokens", size_t(1) << 60}, {"x", 1e20}, {"y", 5.0}, {"name", "a\n\"b"}}) ==
+        "{\"tokens\": 1152921504606846976, \"x\": 1e+20, \"y\": 5, \"name\": \"a\\n\\\"b\"}\n");
+  float loss = 0.1234567f;
+  CHECK(nlohmann::json::parse(metrics_line({{"loss", loss}}))["loss"].get<float>() == loss);
+}
+
+TEST_CASE("a fresh log is empty, a resumed one keeps the lines up to the checkpoint") {
+  TemporaryFolder folder;
+  std::filesystem::path path = folder / "metrics.jsonl";
+  {
+    MetricsLog log(path, std::nullopt);
+    for (int step : {1, 2, 3}) log.append({{"step", step}, {"loss", 1.5}});
+    log.append({{"step", 3}, {"val_loss", 2.5}});
+    log.append({{"step", 4}, {"loss", 1.5}});
+  }
+  const std::string all = content_of(path);
+  auto resumed = [&](const std::string& content, size_t step) {
+    put(path, content);
+    MetricsLog(path, step).append({{"step", 9}});
+    return content_of(path);
+  };
+  const std::string nine = "{\"step\": 9}\n", until_3 = all.substr(0, all.rfind("{\"step\": 4"));
+  CHECK(contains(until_3, "val_loss"));
+  CHECK(resumed(all, 3) == until_3 + nine);
+  CHECK(resumed(all, 100) == all + nine);
+  CHECK(resumed(all, 0) == nine);
+  CHECK(resumed("", 5) == nine);
+  CHECK(resumed(all + "{\"step\": 5, \"lo", 100) == all + nine);
+  CHECK(resumed(all + "{\"step\": 5}", 100) == all + nine);  // whole by chance, but for its end
+  CHECK(resumed(all + std::string(100, '\0'), 100) == all + nine);
+  CHECK(resumed(all + "{}\n", 100) == all + nine);
+  put(path, all);
+  MetricsLog(path, std::nullopt).append({{"step", 9}});
+  CHECK(content_of(path) == nine);
+}
+
+TEST_CASE("a log that cannot be written says so and keeps whole lines") {
+  TemporaryFolder folder;
+  auto open_nowhere = [&] { MetricsLog(folder / "none" / "m", std::nullopt); };
+  CHECK(is_line_with(error_of(open_nowhere), "none/m", "No such file"));
+  std::filesystem::path path = folder / "metrics.jsonl";
+  MetricsLog log(path, std::nullopt);
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = {30, before.rlim_max};  // stands in for a full disk
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  log.append({{"step", 1}, {"loss", 1.5}});
+  std::string error = error_of([&] { log.append({{"step", 2}, {"loss", 1.5}}); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(is_line_with(error, "metrics.jsonl", "cannot write"));
+  CHECK(content_of(path) == "{\"step\": 1, \"loss\": 1.5}\n");
+}
+
+// ---- --out and --resume -----------------------------------------------------------------------------------
+
+void put_checkpoint(const std::filesystem::path& out, size_t step) {
+  put(out / checkpoint_name(step) / "trainer.json", "{\"step\": " + std::to_string(step) + "}");
+}
+
+std::string start_error(const std::filesystem::path& out, const RunStart& start) {
+  return error_of([&] { prepare_run_folder(out, start); });
+}
+
+TEST_CASE("a fresh run: new folders, folders with other things, folders with a run") {
+  TemporaryFolder folder;
+  CHECK(!prepare_run_folder(folder / "a/b/c", {}));
+  CHECK(std::filesystem::is_directory(folder / "a/b/c"));
+  CHECK(std::filesystem::is_empty(folder / "a/b/c"));
+  put(folder / "other" / "notes.txt", "mine");
+  CHECK(!prepare_run_folder(folder / "other", {}));
+  put(folder / "other" / "metrics.jsonl", "");
+  CHECK(is_line_with(start_error(folder / "other", {}), "holds a run", "--resume", "--overwrite"));
+  put_checkpoint(folder / "run", 5);
+  CHECK(is_line_with(start_error(folder / "run", {}), "holds a run"));
+  CHECK(std::filesystem::exists(folder / "run" / "step_00000005"));
+}
+
+TEST_CASE("--overwrite removes the run and nothing else") {
+  TemporaryFolder folder;
+  put_checkpoint(folder / "run", 5);
+  put(folder / "run" / "metrics.jsonl", "{}");
+  put(folder / "run" / "notes.txt", "mine");
+  CHECK(!prepare_run_folder(folder / "run", {.overwrite = true}));
+  CHECK(!holds_run(folder / "run"));
+  CHECK(content_of(folder / "run" / "notes.txt") == "mine");
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / "run"), {}) == 1);
+}
+
+TEST_CASE("--resume continues in --out, or from another folder") {
+  TemporaryFolder folder;
+  std::filesystem::path run = folder / "run", other = folder / "other";
+  CHECK(!prepare_run_folder(run, {.resume = true}));  // nothing there: afresh
+  put(run / "metrics.jsonl", "{}");                   // a run that never came to a checkpoint
+  CHECK(!prepare_run_folder(run, {.resume = true}));
+  put_checkpoint(run, 5);
+  put_checkpoint(run, 10);
+  CHECK(prepare_run_folder(run, {.resume = true})->step == 10);
+  CHECK(prepare_run_folder(other, {.resume = true, .resume_from = run})->step == 10);
+  CHECK(prepare_run_folder(other, {.resume = true, .resume_from = run / "step_00000005"})->step == 5);
+  CHECK(is_line_with(start_error(run, {.resume = true, .resume_from = other}), "holds no checkpoint"));
+  CHECK(is_line_with(start_error(run, {.overwrite = true, .resume = true}), "give one of them"));
+  put_checkpoint(other, 1);
+  CHECK(is_line_with(start_error(other, {.resume = true, .resume_from = run}), "holds a run"));
+  CHECK(prepare_run_folder(other, {.overwrite = true, .resume = true, .resume_from = run})->step == 10);
+  CHECK(!holds_run(other));
+  CHECK(prepare_run_folder(run, {.resume = true})->step == 10);
+}
+
+TEST_CASE("going back to an earlier checkpoint of --out sets the later ones aside") {
+  TemporaryFolder folder;
+  for (int round = 0; round < 2; ++round) {
+    for (size_t step : {5, 10, 15}) put_checkpoint(folder.path(), step);
+    RunStart start = {.resume = true, .resume_from = folder / "step_00000010/"};
+    CHECK(prepare_run_folder(folder.path(), start)->step == 10);
+    CHECK(list_checkpoints(folder.path()).size() == 2);
+    CHECK(newest_checkpoint(folder.path())->step == 10);
+    CHECK(std::filesystem::exists(folder / "step_00000015.abandoned"));
+  }
+}
+
+TEST_CASE("--out that cannot be written to is refused before anything happens") {
+  TemporaryFolder folder;
+  put(folder / "file", "mine");
+  CHECK(is_line_with(start_error(folder / "file", {}), "file", "choose another --out"));
+  CHECK(is_line_with(start_error(folder / "file" / "below", {}), "below", "choose another --out"));
+  put_checkpoint(folder / "run", 5);
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = {100, before.rlim_max};  // stands in for a full disk
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string error = start_error(folder / "run", {.overwrite = true});
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(is_line_with(error, "--out", "File too large", "free space"));
+  CHECK(holds_run(folder / "run"));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / "run"), {}) == 1);
+}

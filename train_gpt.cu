@@ -1,0 +1,394 @@
+// train_gpt: options, data, model, loop. `train_gpt --help` lists the options; README.md shows runs.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+
+#include "gpt.cuh"
+#include "runtime/checkpoint.h"
+#include "runtime/console.h"
+#include "runtime/data.h"
+#include "runtime/hardware.h"
+#include "runtime/metrics.h"
+#include "runtime/options.h"
+#include "runtime/run_folder.h"
+#include "runtime/sample.h"
+#include "runtime/schedule.h"
+#include "runtime/tokenizer.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// ---- before training
+
+std::string open_device() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess || devices == 0)
+    fail("this is the GPU build and no GPU can be used (", cudaGetErrorString(error),
+         "): check nvidia-smi, or build for the CPU with `make cpu`");
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  return properties.name;
+}
+
+void refuse_several_ranks() {
+  for (const char* variable : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"})
+    if (const char* size = std::getenv(variable); size && std::atoi(size) > 1)
+      fail("started as one of ", size, " ranks (", variable, "): several ranks are not there yet; start one");
+}
+
+// The checkpoint's options that change the arithmetic, beside those of this run.
+nlohmann::json arithmetic(const Options& o, const TokenData& data) {
+  return {{"dtype", o.dtype},           {"stochastic_rounding", o.stochastic_rounding},
+          {"seq_len", o.seq_len},       {"micro_batch", o.micro_batch},
+          {"global_batch", o.global_batch}, {"lr", o.schedule.lr},
+          {"min_lr", o.schedule.min_lr}, {"warmup", o.schedule.warmup},
+          {"schedule", o.schedule.kind}, {"cooldown", o.schedule.cooldown},
+          {"weight_decay", o.weight_decay}, {"beta1", o.beta1},
+          {"beta2", o.beta2},           {"eps", o.epsilon},
+          {"grad_clip", o.grad_clip},   {"shuffle", o.shuffle},
+          {"seed", o.seed},             {"train_tokens", data.tokens()}};
+}
+
+void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
+  for (const auto& [key, value] : wanted.items())
+    if (!stored.contains(key) || stored[key] != value)
+      usage_error("--resume: ", key, " is ", value.dump(), " and was ",
+                  stored.contains(key) ? stored[key].dump() : "not recorded", " in ", folder,
+                  "; resume with the same options (only --steps may change)");
+}
+
+std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
+  std::vector<CheckpointTensor> stored;
+  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
+  return stored;
+}
+
+State state_of(char kind) {
+  return kind == 'w' ? State::weight : kind == 'm' ? State::first_moment : State::second_moment;
+}
+
+Recompute recompute_of(const std::string& name) {
+  return name == "block" ? Recompute::block : name == "gelu" ? Recompute::gelu : Recompute::none;
+}
+
+// ---- the run
+
+template <class T>
+class Run {
+ public:
+  Run(Options options, std::string device) : o_(std::move(options)), device_(std::move(device)) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+
+  void generate() {
+    const std::filesystem::path folder = weights_folder();
+    const ModelShape shape = load_shape(folder);
+    check_loaded_shape(o_, shape, folder);
+    o_.seq_len = o_.seq_len ? o_.seq_len : shape.positions;
+    check_shape(shape, o_.seq_len);
+    o_.micro_batch = 1;
+    build_model(shape, false);
+    load_model_weights(folder);
+    std::printf("%s\n", sample(folder, 0).c_str());
+  }
+
+  void train() {
+    open_data();
+    const std::optional<Checkpoint> checkpoint = prepare_folder();
+    build_model(decide_shape(checkpoint), true);
+    const size_t start = load_state(checkpoint);
+    describe(start);
+    std::optional<MetricsLog> metrics;
+    if (!o_.out.empty())
+      metrics.emplace(metrics_path(o_.out), start ? std::optional<size_t>(start) : std::nullopt);
+    if (start >= o_.schedule.steps)
+      std::printf("finished: the checkpoint has %zu of %zu steps\n", start, o_.schedule.steps);
+    else
+      loop(start, metrics ? &*metrics : nullptr);
+  }
+
+ private:
+  // ---- what the options name
+
+  std::filesystem::path weights_folder() const {
+    if (!o_.init.empty()) return o_.init;
+    const std::filesystem::path from = o_.resume_from.empty() ? o_.out : o_.resume_from;
+    const std::optional<Checkpoint> found = find_checkpoint(from);
+    if (!found) fail("--generate: ", from, " holds no checkpoint; name one with --resume DIR or --init DIR");
+    return found->folder;
+  }
+
+  void open_data() {
+    train_.emplace(o_.train);
+    if (!o_.val.empty()) val_.emplace(o_.val);
+    if (val_ && val_->is_text() != train_->is_text())
+      usage_error("--train and --val: one is text, the other .bin shards; use one kind");
+  }
+
+  std::optional<Checkpoint> prepare_folder() {
+    if (o_.out.empty()) return o_.resume ? find_checkpoint(o_.resume_from) : std::nullopt;
+    auto checkpoint = prepare_run_folder(o_.out, {o_.overwrite, o_.resume, o_.resume_from});
+    if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
+    return checkpoint;
+  }
+
+  ModelShape decide_shape(const std::optional<Checkpoint>& checkpoint) {
+    const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o_.init);
+    ModelShape shape;
+    if (folder.empty()) {
+      shape = shape_of(o_, train_->default_vocabulary());
+    } else {
+      shape = load_shape(folder);
+      check_loaded_shape(o_, shape, folder);
+      if (o_.seq_len == 0) o_.seq_len = std::min(shape.positions, 1024);
+    }
+    check_shape(shape, o_.seq_len);
+    check_enough(*train_, "--train", size_t(o_.global_batch));
+    if (val_) check_enough(*val_, "--val", o_.val_batches * size_t(o_.global_batch));
+    return shape;
+  }
+
+  void check_enough(const TokenData& data, const char* option, size_t samples) const {
+    if (data.samples(o_.seq_len) < samples)
+      fail(option, ": ", data.tokens(), " tokens hold ", data.samples(o_.seq_len), " samples of ", o_.seq_len, ", and ",
+           samples, " are needed: give more data, or lower --seq-len, --global-batch or --val-batches");
+  }
+
+  void build_model(const ModelShape& shape, bool training) {
+    model_ = std::make_unique<GPT<T>>(ModelOptions{.shape = shape,
+                                                   .micro_batch = o_.micro_batch,
+                                                   .seq_len = o_.seq_len,
+                                                   .recompute = recompute_of(o_.recompute),
+                                                   .stochastic_rounding = o_.stochastic_rounding,
+                                                   .training = training,
+                                                   .seed = o_.seed},
+                                      stream_);
+  }
+
+  // ---- state
+
+  CopyIn copy_in() {
+    return [this](const CheckpointTensor& stored, char kind, const std::vector<float>& values) {
+      model_->store().copy_in(model_->tensors().find(stored.name), state_of(kind), values);
+    };
+  }
+
+  void load_model_weights(const std::filesystem::path& folder) {
+    load_weights(folder, model_->tensors().shape(), stored_tensors(model_->tensors()), copy_in());
+  }
+
+  // Returns the number of updates that are done.
+  size_t load_state(const std::optional<Checkpoint>& checkpoint) {
+    if (!checkpoint) {
+      if (o_.init.empty()) model_->store().initialize();
+      else load_model_weights(o_.init);
+      return 0;
+    }
+    const nlohmann::json trainer = load_trainer(checkpoint->folder);
+    check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, *train_),
+                          checkpoint->folder);
+    load_model_weights(checkpoint->folder);
+    load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()), copy_in());
+    return checkpoint->step;
+  }
+
+  void save(size_t step) {
+    CopyOut copy_out = [this](const CheckpointTensor& stored, char kind, std::vector<float>& values) {
+      model_->store().copy_out(model_->tensors().find(stored.name), state_of(kind), values);
+    };
+    save_checkpoint(o_.out, step, model_->tensors().shape(), stored_tensors(model_->tensors()), copy_out,
+                    {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}});
+    prune_checkpoints(o_.out, o_.keep, o_.keep_every);
+  }
+
+  // ---- what is printed
+
+  void describe(size_t start) const {
+    const ModelShape& s = model_->tensors().shape();
+    std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
+                s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model_->tensors().parameters())).c_str(),
+                o_.dtype.c_str(), o_.stochastic_rounding ? " with stochastic rounding" : "");
+    std::printf("device    %s\n", device_.c_str());
+    std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(train_->tokens())).c_str(),
+                train_->files(), train_->is_text() ? "text, a byte is a token" : "token shards",
+                train_->samples(o_.seq_len), o_.seq_len);
+    if (val_) std::printf("; validation on %zu", o_.val_batches * size_t(o_.global_batch));
+    std::printf("\nbatch     %d samples in micro-batches of %d: %s tokens a step\n", o_.global_batch, o_.micro_batch,
+                with_commas(tokens_per_step()).c_str());
+    std::printf("memory    ");
+    for (const auto& category : model_->memory().categories())
+      std::printf("%s %s, ", category.name.c_str(), gibibytes(category.bytes).c_str());
+    std::printf("total %s\n", gibibytes(model_->memory().total()).c_str());
+    const double peak = peak_flops(device_, o_.dtype == "fp32");
+    std::printf("work      6N + 6LCT = %.3f GFLOP a token", model_->flops_per_token() / 1e9);
+    if (peak > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak / 1e12, o_.dtype.c_str());
+    std::printf("\nsteps     %zu to %zu, learning rate %g (%s), output %s\n", start + 1, o_.schedule.steps, o_.schedule.lr,
+                o_.schedule.kind.c_str(), o_.out.empty() ? "none" : o_.out.c_str());
+    std::fflush(stdout);
+  }
+
+  void print_step(size_t step, double loss, double norm, double rate, double seconds, double seconds_left) const {
+    const double flops = tokens_per_step() * model_->flops_per_token() / seconds;
+    const double peak = peak_flops(device_, o_.dtype == "fp32");
+    std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", step, o_.schedule.steps,
+                loss, norm, rate, seconds * 1e3, with_commas(tokens_per_step() / seconds).c_str());
+    if (peak > 0) std::printf("MFU %.1f%% | ", 100 * flops / peak);
+    else std::printf("%.0f GFLOP/s | ", flops / 1e9);
+    std::printf("%s left\n", duration(seconds_left).c_str());
+    std::fflush(stdout);
+  }
+
+  void print_profile(size_t steps) const {
+    auto totals = Profiler::instance().collect();
+    double milliseconds = 0;
+    for (const auto& [name, total] : totals) milliseconds += total.milliseconds;
+    std::printf("%-28s %8s %10s %7s %9s %10s   (a step, mean of %zu)\n", "kernel", "calls", "ms", "share", "GB/s",
+                "GFLOP/s", steps);
+    std::vector<std::pair<std::string, Profiler::Total>> sorted(totals.begin(), totals.end());
+    std::sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.second.milliseconds > b.second.milliseconds; });
+    for (const auto& [name, total] : sorted)
+      std::printf("%-28s %8.1f %10.3f %6.1f%% %9.1f %10.1f\n", name.c_str(), double(total.calls) / steps,
+                  total.milliseconds / steps, 100 * total.milliseconds / milliseconds,
+                  total.bytes / total.milliseconds / 1e6, total.flops / total.milliseconds / 1e6);
+    std::printf("%-28s %8s %10.3f\n", "all", "", milliseconds / steps);
+  }
+
+  // ---- the loop
+
+  void loop(size_t start, MetricsLog* metrics) {
+    constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
+    ProgressBar bar(o_.schedule.steps);
+    const Clock::time_point begin = Clock::now();
+    double shortest = INFINITY;
+    for (size_t step = start; step < o_.schedule.steps; ++step) {
+      const size_t done = step + 1;
+      const bool last = done == o_.schedule.steps;
+      Profiler::instance().enabled = o_.profile && step >= start + unprofiled;
+
+      const Clock::time_point step_begin = Clock::now();
+      const double rate = learning_rate(o_.schedule, step);
+      accumulate(*train_, step * size_t(o_.global_batch), o_.shuffle, true);
+      model_->store().update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
+                             float(o_.grad_clip), long(done));
+      const double loss = model_->loss(), norm = model_->gradient_norm(), seconds = seconds_since(step_begin);
+      shortest = std::min(shortest, seconds);
+
+      const double left = seconds_since(begin) / double(done - start) * double(o_.schedule.steps - done);
+      bar.hide();
+      if (done % o_.log_every == 0 || last) print_step(done, loss, norm, rate, seconds, left);
+      if (metrics) metrics->append(step_metrics(done, loss, norm, rate, seconds));
+      Profiler::instance().enabled = false;
+      if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done, metrics);
+      if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(o_.init, done).c_str());
+      if (!o_.out.empty() && (last || (o_.checkpoint_every && done % o_.checkpoint_every == 0))) save(done);
+      bar.show(done, left);
+    }
+    bar.hide();
+    print_summary(o_.schedule.steps - start, shortest, seconds_since(begin));
+    if (o_.profile && o_.schedule.steps - start > unprofiled) print_profile(o_.schedule.steps - start - unprofiled);
+  }
+
+  // One global batch from sample number `first` on: gradients and loss, or the loss alone.
+  void accumulate(const TokenData& data, size_t first, bool shuffle, bool training) {
+    const SampleOrder order(data.samples(o_.seq_len), shuffle, o_.seed);
+    const size_t micro_batch = size_t(o_.micro_batch), seq_len = size_t(o_.seq_len);
+    std::vector<int> inputs(micro_batch * seq_len), targets(micro_batch * seq_len);
+    for (size_t sample = 0; sample < size_t(o_.global_batch); sample += micro_batch) {
+      for (size_t b = 0; b < micro_batch; ++b)
+        data.read_sample(order(first + sample + b), o_.seq_len, model_->tensors().shape().vocabulary,
+                         &inputs[b * seq_len], &targets[b * seq_len]);
+      if (training) model_->train_micro_step(inputs.data(), targets.data(), tokens_per_step(), sample == 0);
+      else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), sample == 0);
+    }
+  }
+
+  void validate_now(size_t step, MetricsLog* metrics) {
+    double sum = 0;
+    for (size_t batch = 0; batch < o_.val_batches; ++batch) {
+      accumulate(*val_, batch * size_t(o_.global_batch), false, false);
+      sum += model_->loss();
+    }
+    const double loss = sum / double(o_.val_batches);
+    std::printf("step %5zu/%zu | val_loss %.4f\n", step, o_.schedule.steps, loss);
+    if (metrics) metrics->append({{"step", step}, {"val_loss", loss}});
+  }
+
+  nlohmann::ordered_json step_metrics(size_t step, double loss, double norm, double rate, double seconds) const {
+    const double flops = tokens_per_step() * model_->flops_per_token() / seconds;
+    const double peak = peak_flops(device_, o_.dtype == "fp32");
+    return {{"step", step},
+            {"loss", loss},
+            {"grad_norm", norm},
+            {"lr", rate},
+            {"tokens", step * size_t(tokens_per_step())},
+            {"step_ms", seconds * 1e3},
+            {"tokens_per_s", tokens_per_step() / seconds},
+            {"flops_per_s", flops},
+            {"mfu", peak > 0 ? flops / peak : NAN}};
+  }
+
+  void print_summary(size_t steps, double shortest, double seconds) const {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    std::printf("%zu steps in %s; fastest step %.1f ms; peak host memory %s\n", steps, duration(seconds).c_str(),
+                shortest * 1e3, gibibytes(size_t(usage.ru_maxrss) * 1024).c_str());
+  }
+
+  // ---- sampling
+
+  // `number` makes each sample of a run its own; `folder` may hold tokenizer files.
+  std::string sample(const std::filesystem::path& folder, uint64_t number) {
+    const int vocabulary = model_->tensors().shape().vocabulary;
+    const Tokenizer tokenizer(vocabulary, folder);
+    std::vector<int> tokens = o_.prompt.empty() ? std::vector<int>{first_token(vocabulary)} : tokenizer.encode(o_.prompt);
+    const size_t begin = o_.prompt.empty() ? 1 : 0;
+    std::mt19937_64 generator(o_.seed * 1000003 + number);
+    for (size_t i = 0; i < o_.sample_len; ++i) {
+      const size_t visible = std::min(tokens.size(), size_t(o_.seq_len));
+      const std::vector<int> window(tokens.end() - long(visible), tokens.end());
+      tokens.push_back(sample_token(model_->next_token_logits(window), {o_.temperature, o_.top_k}, generator));
+    }
+    return tokenizer.decode({tokens.begin() + long(begin), tokens.end()});
+  }
+
+  // What an empty prompt starts from: a line end for bytes, <|endoftext|> for GPT-2's vocabulary.
+  static int first_token(int vocabulary) { return vocabulary == 50257 ? 50256 : std::min(int('\n'), vocabulary - 1); }
+
+  double tokens_per_step() const { return double(o_.global_batch) * o_.seq_len; }
+
+  Options o_;
+  std::string device_;
+  cudaStream_t stream_ = nullptr;
+  std::optional<TokenData> train_, val_;
+  std::unique_ptr<GPT<T>> model_;
+};
+
+template <class T>
+void run(const Options& options, const std::string& device) {
+  Run<T> run(options, device);
+  if (options.generate) run.generate();
+  else run.train();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    Options options = parse_options(argc, argv);
+    complete_options(options);
+    refuse_several_ranks();
+    const std::string device = open_device();
+    if (options.dtype == "bf16") run<__nv_bfloat16>(options, device);
+    else run<float>(options, device);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "train_gpt: %s\n", error.what());
+    return 1;
+  }
+}
