@@ -31,7 +31,7 @@ FLAGS_ := $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
 FLAGS_debug := -O0 -g
-CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu
+CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu
 CPU_LIBRARIES := -ldnnl -lboost_context
 KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
@@ -101,7 +101,17 @@ $(BUILD)/%: test/%.cpp
 endif
 -include $(wildcard $(BUILD)/*.d)
 
+# ---- the CPU device under sanitizers
+KERNEL_TESTS := $(filter $(SOURCES:kernels/%.cuh=test_%),$(TESTS))
+test-sanitize: ; @$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
+test-race:
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures"
+	@test/remove_barriers.sh
+run: $(NAMES:%=$(BUILD)/%)
+	@export OMP_NUM_THREADS=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
+	for test in $^; do echo "$$test"; $$test || exit 1; done
+
 check-packages:
 clean:
 	rm -rf build train_gpt
-.PHONY: all cpu gpu program test train bench deps clean check-packages
+.PHONY: all cpu gpu program run test test-sanitize test-race train bench deps clean check-packages

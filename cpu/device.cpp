@@ -107,6 +107,7 @@ class Worker {
   void resume(int thread);
   void jump(Fiber* to);
   Fiber* idle_fiber();
+  uint32_t missing_lanes(int waiting) const;
   [[noreturn]] void report_deadlock() const;
   std::string name_of(int thread) const;
 
@@ -376,8 +377,9 @@ void Worker::run_block(const Launch& launch, uint3 index, uint64_t seed) {
     for (int i = warps_ - 1; i > 0; --i) std::swap(warp_priority_[i], warp_priority_[random_.below(i + 1)]);
     std::fill_n(ended_, threads_, false);
     std::fill_n(fiber_of_, threads_, nullptr);
-    make_all_runnable(0);
-    set_current(pick());
+    const bool starts_with_0 = schedule().order == Order::forward;  // which is current already
+    make_all_runnable(starts_with_0 ? 1 : 0);
+    if (!starts_with_0) set_current(pick());
   }
   if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread appears to have started another
     for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
@@ -401,6 +403,13 @@ std::string Worker::name_of(int thread) const {
   return text;
 }
 
+// Lanes that the warp collective of this thread waits for; 0: it waits at a block barrier.
+uint32_t Worker::missing_lanes(int waiting) const {
+  for (const Rendezvous& here : rendezvous_[waiting / warp_size])
+    if (here.arrived >> waiting % warp_size & 1) return here.mask & ~here.arrived;
+  return 0;
+}
+
 void Worker::report_deadlock() const {
   int waiting = -1, ended = -1, other = -1;
   for (int t = threads_ - 1; t >= 0; --t) (ended_[t] ? ended : waiting) = t;
@@ -413,7 +422,10 @@ void Worker::report_deadlock() const {
   if (other >= 0)
     add(other, " waits for " + std::string(waits_for_[other]) + " at " + where_[other].file_name() + ":" +
                    std::to_string(where_[other].line()));
-  if (ended >= 0) add(ended, " has ended without reaching it");
+  char lanes[64];
+  std::snprintf(lanes, sizeof lanes, "; missing are lanes %#x of its warp", missing_lanes(waiting));
+  if (missing_lanes(waiting)) rest = lanes + rest;
+  else if (ended >= 0) add(ended, " has ended without reaching it");
   fatal("deadlock in kernel %s: %s waits for %s at %s:%u (%d of %d threads wait, %d have ended)%s", launch_->kernel,
         name_of(waiting).c_str(), waits_for_[waiting], where_[waiting].file_name(), unsigned(where_[waiting].line()),
         threads_ - finished_, threads_, finished_, rest.c_str());

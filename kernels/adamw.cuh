@@ -2,7 +2,7 @@
 //   m = β1·m + (1−β1)·g;   v = β2·v + (1−β2)·g²
 //   w = w·(1 − lr·decay) − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + ε)
 //
-// Elementwise, a pack of four a thread. The weights that are updated are float: the fp32 model itself, or the master
+// Elementwise, a pack of floats a thread. The weights that are updated are float: the fp32 model itself, or the master
 // copy of a 16-bit model, whose working weights are rounded from it. Without a master copy the 16-bit weights are
 // updated themselves, by stochastic rounding: the up or down neighbour with probability by distance, so that updates
 // smaller than half a unit in the last place are kept on average (Gupta et al., arXiv:1502.02551).
@@ -13,6 +13,8 @@
 
 #include "kernels/common.cuh"
 #include "kernels/random.cuh"
+
+constexpr int adamw_block = 256;  // threads, a pack each
 
 struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;
@@ -43,13 +45,14 @@ __device__ inline void adamw_update(float (&w)[N], float (&m)[N], float (&v)[N],
   }
 }
 
-// Elements before `decayed` decay, those from it on do not. `count` is a multiple of 4 (units are padded).
+// Elements before `decayed` decay, those from it on do not. `count` is a multiple of the pack (units are padded).
 template <class T>
 __global__ void adamw_kernel(T* weights, float* masters, float* first, float* second, const float* gradients,
                              const float* factor, size_t count, size_t decayed, AdamWStep step) {
-  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float w[4], m[4], v[4], g[4];
+  float w[N], m[N], v[N], g[N];
   load(masters + i, w);
   load(first + i, m);
   load(second + i, v);
@@ -71,9 +74,10 @@ __device__ inline __nv_bfloat16 round_stochastically(float x, uint32_t random16)
 __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
                                         const float* factor, size_t count, size_t decayed, AdamWStep step,
                                         uint64_t key, uint64_t counter) {
-  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * 4;
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float w[4], m[4], v[4], g[4];
+  float w[N], m[N], v[N], g[N];
   load(weights + i, w);
   load(first + i, m);
   load(second + i, v);
@@ -81,9 +85,16 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
   adamw_update(w, m, v, g, *factor, i < decayed ? step.decay : 0.0f, step);
   store(first + i, m);
   store(second + i, v);
-  const uint4 bits = philox(key, counter + i / 4);
-  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-  for (int k = 0; k < 4; ++k) weights[i + k] = round_stochastically(w[k], words[k] >> 16);
+#pragma unroll
+  for (int group = 0; group < N; group += 4) {
+    const uint4 bits = philox(key, counter + (i + group) / 4);
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    for (int k = 0; k < 4; ++k) weights[i + group + k] = round_stochastically(w[group + k], words[k] >> 16);
+  }
+}
+
+inline unsigned adamw_grid(size_t count) {
+  return unsigned(ceil_div(count, size_t(adamw_block * pack_width<float>)));
 }
 
 // One contiguous stretch of parameters; all arrays have `count` elements. In fp32 `weights` is `masters`.
@@ -91,8 +102,8 @@ template <class T>
 void adamw(T* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
            size_t count, size_t decayed, const AdamWStep& step, cudaStream_t stream) {
   KernelRange range("adamw", stream, (28.0 + (sizeof(T) == 2 ? 2 : 0)) * count, 15.0 * count);
-  adamw_kernel<T><<<unsigned(ceil_div(count, size_t(1024))), 256, 0, stream>>>(weights, masters, first, second,
-                                                                             gradients, factor, count, decayed, step);
+  adamw_kernel<T><<<adamw_grid(count), adamw_block, 0, stream>>>(weights, masters, first, second, gradients, factor,
+                                                                count, decayed, step);
   CUDA_CHECK(cudaGetLastError());
 }
 
@@ -101,7 +112,7 @@ inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second
                              const float* factor, size_t count, size_t decayed, const AdamWStep& step, uint64_t key,
                              uint64_t counter, cudaStream_t stream) {
   KernelRange range("adamw_stochastic", stream, 24.0 * count, 15.0 * count);
-  adamw_stochastic_kernel<<<unsigned(ceil_div(count, size_t(1024))), 256, 0, stream>>>(
+  adamw_stochastic_kernel<<<adamw_grid(count), adamw_block, 0, stream>>>(
       weights, first, second, gradients, factor, count, decayed, step, key, counter);
   CUDA_CHECK(cudaGetLastError());
 }

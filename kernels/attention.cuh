@@ -114,15 +114,18 @@ attention_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head
     float new_maximum = maximum;
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-      s[j] = first + j <= query ? s[j] : -INFINITY;
-      new_maximum = s[j] > new_maximum ? s[j] : new_maximum;
+      const float seen = first + j <= query ? s[j] : -INFINITY;
+      new_maximum = seen > new_maximum ? seen : new_maximum;
     }
     const float correction = expf(maximum - new_maximum);
     maximum = new_maximum;
     sum *= correction;
 #pragma unroll
+    for (int j = 0; j < J; ++j) s[j] = first + j <= query ? s[j] - maximum : 0.0f;
+    exp_pack(s);
+#pragma unroll
     for (int j = 0; j < J; ++j) {
-      s[j] = expf(s[j] - maximum);
+      s[j] = first + j <= query ? s[j] : 0.0f;
       sum += s[j];
     }
 #pragma unroll
@@ -169,10 +172,10 @@ attention_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const
     dot_tile<HS, J>(s, q, keys_transposed);
     dot_tile<HS, J>(dp, d_out, values_transposed);
 #pragma unroll
-    for (int j = 0; j < J; ++j) {
-      const float p = first + j <= query ? expf(s[j] - log_sum) : 0.0f;
-      s[j] = p * (dp[j] - row_dot);
-    }
+    for (int j = 0; j < J; ++j) s[j] = first + j <= query ? s[j] - log_sum : 0.0f;
+    exp_pack(s);
+#pragma unroll
+    for (int j = 0; j < J; ++j) s[j] = first + j <= query ? s[j] * (dp[j] - row_dot) : 0.0f;
     add_tile<HS, J>(dq, s, keys);
   }
   if (!active) return;
@@ -213,9 +216,12 @@ attention_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, co
     dot_tile<HS, J>(s, k, queries_transposed);
     dot_tile<HS, J>(dp, v, d_outs_transposed);
 #pragma unroll
+    for (int i = 0; i < J; ++i) s[i] = key <= first + i && first + i < seq_len ? s[i] - log_sums[i] : 0.0f;
+    exp_pack(s);
+#pragma unroll
     for (int i = 0; i < J; ++i) {
       const bool sees_key = key <= first + i && first + i < seq_len;
-      s[i] = sees_key ? expf(s[i] - log_sums[i]) : 0.0f;
+      s[i] = sees_key ? s[i] : 0.0f;
       dp[i] = sees_key ? s[i] * (dp[i] - dots[i]) : 0.0f;
     }
     add_tile<HS, J>(dv, s, d_outs);

@@ -1,7 +1,7 @@
 // What every kernel file shares: 16-byte packs, block reductions, error checks, and the range that profiles a launcher.
 //
-// A *pack* is what a thread loads or stores at once: 16 bytes (4 floats, 8 bf16) when a row's length allows it, else a
-// single element, so that any size works. Arithmetic is in float whatever the storage type T.
+// A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device, when a
+// row's length allows it, else a single element, so that any size works. Arithmetic is in float whatever the type T.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,10 +28,10 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
 }
 
 template <class T>
-constexpr int pack_width = 16 / int(sizeof(T));
+constexpr int pack_width = pack_bytes / int(sizeof(T));
 
 // Calls function(std::integral_constant<int, N>): N is the pack width where rows of `length` elements stay aligned to
-// 16 bytes, else 1.
+// packs, else 1.
 template <class T, class Function>
 void with_pack(int length, Function function) {
   if (length % pack_width<T> == 0) function(std::integral_constant<int, pack_width<T>>{});
@@ -43,12 +43,12 @@ struct alignas(sizeof(T) * N) Pack {
   T values[N];
 };
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ inline float to_float(__half x) { return __half2float(x); }
+__host__ __device__ inline float to_float(float x) { return x; }
+__host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float to_float(__half x) { return __half2float(x); }
 
 template <class T>
-__device__ inline T from_float(float x) {
+__host__ __device__ inline T from_float(float x) {
   if constexpr (std::is_same_v<T, float>) return x;
   else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
   else return __float2half_rn(x);

@@ -9,7 +9,7 @@
 
 #include "kernels/common.cuh"
 
-// Calls function(column, x) for the thread's packs of row[0..columns), and returns to the caller's accumulators.
+// Calls function(column, x) for the thread's packs of row[0..columns).
 template <class T, int N, class Function>
 __device__ inline void for_each_pack(const T* row, int columns, Function function) {
   for (int c = threadIdx.x * N; c < columns; c += blockDim.x * N) {
@@ -43,7 +43,10 @@ __global__ void cross_entropy_kernel(T* logits, float* losses, const int* target
   float lane_sum[N] = {};
   for_each_pack<T, N>(row, whole, [&](int, float (&x)[N]) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) lane_sum[k] += expf(x[k] - maximum);
+    for (int k = 0; k < N; ++k) x[k] -= maximum;
+    exp_pack(x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) lane_sum[k] += x[k];
   });
   float thread_sum = 0;
   for (int k = 0; k < N; ++k) thread_sum += lane_sum[k];
@@ -56,7 +59,10 @@ __global__ void cross_entropy_kernel(T* logits, float* losses, const int* target
     const float scale = loss_scale / sum;
     for_each_pack<T, N>(row, padded, [&](int c, float (&x)[N]) {
 #pragma unroll
-      for (int k = 0; k < N; ++k) x[k] = expf(x[k] - maximum) * scale;
+      for (int k = 0; k < N; ++k) x[k] -= maximum;
+      exp_pack(x);
+#pragma unroll
+      for (int k = 0; k < N; ++k) x[k] *= scale;
       if (c >= whole)
         for (int k = 0; k < N; ++k) x[k] = c + k < vocabulary ? x[k] : 0.0f;
       if (c <= target && target < c + N)

@@ -15,13 +15,13 @@ template <class T, int N>
 __global__ void gelu_forward_kernel(T* out, const T* input, size_t count) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float x[N];
+  float x[N], t[N];
   load(input + i, x);
 #pragma unroll
-  for (int k = 0; k < N; ++k) {
-    float u = gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-    x[k] = 0.5f * x[k] * (1.0f + tanhf(u));
-  }
+  for (int k = 0; k < N; ++k) t[k] = gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
+  tanh_pack(t);
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = 0.5f * x[k] * (1.0f + t[k]);
   store(out + i, x);
 }
 
@@ -29,15 +29,16 @@ template <class T, int N>
 __global__ void gelu_backward_kernel(T* gradient, const T* input, size_t count) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float x[N], d[N];
+  float x[N], d[N], t[N];
   load(input + i, x);
   load(gradient + i, d);
 #pragma unroll
+  for (int k = 0; k < N; ++k) t[k] = gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
+  tanh_pack(t);
+#pragma unroll
   for (int k = 0; k < N; ++k) {
-    float square = x[k] * x[k];
-    float tanh_u = tanhf(gelu_scale * x[k] * (1.0f + gelu_cubic * square));
-    float slope = 0.5f * x[k] * (1.0f - tanh_u * tanh_u) * gelu_scale * (1.0f + 3.0f * gelu_cubic * square);
-    d[k] *= 0.5f * (1.0f + tanh_u) + slope;
+    const float du = gelu_scale * (1.0f + 3.0f * gelu_cubic * x[k] * x[k]);
+    d[k] *= 0.5f * (1.0f + t[k]) + 0.5f * x[k] * (1.0f - t[k] * t[k]) * du;
   }
   store(gradient + i, d);
 }

@@ -2,34 +2,42 @@
 //
 //   norm = √Σ g²,   factor = min(1, clip / (norm + 1e-6))   (clip 0: factor 1)
 //
-// A block adds a contiguous chunk of 16,384 floats (64 KB: its packs stay in cache while the threads take turns on a
-// CPU), one partial a block; one last block adds the partials in double. Reads 4·n bytes, 2 FLOPs an element.
+// A tree: each thread adds eight packs, a block's width apart, and writes one partial sum; partial sums are added the
+// same way until few are left, which one block adds in double. No thread ever waits for another in the big levels.
+// Reads 4·n bytes (and a thirty-second of it again), 2 FLOPs an element.
 #pragma once
 
 #include "kernels/common.cuh"
 
-constexpr int norm_chunk = 16384;
+constexpr int norm_block = 256, norm_packs = 8;
+constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats a thread
+constexpr size_t norm_last_level = 4096;                     // partial sums that the last block adds
 
-__global__ void sum_of_squares_kernel(float* partials, const float* values, size_t count) {
-  __shared__ float scratch[32];
-  const size_t first = size_t(blockIdx.x) * norm_chunk;
-  const size_t last = first + norm_chunk < count ? first + norm_chunk : count;
-  float lanes[4] = {}, x[4];
-#pragma unroll 4
-  for (size_t i = first + threadIdx.x * 4; i + 4 <= last; i += blockDim.x * 4) {
-    load(values + i, x);
+// sums[thread] = Σ f(x) of the thread's eight packs, f(x) = x² or x.
+template <bool Square>
+__global__ void partial_sums_kernel(float* sums, const float* values, size_t count) {
+  constexpr int N = pack_width<float>;
+  const size_t first = size_t(blockIdx.x) * norm_block * norm_fan_in + threadIdx.x * N;
+  float lanes[N] = {}, x[N];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) lanes[k] += x[k] * x[k];
+  for (int pack = 0; pack < norm_packs; ++pack) {
+    const size_t i = first + size_t(pack) * norm_block * N;
+    if (i + N <= count) {
+      load(values + i, x);
+    } else {
+      for (int k = 0; k < N; ++k) x[k] = i + k < count ? values[i + k] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) lanes[k] += Square ? x[k] * x[k] : x[k];
   }
-  float sum = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-  const size_t tail = last / 4 * 4 + threadIdx.x;  // the last chunk may end inside a pack
-  if (tail < last) sum += values[tail] * values[tail];
-  sum = block_reduce_sum(sum, scratch);
-  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum += lanes[k];
+  sums[size_t(blockIdx.x) * norm_block + threadIdx.x] = sum;
 }
 
 __global__ void clip_factor_kernel(float* norm, float* factor, const float* partials, int count, float clip) {
-  __shared__ double sums[256];
+  __shared__ double sums[norm_block];
   double sum = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
   sums[threadIdx.x] = sum;
@@ -40,21 +48,31 @@ __global__ void clip_factor_kernel(float* norm, float* factor, const float* part
   *factor = clip > 0 && *norm + 1e-6f > clip ? clip / (*norm + 1e-6f) : 1.0f;
 }
 
-inline int sum_of_squares_partials(size_t count) {
-  return int(ceil_div(count, size_t(norm_chunk)));
+// Partial sums that one level leaves of `count` values.
+inline size_t norm_partials(size_t count) {
+  return ceil_div(count, size_t(norm_block * norm_fan_in)) * norm_block;
 }
 
-// partials (sum_of_squares_partials(count)) = the sums of squares of values (count), chunk by chunk.
-inline void sum_of_squares(float* partials, const float* values, size_t count, cudaStream_t stream) {
-  KernelRange range("sum_of_squares", stream, 4.0 * count, 2.0 * count);
-  sum_of_squares_kernel<<<sum_of_squares_partials(count), 128, 0, stream>>>(partials, values, count);
-  CUDA_CHECK(cudaGetLastError());
+// Floats of workspace for gradient_norm: all levels.
+inline size_t norm_workspace(size_t count) {
+  size_t floats = 0;
+  do floats += count = norm_partials(count);
+  while (count > norm_last_level);
+  return floats;
 }
 
-// *norm and *factor (device memory) from all partials.
-inline void clip_factor(float* norm, float* factor, const float* partials, int count, float clip,
-                        cudaStream_t stream) {
-  KernelRange range("clip_factor", stream, 4.0 * count, count);
-  clip_factor_kernel<<<1, 256, 0, stream>>>(norm, factor, partials, count, clip);
+// *norm and *factor (device memory) of values (count).
+inline void gradient_norm(float* norm, float* factor, const float* values, size_t count, float clip, float* workspace,
+                          cudaStream_t stream) {
+  KernelRange range("gradient_norm", stream, 4.0 * count, 2.0 * count);
+  size_t sums = norm_partials(count);
+  partial_sums_kernel<true><<<unsigned(sums / norm_block), norm_block, 0, stream>>>(workspace, values, count);
+  while (sums > norm_last_level) {
+    const size_t fewer = norm_partials(sums);
+    partial_sums_kernel<false><<<unsigned(fewer / norm_block), norm_block, 0, stream>>>(workspace + sums, workspace, sums);
+    workspace += sums;
+    sums = fewer;
+  }
+  clip_factor_kernel<<<1, norm_block, 0, stream>>>(norm, factor, workspace, int(sums), clip);
   CUDA_CHECK(cudaGetLastError());
 }

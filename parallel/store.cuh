@@ -37,12 +37,12 @@ class ParameterStore {
                  cudaStream_t stream)
       : list_(list), has_masters_(training && !is_float && !stochastic_rounding), seed_(seed),
         stream_(stream) {
-    const size_t count = list.padded_count(), partials = sum_of_squares_partials(count);
+    const size_t count = list.padded_count(), norm_floats = norm_workspace(count);
     memory.add("weights", [=, this](Arena& arena) { weights_ = arena.take<T>(count); });
     if (!training) return;
     memory.add("gradients", [=, this](Arena& arena) {
       gradients_ = arena.take<float>(count);
-      partials_ = arena.take<float>(partials);
+      norm_workspace_ = arena.take<float>(norm_floats);
       norm_ = arena.take<float>(1);
       factor_ = arena.take<float>(1);
     });
@@ -113,9 +113,7 @@ class ParameterStore {
 
   // Clips the gradients by their global norm and applies AdamW. `step` counts updates from 1.
   void update(const AdamW& options, float clip, long step) {
-    const size_t count = list_.padded_count();
-    sum_of_squares(partials_, gradients_, count, stream_);
-    clip_factor(norm_, factor_, partials_, sum_of_squares_partials(count), clip, stream_);
+    gradient_norm(norm_, factor_, gradients_, list_.padded_count(), clip, norm_workspace_, stream_);
     const AdamWStep constants = adamw_step(options, step);
     for (const Unit& unit : list_.units()) update_unit(unit, constants, step);
   }
@@ -160,5 +158,5 @@ class ParameterStore {
   cudaStream_t stream_;
   T* weights_ = nullptr;
   float *gradients_ = nullptr, *masters_ = nullptr, *first_ = nullptr, *second_ = nullptr;
-  float *partials_ = nullptr, *norm_ = nullptr, *factor_ = nullptr;
+  float *norm_workspace_ = nullptr, *norm_ = nullptr, *factor_ = nullptr;
 };

@@ -23,8 +23,6 @@
 #include "runtime/error.h"
 #include "runtime/files.h"
 
-static_assert(std::endian::native == std::endian::little, "the file formats are little-endian");
-
 // Regular files that the patterns name, in bytewise order; one that several patterns match counts once.
 inline std::vector<std::string> matching_files(const std::vector<std::string>& patterns) {
   if (patterns.empty()) fail("no data files: name text files or .bin token shards");

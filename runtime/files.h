@@ -2,6 +2,7 @@
 // returns. Every error names the path and the operating system's reason.
 #pragma once
 
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +18,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
+
+static_assert(std::endian::native == std::endian::little, "token shards and safetensors are little-endian");
 
 // An open file that closes itself.
 class File {

@@ -26,8 +26,6 @@
 #include "runtime/error.h"
 #include "runtime/files.h"
 
-static_assert(std::endian::native == std::endian::little, "the file formats are little-endian");
-
 struct NamedShape {
   std::string name;
   std::vector<size_t> shape;
@@ -290,8 +288,8 @@ class SafetensorsWriter {
   // The whole size is claimed first, so that a disk without room is noticed before anything is written.
   void reserve(size_t bytes) {
     int error = posix_fallocate(file_.descriptor(), 0, off_t(bytes));
-    bool unsupported = error == EOPNOTSUPP || error == EINVAL;  // then a full disk shows while writing
-    if (unsupported) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
+    // Not every file system can; there a full disk shows while writing.
+    if (error == EOPNOTSUPP || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
     if (error != 0) {
       fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error),
            ": free space or choose another --out");

@@ -16,15 +16,18 @@ class Buffer {
   explicit Buffer(size_t count) : count_(count) {
     CUDA_CHECK(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)));
     CUDA_CHECK(cudaMemset(data_, 0xff, count * sizeof(T)));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));  // test_stream() does not wait for it
   }
   explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) { *this = values; }
   ~Buffer() { cudaFree(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const std::vector<T>& values) {
     CUDA_CHECK(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));
     return *this;
   }
   operator T*() const { return data_; }
+  T* data() const { return data_; }  // for kernel<<<...>>>, which takes arguments as they are
   size_t size() const { return count_; }
 
   std::vector<T> get() const {
@@ -63,11 +66,26 @@ std::vector<T> random_values(size_t count, double scale = 1, double mean = 0, un
   return values;
 }
 
+// From −largest to largest: sums of them are exact in any order, as long as they fit the format.
+template <class T>
+std::vector<T> random_integers(size_t count, int largest, unsigned seed = 1) {
+  std::mt19937_64 generator(seed * 7919 + count);
+  std::vector<T> values(count);
+  for (T& x : values) x = from_float<T>(float(int(generator() % (2 * largest + 1)) - largest));
+  return values;
+}
+
 template <class T>
 std::vector<double> as_double(const std::vector<T>& values) {
   std::vector<double> numbers;
   for (T x : values) numbers.push_back(double(to_float(x)));
   return numbers;
+}
+
+// Unlike ==, tells 0 from -0 and accepts NaN for NaN.
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // Half a unit in the last place of a value near 1: the relative error of one rounding to T.

@@ -23,8 +23,8 @@ std::string with_length(const std::string& header, const std::string& data) {
 
 std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
                   const std::string& offsets) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":[)" + shape + R"(],"data_offsets":[)" + offsets +
-         "]}";
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":[)" + shape + R"(],"data_offsets":[)" +
+         offsets + "]}";
 }
 
 template <class Value>

@@ -1,0 +1,325 @@
+// What the CPU device must find: deadlocks, missing barriers and waits, accesses out of bounds, races, stack overflows.
+//
+// Each mistake is a small program inside this one: the tests start `test_failures --program NAME` under a schedule and
+// look at its exit code and messages. Which mistakes are found depends on how this file is built: out of bounds with
+// VARIANT=asan, races with VARIANT=tsan, everything else always.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <sys/wait.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "test/kernel_test.cuh"
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool finds_bounds = true;
+#else
+constexpr bool finds_bounds = false;
+#endif
+#if defined(__SANITIZE_THREAD__)
+constexpr bool finds_races = true;
+#else
+constexpr bool finds_races = false;
+#endif
+
+namespace {
+
+constexpr int n = 64;  // threads a block
+
+enum ExitCode { right = 0, wrong = 3 };
+
+// ---- barriers that somebody never reaches
+
+constexpr int missing_thread_line = __LINE__ + 3;
+__global__ void missing_thread() {
+  if (blockIdx.x == 1 && threadIdx.x == 5) return;
+  __syncthreads();
+}
+
+constexpr int two_barriers_line = __LINE__ + 2;
+__global__ void two_barriers() {
+  if (threadIdx.y == 0) __syncthreads();
+  else __syncwarp(0xffffffffu);  // half of the warp waits at the other one
+}
+
+constexpr int missing_lane_line = __LINE__ + 3;
+__global__ void missing_lane(int* out) {
+  if (threadIdx.x == 40) return;
+  out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, int(threadIdx.x), 1);
+}
+
+constexpr int masks_line = __LINE__ + 2;
+__global__ void different_masks(unsigned* out) {
+  out[threadIdx.x] = __ballot_sync(threadIdx.x == 1 ? 3u : 0xffffffffu, 1);
+}
+
+__global__ void mask_without_itself(unsigned* out) { out[threadIdx.x] = __ballot_sync(0x0fffffffu, 1); }
+
+// ---- a barrier taken out of a block reduction, and a race between blocks
+
+constexpr int reduction_write_line = __LINE__ + 5, reduction_read_line = reduction_write_line + 4;
+template <bool WithBarrier>
+__global__ void block_sum(int* sum, const int* values) {
+  __shared__ int scratch[n];
+  const int t = threadIdx.x;
+  scratch[t] = values[t];
+  if constexpr (WithBarrier) __syncthreads();
+  if (t < n - 1) return;
+  int total = 0;
+  for (int i = 0; i < n; ++i) total += scratch[i];
+  *sum = total;
+}
+
+template <bool WithBarrier>
+ExitCode run_block_sum() {
+  Buffer<int> values(std::vector<int>(n, 2)), sum(1);
+  block_sum<WithBarrier><<<1, n, 0, test_stream()>>>(&sum[0], &values[0]);
+  return sum.get()[0] == 2 * n ? right : wrong;
+}
+
+constexpr int blocks_line = __LINE__ + 1;
+__global__ void same_element(int* out) { *out = blockIdx.x; }
+
+// ---- a stream that does not wait for another one
+
+__global__ void write_kernel(int* out, int value) { *out = value; }
+__global__ void copy_kernel(int* to, const int* from) { *to = *from; }
+
+template <bool WithWait>
+ExitCode run_streams() {
+  cudaStream_t producer, consumer;
+  cudaEvent_t written;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&producer, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithFlags(&consumer, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaEventCreate(&written));
+  Buffer<int> value(1), copy(1);
+  write_kernel<<<1, 1, 0, producer>>>(&value[0], 42);
+  CUDA_CHECK(cudaEventRecord(written, producer));
+  if (WithWait) CUDA_CHECK(cudaStreamWaitEvent(consumer, written));
+  copy_kernel<<<1, 1, 0, consumer>>>(&copy[0], &value[0]);
+  CUDA_CHECK(cudaEventDestroy(written));
+  CUDA_CHECK(cudaStreamDestroy(producer));
+  CUDA_CHECK(cudaStreamDestroy(consumer));
+  return copy.get()[0] == 42 ? right : wrong;
+}
+
+// ---- one element past the end
+
+constexpr int past_end_line = __LINE__ + 1;
+[[gnu::noinline]] __device__ float element(const float* values, int i) { return values[i]; }
+
+template <int N>
+__global__ void past_static_shared(float* out) {
+  __shared__ float other[N], values[4][N];  // memory on both sides that a wrong index could hit
+  other[threadIdx.x] = values[threadIdx.x % 4][threadIdx.x] = float(threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = element(&values[0][0], 3 * N + threadIdx.x + 1) + other[0];
+}
+
+__global__ void past_dynamic_shared(float* out) {
+  extern __shared__ float values[];
+  values[threadIdx.x] = float(threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = element(values, threadIdx.x + 1);
+}
+
+__global__ void past_device_buffer(float* out, const float* values) {
+  out[threadIdx.x] = element(values, threadIdx.x + 1);
+}
+
+// ---- more than a fiber's stack
+
+[[gnu::noinline]] __device__ int descend(int depth) {
+  volatile int frame[64];
+  frame[depth % 64] = depth;
+  return depth == 0 ? 0 : descend(depth - 1) + frame[depth % 64];
+}
+
+__global__ void deep_recursion(int* out, int depth) {
+  __syncthreads();  // each thread has a fiber of its own now
+  out[threadIdx.x] = descend(depth);
+}
+
+[[gnu::noinline]] __device__ int use_large_frame() {
+  volatile char frame[1 << 18];  // reaches over the guard page into the stacks of other threads
+  frame[0] = 1;
+  return frame[0];
+}
+
+__global__ void large_frame(int* out) {
+  __syncthreads();
+  out[threadIdx.x] = use_large_frame();
+}
+
+// ---- running them
+
+template <class T, class LaunchKernel>
+ExitCode launch_with_output(LaunchKernel launch) {
+  Buffer<T> out(n);
+  launch(&out[0]);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  return right;
+}
+
+ExitCode run_program(const std::string& name) {
+  const std::map<std::string, ExitCode (*)()> programs = {
+      {"missing_thread",
+       [] { return launch_with_output<int>([](int*) { missing_thread<<<2, n>>>(); }); }},
+      {"two_barriers", [] { return launch_with_output<int>([](int*) { two_barriers<<<1, dim3(16, 2)>>>(); }); }},
+      {"missing_lane", [] { return launch_with_output<int>([](int* out) { missing_lane<<<1, n>>>(out); }); }},
+      {"different_masks",
+       [] { return launch_with_output<unsigned>([](unsigned* out) { different_masks<<<1, 32>>>(out); }); }},
+      {"mask_without_itself",
+       [] { return launch_with_output<unsigned>([](unsigned* out) { mask_without_itself<<<1, 32>>>(out); }); }},
+      {"block_sum", run_block_sum<true>},
+      {"block_sum_without_barrier", run_block_sum<false>},
+      {"same_element", [] { return launch_with_output<int>([](int* out) { same_element<<<2, 1>>>(out); }); }},
+      {"streams", run_streams<true>},
+      {"streams_without_wait", run_streams<false>},
+      {"past_static_shared",
+       [] { return launch_with_output<float>([](float* out) { past_static_shared<n><<<1, n>>>(out); }); }},
+      {"past_dynamic_shared",
+       [] {
+         return launch_with_output<float>([](float* out) { past_dynamic_shared<<<1, n, n * sizeof(float)>>>(out); });
+       }},
+      {"past_device_buffer",
+       [] {
+         Buffer<float> values(n);
+         return launch_with_output<float>([&](float* out) { past_device_buffer<<<1, n>>>(out, &values[0]); });
+       }},
+      {"deep_recursion", [] { return launch_with_output<int>([](int* out) { deep_recursion<<<1, n>>>(out, 5000); }); }},
+      {"large_frame", [] { return launch_with_output<int>([](int* out) { large_frame<<<1, n>>>(out); }); }},
+  };
+  return programs.at(name)();
+}
+
+struct Outcome {
+  int code;  // as the shell has it: 128 + signal for a crash
+  std::string output;
+
+  bool mentions(const std::string& text) const { return output.find(text) != std::string::npos; }
+};
+
+Outcome run(const std::string& program, const std::string& schedule = "forward") {
+  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string command = "ulimit -c 0; GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1" +
+                              " TSAN_OPTIONS=history_size=7 timeout 60 '" + executable + "' --program " + program +
+                              " 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Outcome outcome;
+  for (char text[256]; fgets(text, sizeof text, pipe);) outcome.output += text;
+  const int status = pclose(pipe);
+  outcome.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  return outcome;
+}
+
+std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
+
+const std::vector<std::string> schedules = {"forward", "reverse", "random:1", "random:2", "random:3"};
+
+}  // namespace
+
+int main(int argument_count, char** arguments) {
+  if (argument_count == 3 && arguments[1] == std::string("--program")) return run_program(arguments[2]);
+  return doctest::Context(argument_count, arguments).run();
+}
+
+TEST_CASE("a barrier that a thread never reaches is a deadlock, reported in one line") {
+  for (const std::string& schedule : schedules) {
+    const Outcome outcome = run("missing_thread", schedule);
+    INFO(outcome.output);
+    CHECK(outcome.code == 1);
+    CHECK(outcome.output == "deadlock in kernel missing_thread: block (1,0,0), thread (0,0,0) waits for __syncthreads at " +
+                                here(missing_thread_line) + " (63 of 64 threads wait, 1 have ended); block (1,0,0), " +
+                                "thread (5,0,0) has ended without reaching it\n");
+  }
+}
+
+TEST_CASE("two groups of threads that wait for each other are a deadlock that names both") {
+  const Outcome outcome = run("two_barriers");
+  INFO(outcome.output);
+  CHECK(outcome.code == 1);
+  CHECK(outcome.mentions("block (0,0,0), thread (0,0,0) waits for __syncthreads at " + here(two_barriers_line)));
+  CHECK(outcome.mentions("waits for a warp collective at " + here(two_barriers_line + 1)));
+}
+
+TEST_CASE("a shuffle that a lane of the mask never reaches is a deadlock") {
+  for (const std::string& schedule : schedules) {
+    const Outcome outcome = run("missing_lane", schedule);
+    INFO(outcome.output);
+    CHECK(outcome.code == 1);
+    CHECK(outcome.mentions("thread (32,0,0) waits for a warp collective at " + here(missing_lane_line)));
+    CHECK(outcome.mentions("(31 of 64 threads wait, 33 have ended); missing are lanes 0x100 of its warp\n"));
+  }
+}
+
+TEST_CASE("masks that contradict each other are refused") {
+  Outcome outcome = run("different_masks");
+  INFO(outcome.output);
+  CHECK(outcome.code == 1);
+  CHECK(outcome.output == "kernel different_masks, block (0,0,0), thread (1,0,0): at " + here(masks_line) +
+                              " lane 1 calls a warp collective with mask 0x3, other lanes of it with another mask\n");
+  outcome = run("mask_without_itself");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.mentions("lane 28 calls a warp collective with mask 0xfffffff, which does not name the lane itself"));
+}
+
+TEST_CASE("a missing barrier is right in forward order, wrong in a permuted one" * doctest::skip(finds_races)) {
+  for (const std::string& schedule : schedules) {
+    CAPTURE(schedule);
+    CHECK(run("block_sum", schedule).code == right);
+    CHECK(run("block_sum_without_barrier", schedule).code == (schedule == "forward" ? right : wrong));
+  }
+}
+
+TEST_CASE("a missing wait between streams is right in forward order, wrong in some permuted ones") {
+  int wrong_runs = 0;
+  for (const std::string& schedule : schedules) {
+    CAPTURE(schedule);
+    CHECK(run("streams", schedule).code == right);
+    const Outcome outcome = run("streams_without_wait", schedule);
+    if (schedule == "forward") CHECK(outcome.code == right);
+    if (outcome.code == wrong) ++wrong_runs;
+  }
+  CHECK(wrong_runs > 0);
+}
+
+TEST_CASE("an unknown schedule is refused") {
+  const Outcome outcome = run("block_sum", "random");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.output == "GPT_CPU_SCHEDULE is 'random'; give forward, reverse or random:SEED\n");
+}
+
+TEST_CASE("AddressSanitizer reports one element past shared and device memory" * doctest::skip(!finds_bounds)) {
+  for (const std::string name : {"past_static_shared", "past_dynamic_shared", "past_device_buffer"}) {
+    const Outcome outcome = run(name);
+    INFO(outcome.output);
+    CHECK(outcome.code == 1);
+    const bool is_static = name == "past_static_shared";
+    CHECK(outcome.mentions(is_static ? "global-buffer-overflow" : "heap-buffer-overflow"));
+    CHECK(outcome.mentions("READ of size 4"));
+    CHECK(outcome.mentions(here(past_end_line)));
+    CHECK(outcome.mentions(name));  // the kernel
+  }
+}
+
+TEST_CASE("ThreadSanitizer names both lines of a race, whatever the result" * doctest::skip(!finds_races)) {
+  CHECK(run("block_sum").code == right);
+  Outcome outcome = run("block_sum_without_barrier");
+  INFO(outcome.output);
+  CHECK(outcome.code == 66);
+  CHECK(outcome.mentions("data race"));
+  CHECK(outcome.mentions(here(reduction_write_line)));
+  CHECK(outcome.mentions(here(reduction_read_line)));
+  outcome = run("same_element");
+  CHECK(outcome.code == 66);
+  CHECK(outcome.mentions(here(blocks_line)));
+}
+
+TEST_CASE("a stack that overflows hits the guard page" * doctest::skip(finds_races || finds_bounds)) {
+  constexpr int segmentation_fault = 128 + 11;
+  CHECK(run("deep_recursion").code == segmentation_fault);
+  CHECK(run("large_frame").code == segmentation_fault);
+}
