@@ -111,7 +111,59 @@ run: $(NAMES:%=$(BUILD)/%)
 	@export OMP_NUM_THREADS=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	for test in $^; do echo "$$test"; $$test || exit 1; done
 
-check-packages:
+# ---- packages: a header of each, and the Debian or Ubuntu package that has it
+PACKAGES := oneapi/dnnl/dnnl.hpp=libdnnl-dev boost/context/detail/fcontext.hpp=libboost-context-dev \
+  CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev
+MISSING = $(strip $(if $(shell command -v g++),,g++) $(foreach package,$(PACKAGES),\
+  $(if $(shell printf '\043include <$(firstword $(subst =, ,$(package)))>\n' | g++ -E -x c++ - >/dev/null 2>&1 && echo found),,\
+  $(lastword $(subst =, ,$(package))))))
+AS_ROOT = $(if $(filter 0,$(shell id -u)),,$(if $(shell command -v sudo),sudo,none))
+CUDA_MAJOR = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+
+deps:
+	@missing="$(MISSING)"; \
+	if [ -z "$$missing" ]; then echo "deps: nothing missing for the CPU"; \
+	elif [ "$(AS_ROOT)" = none ] || ! command -v apt-get >/dev/null; then \
+	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; exit 1; \
+	else $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -y -q --no-install-recommends $$missing; fi
+	@if [ -n "$(NVCC)" ] && [ -z "$(CUBLAS)" ]; then $(MAKE) --no-print-directory build/cuda; fi
+# cuBLAS for a CUDA toolkit that came without it
+build/cuda:
+	python3 -m pip install -q --no-deps --target build/cuda nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12) --upgrade-strategy only-if-needed \
+	  'nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(shell $(NVCC) --version | sed -n "s/.*release \([0-9]*\.[0-9]*\).*/\1/p").*'
+check-packages: build/packages-$(DEVICE)
+build/packages-cpu:
+	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
+	@mkdir -p build && touch $@
+build/packages-gpu: build/packages-cpu
+	@if [ -z "$(CUBLAS)" ]; then $(MAKE) --no-print-directory build/cuda; fi
+	@echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt found; cuDNN, NCCL and MPI are not used by this version"; touch $@
+
+# ---- what people run
+# The C++ standard library's headers: real text on every machine with a compiler. Files whose name starts with s or t
+# are for validation.
+HEADERS = $(shell dirname $$(printf '\043include <vector>\n' | g++ -x c++ -M - | tr ' ' '\n' | grep '/vector$$' | head -1))
+TRAIN_OPTIONS ?=
+train: all
+	./train_gpt --train '$(HEADERS)/[!st]*' '$(HEADERS)/bits/[!st]*' '$(HEADERS)/ext/*' --val '$(HEADERS)/[st]*' '$(HEADERS)/bits/[st]*' \
+	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 8 --steps 500 --lr 1e-3 --min-lr 1e-4 --warmup 20 \
+	  --beta2 0.99 --shuffle --val-every 100 --val-batches 20 --log-every 10 --sample-every 500 --sample-len 400 --checkpoint-every 100 \
+	  --out runs/cpp --resume $(TRAIN_OPTIONS)
+
+test: check-packages $(BUILT_TESTS) $(BUILD)/train_gpt
+	@test/run.sh $(BUILD)
+
+bench: all
+	@for dtype in fp32 bf16; do ./train_gpt --train '$(HEADERS)/bits/*' --vocab 50257 --model gpt2 --dtype $$dtype \
+	  $(if $(filter gpu,$(DEVICE)),--micro-batch 32 --seq-len 1024 --steps 30,--micro-batch 4 --seq-len 64 --steps 14) --out '' --profile; done
+
+SHAKESPEARE := https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+SHAKESPEARE_SHA256 := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+shakespeare: data/tinyshakespeare.txt
+data/tinyshakespeare.txt:
+	curl -fsSL -o $@.partial $(SHAKESPEARE)
+	echo "$(SHAKESPEARE_SHA256)  $@.partial" | sha256sum -c --quiet && mv $@.partial $@
+
 clean:
 	rm -rf build train_gpt
-.PHONY: all cpu gpu program run test test-sanitize test-race train bench deps clean check-packages
+.PHONY: all cpu gpu program check-packages deps train test bench shakespeare test-sanitize test-race run clean

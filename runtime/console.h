@@ -9,9 +9,12 @@
 
 inline std::string with_commas(double number) {
   char digits[64];
-  std::snprintf(digits, sizeof digits, "%.0f", number);
-  std::string text = digits;
-  for (int i = int(text.size()) - 3; i > (text[0] == '-' ? 1 : 0); i -= 3) text.insert(size_t(i), ",");
+  const int length = std::snprintf(digits, sizeof digits, "%.0f", number);
+  std::string text;
+  for (int i = 0; i < length; ++i) {
+    if (i > 0 && digits[i - 1] != '-' && (length - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
   return text;
 }
 

@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("${@:-kernels/*.cuh}")
 copy=build/remove_barriers
+export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=7 halt_on_error=1'
 mkdir -p $copy/whole
 cp -r Makefile cpu kernels test $copy
 cp -r kernels $copy/whole
@@ -36,7 +37,7 @@ for file in ${files[*]}; do
     removed=$((removed + 1))
     sed -E "${line}s/__sync(threads|warp)\([^)]*\);/;/" "$copy/whole/$file" > "$copy/$file"
     make -s -C $copy DEVICE=cpu VARIANT=tsan "build/cpu-tsan/$test"
-    report=$(cd $copy && OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=7 halt_on_error=1' "build/cpu-tsan/$test" 2>&1 || true)
+    report=$(cd $copy && "build/cpu-tsan/$test" 2>&1 || true)
     race=$(race_in "$file" <<< "$report")
     if [ -n "$race" ]; then
       found=$((found + 1))

@@ -1,5 +1,5 @@
-// The CPU device as a kernel and its host code see it: indices, barriers, warp collectives, atomics, cooperative groups,
-// memory and streams. What must fail, and what only a permuted schedule shows, is in test_failures.cu.
+// The CPU device as a kernel and its host code see it: indices, barriers, warp collectives, atomics, cooperative
+// groups, memory and streams. What must fail, and what only a permuted schedule shows, is in test_failures.cu.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
@@ -414,7 +414,7 @@ TEST_CASE("a stream keeps the order of issue") {
   CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle);
 }
 
-TEST_CASE("a stream waits for another one's event, as it was when the wait was issued") {
+TEST_CASE("a stream waits for another one's event, and again when it is recorded again") {
   cudaStream_t first, second;
   cudaEvent_t event;
   CUDA_CHECK(cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking));
@@ -424,13 +424,14 @@ TEST_CASE("a stream waits for another one's event, as it was when the wait was i
   CUDA_CHECK(cudaStreamWaitEvent(second, event));
   Buffer<int> list(4), copy(1);
   CUDA_CHECK(cudaMemsetAsync(list, 0, 4 * sizeof(int), first));
-  append_kernel<<<1, 1, 0, first>>>(pointer(list), 5);
-  CUDA_CHECK(cudaEventRecord(event, first));
-  CUDA_CHECK(cudaStreamWaitEvent(second, event));
-  CUDA_CHECK(cudaEventRecord(event, first));  // a later recording, which the wait does not mean
-  copy_kernel<<<1, 1, 0, second>>>(pointer(copy), list + 1);
-  CUDA_CHECK(cudaStreamSynchronize(second));
-  CHECK(copy.get() == std::vector<int>{5});
+  for (int i = 1; i <= 3; ++i) {
+    append_kernel<<<1, 1, 0, first>>>(pointer(list), 10 * i);
+    CUDA_CHECK(cudaEventRecord(event, first));
+    CUDA_CHECK(cudaStreamWaitEvent(second, event));
+    copy_kernel<<<1, 1, 0, second>>>(pointer(copy), list + i);
+    CUDA_CHECK(cudaStreamSynchronize(second));
+    CHECK(copy.get() == std::vector<int>{10 * i});
+  }
   CUDA_CHECK(cudaEventSynchronize(event));
   CHECK(cudaEventQuery(event) == cudaSuccess);
   CUDA_CHECK(cudaEventDestroy(event));

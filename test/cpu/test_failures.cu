@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 
 #include <filesystem>
-#include <map>
+#include <stdexcept>
 #include <string>
 
 #include "test/kernel_test.cuh"
@@ -50,11 +50,11 @@ __global__ void missing_lane(int* out) {
 }
 
 constexpr int masks_line = __LINE__ + 2;
-__global__ void different_masks(unsigned* out) {
+__global__ void different_masks(int* out) {
   out[threadIdx.x] = __ballot_sync(threadIdx.x == 1 ? 3u : 0xffffffffu, 1);
 }
 
-__global__ void mask_without_itself(unsigned* out) { out[threadIdx.x] = __ballot_sync(0x0fffffffu, 1); }
+__global__ void mask_without_itself(int* out) { out[threadIdx.x] = __ballot_sync(0x0fffffffu, 1); }
 
 // ---- a barrier taken out of a block reduction, and a race between blocks
 
@@ -104,7 +104,10 @@ ExitCode run_streams() {
   return copy.get()[0] == 42 ? right : wrong;
 }
 
-// ---- one element past the end
+}  // namespace
+
+// ---- one element past the end. Not in the unnamed namespace, just as the kernels in kernels/ are not: it would make
+// their __shared__ arrays local to this file, and those are easier to guard.
 
 constexpr int past_end_line = __LINE__ + 1;
 [[gnu::noinline]] __device__ float element(const float* values, int i) { return values[i]; }
@@ -128,6 +131,8 @@ __global__ void past_device_buffer(float* out, const float* values) {
   out[threadIdx.x] = element(values, threadIdx.x + 1);
 }
 
+namespace {
+
 // ---- more than a fiber's stack
 
 [[gnu::noinline]] __device__ int descend(int depth) {
@@ -149,49 +154,34 @@ __global__ void deep_recursion(int* out, int depth) {
 
 __global__ void large_frame(int* out) {
   __syncthreads();
-  out[threadIdx.x] = use_large_frame();
+  if (threadIdx.x == 0) *out = use_large_frame();
 }
 
 // ---- running them
 
-template <class T, class LaunchKernel>
-ExitCode launch_with_output(LaunchKernel launch) {
-  Buffer<T> out(n);
-  launch(&out[0]);
-  CUDA_CHECK(cudaDeviceSynchronize());
-  return right;
-}
-
 ExitCode run_program(const std::string& name) {
-  const std::map<std::string, ExitCode (*)()> programs = {
-      {"missing_thread",
-       [] { return launch_with_output<int>([](int*) { missing_thread<<<2, n>>>(); }); }},
-      {"two_barriers", [] { return launch_with_output<int>([](int*) { two_barriers<<<1, dim3(16, 2)>>>(); }); }},
-      {"missing_lane", [] { return launch_with_output<int>([](int* out) { missing_lane<<<1, n>>>(out); }); }},
-      {"different_masks",
-       [] { return launch_with_output<unsigned>([](unsigned* out) { different_masks<<<1, 32>>>(out); }); }},
-      {"mask_without_itself",
-       [] { return launch_with_output<unsigned>([](unsigned* out) { mask_without_itself<<<1, 32>>>(out); }); }},
-      {"block_sum", run_block_sum<true>},
-      {"block_sum_without_barrier", run_block_sum<false>},
-      {"same_element", [] { return launch_with_output<int>([](int* out) { same_element<<<2, 1>>>(out); }); }},
-      {"streams", run_streams<true>},
-      {"streams_without_wait", run_streams<false>},
-      {"past_static_shared",
-       [] { return launch_with_output<float>([](float* out) { past_static_shared<n><<<1, n>>>(out); }); }},
-      {"past_dynamic_shared",
-       [] {
-         return launch_with_output<float>([](float* out) { past_dynamic_shared<<<1, n, n * sizeof(float)>>>(out); });
-       }},
-      {"past_device_buffer",
-       [] {
-         Buffer<float> values(n);
-         return launch_with_output<float>([&](float* out) { past_device_buffer<<<1, n>>>(out, &values[0]); });
-       }},
-      {"deep_recursion", [] { return launch_with_output<int>([](int* out) { deep_recursion<<<1, n>>>(out, 5000); }); }},
-      {"large_frame", [] { return launch_with_output<int>([](int* out) { large_frame<<<1, n>>>(out); }); }},
-  };
-  return programs.at(name)();
+  Buffer<int> out_buffer(n);
+  Buffer<float> floats_buffer(n), values_buffer(n);
+  int* out = out_buffer;
+  float *floats = floats_buffer, *values = values_buffer;
+  if (name == "missing_thread") missing_thread<<<2, n>>>();
+  else if (name == "two_barriers") two_barriers<<<1, dim3(16, 2)>>>();
+  else if (name == "missing_lane") missing_lane<<<1, n>>>(out);
+  else if (name == "different_masks") different_masks<<<1, 32>>>(out);
+  else if (name == "mask_without_itself") mask_without_itself<<<1, 32>>>(out);
+  else if (name == "block_sum") return run_block_sum<true>();
+  else if (name == "block_sum_without_barrier") return run_block_sum<false>();
+  else if (name == "same_element") same_element<<<2, 1>>>(out);
+  else if (name == "streams") return run_streams<true>();
+  else if (name == "streams_without_wait") return run_streams<false>();
+  else if (name == "past_static_shared") past_static_shared<n><<<1, n>>>(floats);
+  else if (name == "past_dynamic_shared") past_dynamic_shared<<<1, n, n * sizeof(float)>>>(floats);
+  else if (name == "past_device_buffer") past_device_buffer<<<1, n>>>(floats, values);
+  else if (name == "deep_recursion") deep_recursion<<<1, n>>>(out, 5000);
+  else if (name == "large_frame") large_frame<<<1, n>>>(out);
+  else throw std::invalid_argument("no program " + name);
+  CUDA_CHECK(cudaGetLastError());
+  return right;
 }
 
 struct Outcome {
@@ -203,9 +193,9 @@ struct Outcome {
 
 Outcome run(const std::string& program, const std::string& schedule = "forward") {
   const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string command = "ulimit -c 0; GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1" +
-                              " TSAN_OPTIONS=history_size=7 timeout 60 '" + executable + "' --program " + program +
-                              " 2>&1";
+  const std::string environment = "GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1 TSAN_OPTIONS=history_size=7";
+  const std::string command =
+      "ulimit -c 0; " + environment + " timeout 60 '" + executable + "' --program " + program + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   Outcome outcome;
@@ -231,9 +221,10 @@ TEST_CASE("a barrier that a thread never reaches is a deadlock, reported in one 
     const Outcome outcome = run("missing_thread", schedule);
     INFO(outcome.output);
     CHECK(outcome.code == 1);
-    CHECK(outcome.output == "deadlock in kernel missing_thread: block (1,0,0), thread (0,0,0) waits for __syncthreads at " +
-                                here(missing_thread_line) + " (63 of 64 threads wait, 1 have ended); block (1,0,0), " +
-                                "thread (5,0,0) has ended without reaching it\n");
+    CHECK(outcome.output == "deadlock in kernel missing_thread: block (1,0,0), thread (0,0,0) waits for " +
+                                ("__syncthreads at " + here(missing_thread_line)) +
+                                " (63 of 64 threads wait, 1 have ended); block (1,0,0), thread (5,0,0) has ended " +
+                                "without reaching it\n");
   }
 }
 

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs every test program of a build folder and adds up doctest's counts.
+#
+#   test/run.sh build/cpu
+#
+# On the CPU device, tests of kernels run under permuted schedules too: a missing barrier or event then fails.
+build=${1:?build folder}
+cd "$(dirname "$0")/.." || exit 1
+passed=0 failed=0
+
+run() {  # name, schedule
+  local log="$build/$1${2:+-${2/:/-}}.log" start=$SECONDS counts
+  GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "$build/$1" > "$log" 2>&1
+  local status=$?
+  counts=$(sed -n 's/.*test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed.*/\1 \2/p' "$log")
+  local p=${counts% *} f=${counts#* }
+  if [ -z "$counts" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then p=${p:-0} f=1; fi  # it crashed
+  passed=$((passed + p)) failed=$((failed + f))
+  printf '%-28s %-10s %4d passed %3d failed  %3d s\n' "$1" "$2" "$p" "$f" $((SECONDS - start))
+  if [ "$f" -gt 0 ]; then cat "$log"; fi
+}
+
+for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp; do
+  name=$(basename "${source%.*}")
+  case $build-$source in build/gpu*-test/cpu/*) continue ;; esac
+  run "$name" ""
+  case $build-$source in
+    build/cpu*.cu) for schedule in reverse random:1; do run "$name" $schedule; done ;;
+  esac
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,176 @@
+// AdamW against float64: float weights, bf16 weights with float masters, and bf16 weights alone.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/adamw.cuh"
+#include "test/kernel_test.cuh"
+
+#include <bit>
+
+namespace {
+
+constexpr AdamW options = {
+    .learning_rate = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+constexpr float clip = 0.37f;
+
+struct Reference {
+  std::vector<double> w, m, v;
+
+  // torch.optim.AdamW's documentation, line by line.
+  void update(const std::vector<double>& gradients, size_t decayed, int step) {
+    const double lr = options.learning_rate, beta1 = options.beta1, beta2 = options.beta2;
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double g = gradients[i] * clip;
+      if (i < decayed) w[i] -= lr * options.weight_decay * w[i];
+      m[i] = beta1 * m[i] + (1 - beta1) * g;
+      v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(beta1, step)), v_hat = v[i] / (1 - std::pow(beta2, step));
+      w[i] -= lr * m_hat / (std::sqrt(v_hat) + options.epsilon);
+    }
+  }
+};
+
+// Device memory of one stretch of parameters, and the reference that starts from the same values.
+struct Parameters {
+  explicit Parameters(const std::vector<float>& weights)
+      : zeros(weights.size()),
+        masters(weights),
+        first(zeros),
+        second(zeros),
+        factor(std::vector<float>{clip}),
+        reference{as_double(weights), as_double(zeros), as_double(zeros)} {}
+  std::vector<float> zeros;
+  Buffer<float> masters, first, second, factor;
+  Reference reference;
+};
+
+template <class T>
+void check(size_t count, size_t decayed) {
+  CAPTURE(count);
+  CAPTURE(decayed);
+  Parameters p(random_values<float>(count));
+  Buffer<T> weights(count);
+  T* weights_d = weights;
+  if constexpr (std::is_same_v<T, float>) weights_d = p.masters;
+  const int steps = 5;
+  for (int step = 1; step <= steps; ++step) {
+    const auto values = random_values<float>(count, 1, 0, step);
+    Buffer<float> gradients(values);
+    adamw<T>(weights_d, p.masters, p.first, p.second, gradients, p.factor, count, decayed,
+             adamw_step(options, step), test_stream());
+    p.reference.update(as_double(values), decayed, step);
+  }
+  // Each step rounds a weight of size 1 once, the first moment's terms three times, the second's five times.
+  CHECK_CLOSE(p.masters.numbers(), p.reference.w, 1.0, steps * rounding<float>);
+  CHECK_CLOSE(p.first.numbers(), p.reference.m, 1.0, 3 * steps * rounding<float>);
+  CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, 5 * steps * rounding<float>);
+  if constexpr (!std::is_same_v<T, float>) {
+    std::vector<T> rounded;
+    for (float w : p.masters.get()) rounded.push_back(from_float<T>(w));
+    CHECK(same_bits(weights.get(), rounded));
+  }
+}
+
+std::vector<__nv_bfloat16> stochastic_update(const std::vector<__nv_bfloat16>& before,
+                                             const std::vector<float>& gradient_values, uint64_t key,
+                                             uint64_t counter = 0) {
+  const size_t count = before.size();
+  const std::vector<float> zeros(count);
+  Buffer<__nv_bfloat16> weights(before);
+  Buffer<float> first(zeros), second(zeros), gradients(gradient_values), factor(std::vector<float>{clip});
+  adamw_stochastic(weights, first, second, gradients, factor, count, 0, adamw_step(options, 1), key, counter,
+                   test_stream());
+  return weights.get();
+}
+
+__global__ void round_kernel(__nv_bfloat16* out, float x) {
+  const uint32_t random16 = blockIdx.x * blockDim.x + threadIdx.x;
+  out[random16] = round_stochastically(x, random16);
+}
+
+// x rounded with each of the 65,536 possible random numbers.
+std::vector<double> all_roundings(float x) {
+  Buffer<__nv_bfloat16> out(65536);
+  round_kernel<<<256, 256, 0, test_stream()>>>(out.data(), x);
+  return out.numbers();
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("adamw", T, float, __nv_bfloat16) {
+  constexpr size_t pack = pack_width<float>;
+  check<T>(pack, pack);
+  check<T>(13 * pack, 0);
+  check<T>(adamw_block * pack, adamw_block * pack);  // exactly one block
+  check<T>((adamw_block + 1) * pack, 6 * pack);
+  check<T>(4 * adamw_block * pack, 99 * pack);
+}
+
+TEST_CASE("adamw without masters follows float64 to the next bf16") {
+  const size_t count = 257 * pack_width<float>, decayed = 6 * pack_width<float>;
+  const auto before = random_values<__nv_bfloat16>(count);
+  std::vector<float> weights_as_float, gradient_values = random_values<float>(count, 1, 0, 2);
+  for (__nv_bfloat16 w : before) weights_as_float.push_back(to_float(w));
+  Parameters p(weights_as_float);
+  Buffer<__nv_bfloat16> weights(before);
+  Buffer<float> gradients(gradient_values);
+  adamw_stochastic(weights, p.first, p.second, gradients, p.factor, count, decayed, adamw_step(options, 1), 1,
+                   0, test_stream());
+  p.reference.update(as_double(gradient_values), decayed, 1);
+  CHECK_CLOSE(weights.numbers(), p.reference.w, 1e-6, 2 * rounding<__nv_bfloat16> + 1e-5);
+  CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.0, 3 * rounding<float>);
+  CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, 5 * rounding<float>);
+}
+
+TEST_CASE("stochastic rounding is unbiased") {
+  // With all random numbers the mean of the two neighbours is x itself, exactly.
+  for (float x : {1.0f, 1.001f, -1.2345f, 3.14159e-5f, -2.7e20f, 1e-40f, 0.0f}) {
+    CAPTURE(x);
+    const std::vector<double> rounded = all_roundings(x);
+    double sum = 0;
+    for (double y : rounded) sum += y;
+    CHECK(sum / double(rounded.size()) == double(x));
+    const auto [low, high] = std::minmax_element(rounded.begin(), rounded.end());
+    CHECK(*high - *low <= std::max(std::abs(x) * 0x1p-7, 0x1p-133));  // a unit in the last place
+  }
+}
+
+TEST_CASE("stochastic rounding keeps what is not finite") {
+  const auto always = [](float x, auto holds) {
+    const std::vector<double> rounded = all_roundings(x);
+    return std::all_of(rounded.begin(), rounded.end(), holds);
+  };
+  CHECK(always(-INFINITY, [](double y) { return y == -INFINITY; }));
+  CHECK(always(NAN, [](double y) { return std::isnan(y); }));
+  const float last_bit_set = std::bit_cast<float>(0xff800001);  // a NaN; cut to bf16 it would be an infinity
+  CHECK(always(last_bit_set, [](double y) { return std::isnan(y); }));
+}
+
+TEST_CASE("updates far below a unit in the last place are kept on average") {
+  // The first update is of size lr whatever the gradient: 1 becomes 1 − 0.01 = 253.44/256, in steps of 1/256.
+  const size_t count = 400000;
+  const std::vector<__nv_bfloat16> ones(count, from_float<__nv_bfloat16>(1));
+  const std::vector<float> gradients(count, 1.0f);
+  const auto after = stochastic_update(ones, gradients, 7);
+  double sum = 0;
+  size_t neighbours = 0;
+  for (__nv_bfloat16 w : after) {
+    sum += to_float(w);
+    neighbours += to_float(w) == 253.0f / 256 || to_float(w) == 254.0f / 256;
+  }
+  CHECK(neighbours == count);
+  const double deviation = std::sqrt(0.44 * 0.56 / count) / 256;  // of the mean
+  CHECK(std::abs(sum / count - 0.99) < 4 * deviation);
+  CHECK(same_bits(stochastic_update(ones, gradients, 7), after));
+  CHECK_FALSE(same_bits(stochastic_update(ones, gradients, 8), after));
+
+  // Counters go on from slice to slice, so slices give the bits of the whole.
+  const size_t half = count / 2;
+  const std::vector<__nv_bfloat16> half_ones(half, ones[0]);
+  const std::vector<float> half_gradients(half, 1.0f);
+  CHECK(same_bits(stochastic_update(half_ones, half_gradients, 7, half / 4),
+                  std::vector<__nv_bfloat16>(after.begin() + half, after.end())));
+}
+
+TEST_CASE("a weight whose update is zero stays") {
+  const auto before = random_values<__nv_bfloat16>(4096);
+  CHECK(same_bits(stochastic_update(before, std::vector<float>(before.size()), 3), before));
+}

@@ -1,0 +1,54 @@
+// Column sums: exact on integers, and close to float64 on random numbers.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/column_sum.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+// The sums of `input`'s columns, added to `before` if there is any, from the kernel and in double.
+template <class T>
+struct Sums {
+  Sums(const std::vector<T>& input, const std::vector<float>& before, int rows, int columns)
+      : expected(columns) {
+    Buffer<T> input_d(input);
+    Buffer<float> out(columns), workspace(column_sum_workspace(rows, columns));
+    if (!before.empty()) {
+      out = before;
+      expected = as_double(before);
+    }
+    for (size_t i = 0; i < input.size(); ++i) expected[i % columns] += to_float(input[i]);
+    column_sum<T>(out, input_d, rows, columns, !before.empty(), workspace, test_stream());
+    actual = out.numbers();
+  }
+  Numbers actual, expected;
+};
+
+template <class T>
+void check(int rows, int columns) {
+  CAPTURE(rows);
+  CAPTURE(columns);
+  const size_t count = size_t(rows) * columns;
+  for (const auto& before : {std::vector<float>(), random_integers<float>(columns, 100, 2)}) {
+    const Sums<T> exact(random_integers<T>(count, 8), before, rows, columns);
+    CHECK(exact.actual == exact.expected);
+    const Sums<T> close(random_values<T>(count), before, rows, columns);
+    // Terms of size 1 cancel to √rows; each of the 64 additions a level rounds a sum of at most that size.
+    CHECK_CLOSE(close.actual, close.expected, std::sqrt(double(rows)), 1e-6);
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("column sums", T, float, __nv_bfloat16) {
+  check<T>(1, 51);
+  check<T>(63, 211);
+  check<T>(64, 64);
+  check<T>(65, 1040);         // two levels, and several blocks a row of the grid
+  check<T>(130, 12);          // packs of 16 bytes in float only
+  check<T>(130, 48);          // packs of 64 bytes in float only
+  check<T>(64 * 64, 32);
+  check<T>(64 * 64 + 1, 51);  // three levels
+  check<T>(64 * 64 * 64 + 1, 3);
+}

@@ -1,0 +1,107 @@
+// Cross-entropy and its gradient over the padded vocabulary against float64.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/cross_entropy.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+struct Shape {
+  int rows, vocabulary, padded;
+};
+
+struct Reference {
+  Numbers losses, gradients;  // (rows), (rows, Vp)
+};
+
+Reference reference(const Numbers& logits, const std::vector<int>& targets, const Shape& s,
+                    double loss_scale) {
+  Reference r{Numbers(s.rows), Numbers(logits.size())};
+  for (int row = 0; row < s.rows; ++row) {
+    const double* z = &logits[size_t(row) * s.padded];
+    double* gradient = &r.gradients[size_t(row) * s.padded];
+    const double maximum = *std::max_element(z, z + s.vocabulary);
+    double sum = 0;
+    for (int v = 0; v < s.vocabulary; ++v) sum += std::exp(z[v] - maximum);
+    r.losses[row] = std::log(sum) + maximum - z[targets[row]];
+    for (int v = 0; v < s.vocabulary; ++v)
+      gradient[v] = (std::exp(z[v] - maximum) / sum - (v == targets[row])) * loss_scale;
+  }
+  return r;
+}
+
+// Random targets, the first and the last token among them.
+std::vector<int> random_targets(const Shape& s) {
+  std::mt19937 generator(4);
+  std::vector<int> targets(s.rows);
+  for (int& target : targets) target = generator() % s.vocabulary;
+  targets.back() = 0;
+  targets.front() = s.vocabulary - 1;
+  return targets;
+}
+
+// Logits of size 3, the padding NaN: it may not leak into anything.
+template <class T>
+std::vector<T> random_logits(const Shape& s, double mean) {
+  auto logits = random_values<T>(size_t(s.rows) * s.padded, 3, mean);
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (int(i % s.padded) >= s.vocabulary) logits[i] = from_float<T>(NAN);
+  return logits;
+}
+
+// Takes the targets' elements out of a (rows, Vp) matrix.
+Numbers take_targets(Numbers& matrix, const std::vector<int>& targets, int padded) {
+  Numbers taken;
+  for (size_t row = 0; row < targets.size(); ++row)
+    taken.push_back(std::exchange(matrix[row * padded + targets[row]], 0));
+  return taken;
+}
+
+template <class T>
+void check(const Shape& s, double mean = 0) {
+  CAPTURE(s.rows);
+  CAPTURE(s.vocabulary);
+  const float loss_scale = 1.0f / (3 * s.rows);  // of three micro-batches
+  const auto targets = random_targets(s);
+  const auto logits = random_logits<T>(s, mean);
+  Reference expected = reference(as_double(logits), targets, s, loss_scale);
+
+  Buffer<T> evaluated(logits), differentiated(logits);
+  Buffer<int> targets_d(targets);
+  Buffer<float> losses(s.rows), losses_again(s.rows), total(std::vector<float>{0.5f});
+  cross_entropy<T>(evaluated, losses, total, targets_d, s.rows, s.vocabulary, s.padded, loss_scale, false,
+                   test_stream());
+  cross_entropy<T>(differentiated, losses_again, total, targets_d, s.rows, s.vocabulary, s.padded, loss_scale,
+                   true, test_stream());
+
+  // Losses carry the rounding of the largest logit.
+  const double largest = std::abs(mean) + 15;
+  CHECK(same_bits(evaluated.get(), logits));
+  CHECK_CLOSE(losses.numbers(), expected.losses, largest, 2e-7);
+  CHECK_CLOSE(losses_again.numbers(), expected.losses, largest, 2e-7);
+  double expected_total = 0.5;
+  for (double loss : expected.losses) expected_total += 2 * loss * loss_scale;
+  CHECK_CLOSE(total.numbers(), Numbers{expected_total}, largest, 2e-7);
+
+  // A probability is right relative to itself, however small: exp is off by a few units in the last place,
+  // its argument, down to −30, by one rounding (2e-6). At the target, where 1 is subtracted, relative to 1.
+  Numbers gradients = differentiated.numbers();
+  const Numbers at_targets = take_targets(gradients, targets, s.padded);
+  const Numbers expected_at_targets = take_targets(expected.gradients, targets, s.padded);
+  CHECK_CLOSE(at_targets, expected_at_targets, loss_scale, 2e-6 + rounding<T>);
+  CHECK_CLOSE(gradients, expected.gradients, 1e-30, 4e-6 + rounding<T>);  // 0 in the padding
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("cross-entropy and its gradient", T, float, __nv_bfloat16) {
+  check<T>({3, 51, 128});
+  check<T>({5, 211, 256});
+  check<T>({1, 256, 256});      // one row, no padding
+  check<T>({2, 1, 128});        // a single token: loss 0
+  check<T>({2, 10007, 10112});  // several packs a thread
+  check<T>({300, 30, 128});     // more rows than sum_losses_kernel has threads
+  check<T>({3, 211, 256}, 1000);  // exp would overflow
+  check<T>({3, 211, 256}, -1000);  // and here underflow
+}

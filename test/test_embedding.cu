@@ -1,0 +1,92 @@
+// Token and position embedding. Nothing here needs a tolerance: forward rounds one sum, and backward adds
+// small integers, whose sums are exact in any order.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/embedding.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+struct Shape {
+  int batch, seq_len, positions, channels, vocabulary;
+};
+
+std::vector<int> random_tokens(const Shape& s) {
+  std::mt19937 generator(3);
+  std::vector<int> tokens(size_t(s.batch) * s.seq_len);
+  for (int& token : tokens) token = generator() % s.vocabulary;
+  tokens.front() = s.vocabulary - 1;
+  return tokens;
+}
+
+template <class T>
+void check_forward(const Shape& s, const std::vector<int>& tokens) {
+  const size_t C = s.channels;
+  const auto wte = random_values<T>(s.vocabulary * C), wpe = random_values<T>(s.positions * C, 1, 0, 2);
+  std::vector<T> expected(tokens.size() * C);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const size_t row = i / C, column = i % C;
+    const float token = to_float(wte[tokens[row] * C + column]);
+    const float position = to_float(wpe[row % s.seq_len * C + column]);
+    expected[i] = from_float<T>(token + position);
+  }
+  Buffer<int> tokens_d(tokens);
+  Buffer<T> wte_d(wte), wpe_d(wpe), out(expected.size());
+  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, s.batch, s.seq_len, s.channels, test_stream());
+  CHECK(same_bits(out.get(), expected));
+}
+
+template <class T>
+void check_backward(const Shape& s, const std::vector<int>& tokens, bool accumulate) {
+  CAPTURE(accumulate);
+  const size_t C = s.channels;
+  const auto dout = random_integers<T>(tokens.size() * C, 8);
+  // The head has written wte's gradient before; wpe's holds something only if it is to be accumulated.
+  auto dwte = random_integers<float>(s.vocabulary * C, 100, 2);
+  auto dwpe = random_integers<float>(s.positions * C, 100, 3);
+  std::vector<int> order(tokens.size());
+  sort_by_token(tokens.data(), int(tokens.size()), order.data());
+  Buffer<int> tokens_d(tokens), order_d(order);
+  Buffer<T> dout_d(dout);
+  Buffer<float> dwte_d(dwte), dwpe_d(dwpe.size());
+  if (accumulate) dwpe_d = dwpe;
+  else dwpe.assign(dwpe.size(), 0);
+  for (size_t i = 0; i < dout.size(); ++i) {
+    const size_t row = i / C, column = i % C;
+    dwte[tokens[row] * C + column] += to_float(dout[i]);
+    dwpe[row % s.seq_len * C + column] += to_float(dout[i]);
+  }
+  embedding_backward<T>(dwte_d, dwpe_d, tokens_d, order_d, dout_d, s.batch, s.seq_len, s.positions,
+                        s.channels, accumulate, test_stream());
+  CHECK(dwte_d.get() == dwte);
+  CHECK(dwpe_d.get() == dwpe);
+}
+
+template <class T>
+void check(const Shape& s) {
+  CAPTURE(s.seq_len);
+  CAPTURE(s.channels);
+  const std::vector<int> repeated(size_t(s.batch) * s.seq_len, s.vocabulary / 2);
+  for (const std::vector<int>& tokens : {random_tokens(s), repeated}) {
+    check_forward<T>(s, tokens);
+    check_backward<T>(s, tokens, false);
+    check_backward<T>(s, tokens, true);
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16) {
+  check<T>({1, 1, 1, 16, 2});
+  check<T>({3, 48, 64, 51, 211});  // packs of one element; fewer tokens than positions
+  check<T>({2, 40, 40, 64, 5});    // every token many times
+  check<T>({2, 7, 9, 515, 30});    // more columns than threads
+  check<T>({1, 33, 40, 260, 50});  // packs of 16 bytes in float only
+  check<T>({1, 33, 40, 272, 50});  // packs of 64 bytes in float only
+}
+
+TEST_CASE("positions are sorted by token, stably") {
+  const std::vector<int> tokens = {7, 0, 7, 3, 0, 7};
+  std::vector<int> order(tokens.size());
+  sort_by_token(tokens.data(), int(tokens.size()), order.data());
+  CHECK(order == std::vector<int>{1, 4, 3, 0, 2, 5});
+}

@@ -1,0 +1,56 @@
+// GELU forward and backward against float64.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/gelu.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+double gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+// By differences, so that a mistake in the derivative's formula is not made twice; off by about 1e-9.
+double gelu_slope(double x) {
+  const double h = 1e-4;
+  return (gelu(x + h) - gelu(x - h)) / (2 * h);
+}
+
+template <class T>
+void check(int rows, int columns) {
+  CAPTURE(rows);
+  CAPTURE(columns);
+  auto x = random_values<T>(size_t(rows) * columns, 3);
+  const float special[] = {0.0f, 1e-30f, -1e-30f, 15.0f, -15.0f, 1e4f, -1e4f};  // tanh is ±1 from about 5 on
+  for (size_t i = 0; i < std::min(x.size(), std::size(special)); ++i) x[i] = from_float<T>(special[i]);
+  const auto gradient_before = random_values<T>(x.size(), 1, 0, 2);
+  std::vector<double> expected_out = as_double(x), expected_gradient = as_double(gradient_before);
+  for (size_t i = 0; i < x.size(); ++i) expected_gradient[i] *= gelu_slope(to_float(x[i]));
+  for (double& value : expected_out) value = gelu(value);
+
+  Buffer<T> input(x), out(x.size()), gradient(gradient_before);
+  gelu_forward<T>(out, input, rows, columns, test_stream());
+  gelu_backward<T>(gradient, input, rows, columns, test_stream());
+  // tanh is off by up to 4 units in the last place (2.4e-7), which x/2 multiplies: by 2.5 at most, as from
+  // |x| = 5 on it is ±1. Backward, 1 − tanh² is off by twice that, times x/2·u' < 7 and a gradient up to 4.
+  CHECK_CLOSE(out.numbers(), expected_out, 1.0, 1e-6 + rounding<T>);
+  CHECK_CLOSE(gradient.numbers(), expected_gradient, 1.0, 1.5e-5 + rounding<T>);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("gelu forward and backward", T, float, __nv_bfloat16) {
+  check<T>(1, 1);
+  check<T>(1, 51);    // packs of one element
+  check<T>(3, 211);
+  check<T>(1, 256);   // less than one block
+  check<T>(67, 204);  // packs of 16 bytes in float only
+  check<T>(67, 208);  // packs of 64 bytes in float only
+  check<T>(129, 1024);
+}
+
+TEST_CASE_TEMPLATE("gelu hands on what is not finite", T, float, __nv_bfloat16) {
+  Buffer<T> input({from_float<T>(INFINITY), from_float<T>(NAN)}), out(2);
+  gelu_forward<T>(out, input, 1, 2, test_stream());
+  CHECK(out.numbers()[0] == INFINITY);
+  CHECK(std::isnan(out.numbers()[1]));
+}

@@ -1,0 +1,175 @@
+// Matrix products against float64: exactly, on small integers, and closely on random numbers.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/matmul.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+using Numbers = std::vector<double>;
+
+// op(A) (m,k) · op(B) (k,n) + d (m,n)
+Numbers product(const Numbers& a, const Numbers& b, const GemmShape& s, Numbers d = {}) {
+  d.resize(size_t(s.m) * s.n);
+  for (int i = 0; i < s.m; ++i)
+    for (int p = 0; p < s.k; ++p) {
+      const double x = a[s.transpose_a ? size_t(p) * s.m + i : size_t(i) * s.k + p];
+      for (int j = 0; j < s.n; ++j)
+        d[size_t(i) * s.n + j] += x * b[s.transpose_b ? size_t(j) * s.k + p : size_t(p) * s.n + j];
+    }
+  return d;
+}
+
+Numbers add_to_rows(Numbers matrix, const Numbers& row) {
+  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] += row[i % row.size()];
+  return matrix;
+}
+
+Numbers column_sums(const Numbers& matrix, int columns, Numbers sums = {}) {
+  sums.resize(columns);
+  for (size_t i = 0; i < matrix.size(); ++i) sums[i % columns] += matrix[i];
+  return sums;
+}
+
+template <class T>
+Numbers rounded(Numbers numbers) {
+  for (double& x : numbers) x = to_float(from_float<T>(float(x)));
+  return numbers;
+}
+
+// Sums of k terms of size 1, rounded to Out. Each float addition rounds a running sum, of size √i after i
+// terms, by 3.4e-8 of it: together 2.4e-8·k, and five times that for the worst of 10^6 elements. (TF32 is
+// off by 4e-4·√k.)
+#define CHECK_SUMS(actual, expected, k, Out) \
+  CHECK_CLOSE(actual, expected, std::sqrt(double(k)), 1.2e-7 * std::sqrt(double(k)) + rounding<Out>)
+
+template <class In, class Out>
+struct Operands {
+  std::vector<In> a, b, bias;
+  std::vector<Out> d;
+};
+
+template <class In, class Out>
+Numbers run(const Operands<In, Out>& in, const GemmShape& s, bool with_bias) {
+  Buffer<In> a(in.a), b(in.b), bias(in.bias);
+  Buffer<Out> d(in.d.size());
+  if (s.accumulate) d = in.d;
+  matmul<In, Out>("matmul", d, a, b, with_bias ? bias.data() : nullptr, s, test_stream());
+  return d.numbers();
+}
+
+template <class In, class Out>
+Numbers reference(const Operands<In, Out>& in, const GemmShape& s, bool with_bias) {
+  const Numbers d = product(as_double(in.a), as_double(in.b), s, s.accumulate ? as_double(in.d) : Numbers());
+  return with_bias ? add_to_rows(d, as_double(in.bias)) : d;
+}
+
+template <class In, class Out>
+void check(int m, int n, int k) {
+  CAPTURE(m);
+  CAPTURE(n);
+  CAPTURE(k);
+  const size_t size_a = size_t(m) * k, size_b = size_t(k) * n, size_d = size_t(m) * n;
+  const Operands<In, Out> integers = {random_integers<In>(size_a, 4), random_integers<In>(size_b, 4, 2),
+                                      random_integers<In>(n, 100, 3), random_integers<Out>(size_d, 100, 4)};
+  const Operands<In, Out> numbers = {random_values<In>(size_a), random_values<In>(size_b, 1, 0, 2),
+                                     random_values<In>(n, 1, 0, 3), random_values<Out>(size_d, 1, 0, 4)};
+  for (int choice = 0; choice < 16; ++choice) {
+    const GemmShape s = {m, n, k, bool(choice & 1), bool(choice & 2), bool(choice & 4)};
+    const bool with_bias = choice & 8;
+    CAPTURE(s.transpose_a);
+    CAPTURE(s.transpose_b);
+    CAPTURE(s.accumulate);
+    CAPTURE(with_bias);
+    // Integer sums are exact in float, in any order; then one rounding to Out.
+    CHECK(run(integers, s, with_bias) == rounded<Out>(reference(integers, s, with_bias)));
+    CHECK_SUMS(run(numbers, s, with_bias), reference(numbers, s, with_bias), k, Out);
+  }
+}
+
+template <class In, class Out>
+void check_shapes() {
+  check<In, Out>(1, 1, 1);
+  check<In, Out>(1, 51, 17);    // one row, nothing a multiple of anything
+  check<In, Out>(37, 8, 51);
+  check<In, Out>(64, 64, 64);
+  check<In, Out>(67, 211, 700);
+  check<In, Out>(513, 401, 9);  // cpu/gemm.h cuts 513 rows in 320 + 193, 401 columns in 256 + 145
+  check<In, Out>(1030, 3, 33);
+  check<In, Out>(5, 1000, 33);
+}
+
+template <class T>
+void check_linear(int rows, int inputs, int outputs, bool accumulate) {
+  CAPTURE(rows);
+  CAPTURE(accumulate);
+  const auto x = random_values<T>(size_t(rows) * inputs);
+  const auto weight = random_values<T>(size_t(inputs) * outputs, 1, 0, 2);
+  const auto bias = random_values<T>(outputs, 1, 0, 3);
+  const auto dout = random_values<T>(size_t(rows) * outputs, 1, 0, 4);
+  const auto dweight_before = random_values<float>(weight.size(), 1, 0, 5);
+  const auto dbias_before = random_values<float>(outputs);
+  Buffer<T> x_d(x), weight_d(weight), bias_d(bias), dout_d(dout), out(dout.size()), dx(x.size());
+  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(column_sum_workspace(rows, outputs));
+  if (accumulate) dweight = dweight_before, dbias = dbias_before;
+  linear_forward<T>(out, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
+  linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, rows, inputs, outputs, accumulate, workspace,
+                     test_stream());
+
+  const Numbers X = as_double(x), W = as_double(weight), dY = as_double(dout);
+  const Numbers expected_out = add_to_rows(product(X, W, {rows, outputs, inputs}), as_double(bias));
+  const Numbers expected_dx = product(dY, W, {.m = rows, .n = inputs, .k = outputs, .transpose_b = true});
+  const Numbers expected_dweight = product(X, dY, {.m = inputs, .n = outputs, .k = rows, .transpose_a = true},
+                                           accumulate ? as_double(dweight_before) : Numbers());
+  const Numbers expected_dbias = column_sums(dY, outputs, accumulate ? as_double(dbias_before) : Numbers());
+  CHECK_SUMS(out.numbers(), expected_out, inputs, T);
+  CHECK_SUMS(dx.numbers(), expected_dx, outputs, T);
+  CHECK_SUMS(dweight.numbers(), expected_dweight, rows, float);
+  CHECK_SUMS(dbias.numbers(), expected_dbias, rows, float);
+}
+
+template <class T>
+void check_head(int rows, int channels, int padded, bool accumulate) {
+  CAPTURE(rows);
+  CAPTURE(accumulate);
+  const auto x = random_values<T>(size_t(rows) * channels);
+  const auto wte = random_values<T>(size_t(padded) * channels, 1, 0, 2);
+  const auto dlogits = random_values<T>(size_t(rows) * padded, 1, 0, 3);
+  const auto dwte_before = random_values<float>(wte.size(), 1, 0, 4);
+  Buffer<T> x_d(x), wte_d(wte), dlogits_d(dlogits), logits(dlogits.size()), dx(x.size());
+  Buffer<float> dwte(wte.size());
+  if (accumulate) dwte = dwte_before;
+  head_forward<T>(logits, x_d, wte_d, rows, channels, padded, test_stream());
+  head_backward<T>(dx, dwte, dlogits_d, x_d, wte_d, rows, channels, padded, accumulate, test_stream());
+
+  const Numbers X = as_double(x), W = as_double(wte), dL = as_double(dlogits);
+  const Numbers expected_logits = product(X, W, {.m = rows, .n = padded, .k = channels, .transpose_b = true});
+  const Numbers expected_dwte = product(dL, X, {.m = padded, .n = channels, .k = rows, .transpose_a = true},
+                                        accumulate ? as_double(dwte_before) : Numbers());
+  CHECK_SUMS(logits.numbers(), expected_logits, channels, T);
+  CHECK_SUMS(dx.numbers(), product(dL, W, {rows, channels, padded}), padded, T);
+  CHECK_SUMS(dwte.numbers(), expected_dwte, rows, float);
+}
+
+}  // namespace
+
+TEST_CASE("fp32 products") { check_shapes<float, float>(); }
+
+TEST_CASE("bf16 products") { check_shapes<__nv_bfloat16, __nv_bfloat16>(); }
+
+TEST_CASE("bf16 products with a float result") { check_shapes<__nv_bfloat16, float>(); }
+
+TEST_CASE_TEMPLATE("linear layer", T, float, __nv_bfloat16) {
+  for (bool accumulate : {false, true}) {
+    check_linear<T>(1, 51, 153, accumulate);
+    check_linear<T>(70, 64, 192, accumulate);  // two levels of column sums
+    check_linear<T>(144, 51, 204, accumulate);
+  }
+}
+
+TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16) {
+  for (bool accumulate : {false, true}) {
+    check_head<T>(1, 51, 128, accumulate);
+    check_head<T>(144, 51, 256, accumulate);
+    check_head<T>(30, 64, 640, accumulate);
+  }
+}

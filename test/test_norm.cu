@@ -1,0 +1,60 @@
+// The global gradient norm and the clip factor.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "kernels/norm.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+struct Clipped {
+  float norm, factor;
+};
+
+Clipped norm_of(const std::vector<float>& gradients, float clip) {
+  const size_t count = gradients.size();
+  Buffer<float> values(gradients), workspace(norm_workspace(count)), norm(1), factor(1);
+  gradient_norm(norm, factor, values, count, clip, workspace, test_stream());
+  return {norm.get()[0], factor.get()[0]};
+}
+
+}  // namespace
+
+TEST_CASE("every element counts once") {
+  // Sums of ones are exact, so one element too many or too few shows: at edges of packs, blocks and levels.
+  const size_t pack = pack_width<float>, block = norm_block * norm_fan_in;
+  const size_t level = norm_last_level * norm_fan_in;
+  for (size_t count : {size_t(1), size_t(51), pack - 1, pack, pack + 1, block - 1, block, block + 1,
+                       3 * block + 7, level, level + 1, 2 * level + 51}) {
+    CAPTURE(count);
+    CHECK(norm_of(std::vector<float>(count, 1.0f), 0).norm == float(std::sqrt(double(count))));
+  }
+}
+
+TEST_CASE("norm of random gradients against float64") {
+  for (size_t count : {1000, 77777, 1234567}) {
+    CAPTURE(count);
+    const auto gradients = random_values<float>(count, 1e-3);
+    double sum = 0;
+    for (double x : gradients) sum += x * x;
+    // Float sums have a few dozen positive terms before they are added in double: some roundings of 6e-8.
+    CHECK_CLOSE({norm_of(gradients, 0).norm}, {std::sqrt(sum)}, 0.0, 5e-7);
+  }
+}
+
+TEST_CASE("clip factor is min(1, clip / (norm + 1e-6))") {
+  const std::vector<float> gradients = {3, -4};  // norm 5
+  CHECK(norm_of(gradients, 0).factor == 1);      // 0: no clipping
+  CHECK(norm_of(gradients, 6).factor == 1);
+  CHECK(norm_of(gradients, 5).factor == 5.0f / (5.0f + 1e-6f));
+  CHECK(norm_of(gradients, 1).factor == 1.0f / (5.0f + 1e-6f));
+  CHECK(norm_of({1e-4f}, 1e-5f).factor == 1e-5f / (1e-4f + 1e-6f));
+  CHECK(norm_of({0}, 1).norm == 0);
+  CHECK(norm_of({0}, 1).factor == 1);
+}
+
+TEST_CASE("a gradient that is not finite shows in the norm") {
+  std::vector<float> gradients(norm_block * norm_fan_in + 1, 1.0f);
+  gradients.back() = NAN;
+  CHECK(std::isnan(norm_of(gradients, 1).norm));
+  gradients.back() = -INFINITY;
+  CHECK(norm_of(gradients, 1).norm == INFINITY);
+}
