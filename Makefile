@@ -44,7 +44,7 @@ ARCHS ?= $(if $(GPU_ARCH),$(patsubst 100,100a,$(patsubst 90,90a,$(GPU_ARCH))),80
 CUBLAS := $(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h build/cuda/nvidia/cu*/include/cublasLt.h))
 CUBLAS_HOME := $(abspath $(patsubst %/include/cublasLt.h,%,$(CUBLAS)))
 CUBLAS_LIBRARY := $(firstword $(wildcard $(CUBLAS_HOME)/lib64/libcublasLt.so $(CUBLAS_HOME)/lib/libcublasLt.so*))
-GPU_FLAGS = -std=c++20 -O3 $(ARCHS:%=-gencode arch=compute_%$(comma)code=sm_%) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
+GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
   -I. -Ikernels/cublaslt -I$(CUBLAS_HOME)/include
 GPU_LIBRARIES = -Xlinker $(CUBLAS_LIBRARY) -Xlinker -rpath=$(dir $(CUBLAS_LIBRARY)) -lgomp
 
@@ -57,6 +57,8 @@ BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(if $(filter cpu,$(DEVICE)),$(CPU
 all: $(DEVICE)
 cpu: ; @$(MAKE) --no-print-directory DEVICE=cpu program
 gpu: ; @$(MAKE) --no-print-directory DEVICE=gpu program
+gpu-tests: ; @$(MAKE) --no-print-directory DEVICE=gpu program tests
+tests: $(BUILT_TESTS)
 program: check-packages $(BUILD)/train_gpt
 	@cp $(BUILD)/train_gpt train_gpt
 	@echo "train_gpt: built for the $(DEVICE)$(if $(filter gpu,$(DEVICE)), ($(ARCHS:%=sm_%)))"
@@ -166,4 +168,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: all cpu gpu program check-packages deps train test bench shakespeare test-sanitize test-race run clean
+.PHONY: all cpu gpu gpu-tests tests program check-packages deps train test bench shakespeare test-sanitize test-race run clean
