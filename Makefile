@@ -77,30 +77,27 @@ $(BUILD)/src/%: % $(FILTER)
 $(BUILD)/%.o: cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-$(BUILD)/%.o: $(BUILD)/src/%.cu | $(MIRRORED)
-	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -MMD -MP -c -o $@ -x c++ $<
-$(BUILD)/%.o: $(BUILD)/src/test/%.cu | $(MIRRORED)
-	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -MMD -MP -c -o $@ -x c++ $<
-$(BUILD)/%.o: $(BUILD)/src/test/cpu/%.cu | $(MIRRORED)
-	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -MMD -MP -c -o $@ -x c++ $<
-$(BUILD)/%.o: test/cpu/%.cpp
-	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-$(BUILD)/%.o: test/%.cpp
-	@mkdir -p $(@D)
-	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+define compile
+$(BUILD)/%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
+	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
+$(BUILD)/%.o: $(1)%.cpp
+	@mkdir -p $$(@D)
+	g++ $$(CPU_FLAGS) -MMD -MP -c -o $$@ $$<
+endef
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
 else
-$(BUILD)/%: %.cu
-	@mkdir -p $(@D)
-	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $@.d -o $@ $< $(GPU_LIBRARIES)
-$(BUILD)/%: test/%.cu
-	@mkdir -p $(@D)
-	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $@.d -o $@ $< $(GPU_LIBRARIES)
-$(BUILD)/%: test/%.cpp
-	@mkdir -p $(@D)
-	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $@.d -o $@ $< $(GPU_LIBRARIES)
+define compile
+$(BUILD)/%: $(1)%.cu
+	@mkdir -p $$(@D)
+	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $$(GPU_LIBRARIES)
+$(BUILD)/%: $(1)%.cpp
+	@mkdir -p $$(@D)
+	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $$(GPU_LIBRARIES)
+endef
 endif
+$(eval $(call compile,))
+$(foreach folder,test/ test/cpu/ dev/,$(eval $(call compile,$(folder))))
 -include $(wildcard $(BUILD)/*.d)
 
 # ---- the CPU device under sanitizers

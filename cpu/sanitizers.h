@@ -12,7 +12,6 @@
 #if defined(CPU_THREAD_SANITIZER)
 #include <pthread.h>
 #include <sanitizer/tsan_interface.h>
-#include <sched.h>
 #include <string.h>
 
 #include "cpu/device.h"
@@ -50,28 +49,26 @@ inline void release(const void* object) { __tsan_release(const_cast<void*>(objec
 inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
 inline void thread_ends(const void* launch) { release(launch); }
 
-// Runs `function` in a new pthread. Waiting is a spin on an atomic that the sanitizer does not see: a join would order
-// this block before the next one and hide races between them.
+// Runs `function` in a new pthread. Waiting is for an atomic that the sanitizer does not see: a join would order this
+// block before the next one and hide races between them.
 template <class Function>
 void run_isolated(Function function) {
-  struct State {
-    Function* function;
-    std::atomic<bool> done{false};
-  } state{&function};
+  static std::atomic<int> done;  // outlives this call, after which the thread may still be in notify_one
+  done = 0;
   pthread_t thread;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   auto entry = [](void* pointer) -> void* {
-    State& state = *static_cast<State*>(pointer);
-    (*state.function)();
-    state.done.store(true);
+    (*static_cast<Function*>(pointer))();
+    done = 1;
+    done.notify_one();
     return nullptr;
   };
-  const int error = pthread_create(&thread, &attributes, entry, &state);
+  const int error = pthread_create(&thread, &attributes, entry, &function);
   if (error != 0) fatal("cannot start a thread for a block: %s", strerror(error));
   pthread_attr_destroy(&attributes);
-  while (!state.done.load()) sched_yield();
+  done.wait(0);
 }
 }  // namespace sanitizers
 

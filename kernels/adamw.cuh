@@ -45,7 +45,7 @@ __device__ inline void adamw_update(float (&w)[N], float (&m)[N], float (&v)[N],
   }
 }
 
-// Elements before `decayed` decay, those from it on do not. `count` is a multiple of the pack (units are padded).
+// Elements before `decayed` decay, those from it on do not. Both are multiples of the pack (units are padded).
 template <class T>
 __global__ void adamw_kernel(T* weights, float* masters, float* first, float* second, const float* gradients,
                              const float* factor, size_t count, size_t decayed, AdamWStep step) {

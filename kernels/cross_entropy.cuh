@@ -1,7 +1,7 @@
 // Softmax and cross-entropy over the padded vocabulary, forward and backward in one pass over the logits.
 //
 //   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · loss_scale,   v < V
-// Columns V..Vp are padding: never read, and their gradient is 0. loss_scale is 1 / (tokens of the global batch).
+// Columns V..Vp are padding: their values do not matter, and their gradient is 0. loss_scale is 1 / (tokens of the global batch).
 //
 // A block a row (V is some 50,000: 200 KB, which stays in the caches between the three passes: maximum, sum,
 // gradient). The gradient overwrites the logits. Reads and writes rows·Vp elements once; about 6 FLOPs an element.
@@ -53,7 +53,7 @@ __global__ void cross_entropy_kernel(T* logits, float* losses, const int* target
   for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) thread_sum += expf(to_float(row[c]) - maximum);
   const float sum = block_reduce_sum(thread_sum, sum_scratch);
 
-  if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + maximum - to_float(row[target]);
+  if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (maximum - to_float(row[target]));
   if constexpr (WriteGradient) {
     __syncthreads();  // thread 0 has read the target's logit
     const float scale = loss_scale / sum;

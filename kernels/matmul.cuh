@@ -37,7 +37,7 @@ void linear_forward(T* out, const T* x, const T* weight, const T* bias, int rows
   matmul("matmul_forward", out, x, weight, bias, {rows, outputs, inputs}, stream);
 }
 
-// dx (rows, inputs) = dout·weightᵀ; dweight, dbias = or += ; dx null: not wanted.
+// dx (rows, inputs) = dout·weightᵀ; dweight, dbias = or +=.
 // workspace: column_sum_workspace(rows, outputs) floats.
 template <class T>
 void linear_backward(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight, int rows,

@@ -1,0 +1,46 @@
+// Writes the logits of a checkpoint for random tokens, for dev/check_huggingface.py to compare with transformers:
+//
+//   make build/cpu/logits && build/cpu/logits CHECKPOINT logits.safetensors
+//   python dev/check_huggingface.py CHECKPOINT logits.safetensors
+#include <random>
+
+#include "gpt.cuh"
+#include "runtime/checkpoint.h"
+
+namespace {
+
+void write_logits(const std::filesystem::path& folder, const std::filesystem::path& output) {
+  const ModelShape shape = load_shape(folder);
+  const int batch = 2, seq_len = std::min(shape.positions, 64);
+  cudaStream_t stream;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  GPT<float> model({.shape = shape, .micro_batch = batch, .seq_len = seq_len, .training = false}, stream);
+  std::vector<CheckpointTensor> stored;
+  for (const TensorDescriptor& tensor : model.tensors().tensors()) stored.push_back({tensor.name, tensor.shape});
+  load_weights(folder, shape, stored, [&](const CheckpointTensor& tensor, char, const std::vector<float>& values) {
+    model.store().copy_in(model.tensors().find(tensor.name), State::weight, values);
+  });
+
+  std::mt19937 generator(1);
+  std::vector<int> tokens;
+  for (int i = 0; i < batch * seq_len; ++i) tokens.push_back(int(generator() % unsigned(shape.vocabulary)));
+  const std::vector<float> logits = model.batch_logits(tokens.data()), ids(tokens.begin(), tokens.end());
+  const size_t B = size_t(batch), T = size_t(seq_len), V = size_t(shape.vocabulary);
+  SafetensorsWriter writer(output, {{"tokens", {B, T}}, {"logits", {B, T, V}}}, {});
+  writer.write("tokens", 0, ids.size(), ids.data());
+  writer.write("logits", 0, logits.size(), logits.data());
+  writer.close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 3) fail("usage: logits CHECKPOINT OUTPUT.safetensors");
+    write_logits(argv[1], argv[2]);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "logits: %s\n", error.what());
+    return 1;
+  }
+}
