@@ -274,6 +274,7 @@ class GPT {
     targets_ = arena.take<int>(rows);
     order_ = arena.take<int>(rows);
     total_loss_ = arena.take<float>(1);
+    use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
   }
 
   // ---- host and device

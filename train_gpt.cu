@@ -100,17 +100,18 @@ class Run {
 
   void train() {
     open_data();
-    const std::optional<Checkpoint> checkpoint = prepare_folder();
+    const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
+    const std::optional<Checkpoint> checkpoint = choose_checkpoint(o_.out, start);
     build_model(decide_shape(checkpoint), true);
-    const size_t start = load_state(checkpoint);
-    describe(start);
-    std::optional<MetricsLog> metrics;
-    if (!o_.out.empty())
-      metrics.emplace(metrics_path(o_.out), start ? std::optional<size_t>(start) : std::nullopt);
-    if (start >= o_.schedule.steps)
-      std::printf("finished: the checkpoint has %zu of %zu steps\n", start, o_.schedule.steps);
-    else
-      loop(start, metrics ? &*metrics : nullptr);
+    load_state(checkpoint);
+    if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
+    describe();
+    if (start_ >= o_.schedule.steps) {
+      std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
+      return;
+    }
+    if (!o_.out.empty()) claim_run_folder(o_.out, start, checkpoint);
+    loop();
   }
 
  private:
@@ -131,13 +132,6 @@ class Run {
       usage_error("--train and --val: one is text, the other .bin shards; use one kind");
   }
 
-  std::optional<Checkpoint> prepare_folder() {
-    if (o_.out.empty()) return o_.resume ? find_checkpoint(o_.resume_from) : std::nullopt;
-    auto checkpoint = prepare_run_folder(o_.out, {o_.overwrite, o_.resume, o_.resume_from});
-    if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
-    return checkpoint;
-  }
-
   ModelShape decide_shape(const std::optional<Checkpoint>& checkpoint) {
     const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o_.init);
     ModelShape shape;
@@ -146,9 +140,10 @@ class Run {
     } else {
       shape = load_shape(folder);
       check_loaded_shape(o_, shape, folder);
-      if (o_.seq_len == 0) o_.seq_len = std::min(shape.positions, 1024);
+      if (o_.seq_len == 0) o_.seq_len = shape.positions;
     }
     check_shape(shape, o_.seq_len);
+    check_micro_batch(o_);
     check_enough(*train_, "--train", size_t(o_.global_batch));
     if (val_) check_enough(*val_, "--val", o_.val_batches * size_t(o_.global_batch));
     return shape;
@@ -183,19 +178,18 @@ class Run {
     load_weights(folder, model_->tensors().shape(), stored_tensors(model_->tensors()), copy_in());
   }
 
-  // Returns the number of updates that are done.
-  size_t load_state(const std::optional<Checkpoint>& checkpoint) {
+  void load_state(const std::optional<Checkpoint>& checkpoint) {
     if (!checkpoint) {
       if (o_.init.empty()) model_->store().initialize();
       else load_model_weights(o_.init);
-      return 0;
+      return;
     }
     const nlohmann::json trainer = load_trainer(checkpoint->folder);
     check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, *train_),
                           checkpoint->folder);
     load_model_weights(checkpoint->folder);
     load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()), copy_in());
-    return checkpoint->step;
+    start_ = checkpoint->step;
   }
 
   void save(size_t step) {
@@ -209,7 +203,7 @@ class Run {
 
   // ---- what is printed
 
-  void describe(size_t start) const {
+  void describe() const {
     const ModelShape& s = model_->tensors().shape();
     std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
                 s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model_->tensors().parameters())).c_str(),
@@ -228,7 +222,7 @@ class Run {
     const double peak = peak_flops(device_, o_.dtype == "fp32");
     std::printf("work      6N + 6LCT = %.3f GFLOP a token", model_->flops_per_token() / 1e9);
     if (peak > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak / 1e12, o_.dtype.c_str());
-    std::printf("\nsteps     %zu to %zu, learning rate %g (%s), output %s\n", start + 1, o_.schedule.steps, o_.schedule.lr,
+    std::printf("\nsteps     %zu to %zu, learning rate %g (%s), output %s\n", start_ + 1, o_.schedule.steps, o_.schedule.lr,
                 o_.schedule.kind.c_str(), o_.out.empty() ? "none" : o_.out.c_str());
     std::fflush(stdout);
   }
@@ -261,15 +255,15 @@ class Run {
 
   // ---- the loop
 
-  void loop(size_t start, MetricsLog* metrics) {
+  void loop() {
     constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
     ProgressBar bar(o_.schedule.steps);
     const Clock::time_point begin = Clock::now();
     double shortest = INFINITY;
-    for (size_t step = start; step < o_.schedule.steps; ++step) {
+    for (size_t step = start_; step < o_.schedule.steps; ++step) {
       const size_t done = step + 1;
       const bool last = done == o_.schedule.steps;
-      Profiler::instance().enabled = o_.profile && step >= start + unprofiled;
+      Profiler::instance().enabled = o_.profile && step >= start_ + unprofiled;
 
       const Clock::time_point step_begin = Clock::now();
       const double rate = learning_rate(o_.schedule, step);
@@ -279,19 +273,19 @@ class Run {
       const double loss = model_->loss(), norm = model_->gradient_norm(), seconds = seconds_since(step_begin);
       shortest = std::min(shortest, seconds);
 
-      const double left = seconds_since(begin) / double(done - start) * double(o_.schedule.steps - done);
+      const double left = seconds_since(begin) / double(done - start_) * double(o_.schedule.steps - done);
       bar.hide();
       if (done % o_.log_every == 0 || last) print_step(done, loss, norm, rate, seconds, left);
-      if (metrics) metrics->append(step_metrics(done, loss, norm, rate, seconds));
+      log(step_metrics(done, loss, norm, rate, seconds));
       Profiler::instance().enabled = false;
-      if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done, metrics);
+      if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done);
       if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(o_.init, done).c_str());
       if (!o_.out.empty() && (last || (o_.checkpoint_every && done % o_.checkpoint_every == 0))) save(done);
       bar.show(done, left);
     }
     bar.hide();
-    print_summary(o_.schedule.steps - start, shortest, seconds_since(begin));
-    if (o_.profile && o_.schedule.steps - start > unprofiled) print_profile(o_.schedule.steps - start - unprofiled);
+    print_summary(o_.schedule.steps - start_, shortest, seconds_since(begin));
+    if (o_.profile && o_.schedule.steps - start_ > unprofiled) print_profile(o_.schedule.steps - start_ - unprofiled);
   }
 
   // One global batch from sample number `first` on: gradients and loss, or the loss alone.
@@ -308,7 +302,7 @@ class Run {
     }
   }
 
-  void validate_now(size_t step, MetricsLog* metrics) {
+  void validate_now(size_t step) {
     double sum = 0;
     for (size_t batch = 0; batch < o_.val_batches; ++batch) {
       accumulate(*val_, batch * size_t(o_.global_batch), false, false);
@@ -316,7 +310,14 @@ class Run {
     }
     const double loss = sum / double(o_.val_batches);
     std::printf("step %5zu/%zu | val_loss %.4f\n", step, o_.schedule.steps, loss);
-    if (metrics) metrics->append({{"step", step}, {"val_loss", loss}});
+    log({{"step", step}, {"val_loss", loss}});
+  }
+
+  // The first line creates the file: a run that fails before leaves nothing behind.
+  void log(const nlohmann::ordered_json& fields) {
+    if (o_.out.empty()) return;
+    if (!metrics_) metrics_.emplace(metrics_path(o_.out), start_);
+    metrics_->append(fields);
   }
 
   nlohmann::ordered_json step_metrics(size_t step, double loss, double norm, double rate, double seconds) const {
@@ -367,6 +368,8 @@ class Run {
   cudaStream_t stream_ = nullptr;
   std::optional<TokenData> train_, val_;
   std::unique_ptr<GPT<T>> model_;
+  std::optional<MetricsLog> metrics_;
+  size_t start_ = 0;  // updates done before this run
 };
 
 template <class T>
@@ -388,7 +391,7 @@ int main(int argc, char** argv) {
     else run<float>(options, device);
     return 0;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_gpt: %s\n", error.what());
+    std::fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
     return 1;
   }
 }

@@ -22,6 +22,7 @@
 
 #include "cpu/sanitizers.h"
 #include "cpu/schedule.h"
+#include "cpu/workers.h"
 
 constinit thread_local uint3 threadIdx{};
 constinit thread_local uint3 blockIdx{};
@@ -545,12 +546,8 @@ void run_grid(const Launch& launch) {
     sanitizers::acquire(&launch);
     return;
   }
-  const size_t chunk = std::max<size_t>(1, blocks / (8 * size_t(omp_get_max_threads())));
-#pragma omp parallel if (blocks > 1)
-  {
-#pragma omp for schedule(dynamic, chunk)
-    for (size_t i = 0; i < blocks; ++i) run(i);
-  }
+  if (blocks == 1) run(0);
+  else parallel_for(blocks, std::max<size_t>(1, blocks / (8 * size_t(omp_get_max_threads()))), run);
 }
 
 }  // namespace cpu

@@ -1,7 +1,7 @@
 // The matrix product of the CPU device, by oneDNN. kernels/matmul.cuh has the contract.
 //
 // Deterministic for any number of threads: D is cut into tiles whose size depends on the shape alone, each tile is one
-// single-threaded oneDNN matmul over the whole of K, and OpenMP deals the tiles out. (Left to itself oneDNN splits by
+// single-threaded oneDNN matmul over the whole of K, and the workers take the tiles. (Left to itself oneDNN splits by
 // the number of threads, and its bits change with it.)
 // bf16 needs a CPU that oneDNN has bf16 kernels for (AVX-512); elsewhere, and for fp16, inputs are widened to float.
 #pragma once
@@ -17,6 +17,10 @@
 #include "cpu/cuda_bf16.h"
 #include "cpu/cuda_fp16.h"
 #include "cpu/cuda_runtime.h"
+#include "cpu/workers.h"
+
+constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
+inline void use_gemm_workspace(void*) {}
 
 namespace cpu {
 
@@ -120,14 +124,13 @@ void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShap
       tile.n = last_n ? s.n - (tiles_n - 1) * tile_n : tile_n;
       products[last_m][last_n] = &cached_tile<In, Out>(tile, lda, ldb, s.n, bias);
     }
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) if (tiles_m * tiles_n > 1)
-  for (int j = 0; j < tiles_n; ++j)
-    for (int i = 0; i < tiles_m; ++i) {
-      const size_t row = size_t(i) * tile_m, column = size_t(j) * tile_n;
-      run_tile(*products[i == tiles_m - 1][j == tiles_n - 1], d + row * s.n + column,
-               a + (s.transpose_a ? row : row * lda), b + (s.transpose_b ? column * ldb : column),
-               bias ? bias + column : nullptr);
-    }
+  parallel_for(size_t(tiles_m) * tiles_n, 1, [&](size_t tile) {
+    const int i = int(tile % tiles_m), j = int(tile / tiles_m);
+    const size_t row = size_t(i) * tile_m, column = size_t(j) * tile_n;
+    run_tile(*products[i == tiles_m - 1][j == tiles_n - 1], d + row * s.n + column,
+             a + (s.transpose_a ? row : row * lda), b + (s.transpose_b ? column * ldb : column),
+             bias ? bias + column : nullptr);
+  });
 }
 
 // Whether oneDNN multiplies In on this CPU (bf16 needs AVX-512).
@@ -148,8 +151,7 @@ bool dnnl_multiplies() {
 template <class In>
 std::vector<float> widen(const In* values, size_t count) {
   std::vector<float> wide(count);
-#pragma omp parallel for
-  for (size_t i = 0; i < count; ++i) wide[i] = float(values[i]);
+  parallel_for(count, 1 << 16, [&](size_t i) { wide[i] = float(values[i]); });
   return wide;
 }
 
@@ -164,8 +166,7 @@ void gemm_widened(Out* d, const In* a, const In* b, const In* bias, const GemmSh
     std::vector<float> wide_d = widen(d, s.accumulate ? size_t(s.m) * s.n : 0);
     wide_d.resize(size_t(s.m) * s.n);
     gemm_tiles(wide_d.data(), wide_a.data(), wide_b.data(), float_bias, s);
-#pragma omp parallel for
-    for (size_t i = 0; i < wide_d.size(); ++i) d[i] = Out(wide_d[i]);
+    parallel_for(wide_d.size(), 1 << 16, [&](size_t i) { d[i] = Out(wide_d[i]); });
   }
 }
 

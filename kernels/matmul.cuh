@@ -3,7 +3,8 @@
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
-// row-major, op transposes or not, sums in float. D is T, or float for weight gradients.
+// row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends them
+// gemm_workspace_bytes of device memory, which they otherwise allocate themselves.
 // FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
 //
 // Linear layers store their weight as (in, out), as Hugging Face's GPT-2 does:

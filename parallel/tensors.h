@@ -13,6 +13,9 @@
 #include <vector>
 
 struct ModelShape {
+  // Far beyond any use, and small enough that no count of bytes reaches 2^64.
+  static constexpr int most_layers = 1000, most_channels = 100'000, most_vocabulary = 10'000'000,
+                       most_positions = 1 << 24;
   int layers, heads, channels, vocabulary, positions;
   bool operator==(const ModelShape&) const = default;
 

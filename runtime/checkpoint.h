@@ -122,13 +122,18 @@ inline void save_checkpoint(const std::filesystem::path& out, size_t step, const
   remove_partial_checkpoints(out);
   std::filesystem::path complete = out / checkpoint_name(step), partial = complete.string() + ".partial";
   std::filesystem::create_directory(partial);
-  write_tensors(partial / "model.safetensors", tensors, {{'w', "transformer."}}, copy_out);
-  write_tensors(partial / "optimizer.safetensors", tensors,
-                {{'m', "m.transformer."}, {'v', "v.transformer."}}, copy_out);
   trainer["step"] = step;
-  write_file(partial / "config.json", config_of(shape).dump(2) + "\n");
-  write_file(partial / "trainer.json", trainer.dump(2) + "\n");
-  sync_folder(partial);
+  try {
+    write_tensors(partial / "model.safetensors", tensors, {{'w', "transformer."}}, copy_out);
+    write_tensors(partial / "optimizer.safetensors", tensors,
+                  {{'m', "m.transformer."}, {'v', "v.transformer."}}, copy_out);
+    write_file(partial / "config.json", config_of(shape).dump(2) + "\n");
+    write_file(partial / "trainer.json", trainer.dump(2) + "\n");
+    sync_folder(partial);
+  } catch (...) {
+    std::filesystem::remove_all(partial);  // a full disk needs the room
+    throw;
+  }
   // A second save of a step, after resuming from an earlier one, replaces the first.
   std::filesystem::path replaced = complete.string() + ".replaced.partial";
   if (std::filesystem::exists(complete)) std::filesystem::rename(complete, replaced);

@@ -2,6 +2,7 @@
 // and the cure; main() prints it and ends with a non-zero exit code.
 #pragma once
 
+#include <cctype>
 #include <filesystem>
 #include <sstream>
 #include <stdexcept>
@@ -21,6 +22,13 @@ template <class... Parts>
   std::ostringstream text;
   (text << ... << printable(parts));
   throw std::runtime_error(text.str());
+}
+
+// An error stays one line even if a file name in it does not.
+inline std::string one_line(std::string text) {
+  for (char& c : text)
+    if (std::iscntrl(static_cast<unsigned char>(c))) c = '?';
+  return text;
 }
 
 // Text from a file that nobody vouches for, made fit for an error line: in quotes, printable, not too long.

@@ -48,7 +48,7 @@ class MetricsLog {
     if (written == ssize_t(line.size())) return;
     std::string reason = written < 0 ? std::strerror(errno) : "no space for a whole line";
     cut(before);
-    fail(file_.path(), ": cannot write: ", reason);
+    fail(file_.path(), ": cannot write: ", reason, ": free space, and continue with --resume");
   }
 
  private:

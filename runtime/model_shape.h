@@ -3,7 +3,6 @@
 #pragma once
 
 #include <filesystem>
-#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -42,6 +41,7 @@ inline nlohmann::ordered_json config_of(const ModelShape& shape) {
 // cannot represent is refused. Dropout is let pass: it belongs to the training, not to the weights.
 inline ModelShape load_shape(const std::filesystem::path& folder) {
   std::filesystem::path path = folder / "config.json";
+  if (!std::filesystem::exists(path)) fail(folder, ": holds no config.json: give a folder in Hugging Face's GPT-2 format");
   nlohmann::json config = read_json_object(path);
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
     nlohmann::json found = config.value(key, when_missing);
@@ -57,14 +57,17 @@ inline ModelShape load_shape(const std::filesystem::path& folder) {
   require("add_cross_attention", false, false);
   require("tie_word_embeddings", true, true);
 
-  auto extent = [&](const char* key, int when_missing) {
+  auto extent = [&](const char* key, int when_missing, int most) {
     nlohmann::json found = config.value(key, nlohmann::json(when_missing));
-    bool fits = found.is_number_integer() && found > 0 && found <= std::numeric_limits<int>::max() / 4;
-    if (!fits) fail(path, ": ", key, " is ", excerpt(found.dump()), ", not a sensible size");
+    bool fits = found.is_number_integer() && found > 0 && found <= most;
+    if (!fits) fail(path, ": ", key, " is ", excerpt(found.dump()), ", not a size from 1 to ", most);
     return found.get<int>();
   };
-  ModelShape shape = {extent("n_layer", 12), extent("n_head", 12), extent("n_embd", 768),
-                      extent("vocab_size", 50257), extent("n_positions", 1024)};
+  ModelShape shape = {extent("n_layer", 12, ModelShape::most_layers),
+                      extent("n_head", 12, ModelShape::most_channels),
+                      extent("n_embd", 768, ModelShape::most_channels),
+                      extent("vocab_size", 50257, ModelShape::most_vocabulary),
+                      extent("n_positions", 1024, ModelShape::most_positions)};
   if (!config.value("n_inner", nlohmann::json()).is_null()) require("n_inner", 4 * shape.channels, nullptr);
   return shape;
 }

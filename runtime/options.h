@@ -2,12 +2,16 @@
 // Usage errors are one line and exit code 2; `--help` lists all.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <type_traits>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -17,10 +21,13 @@
 #include "runtime/schedule.h"
 
 struct Options {
+  static constexpr size_t most_steps = 1'000'000'000;
+
   std::vector<std::string> train, val;
   bool shuffle = false;
 
   std::string model = "d4";
+  bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
   bool resume = false;
@@ -52,8 +59,24 @@ template <class... Parts>
 [[noreturn]] void usage_error(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
-  std::fprintf(stderr, "train_gpt: %s\n", text.str().c_str());
+  std::fprintf(stderr, "train_gpt: %s\n", one_line(text.str()).c_str());
   std::exit(2);
+}
+
+// A number as it is written: CLI11 takes -1 for 2^64 - 1, nothing for 0, and lets NaN pass its own ranges.
+template <class Number>
+auto in_range(Number least, Number most) {
+  return [least, most](const std::string& text) {
+    Number number{};
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    const bool fits = error == std::errc() && stop == end && least <= number && number <= most;
+    std::ostringstream problem;
+    if (!fits)
+      problem << excerpt(text) << " is no " << (std::is_integral_v<Number> ? "whole " : "") << "number from " << least
+              << " to " << most;
+    return problem.str();
+  };
 }
 
 // What the design has a flag for and this version can't do: known by name, so that the refusal says what is missing.
@@ -73,7 +96,7 @@ inline void add_planned_options(CLI::App& app) {
     app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
       if (value != p.neutral)
         usage_error(p.flag, " ", value, ": ", p.feature, " is not there yet; leave the option out");
-    })->group("")->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    })->group("")->expected(0, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const char* flag : {"--fp8", "--share-gpu", "--plan"})
     app.add_flag_callback(flag, [flag] { usage_error(flag, ": not there yet; leave the option out"); })->group("");
 }
@@ -86,14 +109,14 @@ inline void add_data_and_model_options(CLI::App& app, Options& o) {
 
   app.add_option("--model", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m, gpt3-350m, gpt3-760m, "
                  "gpt3-1.3b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, or dN: N layers, 64·N channels")->group("Model");
-  app.add_option("--layers", o.layers, "instead of the model's")->group("Model")->check(CLI::Range(1, 10000));
+  app.add_option("--layers", o.layers, "instead of the model's")->group("Model")->check(in_range(1, ModelShape::most_layers));
   app.add_option("--heads", o.heads, "instead of the model's; a head has 16 to 128 channels")
-      ->group("Model")->check(CLI::Range(1, 10000));
-  app.add_option("--channels", o.channels, "instead of the model's")->group("Model")->check(CLI::Range(1, 1000000));
+      ->group("Model")->check(in_range(1, ModelShape::most_channels));
+  app.add_option("--channels", o.channels, "instead of the model's")->group("Model")->check(in_range(1, ModelShape::most_channels));
   app.add_option("--vocab", o.vocabulary, "vocabulary (default: 256 for text, 50257 for .bin)")
-      ->group("Model")->check(CLI::Range(2, 10000000));
+      ->group("Model")->check(in_range(2, ModelShape::most_vocabulary));
   app.add_option("--positions", o.positions, "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)")
-      ->group("Model")->check(CLI::Range(1, 1 << 24));
+      ->group("Model")->check(in_range(1, ModelShape::most_positions));
   app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")
       ->group("Model")->type_name("DIR");
   app.add_option("--dtype", o.dtype, "fp32 or bf16 (weights, activations; sums and optimizer state stay fp32)")
@@ -107,49 +130,53 @@ inline void add_data_and_model_options(CLI::App& app, Options& o) {
 }
 
 inline void add_training_options(CLI::App& app, Options& o) {
+  const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
+  const auto rate = in_range(0., 1e3), decay = in_range(0., 0.99999);
   Schedule& s = o.schedule;
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
-      ->group("Batch")->check(CLI::Range(1, 1 << 24));
-  app.add_option("--micro-batch", o.micro_batch, "samples at a time")->group("Batch")->check(CLI::Range(1, 1 << 20));
+      ->group("Batch")->check(in_range(1, ModelShape::most_positions));
+  app.add_option("--micro-batch", o.micro_batch, "samples at a time")->group("Batch")->check(in_range(1, 1 << 20));
   app.add_option("--global-batch", o.global_batch, "samples a step (default: --micro-batch)")
-      ->group("Batch")->check(CLI::Range(1, 1 << 24));
+      ->group("Batch")->check(in_range(1, 1 << 24));
 
   const char* group = "Optimizer";
-  app.add_option("--steps", s.steps, "updates")->group(group);
-  app.add_option("--lr", s.lr, "learning rate")->group(group);
-  app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->group(group);
-  app.add_option("--warmup", s.warmup, "steps of linear warm-up")->group(group);
+  app.add_option("--steps", s.steps, "updates")->group(group)->check(positive);
+  app.add_option("--lr", s.lr, "learning rate")->group(group)->check(rate);
+  app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->group(group)->check(rate);
+  app.add_option("--warmup", s.warmup, "steps of linear warm-up")->group(group)->check(count);
   app.add_option("--schedule", s.kind, "cosine, wsd or constant")->group(group);
-  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->group(group);
-  app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->group(group)->check(CLI::Range(0., 1e3));
-  app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->group(group)->check(CLI::Range(0., 0.9999999));
-  app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->group(group)->check(CLI::Range(0., 0.9999999));
-  app.add_option("--eps", o.epsilon, "AdamW's epsilon")->group(group)->check(CLI::Range(0., 1.));
-  app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->group(group)->check(CLI::Range(0., 1e30));
+  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->group(group)->check(count);
+  app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->group(group)->check(rate);
+  app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->group(group)->check(decay);
+  app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->group(group)->check(decay);
+  app.add_option("--eps", o.epsilon, "AdamW's epsilon")->group(group)->check(in_range(1e-30, 1.));
+  app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->group(group)->check(in_range(0., 1e30));
 }
 
 inline void add_run_options(CLI::App& app, Options& o) {
+  const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
   const char* group = "Run";
   app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->group(group)->type_name("DIR");
   app.add_option("--resume", o.resume_from, "continue from the newest checkpoint in --out, or from DIR")
       ->group(group)->expected(0, 1)->type_name("[DIR]");
   app.add_flag("--overwrite", o.overwrite, "replace the run in --out")->group(group);
-  app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: only after the last")->group(group);
-  app.add_option("--keep", o.keep, "newest checkpoints kept")->group(group)->check(CLI::Range(size_t(1), size_t(1) << 30));
-  app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->group(group);
-  app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->group(group);
-  app.add_option("--val-batches", o.val_batches, "global batches a validation")->group(group)->check(CLI::Range(size_t(1), size_t(1) << 30));
-  app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->group(group)->check(CLI::Range(size_t(1), size_t(1) << 30));
-  app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->group(group);
+  app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: only after the last")
+      ->group(group)->check(count);
+  app.add_option("--keep", o.keep, "newest checkpoints kept")->group(group)->check(positive);
+  app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->group(group)->check(count);
+  app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->group(group)->check(count);
+  app.add_option("--val-batches", o.val_batches, "global batches a validation")->group(group)->check(positive);
+  app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->group(group)->check(positive);
+  app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->group(group)->check(in_range(uint64_t(0), UINT64_MAX));
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end")->group(group);
 
   group = "Sampling";
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop")->group(group);
-  app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->group(group);
-  app.add_option("--sample-len", o.sample_len, "tokens a sample")->group(group);
+  app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->group(group)->check(count);
+  app.add_option("--sample-len", o.sample_len, "tokens a sample")->group(group)->check(count);
   app.add_option("--prompt", o.prompt, "text that a sample continues")->group(group)->type_name("TEXT");
-  app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->group(group)->check(CLI::Range(0., 100.));
-  app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->group(group)->check(CLI::Range(0, 10000000));
+  app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->group(group)->check(in_range(0., 100.));
+  app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->group(group)->check(in_range(0, ModelShape::most_vocabulary));
 }
 
 inline Options parse_options(int argc, char** argv) {
@@ -173,6 +200,7 @@ inline Options parse_options(int argc, char** argv) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }
   o.resume = app.count("--resume") > 0;
+  o.model_given = app.count("--model") > 0;
   return o;
 }
 
@@ -218,6 +246,13 @@ inline void check_loaded_shape(const Options& o, const ModelShape& loaded, const
   check("--channels", o.channels, loaded.channels);
   check("--vocab", o.vocabulary, loaded.vocabulary);
   check("--positions", o.positions, loaded.positions);
+  if (!o.model_given) return;
+  const ModelShape named = named_shape(o.model);
+  auto differs = [](int asked_for, int named, int found) { return !asked_for && named != found; };
+  if (differs(o.layers, named.layers, loaded.layers) || differs(o.heads, named.heads, loaded.heads) ||
+      differs(o.channels, named.channels, loaded.channels))
+    usage_error("--model ", o.model, ": the weights in ", folder, " have ", loaded.layers, " layers, ", loaded.heads,
+                " heads, ", loaded.channels, " channels; leave out --model");
 }
 
 inline void check_shape(const ModelShape& s, int seq_len) {
@@ -229,6 +264,13 @@ inline void check_shape(const ModelShape& s, int seq_len) {
   if (seq_len > s.positions)
     usage_error("--seq-len ", seq_len, " is longer than the model's ", s.positions,
                 " positions: lower it, or raise --positions of a fresh model");
+}
+
+// Kernels count the rows of a micro-batch as int.
+inline void check_micro_batch(const Options& o) {
+  if (int64_t(o.micro_batch) * o.seq_len > std::numeric_limits<int>::max())
+    usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", int64_t(o.micro_batch) * o.seq_len,
+                " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
 }
 
 // Checks the batch and the schedule, and fills in defaults that follow from other options.

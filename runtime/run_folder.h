@@ -68,24 +68,36 @@ inline bool lies_in(const std::filesystem::path& folder, const std::filesystem::
   return std::filesystem::weakly_canonical(folder / "..") == std::filesystem::weakly_canonical(out);
 }
 
-// Returns the checkpoint to continue from, if any. No run is touched when it fails.
-inline std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const RunStart& start) {
+// Does the run go on where the one in --out stopped?
+inline bool continues(const std::filesystem::path& out, const RunStart& start,
+                      const std::optional<Checkpoint>& checkpoint) {
+  return start.resume && (start.resume_from.empty() || lies_in(checkpoint->folder, out));
+}
+
+// The checkpoint to start from, if any; nothing is changed yet. `out` empty: nothing will be written.
+inline std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start) {
   const std::filesystem::path& from = start.resume_from;
   std::optional<Checkpoint> checkpoint;
   if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
   if (!from.empty() && !checkpoint) {
     fail("--resume ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders");
   }
-  bool continues = start.resume && (from.empty() || lies_in(checkpoint->folder, out));
-  if (continues && start.overwrite) {
+  if (out.empty()) return checkpoint;
+  const bool goes_on = continues(out, start, checkpoint);
+  if (goes_on && start.overwrite) {
     fail("--resume continues the run in ", out, ", --overwrite deletes it: give one of them");
   }
-  if (!continues && !start.overwrite && holds_run(out)) {
+  if (!goes_on && !start.overwrite && holds_run(out)) {
     fail("--out ", out,
          ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
   }
+  return checkpoint;
+}
+
+// Makes the folder this run's. Comes last of all preparations: a mistake found later would have cost the old run.
+inline void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
+                             const std::optional<Checkpoint>& checkpoint) {
   make_writable(out);
   if (start.overwrite) remove_run(out);
-  if (continues && checkpoint) set_aside_later(out, checkpoint->step);
-  return checkpoint;
+  if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
 }

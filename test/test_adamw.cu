@@ -101,7 +101,7 @@ TEST_CASE_TEMPLATE("adamw", T, float, __nv_bfloat16) {
   check<T>(13 * pack, 0);
   check<T>(adamw_block * pack, adamw_block * pack);  // exactly one block
   check<T>((adamw_block + 1) * pack, 6 * pack);
-  check<T>(4 * adamw_block * pack, 99 * pack);
+  if (large_shapes) check<T>(4 * adamw_block * pack, 99 * pack);
 }
 
 TEST_CASE("adamw without masters follows float64 to the next bf16") {
@@ -120,7 +120,7 @@ TEST_CASE("adamw without masters follows float64 to the next bf16") {
   CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, 5 * rounding<float>);
 }
 
-TEST_CASE("stochastic rounding is unbiased") {
+TEST_CASE("stochastic rounding is unbiased" * doctest::skip(!large_shapes)) {
   // With all random numbers the mean of the two neighbours is x itself, exactly.
   for (float x : {1.0f, 1.001f, -1.2345f, 3.14159e-5f, -2.7e20f, 1e-40f, 0.0f}) {
     CAPTURE(x);
@@ -133,7 +133,7 @@ TEST_CASE("stochastic rounding is unbiased") {
   }
 }
 
-TEST_CASE("stochastic rounding keeps what is not finite") {
+TEST_CASE("stochastic rounding keeps what is not finite" * doctest::skip(!large_shapes)) {
   const auto always = [](float x, auto holds) {
     const std::vector<double> rounded = all_roundings(x);
     return std::all_of(rounded.begin(), rounded.end(), holds);
@@ -144,7 +144,7 @@ TEST_CASE("stochastic rounding keeps what is not finite") {
   CHECK(always(last_bit_set, [](double y) { return std::isnan(y); }));
 }
 
-TEST_CASE("updates far below a unit in the last place are kept on average") {
+TEST_CASE("updates far below a unit in the last place are kept on average" * doctest::skip(!large_shapes)) {
   // The first update is of size lr whatever the gradient: 1 becomes 1 − 0.01 = 253.44/256, in steps of 1/256.
   const size_t count = 400000;
   const std::vector<__nv_bfloat16> ones(count, from_float<__nv_bfloat16>(1));

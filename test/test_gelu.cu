@@ -45,7 +45,7 @@ TEST_CASE_TEMPLATE("gelu forward and backward", T, float, __nv_bfloat16) {
   check<T>(1, 256);   // less than one block
   check<T>(67, 204);  // packs of 16 bytes in float only
   check<T>(67, 208);  // packs of 64 bytes in float only
-  check<T>(129, 1024);
+  if (large_shapes) check<T>(129, 1024);
 }
 
 TEST_CASE_TEMPLATE("gelu hands on what is not finite", T, float, __nv_bfloat16) {

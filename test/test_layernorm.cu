@@ -131,5 +131,5 @@ TEST_CASE_TEMPLATE("layernorm forward and backward", T, float, __nv_bfloat16) {
   check<T>(37, 211);   // a second block of five rows
   check<T>(6, 768);
   check<T>(5, 2056);   // more packs than threads
-  check<T>(2100, 32);  // 66 blocks: their partial sums take two levels to add
+  if (large_shapes) check<T>(2100, 32);  // 66 blocks: their partial sums take two levels to add
 }

@@ -90,7 +90,7 @@ TEST_CASE("Philox4x32-10") {
   }
 }
 
-TEST_CASE("normal quantile") {
+TEST_CASE("normal quantile" * doctest::skip(!large_shapes)) {
   std::vector<uint32_t> bits = {0, 1, 2, 3, ~0u, ~1u, 0x7fffffff, 0x80000000, 0x7fffff00, 0x80000100};
   const uint32_t central = uint32_t(0.075 * 4294967296.0);  // where the approximation changes
   for (uint32_t edge : {central, ~central})
@@ -116,7 +116,7 @@ TEST_CASE("element i of a tensor depends on (key, i) alone") {
     CHECK(same_bits(normals(count, key, 0.02f), std::vector<float>(whole.begin(), whole.begin() + count)));
 }
 
-TEST_CASE("moments of the initial weights") {
+TEST_CASE("moments of the initial weights" * doctest::skip(!large_shapes)) {
   const size_t count = 1 << 20;
   const std::vector<float> x = normals(count, random_key(42, "h.0.attn.c_attn.weight"), 1);
   // Four standard deviations of each estimate from `count` independent normal numbers.

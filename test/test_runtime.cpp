@@ -211,6 +211,12 @@ void put_checkpoint(const std::filesystem::path& out, size_t step) {
   put(out / checkpoint_name(step) / "trainer.json", "{\"step\": " + std::to_string(step) + "}");
 }
 
+std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const RunStart& start) {
+  std::optional<Checkpoint> checkpoint = choose_checkpoint(out, start);
+  claim_run_folder(out, start, checkpoint);
+  return checkpoint;
+}
+
 std::string start_error(const std::filesystem::path& out, const RunStart& start) {
   return error_of([&] { prepare_run_folder(out, start); });
 }

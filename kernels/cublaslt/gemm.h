@@ -24,6 +24,8 @@ inline void check_cublas(cublasStatus_t status, const char* call, const char* fi
                            cublasLtGetStatusString(status));
 }
 
+constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
+
 namespace cublaslt {
 
 template <class T>
@@ -31,20 +33,15 @@ constexpr cudaDataType data_type = std::is_same_v<T, float>           ? CUDA_R_3
                                    : std::is_same_v<T, __nv_bfloat16> ? CUDA_R_16BF
                                                                       : CUDA_R_16F;
 
-constexpr size_t workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
-
-// The handle and the workspace that products on one stream share.
+// The handle and the workspace that products on one stream share, for the whole run.
 struct Context {
-  Context() {
-    CUBLAS_CHECK(cublasLtCreate(&handle));
-    CUDA_CHECK(cudaMalloc(&workspace, workspace_bytes));
-  }
+  Context() { CUBLAS_CHECK(cublasLtCreate(&handle)); }
   cublasLtHandle_t handle;
-  void* workspace;
+  void* workspace = nullptr;
 };
 
 inline Context& context() {
-  static Context instance;  // for the whole run: the driver frees it
+  static Context instance;
   return instance;
 }
 
@@ -72,7 +69,7 @@ inline cublasLtMatmulHeuristicResult_t choose_algorithm(const Plan& plan, const 
   auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
   };
-  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, gemm_workspace_bytes);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
@@ -121,12 +118,15 @@ Plan& cached_plan(const GemmShape& shape, const In* bias) {
 
 }  // namespace cublaslt
 
+inline void use_gemm_workspace(void* workspace) { cublaslt::context().workspace = workspace; }
+
 template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& shape, cudaStream_t stream) {
   cublaslt::Plan& plan = cublaslt::cached_plan<In, Out>(shape, bias);
   if (bias) cublaslt::set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (!cublaslt::context().workspace) CUDA_CHECK(cudaMalloc(&cublaslt::context().workspace, gemm_workspace_bytes));
   const float alpha = 1, beta = shape.accumulate ? 1 : 0;
   CUBLAS_CHECK(cublasLtMatmul(cublaslt::context().handle, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, d, plan.d,
                               d, plan.d, &plan.algorithm.algo, cublaslt::context().workspace,
-                              cublaslt::workspace_bytes, stream));
+                              gemm_workspace_bytes, stream));
 }

@@ -1,0 +1,119 @@
+#include "cpu/workers.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace cpu {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+class Workers {
+ public:
+  ~Workers() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      ++generation_;
+    }
+    start_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void run(size_t count, size_t chunk, size_t threads, const std::function<void(size_t)>& body) {
+    while (threads_.size() + 1 < threads) threads_.emplace_back([this, number = threads_.size()] { work(number); });
+    {
+      std::lock_guard lock(mutex_);
+      body_ = &body;
+      count_ = count;
+      chunk_ = chunk;
+      helpers_ = threads - 1;
+      next_ = 0;
+      ++generation_;
+    }
+    if (sleeping_ > 0) start_.notify_all();
+    take_chunks();
+    // All chunks are taken. Whoever joined finishes its last one; whoever comes now finds the job closed.
+    std::unique_lock lock(mutex_);
+    body_ = nullptr;
+    for (int spins = 0; joined_ > 0 && spins < 2000; ++spins) {
+      lock.unlock();
+      relax();
+      lock.lock();
+    }
+    finished_.wait(lock, [this] { return joined_ == 0; });
+  }
+
+ private:
+  void take_chunks() {
+    const std::function<void(size_t)>& body = *body_;
+    for (size_t first; (first = next_.fetch_add(chunk_)) < count_;)
+      for (size_t i = first; i < std::min(first + chunk_, count_); ++i) body(i);
+  }
+
+  void work(size_t number) {
+    omp_set_num_threads(1);
+    for (uint64_t seen = 0;;) {
+      seen = wait_after(seen);
+      {
+        std::lock_guard lock(mutex_);
+        if (stopping_) return;
+        if (!body_ || number >= helpers_) continue;
+        ++joined_;
+      }
+      take_chunks();
+      std::lock_guard lock(mutex_);
+      if (--joined_ == 0) finished_.notify_one();
+    }
+  }
+
+  // Returns the newest generation once it is another than `seen`: spins for some 50 µs, then sleeps.
+  uint64_t wait_after(uint64_t seen) {
+    for (int spins = 0; spins < 2000; ++spins) {
+      if (generation_ != seen) return generation_;
+      relax();
+    }
+    std::unique_lock lock(mutex_);
+    ++sleeping_;
+    start_.wait(lock, [&] { return generation_ != seen; });
+    --sleeping_;
+    return generation_;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable start_, finished_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int> sleeping_{0};
+  std::atomic<size_t> next_{0};
+  const std::function<void(size_t)>* body_ = nullptr;  // null: no job is open
+  size_t count_ = 0, chunk_ = 1, helpers_ = 0;
+  int joined_ = 0;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+void parallel_for(size_t count, size_t chunk, const std::function<void(size_t)>& body) {
+  static Workers workers;
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);
+  workers.run(count, chunk, size_t(threads), body);
+  omp_set_num_threads(threads);
+}
+
+}  // namespace cpu
