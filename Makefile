@@ -66,7 +66,7 @@ program: check-packages $(BUILD)/train_gpt
 ifeq ($(DEVICE),cpu)
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
-DEVICE_OBJECTS := $(BUILD)/device.o $(BUILD)/workers.o $(BUILD)/cuda_runtime.o
+DEVICE_OBJECTS := $(BUILD)/device.o $(BUILD)/block.o $(BUILD)/workers.o $(BUILD)/cuda_runtime.o
 
 $(FILTER): cpu/filter.cpp
 	@mkdir -p $(@D)

@@ -1,6 +1,6 @@
 // The CPU device: how one kernel launch runs on a machine without a GPU.
 //
-// A grid is spread over OpenMP threads ("workers"), a block at a time each. The threads of a block run one after
+// A grid is spread over worker threads (cpu/workers.h), a block at a time each. The threads of a block run one after
 // another on one fiber for as long as none of them waits, so a kernel without barriers is a plain loop. The first
 // thread that waits (__syncthreads, a shuffle, a vote) keeps the fiber; the threads after it go on on another one, and
 // from then on a scheduler picks who runs next. Only waiting switches, so a run is reproducible.

@@ -77,11 +77,11 @@ void check(const Shape& s) {
 
 TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16) {
   check<T>({1, 1, 1, 16, 2});
-  check<T>({3, 48, 64, 51, 211});  // packs of one element; fewer tokens than positions
-  check<T>({2, 40, 40, 64, 5});    // every token many times
-  check<T>({2, 7, 9, 515, 30});    // more columns than threads
-  check<T>({1, 33, 40, 260, 50});  // packs of 16 bytes in float only
-  check<T>({1, 33, 40, 272, 50});  // packs of 64 bytes in float only
+  if (large_shapes) check<T>({3, 48, 64, 51, 211});  // packs of one element; fewer tokens than positions
+  if (large_shapes) check<T>({2, 40, 40, 64, 5});    // every token many times
+  check<T>({2, 1, 2, 515, 30});   // more columns than threads
+  check<T>({1, 9, 12, 260, 50});  // packs of 16 bytes in float only
+  check<T>({1, 9, 12, 272, 50});  // packs of 64 bytes in float only
 }
 
 TEST_CASE("positions are sorted by token, stably") {

@@ -1,0 +1,296 @@
+#include "cpu/block.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+
+namespace cpu {
+
+Fiber::Fiber(int number, void (*entry)(context::transfer_t)) {
+  memory = static_cast<char*>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0)
+    fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise vm.max_map_count",
+          stack_bytes, strerror(errno));
+  // Tops are staggered by cache lines: equal offsets in every stack would fall into the same cache sets.
+  char* top = memory + guard_bytes + stack_bytes - (number % 32) * 192;
+  context = context::make_fcontext(top, stack_bytes - (number % 32) * 192, entry);
+  sanitizer.created(memory + guard_bytes, stack_bytes);
+}
+
+Fiber::~Fiber() {
+  sanitizer.destroyed();
+  if (memory) munmap(memory, guard_bytes + stack_bytes);
+}
+
+namespace {
+
+void fiber_entry(context::transfer_t from) {
+  static_cast<BlockRunner*>(from.data)->run_fiber(from);
+}
+
+}  // namespace
+
+// ---- switching fibers
+
+void BlockRunner::jump(Fiber* to) {
+  previous_ = running_;
+  running_ = to;
+  previous_->sanitizer.leaving(to->sanitizer);
+  context::transfer_t from = context::jump_fcontext(to->context, this);
+  previous_->context = from.fctx;
+  running_->sanitizer.arrived();
+}
+
+void BlockRunner::run_fiber(context::transfer_t from) {
+  previous_->context = from.fctx;
+  running_->sanitizer.arrived();
+  for (;;) {
+    launch_->run_threads(launch_->body);
+    // No thread can start here any more: hand over to one that was woken or, at the block's end, to the worker.
+    Fiber* to = next_ < 0 ? &main_ : fiber_of_[next_] ? fiber_of_[next_] : idle_fiber();
+    if (!sanitizers::fiber_per_thread) idle_.push_back(running_);
+    jump(to);
+  }
+}
+
+Fiber* BlockRunner::idle_fiber() {
+  if (idle_.empty()) {
+    fibers_.push_back(std::make_unique<Fiber>(int(fibers_.size()), fiber_entry));
+    return fibers_.back().get();
+  }
+  Fiber* fiber = idle_.back();
+  idle_.pop_back();
+  return fiber;
+}
+
+// ---- choosing the next thread
+
+void BlockRunner::set_current(int thread) {
+  current_ = thread;
+  const dim3& size = blockDim;
+  if (size.y == 1 && size.z == 1) threadIdx = {unsigned(thread), 0, 0};
+  else threadIdx = {thread % size.x, thread / size.x % size.y, thread / (size.x * size.y)};
+}
+
+void BlockRunner::make_runnable(int warp, uint32_t lanes) {
+  runnable_[warp] |= lanes;
+  if (runnable_[warp]) runnable_warps_ |= 1u << warp;
+}
+
+void BlockRunner::make_all_runnable(int first) {
+  runnable_warps_ = 0;
+  for (int warp = 0; warp < warps_; ++warp) {
+    int begin = std::clamp(first - warp * warp_size, 0, warp_size);
+    int end = std::min(threads_ - warp * warp_size, warp_size);
+    uint64_t lanes = (uint64_t(1) << end) - (uint64_t(1) << begin);
+    runnable_[warp] = 0;
+    if (begin < end) make_runnable(warp, uint32_t(lanes));
+  }
+}
+
+// Takes a runnable thread off the list: -1 when there is none.
+int BlockRunner::pick() {
+  if (!runnable_warps_) return -1;
+  int warp = current_ / warp_size, lane = current_ % warp_size;
+  switch (schedule().order) {
+    case Order::forward: {
+      if (!runnable_[warp]) {
+        uint32_t later = runnable_warps_ & ~((2u << warp) - 1);
+        warp = lowest(later ? later : runnable_warps_);
+        lane = warp_size - 1;
+      }
+      uint32_t after = runnable_[warp] & ~((uint64_t(2) << lane) - 1);
+      lane = lowest(after ? after : runnable_[warp]);
+      break;
+    }
+    case Order::reverse:
+      warp = highest(runnable_warps_);
+      lane = highest(runnable_[warp]);
+      break;
+    case Order::random: {
+      // Mostly the warp of highest priority (drawn a block), so that some warps run far ahead of others: that finds
+      // buffers reused too early, which uniformly random choices rarely do.
+      warp = -1;
+      bool uniform = random_.below(8) == 0;
+      for (int i = 0, skip = uniform ? random_.below(__builtin_popcount(runnable_warps_)) : 0; i < warps_; ++i)
+        if (runnable_warps_ >> warp_priority_[i] & 1 && skip-- == 0) {
+          warp = warp_priority_[i];
+          break;
+        }
+      uint32_t lanes = runnable_[warp];
+      for (int skip = random_.below(__builtin_popcount(lanes)); skip; --skip) lanes &= lanes - 1;
+      lane = lowest(lanes);
+      break;
+    }
+  }
+  runnable_[warp] &= ~(1u << lane);
+  if (!runnable_[warp]) runnable_warps_ &= ~(1u << warp);
+  return warp * warp_size + lane;
+}
+
+void BlockRunner::finish_current() {
+  ended_[current_] = true;
+  ++finished_;
+  sanitizers::thread_ends(launch_);
+}
+
+// A thread has ended on the running fiber. True: the next one starts on it, and is current. False: next_ is woken on
+// its own fiber instead, or (-1) nothing is left that can run.
+bool BlockRunner::next_thread() {
+  next_ = -1;
+  if (plain_loop) {
+    current_ = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    if (current_ < threads_) {
+      set_current(current_);
+      return true;
+    }
+    finished_ = threads_;
+    return false;
+  }
+  finish_current();
+  next_ = pick();
+  if (next_ < 0) return false;
+  set_current(next_);
+  return !fiber_of_[next_] && !sanitizers::fiber_per_thread;
+}
+
+// ---- waiting
+
+// Until here the block ran as a loop: threads before the current one have ended, those after it have not started.
+void BlockRunner::leave_plain_loop() {
+  plain_loop = false;
+  current_ = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  finished_ = current_;
+  std::fill_n(ended_, current_, true);
+  std::fill_n(ended_ + current_, threads_ - current_, false);
+  std::fill_n(fiber_of_, threads_, nullptr);
+  make_all_runnable(current_ + 1);
+}
+
+void BlockRunner::wait(Location where, const char* what) {
+  fiber_of_[current_] = running_;
+  where_[current_] = where;
+  waits_for_[current_] = what;
+  int thread = pick();
+  if (thread < 0) jump(&main_);  // a deadlock: the main context reports it
+  set_current(thread);
+  jump(fiber_of_[thread] ? fiber_of_[thread] : idle_fiber());
+}
+
+void BlockRunner::sync_threads(Location where) {
+  if (plain_loop) leave_plain_loop();
+  const void* barrier = fences_.get() + barriers_ % 2;
+  sanitizers::release(barrier);
+  if (++at_barrier_ == threads_) {
+    at_barrier_ = 0;
+    ++barriers_;
+    make_all_runnable(0);
+    runnable_[current_ / warp_size] &= ~(1u << current_ % warp_size);
+    if (!runnable_[current_ / warp_size]) runnable_warps_ &= ~(1u << current_ / warp_size);
+  } else {
+    wait(where, "__syncthreads");
+  }
+  sanitizers::acquire(barrier);
+}
+
+void BlockRunner::sync_warp(uint32_t mask, Location where) {
+  if (plain_loop) leave_plain_loop();
+  const int warp = current_ / warp_size, lowest_lane = mask ? lowest(mask) : 0;
+  Rendezvous& here = rendezvous_[warp][lowest_lane];
+  const void* barrier = fences_.get() + 2 + 2 * (warp * warp_size + lowest_lane) + here.barriers % 2;
+  sanitizers::release(barrier);
+  collective(mask, 0, 0, where, [&](const uint64_t*, uint64_t*, const int*) { ++here.barriers; });
+  sanitizers::acquire(barrier);
+}
+
+// ---- one block
+
+void BlockRunner::prepare_shared_memory(size_t bytes) {
+  // Exactly as large as asked for, so that AddressSanitizer sees the element after the last one.
+  if (bytes != shared_bytes_) {
+    void* memory = nullptr;
+    if (bytes && posix_memalign(&memory, 128, bytes) != 0) fatal("no memory for %zu bytes of shared memory", bytes);
+    shared_.reset(static_cast<char*>(memory));
+    shared_bytes_ = bytes;
+  }
+  if (schedule().order != Order::forward && bytes) std::memset(shared_.get(), 0xff, bytes);  // NaN
+}
+
+void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
+  launch_ = &launch;
+  blockIdx = index;
+  blockDim = launch.block;
+  gridDim = launch.grid;
+  threads_ = int(launch.block.x * launch.block.y * launch.block.z);
+  warps_ = (threads_ + warp_size - 1) / warp_size;
+  finished_ = at_barrier_ = 0;
+  prepare_shared_memory(launch.shared_bytes);
+
+  set_current(0);
+  plain_loop = schedule().order == Order::forward && !sanitizers::fiber_per_thread;
+  if (!plain_loop) {
+    random_ = Random(seed);
+    std::iota(warp_priority_, warp_priority_ + warps_, 0);
+    for (int i = warps_ - 1; i > 0; --i) std::swap(warp_priority_[i], warp_priority_[random_.below(i + 1)]);
+    std::fill_n(ended_, threads_, false);
+    std::fill_n(fiber_of_, threads_, nullptr);
+    const bool starts_with_0 = schedule().order == Order::forward;  // which is current already
+    make_all_runnable(starts_with_0 ? 1 : 0);
+    if (!starts_with_0) set_current(pick());
+  }
+  if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread appears to have started another
+    for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
+    for (auto& fiber : fibers_) idle_.push_back(fiber.get());
+  }
+  jump(idle_fiber());
+  plain_loop = false;
+  if (finished_ != threads_) report_deadlock();
+  if (sanitizers::fiber_per_thread) {
+    sanitizers::acquire(launch_);  // what the threads did comes before freeing the block's memory
+    idle_.clear();
+    fibers_.clear();
+  }
+}
+
+std::string BlockRunner::name_of(int thread) const {
+  const dim3& size = blockDim;
+  char text[128];
+  std::snprintf(text, sizeof text, "block (%u,%u,%u), thread (%u,%u,%u)", blockIdx.x, blockIdx.y, blockIdx.z,
+                thread % size.x, thread / size.x % size.y, thread / (size.x * size.y));
+  return text;
+}
+
+// Lanes that the warp collective of this thread waits for; 0: it waits at a block barrier.
+uint32_t BlockRunner::missing_lanes(int waiting) const {
+  for (const Rendezvous& here : rendezvous_[waiting / warp_size])
+    if (here.arrived >> waiting % warp_size & 1) return here.mask & ~here.arrived;
+  return 0;
+}
+
+void BlockRunner::report_deadlock() const {
+  int waiting = -1, ended = -1, other = -1;
+  for (int t = threads_ - 1; t >= 0; --t) (ended_[t] ? ended : waiting) = t;
+  for (int t = 0; t < threads_; ++t)
+    if (!ended_[t] && where_[t].line() != where_[waiting].line()) other = t;
+  std::string rest;
+  auto add = [&](int t, const std::string& what) {
+    rest += "; " + name_of(t) + what;
+  };
+  if (other >= 0)
+    add(other, " waits for " + std::string(waits_for_[other]) + " at " + where_[other].file_name() + ":" +
+                   std::to_string(where_[other].line()));
+  char lanes[64];
+  std::snprintf(lanes, sizeof lanes, "; missing are lanes %#x of its warp", missing_lanes(waiting));
+  if (missing_lanes(waiting)) rest = lanes + rest;
+  else if (ended >= 0) add(ended, " has ended without reaching it");
+  fatal("deadlock in kernel %s: %s waits for %s at %s:%u (%d of %d threads wait, %d have ended)%s", launch_->kernel,
+        name_of(waiting).c_str(), waits_for_[waiting], where_[waiting].file_name(), unsigned(where_[waiting].line()),
+        threads_ - finished_, threads_, finished_, rest.c_str());
+}
+
+}  // namespace cpu

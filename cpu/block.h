@@ -1,0 +1,128 @@
+// Runs the threads of one block on fibers: the scheduler of the CPU device.
+//
+// A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. Threads that are *runnable* have not started or
+// have been woken; the others wait or have ended.
+#pragma once
+
+#include <boost/context/detail/fcontext.hpp>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/device.h"
+#include "cpu/sanitizers.h"
+#include "cpu/schedule.h"
+
+namespace cpu {
+
+namespace context = boost::context::detail;
+
+constexpr int max_threads = 1024, warp_size = 32, max_warps = max_threads / warp_size;
+constexpr size_t guard_bytes = 64 * 1024;  // a multiple of every page size; -fstack-clash-protection skips no page
+
+inline int lowest(uint32_t bits) { return __builtin_ctz(bits); }  // bits != 0
+inline int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
+
+// A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour.
+struct Fiber {
+  Fiber(int number, void (*entry)(context::transfer_t));
+  Fiber() = default;  // the worker's own stack
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  char* memory = nullptr;
+  context::fcontext_t context = nullptr;
+  sanitizers::FiberState sanitizer;
+};
+
+// One warp collective in progress. Concurrent ones in a warp have disjoint masks, hence different lowest lanes.
+struct Rendezvous {
+  uint32_t mask = 0, arrived = 0, barriers = 0;  // barriers: __syncwarp calls completed
+};
+
+class BlockRunner {
+ public:
+  void run_block(const Launch& launch, uint3 index, uint64_t seed);
+  bool next_thread();
+  void sync_threads(Location where);
+  void sync_warp(uint32_t mask, Location where);
+  template <class Combine>
+  void collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine);
+
+  uint64_t result() const { return results_[current_]; }
+  void* shared_memory() { return shared_.get(); }
+  void run_fiber(context::transfer_t from);
+
+ private:
+  void prepare_shared_memory(size_t bytes);
+  void make_all_runnable(int first);
+  void make_runnable(int warp, uint32_t lanes);
+  void leave_plain_loop();
+  int pick();
+  void set_current(int thread);
+  void finish_current();
+  void wait(Location where, const char* what);
+  void resume(int thread);
+  void jump(Fiber* to);
+  Fiber* idle_fiber();
+  uint32_t missing_lanes(int waiting) const;
+  [[noreturn]] void report_deadlock() const;
+  std::string name_of(int thread) const;
+
+  const Launch* launch_ = nullptr;
+  int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0, at_barrier_ = 0, barriers_ = 0;
+  uint32_t runnable_[max_warps];  // a bit a lane
+  uint32_t runnable_warps_ = 0;   // a bit a warp with at least one runnable lane
+  Random random_{0};
+  int warp_priority_[max_warps];
+
+  Fiber main_;
+  Fiber* running_ = &main_;
+  Fiber* previous_ = nullptr;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+
+  // Per thread: the fiber it waits on (null: not started), where and for what; per lane values of a collective.
+  Fiber* fiber_of_[max_threads];
+  Location where_[max_threads];
+  const char* waits_for_[max_threads];
+  bool ended_[max_threads];
+  uint64_t values_[max_threads], results_[max_threads];
+  int source_lanes_[max_threads];
+  Rendezvous rendezvous_[max_warps][warp_size];
+
+  // Objects that stand for the barriers in the race detector, for the block and for each rendezvous. Two in turn: a
+  // thread that is already at the next barrier must not be taken for one at this barrier.
+  std::unique_ptr<char[]> fences_{new char[2 + 2 * max_threads]};
+
+  std::unique_ptr<char[], decltype(&std::free)> shared_{nullptr, &std::free};
+  size_t shared_bytes_ = 0;
+};
+
+// The lane brings `value`; the last lane of `mask` to arrive calls combine(first thread of the warp) to fill results_.
+template <class Combine>
+void BlockRunner::collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine) {
+  if (plain_loop) leave_plain_loop();
+  int warp = current_ / warp_size, lane = current_ % warp_size, first = warp * warp_size;
+  Rendezvous& here = rendezvous_[warp][mask ? lowest(mask) : 0];
+  if (!(mask >> lane & 1) || (here.arrived && here.mask != mask))
+    fatal("kernel %s, %s: at %s:%u lane %d calls a warp collective with mask %#x%s", launch_->kernel,
+          name_of(current_).c_str(), where.file_name(), unsigned(where.line()), lane, mask,
+          mask >> lane & 1 ? ", other lanes of it with another mask" : ", which does not name the lane itself");
+  here.mask = mask;
+  here.arrived |= 1u << lane;
+  values_[current_] = value;
+  source_lanes_[current_] = source_lane;
+  if (here.arrived != mask) {
+    wait(where, "a warp collective");
+    return;
+  }
+  here.arrived = 0;
+  combine(values_ + first, results_ + first, source_lanes_ + first);
+  make_runnable(warp, mask & ~(1u << lane));
+}
+
+}  // namespace cpu

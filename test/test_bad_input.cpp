@@ -1,0 +1,181 @@
+// What clumsy users and broken files do to train_gpt: one clear line, an exit code, nothing half-written.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <functional>
+
+#include "test/workplace.h"
+
+namespace {
+
+// Damages a safetensors file: its header, given as JSON, may be changed at will.
+void change_header(const std::filesystem::path& path, const std::function<void(Json&)>& change) {
+  const std::string file = content_of(path);
+  uint64_t length;
+  std::memcpy(&length, file.data(), sizeof length);
+  Json header = Json::parse(file.substr(sizeof length, length));
+  change(header);
+  const std::string text = header.dump(), data = file.substr(sizeof length + length);
+  length = text.size();
+  put(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + text + data);
+}
+
+}  // namespace
+
+TEST_CASE("mistakes in the options: exit code 2, one line that names option and value, nothing written") {
+  Workplace shell;
+  auto refuses = [&](const std::string& arguments, const Texts& parts) {
+    shell.refuses("$TEXT --out run " + arguments, 2, parts);
+    CHECK(!shell.exists("run"));
+  };
+  refuses("--frobnicate", {"--frobnicate", "--help"});
+  refuses("stray", {"stray", "--help"});
+  refuses("--heads", {"--heads", "missing"});
+  refuses("--heads 3", {"--heads 3", "--channels 16", "divisor"});
+  refuses("--channels 8", {"--channels 8", "head size 8", "16 to 128"});
+  refuses("--positions 8", {"--seq-len 16", "8 positions", "--positions"});
+  refuses("--model gpt5", {"--model", "gpt5", "gpt3-125m"});
+  refuses("--micro-batch 1048576 --seq-len 65536", {"--micro-batch 1048576", "--seq-len 65536", "lower"});
+  refuses("--global-batch 3", {"--global-batch 3", "--micro-batch 2"});
+  refuses("--warmup 3", {"--warmup 3", "--steps 2"});
+  refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
+  refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003"});
+  refuses("--val-every 2", {"--val-every 2", "--val FILES"});
+  refuses("--dtype int8", {"--dtype", "int8", "fp32 or bf16"});
+  refuses("--stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
+  refuses("--recompute all", {"--recompute", "all", "none,gelu,block"});
+  refuses("--checkpoint-every 1 --out ''", {"--out ''", "name a folder"});
+  refuses("--init $REFERENCE/tiny", {"--layers 1", "reference/tiny", "have 2", "leave out --layers"});
+  for (std::string number :
+       {"--vocab 1", "--layers 9999999", "--micro-batch 2.5", "--steps 0", "--steps -1", "--steps ",
+        "--steps 1e3", "--steps 99999999999999999999", "--warmup -1", "--lr nan", "--lr inf", "--lr -1e-3",
+        "--lr ", "--eps 0", "--weight-decay nan", "--beta2 1", "--grad-clip -1", "--seed -1", "--keep 0",
+        "--val-batches x", "--sample-len -1", "--temperature nan", "--top-k -1"}) {
+    const size_t space = number.find(' ');
+    const std::string option = number.substr(0, space), value = number.substr(space + 1);
+    refuses(option + " '" + value + "'", {option + ": '" + value + "' is no", "number from"});
+  }
+  for (std::string planned : {"--tp 2", "--tp", "--pp 2", "--pp-schedule 1f1b", "--cp 2", "--zero 1", "--fp8",
+                              "--plan", "--offload optimizer", "--reduce-dtype bf16", "--share-gpu"})
+    refuses(planned, {planned, "not there yet", "leave the option out"});
+  refuses("--dtype fp16", {"--dtype", "fp16 is not there yet", "fp32 or bf16"});
+
+  shell.refuses("$GPT", 2, {"--train is missing"});
+  shell.refuses("$GPT --train text --init $REFERENCE/tiny --seq-len 33", 2, {"--seq-len 33", "32 positions"});
+  shell.refuses("$GPT --train text --init $REFERENCE/tiny --model gpt2", 2, {"--model gpt2", "2 layers"});
+  CHECK(contains(shell.output("$GPT --help"), "--stochastic-rounding"));
+  // Values that ask for nothing are let pass; of an option given twice the last counts.
+  const std::string neutral = "--tp 1 --pp 1 --cp 1 --zero 0 --offload none --reduce-dtype fp32 --steps 1";
+  CHECK(contains(shell.output("$TEXT --out '' " + neutral), "step     1/1"));
+}
+
+TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
+  Workplace shell;
+  std::vector<uint16_t> tokens(1000, 7);
+  const std::string good = shard(tokens, 1000);
+  put(shell / "good.bin", good);
+  auto refuses = [&](const std::string& arguments, const Texts& parts) {
+    shell.refuses("$TINY --out run " + arguments, 1, parts);
+    CHECK((!shell.exists("run") || std::filesystem::is_empty(shell / "run")));
+  };
+  auto refuses_file = [&](const std::string& name, const std::string& content, Texts parts) {
+    put(shell / name, content);
+    parts.push_back(name);
+    refuses("--train " + name, parts);
+  };
+  refuses_file("magic.bin", shard(tokens, 1000, 5), {"starts with 5", "20240520", "data/tokenize.py"});
+  refuses_file("count.bin", shard(tokens, 2000), {"2000 tokens", "cut short"});
+  refuses_file("negative.bin", shard(tokens, -1), {"-1 tokens"});
+  refuses_file("trailing.bin", shard(tokens, 900), {"900 tokens", "foreign bytes"});
+  refuses_file("header.bin", good.substr(0, 100), {"100 bytes", "header of 1024"});
+  refuses_file("few.bin", shard({1, 2, 3}, 3), {"3 tokens", "needs 17"});
+  refuses_file("none.bin", shard({}, 0), {"no tokens"});
+  refuses_file("empty.bin", "", {"0 bytes"});
+  refuses_file("empty", "", {"no tokens"});
+  tokens[20] = 60000;
+  refuses_file("token.bin", shard(tokens, 1000), {"token 20", "60000", "50256", "--vocab 60001"});
+  refuses("--train text --vocab 100", {"text", "--vocab"});
+  refuses("--train nowhere.bin", {"nowhere.bin", "matches no regular file"});
+  refuses("--train 'no*.txt'", {"no*.txt", "quote globs"});
+  refuses("--train .", {"'.'", "matches no regular file"});
+  refuses("--train ''", {"''", "matches no regular file"});
+  refuses("--train \"$(printf 'two\\nlines')\"", {"two?lines"});
+  refuses("--train text good.bin", {"text", "good.bin", "one kind"});
+  refuses("--train text --global-batch 5000", {"--train", "5000 tokens", "312 samples", "5000 are needed"});
+  refuses("--train text --val text --val-batches 900", {"--val", "1800 are needed", "--val-batches"});
+  shell.refuses("$TEXT --val good.bin", 2, {"--train and --val", "one kind"});
+
+  tokens[20] = 7, tokens[900] = 60000;  // met after 28 steps, which are in the metrics
+  put(shell / "later.bin", shard(tokens, 1000));
+  shell.refuses("$TINY --train later.bin --steps 99 --out run", 1, {"later.bin", "token 900", "60000"});
+  CHECK(shell.metrics("run").size() == 28);
+  put(shell / "with a space/some text.txt", some_text(500));
+  shell.output("$TINY --train 'with a space/some*' --out 'with a space/run'");
+  CHECK(shell.exists("with a space/run/step_00000002/trainer.json"));
+}
+
+TEST_CASE("a damaged --init folder is refused before anything is written") {
+  Workplace shell;
+  shell.output("$TEXT --steps 1 --out run && mv run/step_00000001 good");
+  const std::string weights = "bad/model.safetensors", config = "bad/config.json";
+  auto refuses = [&](const Texts& parts) {
+    shell.refuses("$GPT --train text --init bad --seq-len 16 --out out", 1, parts);
+    CHECK(!shell.exists("out"));
+    shell.output("rm -rf bad; cp -r good bad");
+  };
+  refuses({"bad", "holds no config.json"});
+  shell.output("rm " + weights), refuses({"bad", "holds no model.safetensors"});
+  auto refuses_file = [&](const std::string& file, const std::string& content, const Texts& parts) {
+    put(shell / file, content);
+    refuses(parts);
+  };
+  refuses_file(weights, "short", {weights, "5 bytes", "no safetensors file"});
+  refuses_file(weights, std::string(100, '\x7f'), {weights, "header has 9187201950435737471 bytes"});
+  refuses_file(weights, shell.content(weights).substr(0, 5000), {weights, "lie outside the file's"});
+  refuses_file(weights, std::string("\x40\x1f\0\0\0\0\0\0", 8) + std::string(8000, '['), {weights, "JSON"});
+  refuses_file(weights, std::string("\2\0\0\0\0\0\0\0{}", 10), {"bad", "is missing"});
+  refuses_file(config, "{", {config, "JSON"});
+  refuses_file(config, R"({"model_type": "llama"})", {config, "llama", "gpt2"});
+  refuses_file(config, R"({"model_type": "gpt2", "n_layer": 500000000})", {config, "n_layer", "500000000"});
+  shell.output("sed -i 's/\"n_layer\": 1/\"n_layer\": 2/' " + config), refuses({"tensor h.1.", "is missing"});
+
+  const std::string name = "transformer.h.0.mlp.c_fc.weight";  // (16, 64)
+  auto refuses_header = [&](const Texts& parts, auto change) {
+    change_header(shell / weights, [&](Json& header) { change(header, header[name]); });
+    refuses(parts);
+  };
+  refuses_header({weights, "overlaps"}, [](Json&, Json& tensor) { tensor["data_offsets"] = {0, 4096}; });
+  refuses_header({weights, name, "99999"}, [](Json&, Json& tensor) { tensor["data_offsets"][1] = 99999; });
+  refuses_header({weights, name}, [](Json&, Json& tensor) { tensor["data_offsets"][0] = -1; });
+  refuses_header({"(64, 16)", "(16, 64)"}, [](Json&, Json& tensor) { tensor["shape"] = {64, 16}; });
+  refuses_header({weights, "too large"}, [](Json&, Json& tensor) { tensor["shape"] = {1ull << 62, 16}; });
+  refuses_header({weights, "F33"}, [](Json&, Json& tensor) { tensor["dtype"] = "F33"; });
+  refuses_header({"h.0.mlp.c_fc.weight", "is missing"}, [&](Json& header, Json& tensor) {
+    header["other"] = tensor;
+    header.erase(name);
+  });
+}
+
+TEST_CASE("folders that cannot be written, memory that is not there, several ranks: exit code 1, one line") {
+  Workplace shell;
+  for (const char* out : {"text", "text/below", "/dev/full", "/proc/gpt"})
+    shell.refuses("$TEXT --out " + std::string(out), 1, {"--out", out, "choose another --out"});
+  CHECK(shell.content("text") == some_text(5000));
+  // Files of at most 10 KiB stand in for a full disk: the metrics fit, the checkpoint does not.
+  const std::string small = "trap '' XFSZ; ulimit -f 20; ";
+  shell.refuses(small + "$TEXT --out run", 1, {"run/step_00000002", "reserve", "free space"});
+  CHECK(shell.output("ls run") == "metrics.jsonl\n");
+  CHECK(contains(shell.output("$TEXT --out run --resume"), "no checkpoint in run, starting afresh"));
+  shell.refuses(small + "$TEXT --steps 999 --out log", 1, {"log/metrics.jsonl", "free space"});
+  CHECK(shell.content("log/metrics.jsonl").ends_with("}\n"));
+
+  put(shell / "data", std::string(400000, 'x'));
+  shell.refuses("$GPT --train data --model gpt3-13b --micro-batch 64 --out big", 1,
+                {"not enough memory", "GiB needed (weights ", "gradients ", "optimizer ", "activations ",
+                 "workspace ", " free", "--micro-batch"});
+  CHECK(!shell.exists("big"));
+  for (std::string variable : {"OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"})
+    shell.refuses(variable + "=2 $TEXT --out ranks", 1, {"2 ranks", variable, "not there yet"});
+  CHECK(!shell.exists("ranks"));
+}

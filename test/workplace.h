@@ -1,0 +1,104 @@
+// For tests of the whole program: a folder with data, in which train_gpt runs as people run it, from a shell.
+//
+// Commands are shell text. $GPT is the program (of the build folder $GPT_BUILD), $TINY the program with a
+// model whose step takes milliseconds, $TEXT the same with data, $REFERENCE the folder test/reference.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <sys/wait.h>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "test/temporary_folder.h"
+
+using Json = nlohmann::json;
+using Texts = std::vector<std::string>;
+
+struct Result {
+  int code;
+  std::string out, error;
+};
+
+// Text that a model can learn something from; no two windows of it are the same.
+inline std::string some_text(size_t bytes) {
+  std::string text;
+  for (size_t i = 0; text.size() < bytes; ++i) text += "line " + std::to_string(i * i) + ".\n";
+  return text.substr(0, bytes);
+}
+
+// llm.c's format: 256 int32 (magic, version, count), then uint16 tokens.
+inline std::string shard(const std::vector<uint16_t>& tokens, int32_t count, int32_t magic = 20240520) {
+  int32_t header[256] = {magic, 1, count};
+  return std::string(reinterpret_cast<const char*>(header), sizeof header) +
+         std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(uint16_t));
+}
+
+// A folder with data, in which commands run.
+class Workplace {
+ public:
+  Workplace() {
+    const char* build = std::getenv("GPT_BUILD");
+    const auto program = std::filesystem::absolute(std::string(build ? build : "build/cpu") + "/train_gpt");
+    REQUIRE_MESSAGE(std::filesystem::exists(program), program, " is missing: run make first");
+    const std::string tiny = " --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --steps 2";
+    setenv("GPT", program.c_str(), 1);
+    setenv("TINY", (program.string() + tiny).c_str(), 1);
+    setenv("TEXT", (program.string() + tiny + " --train text").c_str(), 1);
+    setenv("REFERENCE", std::filesystem::absolute("test/reference").c_str(), 1);
+    setenv("OMP_WAIT_POLICY", "passive", 1);  // spinning threads would make a shared machine slow
+    put(folder_ / "text", some_text(5000));
+  }
+
+  Result operator()(const std::string& command) const {
+    put(folder_ / ".command", command);
+    const std::string folder = folder_.path(), limited = "timeout -s KILL 60 sh .command >.stdout 2>.stderr";
+    const int status = std::system(("cd '" + folder + "' && " + limited).c_str());
+    return {WEXITSTATUS(status), content_of(folder_ / ".stdout"), content_of(folder_ / ".stderr")};
+  }
+
+  // The command must succeed, in silence on stderr.
+  std::string output(const std::string& command) const {
+    CAPTURE(command);
+    const Result result = (*this)(command);
+    CHECK(result.code == 0);
+    CHECK(result.error == "");
+    return result.out;
+  }
+
+  // The command must fail with this code and one line that holds all the parts.
+  void refuses(const std::string& command, int code, const Texts& parts) const {
+    CAPTURE(command);
+    const Result result = (*this)(command);
+    CAPTURE(result.error);
+    CHECK(result.code == code);
+    CHECK(std::count(result.error.begin(), result.error.end(), '\n') == 1);
+    CHECK(result.error.starts_with("train_gpt: "));
+    for (const std::string& part : parts) CHECK_MESSAGE(contains(result.error, part), part);
+  }
+
+  std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
+  bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
+  std::string content(const std::string& name) const { return content_of(folder_ / name); }
+
+  // The lines of OUT/metrics.jsonl, without what depends on the clock.
+  std::vector<Json> metrics(const std::string& out) const {
+    std::vector<Json> lines;
+    std::ifstream file(folder_ / out / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      Json fields = Json::parse(line);
+      for (const char* clock : {"step_ms", "tokens_per_s", "flops_per_s", "mfu"}) fields.erase(clock);
+      lines.push_back(fields);
+    }
+    return lines;
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
