@@ -85,6 +85,12 @@ class Run {
   Run(Options options, std::string device) : o_(std::move(options)), device_(std::move(device)) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   }
+  ~Run() {
+    model_.reset();  // it works on the stream
+    cudaStreamDestroy(stream_);
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
 
   void generate() {
     const std::filesystem::path folder = weights_folder();
@@ -95,7 +101,8 @@ class Run {
     o_.micro_batch = 1;
     build_model(shape, false);
     load_model_weights(folder);
-    std::printf("%s\n", sample(folder, 0).c_str());
+    read_prompt(folder);
+    std::printf("%s\n", sample(0).c_str());
   }
 
   void train() {
@@ -104,6 +111,7 @@ class Run {
     const std::optional<Checkpoint> checkpoint = choose_checkpoint(o_.out, start);
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
+    if (o_.sample_every) read_prompt(o_.init);
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
     describe();
     if (start_ >= o_.schedule.steps) {
@@ -279,7 +287,7 @@ class Run {
       log(step_metrics(done, loss, norm, rate, seconds));
       Profiler::instance().enabled = false;
       if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done);
-      if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(o_.init, done).c_str());
+      if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(done).c_str());
       if (!o_.out.empty() && (last || (o_.checkpoint_every && done % o_.checkpoint_every == 0))) save(done);
       bar.show(done, left);
     }
@@ -343,11 +351,16 @@ class Run {
 
   // ---- sampling
 
-  // `number` makes each sample of a run its own; `folder` may hold tokenizer files.
-  std::string sample(const std::filesystem::path& folder, uint64_t number) {
+  // Comes before training: a prompt that can't be turned into tokens must not end a run at its first sample.
+  void read_prompt(const std::filesystem::path& folder_of_tokenizer) {
     const int vocabulary = model_->tensors().shape().vocabulary;
-    const Tokenizer tokenizer(vocabulary, folder);
-    std::vector<int> tokens = o_.prompt.empty() ? std::vector<int>{first_token(vocabulary)} : tokenizer.encode(o_.prompt);
+    tokenizer_.emplace(vocabulary, folder_of_tokenizer);
+    prompt_ = o_.prompt.empty() ? std::vector<int>{first_token(vocabulary)} : tokenizer_->encode(o_.prompt);
+  }
+
+  // `number` makes each sample of a run its own.
+  std::string sample(uint64_t number) {
+    std::vector<int> tokens = prompt_;
     const size_t begin = o_.prompt.empty() ? 1 : 0;
     std::mt19937_64 generator(o_.seed * 1000003 + number);
     for (size_t i = 0; i < o_.sample_len; ++i) {
@@ -355,7 +368,7 @@ class Run {
       const std::vector<int> window(tokens.end() - long(visible), tokens.end());
       tokens.push_back(sample_token(model_->next_token_logits(window), {o_.temperature, o_.top_k}, generator));
     }
-    return tokenizer.decode({tokens.begin() + long(begin), tokens.end()});
+    return tokenizer_->decode({tokens.begin() + long(begin), tokens.end()});
   }
 
   // What an empty prompt starts from: a line end for bytes, <|endoftext|> for GPT-2's vocabulary.
@@ -369,6 +382,8 @@ class Run {
   std::optional<TokenData> train_, val_;
   std::unique_ptr<GPT<T>> model_;
   std::optional<MetricsLog> metrics_;
+  std::optional<Tokenizer> tokenizer_;
+  std::vector<int> prompt_;
   size_t start_ = 0;  // updates done before this run
 };
 

@@ -130,8 +130,10 @@ inline void add_data_and_model_options(CLI::App& app, Options& o) {
 }
 
 inline void add_training_options(CLI::App& app, Options& o) {
-  const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
-  const auto rate = in_range(0., 1e3), decay = in_range(0., 0.99999);
+  const auto count = in_range(size_t(0), Options::most_steps);
+  const auto positive = in_range(size_t(1), Options::most_steps);
+  const auto rate = in_range(0., 1e3);
+  const auto decay = in_range(0., 0.99999);
   Schedule& s = o.schedule;
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
       ->group("Batch")->check(in_range(1, ModelShape::most_positions));
@@ -154,7 +156,8 @@ inline void add_training_options(CLI::App& app, Options& o) {
 }
 
 inline void add_run_options(CLI::App& app, Options& o) {
-  const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
+  const auto count = in_range(size_t(0), Options::most_steps);
+  const auto positive = in_range(size_t(1), Options::most_steps);
   const char* group = "Run";
   app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->group(group)->type_name("DIR");
   app.add_option("--resume", o.resume_from, "continue from the newest checkpoint in --out, or from DIR")

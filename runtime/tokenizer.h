@@ -25,8 +25,9 @@
 
 class Tokenizer {
  public:
-  // Files in the folder decide, else a vocabulary of up to 256 means bytes.
+  // Files in the folder decide, else a vocabulary of up to 256 means bytes. An empty path: no files.
   Tokenizer(int vocabulary, const std::filesystem::path& folder) : vocabulary_(vocabulary), folder_(folder) {
+    if (folder.empty()) return;
     auto first_of = [&](const char* name, const char* other) {
       return std::filesystem::exists(folder / name) ? folder / name : folder / other;
     };
@@ -53,7 +54,8 @@ class Tokenizer {
 
   std::vector<int> encode(std::string_view text) const {
     if (!is_bytes() && ranks_.empty()) {
-      fail(folder_, ": has no vocab.json and merges.txt, which turn text into tokens: put them there");
+      fail("text is turned into tokens by vocab.json and merges.txt, which ",
+           folder_.empty() ? "come with --init" : folder_.string() + " lacks", ": give them, or no --prompt");
     }
     std::vector<int> ids;
     for (size_t start = 0, end; start < text.size(); start = end) {

@@ -110,6 +110,8 @@ TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
   put(shell / "later.bin", shard(tokens, 1000));
   shell.refuses("$TINY --train later.bin --steps 99 --out run", 1, {"later.bin", "token 900", "60000"});
   CHECK(shell.metrics("run").size() == 28);
+  shell.refuses("$TINY --train good.bin --out ids --sample-every 9 --prompt a", 1, {"merges.txt", "--init"});
+  CHECK(!shell.exists("ids"));
   put(shell / "with a space/some text.txt", some_text(500));
   shell.output("$TINY --train 'with a space/some*' --out 'with a space/run'");
   CHECK(shell.exists("with a space/run/step_00000002/trainer.json"));

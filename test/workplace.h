@@ -98,6 +98,7 @@ class Workplace {
     }
     return lines;
   }
+  bool same_metrics(const std::string& out, const std::string& other) const { return metrics(out) == metrics(other); }
 
  private:
   TemporaryFolder folder_;
