@@ -9,6 +9,9 @@
 # More: bench, shakespeare, test-sanitize, test-race, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
 .DEFAULT_GOAL := all
 .SUFFIXES:
+ifeq ($(MAKELEVEL),0)
+  MAKEFLAGS += --jobs=$(shell nproc)
+endif
 .SECONDARY:
 
 NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
@@ -54,12 +57,16 @@ TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_*.cu)) $(patsubst test/%.cp
 CPU_TESTS := $(patsubst test/cpu/%.cu,%,$(wildcard test/cpu/test_*.cu)) $(patsubst test/cpu/%.cpp,%,$(wildcard test/cpu/test_*.cpp))
 BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
 
+# Packages come first and in a make of their own: what they install is looked for when a Makefile is read.
 all: $(DEVICE)
-cpu: ; @$(MAKE) --no-print-directory DEVICE=cpu program
-gpu: ; @$(MAKE) --no-print-directory DEVICE=gpu program
-gpu-tests: ; @$(MAKE) --no-print-directory DEVICE=gpu program tests
+cpu gpu:
+	@$(MAKE) --no-print-directory DEVICE=$@ build/packages-$@
+	@$(MAKE) --no-print-directory DEVICE=$@ program
+cpu-tests gpu-tests: %-tests:
+	@$(MAKE) --no-print-directory DEVICE=$* build/packages-$*
+	@$(MAKE) --no-print-directory DEVICE=$* program tests
 tests: $(BUILT_TESTS)
-program: check-packages $(BUILD)/train_gpt
+program: $(BUILD)/train_gpt
 	@cp $(BUILD)/train_gpt train_gpt
 	@echo "train_gpt: built for the $(DEVICE)$(if $(filter gpu,$(DEVICE)), ($(ARCHS:%=sm_%)))"
 
@@ -130,11 +137,11 @@ deps:
 build/cuda:
 	python3 -m pip install -q --no-deps --target build/cuda nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12) --upgrade-strategy only-if-needed \
 	  'nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(shell $(NVCC) --version | sed -n "s/.*release \([0-9]*\.[0-9]*\).*/\1/p").*'
-check-packages: build/packages-$(DEVICE)
 build/packages-cpu:
 	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
 	@mkdir -p build && touch $@
 build/packages-gpu: build/packages-cpu
+	@if [ -z "$(NVCC)" ]; then echo "gpu: nvcc is not found: install the CUDA toolkit, or build with make cpu" >&2; exit 1; fi
 	@if [ -z "$(CUBLAS)" ]; then $(MAKE) --no-print-directory build/cuda; fi
 	@echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt found; cuDNN, NCCL and MPI are not used by this version"; touch $@
 
@@ -145,11 +152,12 @@ HEADERS = $(shell dirname $$(printf '\043include <vector>\n' | g++ -x c++ -M - |
 TRAIN_OPTIONS ?=
 train: all
 	./train_gpt --train '$(HEADERS)/[!st]*' '$(HEADERS)/bits/[!st]*' '$(HEADERS)/ext/*' --val '$(HEADERS)/[st]*' '$(HEADERS)/bits/[st]*' \
-	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 8 --steps 500 --lr 1e-3 --min-lr 1e-4 --warmup 20 \
-	  --beta2 0.99 --shuffle --val-every 100 --val-batches 20 --log-every 10 --sample-every 500 --sample-len 400 --checkpoint-every 100 \
+	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --steps 1300 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
+	  --beta2 0.99 --shuffle --val-every 260 --val-batches 50 --log-every 20 --sample-every 1300 --sample-len 500 \
+	  --checkpoint-every 260 \
 	  --out runs/cpp --resume $(TRAIN_OPTIONS)
 
-test: check-packages $(BUILT_TESTS) $(BUILD)/train_gpt
+test: $(DEVICE)-tests
 	@test/run.sh $(BUILD)
 
 bench: all
@@ -165,4 +173,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: all cpu gpu gpu-tests tests program check-packages deps train test bench shakespeare test-sanitize test-race run clean
+.PHONY: all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race run clean

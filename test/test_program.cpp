@@ -79,7 +79,8 @@ TEST_CASE("a run killed at any moment continues with the same bits") {
   const std::string options = " --schedule constant --checkpoint-every 3 --keep 1 --steps ";
   for (std::string signal : {"TERM", "KILL"}) {
     shell("rm -rf a b; $TEXT --out b" + options + "99999 & \n"
-          "until [ $(grep -c loss b/metrics.jsonl) -ge 10 ]; do sleep 0.01; done; kill -" + signal + " $!; wait $!");
+          "until [ $(grep -c loss b/metrics.jsonl) -ge 10 ]; do sleep 0.01; done; "
+          "kill -" + signal + " $!; wait $!");
     const size_t newest = std::stoul(shell.output("ls b | grep '^step_[0-9]*$' | tail -1").substr(5));
     const std::string steps = std::to_string(newest + 4);
     shell.output("$TEXT --resume --out b" + options + steps);

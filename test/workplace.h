@@ -98,7 +98,9 @@ class Workplace {
     }
     return lines;
   }
-  bool same_metrics(const std::string& out, const std::string& other) const { return metrics(out) == metrics(other); }
+  bool same_metrics(const std::string& out, const std::string& other) const {
+    return metrics(out) == metrics(other);
+  }
 
  private:
   TemporaryFolder folder_;
