@@ -67,7 +67,7 @@ cpu-tests gpu-tests: %-tests:
 	@$(MAKE) --no-print-directory DEVICE=$* program tests
 tests: $(BUILT_TESTS)
 program: $(BUILD)/train_gpt
-	@cp $(BUILD)/train_gpt train_gpt
+	@cp -f $(BUILD)/train_gpt train_gpt
 	@echo "train_gpt: built for the $(DEVICE)$(if $(filter gpu,$(DEVICE)), ($(ARCHS:%=sm_%)))"
 
 ifeq ($(DEVICE),cpu)
@@ -109,12 +109,13 @@ $(foreach folder,test/ test/cpu/ dev/,$(eval $(call compile,$(folder))))
 
 # ---- the CPU device under sanitizers
 KERNEL_TESTS := $(filter $(SOURCES:kernels/%.cuh=test_%),$(TESTS))
-test-sanitize: ; @$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
+test-sanitize:
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan build/cpu-asan/train_gpt run NAMES="$(TESTS) $(CPU_TESTS)"
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures"
 	@test/remove_barriers.sh
 run: $(NAMES:%=$(BUILD)/%)
-	@export OMP_NUM_THREADS=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
+	@export OMP_NUM_THREADS=1 GPT_BUILD=$(BUILD) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	for test in $^; do echo "$$test"; $$test || exit 1; done
 
 # ---- packages: a header of each, and the Debian or Ubuntu package that has it

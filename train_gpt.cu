@@ -111,7 +111,8 @@ class Run {
     const std::optional<Checkpoint> checkpoint = choose_checkpoint(o_.out, start);
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
-    if (o_.sample_every) read_prompt(o_.init);
+    tokenizer_folder_ = checkpoint ? checkpoint->folder.string() : !o_.init.empty() ? o_.init : o_.out;
+    if (o_.sample_every) read_prompt(tokenizer_folder_);
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
     describe();
     if (start_ >= o_.schedule.steps) {
@@ -205,7 +206,9 @@ class Run {
       model_->store().copy_out(model_->tensors().find(stored.name), state_of(kind), values);
     };
     save_checkpoint(o_.out, step, model_->tensors().shape(), stored_tensors(model_->tensors()), copy_out,
-                    {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}});
+                    {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}},
+                    tokenizer_folder_);
+    tokenizer_folder_ = o_.out / std::filesystem::path(checkpoint_name(step));  // the one before may be pruned
     prune_checkpoints(o_.out, o_.keep, o_.keep_every);
   }
 
@@ -383,6 +386,7 @@ class Run {
   std::unique_ptr<GPT<T>> model_;
   std::optional<MetricsLog> metrics_;
   std::optional<Tokenizer> tokenizer_;
+  std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
   std::vector<int> prompt_;
   size_t start_ = 0;  // updates done before this run
 };

@@ -115,9 +115,18 @@ inline void write_tensors(const std::filesystem::path& path, const std::vector<C
   writer.close();
 }
 
+// The tokenizer's files, where the folder has them, go with the weights: a checkpoint then reads and writes text itself.
+inline void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to) {
+  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe"})
+    if (std::filesystem::exists(from / name)) {
+      const MappedFile file(from / name);
+      write_file(to / name, file.text());
+    }
+}
+
 inline void save_checkpoint(const std::filesystem::path& out, size_t step, const ModelShape& shape,
                             const std::vector<CheckpointTensor>& tensors, const CopyOut& copy_out,
-                            nlohmann::json trainer) {
+                            nlohmann::json trainer, const std::filesystem::path& tokenizer_folder = {}) {
   std::filesystem::create_directories(out);
   remove_partial_checkpoints(out);
   std::filesystem::path complete = out / checkpoint_name(step), partial = complete.string() + ".partial";
@@ -129,6 +138,7 @@ inline void save_checkpoint(const std::filesystem::path& out, size_t step, const
                   {{'m', "m.transformer."}, {'v', "v.transformer."}}, copy_out);
     write_file(partial / "config.json", config_of(shape).dump(2) + "\n");
     write_file(partial / "trainer.json", trainer.dump(2) + "\n");
+    if (!tokenizer_folder.empty()) copy_tokenizer(tokenizer_folder, partial);
     sync_folder(partial);
   } catch (...) {
     std::filesystem::remove_all(partial);  // a full disk needs the room
