@@ -44,15 +44,12 @@ void refuse_several_ranks() {
 
 // The checkpoint's options that change the arithmetic, beside those of this run.
 nlohmann::json arithmetic(const Options& o, const TokenData& data) {
-  return {{"dtype", o.dtype},           {"stochastic_rounding", o.stochastic_rounding},
-          {"seq_len", o.seq_len},       {"micro_batch", o.micro_batch},
-          {"global_batch", o.global_batch}, {"lr", o.schedule.lr},
-          {"min_lr", o.schedule.min_lr}, {"warmup", o.schedule.warmup},
-          {"schedule", o.schedule.kind}, {"cooldown", o.schedule.cooldown},
-          {"weight_decay", o.weight_decay}, {"beta1", o.beta1},
-          {"beta2", o.beta2},           {"eps", o.epsilon},
-          {"grad_clip", o.grad_clip},   {"shuffle", o.shuffle},
-          {"seed", o.seed},             {"train_tokens", data.tokens()}};
+  const Schedule& s = o.schedule;
+  return {{"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"seq_len", o.seq_len},
+          {"micro_batch", o.micro_batch}, {"global_batch", o.global_batch}, {"schedule", s.kind}, {"lr", s.lr},
+          {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
+          {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip},
+          {"shuffle", o.shuffle}, {"seed", o.seed}, {"train_tokens", data.tokens()}};
 }
 
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
@@ -61,12 +58,6 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: ", key, " is ", value.dump(), " and was ",
                   stored.contains(key) ? stored[key].dump() : "not recorded", " in ", folder,
                   "; resume with the same options (only --steps may change)");
-}
-
-std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
-  std::vector<CheckpointTensor> stored;
-  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
-  return stored;
 }
 
 State state_of(char kind) {

@@ -15,9 +15,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   GPT<float> model({.shape = shape, .micro_batch = batch, .seq_len = seq_len, .training = false}, stream);
-  std::vector<CheckpointTensor> stored;
-  for (const TensorDescriptor& tensor : model.tensors().tensors()) stored.push_back({tensor.name, tensor.shape});
-  load_weights(folder, shape, stored, [&](const CheckpointTensor& tensor, char, const std::vector<float>& values) {
+  load_weights(folder, shape, stored_tensors(model.tensors()), [&](const CheckpointTensor& tensor, char, const std::vector<float>& values) {
     model.store().copy_in(model.tensors().find(tensor.name), State::weight, values);
   });
 

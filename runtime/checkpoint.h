@@ -36,6 +36,13 @@ using CheckpointTensor = NamedShape;
 using CopyOut = std::function<void(const CheckpointTensor&, char kind, std::vector<float>& to)>;
 using CopyIn = std::function<void(const CheckpointTensor&, char kind, const std::vector<float>& from)>;
 
+// The model's tensors as a checkpoint stores them.
+inline std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
+  std::vector<CheckpointTensor> stored;
+  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
+  return stored;
+}
+
 struct Checkpoint {
   size_t step;
   std::filesystem::path folder;

@@ -43,12 +43,6 @@ struct Reference {
   int batch, seq_len;
 };
 
-std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
-  std::vector<CheckpointTensor> stored;
-  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
-  return stored;
-}
-
 template <class T>
 std::unique_ptr<GPT<T>> load_model(const Reference& reference, ModelOptions options) {
   options.shape = reference.shape;
@@ -57,8 +51,7 @@ std::unique_ptr<GPT<T>> load_model(const Reference& reference, ModelOptions opti
   auto model = std::make_unique<GPT<T>>(options, test_stream());
   load_weights(reference.folder, reference.shape, stored_tensors(model->tensors()),
                [&](const CheckpointTensor& stored, char, const std::vector<float>& values) {
-                 for (const TensorDescriptor& tensor : model->tensors().tensors())
-                   if (tensor.name == stored.name) model->store().copy_in(tensor, State::weight, values);
+                 model->store().copy_in(model->tensors().find(stored.name), State::weight, values);
                });
   return model;
 }
