@@ -110,13 +110,13 @@ $(foreach folder,test/ test/cpu/ dev/,$(eval $(call compile,$(folder))))
 # ---- the CPU device under sanitizers
 KERNEL_TESTS := $(filter $(SOURCES:kernels/%.cuh=test_%),$(TESTS))
 test-sanitize:
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan build/cpu-asan/train_gpt run NAMES="$(TESTS) $(CPU_TESTS)"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures"
 	@test/remove_barriers.sh
-run: $(NAMES:%=$(BUILD)/%)
-	@export OMP_NUM_THREADS=1 GPT_BUILD=$(BUILD) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
-	for test in $^; do echo "$$test"; $$test || exit 1; done
+run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
+	@export OMP_NUM_THREADS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
+	for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; $$test || exit 1; done
 
 # ---- packages: a header of each, and the Debian or Ubuntu package that has it
 PACKAGES := oneapi/dnnl/dnnl.hpp=libdnnl-dev boost/context/detail/fcontext.hpp=libboost-context-dev \
@@ -153,9 +153,9 @@ HEADERS = $(shell dirname $$(printf '\043include <vector>\n' | g++ -x c++ -M - |
 TRAIN_OPTIONS ?=
 train: all
 	./train_gpt --train '$(HEADERS)/[!st]*' '$(HEADERS)/bits/[!st]*' '$(HEADERS)/ext/*' --val '$(HEADERS)/[st]*' '$(HEADERS)/bits/[st]*' \
-	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --steps 1300 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
-	  --beta2 0.99 --shuffle --val-every 260 --val-batches 50 --log-every 20 --sample-every 1300 --sample-len 500 \
-	  --checkpoint-every 260 \
+	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --steps 1200 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
+	  --beta2 0.99 --shuffle --val-every 300 --val-batches 40 --log-every 20 --sample-every 1200 --sample-len 500 \
+	  --checkpoint-every 300 \
 	  --out runs/cpp --resume $(TRAIN_OPTIONS)
 
 test: $(DEVICE)-tests

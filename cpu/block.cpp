@@ -8,9 +8,37 @@
 #include <cstring>
 #include <numeric>
 
+#if defined(__x86_64__)
+asm(R"(
+  .text
+  .globl cpu_switch_context
+  .type cpu_switch_context, @function
+cpu_switch_context:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  popq %rcx
+  jmp *%rcx
+  .size cpu_switch_context, . - cpu_switch_context
+)");
+#endif
+
 namespace cpu {
 
-Fiber::Fiber(int number, void (*entry)(context::transfer_t)) {
+constinit thread_local BlockRunner* current_runner = nullptr;
+
+Fiber::Fiber(int number, void (*entry)()) {
   memory = static_cast<char*>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0)
@@ -18,7 +46,7 @@ Fiber::Fiber(int number, void (*entry)(context::transfer_t)) {
           stack_bytes, strerror(errno));
   // Tops are staggered by cache lines: equal offsets in every stack would fall into the same cache sets.
   char* top = memory + guard_bytes + stack_bytes - (number % 32) * 192;
-  context = context::make_fcontext(top, stack_bytes - (number % 32) * 192, entry);
+  context = make_context(top, stack_bytes - (number % 32) * 192, entry);
   sanitizer.created(memory + guard_bytes, stack_bytes);
 }
 
@@ -29,25 +57,21 @@ Fiber::~Fiber() {
 
 namespace {
 
-void fiber_entry(context::transfer_t from) {
-  static_cast<BlockRunner*>(from.data)->run_fiber(from);
-}
+void fiber_entry() { current_runner->run_fiber(); }
 
 }  // namespace
 
 // ---- switching fibers
 
 void BlockRunner::jump(Fiber* to) {
-  previous_ = running_;
+  Fiber* from = running_;
   running_ = to;
-  previous_->sanitizer.leaving(to->sanitizer);
-  context::transfer_t from = context::jump_fcontext(to->context, this);
-  previous_->context = from.fctx;
+  from->sanitizer.leaving(to->sanitizer);
+  switch_context(from->context, to->context);
   running_->sanitizer.arrived();
 }
 
-void BlockRunner::run_fiber(context::transfer_t from) {
-  previous_->context = from.fctx;
+void BlockRunner::run_fiber() {
   running_->sanitizer.arrived();
   for (;;) {
     launch_->run_threads(launch_->body);
@@ -97,7 +121,7 @@ void BlockRunner::make_all_runnable(int first) {
 int BlockRunner::pick() {
   if (!runnable_warps_) return -1;
   int warp = current_ / warp_size, lane = current_ % warp_size;
-  switch (schedule().order) {
+  switch (order_) {
     case Order::forward: {
       if (!runnable_[warp]) {
         uint32_t later = runnable_warps_ & ~((2u << warp) - 1);
@@ -218,11 +242,13 @@ void BlockRunner::prepare_shared_memory(size_t bytes) {
     shared_.reset(static_cast<char*>(memory));
     shared_bytes_ = bytes;
   }
-  if (schedule().order != Order::forward && bytes) std::memset(shared_.get(), 0xff, bytes);  // NaN
+  if (order_ != Order::forward && bytes) std::memset(shared_.get(), 0xff, bytes);  // NaN
 }
 
 void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
+  current_runner = this;
   launch_ = &launch;
+  order_ = schedule().order;
   blockIdx = index;
   blockDim = launch.block;
   gridDim = launch.grid;
@@ -232,14 +258,14 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   prepare_shared_memory(launch.shared_bytes);
 
   set_current(0);
-  plain_loop = schedule().order == Order::forward && !sanitizers::fiber_per_thread;
+  plain_loop = order_ == Order::forward && !sanitizers::fiber_per_thread;
   if (!plain_loop) {
     random_ = Random(seed);
     std::iota(warp_priority_, warp_priority_ + warps_, 0);
     for (int i = warps_ - 1; i > 0; --i) std::swap(warp_priority_[i], warp_priority_[random_.below(i + 1)]);
     std::fill_n(ended_, threads_, false);
     std::fill_n(fiber_of_, threads_, nullptr);
-    const bool starts_with_0 = schedule().order == Order::forward;  // which is current already
+    const bool starts_with_0 = order_ == Order::forward;  // which is current already
     make_all_runnable(starts_with_0 ? 1 : 0);
     if (!starts_with_0) set_current(pick());
   }

@@ -4,20 +4,17 @@
 // have been woken; the others wait or have ended.
 #pragma once
 
-#include <boost/context/detail/fcontext.hpp>
-
 #include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cpu/context.h"
 #include "cpu/device.h"
 #include "cpu/sanitizers.h"
 #include "cpu/schedule.h"
 
 namespace cpu {
-
-namespace context = boost::context::detail;
 
 constexpr int max_threads = 1024, warp_size = 32, max_warps = max_threads / warp_size;
 constexpr size_t guard_bytes = 64 * 1024;  // a multiple of every page size; -fstack-clash-protection skips no page
@@ -27,14 +24,14 @@ inline int highest(uint32_t bits) { return 31 - __builtin_clz(bits); }
 
 // A stack with a guard page below it, so that an overflow faults instead of overwriting a neighbour.
 struct Fiber {
-  Fiber(int number, void (*entry)(context::transfer_t));
+  Fiber(int number, void (*entry)());
   Fiber() = default;  // the worker's own stack
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
   char* memory = nullptr;
-  context::fcontext_t context = nullptr;
+  void* context = nullptr;
   sanitizers::FiberState sanitizer;
 };
 
@@ -54,7 +51,7 @@ class BlockRunner {
 
   uint64_t result() const { return results_[current_]; }
   void* shared_memory() { return shared_.get(); }
-  void run_fiber(context::transfer_t from);
+  [[noreturn]] void run_fiber();
 
  private:
   void prepare_shared_memory(size_t bytes);
@@ -76,12 +73,12 @@ class BlockRunner {
   int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0, at_barrier_ = 0, barriers_ = 0;
   uint32_t runnable_[max_warps];  // a bit a lane
   uint32_t runnable_warps_ = 0;   // a bit a warp with at least one runnable lane
+  Order order_ = Order::forward;
   Random random_{0};
   int warp_priority_[max_warps];
 
   Fiber main_;
   Fiber* running_ = &main_;
-  Fiber* previous_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
 
@@ -101,6 +98,9 @@ class BlockRunner {
   std::unique_ptr<char[], decltype(&std::free)> shared_{nullptr, &std::free};
   size_t shared_bytes_ = 0;
 };
+
+// The runner of the calling thread's block.
+extern constinit thread_local BlockRunner* current_runner;
 
 // The lane brings `value`; the last lane of `mask` to arrive calls combine(first thread of the warp) to fill results_.
 template <class Combine>

@@ -35,12 +35,6 @@ void fatal(const char* format, ...) {
 
 namespace {
 
-// A worker thread runs one block at a time.
-BlockRunner& runner() {
-  thread_local BlockRunner instance;
-  return instance;
-}
-
 // Lanes outside the mask may not have fetched the result of a collective of their own yet.
 void set_lanes(uint64_t* results, uint32_t mask, uint64_t value) {
   for (int lane = 0; lane < warp_size; ++lane)
@@ -54,39 +48,46 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
+// lanes[0] = all 32 of them combined, by the tree that five __shfl_xor_sync steps make.
+template <class T, class Operation>
+void combine_lanes(T (&lanes)[warp_size], Operation operation) {
+#pragma GCC unroll 5
+  for (int offset = warp_size / 2; offset > 0; offset /= 2)
+    for (int lane = 0; lane < offset; ++lane) lanes[lane] = operation(lanes[lane], lanes[lane + offset]);
+}
+
 template <class T>
-T apply(Reduction reduction, T a, T b) {
+void combine_lanes(T (&lanes)[warp_size], Reduction reduction) {
   switch (reduction) {
-    case Reduction::sum: return a + b;
-    case Reduction::max: return a > b ? a : b;
-    case Reduction::min: return a < b ? a : b;
+    case Reduction::sum: return combine_lanes(lanes, [](T a, T b) { return a + b; });
+    case Reduction::max: return combine_lanes(lanes, [](T a, T b) { return a > b ? a : b; });
+    case Reduction::min: return combine_lanes(lanes, [](T a, T b) { return a < b ? a : b; });
     default: break;
   }
   if constexpr (std::is_integral_v<T>) {
-    if (reduction == Reduction::bit_and) return a & b;
-    if (reduction == Reduction::bit_or) return a | b;
-    return a ^ b;
+    if (reduction == Reduction::bit_and) return combine_lanes(lanes, [](T a, T b) { return a & b; });
+    if (reduction == Reduction::bit_or) return combine_lanes(lanes, [](T a, T b) { return a | b; });
+    return combine_lanes(lanes, [](T a, T b) { return a ^ b; });
   }
-  return a;
 }
 
 }  // namespace
 
 // ---- what kernels call
 
-bool next_thread_slow() { return runner().next_thread(); }
-void sync_threads(Location where) { runner().sync_threads(where); }
-void* dynamic_shared_memory() { return runner().shared_memory(); }
+bool next_thread_slow() { return current_runner->next_thread(); }
+void sync_threads(Location where) { current_runner->sync_threads(where); }
+void* dynamic_shared_memory() { return current_runner->shared_memory(); }
 
-void sync_warp(uint32_t mask, Location where) { runner().sync_warp(mask, where); }
+void sync_warp(uint32_t mask, Location where) { current_runner->sync_warp(mask, where); }
 
 uint64_t exchange(uint32_t mask, uint64_t value, int source_lane, Location where) {
   auto combine = [mask](const uint64_t* values, uint64_t* results, const int* sources) {
     for (int lane = 0; lane < warp_size; ++lane)
       if (mask >> lane & 1) results[lane] = values[sources[lane]];
   };
-  runner().collective(mask, value, source_lane, where, combine);
-  return runner().result();
+  current_runner->collective(mask, value, source_lane, where, combine);
+  return current_runner->result();
 }
 
 uint32_t ballot(uint32_t mask, bool predicate, Location where) {
@@ -96,35 +97,27 @@ uint32_t ballot(uint32_t mask, bool predicate, Location where) {
       if (mask >> lane & 1 && values[lane]) votes |= 1u << lane;
     set_lanes(results, mask, votes);
   };
-  runner().collective(mask, predicate, 0, where, combine);
-  return uint32_t(runner().result());
+  current_runner->collective(mask, predicate, 0, where, combine);
+  return uint32_t(current_runner->result());
 }
 
-// The same tree as five __shfl_xor_sync steps, so that one call here gives the bits of the shuffles.
 template <class T>
 T reduce(uint32_t mask, T value, Reduction reduction, Location where) {
   auto combine = [=](const uint64_t* values, uint64_t* results, const int*) {
+    // A lane outside the mask counts as neutral: zero, or for the operations that have no zero a value that is there.
+    const bool has_zero = reduction == Reduction::sum || reduction == Reduction::bit_xor;
+    const T neutral = has_zero ? T{} : from_bits<T>(values[lowest(mask)]);
     T lanes[warp_size];
-    bool first = true;
-    T neutral{};
-    for (int lane = 0; lane < warp_size; ++lane)
-      if (mask >> lane & 1) {
-        lanes[lane] = from_bits<T>(values[lane]);
-        if (first && reduction != Reduction::sum && reduction != Reduction::bit_xor) neutral = lanes[lane];
-        first = false;
-      }
-    for (int lane = 0; lane < warp_size; ++lane)
-      if (!(mask >> lane & 1)) lanes[lane] = neutral;
-    for (int offset = warp_size / 2; offset > 0; offset /= 2)
-      for (int lane = 0; lane < offset; ++lane) lanes[lane] = apply(reduction, lanes[lane], lanes[lane + offset]);
+    for (int lane = 0; lane < warp_size; ++lane) lanes[lane] = mask >> lane & 1 ? from_bits<T>(values[lane]) : neutral;
+    combine_lanes(lanes, reduction);
     uint64_t bits = 0;
     std::memcpy(&bits, lanes, sizeof(T));
     set_lanes(results, mask, bits);
   };
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(T));
-  runner().collective(mask, bits, 0, where, combine);
-  return from_bits<T>(runner().result());
+  current_runner->collective(mask, bits, 0, where, combine);
+  return from_bits<T>(current_runner->result());
 }
 template float reduce(uint32_t, float, Reduction, Location);
 template int reduce(uint32_t, int, Reduction, Location);
@@ -148,7 +141,8 @@ void run_grid(const Launch& launch) {
     size_t b = order.empty() ? i : order[i];
     uint3 index{unsigned(b % launch.grid.x), unsigned(b / launch.grid.x % launch.grid.y),
                 unsigned(b / (size_t(launch.grid.x) * launch.grid.y))};
-    runner().run_block(launch, index, seed ^ (b * 0xd1342543de82ef95u));
+    thread_local BlockRunner runner;  // a worker runs one block at a time
+    runner.run_block(launch, index, seed ^ (b * 0xd1342543de82ef95u));
   };
   if (sanitizers::one_worker) {
     for (size_t i = 0; i < blocks; ++i) sanitizers::run_isolated([&] { run(i); });

@@ -7,6 +7,8 @@
 // gradient). The gradient overwrites the logits. Reads and writes rows·Vp elements once; about 6 FLOPs an element.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/common.cuh"
 
 // Calls function(column, x) for the thread's packs of row[0..columns).
@@ -88,7 +90,8 @@ void cross_entropy(T* logits, float* losses, float* total_loss, const int* targe
                    int padded, float loss_scale, bool write_gradient, cudaStream_t stream) {
   KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(T),
                     6.0 * rows * padded);
-  constexpr int N = pack_width<T>, threads = 256;
+  constexpr int N = pack_width<T>;
+  const int threads = std::clamp(round_up(padded / N, 32), 32, 256);
   if (write_gradient)
     cross_entropy_kernel<T, N, true>
         <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, loss_scale);

@@ -55,7 +55,8 @@ class Tokenizer {
   std::vector<int> encode(std::string_view text) const {
     if (!is_bytes() && ranks_.empty()) {
       fail("text is turned into tokens by vocab.json and merges.txt, which ",
-           folder_.empty() ? "come with --init" : folder_.string() + " lacks", ": give them, or no --prompt");
+           folder_.empty() ? "are not given" : folder_.string() + " lacks",
+           ": put them there, start from an --init folder that has them, or give no --prompt");
     }
     std::vector<int> ids;
     for (size_t start = 0, end; start < text.size(); start = end) {
