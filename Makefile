@@ -153,9 +153,9 @@ HEADERS = $(shell dirname $$(printf '\043include <vector>\n' | g++ -x c++ -M - |
 TRAIN_OPTIONS ?=
 train: all
 	./train_gpt --train '$(HEADERS)/[!st]*' '$(HEADERS)/bits/[!st]*' '$(HEADERS)/ext/*' --val '$(HEADERS)/[st]*' '$(HEADERS)/bits/[st]*' \
-	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --steps 1200 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
-	  --beta2 0.99 --shuffle --val-every 300 --val-batches 40 --log-every 20 --sample-every 1200 --sample-len 500 \
-	  --checkpoint-every 300 \
+	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --steps 1150 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
+	  --beta2 0.99 --shuffle --val-every 230 --val-batches 40 --log-every 23 --sample-every 1150 --sample-len 500 \
+	  --checkpoint-every 230 \
 	  --out runs/cpp --resume $(TRAIN_OPTIONS)
 
 test: $(DEVICE)-tests
