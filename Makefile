@@ -113,7 +113,7 @@ test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures"
-	@test/remove_barriers.sh
+	+@test/remove_barriers.sh  # + hands on make's job slots
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
 	@export OMP_NUM_THREADS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; $$test || exit 1; done
