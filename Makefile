@@ -111,9 +111,10 @@ $(foreach folder,test/ test/cpu/ dev/,$(eval $(call compile,$(folder))))
 KERNEL_TESTS := $(filter $(SOURCES:kernels/%.cuh=test_%),$(TESTS))
 test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
+# (the + hands make's job slots on to the script)
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures"
-	+@test/remove_barriers.sh  # + hands on make's job slots
+	+@test/remove_barriers.sh
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
 	@export OMP_NUM_THREADS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; $$test || exit 1; done
