@@ -137,7 +137,7 @@ deps:
 	@if [ -n "$(NVCC)" ] && [ -z "$(CUBLAS)" ]; then $(MAKE) --no-print-directory build/cuda; fi
 # cuBLAS for a CUDA toolkit that came without it
 build/cuda:
-	python3 -m pip install -q --no-deps --target build/cuda nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12) --upgrade-strategy only-if-needed \
+	python3 -m pip install -q --no-deps --target build/cuda \
 	  'nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(shell $(NVCC) --version | sed -n "s/.*release \([0-9]*\.[0-9]*\).*/\1/p").*'
 build/packages-cpu:
 	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi

@@ -76,7 +76,7 @@ void BlockRunner::run_fiber() {
   for (;;) {
     launch_->run_threads(launch_->body);
     // No thread can start here any more: hand over to one that was woken or, at the block's end, to the worker.
-    Fiber* to = next_ < 0 ? &main_ : fiber_of_[next_] ? fiber_of_[next_] : idle_fiber();
+    Fiber* to = next_ < 0 ? &main_ : fiber_for(next_);
     if (!sanitizers::fiber_per_thread) idle_.push_back(running_);
     jump(to);
   }
@@ -203,7 +203,7 @@ void BlockRunner::wait(Location where, const char* what) {
   int thread = pick();
   if (thread < 0) jump(&main_);  // a deadlock: the main context reports it
   set_current(thread);
-  jump(fiber_of_[thread] ? fiber_of_[thread] : idle_fiber());
+  jump(fiber_for(thread));
 }
 
 void BlockRunner::sync_threads(Location where) {

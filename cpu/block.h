@@ -62,9 +62,9 @@ class BlockRunner {
   void set_current(int thread);
   void finish_current();
   void wait(Location where, const char* what);
-  void resume(int thread);
   void jump(Fiber* to);
   Fiber* idle_fiber();
+  Fiber* fiber_for(int thread) { return fiber_of_[thread] ? fiber_of_[thread] : idle_fiber(); }
   uint32_t missing_lanes(int waiting) const;
   [[noreturn]] void report_deadlock() const;
   std::string name_of(int thread) const;

@@ -76,7 +76,6 @@ constexpr size_t huge_page = 2 << 20;
 struct Allocations {
   std::mutex mutex;
   std::map<const char*, size_t> device, pinned;  // start -> bytes
-  size_t device_bytes = 0;
 
   // True unless [p, p + bytes) starts inside a device allocation and runs past its end.
   bool fits(const void* p, size_t bytes) {
@@ -285,7 +284,6 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   auto& all = cpu::allocations();
   std::lock_guard lock(all.mutex);
   all.device[static_cast<char*>(*pointer)] = bytes;
-  all.device_bytes += bytes;
   return cudaSuccess;
 }
 
@@ -296,7 +294,6 @@ cudaError_t cudaFree(void* pointer) {
   std::lock_guard lock(all.mutex);
   auto found = all.device.find(static_cast<char*>(pointer));
   if (found == all.device.end()) return remember(cudaErrorInvalidValue);
-  all.device_bytes -= found->second;
   all.device.erase(found);
   std::free(pointer);
   return cudaSuccess;
