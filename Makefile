@@ -20,6 +20,10 @@ DEVICE ?= $(if $(and $(NVCC),$(GPU_ARCH)),gpu,cpu)
 VARIANT :=
 BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 WARNINGS := -Wall -Wextra
+# MPI, where it is installed, brings several ranks together (parallel/launch.h)
+MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null)
+MPI_FLAGS := $(if $(MPI_FLAGS),-DGPT_MPI -DOMPI_SKIP_MPICXX $(MPI_FLAGS))
+MPI_LIBRARIES := $(if $(MPI_FLAGS),$(shell mpicc --showme:link))
 
 # ---- the CPU device: g++ compiles the filtered sources (build/.../src) against cpu/
 HOST_ARCH := $(shell uname -m)
@@ -34,8 +38,8 @@ FLAGS_ := $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
 FLAGS_debug := -O0 -g
-CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu
-CPU_LIBRARIES := -ldnnl -lboost_context
+CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu $(MPI_FLAGS)
+CPU_LIBRARIES := -ldnnl -lboost_context $(MPI_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
 # ---- the GPU
@@ -55,7 +59,8 @@ GPU_LIBRARIES = -Xlinker $(CUBLAS_LIBRARY) -Xlinker -rpath=$(dir $(CUBLAS_LIBRAR
 SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh)
 TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_*.cu)) $(patsubst test/%.cpp,%,$(wildcard test/test_*.cpp))
 CPU_TESTS := $(patsubst test/cpu/%.cu,%,$(wildcard test/cpu/test_*.cu)) $(patsubst test/cpu/%.cpp,%,$(wildcard test/cpu/test_*.cpp))
-BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
+RANK_TESTS := $(patsubst test/ranks/%.cu,%,$(wildcard test/ranks/test_*.cu))
+BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
 
 # Packages come first and in a make of their own: what they install is looked for when a Makefile is read.
 all: $(DEVICE)
@@ -73,7 +78,7 @@ program: $(BUILD)/train_gpt
 ifeq ($(DEVICE),cpu)
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
-DEVICE_OBJECTS := $(BUILD)/device.o $(BUILD)/block.o $(BUILD)/workers.o $(BUILD)/cuda_runtime.o
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime nccl)
 
 $(FILTER): cpu/filter.cpp
 	@mkdir -p $(@D)
@@ -104,7 +109,7 @@ $(BUILD)/%: $(1)%.cpp
 endef
 endif
 $(eval $(call compile,))
-$(foreach folder,test/ test/cpu/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,test/ test/cpu/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 -include $(wildcard $(BUILD)/*.d)
 
 # ---- the CPU device under sanitizers
@@ -122,6 +127,7 @@ run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_g
 # ---- packages: a header of each, and the Debian or Ubuntu package that has it
 PACKAGES := oneapi/dnnl/dnnl.hpp=libdnnl-dev boost/context/detail/fcontext.hpp=libboost-context-dev \
   CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev
+PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # without them there is one rank
 MISSING = $(strip $(if $(shell command -v g++),,g++) $(foreach package,$(PACKAGES),\
   $(if $(shell printf '\043include <$(firstword $(subst =, ,$(package)))>\n' | g++ -E -x c++ - >/dev/null 2>&1 && echo found),,\
   $(lastword $(subst =, ,$(package))))))

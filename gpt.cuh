@@ -20,7 +20,7 @@
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
-#include "parallel/store.cuh"
+#include "parallel/zero.cuh"
 
 // What backward computes again instead of keeping it: nothing; gelu's output (4C of 16C elements a row and layer); all
 // of a block but its input (C elements).
@@ -30,12 +30,10 @@ struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
-  bool stochastic_rounding = false;  // bf16 without fp32 master weights
-  bool training = true;              // false: without gradients and optimizer state, for sampling
-  uint64_t seed = 1337;
+  StoreOptions store = {};
 };
 
-// The tensors of a block's unit, in the order of TensorList. E is T for weights, float for gradients.
+// The tensors of a block's unit, in the order of TensorList. E is const T for weights, float for gradients.
 template <class E>
 struct BlockTensors {
   BlockTensors(E* unit, const TensorDescriptor* list)
@@ -67,9 +65,10 @@ struct BlockActivations {
 template <class T>
 class GPT {
  public:
-  GPT(const ModelOptions& options, cudaStream_t stream)
-      : options_(options), list_(options.shape), stream_(stream),
-        store_(list_, options.training, options.stochastic_rounding, options.seed, memory_, stream) {
+  // Data-parallel ranks are those of `dp`: calls below are collective, each rank with its own samples.
+  GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
+      : options_(options), list_(options.shape), dp_(dp), stream_(stream),
+        store_(list_, options.store, memory_, dp, stream) {
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     memory_.allocate();
@@ -87,14 +86,15 @@ class GPT {
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` on. Host memory, which is free
-  // again when the call returns. tokens: those of the whole step, the loss's denominator.
-  void train_micro_step(const int* inputs, const int* targets, double tokens, bool first) {
+  // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` to `last`. Host memory, which is
+  // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
+  void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
+    store_.begin_micro_step(first, last);
     if (first) clear_loss();
     send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
     forward(options_.micro_batch, options_.seq_len);
     head_loss(float(1 / tokens), true);
-    backward(!first);
+    backward();
   }
 
   // One micro-batch of validation: adds to the loss only.
@@ -105,8 +105,14 @@ class GPT {
     head_loss(float(1 / tokens), false);
   }
 
-  // Waits for the device.
-  float loss() const { return read_scalar(total_loss_); }
+  // Of the micro-steps since the last `first`, on all ranks. Waits for the device.
+  float loss() {
+    CUDA_CHECK(cudaMemcpyAsync(reduced_loss_, total_loss_, sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+    dp_.after(stream_);
+    dp_.all_reduce(reduced_loss_, 1);
+    dp_.wait_for_all(stream_);
+    return read_scalar(reduced_loss_);
+  }
   float gradient_norm() const { return read_scalar(store_.norm()); }
 
   // Logits (V) that follow `tokens`, at most T of them.
@@ -114,7 +120,7 @@ class GPT {
     const int count = int(tokens.size()), C = options_.shape.channels, padded = options_.shape.padded_vocabulary();
     send_batch(tokens.data(), nullptr, count);
     forward(1, count);
-    head_forward(logits_, final_norm_ + size_t(count - 1) * C, embedding_weights(), 1, C, padded, stream_);
+    head_forward(logits_, final_norm_ + size_t(count - 1) * C, store_.acquire(0, Pass::backward), 1, C, padded, stream_);
     return read_logits(1);
   }
 
@@ -123,7 +129,8 @@ class GPT {
     const int rows = options_.micro_batch * options_.seq_len, C = options_.shape.channels;
     send_batch(inputs, nullptr, rows);
     forward(options_.micro_batch, options_.seq_len);
-    head_forward(logits_, final_norm_, embedding_weights(), rows, C, options_.shape.padded_vocabulary(), stream_);
+    head_forward(logits_, final_norm_, store_.acquire(0, Pass::backward), rows, C, options_.shape.padded_vocabulary(),
+                 stream_);
     return read_logits(rows);
   }
 
@@ -133,25 +140,24 @@ class GPT {
   void forward(int batch, int seq_len) {
     const ModelShape& s = options_.shape;
     const int rows = batch * seq_len;
-    const T* wte = embedding_weights();
+    const T* wte = store_.acquire(0, Pass::forward);
     embedding_forward(blocks_[0].input, inputs_, wte, wte + position_offset(), batch, seq_len, s.channels, stream_);
     for (int layer = 0; layer < s.layers; ++layer) {
       // Layer 0 finds the stream in its input already; later ones add what the block before left.
       const T* middle = layer ? blocks_[layer - 1].middle : blocks_[0].input;
-      block_forward(layer, middle, layer ? branch_ : nullptr, batch, seq_len);
-      const BlockTensors<T> w = weights(layer);
+      const BlockTensors<const T> w = weights(layer, Pass::forward);
+      block_forward(layer, w, middle, layer ? branch_ : nullptr, batch, seq_len);
       linear_forward(branch_, blocks_[layer].gelu, w.down_weight, w.down_bias, rows, 4 * s.channels, s.channels, stream_);
     }
-    const T* norm = store_.acquire(s.layers + 1);
+    const T* norm = store_.acquire(s.layers + 1, Pass::forward);
     residual_layernorm_forward(final_norm_, final_input_, final_mean_, final_rstd_, blocks_.back().middle, branch_, norm,
                                norm + final_bias_offset(), rows, s.channels, stream_);
   }
 
   // Everything of a block but its last product: what backward needs. `branch` null: `stream` is the block's input.
-  void block_forward(int layer, const T* stream, const T* branch, int batch, int seq_len) {
+  void block_forward(int layer, const BlockTensors<const T>& w, const T* stream, const T* branch, int batch, int seq_len) {
     const ModelShape& s = options_.shape;
     const int rows = batch * seq_len, C = s.channels;
-    const BlockTensors<T> w = weights(layer);
     BlockActivations<T>& a = blocks_[layer];
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, stream, branch, w.norm1_weight, w.norm1_bias, rows, C,
                                stream_);
@@ -168,40 +174,49 @@ class GPT {
   void head_loss(float loss_scale, bool write_gradient) {
     const ModelShape& s = options_.shape;
     const int rows = options_.micro_batch * options_.seq_len, padded = s.padded_vocabulary();
-    head_forward(logits_, final_norm_, embedding_weights(), rows, s.channels, padded, stream_);
+    head_forward(logits_, final_norm_, store_.acquire(0, Pass::backward), rows, s.channels, padded, stream_);
     cross_entropy(logits_, losses_, total_loss_, targets_, rows, s.vocabulary, padded, loss_scale, write_gradient,
                   stream_);
   }
 
   // ---- backward
 
-  void backward(bool accumulate) {
+  void backward() {
     const ModelShape& s = options_.shape;
     const int batch = options_.micro_batch, seq_len = options_.seq_len, rows = batch * seq_len, C = s.channels;
-    float* dwte = store_.gradients(0);
-    head_backward(branch_, dwte, logits_, final_norm_, embedding_weights(), rows, C, s.padded_vocabulary(), accumulate,
-                  stream_);
+    const auto [dwte, accumulate] = store_.gradients(0);
+    head_backward(branch_, dwte, logits_, final_norm_, store_.acquire(0, Pass::backward), rows, C, s.padded_vocabulary(),
+                  accumulate, stream_);
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(rows) * C * sizeof(T), stream_));
-    float* dnorm = store_.gradients(s.layers + 1);
-    layernorm_backward(dstream_, dnorm, dnorm + final_bias_offset(), branch_, final_input_, store_.acquire(s.layers + 1),
-                       final_mean_, final_rstd_, rows, C, accumulate, reductions_, stream_);
+    final_norm_backward();
     for (int layer = s.layers - 1; layer >= 0; --layer) {
-      if (options_.recompute == Recompute::block) block_forward(layer, blocks_[layer].input, nullptr, batch, seq_len);
+      const BlockTensors<const T> w = weights(layer, Pass::backward);
+      if (options_.recompute == Recompute::block) block_forward(layer, w, blocks_[layer].input, nullptr, batch, seq_len);
       if (options_.recompute == Recompute::gelu)
         gelu_forward(blocks_[layer].gelu, blocks_[layer].up, rows, 4 * C, stream_);
-      block_backward(layer, accumulate);
+      block_backward(layer, w);
     }
     // The head has written wte's gradient in this micro-step already: here it is always added to.
     embedding_backward(dwte, dwte + position_offset(), inputs_, order_, dstream_, batch, seq_len, s.positions, C,
                        accumulate, stream_);
+    store_.gradients_ready(0);
+  }
+
+  void final_norm_backward() {
+    const int rows = options_.micro_batch * options_.seq_len, C = options_.shape.channels, unit = options_.shape.layers + 1;
+    const auto [dnorm, accumulate] = store_.gradients(unit);
+    layernorm_backward(dstream_, dnorm, dnorm + final_bias_offset(), branch_, final_input_,
+                       store_.acquire(unit, Pass::backward), final_mean_, final_rstd_, rows, C, accumulate, reductions_,
+                       stream_);
+    store_.gradients_ready(unit);
   }
 
   // dstream_: with respect to the stream after the block on entry, before the block on return.
-  void block_backward(int layer, bool accumulate) {
+  void block_backward(int layer, const BlockTensors<const T>& w) {
     const ModelShape& s = options_.shape;
     const int batch = options_.micro_batch, seq_len = options_.seq_len, rows = batch * seq_len, C = s.channels;
-    const BlockTensors<T> w = weights(layer);
-    const BlockTensors<float> d(store_.gradients(layer + 1), block_tensors(layer));
+    const auto [gradients, accumulate] = store_.gradients(layer + 1);
+    const BlockTensors<float> d(gradients, block_tensors(layer));
     const BlockActivations<T>& a = blocks_[layer];
     linear_backward(dwide_, d.down_weight, d.down_bias, dstream_, a.gelu, w.down_weight, rows, 4 * C, C, accumulate,
                     reductions_, stream_);
@@ -218,6 +233,7 @@ class GPT {
                     reductions_, stream_);
     layernorm_backward(dstream_, d.norm1_weight, d.norm1_bias, branch_, a.input, w.norm1_weight, a.mean1, a.rstd1, rows,
                        C, accumulate, reductions_, stream_);
+    store_.gradients_ready(layer + 1);
   }
 
   // ---- parameters
@@ -225,8 +241,7 @@ class GPT {
   const TensorDescriptor* block_tensors(int layer) const {
     return &list_.tensors()[list_.units()[layer + 1].first_tensor];
   }
-  BlockTensors<T> weights(int layer) const { return {store_.acquire(layer + 1), block_tensors(layer)}; }
-  const T* embedding_weights() const { return store_.acquire(0); }
+  BlockTensors<const T> weights(int layer, Pass pass) { return {store_.acquire(layer + 1, pass), block_tensors(layer)}; }
   size_t position_offset() const { return list_.tensors()[1].offset; }  // of wpe in the embedding's unit
   size_t final_bias_offset() const { return list_.tensors().back().offset; }
 
@@ -274,6 +289,7 @@ class GPT {
     targets_ = arena.take<int>(rows);
     order_ = arena.take<int>(rows);
     total_loss_ = arena.take<float>(1);
+    reduced_loss_ = arena.take<float>(1);
     use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
   }
 
@@ -310,6 +326,7 @@ class GPT {
 
   ModelOptions options_;
   TensorList list_;
+  Communicator& dp_;
   cudaStream_t stream_;
   DeviceMemory memory_;
   ParameterStore<T> store_;
@@ -318,6 +335,7 @@ class GPT {
   T *final_input_, *final_norm_, *logits_;             // (R,C) (R,C) (R,Vp)
   float *final_mean_, *final_rstd_, *losses_;          // (R) each
   T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
-  float *row_dots_, *reductions_, *total_loss_;        // (B,NH,T), workspace of reductions, 1
+  float *row_dots_, *reductions_;                      // (B,NH,T), workspace of reductions
+  float *total_loss_, *reduced_loss_;                  // of this rank, of all ranks
   int *inputs_, *targets_, *order_;                    // (R) each; order: positions sorted by token
 };

@@ -1,4 +1,4 @@
-// train_gpt: options, data, model, loop. `train_gpt --help` lists the options; README.md shows runs.
+// train_gpt: ranks, options, data, model, loop. `train_gpt --help` lists the options; README.md shows runs.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -6,6 +6,10 @@
 #include <memory>
 
 #include "gpt.cuh"
+#include "kernels/tensor_log.cuh"
+#include "parallel/agreement.h"
+#include "parallel/launch.h"
+#include "parallel/mesh.cuh"
 #include "runtime/checkpoint.h"
 #include "runtime/console.h"
 #include "runtime/data.h"
@@ -25,28 +29,17 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // ---- before training
 
-std::string open_device() {
-  int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error != cudaSuccess || devices == 0)
-    fail("this is the GPU build and no GPU can be used (", cudaGetErrorString(error),
-         "): check nvidia-smi, or build for the CPU with `make cpu`");
+std::string device_name(const Mesh& mesh) {
   cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device().device()));
   return properties.name;
-}
-
-void refuse_several_ranks() {
-  for (const char* variable : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"})
-    if (const char* size = std::getenv(variable); size && std::atoi(size) > 1)
-      fail("started as one of ", size, " ranks (", variable, "): several ranks are not there yet; start one");
 }
 
 // The checkpoint's options that change the arithmetic, beside those of this run.
 nlohmann::json arithmetic(const Options& o, const TokenData& data) {
   const Schedule& s = o.schedule;
   return {{"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"seq_len", o.seq_len},
-          {"micro_batch", o.micro_batch}, {"global_batch", o.global_batch}, {"schedule", s.kind}, {"lr", s.lr},
+          {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
           {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
           {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip},
           {"shuffle", o.shuffle}, {"seed", o.seed}, {"train_tokens", data.tokens()}};
@@ -73,8 +66,10 @@ Recompute recompute_of(const std::string& name) {
 template <class T>
 class Run {
  public:
-  Run(Options options, std::string device) : o_(std::move(options)), device_(std::move(device)) {
+  Run(Options options, Control& control, Mesh& mesh)
+      : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    start_tracing();
   }
   ~Run() {
     model_.reset();  // it works on the stream
@@ -100,6 +95,8 @@ class Run {
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
     const std::optional<Checkpoint> checkpoint = choose_checkpoint(o_.out, start);
+    require_agreement(control_, {{"checkpoint", checkpoint ? checkpoint->folder.string() : "none"}, {"data", data_summary()}},
+                      "all ranks must see the same files: use a file system that they share");
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
     tokenizer_folder_ = checkpoint ? checkpoint->folder.string() : !o_.init.empty() ? o_.init : o_.out;
@@ -110,11 +107,13 @@ class Run {
       std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
       return;
     }
-    if (!o_.out.empty()) claim_run_folder(o_.out, start, checkpoint);
+    if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint);
     loop();
   }
 
  private:
+  bool is_first() const { return control_.rank() == 0; }
+
   // ---- what the options name
 
   std::filesystem::path weights_folder() const {
@@ -130,6 +129,22 @@ class Run {
     if (!o_.val.empty()) val_.emplace(o_.val);
     if (val_ && val_->is_text() != train_->is_text())
       usage_error("--train and --val: one is text, the other .bin shards; use one kind");
+  }
+
+  // Sizes, and a checksum of samples from everywhere.
+  nlohmann::json data_summary() const {
+    nlohmann::json summary;
+    for (const auto* data : {&train_, &val_}) {
+      if (!*data) continue;
+      const int length = int(std::min<size_t>((*data)->tokens() - 1, 1024));
+      const size_t samples = (*data)->samples(length), looked_at = std::min<size_t>(samples, 64);
+      std::vector<int> tokens(2 * size_t(length) * looked_at);
+      for (size_t i = 0; i < looked_at; ++i)
+        (*data)->read_sample(i * (samples - 1) / std::max<size_t>(looked_at - 1, 1), length, 1 << 16,
+                             &tokens[2 * i * length], &tokens[(2 * i + 1) * length]);
+      summary.push_back({{"tokens", (*data)->tokens()}, {"checksum", checksum(tokens.data(), tokens.size() * sizeof(int))}});
+    }
+    return summary;
   }
 
   ModelShape decide_shape(const std::optional<Checkpoint>& checkpoint) {
@@ -160,22 +175,25 @@ class Run {
                                                    .micro_batch = o_.micro_batch,
                                                    .seq_len = o_.seq_len,
                                                    .recompute = recompute_of(o_.recompute),
-                                                   .stochastic_rounding = o_.stochastic_rounding,
-                                                   .training = training,
-                                                   .seed = o_.seed},
-                                      stream_);
+                                                   .store = {.stage = o_.zero,
+                                                             .training = training,
+                                                             .stochastic_rounding = o_.stochastic_rounding,
+                                                             .reduce_narrow = o_.reduce_dtype == "bf16",
+                                                             .seed = o_.seed}},
+                                      mesh_.dp(), stream_);
   }
 
   // ---- state
 
   CopyIn copy_in() {
-    return [this](const CheckpointTensor& stored, char kind, const std::vector<float>& values) {
-      model_->store().copy_in(model_->tensors().find(stored.name), state_of(kind), values);
+    return [this](const CheckpointSlice& slice, char kind, const std::vector<float>& values) {
+      model_->store().copy_in(stored_slice(model_->tensors(), slice), state_of(kind), values);
     };
   }
 
   void load_model_weights(const std::filesystem::path& folder) {
-    load_weights(folder, model_->tensors().shape(), stored_tensors(model_->tensors()), copy_in());
+    load_weights(folder, model_->tensors().shape(), stored_tensors(model_->tensors()),
+                 checkpoint_slices(model_->store().own_slices()), copy_in());
   }
 
   void load_state(const std::optional<Checkpoint>& checkpoint) {
@@ -188,19 +206,25 @@ class Run {
     check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, *train_),
                           checkpoint->folder);
     load_model_weights(checkpoint->folder);
-    load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()), copy_in());
+    load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
+                   checkpoint_slices(model_->store().own_slices()), copy_in());
     start_ = checkpoint->step;
   }
 
   void save(size_t step) {
-    CopyOut copy_out = [this](const CheckpointTensor& stored, char kind, std::vector<float>& values) {
-      model_->store().copy_out(model_->tensors().find(stored.name), state_of(kind), values);
+    CopyOut copy_out = [this](const CheckpointSlice& slice, char kind, float* to) {
+      model_->store().copy_out(stored_slice(model_->tensors(), slice), state_of(kind), to);
     };
-    save_checkpoint(o_.out, step, model_->tensors().shape(), stored_tensors(model_->tensors()), copy_out,
-                    {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}},
-                    tokenizer_folder_);
+    save_checkpoint(o_.out, step,
+                    {.shape = model_->tensors().shape(),
+                     .tensors = stored_tensors(model_->tensors()),
+                     .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
+                     .copy_out = copy_out,
+                     .trainer = {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}},
+                     .tokenizer_folder = tokenizer_folder_},
+                    {is_first(), [this] { control_.barrier(); }});
     tokenizer_folder_ = o_.out / std::filesystem::path(checkpoint_name(step));  // the one before may be pruned
-    prune_checkpoints(o_.out, o_.keep, o_.keep_every);
+    if (is_first()) prune_checkpoints(o_.out, o_.keep, o_.keep_every);
   }
 
   // ---- what is printed
@@ -211,6 +235,9 @@ class Run {
                 s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model_->tensors().parameters())).c_str(),
                 o_.dtype.c_str(), o_.stochastic_rounding ? " with stochastic rounding" : "");
     std::printf("device    %s\n", device_.c_str());
+    if (control_.size() > 1)
+      std::printf("mesh      data parallel %d, ZeRO %d, gradients travel in %s\n", mesh_.shape().dp, o_.zero,
+                  o_.reduce_dtype.c_str());
     std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(train_->tokens())).c_str(),
                 train_->files(), train_->is_text() ? "text, a byte is a token" : "token shards",
                 train_->samples(o_.seq_len), o_.seq_len);
@@ -295,13 +322,17 @@ class Run {
     const SampleOrder order(data.samples(o_.seq_len), shuffle, o_.seed);
     const size_t micro_batch = size_t(o_.micro_batch), seq_len = size_t(o_.seq_len);
     std::vector<int> inputs(micro_batch * seq_len), targets(micro_batch * seq_len);
-    for (size_t sample = 0; sample < size_t(o_.global_batch); sample += micro_batch) {
+    const size_t ranks = size_t(mesh_.shape().dp), micro_steps = size_t(o_.global_batch) / (micro_batch * ranks);
+    for (size_t a = 0; a < micro_steps; ++a) {
+      const size_t number = a * ranks + size_t(mesh_.place().dp);  // of the micro-batch in the step
       for (size_t b = 0; b < micro_batch; ++b)
-        data.read_sample(order(first + sample + b), o_.seq_len, model_->tensors().shape().vocabulary,
+        data.read_sample(order(first + number * micro_batch + b), o_.seq_len, model_->tensors().shape().vocabulary,
                          &inputs[b * seq_len], &targets[b * seq_len]);
-      if (training) model_->train_micro_step(inputs.data(), targets.data(), tokens_per_step(), sample == 0);
-      else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), sample == 0);
+      Profiler::instance().context.micro_batch = int(number);
+      if (training) model_->train_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
+      else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0);
     }
+    Profiler::instance().context.micro_batch = -1;
   }
 
   void validate_now(size_t step) {
@@ -317,7 +348,7 @@ class Run {
 
   // The first line creates the file: a run that fails before leaves nothing behind.
   void log(const nlohmann::ordered_json& fields) {
-    if (o_.out.empty()) return;
+    if (o_.out.empty() || !is_first()) return;
     if (!metrics_) metrics_.emplace(metrics_path(o_.out), start_);
     metrics_->append(fields);
   }
@@ -371,6 +402,8 @@ class Run {
   double tokens_per_step() const { return double(o_.global_batch) * o_.seq_len; }
 
   Options o_;
+  Control& control_;
+  Mesh& mesh_;
   std::string device_;
   cudaStream_t stream_ = nullptr;
   std::optional<TokenData> train_, val_;
@@ -383,25 +416,39 @@ class Run {
 };
 
 template <class T>
-void run(const Options& options, const std::string& device) {
-  Run<T> run(options, device);
+void run(const Options& options, Control& control, Mesh& mesh) {
+  Run<T> run(options, control, mesh);
   if (options.generate) run.generate();
   else run.train();
+}
+
+void run_rank(int argc, char** argv, Control& control) {
+  if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // rank 0 alone speaks
+  std::optional<Options> options = parse_options(argc, argv);
+  if (!options) return;
+  complete_options(*options, control.size());
+  require_agreement(control, {{"program", program_checksum()}}, "start the same build on every host");
+  require_agreement(control, {{"options", std::vector<std::string>(argv + 1, argv + argc)}}, "give every rank the same");
+  FlightRecorder recorder;
+  const auto watch = control.watch(recorder, 15, options->collective_timeout);
+  Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
+  if (options->dtype == "bf16") run<__nv_bfloat16>(*options, control, mesh);
+  else run<float>(*options, control, mesh);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::unique_ptr<Control> control = std::make_unique<Control>();
   try {
-    Options options = parse_options(argc, argv);
-    complete_options(options);
-    refuse_several_ranks();
-    const std::string device = open_device();
-    if (options.dtype == "bf16") run<__nv_bfloat16>(options, device);
-    else run<float>(options, device);
+    control = start_control(find_launch());
+    run_rank(argc, argv, *control);
+    end_mpi();
+    control->finish();
     return 0;
+  } catch (const UsageError& error) {
+    control->fail(error.what(), 2);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_gpt: %s\n", one_line(error.what()).c_str());
-    return 1;
+    control->fail(error.what());
   }
 }

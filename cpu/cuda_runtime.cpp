@@ -1,10 +1,13 @@
 // The host's side of CUDA's runtime on the CPU device: errors, memory, streams and events.
 //
-// Streams. Normally an operation runs at once, in the order of issue. Under GPT_CPU_SCHEDULE=reverse|random it is kept
-// in its stream's queue until somebody waits for it, and then queues are emptied in permuted order: only what events
-// and waits promise is kept, so a missing cudaStreamWaitEvent shows up as a wrong result.
+// Streams. An operation runs at once if nothing before it in its stream is unfinished; what can't finish yet (a
+// collective that waits for other ranks, and all that waits for it) stays in the stream's queue and goes on whenever
+// the host issues something else or waits. Under GPT_CPU_SCHEDULE=reverse|random every operation is kept in its queue
+// until somebody waits for it, and then queues are emptied in permuted order: only what events and waits promise is
+// kept, so a missing cudaStreamWaitEvent shows up as a wrong result.
 #include "cpu/cuda_runtime.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 // A recording of an event; waits refer to the recording that was the latest when they were issued.
 struct Recording {
-  bool done = false;
+  std::atomic<bool> done = false;  // other threads may ask
   Clock::time_point when;
 };
 
@@ -37,8 +40,8 @@ struct CUevent_st {
 };
 
 struct StreamOperation {
-  std::function<void()> run;
-  std::shared_ptr<Recording> waits_for;  // null: nothing
+  std::function<bool()> poll;            // runs, or goes on with, the operation; true: it is finished
+  std::shared_ptr<Recording> waits_for;  // instead of poll: finished when this is recorded
 };
 
 struct CUstream_st {
@@ -123,23 +126,48 @@ std::vector<CUstream_st*>& streams() {
   return all;
 }
 
-bool runnable(const CUstream_st* stream) {
-  return !stream->queue.empty() && (!stream->queue.front().waits_for || stream->queue.front().waits_for->done);
+size_t queued = 0;  // operations in all queues
+
+void push(CUstream_st* stream, StreamOperation operation) {
+  stream->queue.push_back(std::move(operation));
+  ++queued;
 }
 
-// Runs queued operations of any stream, in permuted order, until `finished()`.
+// Tries the first operation of a stream; true: it is finished.
+bool advance(CUstream_st* stream) {
+  StreamOperation& first = stream->queue.front();
+  if (!(first.waits_for ? first.waits_for->done.load() : first.poll())) return false;
+  stream->queue.pop_front();
+  --queued;
+  return true;
+}
+
+// One operation of any stream, chosen by the schedule; false: none can be finished now.
+bool advance_any() {
+  static Random random(schedule().seed);
+  std::vector<CUstream_st*> waiting;
+  for (CUstream_st* stream : streams())
+    if (!stream->queue.empty()) waiting.push_back(stream);
+  const size_t count = waiting.size();
+  if (count == 0) return false;
+  const size_t start = schedule().order == Order::reverse ? 0 : size_t(random.below(int(count)));
+  for (size_t i = 0; i < count; ++i)
+    if (advance(waiting[count - 1 - (start + i) % count])) return true;
+  return false;
+}
+
+// Nothing runs, and nothing that runs later could change that: every stream waits for an event.
+bool is_stuck() {
+  return std::all_of(streams().begin(), streams().end(),
+                     [](auto* s) { return s->queue.empty() || s->queue.front().waits_for; });
+}
+
 template <class Finished>
 void drain(Finished finished) {
-  static Random random(schedule().seed);
   while (!finished()) {
-    std::vector<CUstream_st*> ready;
-    for (CUstream_st* stream : streams())
-      if (runnable(stream)) ready.push_back(stream);
-    if (ready.empty()) fatal("streams wait for an event that nothing records any more");
-    CUstream_st* stream = schedule().order == Order::reverse ? ready.back() : ready[random.below(int(ready.size()))];
-    StreamOperation operation = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    if (operation.run) operation.run();
+    if (advance_any()) continue;
+    if (is_stuck()) fatal("streams wait for an event that nothing records any more");
+    sched_yield();  // other ranks may need this core to go on
   }
 }
 
@@ -167,13 +195,23 @@ const Schedule& schedule() {
 
 bool streams_are_deferred() { return schedule().order != Order::forward; }
 
-void enqueue(cudaStream_t stream, std::function<void()> operation) {
-  if (streams_are_deferred() && stream) {
-    stream->queue.push_back({std::move(operation), nullptr});
-    return;
+bool runs_at_once(cudaStream_t stream) {
+  if (streams_are_deferred()) {
+    if (!stream) drain_null_stream();
+    return !stream;
   }
-  if (streams_are_deferred()) drain_null_stream();
-  operation();
+  if (queued == 0) return true;
+  if (!stream) drain_null_stream();
+  else while (advance_any()) {}
+  return !stream || stream->queue.empty();
+}
+
+void keep(cudaStream_t stream, std::function<bool()> poll) { push(stream, {std::move(poll), nullptr}); }
+
+void enqueue(cudaStream_t stream, std::function<bool()> poll) {
+  if (runs_at_once(stream) && poll()) return;
+  if (stream) return keep(stream, std::move(poll));
+  while (!poll()) sched_yield();
 }
 
 bool check_launch(const Launch& launch) {
@@ -250,6 +288,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
       break;
     }
   std::snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
+  const pid_t process = getpid();
+  std::memcpy(properties->uuid.bytes, &process, sizeof process);
   properties->totalGlobalMem = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
   properties->sharedMemPerBlock = 48 * 1024;
   properties->sharedMemPerBlockOptin = cpu_max_dynamic_shared_bytes;
@@ -260,7 +300,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  if (cpu::streams_are_deferred()) cpu::drain_all();
+  cpu::drain_all();
   return cudaSuccess;
 }
 
@@ -320,7 +360,7 @@ cudaError_t cudaFreeHost(void* pointer) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   auto& all = cpu::allocations();
   if (!all.fits(to, bytes) || !all.fits(from, bytes)) return remember(cudaErrorInvalidValue);
-  cpu::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+  cpu::enqueue(stream, [=] { return std::memcpy(to, from, bytes), true; });
   // Copies from or to pageable memory are complete, as far as the host can tell, when the call returns.
   bool pageable = (kind == cudaMemcpyHostToDevice && !all.is_pinned(from)) ||
                   (kind == cudaMemcpyDeviceToHost && !all.is_pinned(to)) || kind == cudaMemcpyDefault;
@@ -333,7 +373,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   if (!cpu::allocations().fits(to, bytes)) return remember(cudaErrorInvalidValue);
-  cpu::enqueue(stream, [=] { std::memset(to, value, bytes); });
+  cpu::enqueue(stream, [=] { return std::memset(to, value, bytes), true; });
   return cudaSuccess;
 }
 
@@ -361,7 +401,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (cpu::streams_are_deferred()) cpu::drain_stream(stream);
+  cpu::drain_stream(stream);
   return cudaSuccess;
 }
 
@@ -369,7 +409,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (!event) return remember(cudaErrorInvalidResourceHandle);
   if (!event->latest || event->latest->done) return cudaSuccess;
   if (!stream) return cudaEventSynchronize(event);
-  stream->queue.push_back({nullptr, event->latest});
+  cpu::push(stream, {nullptr, event->latest});
   return cudaSuccess;
 }
 
@@ -389,13 +429,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   auto recording = event->latest = std::make_shared<Recording>();
   cpu::enqueue(stream, [recording] {
     recording->when = Clock::now();
-    recording->done = true;
+    return recording->done = true;
   });
   return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (auto recording = event->latest) cpu::drain([&] { return recording->done; });
+  if (auto recording = event->latest) cpu::drain([&] { return recording->done.load(); });
   return cudaSuccess;
 }
 

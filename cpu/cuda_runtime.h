@@ -186,8 +186,13 @@ enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 typedef struct CUevent_st* cudaEvent_t;
 
+struct cudaUUID_t {
+  char bytes[16];
+};
+
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;  // each process has a device of its own
   size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
   int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, l2CacheSize;
 };

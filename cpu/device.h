@@ -53,8 +53,13 @@ inline bool next_thread() {
 
 void run_grid(const Launch& launch);
 bool check_launch(const Launch& launch);  // sets cudaGetLastError's value when the configuration is impossible
-void enqueue(cudaStream_t stream, std::function<void()> operation);
+
+// An operation issued to a stream runs at once, or is kept in the stream's queue for later (cuda_runtime.cpp); enqueue
+// decides. `poll` starts it or goes on with it, and returns true when it is finished.
 bool streams_are_deferred();
+bool runs_at_once(cudaStream_t stream);
+void keep(cudaStream_t stream, std::function<bool()> poll);
+void enqueue(cudaStream_t stream, std::function<bool()> poll);
 void* dynamic_shared_memory();
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -77,9 +82,10 @@ class Launcher {
         while (next_thread());
       };
       run_grid(launch);
+      return true;
     };
-    if (streams_are_deferred()) enqueue(stream_, run);
-    else run();
+    if (runs_at_once(stream_)) run();
+    else keep(stream_, run);
   }
 
  private:

@@ -177,5 +177,6 @@ void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& sha
   cpu::enqueue(stream, [=] {
     if (cpu::dnnl_multiplies<In>()) cpu::gemm_tiles(d, a, b, bias, shape);
     else cpu::gemm_widened(d, a, b, bias, shape);
+    return true;
   });
 }

@@ -14,10 +14,13 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   const int batch = 2, seq_len = std::min(shape.positions, 64);
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  GPT<float> model({.shape = shape, .micro_batch = batch, .seq_len = seq_len, .training = false}, stream);
-  load_weights(folder, shape, stored_tensors(model.tensors()), [&](const CheckpointTensor& tensor, char, const std::vector<float>& values) {
-    model.store().copy_in(model.tensors().find(tensor.name), State::weight, values);
-  });
+  Communicator alone;
+  GPT<float> model({.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
+  const auto tensors = stored_tensors(model.tensors());
+  load_weights(folder, shape, tensors, whole_tensors(tensors),
+               [&](const CheckpointSlice& slice, char, const std::vector<float>& values) {
+                 model.store().copy_in(stored_slice(model.tensors(), slice), State::weight, values);
+               });
 
   std::mt19937 generator(1);
   std::vector<int> tokens;

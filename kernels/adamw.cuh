@@ -102,6 +102,10 @@ template <class T>
 void adamw(T* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
            size_t count, size_t decayed, const AdamWStep& step, cudaStream_t stream) {
   KernelRange range("adamw", stream, (28.0 + (sizeof(T) == 2 ? 2 : 0)) * count, 15.0 * count);
+  range.writes(masters, count);
+  range.writes(first, count);
+  range.writes(second, count);
+  if constexpr (!std::is_same_v<T, float>) range.writes(weights, count);
   adamw_kernel<T><<<adamw_grid(count), adamw_block, 0, stream>>>(weights, masters, first, second, gradients, factor,
                                                                 count, decayed, step);
   CUDA_CHECK(cudaGetLastError());
@@ -112,6 +116,9 @@ inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second
                              const float* factor, size_t count, size_t decayed, const AdamWStep& step, uint64_t key,
                              uint64_t counter, cudaStream_t stream) {
   KernelRange range("adamw_stochastic", stream, 24.0 * count, 15.0 * count);
+  range.writes(weights, count);
+  range.writes(first, count);
+  range.writes(second, count);
   adamw_stochastic_kernel<<<adamw_grid(count), adamw_block, 0, stream>>>(
       weights, first, second, gradients, factor, count, decayed, step, key, counter);
   CUDA_CHECK(cudaGetLastError());

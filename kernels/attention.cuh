@@ -250,6 +250,8 @@ void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len,
                        cudaStream_t stream) {
   const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
   KernelRange range("attention_forward", stream, 4 * rows * channels * sizeof(T), 2 * rows * seq_len * channels);
+  range.writes(out, size_t(batch) * seq_len * heads * head_size);
+  range.writes(lse, size_t(batch) * heads * seq_len);
   const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
   const float scale = 1.0f / sqrtf(float(head_size));
   with_head_size<T>(head_size, [&](auto size, auto width) {
@@ -265,6 +267,7 @@ void attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, c
                         int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
   const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
   KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(T), 7 * rows * seq_len * channels);
+  range.writes(dqkv, 3 * size_t(batch) * seq_len * heads * head_size);
   const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
   const float scale = 1.0f / sqrtf(float(head_size));
   with_head_size<T>(head_size, [&](auto size, auto width) {

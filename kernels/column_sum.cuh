@@ -55,5 +55,6 @@ template <class T>
 void column_sum(float* out, const T* input, int rows, int columns, bool accumulate, float* workspace,
                 cudaStream_t stream) {
   KernelRange range("column_sum", stream, double(rows) * columns * sizeof(T), double(rows) * columns);
+  range.writes(out, columns, accumulate);
   column_sum_level(out, input, rows, columns, accumulate, workspace, stream);
 }

@@ -90,6 +90,8 @@ void cross_entropy(T* logits, float* losses, float* total_loss, const int* targe
                    int padded, float loss_scale, bool write_gradient, cudaStream_t stream) {
   KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(T),
                     6.0 * rows * padded);
+  range.writes(losses, rows);
+  if (write_gradient) range.writes(logits, size_t(rows) * padded);
   constexpr int N = pack_width<T>;
   const int threads = std::clamp(round_up(padded / N, 32), 32, 256);
   if (write_gradient)

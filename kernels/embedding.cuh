@@ -69,6 +69,7 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
                        cudaStream_t stream) {
   const size_t count = size_t(batch) * seq_len * channels;
   KernelRange range("embedding_forward", stream, 3.0 * count * sizeof(T), count);
+  range.writes(out, count);
   with_pack<T>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const size_t packs = count / N;
@@ -93,6 +94,7 @@ void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* 
   KernelRange range("embedding_backward", stream,
                     2.0 * rows * channels * (sizeof(T) + sizeof(float)) + 4.0 * positions * channels,
                     2.0 * rows * channels);
+  range.writes(dwpe, size_t(positions) * channels, accumulate);
   with_pack<T>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const int threads = std::min(round_up(channels / N, 32), 256);

@@ -48,6 +48,7 @@ template <class T>
 void gelu_forward(T* out, const T* input, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
   KernelRange range("gelu_forward", stream, 2.0 * count * sizeof(T), 10.0 * count);
+  range.writes(out, count);
   with_pack<T>(columns, [&](auto width) {
     constexpr int N = decltype(width)::value;
     gelu_forward_kernel<T, N><<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(out, input, count);
@@ -60,6 +61,7 @@ template <class T>
 void gelu_backward(T* gradient, const T* input, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
   KernelRange range("gelu_backward", stream, 3.0 * count * sizeof(T), 20.0 * count);
+  range.writes(gradient, count);
   with_pack<T>(columns, [&](auto width) {
     constexpr int N = decltype(width)::value;
     gelu_backward_kernel<T, N><<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(gradient, input, count);

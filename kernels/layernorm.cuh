@@ -138,6 +138,10 @@ void residual_layernorm_forward(T* out, T* sum, float* mean, float* rstd, const 
                                 const T* weight, const T* bias, int rows, int channels, cudaStream_t stream) {
   const double count = double(rows) * channels;
   KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(T), 8 * count);
+  range.writes(out, size_t(rows) * channels);
+  if (branch) range.writes(sum, size_t(rows) * channels);
+  range.writes(mean, rows);
+  range.writes(rstd, rows);
   const int warps = 4;
   with_pack<T>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
@@ -160,6 +164,9 @@ void layernorm_backward(T* dresidual, float* dweight, float* dbias, const T* dou
                         float* workspace, cudaStream_t stream) {
   const double count = double(rows) * channels;
   KernelRange range("layernorm_backward", stream, 4 * count * sizeof(T), 20 * count);
+  range.writes(dresidual, size_t(rows) * channels);
+  range.writes(dweight, channels, accumulate);
+  range.writes(dbias, channels, accumulate);
   const int blocks = ceil_div(rows, layernorm_rows_per_block);
   const size_t stride = round_up(size_t(blocks) * channels, size_t(64));
   with_pack<T>(channels, [&](auto width) {

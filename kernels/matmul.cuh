@@ -28,6 +28,7 @@ void matmul(const char* name, Out* d, const T* a, const T* b, const T* bias, con
   const double m = s.m, n = s.n, k = s.k;
   KernelRange range(name, stream, (m * k + k * n) * sizeof(T) + m * n * sizeof(Out) * (s.accumulate ? 2 : 1),
                     2 * m * n * k);
+  range.writes(d, size_t(s.m) * s.n, s.accumulate);
   gemm(d, a, b, bias, s, stream);
 }
 

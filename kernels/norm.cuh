@@ -2,6 +2,9 @@
 //
 //   norm = √Σ g²,   factor = min(1, clip / (norm + 1e-6))   (clip 0: factor 1)
 //
+// The gradients may lie in several parts, and those of other ranks elsewhere: square_sums of each part, add_up of all of
+// them, a sum over ranks, clip_factor.
+//
 // A tree: each thread adds eight packs, a block's width apart, and writes one partial sum; partial sums are added the
 // same way until few are left, which one block adds in double. No thread ever waits for another in the big levels.
 // Reads 4·n bytes (and a thirty-second of it again), 2 FLOPs an element.
@@ -36,15 +39,20 @@ __global__ void partial_sums_kernel(float* sums, const float* values, size_t cou
   sums[size_t(blockIdx.x) * norm_block + threadIdx.x] = sum;
 }
 
-__global__ void clip_factor_kernel(float* norm, float* factor, const float* partials, int count, float clip) {
+// *total = Σ values, in double.
+__global__ void last_sum_kernel(double* total, const float* values, int count) {
   __shared__ double sums[norm_block];
   double sum = 0;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
+  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += values[i];
   sums[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (unsigned i = 1; i < blockDim.x; ++i) sum += sums[i];
-  *norm = float(sqrt(sum));
+  *total = sum;
+}
+
+__global__ void clip_factor_kernel(float* norm, float* factor, const double* total, float clip) {
+  *norm = float(sqrt(*total));
   *factor = clip > 0 && *norm + 1e-6f > clip ? clip / (*norm + 1e-6f) : 1.0f;
 }
 
@@ -53,26 +61,39 @@ inline size_t norm_partials(size_t count) {
   return ceil_div(count, size_t(norm_block * norm_fan_in)) * norm_block;
 }
 
-// Floats of workspace for gradient_norm: all levels.
+// Floats of workspace for add_up of `count` partial sums: all levels.
 inline size_t norm_workspace(size_t count) {
   size_t floats = 0;
-  do floats += count = norm_partials(count);
-  while (count > norm_last_level);
+  while (count > norm_last_level) floats += count = norm_partials(count);
   return floats;
 }
 
-// *norm and *factor (device memory) of values (count).
-inline void gradient_norm(float* norm, float* factor, const float* values, size_t count, float clip, float* workspace,
-                          cudaStream_t stream) {
-  KernelRange range("gradient_norm", stream, 4.0 * count, 2.0 * count);
-  size_t sums = norm_partials(count);
-  partial_sums_kernel<true><<<unsigned(sums / norm_block), norm_block, 0, stream>>>(workspace, values, count);
-  while (sums > norm_last_level) {
-    const size_t fewer = norm_partials(sums);
-    partial_sums_kernel<false><<<unsigned(fewer / norm_block), norm_block, 0, stream>>>(workspace + sums, workspace, sums);
-    workspace += sums;
-    sums = fewer;
+// partials (norm_partials(count)) of the squares of values (count): one contiguous part of the gradients.
+inline void square_sums(float* partials, const float* values, size_t count, cudaStream_t stream) {
+  KernelRange range("square_sums", stream, 4.0 * count, 2.0 * count);
+  range.writes(partials, norm_partials(count));
+  partial_sums_kernel<true><<<unsigned(norm_partials(count) / norm_block), norm_block, 0, stream>>>(partials, values, count);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// *total (device memory) = Σ partials (count), those of all parts.
+inline void add_up(double* total, const float* partials, size_t count, float* workspace, cudaStream_t stream) {
+  KernelRange range("add_up", stream, 4.0 * count, 1.0 * count);
+  while (count > norm_last_level) {
+    const size_t fewer = norm_partials(count);
+    partial_sums_kernel<false><<<unsigned(fewer / norm_block), norm_block, 0, stream>>>(workspace, partials, count);
+    partials = workspace;
+    workspace += fewer;
+    count = fewer;
   }
-  clip_factor_kernel<<<1, norm_block, 0, stream>>>(norm, factor, workspace, int(sums), clip);
+  last_sum_kernel<<<1, norm_block, 0, stream>>>(total, partials, int(count));
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// *norm and *factor (device memory) from the sum of all squares.
+inline void clip_factor(float* norm, float* factor, const double* total, float clip, cudaStream_t stream) {
+  KernelRange range("clip_factor", stream, 16, 4);
+  range.writes(norm, 1);
+  clip_factor_kernel<<<1, 1, 0, stream>>>(norm, factor, total, clip);
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,15 +1,51 @@
-// `--profile`: time, bytes and FLOPs of every launcher, measured with events on its stream.
+// What the launchers did: a table of times (`--profile`), a timeline (`--trace`), and a listener that is told what they
+// wrote (`--trace-tensors`, kernels/tensor_log.cuh).
 //
 // A launcher opens `KernelRange range("name", stream, bytes, flops)` where bytes is the least its kernels must move
 // through device memory and flops the arithmetic they do; both come from the formulas in the launcher's header comment.
-// Off, a range costs one branch.
+// `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch.
+//
+// Two events on the range's stream take its time. The timeline is in the Trace Event Format (JSON), which
+// ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times are microseconds.
 #pragma once
 
+#include <unistd.h>
+
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
+
+// Where in the run a launcher was called; -1: not known, or in none.
+struct TraceContext {
+  int step = -1;         // the update being computed, from 1
+  int micro_batch = -1;  // of the step, counted over all data-parallel ranks
+  int layer = -1;
+};
+
+struct WrittenTensor {
+  std::variant<const float*, const __nv_bfloat16*> values;  // device memory
+  size_t count;
+  bool accumulated;  // a sum that earlier micro-batches are part of
+};
+
+// Nanoseconds since 1970: the one clock that the ranks of a job share.
+inline int64_t wall_clock() {
+  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 class Profiler {
  public:
@@ -23,62 +59,195 @@ class Profiler {
     return profiler;
   }
 
-  bool enabled = false;
+  bool enabled = false;  // totals are wanted
+  bool trace = false;    // a timeline is wanted
+  int rank = 0;          // its process
+  int64_t origin = 0;    // its time 0, a wall_clock() that all ranks agree on
+  TraceContext context;  // of the launchers that are called next
 
-  void begin(const char* name, cudaStream_t stream, double bytes, double flops) {
-    Sample sample{name, nullptr, nullptr, bytes, flops};
+  // Called, if set, when all launches of an operation have been issued, for each of its outputs: number 0, 1, ...
+  std::function<void(const char* operation, int number, const WrittenTensor&, cudaStream_t)> listener;
+
+  // The stream's name in the timeline; others are called by their number.
+  void name_stream(cudaStream_t stream, const char* name) { streams_[stream_number(stream)].second = name; }
+
+  // A number for end().
+  size_t begin(const char* name, cudaStream_t stream, double bytes, double flops) {
+    if (samples_.empty()) set_base();
+    Sample sample{name, stream, nullptr, nullptr, bytes, flops, context, enabled, trace};
     cudaEventCreate(&sample.start);
     cudaEventCreate(&sample.end);
     cudaEventRecord(sample.start, stream);
     samples_.push_back(sample);
-    open_.push_back(samples_.size() - 1);
+    return samples_.size() - 1;
   }
 
-  void end(cudaStream_t stream) {
-    cudaEventRecord(samples_[open_.back()].end, stream);
-    open_.pop_back();
-  }
+  void end(size_t number) { cudaEventRecord(samples_[number].end, samples_[number].stream); }
 
   // Totals by name since the last call. Waits for the device.
   std::map<std::string, Total> collect() {
-    cudaDeviceSynchronize();
-    std::map<std::string, Total> totals;
-    for (Sample& sample : samples_) {
-      float milliseconds = 0;
-      cudaEventElapsedTime(&milliseconds, sample.start, sample.end);
-      cudaEventDestroy(sample.start);
-      cudaEventDestroy(sample.end);
-      Total& total = totals[sample.name];
-      total.calls += 1;
-      total.milliseconds += milliseconds;
-      total.bytes += sample.bytes;
-      total.flops += sample.flops;
-    }
-    samples_.clear();
-    return totals;
+    resolve();
+    return std::exchange(totals_, {});
+  }
+
+  // This rank's part of the timeline since the last call: JSON objects with commas between them, for write_trace().
+  // Waits for the device. Best called every step: what ran is placed by its distance, a float, from the call before.
+  std::string take_trace() {
+    resolve();
+    std::string names;
+    if (named_streams_ == 0) names = name("process_name", 0, "rank " + std::to_string(rank) + " (" + host() + ")");
+    for (; named_streams_ < streams_.size(); ++named_streams_)
+      names += name("thread_name", named_streams_, streams_[named_streams_].second);
+    const std::string text = names + std::exchange(events_, "");
+    return text.substr(0, text.size() - std::min<size_t>(text.size(), 2));  // without the last ",\n"
   }
 
  private:
   struct Sample {
     const char* name;
+    cudaStream_t stream;
     cudaEvent_t start, end;
     double bytes, flops;
+    TraceContext context;
+    bool totalled, traced;
   };
-  std::vector<Sample> samples_;
-  std::vector<size_t> open_;
+
+  // From here on events are placed by their distance from an event on an idle device, whose wall-clock time is known.
+  void set_base() {
+    cudaDeviceSynchronize();
+    if (!base_) cudaEventCreate(&base_);
+    cudaEventRecord(base_, nullptr);
+    cudaEventSynchronize(base_);
+    base_time_ = wall_clock();
+  }
+
+  void resolve() {
+    cudaDeviceSynchronize();
+    for (const Sample& sample : samples_) {
+      if (sample.totalled) add_to_totals(sample);
+      if (sample.traced) add_to_timeline(sample);
+      cudaEventDestroy(sample.start);
+      cudaEventDestroy(sample.end);
+    }
+    samples_.clear();
+  }
+
+  void add_to_totals(const Sample& sample) {
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, sample.start, sample.end);
+    Total& total = totals_[sample.name];
+    total.calls += 1;
+    total.milliseconds += milliseconds;
+    total.bytes += sample.bytes;
+    total.flops += sample.flops;
+  }
+
+  void add_to_timeline(const Sample& sample) {
+    // Both ends are rounded, then subtracted: ranges of a stream never overlap.
+    const int64_t start = nanoseconds(sample.start), duration = nanoseconds(sample.end) - start;
+    const double divisor = double(std::max<int64_t>(duration, 1));
+    char text[512];
+    std::snprintf(text, sizeof text,
+                  R"({"ph":"X","name":"%s","pid":%d,"tid":%zu,"ts":%.3f,"dur":%.3f,"args":{"bytes":%.0f,"GB/s":%.4g)",
+                  sample.name, rank, stream_number(sample.stream), double(start) / 1e3, double(duration) / 1e3,
+                  sample.bytes, sample.bytes / divisor);
+    events_ += text;
+    const auto add = [&](const char* name, double value, bool known) {
+      std::snprintf(text, sizeof text, R"(,"%s":%.6g)", name, value);
+      if (known) events_ += text;
+    };
+    add("GFLOP", sample.flops / 1e9, sample.flops > 0);
+    add("GFLOP/s", sample.flops / divisor, sample.flops > 0);
+    add("step", sample.context.step, sample.context.step >= 0);
+    add("micro-batch", sample.context.micro_batch, sample.context.micro_batch >= 0);
+    add("layer", sample.context.layer, sample.context.layer >= 0);
+    events_ += "}},\n";
+  }
+
+  // Of the timeline.
+  int64_t nanoseconds(cudaEvent_t event) const {
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, base_, event);
+    return base_time_ - origin + std::llround(double(milliseconds) * 1e6);
+  }
+
+  size_t stream_number(cudaStream_t stream) {
+    size_t number = 0;
+    while (number < streams_.size() && streams_[number].first != stream) ++number;
+    if (number == streams_.size()) streams_.push_back({stream, "stream " + std::to_string(number)});
+    return number;
+  }
+
+  std::string name(const char* what, size_t thread, const std::string& text) const {
+    return R"({"ph":"M","name":")" + std::string(what) + R"(","pid":)" + std::to_string(rank) + R"(,"tid":)" +
+           std::to_string(thread) + R"(,"args":{"name":")" + text + "\"}},\n";
+  }
+
+  static std::string host() {
+    char name[256] = {};
+    gethostname(name, sizeof name - 1);
+    return name;
+  }
+
+  cudaEvent_t base_ = nullptr;
+  int64_t base_time_ = 0;
+  std::vector<Sample> samples_;  // since the last resolve()
+  std::map<std::string, Total> totals_;
+  std::string events_;
+  std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's place here is its thread number
+  size_t named_streams_ = 0;                                   // those whose names were taken
 };
+
+// The texts of take_trace() of all ranks and steps, as one file.
+inline void write_trace(const std::string& path, const std::vector<std::string>& texts) {
+  std::ofstream file(path, std::ios::binary);
+  file << "{\"traceEvents\":[\n";
+  const char* separator = "";
+  for (const std::string& text : texts)
+    if (!text.empty()) file << std::exchange(separator, ",\n") << text;
+  file << "\n]}\n";
+  if (!file.flush()) throw std::runtime_error("--trace " + path + ": cannot write it: check the folder and its space");
+}
 
 class KernelRange {
  public:
-  KernelRange(const char* name, cudaStream_t stream, double bytes, double flops) : stream_(stream) {
-    if (Profiler::instance().enabled) Profiler::instance().begin(name, stream, bytes, flops);
+  KernelRange(const char* name, cudaStream_t stream, double bytes, double flops) : name_(name), stream_(stream) {
+    Profiler& profiler = Profiler::instance();
+    if (profiler.enabled || profiler.trace) number_ = profiler.begin(name, stream, bytes, flops);
   }
-  ~KernelRange() {
-    if (Profiler::instance().enabled) Profiler::instance().end(stream_);
+  // Throws what the listener throws.
+  ~KernelRange() noexcept(false) {
+    if (number_ != none) Profiler::instance().end(number_);
+    if (std::uncaught_exceptions() > 0) return;  // a launch failed
+    for (size_t i = 0; i < outputs_.size(); ++i)
+      Profiler::instance().listener(name_, int(i), outputs_[i], stream_);
   }
   KernelRange(const KernelRange&) = delete;
   KernelRange& operator=(const KernelRange&) = delete;
 
+  // When the range closes, `values` (count) will have been written.
+  template <class T>
+  void writes(const T* values, size_t count, bool accumulated = false) {
+    if (Profiler::instance().listener) outputs_.push_back({values, count, accumulated});
+  }
+
  private:
+  static constexpr size_t none = size_t(-1);
+
+  const char* name_;
   cudaStream_t stream_;
+  size_t number_ = none;
+  std::vector<WrittenTensor> outputs_;
+};
+
+// The layer of what is launched while the scope lasts.
+class TraceScope {
+ public:
+  explicit TraceScope(int layer) : outer_(std::exchange(Profiler::instance().context.layer, layer)) {}
+  ~TraceScope() { Profiler::instance().context.layer = outer_; }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  int outer_;
 };

@@ -37,14 +37,14 @@ __device__ inline float normal_from_bits(uint32_t bits) {
   return float(q < 0 ? -z : z);
 }
 
-// Four elements a thread, one Philox call.
-__global__ void normal_kernel(float* out, size_t count, uint64_t key, float standard_deviation) {
-  size_t group = size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = 4 * group;
-  if (i >= count) return;
-  uint4 bits = philox(key, group);
-  uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+// Four elements of the tensor a thread, one Philox call; elements [first, end) are written, out[0] being `first`.
+__global__ void normal_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation) {
+  const size_t group = first / 4 + size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = 4 * group;
+  if (i >= end) return;
+  const uint4 bits = philox(key, group);
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
   for (int k = 0; k < 4; ++k)
-    if (i + k < count) out[i + k] = standard_deviation * normal_from_bits(words[k]);
+    if (i + k >= first && i + k < end) out[i + k - first] = standard_deviation * normal_from_bits(words[k]);
 }
 
 // The key of a tensor's stream: FNV-1a of its name, mixed with the seed.
@@ -54,11 +54,15 @@ inline uint64_t random_key(uint64_t seed, const std::string& name) {
   return hash;
 }
 
-// out[i] ~ normal(0, standard_deviation) for i < count; element i depends on (key, i) alone. Writes 4·count bytes.
-inline void fill_normal(float* out, size_t count, uint64_t key, float standard_deviation, cudaStream_t stream) {
+// Elements [first, first + count) of a tensor of normal(0, standard_deviation): element i depends on (key, i) alone, so
+// any rank can make any slice. Writes 4·count bytes.
+inline void fill_normal(float* out, size_t first, size_t count, uint64_t key, float standard_deviation,
+                        cudaStream_t stream) {
+  if (count == 0) return;
   KernelRange range("fill_normal", stream, 4.0 * count, 0);
-  const int threads = 256;
-  normal_kernel<<<unsigned(ceil_div(count, size_t(4 * threads))), threads, 0, stream>>>(out, count, key,
-                                                                                      standard_deviation);
+  range.writes(out, count);
+  const size_t threads = 256, groups = (first + count - 1) / 4 - first / 4 + 1;
+  normal_kernel<<<unsigned(ceil_div(groups, threads)), threads, 0, stream>>>(out, first, first + count, key,
+                                                                            standard_deviation);
   CUDA_CHECK(cudaGetLastError());
 }

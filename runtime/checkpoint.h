@@ -23,6 +23,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "parallel/shards.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
 #include "runtime/model_shape.h"
@@ -31,16 +32,55 @@
 // A parameter by its name without "transformer.", such as h.0.attn.c_attn.weight.
 using CheckpointTensor = NamedShape;
 
-// Tensors pass one at a time, so that little host memory is needed; `to` comes with the tensor's size.
-// kind: 'w' weight, 'm' and 'v' AdamW's moments.
-using CopyOut = std::function<void(const CheckpointTensor&, char kind, std::vector<float>& to)>;
-using CopyIn = std::function<void(const CheckpointTensor&, char kind, const std::vector<float>& from)>;
+// Neighbouring elements of a tensor: what a rank writes, or what it needs.
+struct CheckpointSlice {
+  CheckpointTensor tensor;
+  size_t first, count;
+};
+
+// Slices pass one at a time, so that little host memory is needed. kind: 'w' weight, 'm' and 'v' AdamW's moments.
+using CopyOut = std::function<void(const CheckpointSlice&, char kind, float* to)>;
+using CopyIn = std::function<void(const CheckpointSlice&, char kind, const std::vector<float>& from)>;
+
+// What is saved: the model, and the part of it that this rank writes.
+struct CheckpointContent {
+  ModelShape shape;
+  std::vector<CheckpointTensor> tensors;
+  std::vector<CheckpointSlice> slices;
+  CopyOut copy_out;
+  nlohmann::json trainer;
+  std::filesystem::path tokenizer_folder = {};  // may hold a tokenizer to go with the weights
+};
+
+// The ranks that write a checkpoint together, in a folder that all of them see.
+struct WritingRanks {
+  bool first = true;
+  std::function<void()> meet = [] {};  // returns when every rank has called it
+};
 
 // The model's tensors as a checkpoint stores them.
 inline std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
   std::vector<CheckpointTensor> stored;
   for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
   return stored;
+}
+
+inline std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors) {
+  std::vector<CheckpointSlice> slices;
+  for (const CheckpointTensor& tensor : tensors) slices.push_back({tensor, 0, element_count(tensor.shape)});
+  return slices;
+}
+
+// Between the model's slices and those of a checkpoint.
+inline std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Slice>& slices) {
+  std::vector<CheckpointSlice> stored;
+  for (const Slice& slice : slices) stored.push_back({{slice.tensor->name, slice.tensor->shape}, slice.first, slice.count});
+  return stored;
+}
+
+inline Slice stored_slice(const TensorList& list, const CheckpointSlice& stored) {
+  const TensorDescriptor& tensor = list.find(stored.tensor.name);
+  return {&tensor, stored.first, stored.count, tensor.offset + stored.first};
 }
 
 struct Checkpoint {
@@ -104,19 +144,24 @@ inline void prune_checkpoints(const std::filesystem::path& out, size_t keep, siz
 // ---- writing ----------------------------------------------------------------------------------------------
 
 // kinds: which copies of every tensor the file holds, and what stands before their names.
-inline void write_tensors(const std::filesystem::path& path, const std::vector<CheckpointTensor>& tensors,
-                          const std::vector<std::pair<char, std::string>>& kinds, const CopyOut& copy_out) {
+using Kinds = std::vector<std::pair<char, std::string>>;
+
+// Every rank writes its slices in place: the first creates the file, then the others open it.
+inline void write_tensors(const std::filesystem::path& path, const CheckpointContent& content, const Kinds& kinds,
+                          const WritingRanks& ranks) {
   std::vector<NamedShape> stored;
   for (const auto& [kind, prefix] : kinds) {
-    for (const CheckpointTensor& tensor : tensors) stored.push_back({prefix + tensor.name, tensor.shape});
+    for (const CheckpointTensor& tensor : content.tensors) stored.push_back({prefix + tensor.name, tensor.shape});
   }
-  SafetensorsWriter writer(path, stored, {{"format", "pt"}});  // transformers refuses files without it
+  if (!ranks.first) ranks.meet();
+  SafetensorsWriter writer(path, stored, {{"format", "pt"}}, ranks.first);  // transformers refuses files without it
+  if (ranks.first) ranks.meet();
   std::vector<float> values;
   for (const auto& [kind, prefix] : kinds) {
-    for (const CheckpointTensor& tensor : tensors) {
-      values.resize(element_count(tensor.shape));
-      copy_out(tensor, kind, values);
-      writer.write(prefix + tensor.name, 0, values.size(), values.data());
+    for (const CheckpointSlice& slice : content.slices) {
+      values.resize(slice.count);
+      content.copy_out(slice, kind, values.data());
+      writer.write(prefix + slice.tensor.name, slice.first, slice.count, values.data());
     }
   }
   writer.close();
@@ -131,32 +176,44 @@ inline void copy_tokenizer(const std::filesystem::path& from, const std::filesys
     }
 }
 
-inline void save_checkpoint(const std::filesystem::path& out, size_t step, const ModelShape& shape,
-                            const std::vector<CheckpointTensor>& tensors, const CopyOut& copy_out,
-                            nlohmann::json trainer, const std::filesystem::path& tokenizer_folder = {}) {
-  std::filesystem::create_directories(out);
-  remove_partial_checkpoints(out);
-  std::filesystem::path complete = out / checkpoint_name(step), partial = complete.string() + ".partial";
-  std::filesystem::create_directory(partial);
+inline void write_files(const std::filesystem::path& partial, size_t step, const CheckpointContent& content,
+                        const WritingRanks& ranks) {
+  write_tensors(partial / "model.safetensors", content, {{'w', "transformer."}}, ranks);
+  write_tensors(partial / "optimizer.safetensors", content, {{'m', "m.transformer."}, {'v', "v.transformer."}}, ranks);
+  if (!ranks.first) return;
+  nlohmann::json trainer = content.trainer;
   trainer["step"] = step;
+  write_file(partial / "config.json", config_of(content.shape).dump(2) + "\n");
+  write_file(partial / "trainer.json", trainer.dump(2) + "\n");
+  if (!content.tokenizer_folder.empty()) copy_tokenizer(content.tokenizer_folder, partial);
+  sync_folder(partial);
+}
+
+// Called by every rank; returns when the checkpoint is complete.
+inline void save_checkpoint(const std::filesystem::path& out, size_t step, const CheckpointContent& content,
+                            const WritingRanks& ranks = {}) {
+  const std::filesystem::path complete = out / checkpoint_name(step), partial = complete.string() + ".partial";
+  if (ranks.first) {
+    std::filesystem::create_directories(out);
+    remove_partial_checkpoints(out);
+    std::filesystem::create_directory(partial);
+  }
   try {
-    write_tensors(partial / "model.safetensors", tensors, {{'w', "transformer."}}, copy_out);
-    write_tensors(partial / "optimizer.safetensors", tensors,
-                  {{'m', "m.transformer."}, {'v', "v.transformer."}}, copy_out);
-    write_file(partial / "config.json", config_of(shape).dump(2) + "\n");
-    write_file(partial / "trainer.json", trainer.dump(2) + "\n");
-    if (!tokenizer_folder.empty()) copy_tokenizer(tokenizer_folder, partial);
-    sync_folder(partial);
+    write_files(partial, step, content, ranks);
+    ranks.meet();
   } catch (...) {
-    std::filesystem::remove_all(partial);  // a full disk needs the room
+    if (ranks.first) std::filesystem::remove_all(partial);  // a full disk needs the room
     throw;
   }
-  // A second save of a step, after resuming from an earlier one, replaces the first.
-  std::filesystem::path replaced = complete.string() + ".replaced.partial";
-  if (std::filesystem::exists(complete)) std::filesystem::rename(complete, replaced);
-  std::filesystem::rename(partial, complete);
-  sync_folder(out);
-  std::filesystem::remove_all(replaced);
+  if (ranks.first) {
+    // A second save of a step, after resuming from an earlier one, replaces the first.
+    const std::filesystem::path replaced = complete.string() + ".replaced.partial";
+    if (std::filesystem::exists(complete)) std::filesystem::rename(complete, replaced);
+    std::filesystem::rename(partial, complete);
+    sync_folder(out);
+    std::filesystem::remove_all(replaced);
+  }
+  ranks.meet();
 }
 
 // ---- reading ----------------------------------------------------------------------------------------------
@@ -173,10 +230,9 @@ inline void check_shape(const StoredTensor& stored, const CheckpointTensor& want
        ", the model needs ", shape_text(wanted.shape));
 }
 
-inline void read_tensor(const StoredTensor& stored, const CheckpointTensor& wanted, char kind,
-                        const CopyIn& copy_in) {
-  std::vector<float> values(element_count(wanted.shape));
-  stored.file->read(*stored.tensor, 0, values.size(), values.data());
+inline void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, char kind, const CopyIn& copy_in) {
+  std::vector<float> values(wanted.count);
+  stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
   copy_in(wanted, kind, values);
 }
 
@@ -191,8 +247,9 @@ class WeightFiles {
     drop_tied_head();
   }
 
-  // Hands out the wanted tensors; missing, misshapen and unknown ones are refused before the first is read.
-  void load(const std::vector<CheckpointTensor>& wanted, const CopyIn& copy_in) const {
+  // Hands out slices of the wanted tensors; missing, misshapen and unknown ones are refused before the first is read.
+  void load(const std::vector<CheckpointTensor>& wanted, const std::vector<CheckpointSlice>& slices,
+            const CopyIn& copy_in) const {
     std::map<std::string, StoredTensor> unknown = stored_;
     for (const CheckpointTensor& tensor : wanted) {
       auto found = stored_.find(tensor.name);
@@ -205,7 +262,7 @@ class WeightFiles {
     if (!unknown.empty()) {
       fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
     }
-    for (const CheckpointTensor& tensor : wanted) read_tensor(stored_.at(tensor.name), tensor, 'w', copy_in);
+    for (const CheckpointSlice& slice : slices) read_slice(stored_.at(slice.tensor.name), slice, 'w', copy_in);
   }
 
  private:
@@ -266,25 +323,27 @@ class WeightFiles {
 
 // Weights from anyone's GPT-2 folder; `shape` is what the tensors were made for, normally load_shape(folder).
 inline void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
-                         const std::vector<CheckpointTensor>& tensors, const CopyIn& copy_in) {
+                         const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
+                         const CopyIn& copy_in) {
   int heads = load_shape(folder).heads;  // the only part of the shape that no tensor shows
   if (heads != shape.heads) {
     fail(folder, ": has ", heads, " heads, the model ", shape.heads, ": leave out --heads");
   }
-  WeightFiles(folder).load(tensors, copy_in);
+  WeightFiles(folder).load(tensors, slices, copy_in);
 }
 
 inline void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
-                           const CopyIn& copy_in) {
+                           const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in) {
   SafetensorsFile file(folder / "optimizer.safetensors");
   for (char kind : {'m', 'v'}) {
+    const std::string prefix = std::string(1, kind) + ".transformer.";
     for (const CheckpointTensor& tensor : tensors) {
-      std::string name = std::string(1, kind) + ".transformer." + tensor.name;
-      const TensorInfo* found = file.find(name);
-      if (!found) fail(file.path(), ": tensor ", name, " ", shape_text(tensor.shape), " is missing");
+      const TensorInfo* found = file.find(prefix + tensor.name);
+      if (!found) fail(file.path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing");
       check_shape({&file, found}, tensor);
-      read_tensor({&file, found}, tensor, kind, copy_in);
     }
+    for (const CheckpointSlice& slice : slices)
+      read_slice({&file, file.find(prefix + slice.tensor.name)}, slice, kind, copy_in);
   }
   if (file.tensors().size() != 2 * tensors.size()) fail(file.path(), ": holds tensors of another model");
 }

@@ -1,5 +1,5 @@
 // The command line: every option with its default, in named groups, and the checks that need nothing but the options.
-// Usage errors are one line and exit code 2; `--help` lists all.
+// Usage errors are exceptions of their own, which end the program with exit code 2; `--help` lists all.
 #pragma once
 
 #include <charconv>
@@ -50,17 +50,26 @@ struct Options {
   double temperature = 0.8;
   int top_k = 0;
 
+  int zero = 0;
+  std::string reduce_dtype = "fp32";
+  bool share_gpu = false, check_ranks = false;
+  double collective_timeout = 600;
+  size_t check_sync = 0;
+
   uint64_t seed = 1337;
   bool profile = false;
+  std::string trace, trace_tensors;
 };
 
-// Ends the program with one line and exit code 2.
+struct UsageError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
 template <class... Parts>
 [[noreturn]] void usage_error(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
-  std::fprintf(stderr, "train_gpt: %s\n", one_line(text.str()).c_str());
-  std::exit(2);
+  throw UsageError(text.str());
 }
 
 // A number as it is written: CLI11 takes -1 for 2^64 - 1, nothing for 0, and lets NaN pass its own ranges.
@@ -89,15 +98,13 @@ inline void add_planned_options(CLI::App& app) {
                                     {"--pp", "pipeline parallelism", "1"},
                                     {"--pp-schedule", "pipeline parallelism", "gpipe"},
                                     {"--cp", "context parallelism", "1"},
-                                    {"--zero", "sharding (ZeRO)", "0"},
-                                    {"--reduce-dtype", "reduction between ranks", "fp32"},
                                     {"--offload", "offloading", "none"}};
   for (const Planned& p : planned)
     app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
       if (value != p.neutral)
         usage_error(p.flag, " ", value, ": ", p.feature, " is not there yet; leave the option out");
     })->group("")->expected(0, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  for (const char* flag : {"--fp8", "--share-gpu", "--plan"})
+  for (const char* flag : {"--fp8", "--plan"})
     app.add_flag_callback(flag, [flag] { usage_error(flag, ": not there yet; leave the option out"); })->group("");
 }
 
@@ -137,8 +144,8 @@ inline void add_training_options(CLI::App& app, Options& o) {
   Schedule& s = o.schedule;
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
       ->group("Batch")->check(in_range(1, ModelShape::most_positions));
-  app.add_option("--micro-batch", o.micro_batch, "samples at a time")->group("Batch")->check(in_range(1, 1 << 20));
-  app.add_option("--global-batch", o.global_batch, "samples a step (default: --micro-batch)")
+  app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->group("Batch")->check(in_range(1, 1 << 20));
+  app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks)")
       ->group("Batch")->check(in_range(1, 1 << 24));
 
   const char* group = "Optimizer";
@@ -172,6 +179,22 @@ inline void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->group(group)->check(positive);
   app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->group(group)->check(in_range(uint64_t(0), UINT64_MAX));
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end")->group(group);
+  app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev")->group(group)->type_name("FILE");
+  app.add_option("--trace-tensors", o.trace_tensors, "sums and checksums of all that is written, for dev/compare.py")
+      ->group(group)->type_name("FILE");
+
+  group = "Ranks";
+  app.add_option("--zero", o.zero, "shared out over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
+      ->group(group)->check(in_range(0, 3));
+  app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")
+      ->group(group)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)")->group(group);
+  app.add_option("--collective-timeout", o.collective_timeout, "seconds after which a collective counts as hung; 0: never")
+      ->group(group)->check(in_range(0., 1e6));
+  app.add_option("--check-sync", o.check_sync, "steps between comparisons of what all ranks must hold alike; 0: none")
+      ->group(group)->check(count);
+  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first, and name slow ones")
+      ->group(group);
 
   group = "Sampling";
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop")->group(group);
@@ -182,7 +205,8 @@ inline void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->group(group)->check(in_range(0, ModelShape::most_vocabulary));
 }
 
-inline Options parse_options(int argc, char** argv) {
+// None when --help was asked for and has been printed.
+inline std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
   o.schedule.steps = 100;
   CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
@@ -198,7 +222,7 @@ inline Options parse_options(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::printf("%s", app.help().c_str());
-    std::exit(0);
+    return {};
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }
@@ -276,11 +300,19 @@ inline void check_micro_batch(const Options& o) {
                 " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
 }
 
+inline void check_batch(const Options& o, int ranks) {
+  const int64_t at_once = int64_t(o.micro_batch) * ranks;
+  if (o.global_batch % at_once == 0) return;
+  if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
+  usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
+              ranks, " ranks: choose ", o.global_batch / at_once * at_once + at_once, ", or another number of ranks");
+}
+
 // Checks the batch and the schedule, and fills in defaults that follow from other options.
-inline void complete_options(Options& o) {
-  if (o.global_batch == 0) o.global_batch = o.micro_batch;
-  if (o.global_batch % o.micro_batch != 0)
-    usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
+inline void complete_options(Options& o, int ranks) {
+  if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks;
+  check_batch(o, ranks);
+  if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
   if (o.stochastic_rounding && o.dtype != "bf16")
     usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");
   try {

@@ -243,9 +243,10 @@ class SafetensorsFile {
 // A new file of F32 tensors, laid out in the given order.
 class SafetensorsWriter {
  public:
+  // create false: the file is one that another rank has created, with the same tensors.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<NamedShape>& tensors,
-                    const std::map<std::string, std::string>& metadata)
-      : file_(path, O_WRONLY | O_CREAT | O_TRUNC) {
+                    const std::map<std::string, std::string>& metadata, bool create = true)
+      : file_(path, create ? O_WRONLY | O_CREAT | O_TRUNC : O_WRONLY) {
     nlohmann::ordered_json header = nlohmann::ordered_json::object();
     if (!metadata.empty()) header["__metadata__"] = metadata;
     size_t end = 0;
@@ -260,6 +261,7 @@ class SafetensorsWriter {
     text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
     uint64_t header_bytes = text.size();
     data_start_ = sizeof header_bytes + header_bytes;
+    if (!create) return;
     reserve(data_start_ + end);
     file_.write(0, &header_bytes, sizeof header_bytes);
     file_.write(sizeof header_bytes, text.data(), text.size());

@@ -25,33 +25,41 @@ float value_of(const CheckpointTensor& tensor, char kind, size_t i) {
   return float(std::hash<std::string>()(tensor.name) % 1000) + float(kind) * 1000 + float(i);
 }
 
-void copy_out(const CheckpointTensor& tensor, char kind, std::vector<float>& to) {
-  for (size_t i = 0; i < to.size(); ++i) to[i] = value_of(tensor, kind, i);
+std::vector<float> values_of(const CheckpointTensor& tensor, char kind) {
+  std::vector<float> values(element_count(tensor.shape));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = value_of(tensor, kind, i);
+  return values;
+}
+
+void copy_out(const CheckpointSlice& slice, char kind, float* to) {
+  for (size_t i = 0; i < slice.count; ++i) to[i] = value_of(slice.tensor, kind, slice.first + i);
 }
 
 CopyIn copy_into(Values& values) {
-  return [&](const CheckpointTensor& tensor, char kind, const std::vector<float>& from) {
-    values[{kind, tensor.name}] = from;
+  return [&](const CheckpointSlice& slice, char kind, const std::vector<float>& from) {
+    values[{kind, slice.tensor.name}] = from;
   };
+}
+
+CheckpointContent content(nlohmann::json trainer, CopyOut source = copy_out) {
+  return {shape, tensors, whole_tensors(tensors), source, trainer};
 }
 
 void check_values(const Values& values, const std::string& kinds) {
   CHECK(values.size() == tensors.size() * kinds.size());
   for (char kind : kinds) {
     for (const CheckpointTensor& tensor : tensors) {
-      std::vector<float> wanted(element_count(tensor.shape));
-      copy_out(tensor, kind, wanted);
-      CHECK(values.at({kind, tensor.name}) == wanted);
+      CHECK(values.at({kind, tensor.name}) == values_of(tensor, kind));
     }
   }
 }
 
 void save(const std::filesystem::path& out, size_t step) {
-  save_checkpoint(out, step, shape, tensors, copy_out, {{"seed", 7}});
+  save_checkpoint(out, step, content({{"seed", 7}}));
 }
 
 std::string load_error(const std::filesystem::path& folder) {
-  return error_of([&] { load_weights(folder, shape, tensors, [](auto&, char, auto&) {}); });
+  return error_of([&] { load_weights(folder, shape, tensors, {}, {}); });
 }
 
 // A folder as somebody else may have written it.
@@ -63,8 +71,7 @@ void put_model(const std::filesystem::path& folder, const std::vector<NamedShape
   for (const NamedShape& tensor : stored) {
     std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
     if (name == "lm_head.weight" && scale_of.empty()) name = "wte.weight";
-    std::vector<float> values(element_count(tensor.shape));
-    copy_out({name, tensor.shape}, 'w', values);
+    const std::vector<float> values = values_of({name, tensor.shape}, 'w');
     writer.write(tensor.name, 0, values.size(), values.data());
   }
   writer.close();
@@ -76,8 +83,8 @@ TEST_CASE("what is saved is loaded") {
   std::filesystem::path saved = folder / "run" / "step_00000100";
   Values weights, moments;
   CHECK(load_shape(saved) == shape);
-  load_weights(saved, load_shape(saved), tensors, copy_into(weights));
-  load_optimizer(saved, tensors, copy_into(moments));
+  load_weights(saved, load_shape(saved), tensors, whole_tensors(tensors), copy_into(weights));
+  load_optimizer(saved, tensors, whole_tensors(tensors), copy_into(moments));
   check_values(weights, "w");
   check_values(moments, "mv");
   CHECK(load_trainer(saved) == nlohmann::json{{"seed", 7}, {"step", 100}});
@@ -107,10 +114,10 @@ TEST_CASE("files are as transformers expects them") {
 TEST_CASE("a checkpoint appears only when complete, and what a failure or a crash leaves is removed") {
   TemporaryFolder folder;
   save(folder.path(), 1);
-  auto interrupted = [](const CheckpointTensor&, char kind, std::vector<float>&) {
+  auto interrupted = [](const CheckpointSlice&, char kind, float*) {
     if (kind == 'v') throw std::runtime_error("interrupted");
   };
-  auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, shape, tensors, interrupted, {}); };
+  auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, content({}, interrupted)); };
   CHECK(error_of(save_interrupted) == "interrupted");
   CHECK(!std::filesystem::exists(folder / "step_00000002.partial"));
   put(folder / "step_00000002.partial" / "trainer.json", R"({"step": 2})");  // as a killed program leaves it
@@ -124,7 +131,7 @@ TEST_CASE("a checkpoint appears only when complete, and what a failure or a cras
 TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
   TemporaryFolder folder;
   save(folder.path(), 5);
-  save_checkpoint(folder.path(), 5, shape, tensors, copy_out, {{"seed", 8}});
+  save_checkpoint(folder.path(), 5, content({{"seed", 8}}));
   CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
   rlimit before;
@@ -182,7 +189,7 @@ TEST_CASE("weights from other programs: no prefix, masks, tied head, several fil
   stored.push_back({"lm_head.weight", {10, 4}});
   put_model(folder / "plain", stored);
   Values weights;
-  load_weights(folder / "plain", shape, tensors, copy_into(weights));
+  load_weights(folder / "plain", shape, tensors, whole_tensors(tensors), copy_into(weights));
   check_values(weights, "w");
 
   std::vector<NamedShape> first = {{"transformer.wte.weight", {10, 4}}, {"transformer.wpe.weight", {3, 4}}};
@@ -194,7 +201,7 @@ TEST_CASE("weights from other programs: no prefix, masks, tied head, several fil
       R"({"weight_map": {"transformer.wte.weight": "model-1.safetensors", "transformer.wpe.weight":
       "model-1.safetensors", "transformer.ln_f.bias": "model-2.safetensors"}})");
   Values from_shards;
-  load_weights(folder / "sharded", shape, tensors, copy_into(from_shards));
+  load_weights(folder / "sharded", shape, tensors, whole_tensors(tensors), copy_into(from_shards));
   check_values(from_shards, "w");
 }
 
@@ -207,7 +214,8 @@ TEST_CASE("weights in half precision") {
   std::string file(reinterpret_cast<const char*>(&length), sizeof length);
   put(folder / "model.safetensors", file + header + std::string("\x20\x40\x00\x41", 4));
   Values weights;
-  load_weights(folder.path(), shape, {{"a", {1}}, {"b", {1}}}, copy_into(weights));
+  const std::vector<CheckpointTensor> two = {{"a", {1}}, {"b", {1}}};
+  load_weights(folder.path(), shape, two, whole_tensors(two), copy_into(weights));
   CHECK(weights[{'w', "a"}] == std::vector<float>{2.5f});
   CHECK(weights[{'w', "b"}] == std::vector<float>{2.5f});
 }
@@ -265,7 +273,7 @@ TEST_CASE("optimizer and trainer state that does not fit is refused") {
   save(folder.path(), 1);
   std::filesystem::path saved = folder / "step_00000001";
   auto error = [&](std::vector<CheckpointTensor> wanted) {
-    return error_of([&] { load_optimizer(saved, wanted, [](auto&, char, auto&) {}); });
+    return error_of([&] { load_optimizer(saved, wanted, {}, {}); });
   };
   CHECK(is_line_with(error({{"wte.weight", {11, 4}}}), "wte.weight", "(10, 4)", "(11, 4)"));
   CHECK(is_line_with(error({{"ln_f.weight", {4}}}), "m.transformer.ln_f.weight", "missing"));

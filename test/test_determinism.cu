@@ -140,9 +140,11 @@ TEST_CASE("gradient norm") {
   const size_t count = norm_last_level * norm_fan_in + 51;  // two levels
   Buffer<float> gradients(random_values<float>(count));
   check([&] {
-    Buffer<float> workspace(norm_workspace(count)), norm(1), factor(1);
-    gradient_norm(norm, factor, gradients, count, 1, workspace, test_stream());
-    return bytes_of(workspace, norm, factor);
+    Buffer<float> partials(norm_partials(count)), workspace(norm_workspace(partials.size()));
+    Buffer<double> total(1);
+    square_sums(partials, gradients, count, test_stream());
+    add_up(total, partials, partials.size(), workspace, test_stream());
+    return bytes_of(partials, workspace, total);
   });
 }
 
@@ -164,7 +166,7 @@ TEST_CASE("adamw, with and without masters") {
 TEST_CASE("initial weights") {
   check([] {
     Buffer<float> weights(20001);
-    fill_normal(weights, weights.size(), random_key(1, "wte.weight"), 0.02f, test_stream());
+    fill_normal(weights, 0, weights.size(), random_key(1, "wte.weight"), 0.02f, test_stream());
     return bytes_of(weights);
   });
 }

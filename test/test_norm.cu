@@ -11,8 +11,19 @@ struct Clipped {
 
 Clipped norm_of(const std::vector<float>& gradients, float clip) {
   const size_t count = gradients.size();
-  Buffer<float> values(gradients), workspace(norm_workspace(count)), norm(1), factor(1);
-  gradient_norm(norm, factor, values, count, clip, workspace, test_stream());
+  // In two parts, as a model's units are.
+  const size_t parts[] = {count / 2 / pack_width<float> * pack_width<float>, count};
+  Buffer<float> values(gradients), partials(2 * norm_partials(count)), norm(1), factor(1);
+  Buffer<float> workspace(norm_workspace(partials.size()));
+  Buffer<double> total(1);
+  size_t sums = 0;
+  for (size_t part = 0, first = 0; part < 2; first = parts[part++]) {
+    if (parts[part] == first) continue;
+    square_sums(partials + sums, values + first, parts[part] - first, test_stream());
+    sums += norm_partials(parts[part] - first);
+  }
+  add_up(total, partials, sums, workspace, test_stream());
+  clip_factor(norm, factor, total, clip, test_stream());
   return {norm.get()[0], factor.get()[0]};
 }
 

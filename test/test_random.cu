@@ -53,7 +53,7 @@ constexpr double quantile_error = 1.2e-7;  // relative: "about 1 part in 10^7" (
 
 std::vector<float> normals(size_t count, uint64_t key, float standard_deviation) {
   Buffer<float> out(count);
-  fill_normal(out, count, key, standard_deviation, test_stream());
+  fill_normal(out, 0, count, key, standard_deviation, test_stream());
   return out.get();
 }
 

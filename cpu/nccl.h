@@ -1,0 +1,52 @@
+// NCCL's interface, by NCCL's names, for ranks that have no GPU: its calls travel over MPI (cpu/nccl.cpp). Meanings are
+// those of NVIDIA's NCCL user guide; a name missing here is a compile error.
+//
+// As with NCCL, a call only issues the operation to its stream. Unlike NCCL, sums are always formed in rank order (in
+// float for 16-bit types, rounded once), so a result depends neither on how a buffer is cut nor on which of all_reduce
+// and reduce_scatter forms it: ZeRO stages 0 and 1 can be compared bit for bit.
+#pragma once
+
+#include <cstddef>
+
+#include "cpu/cuda_runtime.h"
+
+enum ncclResult_t { ncclSuccess, ncclUnhandledCudaError, ncclSystemError, ncclInternalError, ncclInvalidArgument,
+                    ncclInvalidUsage, ncclRemoteError, ncclInProgress };
+enum ncclDataType_t { ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32,
+                      ncclFloat64, ncclBfloat16, ncclChar = ncclInt8, ncclInt = ncclInt32, ncclHalf = ncclFloat16,
+                      ncclFloat = ncclFloat32, ncclDouble = ncclFloat64 };
+enum ncclRedOp_t { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
+constexpr int NCCL_SPLIT_NOCOLOR = -1;
+
+struct ncclUniqueId {
+  char internal[128];
+};
+struct ncclConfig_t;
+typedef struct ncclComm* ncclComm_t;
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank);
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config);
+ncclResult_t ncclCommDestroy(ncclComm_t comm);
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
+const char* ncclGetErrorString(ncclResult_t result);
+const char* ncclGetLastError(ncclComm_t comm);
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t operation,
+                           ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t receive_count, ncclDataType_t type,
+                               ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream);
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
+ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclGroupStart();
+ncclResult_t ncclGroupEnd();
+
+namespace cpu {
+size_t nccl_bytes_sent();  // handed to MPI by this process so far
+}

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Starts train_gpt on this host, or on several, with Open MPI (4.0 or later).
+#
+#   dev/cluster/mpirun.sh 8 --train 'data/*.bin' --model gpt2                            8 ranks on this host
+#   HOSTS=node1:8,node2:8 dev/cluster/mpirun.sh 16 --train 'data/*.bin' --model gpt2     8 ranks on each of two
+#
+# HOSTS are names that ssh reaches without a password; program and data lie at the same place on each of them.
+# Exported variables OMP_*, NCCL_*, GPT_* and CUDA_VISIBLE_DEVICES reach every rank; OMPI_MCA_* steer Open MPI itself.
+# GPT_PROGRAM: a program other than ./train_gpt of this repository.
+set -euo pipefail
+fail() { echo "mpirun.sh: $*" >&2; exit 2; }
+
+ranks=${1:-} hosts=${HOSTS:-}
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || fail "number of ranks '$ranks' is not a positive integer: mpirun.sh RANKS OPTIONS..."
+shift
+program=$(realpath -m "${GPT_PROGRAM:-$(dirname "$0")/../../train_gpt}")
+[ -x "$program" ] || fail "$program is not there: build it with make, or name another in GPT_PROGRAM"
+command -v mpirun > /dev/null || fail "mpirun is not found: install openmpi-bin"
+
+ranks_a_host=$ranks cores=$(nproc)
+if [ -n "$hosts" ]; then
+  [[ $hosts =~ ^[^:,\ ]+:[1-9][0-9]*(,[^:,\ ]+:[1-9][0-9]*)*$ ]] || fail "HOSTS='$hosts' is not of the form node1:8,node2:8"
+  slots=0 ranks_a_host=0
+  for host in ${hosts//,/ }; do
+    slots=$((slots + ${host##*:}))
+    [ "${host##*:}" -le "$ranks_a_host" ] || ranks_a_host=${host##*:}
+  done
+  [ "$ranks" -le $slots ] || fail "$ranks ranks do not fit HOSTS=$hosts, which has $slots places"
+fi
+
+# Cores are shared out among the ranks of a host, next to each other. Open MPI's own choice would be one core a rank,
+# whatever the number of OpenMP threads.
+if [ -z "${OMP_NUM_THREADS:-}" ]; then
+  export OMP_NUM_THREADS=$((cores > ranks_a_host ? cores / ranks_a_host : 1))
+fi
+options=(-np "$ranks")
+if [ $((ranks_a_host * OMP_NUM_THREADS)) -le "$cores" ]; then
+  options+=(--use-hwthread-cpus --map-by "slot:PE=$OMP_NUM_THREADS" --bind-to hwthread)
+else
+  options+=(--bind-to none)
+fi
+if [ -n "$hosts" ]; then options+=(--host "$hosts"); else options+=(--oversubscribe); fi
+if [ "$(id -u)" = 0 ]; then options+=(--allow-run-as-root); fi
+for name in $(compgen -e | grep -E '^(OMP_|NCCL_|GPT_|CUDA_VISIBLE_DEVICES$)'); do options+=(-x "$name"); done
+
+# What Open MPI's defaults make slow or cut short; a variable that is already set wins.
+: "${OMPI_MCA_mpi_yield_when_idle:=1}"        # a rank that waits leaves its core to the threads of others
+: "${OMPI_MCA_odls_base_sigkill_timeout:=3}"  # seconds from SIGTERM to SIGKILL; one is too short to say what went wrong
+: "${OMPI_MCA_oob_tcp_keepalive_time:=5}"     # a host that vanishes is noticed after 5 + 3·2 s, not after minutes
+: "${OMPI_MCA_oob_tcp_keepalive_intvl:=2}"
+: "${OMPI_MCA_oob_tcp_keepalive_probes:=3}"
+export "${!OMPI_MCA_@}"
+exec mpirun "${options[@]}" "$program" "$@"

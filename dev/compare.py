@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Names the first operation in which two runs part.
+
+Each run is a file that `train_gpt --trace-tensors FILE` wrote (FILE.rank1, FILE.rank2, ... are found beside it), or a
+folder of such files. Bitwise by default; --rtol compares sums and absolute maxima instead: for two devices, two dtypes,
+two meshes.
+
+Ranks are compared one by one where both runs have the same mesh. On different meshes an output is found again by step,
+micro-batch, layer and operation, and of the ranks that have it the first counts. Then sums over several micro-batches
+are left out, since each mesh adds up others; so is whatever has another size, such as a shard.
+
+Exit code: 0 the same, 1 different, 2 nothing to compare.
+
+  python dev/compare.py good.jsonl bad.jsonl
+  python dev/compare.py cpu.jsonl gpu.jsonl --rtol 1e-4
+"""
+import argparse
+import collections
+import json
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+FORMAT = {  # of a line; the first line of a file has the keys of HEADER
+  "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)), "op": str, "output": int,
+  "accumulated": bool, "count": int, "dtype": str, "sum": (float, int, type(None)),
+  "absmax": (float, int, type(None)), "checksum": str}
+HEADER = {"rank": int, "ranks": int, "data_parallel": int, "micro_batch": int}
+EARLIER = 3  # operations shown before the first difference
+
+
+class Line(NamedTuple):
+  key: tuple  # step, micro_batch, layer, op, output, and its how-manieth of these on this rank
+  order: tuple  # in which a run's lines are compared: step, position within it, rank
+  rank: int
+  fields: dict
+
+
+class Run(NamedTuple):
+  name: str
+  header: dict  # rank 0's
+  ranks: list  # of each rank, its lines
+
+  def first_ranks(self):
+    """Every key's line on the first rank that has it."""
+    found = {}
+    for lines in reversed(self.ranks):
+      found.update((line.key, line) for line in lines)
+    return found
+
+
+def fail(message):
+  print(f"error: {message}", file=sys.stderr)
+  sys.exit(2)
+
+
+# ---- reading
+
+def read_objects(path):
+  """The JSON objects of a file, each with its line number."""
+  try:
+    *lines, rest = path.read_bytes().split(b"\n")
+  except OSError as error:
+    fail(f"{path}: {error.strerror}: give a file of --trace-tensors, or a folder of them")
+  if rest:
+    print(f"note: {path}: line {len(lines) + 1} is unfinished, left out", file=sys.stderr)
+  for number, text in enumerate(lines, start=1):
+    wanted = HEADER if number == 1 else FORMAT
+    try:
+      fields = json.loads(text)
+      valid = all(isinstance(fields[key], kind) for key, kind in wanted.items())
+    except (ValueError, TypeError, KeyError):
+      valid = False
+    if not valid:
+      shown = text[:60].decode(errors="replace")
+      fail(f"{path}:{number}: not a line of --trace-tensors: {shown!r}: give the file that a run wrote")
+    yield fields
+
+
+def read_rank(path):
+  """Header and lines of one file."""
+  objects = read_objects(path)
+  header = next(objects, None)
+  if header is None:
+    fail(f"{path}: empty: give the file that a run wrote")
+  lines, times_seen, in_step = [], collections.Counter(), collections.Counter()
+  for fields in objects:
+    place = tuple(fields[key] for key in ("step", "micro_batch", "layer", "op", "output"))
+    times_seen[place] += 1
+    step = fields["step"] or 0
+    in_step[step] += 1
+    order = (step, in_step[step], header["rank"])
+    lines.append(Line((*place, times_seen[place]), order, header["rank"], fields))
+  return header, lines
+
+
+def read_run(name):
+  path = Path(name)
+  if path.is_dir():
+    files = sorted(file for file in path.iterdir() if file.is_file())
+  else:
+    files = [path] + sorted(path.parent.glob(path.name + ".rank*"))
+  if not files:
+    fail(f"{path}: an empty folder: give files of --trace-tensors")
+  read = sorted((read_rank(file) for file in files), key=lambda rank: rank[0]["rank"])
+  header = read[0][0]
+  if [rank["rank"] for rank, _ in read] != list(range(header["ranks"])):
+    found = ", ".join(str(rank["rank"]) for rank, _ in read)
+    fail(f"{path}: files of rank {found} where one of each of {header['ranks']} ranks is needed")
+  return Run(name, header, [lines for _, lines in read])
+
+
+# ---- comparing
+
+def pairs(a, b):
+  """(line of a, line of b or None) in order, and the number of lines in b alone."""
+  same_mesh = all(a.header[key] == b.header[key] for key in ("ranks", "data_parallel"))
+  if same_mesh:
+    lines_a = {(line.rank, line.key): line for lines in a.ranks for line in lines}
+    lines_b = {(line.rank, line.key): line for lines in b.ranks for line in lines}
+  else:
+    lines_a, lines_b = a.first_ranks(), b.first_ranks()
+  ordered = sorted(lines_a.items(), key=lambda item: item[1].order)
+  only_b = sum(key not in lines_a for key in lines_b)
+  return [(line, lines_b.get(key)) for key, line in ordered], only_b
+
+
+def why_not(a, b, headers):
+  """Why two lines can't be compared; None: they can."""
+  if b is None:
+    return "in A alone"
+  if a.fields["micro_batch"] is not None and headers[0]["micro_batch"] != headers[1]["micro_batch"]:
+    return "of other samples"
+  if a.fields["count"] != b.fields["count"]:
+    return "of another size"
+  accumulated = a.fields["accumulated"] or b.fields["accumulated"]
+  if accumulated and headers[0]["data_parallel"] != headers[1]["data_parallel"]:
+    return "sums over other micro-batches"
+  return None
+
+
+def close(a, b, scale, rtol):
+  if a is None or b is None:  # not finite
+    return a is b
+  return abs(a - b) <= rtol * max(abs(a), abs(b), scale)
+
+
+def same(a, b, rtol):
+  if rtol is None:
+    return a["checksum"] == b["checksum"]
+  # A sum may cancel: it is measured against what count elements with random signs can add up to.
+  scale = max(a["absmax"] or 0, b["absmax"] or 0) * math.sqrt(a["count"])
+  return close(a["sum"], b["sum"], scale, rtol) and close(a["absmax"], b["absmax"], 0, rtol)
+
+
+# ---- reporting
+
+def place(line):
+  step, micro_batch, layer, op, output, time = line.key
+  words = [f"step {step}" if step is not None else "before the first step"]
+  words += [f"micro-batch {micro_batch}"] if micro_batch is not None else []
+  words += [f"layer {layer}"] if layer is not None else []
+  nth = f", call {time} of it" if time > 1 else ""
+  return f"{', '.join(words)}: {op}{nth}, output {output} ({line.fields['count']} {line.fields['dtype']})"
+
+
+def show_values(name, line):
+  shown = ["not finite" if line.fields[key] is None else f"{line.fields[key]:.9g}" for key in ("sum", "absmax")]
+  print(f"  {name}, rank {line.rank}:  sum {shown[0]}, absolute maximum {shown[1]}, "
+        f"checksum {line.fields['checksum']}")
+
+
+def show_run(letter, run):
+  lines = sum(len(rank) for rank in run.ranks)
+  steps = {line.key[0] for rank in run.ranks for line in rank} - {None}
+  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, data-parallel {run.header['data_parallel']}, "
+        f"micro-batch {run.header['micro_batch']}, steps {len(steps)}, outputs {lines}")
+
+
+def show_first_difference(a, b, before):
+  print(f"They part at {place(a)}")
+  show_values("A", a)
+  show_values("B", b)
+  earlier = [(line, verdict) for line, verdict in before if line.rank == a.rank][-EARLIER:]
+  print(f"Before it on rank {a.rank} of A:" if earlier else f"It is the first of rank {a.rank} of A.")
+  for line, verdict in earlier:
+    print(f"  {place(line)}: {verdict}")
+
+
+def compare(run_a, run_b, rtol):
+  """Prints the report; returns the exit code."""
+  compared, only_b = pairs(run_a, run_b)
+  headers = run_a.header, run_b.header
+  verdicts, counts, first = [], collections.Counter(), None
+  for a, b in compared:
+    verdict = why_not(a, b, headers)
+    if verdict is None and rtol is None and a.fields["dtype"] != b.fields["dtype"]:
+      fail(f"{place(a)} is of {b.fields['dtype']} in B: two dtypes have no bits in common, give --rtol")
+    if verdict is None:
+      verdict = "agrees" if same(a.fields, b.fields, rtol) else "differs"
+    if verdict == "differs" and first is None:
+      first = a, b, len(verdicts)
+    verdicts.append((a, verdict))
+    counts[verdict] += 1
+  if not counts["agrees"] and not counts["differs"]:
+    fail(f"{run_a.name} and {run_b.name} have no output of the same place and size: are they runs of the same job?")
+  if first:
+    agreed = sum(verdict == "agrees" for _, verdict in verdicts[:first[2]])
+    show_first_difference(first[0], first[1], verdicts[:first[2]])
+    print(f"{agreed} outputs agree up to there; from there on {counts['differs']} differ, "
+          f"{counts['agrees'] - agreed} agree.")
+  else:
+    print(f"They are the same: {counts['agrees']} outputs agree{'' if rtol is None else f' within {rtol:g}'}.")
+  left_out = [(counts[verdict], verdict) for verdict in counts if verdict not in ("agrees", "differs")]
+  left_out += [(only_b, "in B alone")] if only_b else []
+  if left_out:
+    print("Not compared: " + ", ".join(f"{count} {reason}" for count, reason in left_out) + ".")
+  return 1 if first else 0
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("run_a", metavar="RUN_A")
+  parser.add_argument("run_b", metavar="RUN_B")
+  parser.add_argument("--rtol", type=float, help="relative tolerance of sums and absolute maxima (default: bitwise)")
+  arguments = parser.parse_args()
+  if arguments.rtol is not None and not 0 <= arguments.rtol < 1:
+    fail(f"--rtol {arguments.rtol:g}: give a number from 0 to below 1")
+  runs = read_run(arguments.run_a), read_run(arguments.run_b)
+  for letter, run in zip("AB", runs):
+    show_run(letter, run)
+  sys.exit(compare(*runs, arguments.rtol))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,54 @@
+// Between float and the storage type T, on the way to and from other ranks.
+//   narrow       out = T(in)                      moves 4 + sizeof(T) bytes an element
+//   accumulate   out = in, or out += in           moves 4 + sizeof(T) bytes, 4 more when adding
+// Elementwise, a pack of floats a thread; counts are multiples of it (units are padded).
+#pragma once
+
+#include "kernels/common.cuh"
+
+constexpr int convert_block = 256;  // threads, a pack each
+
+template <class T>
+__global__ void narrow_kernel(T* out, const float* input, size_t count) {
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= count) return;
+  float x[N];
+  load(input + i, x);
+  store(out + i, x);
+}
+
+template <class T>
+__global__ void accumulate_kernel(float* out, const T* input, size_t count, bool add) {
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= count) return;
+  float x[N], sum[N] = {};
+  load(input + i, x);
+  if (add) load(out + i, sum);
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[k] += x[k];
+  store(out + i, sum);
+}
+
+inline unsigned convert_grid(size_t count) {
+  return unsigned(ceil_div(count, size_t(convert_block * pack_width<float>)));
+}
+
+// out (count) of type T = input (count).
+template <class T>
+void narrow(T* out, const float* input, size_t count, cudaStream_t stream) {
+  KernelRange range("narrow", stream, (4.0 + sizeof(T)) * count, 0);
+  range.writes(out, count);
+  narrow_kernel<T><<<convert_grid(count), convert_block, 0, stream>>>(out, input, count);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// out (count) = input (count), or += where `add`.
+template <class T>
+void accumulate(float* out, const T* input, size_t count, bool add, cudaStream_t stream) {
+  KernelRange range("accumulate", stream, (4.0 + sizeof(T) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);
+  range.writes(out, count);
+  accumulate_kernel<T><<<convert_grid(count), convert_block, 0, stream>>>(out, input, count, add);
+  CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,203 @@
+// Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream of their own.
+// Every call is counted, timed, profiled and written to the flight recorder; with one rank there is nothing to do.
+//
+// Bytes that each of N ranks sends, of a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
+//   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather (N−1)/N·S     broadcast S on average
+#pragma once
+
+#include <nccl.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "kernels/common.cuh"
+#include "parallel/flight_recorder.h"
+
+#define NCCL_CHECK(call) check_nccl((call), #call)
+
+inline void check_nccl(ncclResult_t result, const char* call) {
+  if (result == ncclSuccess) return;
+  throw std::runtime_error(std::string(call).substr(0, std::string(call).find('(')) + ": " + ncclGetErrorString(result) +
+                           ": " + ncclGetLastError(nullptr));
+}
+
+template <class T>
+constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFloat32
+                                     : std::is_same_v<T, double>        ? ncclFloat64
+                                     : std::is_same_v<T, __nv_bfloat16> ? ncclBfloat16
+                                     : std::is_same_v<T, __half>        ? ncclFloat16
+                                     : std::is_same_v<T, int>           ? ncclInt32
+                                     : std::is_same_v<T, uint64_t>      ? ncclUint64
+                                                                        : ncclUint8;
+
+// An event that exists as long as its owner.
+class Event {
+ public:
+  explicit Event(unsigned flags = cudaEventDisableTiming) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  operator cudaEvent_t() const { return event_; }
+  void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
+
+ private:
+  cudaEvent_t event_;
+};
+
+inline float elapsed_ms(const Event& start, const Event& end) {
+  float milliseconds = 0;
+  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
+  return milliseconds;
+}
+
+// Of one rank, since it was last taken.
+struct Traffic {
+  std::map<std::string, double> bytes_sent;  // by collective
+  double milliseconds = 0;                   // in collectives, the wait for other ranks included
+  double exposed_milliseconds = 0;           // the part in which the compute stream stood still
+};
+
+class Communicator {
+ public:
+  // One rank alone.
+  Communicator() = default;
+  // Takes over `comm`. Its collectives enter `recorder`.
+  Communicator(ncclComm_t comm, FlightRecorder& recorder) : comm_(comm), recorder_(&recorder) {
+    NCCL_CHECK(ncclCommCount(comm, &size_));
+    NCCL_CHECK(ncclCommUserRank(comm, &rank_));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    Profiler::instance().name_stream(stream_, "communication");
+  }
+  ~Communicator() {
+    if (!comm_) return;
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+    ncclCommDestroy(comm_);
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  cudaStream_t stream() const { return stream_; }  // where all collectives run; null with one rank
+
+  // data (count) of each rank becomes the sum (or another reduction) over the ranks.
+  template <class T>
+  void all_reduce(T* data, size_t count, ncclRedOp_t operation = ncclSum) {
+    run("all_reduce", 2 * others() * count * sizeof(T), [&] {
+      return ncclAllReduce(data, data, count, nccl_type<T>, operation, comm_, stream_);
+    });
+  }
+
+  // receive (count) = piece number rank() of the sum of all ranks' send (size()·count). In place where receive is that
+  // piece of send.
+  template <class T>
+  void reduce_scatter(T* receive, const T* send, size_t count, ncclRedOp_t operation = ncclSum) {
+    run("reduce_scatter", others() * size_ * count * sizeof(T), [&] {
+      return ncclReduceScatter(send, receive, count, nccl_type<T>, operation, comm_, stream_);
+    });
+  }
+
+  // receive (size()·count) = send (count) of all ranks, in rank order. In place where send is piece rank() of receive.
+  template <class T>
+  void all_gather(T* receive, const T* send, size_t count) {
+    run("all_gather", others() * size_ * count * sizeof(T), [&] {
+      return ncclAllGather(send, receive, count, nccl_type<T>, comm_, stream_);
+    });
+  }
+
+  // data (count) of every rank = data of rank `root`.
+  template <class T>
+  void broadcast(T* data, size_t count, int root) {
+    run("broadcast", rank_ == root ? double(size_ - 1) * count * sizeof(T) : 0, [&] {
+      return ncclBroadcast(data, data, count, nccl_type<T>, root, comm_, stream_);
+    });
+  }
+
+  // Both ends at once, so that rings and pairs don't wait for each other.
+  template <class T>
+  void send_receive(const T* send, int to, T* receive, int from, size_t count) {
+    run("send_receive", double(count) * sizeof(T), [&] {
+      NCCL_CHECK(ncclGroupStart());
+      NCCL_CHECK(ncclSend(send, count, nccl_type<T>, to, comm_, stream_));
+      NCCL_CHECK(ncclRecv(receive, count, nccl_type<T>, from, comm_, stream_));
+      return ncclGroupEnd();
+    });
+  }
+
+  // Collectives issued from now on come after what `stream` has been given so far.
+  void after(cudaStream_t stream) {
+    if (size_ == 1) return;
+    order_.record(stream);
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, order_));
+  }
+
+  // `stream` goes on when `event` has been recorded; the time it stands still is exposed communication.
+  void wait(cudaStream_t stream, const Event& event) {
+    if (size_ == 1) return;
+    Timed& waiting = waits_.emplace_back();
+    waiting.start.record(stream);
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+    waiting.end.record(stream);
+  }
+  // The same for all that has been issued here.
+  void wait_for_all(cudaStream_t stream) {
+    if (size_ == 1) return;
+    order_.record(stream_);
+    wait(stream, order_);
+  }
+
+  // What has been sent, and what has been finished, since the last call.
+  Traffic take_traffic() {
+    refresh();
+    while (!waits_.empty() && cudaEventQuery(waits_.front().end) == cudaSuccess) {
+      traffic_.exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
+      waits_.pop_front();
+    }
+    std::lock_guard lock(mutex_);
+    return std::exchange(traffic_, {});
+  }
+
+  // Tells the flight recorder what has finished. Also called by the thread that watches the job.
+  void refresh() {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    while (lock && !pending_.empty() && cudaEventQuery(pending_.front().end) == cudaSuccess) {
+      recorder_->leave(pending_.front().sequence);
+      traffic_.milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
+      pending_.pop_front();
+    }
+  }
+
+ private:
+  struct Timed {
+    Event start{cudaEventDefault}, end{cudaEventDefault};
+    uint64_t sequence = 0;  // the flight recorder's
+  };
+
+  double others() const { return double(size_ - 1) / size_; }
+
+  template <class Issue>
+  void run(const char* name, double bytes, Issue issue) {
+    if (size_ == 1) return;
+    refresh();
+    std::lock_guard lock(mutex_);
+    traffic_.bytes_sent[name] += bytes;
+    Timed& call = pending_.emplace_back();
+    call.sequence = recorder_->enter(name, size_t(bytes));
+    KernelRange range(name, stream_, bytes, 0);
+    call.start.record(stream_);
+    NCCL_CHECK(issue());
+    call.end.record(stream_);
+  }
+
+  ncclComm_t comm_ = nullptr;
+  FlightRecorder* recorder_ = nullptr;
+  int rank_ = 0, size_ = 1;
+  cudaStream_t stream_ = nullptr;
+  Event order_;
+  std::mutex mutex_;  // of what the watching thread reads too
+  std::deque<Timed> pending_, waits_;
+  Traffic traffic_;
+};

@@ -1,0 +1,353 @@
+// The control plane of a job: every rank holds a TCP connection to rank 0 as long as the job runs, and a thread on each
+// rank serves it. It carries what ranks must tell each other (all_gather, barrier), and it sees to it that a job with a
+// dead, stopped, failed or hanging rank ends on all ranks within 30 seconds, with one line that names the rank.
+//
+// Each rank sends a heartbeat once a second, its flight record in brief: JSON [seconds waiting, place, history]. Rank 0
+// collects what goes wrong: a connection that closes, silence, an error that a rank reports, a collective that takes too
+// long. It waits a moment for what others have to say, decides, prints the line, and sends its verdict, the exit code, to
+// all, who end quietly. If rank 0 itself is gone, each rank says so for itself. All end by _exit: destructors and MPI
+// would wait for ranks that are no more.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <map>
+
+#include <sys/eventfd.h>
+
+#include "parallel/rendezvous.h"
+
+inline void print_error(const std::string& text) {
+  const std::string message = "train_gpt: " + text + "\n";
+  (void)!write(STDERR_FILENO, message.data(), message.size());  // one call: ranks share a terminal
+}
+
+// SIGTERM: a launcher that lost one rank sends it to the others, who would be gone before they know why. So the control
+// thread notes it and gives the verdict a moment to come, before it lets the signal have its way.
+inline std::atomic<bool> sigterm_came = false;
+inline void note_sigterm(int) { sigterm_came = true; }
+
+class Control {
+ public:
+  // One rank alone: no socket, no thread, nothing that can go wrong.
+  Control() : peers_(1) { peers_[0] = this_process(); }
+  // Rank 0 of `size`: returns when all have come.
+  Control(Listener listener, int size, const std::string& token, double timeout_s)
+      : Control(0, Reception(std::move(listener), size, token).wait_for_all(timeout_s)) {}
+  // Another rank.
+  Control(const Endpoint& rank_0, int rank, int size, double timeout_s)
+      : Control(rank, Visitor(rank_0, rank, size).join(timeout_s)) {}
+  // Without finish() the others take this rank for dead.
+  ~Control() {
+    stopping_ = true;
+    stop_thread();
+  }
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return int(peers_.size()); }
+  const std::string& host(int rank) const { return peers_.at(size_t(rank)).host; }
+  long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
+
+  // Everybody's `mine`, by rank. As barrier() and finish(): called by all ranks in the same order, each in one thread.
+  std::vector<std::string> all_gather(const std::string& mine) { return gather("host all_gather", mine); }
+  void barrier() { gather("host barrier", ""); }
+
+  // From now on a collective in `recorder` that is not left after `collective_timeout_s` (0: it may take any time) ends
+  // the job, as does a rank that is silent for `silence_s`. The recorder is no longer used when the result is destroyed.
+  [[nodiscard]] std::shared_ptr<void> watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
+    silence_s_ = silence_s;
+    collective_timeout_s_ = collective_timeout_s;
+    set_recorder(&recorder);
+    return {nullptr, [this](void*) { set_recorder(nullptr); }};
+  }
+
+  // This rank's own error ends the job. What several ranks report in the same words is said once.
+  [[noreturn]] void fail(const std::string& message, int exit_code = 1) {
+    std::fflush(stdout);
+    if (thread_.joinable()) {
+      submit({FrameType::report, std::to_string(exit_code) + " " + message});
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // the verdict ends this process before
+    }
+    print_error(one_line(size() == 1 ? message : who(peers_, rank_) + ": " + message));
+    _exit(exit_code);
+  }
+
+  // The good end, when all ranks have come to it: from then on they may go as they like.
+  void finish() {
+    if (!thread_.joinable()) return;
+    leaving_ = true;
+    gather("finish", "");
+    stop_thread();
+  }
+
+ private:
+  using Json = nlohmann::json;
+
+  // In order of precedence: what comes first here is likely the cause of what follows.
+  enum class Fault { died, reported, silent, hung };
+
+  struct Failure {
+    Fault fault;
+    int rank;
+    std::string message;  // after the rank's name
+    int exit_code = 1;
+  };
+
+  Control(int rank, Peers peers)
+      : rank_(rank), peers_(std::move(peers)), contributions_(peers_.size()), heartbeats_(peers_.size(), Json{0, "silent", ""}),
+        failed_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
+    std::signal(SIGTERM, note_sigterm);
+    thread_ = std::thread([this] { serve(); });
+  }
+
+  void stop_thread() {
+    if (!thread_.joinable()) return;
+    eventfd_write(wake_.get(), 1);
+    thread_.join();
+    std::signal(SIGTERM, SIG_DFL);
+  }
+
+  // ---- from the program's threads to the control thread and back
+
+  void submit(Frame frame) {
+    {
+      const std::lock_guard lock(mutex_);
+      outbox_.push_back(std::move(frame));
+    }
+    eventfd_write(wake_.get(), 1);
+  }
+
+  std::vector<std::string> gather(const char* name, const std::string& mine) {
+    if (size() == 1) return {mine};
+    if (mine.size() > longest_frame / size_t(size()) - sizeof(uint64_t))
+      throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
+    const uint64_t sequence = recorder_ ? recorder_->enter(name, mine.size()) : 0;
+    submit({FrameType::contribution, mine});
+    std::unique_lock lock(mutex_);
+    gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
+    if (recorder_) recorder_->leave(sequence);
+    return std::exchange(gathered_, {});
+  }
+
+  void set_recorder(FlightRecorder* recorder) {
+    const std::lock_guard lock(recorder_mutex_);  // the control thread may be reading
+    recorder_ = recorder;
+  }
+
+  // ---- the control thread
+
+  void serve() try {
+    double last = steady_seconds(), next_beat = last;
+    while (!stopping_ && !finished_) {
+      exchange(open_connections(peers_), wake_.get(), 100);
+      const double now = steady_seconds(), period = std::min(1.0, silence_s_ / 5);
+      if (now - last > 3 * period) forgive(now, now - last);
+      last = now;
+      take_outbox();
+      for (int rank = 0; rank < size(); ++rank)
+        if (Connection* connection = peers_[size_t(rank)].connection.get())
+          while (std::optional<Frame> frame = connection->next()) handle(rank, std::move(*frame));
+      if (finished_) break;
+      if (now >= next_beat) {
+        beat(now);
+        next_beat = now + period;
+      }
+      judge(now);
+      heed_sigterm(now);
+    }
+    if (finished_ && rank_ == 0) linger(peers_, 2);
+    peers_[0].connection.reset();
+  } catch (const std::exception& error) {
+    print_error(one_line(who(peers_, rank_) + ": control thread: " + error.what()));
+    _exit(1);
+  }
+
+  // This process stood still, perhaps the whole job did: stopped and continued. Nobody else was silent.
+  void forgive(double now, double seconds) {
+    for (Connection* connection : open_connections(peers_)) connection->last_heard = now;
+    const std::lock_guard lock(recorder_mutex_);
+    if (recorder_) recorder_->forgive(seconds);
+  }
+
+  void take_outbox() {
+    uint64_t wakes;
+    eventfd_read(wake_.get(), &wakes);
+    std::vector<Frame> frames;
+    {
+      const std::lock_guard lock(mutex_);
+      frames.swap(outbox_);
+    }
+    for (Frame& frame : frames) {
+      if (rank_ == 0) handle(0, std::move(frame));
+      else peers_[0].connection->send(frame.type, frame.payload);
+    }
+  }
+
+  void handle(int from, Frame frame) {
+    switch (frame.type) {
+      case FrameType::heartbeat: heartbeats_[size_t(from)] = Json::parse(frame.payload); break;
+      case FrameType::contribution: collect(from, std::move(frame.payload)); break;
+      case FrameType::gathered: deliver(frame.payload); break;
+      case FrameType::report: {
+        const std::string message = frame.payload.substr(frame.payload.find(' ') + 1);
+        add_failure({Fault::reported, from, message, std::stoi(frame.payload)}, 0.3);
+        break;
+      }
+      case FrameType::verdict: _exit(std::stoi(frame.payload));
+      default: throw std::runtime_error("a frame of type " + std::to_string(int(frame.type)) + " out of turn");
+    }
+  }
+
+  // Rank 0: when all have contributed, everybody gets the sizes (uint64 each), then the bytes.
+  void collect(int from, std::string contribution) {
+    contributions_[size_t(from)] = std::move(contribution);
+    std::string sizes, bytes;
+    for (const auto& one : contributions_) {
+      if (!one) return;
+      const uint64_t length = one->size();
+      sizes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    }
+    for (auto& one : contributions_) {
+      bytes += *one;
+      one.reset();
+    }
+    send_to_all(peers_, FrameType::gathered, sizes += bytes);
+    deliver(sizes);
+  }
+
+  void deliver(const std::string& sizes_and_bytes) {
+    std::vector<std::string> all;
+    for (size_t rank = 0, at = sizeof(uint64_t) * peers_.size(); rank < peers_.size(); ++rank, at += all.back().size()) {
+      uint64_t length;
+      std::memcpy(&length, sizes_and_bytes.data() + rank * sizeof length, sizeof length);
+      all.push_back(sizes_and_bytes.substr(at, length));
+    }
+    finished_ = leaving_.load();
+    const std::lock_guard lock(mutex_);
+    gathered_ = std::move(all);
+    gathered_changed_.notify_one();
+  }
+
+  void beat(double now) {
+    FlightBrief record;
+    {
+      const std::lock_guard lock(recorder_mutex_);
+      if (recorder_ && recorder_->refresh) recorder_->refresh();
+      if (recorder_) record = brief(recorder_->entries(), now);
+    }
+    heartbeats_[size_t(rank_)] = {record.waiting, record.place, record.history};
+    const Packet packet = pack(FrameType::heartbeat, heartbeats_[size_t(rank_)].dump());
+    for (Connection* connection : open_connections(peers_))
+      if (!connection->has_unsent()) connection->send(packet);  // else there is sign of life enough
+  }
+
+  // ---- what ends the job
+
+  void judge(double now) {
+    for (int rank = 0; rank < size(); ++rank) {
+      const Connection* connection = peers_[size_t(rank)].connection.get();
+      if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5);  // by then all have said where they are
+      if (!connection) continue;
+      if (!connection->is_open())
+        lose({Fault::died, rank, " died" + (connection->error() ? std::string(" (") + std::strerror(connection->error()) + ")" : "")});
+      else if (now - connection->last_heard > silence_s_)
+        lose({Fault::silent, rank, " has not answered for " + seconds(silence_s_) + ": stopped, or its host or link is down"});
+    }
+    if (!failures_.empty() && (now > decide_at_ || failures_.size() == peers_.size())) end_job();
+  }
+
+  bool is_hung(int rank) const {
+    return collective_timeout_s_ > 0 && heartbeats_[size_t(rank)].at(0).get<double>() > collective_timeout_s_;
+  }
+
+  void lose(const Failure& failure) {
+    if (rank_ == 0) return add_failure(failure, 0.3);
+    print_error(who(peers_, rank_) + ": " + who(peers_, failure.rank) + failure.message);
+    _exit(1);
+  }
+
+  // The first one of a rank counts.
+  void add_failure(const Failure& failure, double patience_s) {
+    if (failed_[size_t(failure.rank)]) return;
+    failed_[size_t(failure.rank)] = true;
+    const double then = steady_seconds() + patience_s;
+    decide_at_ = failures_.empty() ? then : std::min(decide_at_, then);
+    failures_.push_back(failure);
+  }
+
+  [[noreturn]] void end_job() {
+    const Failure& cause = *std::min_element(failures_.begin(), failures_.end(),
+                                             [](const Failure& a, const Failure& b) { return a.fault < b.fault; });
+    std::vector<int> alike;
+    for (const Failure& failure : failures_)
+      if (&failure != &cause && failure.fault == cause.fault && failure.message == cause.message) alike.push_back(failure.rank);
+    if (cause.fault == Fault::hung)
+      print_error("a collective takes longer than " + seconds(collective_timeout_s_) + ": " + where_ranks_are());
+    else if (cause.fault == Fault::reported)
+      print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
+    else
+      print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; so for " + rank_list(alike)));
+    send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code));
+    linger(peers_, 1);
+    _exit(cause.exit_code);
+  }
+
+  // "rank 2 not yet in #119, ranks 0, 1, 3 in #119 all_gather of 4096 bytes", the smaller groups first; then a line a
+  // rank with its last collectives.
+  std::string where_ranks_are() const {
+    std::map<std::string, std::vector<int>> ranks_at;
+    std::string table;
+    for (int rank = 0; rank < size(); ++rank) {
+      ranks_at[heartbeats_[size_t(rank)].at(1)].push_back(rank);
+      table += "\n  " + who(peers_, rank) + ": " + heartbeats_[size_t(rank)].at(2).get<std::string>();
+    }
+    std::multimap<size_t, std::string> by_size;
+    for (const auto& [place, ranks] : ranks_at)
+      by_size.insert({ranks.size(), (ranks.size() == 1 ? who(peers_, ranks[0]) : rank_list(ranks)) + " " + place});
+    std::string line;
+    for (const auto& [size, group] : by_size) line += (line.empty() ? "" : ", ") + group;
+    return line + table;
+  }
+
+  static std::string seconds(double number) {
+    std::ostringstream text;
+    text << number << " s";
+    return text.str();
+  }
+
+  void heed_sigterm(double now) {
+    constexpr double patience_s = 0.6;  // mpirun's SIGKILL may follow after 1 s
+    if (!sigterm_came) return;
+    if (sigterm_deadline_ == 0) sigterm_deadline_ = now + patience_s;
+    if (now < sigterm_deadline_) return;
+    std::signal(SIGTERM, SIG_DFL);
+    std::raise(SIGTERM);
+  }
+
+  int rank_ = 0;
+  Peers peers_;
+
+  // Of the control thread. By rank, on rank 0: contributions to the all_gather under way, last heartbeats, who failed
+  std::vector<std::optional<std::string>> contributions_;
+  std::vector<Json> heartbeats_;
+  std::vector<bool> failed_;
+  std::vector<Failure> failures_;
+  double decide_at_ = 0, sigterm_deadline_ = 0;
+
+  std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
+  std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
+  std::mutex recorder_mutex_;
+  FlightRecorder* recorder_ = nullptr;
+
+  std::mutex mutex_;  // of the next three
+  std::condition_variable gathered_changed_;
+  std::vector<Frame> outbox_;
+  std::vector<std::string> gathered_;  // empty: not yet
+
+  Descriptor wake_;
+  std::thread thread_;
+};

@@ -1,0 +1,217 @@
+// Which rank is this process, of how many, and where do they meet? Only the launcher's environment variables say so:
+//
+//   mpirun    OMPI_COMM_WORLD_{RANK,SIZE}, or PMI_{RANK,SIZE} outside Slurm. Rank 0's endpoint travels over MPI.
+//   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Torchrun's agent may itself listen on MASTER_PORT
+//             (TORCHELASTIC_USE_AGENT_STORE=True): the next port is used then.
+//   srun      SLURM_PROCID, SLURM_STEP_NUM_TASKS; with PMIX_RANK (--mpi=pmix) over MPI if the program was built with it,
+//             else at the first host of SLURM_STEP_NODELIST, port 20000 + (31 * SLURM_JOB_ID + SLURM_STEP_ID) % 10000,
+//             or MASTER_ADDR, MASTER_PORT. SLURM_NTASKS alone says nothing: a plain process in a batch script has it.
+//
+// The first that applies counts: torchrun is started by srun, one a node, and mpirun's daemons are too. None: one rank.
+//
+// Ranks show a token to rank 0. Over MPI it is random. Else it is GPT_JOB_TOKEN, which keeps out whoever does not know
+// it (but not those who read the network: it is sent in the clear); without GPT_JOB_TOKEN it is what the job's processes
+// have in common, which keeps out port scanners and mixed-up jobs, but nobody who means harm.
+#pragma once
+
+#include <charconv>
+#include <cstdlib>
+#include <random>
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#ifdef GPT_MPI
+#define OMPI_SKIP_MPICXX 1  // C is enough
+#include <mpi.h>
+constexpr bool has_mpi = true;
+#else
+constexpr bool has_mpi = false;
+#endif
+
+#include "parallel/control.h"
+
+struct Launch {
+  int rank = 0, size = 1;
+  std::string how = "alone";  // or "mpirun", "srun", "torchrun"
+  bool over_mpi = false;
+  Endpoint rank_0;  // unless over MPI
+};
+
+constexpr long most_ranks = 100'000;
+
+// An empty variable counts as none.
+inline std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+inline std::optional<long> environment_number(const char* name, long least, long most) {
+  const std::string text = environment(name);
+  long number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty()) return {};
+  if (error != std::errc() || *end != 0 || number < least || number > most)
+    fail(name, ": ", excerpt(text), " is no number from ", least, " to ", most, ": check how the job was started");
+  return number;
+}
+
+// The rank and size in a launcher's variables; none if neither is set.
+inline std::optional<Launch> find_rank(const std::string& how, const char* rank_name, const char* size_name) {
+  const auto rank = environment_number(rank_name, 0, most_ranks - 1), size = environment_number(size_name, 1, most_ranks);
+  if (!rank && !size) return {};
+  if (!rank || !size) fail(rank ? rank_name : size_name, " is set and ", rank ? size_name : rank_name, " is not: ", how, " sets both");
+  if (*rank >= *size) fail(rank_name, " ", *rank, " with ", size_name, " ", *size, ": ranks count from 0, so the last is ", *size - 1);
+  return Launch{int(*rank), int(*size), how, false, {}};
+}
+
+// "n[01-04,7],m1" begins with n01.
+inline std::string first_host(const std::string& list) {
+  std::string host;
+  for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const size_t close = std::min(list.find(']', i), list.size());
+    host += list.substr(i + 1, std::min(list.find_first_of("-,]", i), close) - i - 1);
+    i = close;
+  }
+  return host;
+}
+
+// Where a job without MPI meets.
+inline void find_endpoint(Launch& launch) {
+  std::string host = environment("MASTER_ADDR"), token = environment("GPT_JOB_TOKEN");
+  auto port = environment_number("MASTER_PORT", 1, 65534);
+  if (port && environment("TORCHELASTIC_USE_AGENT_STORE") == "True") ++*port;
+  if (launch.how == "srun") {
+    const long job = environment_number("SLURM_JOB_ID", 0, UINT32_MAX).value_or(0);
+    const long step = environment_number("SLURM_STEP_ID", 0, UINT32_MAX).value_or(0);
+    if (!port) port = 20000 + (31 * job + step) % 10000;
+    if (host.empty()) host = first_host(environment("SLURM_STEP_NODELIST"));
+  }
+  if (host.empty() || !port)
+    fail(launch.how, " started rank ", launch.rank, " of ", launch.size, " without ",
+         host.empty() ? "MASTER_ADDR: set it to the host of rank 0" : "MASTER_PORT: set it to a free port of MASTER_ADDR");
+  if (token.empty()) {
+    for (const char* shared : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID"})
+      token += environment(shared) + " ";
+    token += host + " " + std::to_string(*port) + " " + std::to_string(launch.size);
+  }
+  launch.rank_0 = {{host}, int(*port), token};
+}
+
+inline Launch find_launch() {
+  const bool in_slurm_step = !environment("SLURM_STEP_NUM_TASKS").empty();
+  auto mpirun = find_rank("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  if (!mpirun && !in_slurm_step) mpirun = find_rank("mpirun", "PMI_RANK", "PMI_SIZE");
+  const auto torchrun = find_rank("torchrun", "RANK", "WORLD_SIZE");
+  if (torchrun) environment_number("LOCAL_RANK", 0, torchrun->size - 1);  // a rank's GPU comes from its place on its host
+  if (mpirun && torchrun && (mpirun->rank != torchrun->rank || mpirun->size != torchrun->size))
+    fail("RANK ", torchrun->rank, " of WORLD_SIZE ", torchrun->size, ", but mpirun says rank ", mpirun->rank, " of ",
+         mpirun->size, ": unset RANK and WORLD_SIZE, or start without mpirun");
+  const bool from_srun = in_slurm_step && !mpirun && !torchrun;
+  const auto srun = from_srun ? find_rank("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS") : std::nullopt;
+
+  Launch launch = mpirun ? *mpirun : torchrun ? *torchrun : srun.value_or(Launch());
+  if (launch.size == 1) return {};
+  launch.over_mpi = mpirun || (srun && has_mpi && !environment("PMIX_RANK").empty());
+  if (launch.over_mpi && !has_mpi)
+    fail("mpirun started rank ", launch.rank, " of ", launch.size, ", and this program was built without MPI: install "
+         "Open MPI (libopenmpi-dev) and build it again, or start it by srun or torchrun");
+  if (!launch.over_mpi) find_endpoint(launch);
+  return launch;
+}
+
+// ---- meeting
+
+#ifdef GPT_MPI
+// Where other hosts may find this one, and where this one finds itself.
+inline std::vector<std::string> own_addresses() {
+  std::vector<std::string> addresses;
+  ifaddrs* interfaces = nullptr;
+  if (getifaddrs(&interfaces) != 0) fail("this host's addresses cannot be listed: ", std::strerror(errno));
+  for (const ifaddrs* one = interfaces; one; one = one->ifa_next) {
+    char text[NI_MAXHOST];
+    if (!one->ifa_addr || one->ifa_addr->sa_family != AF_INET || (one->ifa_flags & IFF_LOOPBACK)) continue;
+    if (getnameinfo(one->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+      addresses.push_back(text);
+  }
+  freeifaddrs(interfaces);
+  addresses.insert(addresses.end(), {"127.0.0.1", this_process().host});
+  return addresses;
+}
+
+inline std::string random_token() {
+  std::random_device device("/dev/urandom");
+  std::ostringstream text;
+  for (int i = 0; i < 4; ++i) text << std::hex << device();
+  return text.str();
+}
+
+inline std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) {
+  int level = 0, rank = 0, size = 0, length = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (rank != launch.rank || size != launch.size)
+    fail(launch.how, " started rank ", launch.rank, " of ", launch.size, ", and MPI says rank ", rank, " of ", size,
+         ": start it with the mpirun of the MPI that it was built with");
+  if (level < MPI_THREAD_SERIALIZED) fail("this MPI cannot be used from several threads: build one that can");
+
+  std::optional<Listener> listener;
+  std::ostringstream endpoint;  // port, token, addresses
+  if (rank == 0) {
+    listener.emplace(0);
+    endpoint << listener->port() << " " << random_token();
+    for (const std::string& address : own_addresses()) endpoint << " " << address;
+  }
+  std::string text = endpoint.str();
+  length = int(text.size());
+  MPI_Bcast(&length, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  text.resize(size_t(length));
+  MPI_Bcast(text.data(), length, MPI_CHAR, 0, MPI_COMM_WORLD);
+
+  Endpoint rank_0;
+  std::istringstream parts(text);
+  parts >> rank_0.port >> rank_0.token;
+  for (std::string address; parts >> address;) rank_0.hosts.push_back(address);
+  if (rank == 0) return std::make_unique<Control>(std::move(*listener), size, rank_0.token, timeout_s);
+  return std::make_unique<Control>(rank_0, rank, size, timeout_s);
+}
+#endif
+
+// Name service may be a little late for a fresh host.
+inline void check_resolves(const std::string& host, double patience_s) {
+  const double deadline = steady_seconds() + patience_s;
+  addrinfo* found = nullptr;
+  while (const int error = getaddrinfo(host.c_str(), nullptr, nullptr, &found)) {
+    if (steady_seconds() > deadline)
+      fail("MASTER_ADDR ", excerpt(host), " does not resolve (", gai_strerror(error), "): give rank 0's host, by name or address");
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  freeaddrinfo(found);
+}
+
+// Returns when all ranks have come.
+inline std::unique_ptr<Control> start_control(const Launch& launch) {
+  if (launch.size == 1) return std::make_unique<Control>();
+  const double timeout_s = double(environment_number("GPT_JOIN_TIMEOUT", 1, 1'000'000).value_or(300));
+#ifdef GPT_MPI
+  if (launch.over_mpi) return start_over_mpi(launch, timeout_s);
+#endif
+  check_resolves(launch.rank_0.hosts[0], std::min(timeout_s, 10.0));
+  if (launch.rank == 0)
+    return std::make_unique<Control>(Listener(launch.rank_0.port), launch.size, launch.rank_0.token, timeout_s);
+  return std::make_unique<Control>(launch.rank_0, launch.rank, launch.size, timeout_s);
+}
+
+// At a good end, before Control::finish(), when nothing uses MPI any more.
+inline void end_mpi() {
+#ifdef GPT_MPI
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized && !finalized) MPI_Finalize();
+#endif
+}

@@ -1,0 +1,371 @@
+// The parameter store: where weights, gradients and optimizer state live, how ranks share them (ZeRO: Rajbhandari et al.,
+// arXiv:1910.02054), and the update that turns gradients into weights. The model asks for units and never for memory, so
+// its code is the same in every stage:
+//
+//   stage   weights   gradients   optimizer   travels a step of A micro-steps, in units of (N−1)/N · parameters
+//   0       whole     whole       whole       2    all_reduce of the gradients
+//   1       whole     whole       piece       2    reduce_scatter of the gradients, all_gather of the weights
+//   2       whole     piece       piece       A+1  reduce_scatter after each micro-step, all_gather
+//   3       piece     piece       piece       3A   the same, and all_gather of the weights before forward and backward
+//
+// A whole unit lies in a *slot*. Where units are kept as pieces, blocks take turns in a ring of two slots: while one is
+// computed, the next is gathered, or the one before reduced, on the communication stream. The embedding and the final
+// norm have slots of their own, so they travel once a step: the last column is an upper bound (test/ranks/test_zero.cu
+// has the exact counts).
+//
+//   weights    T      what the model computes with
+//   gradients  float  sums over the micro-steps of a step, whatever T is
+//   masters    float  what AdamW updates; in fp32 the weights themselves. None with stochastic rounding
+//   first, second  float  AdamW's moments
+// Padding is zero everywhere and stays so: its gradient is zero.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/adamw.cuh"
+#include "kernels/convert.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/random.cuh"
+#include "parallel/collectives.cuh"
+#include "parallel/memory.cuh"
+#include "parallel/shards.h"
+
+enum class State { weight, first_moment, second_moment, gradient };
+enum class Pass { forward, backward };
+
+struct StoreOptions {
+  int stage = 0;
+  bool training = true;              // false: weights alone
+  bool stochastic_rounding = false;  // bf16 without masters
+  bool reduce_narrow = false;        // gradients travel as T, not as float
+  uint64_t seed = 1337;
+};
+
+template <class T>
+class ParameterStore {
+ public:
+  static constexpr bool is_float = std::is_same_v<T, float>;
+
+  // A gradient to be written, or added to.
+  struct Gradient {
+    float* data;
+    bool accumulate;
+  };
+
+  // Adds its categories to `memory`; usable when that has been allocated and clear() called. The work of the model is
+  // on `stream`.
+  ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Communicator& dp,
+                 cudaStream_t stream)
+      : list_(list), options_(options), dp_(dp), stream_(stream), shards_(list, dp.size(), dp.rank()),
+        stage_(dp.size() == 1 ? 0 : options.stage),
+        has_masters_(options.training && !is_float && !options.stochastic_rounding),
+        weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
+        gradient_slots_(stage_ >= 2 ? ring_slots() : shards_.units()) {
+    memory.add("weights", [this](Arena& arena) {
+      if (stage_ == 3) weight_pieces_ = arena.take<T>(shards_.all_pieces());
+      else lay_out_whole(weight_slots_, weights_ = arena.take<T>(shards_.all_whole()));
+    });
+    if (options.training) {
+      memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
+      memory.add("optimizer", [this](Arena& arena) {
+        masters_ = has_masters_ ? arena.take<float>(own_total()) : nullptr;
+        first_ = arena.take<float>(own_total());
+        second_ = arena.take<float>(own_total());
+      });
+    }
+    if (stage_ >= 2 || narrows()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+  }
+
+  int stage() const { return stage_; }
+  const Shards& shards() const { return shards_; }
+  const float* norm() const { return norm_; }  // of the last step's gradients before clipping; device memory
+
+  // All zero, padding included.
+  void clear() {
+    clear(weights_, shards_.all_whole());
+    clear(weight_pieces_, shards_.all_pieces());
+    clear(gradients_, gradient_total());
+    for (float* array : {masters_, first_, second_}) clear(array, own_total());
+    for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
+    weights_changed();
+  }
+
+  // ---- what the model asks for, all of it on the stream
+
+  // Weights of a unit, whole. Starts to gather the unit that comes next in this pass.
+  const T* acquire(int unit, Pass pass) {
+    Slot<T>& slot = fetch(unit);
+    settle(slot);
+    const int next = pass == Pass::forward ? unit + 1 : unit - 1;
+    if (next > 0 && next < shards_.units()) fetch(next);
+    return slot.data;
+  }
+
+  void begin_micro_step(bool first, bool last) {
+    first_micro_step_ = first;
+    last_micro_step_ = last;
+  }
+
+  Gradient gradients(int unit) {
+    Slot<float>& slot = slot_of(gradient_slots_, unit);
+    settle(slot);
+    return {slot.data, accumulates(unit) && !first_micro_step_};
+  }
+
+  // The gradients of a unit are complete in this micro-step.
+  void gradients_ready(int unit) {
+    if (dp_.size() == 1 || (accumulates(unit) && !last_micro_step_)) return;
+    Slot<float>& slot = slot_of(gradient_slots_, unit);
+    dp_.after(stream_);
+    reduce(unit, slot.data);
+    slot.moved.record(dp_.stream());
+    slot.moving = true;
+  }
+
+  // Clips the gradients by their global norm and applies AdamW. `step` counts updates from 1.
+  void update(const AdamW& options, float clip, long step) {
+    dp_.wait_for_all(stream_);
+    compute_norm(clip);
+    const AdamWStep constants = adamw_step(options, step);
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      update_unit(unit, constants, step);
+      if (unit == 0) weights_changed(), fetch(0);  // the embedding is the largest: it travels during the rest
+    }
+  }
+
+  // ---- state, from and to the host
+
+  // The parts of tensors whose state this rank keeps: all in stage 0, else its pieces.
+  std::vector<Slice> own_slices() const {
+    std::vector<Slice> all;
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      for (const Slice& slice : own_slices(unit)) all.push_back(slice);
+    return all;
+  }
+
+  // Fresh weights drawn from the seed (training stores only; gradients serve as scratch and are zero again after it).
+  void initialize() {
+    for (const Slice& slice : own_slices()) {
+      const TensorDescriptor& tensor = *slice.tensor;
+      if (tensor.initial == Initial::one) copy_in(slice, State::weight, std::vector<float>(slice.count, 1.0f));
+      if (tensor.initial == Initial::one || tensor.initial == Initial::zero) continue;
+      float* out = array(State::weight, tensor.unit);
+      out = place(out ? out : array(State::gradient, tensor.unit), slice);
+      fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
+                  list_.standard_deviation(tensor), stream_);
+      if constexpr (!is_float)  // tensors are padded with zeros
+        narrow(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
+    }
+    clear(gradients_, gradient_total());
+    weights_changed();
+  }
+
+  void copy_out(const Slice& slice, State state, float* to) const {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (const float* from = array(state, slice.tensor->unit)) {
+      CUDA_CHECK(cudaMemcpy(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost));
+      return;
+    }
+    std::vector<T> narrow(slice.count);
+    const T* from = place(own_weights(slice.tensor->unit), slice);
+    CUDA_CHECK(cudaMemcpy(narrow.data(), from, slice.count * sizeof(T), cudaMemcpyDeviceToHost));
+    std::transform(narrow.begin(), narrow.end(), to, [](T x) { return to_float(x); });
+  }
+
+  void copy_in(const Slice& slice, State state, const std::vector<float>& from) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (float* to = array(state, slice.tensor->unit))
+      CUDA_CHECK(cudaMemcpy(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice));
+    if (state != State::weight) return;
+    weights_changed();
+    if constexpr (is_float) return;
+    std::vector<T> narrow(slice.count);
+    std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
+    T* to = place(own_weights(slice.tensor->unit), slice);
+    CUDA_CHECK(cudaMemcpy(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice));
+  }
+
+ private:
+  // Room for one whole unit.
+  template <class E>
+  struct Slot {
+    E* data = nullptr;
+    size_t count = 0;
+    int unit = -1;        // whose valid weights are here; -1: nobody's
+    Event moved;          // the last gather into it or reduction out of it
+    bool moving = false;  // the work stream has not waited for that yet
+  };
+
+  // ---- slots: the embedding, the final norm, and a ring for the blocks; or one for each unit
+
+  int ring_slots() const { return 2 + std::min(2, shards_.units() - 2); }
+
+  template <class E>
+  Slot<E>& slot_of(std::vector<Slot<E>>& slots, int unit) {
+    if (int(slots.size()) == shards_.units()) return slots[unit];
+    return slots[unit == 0 ? 0 : unit == shards_.units() - 1 ? 1 : 2 + unit % 2];
+  }
+
+  // Gradients of this unit add up in its slot over the micro-steps; others are reduced after each.
+  bool accumulates(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
+
+  template <class E>
+  void settle(Slot<E>& slot) {
+    if (slot.moving) dp_.wait(stream_, slot.moved);
+    slot.moving = false;
+  }
+
+  Slot<T>& fetch(int unit) {
+    Slot<T>& slot = slot_of(weight_slots_, unit);
+    if (slot.unit == unit) return slot;
+    slot.unit = unit;
+    if (stage_ == 0) return slot;
+    dp_.after(stream_);
+    dp_.all_gather(slot.data, static_cast<const T*>(own_weights(unit)), shards_.piece(unit));
+    slot.moved.record(dp_.stream());
+    slot.moving = true;
+    return slot;
+  }
+
+  void weights_changed() {
+    for (Slot<T>& slot : weight_slots_) slot.unit = -1;
+  }
+
+  // ---- gradients
+
+  bool narrows() const { return options_.training && options_.reduce_narrow && !is_float && dp_.size() > 1; }
+
+  void reduce(int unit, float* whole) {
+    const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
+    float* sum = array(State::gradient, unit);
+    const bool add = !accumulates(unit) && !first_micro_step_;
+    if (narrows()) {
+      narrow(staging_, whole, count, dp_.stream());
+      if (stage_ == 0) dp_.all_reduce(staging_, count);
+      else dp_.reduce_scatter(staging_ + begin, staging_, piece);
+      accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add, dp_.stream());
+    } else if (stage_ == 0) {
+      dp_.all_reduce(whole, count);
+    } else if (!add) {
+      dp_.reduce_scatter(sum, whole, piece);
+    } else {
+      dp_.reduce_scatter(whole + begin, whole, piece);
+      accumulate(sum, whole + begin, piece, true, dp_.stream());
+    }
+  }
+
+  void compute_norm(float clip) {
+    size_t partials = 0;
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      square_sums(partials_ + partials, array(State::gradient, unit), own_count(unit), stream_);
+      partials += norm_partials(own_count(unit));
+    }
+    add_up(total_, partials_, partials, partials_ + partials, stream_);
+    if (stage_ > 0) {
+      dp_.after(stream_);
+      dp_.all_reduce(total_, 1);
+      dp_.wait_for_all(stream_);
+    }
+    clip_factor(norm_, factor_, total_, clip, stream_);
+  }
+
+  void update_unit(int unit, const AdamWStep& constants, long step) {
+    const size_t count = own_count(unit), begin = own_begin(unit), o = own_offset(unit);
+    const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
+    const float* gradient = array(State::gradient, unit);
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      if (!has_masters_) {
+        adamw_stochastic(own_weights(unit), first_ + o, second_ + o, gradient, factor_, count, decayed, constants,
+                         random_key(options_.seed, "stochastic rounding") + uint64_t(step),
+                         (list_.units()[unit].offset + begin) / 4, stream_);
+        return;
+      }
+    }
+    adamw(own_weights(unit), array(State::weight, unit), first_ + o, second_ + o, gradient, factor_, count, decayed,
+          constants, stream_);
+  }
+
+  // ---- what this rank keeps of a unit: all of it in stage 0, else its piece
+
+  size_t own_begin(int unit) const { return stage_ ? shards_.begin(unit) : 0; }
+  size_t own_count(int unit) const { return stage_ ? shards_.piece(unit) : shards_.whole(unit); }
+  size_t own_offset(int unit) const { return stage_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
+  size_t own_total() const { return stage_ ? shards_.all_pieces() : shards_.all_whole(); }
+  size_t gradient_total() const { return stage_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
+  std::vector<Slice> own_slices(int unit) const { return shards_.slices(unit, own_begin(unit), own_count(unit)); }
+
+  T* own_weights(int unit) const {
+    return stage_ == 3 ? weight_pieces_ + own_offset(unit) : weights_ + shards_.whole_offset(unit) + own_begin(unit);
+  }
+
+  // Null: weights that are kept only as T.
+  float* array(State state, int unit) const {
+    if (state == State::first_moment) return first_ + own_offset(unit);
+    if (state == State::second_moment) return second_ + own_offset(unit);
+    if (state == State::gradient)
+      return stage_ == 1 ? gradients_ + shards_.whole_offset(unit) + own_begin(unit) : gradients_ + own_offset(unit);
+    if constexpr (is_float) return own_weights(unit);
+    else return masters_ ? masters_ + own_offset(unit) : nullptr;
+  }
+
+  template <class E>
+  E* place(E* own, const Slice& slice) const {
+    return own + (slice.in_unit - own_begin(slice.tensor->unit));
+  }
+
+  // ---- memory
+
+  template <class E>
+  void lay_out_whole(std::vector<Slot<E>>& slots, E* base) {
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      slots[unit].data = base ? base + shards_.whole_offset(unit) : nullptr;
+      slots[unit].count = shards_.whole(unit);
+    }
+  }
+
+  template <class E>
+  void lay_out_ring(std::vector<Slot<E>>& slots, Arena& arena) {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      slots[i].count = shards_.whole(i == 0 ? 0 : i == 1 ? shards_.units() - 1 : 1);
+      slots[i].data = arena.take<E>(slots[i].count);
+    }
+  }
+
+  void lay_out_gradients(Arena& arena) {
+    gradients_ = arena.take<float>(gradient_total());
+    if (stage_ < 2) lay_out_whole(gradient_slots_, gradients_);
+    size_t partials = 0;
+    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(own_count(unit));
+    partials_ = arena.take<float>(partials + norm_workspace(partials));
+    total_ = arena.take<double>(1);
+    norm_ = arena.take<float>(1);
+    factor_ = arena.take<float>(1);
+  }
+
+  void lay_out_buffers(Arena& arena) {
+    if (stage_ == 3) lay_out_ring(weight_slots_, arena);
+    if (stage_ >= 2 && options_.training) lay_out_ring(gradient_slots_, arena);
+    if (narrows()) staging_ = arena.take<T>(std::max(shards_.whole(0), shards_.whole(1)));
+  }
+
+  template <class E>
+  void clear(E* array, size_t count) {
+    if (array) CUDA_CHECK(cudaMemsetAsync(array, 0, count * sizeof(E), stream_));
+  }
+
+  const TensorList& list_;
+  StoreOptions options_;
+  Communicator& dp_;
+  cudaStream_t stream_;
+  Shards shards_;
+  int stage_;
+  bool has_masters_;
+  bool first_micro_step_ = true, last_micro_step_ = true;
+  T *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
+  float *gradients_ = nullptr, *masters_ = nullptr, *first_ = nullptr, *second_ = nullptr;
+  float *partials_ = nullptr, *norm_ = nullptr, *factor_ = nullptr;
+  double* total_ = nullptr;
+  std::vector<Slot<T>> weight_slots_;
+  std::vector<Slot<float>> gradient_slots_;
+};

@@ -1,0 +1,61 @@
+# shellcheck shell=bash
+# What the scenarios share; sourced by them in their own namespaces, with a folder of their own as first argument.
+set -uo pipefail
+work=$1
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive TMPDIR=$work
+unset "${!SLURM@}" "${!OMPI@}" "${!PMIX@}" RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
+ip link set lo up
+
+fail() { echo "  FAILED: $*"; exit 1; }
+
+# A small model on the repository's own sources, 8 samples a step. More options may follow.
+job=(--train 'kernels/*.cuh' gpt.cuh --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 8
+     --lr 1e-3 --steps 10)
+
+# The numbers of one key of metrics.jsonl: values FOLDER KEY
+values() { sed -n 's/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
+
+# Trains on one rank, as what others are compared with.
+train_alone() { "$GPT_PROGRAM" "${job[@]}" --out "$work/alone" > "$work/alone.log" 2>&1 || fail "one rank does not train"; }
+
+# Every loss of a run must equal one rank's within 1e-5: same_losses_as_alone FOLDER
+same_losses_as_alone() {
+  paste <(values alone loss) <(values "$1" loss) | awk -v what="$1" '
+    { difference = ($1 - $2) / $1; if (difference < 0) difference = -difference; if (difference > worst) worst = difference
+      if (NF == 2) steps++ }
+    END { printf "  %s: losses of %d steps differ by at most %.1e from one rank'\''s (limit 1e-5)\n", what, steps, worst
+          exit !(NR == 10 && steps == 10 && worst < 1e-5) }' || fail "the losses of $1 are not one rank's"
+}
+
+# Waits until a run has done so many steps: wait_for_step FOLDER STEP SECONDS
+wait_for_step() {
+  local end=$((SECONDS + $3))
+  until [ "$(values "$1" loss | wc -l)" -ge "$2" ]; do
+    [ $SECONDS -lt $end ] || fail "$1 has not reached step $2 after $3 s"
+    sleep 0.2
+  done
+}
+
+# The id of the process that is rank K of the job that runs: process_of_rank K
+process_of_rank() {
+  local process
+  for process in $(pgrep -x train_gpt); do
+    if tr '\0' '\n' < /proc/"$process"/environ | grep -qx "OMPI_COMM_WORLD_RANK=$1"; then echo "$process"; fi
+  done
+}
+
+# The job that was started in the background must end by itself within 30 s, with a failure, leaving no process behind,
+# and with a line in its log that matches a pattern: ends_with PROCESS LOG PATTERN
+ends_with() {
+  local start=$SECONDS status=0
+  while kill -0 "$1" 2> /dev/null; do
+    [ $((SECONDS - start)) -lt 30 ] || fail "the job goes on 30 s after the fault"
+    sleep 0.2
+  done
+  wait "$1" || status=$?
+  [ $status -ne 0 ] || fail "the job's exit code is 0"
+  sleep 0.5
+  if pgrep -l '^(train_gpt|orted|mpirun)$'; then fail "processes are left"; fi
+  grep -Eq "$3" "$2" || fail "no line of $2 matches '$3'"
+  echo "  ended after $((SECONDS - start)) s with exit code $status: $(grep -E "$3" "$2" | head -1)"
+}

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# One of four ranks dies, stops, is asked to end, or fails: the whole job ends, and a message names that rank.
+# shellcheck source=test/cluster/common.sh
+. test/cluster/common.sh
+
+# Starts four ranks and waits until they train: start NAME
+start() {
+  dev/cluster/mpirun.sh 4 "${job[@]}" --steps 1000000 --checkpoint-every 100 --out "$work/$1" > "$work/$1.log" 2>&1 &
+  job_process=$!
+  wait_for_step "$1" 3 30
+}
+
+for fault in KILL:2 KILL:0 STOP:1 STOP:0 TERM:3; do
+  signal=${fault%:*} rank=${fault#*:}
+  echo "  SIG$signal to rank $rank"
+  start "$fault"
+  kill -s "$signal" "$(process_of_rank "$rank")"
+  ends_with $job_process "$work/$fault.log" "rank $rank"
+done
+
+echo "  rank 2 can write no more files (its checkpoint fails)"
+start full
+prlimit --fsize=0 --pid "$(process_of_rank 2)"
+ends_with $job_process "$work/full.log" "rank 2"

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Tests of real launchers, hosts and networks on one machine. Needs root:
+#
+#   test/cluster/run.sh                 all scenarios
+#   test/cluster/run.sh kill slurm      these
+#
+# Each scenario runs in namespaces of its own: processes, network (nothing but its own loopback and links), mounts and
+# host name. Whatever happens, the kernel ends all of its processes with it, and nothing outside has changed.
+# GPT_BUILD: a folder that holds another train_gpt than the one of this repository.
+cd "$(dirname "$0")/../.." || exit 1
+scenarios=("${@:-}")
+[ -n "${scenarios[0]}" ] || scenarios=(two_hosts kill slurm torchrun)
+fail() { echo "test/cluster/run.sh: $*" >&2; exit 2; }
+
+[ "$(id -u)" = 0 ] || fail "needs root, for network namespaces and Slurm's daemons: sudo make test-cluster"
+missing=()
+for pair in mpirun:openmpi-bin slurmctld:slurm-wlm munged:munge ip:iproute2 pgrep:procps prlimit:util-linux; do
+  command -v "${pair%:*}" > /dev/null || missing+=("${pair#*:}")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "installing ${missing[*]}"
+  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } \
+    > /dev/null || fail "apt-get could not install ${missing[*]}: install them, then run again"
+fi
+export GPT_PROGRAM=$PWD/train_gpt
+if [ -n "${GPT_BUILD:-}" ]; then GPT_PROGRAM=$(realpath "$GPT_BUILD")/train_gpt; fi
+[ -x "$GPT_PROGRAM" ] || fail "$GPT_PROGRAM is not there: build it with make"
+
+folder=$(mktemp -d)
+export folder
+trap 'rm -rf "$folder"' EXIT
+passed=0 failed=0
+for scenario in "${scenarios[@]}"; do
+  [ -f "test/cluster/$scenario.sh" ] || fail "there is no scenario '$scenario' in test/cluster"
+  start=$SECONDS
+  mkdir "$folder/$scenario"
+  if timeout --foreground --signal=KILL 150 \
+       unshare --fork --pid --kill-child --mount-proc --net --uts bash "test/cluster/$scenario.sh" "$folder/$scenario"; then
+    result=passed passed=$((passed + 1))
+  else
+    result=FAILED failed=$((failed + 1))
+    tail -n 30 "$folder/$scenario"/*.log
+  fi
+  printf '%-12s %s  %3d s\n' "$scenario" $result $((SECONDS - start))
+done
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]

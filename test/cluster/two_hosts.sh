@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Two hosts, node-a and node-b, made of network namespaces that a virtual cable joins; two ranks on each, over TCP.
+# The losses equal one rank's; then the cable is slow, then it is cut.
+# shellcheck source=test/cluster/common.sh
+. test/cluster/common.sh
+
+# node-a is this namespace, node-b one more.
+hostname node-a
+mkdir -p /run/netns
+mount -t tmpfs none /run/netns
+ip netns add node-b
+ip link add cable type veth peer name cable netns node-b
+ip addr add 10.77.0.1/24 dev cable && ip link set cable up
+ip -n node-b addr add 10.77.0.2/24 dev cable && ip -n node-b link set cable up && ip -n node-b link set lo up
+printf '127.0.0.1 localhost\n10.77.0.1 node-a\n10.77.0.2 node-b\n' > "$work/hosts"
+mount --bind "$work/hosts" /etc/hosts
+
+# What takes the place of ssh: remote.sh HOST COMMAND...
+cat > "$work/remote.sh" <<'END'
+#!/bin/sh
+host=$1; shift
+exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
+END
+chmod +x "$work/remote.sh"
+export OMPI_MCA_plm_rsh_agent=$work/remote.sh HOSTS=node-a:2,node-b:2
+
+train_alone
+dev/cluster/mpirun.sh 4 "${job[@]}" --out "$work/two_hosts" > "$work/two_hosts.log" 2>&1 || fail "two hosts do not train"
+same_losses_as_alone two_hosts
+
+# The mean of a key over the last so many steps: recent KEY STEPS
+recent() { values cable "$1" | tail -n "$2" | awk '{ sum += $1 } END { printf "%.1f", sum / NR }'; }
+
+dev/cluster/mpirun.sh 4 "${job[@]}" --steps 1000000 --out "$work/cable" > "$work/cable.log" 2>&1 &
+job_process=$!
+wait_for_step cable 20 30
+step_before=$(recent step_ms 10) exposed_before=$(recent comm_exposed_ms 10)
+
+slow=(dev cable root tbf rate 20mbit burst 64kb latency 50ms)
+{ tc qdisc add "${slow[@]}" && tc -n node-b qdisc add "${slow[@]}"; } || fail "tc cannot slow the cable"
+wait_for_step cable $(($(values cable loss | wc -l) + 6)) 60
+step_after=$(recent step_ms 5) exposed_after=$(recent comm_exposed_ms 5)
+echo "  cable at 20 Mbit/s: step $step_before -> $step_after ms, exposed communication $exposed_before -> $exposed_after ms"
+awk "BEGIN { exit !($step_after > 2 * $step_before && $exposed_after - $exposed_before > ($step_after - $step_before) / 2) }" ||
+  fail "a slow cable does not show as exposed communication"
+
+echo "  cable cut"
+ip link set cable down
+ends_with $job_process "$work/cable.log" 'rank [0-9]|node-b'

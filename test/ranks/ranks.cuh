@@ -1,0 +1,62 @@
+// For tests that several ranks run together, under mpirun (test/run.sh): every rank runs every test case, rank 0 reports.
+//
+// What must hold is checked on every rank. A rank that leaves a test case early would let the others wait for ever: the
+// watchdog ends the job then.
+#pragma once
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/launch.h"
+#include "parallel/mesh.cuh"
+#include "test/kernel_test.cuh"
+
+struct Ranks {
+  std::unique_ptr<Control> control = start_control(find_launch());
+  FlightRecorder recorder;
+  std::shared_ptr<void> watch = control->watch(recorder, 60, 120);
+  Mesh mesh{*control, {.dp = control->size()}, true, recorder};
+};
+
+inline Ranks& ranks() {
+  static Ranks* instance = new Ranks;  // ended by hand, not by a destructor
+  return *instance;
+}
+
+// Rank 0's values, on every rank. They are computed there alone.
+template <class Compute>
+std::vector<float> from_rank_0(Compute compute) {
+  std::string bytes;
+  if (ranks().control->rank() == 0) {
+    const std::vector<float> values = compute();
+    bytes.assign(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  }
+  bytes = ranks().control->all_gather(bytes)[0];
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+int main(int argc, char** argv) {
+  try {
+    Control& control = *ranks().control;
+    const std::string log = control.rank() ? "/dev/null" : "/dev/stdout";
+    doctest::Context context(argc, argv);
+    context.setOption("out", log.c_str());
+    const int failed = context.run();
+    std::string others;
+    const std::vector<std::string> results = control.all_gather(std::to_string(failed));
+    for (int rank = 1; rank < control.size(); ++rank)
+      if (results[size_t(rank)] != "0") others += " " + std::to_string(rank);
+    if (control.rank() == 0 && !others.empty()) std::printf("failed on ranks%s\n", others.c_str());
+    end_mpi();
+    control.finish();
+    std::fflush(stdout);
+    _exit(failed || !others.empty());
+  } catch (const std::exception& error) {
+    ranks().control->fail(error.what());
+  }
+}

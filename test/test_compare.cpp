@@ -1,0 +1,193 @@
+// dev/compare.py on small logs of the format that kernels/tensor_log.cuh describes. Left out where there is no Python.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <functional>
+#include <vector>
+
+#include <sys/wait.h>
+
+#include <nlohmann/json.hpp>
+
+#include "test/temporary_folder.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Parts = std::vector<std::string>;
+
+const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0;
+
+struct Mesh {
+  int ranks = 1, data_parallel = 1, micro_batch = 4;
+};
+
+// May change a line, whose rank is given, before it is written.
+using Change = std::function<void(Json& line, int rank)>;
+
+// The number of an output as a run computes it: by where it is, and for sums by what the rank has added up.
+Json output(const Json& step, const Json& micro_batch, const Json& layer, const char* op, double value,
+            bool accumulated = false) {
+  char checksum[17];
+  std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(value * 1000));
+  return {{"step", step}, {"micro_batch", micro_batch}, {"layer", layer}, {"op", op}, {"output", 0},
+          {"accumulated", accumulated}, {"count", 100}, {"dtype", "fp32"}, {"sum", value}, {"absmax", value / 10},
+          {"checksum", checksum}};
+}
+
+// Two steps of four micro-batches through two layers of three operations; ranks/data_parallel ranks hold the same.
+void write_run(const std::string& file, const Mesh& mesh, const Change& change = [](Json&, int) {}) {
+  for (int rank = 0; rank < mesh.ranks; ++rank) {
+    std::string text = Json{{"rank", rank}, {"ranks", mesh.ranks}, {"data_parallel", mesh.data_parallel},
+                            {"micro_batch", mesh.micro_batch}}.dump() + "\n";
+    const auto write = [&](Json line) {
+      change(line, rank);
+      text += line.dump() + "\n";
+    };
+    write(output(nullptr, nullptr, nullptr, "fill", 1));
+    for (int step = 1; step <= 2; ++step) {
+      const int first = rank % mesh.data_parallel;
+      double sum = 0;
+      for (int micro_batch = first; micro_batch < 4; micro_batch += mesh.data_parallel) {
+        for (int layer = 0; layer < 2; ++layer) {
+          write(output(step, micro_batch, layer, "matmul", 100 * step + 10 * micro_batch + layer));
+          write(output(step, micro_batch, layer, "matmul", 200 * step + 10 * micro_batch + layer));
+        }
+        write(output(step, micro_batch, 0, "gradient", sum += micro_batch + 1, micro_batch != first));
+      }
+      write(output(step, nullptr, nullptr, "adamw", 1000 * step));
+    }
+    put(rank ? file + ".rank" + std::to_string(rank) : file, text);
+  }
+}
+
+// Runs `compare.py arguments` in the folder.
+void check(const TemporaryFolder& folder, const std::string& arguments, int code, const Parts& parts) {
+  const std::string script = std::filesystem::absolute("dev/compare.py");
+  const std::string command = "python3 '" + script + "' " + arguments + " > .out 2>&1";
+  const int status = std::system(("cd '" + folder.path().string() + "' && " + command).c_str());
+  const std::string text = content_of(folder / ".out");
+  CAPTURE(arguments);
+  CAPTURE(text);
+  CHECK(WEXITSTATUS(status) == code);
+  for (const std::string& part : parts) CHECK_MESSAGE(contains(text, part), part);
+  CHECK(contains(text, "error: ") == (code == 2));
+  CHECK(!contains(text, "Traceback"));
+}
+
+Change spoil(int step, int micro_batch, int layer, double factor) {
+  return [=](Json& line, int) {
+    if (line["step"] != step || line["micro_batch"] != micro_batch || line["layer"] != layer) return;
+    for (const char* key : {"sum", "absmax"}) line[key] = line[key].get<double>() * factor;
+    line["checksum"] = "ffffffffffffffff";
+  };
+}
+
+}  // namespace
+
+TEST_CASE("runs of one mesh" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  write_run(path + "good", {});
+  write_run(path + "same", {});
+  write_run(path + "bad", {}, spoil(2, 1, 1, 1.001));
+  write_run(path + "short", {}, [](Json& line, int) {
+    if (line["step"] == 2) line["op"] = "other";
+  });
+  check(folder, "good same", 0, {"are the same: 43 outputs agree."});
+  check(folder, "good bad", 1,
+        {"They part at step 2, micro-batch 1, layer 1: matmul, output 0 (100 fp32)",
+         "A, rank 0:  sum 211, absolute maximum 21.1, checksum 0000000000033838",
+         "B, rank 0:  sum 211.211, absolute maximum 21.1211, checksum ffffffffffffffff",
+         "step 2, micro-batch 1, layer 0: matmul, call 2 of it, output 0 (100 fp32): agrees",
+         "29 outputs agree up to there; from there on 2 differ, 12 agree."});
+  check(folder, "good bad --rtol 0.01", 0, {"43 outputs agree within 0.01"});
+  check(folder, "good bad --rtol 0.0001", 1, {"They part at step 2, micro-batch 1, layer 1"});
+  check(folder, "good short", 0, {"22 outputs agree", "21 in A alone, 21 in B alone"});
+}
+
+TEST_CASE("the first difference of several ranks is the earliest, not that of the first rank" *
+          doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  const Mesh mesh{.ranks = 2, .data_parallel = 2};
+  write_run(path + "good/run", mesh);
+  write_run(path + "bad/run", mesh, [](Json& line, int rank) {
+    spoil(2, 0, 0, 2)(line, rank);
+    spoil(1, 3, 1, 2)(line, rank);
+  });
+  check(folder, "good bad", 1, {"step 1, micro-batch 3, layer 1", "A, rank 1:", "B, rank 1:"});
+  check(folder, "good/run bad/run", 1, {"step 1, micro-batch 3, layer 1", "A, rank 1:", "B, rank 1:"});
+}
+
+TEST_CASE("runs of two meshes" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  write_run(path + "one", {});
+  write_run(path + "two", {.ranks = 2, .data_parallel = 2});
+  write_run(path + "replicas", {.ranks = 4, .data_parallel = 2});
+  write_run(path + "bad", {.ranks = 2, .data_parallel = 2}, spoil(1, 3, 0, 2));
+  write_run(path + "smaller", {.ranks = 1, .data_parallel = 1, .micro_batch = 2}, spoil(1, 3, 0, 2));
+  write_run(path + "shards", {.ranks = 2, .data_parallel = 2}, [](Json& line, int) {
+    if (line["op"] == "adamw") line["count"] = 50;
+  });
+  // Six of the eight gradients are sums of different micro-batches; those of the first on rank 0 are not.
+  const std::string sums = " sums over other micro-batches.";
+  check(folder, "one two", 0, {"37 outputs agree", "Not compared: 6" + sums});
+  check(folder, "two one", 0, {"37 outputs agree", "Not compared: 6" + sums});
+  check(folder, "two replicas", 0, {"43 outputs agree"});
+  check(folder, "one bad", 1, {"step 1, micro-batch 3, layer 0: matmul", "A, rank 0:", "B, rank 1:"});
+  check(folder, "one shards", 0, {"35 outputs agree", "2 of another size"});
+  check(folder, "one smaller", 0, {"3 outputs agree", "40 of other samples"});
+}
+
+TEST_CASE("tolerances" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  const auto with = [&](const std::string& file, double sum, Json largest, const char* dtype = "fp32") {
+    write_run(path + file, {}, [=](Json& line, int) {
+      line["sum"] = sum;
+      line["absmax"] = largest;
+      line["dtype"] = dtype;
+    });
+  };
+  with("a", 1e-6, 1.0);  // sums of 100 elements near 1 that cancel
+  with("cancels", -1e-6, 1.0);
+  with("sum", 1e-1, 1.0);
+  with("largest", 1e-6, 1.01);
+  with("infinite", 1e-6, nullptr);
+  with("bf16", 1e-6, 1.0, "bf16");
+  check(folder, "a cancels --rtol 1e-3", 0, {"the same"});
+  check(folder, "a sum --rtol 1e-3", 1, {"They part at before the first step: fill"});
+  check(folder, "a largest --rtol 1e-3", 1, {"It is the first of rank 0"});
+  check(folder, "a infinite --rtol 1e-3", 1, {"absolute maximum not finite"});
+  check(folder, "infinite infinite --rtol 1e-3", 0, {"the same"});
+  check(folder, "a bf16", 2, {"bf16", "--rtol"});
+  check(folder, "a bf16 --rtol 1e-3", 0, {"the same"});
+}
+
+TEST_CASE("what can't be compared" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  write_run(path + "run", {});
+  write_run(path + "two", {.ranks = 2, .data_parallel = 2});
+  write_run(path + "renamed", {}, [](Json& line, int) { line["op"] = "other"; });
+  std::filesystem::create_directory(path + "nothing");
+  std::filesystem::copy(path + "two", path + "half");
+  put(path + "empty", "");
+  put(path + "text", "hello\n");
+  put(path + "array", content_of(path + "run") + "[1]\n");
+  put(path + "key", content_of(path + "run") + "{\"step\":1}\n");
+  put(path + "cut", content_of(path + "run") + "{\"step\":1");
+  check(folder, "run missing", 2, {"missing", "No such file"});
+  check(folder, "run nothing", 2, {"nothing", "empty folder"});
+  check(folder, "run empty", 2, {"empty:", "empty"});
+  check(folder, "run text", 2, {"text:1", "'hello'"});
+  check(folder, "run array", 2, {"array:45", "'[1]'"});
+  check(folder, "run key", 2, {"key:45"});
+  check(folder, "run half", 2, {"half", "rank 0", "2 ranks"});
+  check(folder, "run renamed", 2, {"same place"});
+  check(folder, "run run --rtol 7", 2, {"--rtol 7"});
+  check(folder, "run cut", 0, {"cut: line 45 is unfinished", "43 outputs agree"});
+}

@@ -1,0 +1,472 @@
+// The control plane between processes of this machine: joining, what a stray connection cannot do, all_gather, and how a
+// job ends when a rank dies, stops, fails or hangs.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "parallel/control.h"
+
+#include "test/ranks.h"
+
+namespace {
+
+constexpr double never = 0, join_s = 15, silence_s = 1;
+
+int free_port() { return Listener(0).port(); }
+
+void sleep_for(double seconds) { usleep(useconds_t(seconds * 1e6)); }
+
+std::unique_ptr<Control> start(int rank, int size, int port, double timeout_s = join_s, const std::string& token = "secret") {
+  if (size == 1) return std::make_unique<Control>();
+  if (rank == 0) return std::make_unique<Control>(Listener(port), size, token, timeout_s);
+  return std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, token}, rank, size, timeout_s);
+}
+
+void require(bool right, const std::string& what) {
+  if (!right) throw std::runtime_error("wrong: " + what);
+}
+
+void check_silent_success(Ranks& ranks) {
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  for (const Outcome& outcome : outcomes) {
+    CHECK(outcome.code == 0);
+    CHECK(outcome.printed == "");
+  }
+}
+
+// Every rank but `gone` (-1: none) ends with `code` within `seconds`; together they print one line, with all `parts`.
+template <class... Parts>
+void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Parts&... parts) {
+  const std::vector<Outcome> outcomes = ranks.wait(seconds + 3);
+  INFO(describe(outcomes));
+  std::string printed;
+  for (int rank = 0; rank < int(outcomes.size()); ++rank) {
+    printed += outcomes[size_t(rank)].printed;
+    if (rank == gone) continue;
+    CHECK(outcomes[size_t(rank)].code == code);
+    CHECK(outcomes[size_t(rank)].seconds < seconds);
+  }
+  CHECK(lines(printed) == 1);
+  CHECK(printed.starts_with("train_gpt: "));
+  for (const std::string& part : {std::string(parts)...}) CHECK_MESSAGE(contains(printed, part), part);
+}
+
+std::string noise(size_t bytes, int seed) {
+  std::string text(bytes, 0);
+  for (size_t i = 0; i < bytes; ++i) text[i] = char(i * i * 31 + size_t(seed) * 7);
+  return text;
+}
+
+std::string named(const Ranks& ranks, int rank) {
+  return "rank " + std::to_string(rank) + " (host " + this_process().host + ", pid " + std::to_string(ranks.pid(rank)) + ")";
+}
+
+}  // namespace
+
+TEST_CASE("ranks meet in any order, know each other and end in silence") {
+  for (const std::vector<double>& delays : {std::vector<double>{0}, {0, 0}, {0.3, 0}, {0, 0.3}, {0.3, 0, 0.1, 0.2, 0}}) {
+    const int size = int(delays.size()), port = free_port();
+    Ranks ranks(size, [&](int rank) {
+      sleep_for(delays[size_t(rank)]);
+      const auto control = start(rank, size, port);
+      require(control->rank() == rank && control->size() == size, "rank and size");
+      const auto pids = control->all_gather(std::to_string(getpid()));
+      for (int r = 0; r < size; ++r) {
+        require(pids[size_t(r)] == std::to_string(control->pid(r)), "pid of rank " + std::to_string(r));
+        require(control->host(r) == this_process().host, "host of rank " + std::to_string(r));
+      }
+      control->finish();
+    });
+    check_silent_success(ranks);
+  }
+}
+
+TEST_CASE("all_gather: empty, odd and large messages, and many of them") {
+  const int size = 3, port = free_port();
+  Ranks ranks(size, [&](int rank) {
+    const auto control = start(rank, size, port);
+    for (size_t bytes : {0ul, 1ul, 13ul, 65537ul, 5'000'003ul}) {
+      const auto all = control->all_gather(noise(bytes + size_t(rank), rank));
+      require(all.size() == size, "number of messages");
+      for (int r = 0; r < size; ++r) require(all[size_t(r)] == noise(bytes + size_t(r), r), "message of " + std::to_string(bytes));
+    }
+    for (int i = 0; i < 1000; ++i) {
+      const std::string mine = std::to_string(i * size + rank);
+      require(control->all_gather(mine)[size_t((rank + 1) % size)] == std::to_string(i * size + (rank + 1) % size), "a short message");
+    }
+    control->finish();
+  });
+  check_silent_success(ranks);
+}
+
+TEST_CASE("a barrier waits for the last rank") {
+  const int port = free_port();
+  Ranks ranks(3, [&](int rank) {
+    const auto control = start(rank, 3, port);
+    control->barrier();
+    const double begin = steady_seconds();
+    if (rank == 2) sleep_for(0.5);
+    control->barrier();
+    require(steady_seconds() - begin > 0.45, "waited " + std::to_string(steady_seconds() - begin) + " s");
+    control->finish();
+  });
+  check_silent_success(ranks);
+}
+
+TEST_CASE("strays can neither join nor hold up a job") {
+  const int size = 3, port = free_port();
+  const uint32_t huge[] = {0xffffffffu, uint32_t(FrameType::hello)}, half[] = {100, uint32_t(FrameType::hello)};
+  const auto hello = [](const nlohmann::json& fields) { return *pack(FrameType::hello, fields.dump()); };
+  const std::vector<std::string> first_words = {
+      "", "GET / HTTP/1.1\r\nHost: rank0\r\n\r\n", noise(100'000, 1), std::string(reinterpret_cast<const char*>(huge), 8),
+      std::string(reinterpret_cast<const char*>(half), 8) + "{\"protocol\"", *pack(FrameType::hello, "{"),
+      *pack(FrameType::hello, std::string(60'000, '[')), *pack(FrameType::verdict, "1"), *pack(FrameType::contribution, "x"),
+      hello({{"protocol", control_protocol}, {"token", "guess"}, {"rank", 1}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
+      hello({{"protocol", control_protocol}, {"token", 7}, {"rank", 1}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
+      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", "1"}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
+      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", 1}, {"size", 3}, {"host", 5}, {"pid", 1}}),
+      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", -1}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
+      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", 3}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
+      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", 0}, {"size", 3}, {"host", "h"}, {"pid", 1}})};
+  Ranks ranks(size, [&](int rank) {
+    if (rank > 0) sleep_for(1);
+    const auto control = start(rank, size, port);
+    control->barrier();
+    control->finish();
+  });
+  std::vector<Descriptor> strays;  // they stay as long as they are let
+  for (int round = 0; round < 10; ++round)
+    for (const std::string& words : first_words) {
+      std::string problem;
+      while (!strays.emplace_back(connect_to("127.0.0.1", port, 1, problem))) strays.pop_back();
+      (void)!send(strays.back().get(), words.data(), words.size(), MSG_NOSIGNAL);
+    }
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  for (const Outcome& outcome : outcomes) {
+    CHECK(outcome.code == 0);
+    CHECK(outcome.printed == "");
+    CHECK(outcome.seconds < 3);
+  }
+}
+
+TEST_CASE("a rank whose stream turns to nonsense counts as dead") {
+  const int port = free_port();
+  Ranks ranks(1, [&](int) { start(0, 2, port)->barrier(); });
+  std::string problem;
+  Descriptor socket;
+  while (!(socket = connect_to("127.0.0.1", port, 1, problem))) sleep_for(0.01);
+  Connection rank_1(std::move(socket), longest_frame);
+  rank_1.send(FrameType::hello, nlohmann::json{{"protocol", control_protocol}, {"token", "secret"}, {"rank", 1},
+                                               {"size", 2}, {"host", "elsewhere"}, {"pid", 5}}.dump());
+  const uint32_t too_long[] = {uint32_t(longest_frame) + 1, uint32_t(FrameType::heartbeat)};
+  rank_1.send(std::make_shared<const std::string>(reinterpret_cast<const char*>(too_long), sizeof too_long));
+  check_one_line(ranks, -1, 1, 5, "rank 1 (host elsewhere, pid 5) died", "Protocol error");
+}
+
+TEST_CASE("ranks that never come are named, and those that came end too") {
+  const int port = free_port();
+  Ranks ranks(6, [&](int rank) {
+    if (rank != 3 && rank != 5) start(rank, 8, port, 1);
+  });
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  CHECK(is_line_with(outcomes[0].printed.substr(0, outcomes[0].printed.size() - 1), "train_gpt: ", "ranks 3, 5-7 of 8 did not arrive within 1 s", "GPT_JOIN_TIMEOUT"));
+  for (size_t rank : {0, 1, 2, 4}) CHECK(outcomes[rank].code == 1);
+  for (size_t rank : {1, 2, 4}) CHECK(outcomes[rank].printed == "");
+  for (size_t rank : {0, 1, 2, 4}) CHECK(outcomes[rank].seconds < 3);
+}
+
+TEST_CASE("who cannot reach rank 0, or is refused, says why") {
+  const int port = free_port();
+  SUBCASE("nobody listens") {
+    Ranks ranks(1, [&](int) { start(1, 2, port, 0.5); });
+    check_one_line(ranks, -1, 1, 3, "rank 1 (host ", "no rank 0 at 127.0.0.1 port " + std::to_string(port), "within 0.5 s", "Connection refused");
+  }
+  SUBCASE("somebody else listens") {
+    Ranks ranks(2, [&](int rank) { start(rank, 2, port, 1, "token of " + std::to_string(rank)); });
+    const std::vector<Outcome> outcomes = ranks.wait();
+    INFO(describe(outcomes));
+    CHECK(contains(outcomes[0].printed, "rank 1 of 2 did not arrive within 1 s"));
+    CHECK(contains(outcomes[1].printed, "does not know this job"));
+    CHECK(lines(outcomes[0].printed + outcomes[1].printed) == 2);
+  }
+  SUBCASE("a rank is there twice, or has another idea of the size") {
+    Ranks ranks(4, [&](int rank) {
+      sleep_for(0.2 * rank);
+      if (rank == 2) start(1, 3, port);       // the second rank 1
+      else if (rank == 3) start(2, 4, port);  // thinks there are four
+      else start(rank, 3, port, 1);
+    });
+    const std::vector<Outcome> outcomes = ranks.wait();
+    INFO(describe(outcomes));
+    CHECK(contains(outcomes[2].printed, "train_gpt: rank 1 (host " + this_process().host + ", pid " + std::to_string(ranks.pid(2)) + "): refused by rank 0"));
+    CHECK(contains(outcomes[2].printed, named(ranks, 1) + " is there already"));
+    CHECK(contains(outcomes[3].printed, "4 ranks, rank 0 says 3"));
+    CHECK(contains(outcomes[0].printed, "rank 2 of 3 did not arrive"));
+    for (const Outcome& outcome : outcomes) CHECK(outcome.code == 1);
+  }
+  SUBCASE("the port is in use") {
+    const Listener other(0);
+    const std::string error = error_of([&] { Listener(other.port()); });
+    CHECK(is_line_with(error, "port " + std::to_string(other.port()) + " is in use", "MASTER_PORT"));
+  }
+  SUBCASE("a name that is none") {
+    std::string problem;
+    CHECK(!connect_to("no-such-host.invalid", port, 1, problem));
+    CHECK(contains(problem, "'no-such-host.invalid' does not resolve"));
+  }
+}
+
+TEST_CASE("a rank that goes ends the job, which names it") {
+  struct Fate {
+    std::string name;
+    std::function<void(Control&)> action;
+    std::string message;
+    int code;
+  };
+  const Fate fates[] = {{"kill -9", [](Control&) { raise(SIGKILL); }, " died", 1},
+                        {"SIGSTOP", [](Control&) { raise(SIGSTOP); }, " has not answered for 1 s", 1},
+                        {"exit", [](Control&) { exit(0); }, " died", 1},
+                        {"out of scope", [](Control&) {}, " died", 1},
+                        {"fail", [](Control& control) { control.fail("the\ndata ran out", 3); }, ": the?data ran out", 3}};
+  struct Job {
+    const Fate& fate;
+    int gone;
+    std::unique_ptr<Ranks> ranks;
+  };
+  std::vector<Job> jobs;  // side by side: they spend their time waiting
+  for (const Fate& fate : fates)
+    for (int gone : {0, 2})
+      jobs.push_back({fate, gone, std::make_unique<Ranks>(4, [&, gone, port = free_port()](int rank) {
+                        FlightRecorder recorder;
+                        const auto control = start(rank, 4, port);
+                        const auto watch = control->watch(recorder, silence_s, never);
+                        control->barrier();
+                        if (rank == gone) return fate.action(*control);
+                        control->barrier();
+                      })});
+  for (Job& job : jobs) {
+    CAPTURE(job.fate.name);
+    CAPTURE(job.gone);
+    const std::string message = named(*job.ranks, job.gone) + job.fate.message;
+    if (job.gone == 2 || job.fate.name == "fail") {
+      check_one_line(*job.ranks, job.gone, job.fate.code, 6, message);
+      continue;
+    }
+    const std::vector<Outcome> outcomes = job.ranks->wait();  // rank 0 is gone: each survivor speaks for itself
+    INFO(describe(outcomes));
+    for (int rank = 1; rank < 4; ++rank) {
+      CHECK(outcomes[size_t(rank)].code == 1);
+      CHECK(outcomes[size_t(rank)].seconds < 6);
+      CHECK(outcomes[size_t(rank)].printed.starts_with("train_gpt: " + named(*job.ranks, rank) + ": " + message));
+      CHECK(lines(outcomes[size_t(rank)].printed) == 1);
+    }
+  }
+}
+
+TEST_CASE("several ranks that die together are named together") {
+  const int port = free_port();
+  Ranks ranks(5, [&](int rank) {
+    const auto control = start(rank, 5, port);
+    control->barrier();
+    if (rank >= 2) raise(SIGKILL);
+    control->barrier();
+  });
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  CHECK(contains(outcomes[0].printed, "died; so for ranks "));
+  CHECK(lines(outcomes[0].printed) == 1);
+  CHECK(outcomes[1].printed == "");
+}
+
+TEST_CASE("one error on all ranks is one line") {
+  const int port = free_port();
+  Ranks ranks(4, [&](int rank) { start(rank, 4, port)->fail("--heads 3: no divisor", 2); });
+  check_one_line(ranks, -1, 2, 2, "train_gpt: --heads 3: no divisor\n");
+}
+
+TEST_CASE("a death explains the errors that follow from it") {
+  const int port = free_port();
+  Ranks ranks(3, [&](int rank) {
+    const auto control = start(rank, 3, port);
+    control->barrier();
+    if (rank == 1) raise(SIGKILL);
+    control->fail("connection reset by peer");
+  });
+  check_one_line(ranks, 1, 1, 2, named(ranks, 1) + " died");
+}
+
+TEST_CASE("one rank alone fails without a rank's name") {
+  Ranks ranks(1, [&](int) { Control().fail("no data", 2); });
+  check_one_line(ranks, -1, 2, 1, "train_gpt: no data\n");
+}
+
+TEST_CASE("a collective that hangs: where the ranks differ, then what each did last") {
+  struct Job {
+    std::function<void(int, FlightRecorder&)> collectives;
+    std::string odd_one, difference;
+    std::unique_ptr<Ranks> ranks;
+  };
+  const auto enter = [](const char* name) { return [=](int, FlightRecorder& recorder) { recorder.enter(name, 100); }; };
+  std::vector<Job> jobs;
+  jobs.push_back({[](int rank, FlightRecorder& recorder) { if (rank != 2) recorder.enter("all_gather", 100); }, "rank 2 (host ",
+                  ") not yet in #4, ranks 0, 1, 3 in #4 all_gather of 100 bytes\n", {}});
+  jobs.push_back({[](int rank, FlightRecorder& recorder) { recorder.enter(rank == 1 ? "broadcast" : "all_gather", 100); }, "rank 1 (host ",
+                  ") in #4 broadcast of 100 bytes, ranks 0, 2, 3 in #4 all_gather of 100 bytes\n", {}});
+  jobs.push_back({enter("all_gather"), "ranks 0-3 ", "in #4 all_gather of 100 bytes\n", {}});
+  for (Job& job : jobs)
+    job.ranks = std::make_unique<Ranks>(4, [&, port = free_port()](int rank) {
+      FlightRecorder recorder;
+      const auto control = start(rank, 4, port);
+      const auto watch = control->watch(recorder, silence_s, 0.5);
+      for (int i = 0; i < 3; ++i) recorder.leave(recorder.enter("all_reduce", 4096));
+      job.collectives(rank, recorder);
+      sleep_for(10);
+    });
+  for (Job& job : jobs) {
+    const std::vector<Outcome> outcomes = job.ranks->wait();
+    INFO(describe(outcomes));
+    const std::string& text = outcomes[0].printed;
+    CHECK(text.starts_with("train_gpt: a collective takes longer than 0.5 s: " + job.odd_one));
+    CHECK(contains(text, job.difference));
+    CHECK(contains(text, "#2 all_reduce 4096 bytes 0.000 s | #3 all_reduce 4096 bytes 0.000 s"));
+    CHECK(contains(text, " s, not left\n"));
+    for (int rank = 0; rank < 4; ++rank) {
+      CHECK(outcomes[size_t(rank)].code == 1);
+      CHECK(outcomes[size_t(rank)].seconds < 6);
+      CHECK(contains(text, "\n  " + named(*job.ranks, rank) + ": #"));
+      if (rank > 0) CHECK(outcomes[size_t(rank)].printed == "");
+    }
+  }
+}
+
+TEST_CASE("a collective that only refresh() knows to have ended has ended") {
+  Ranks ranks(2, [port = free_port()](int rank) {
+    FlightRecorder recorder;
+    recorder.refresh = [&] { recorder.leave(1); };
+    recorder.enter("all_reduce", 8);
+    const auto control = start(rank, 2, port);
+    const auto watch = control->watch(recorder, silence_s, 0.4);
+    sleep_for(1);
+    control->finish();
+  });
+  check_silent_success(ranks);
+}
+
+TEST_CASE("an all_gather to which a rank does not come counts as a collective") {
+  const int port = free_port();
+  Ranks ranks(3, [&](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 3, port);
+    const auto watch = control->watch(recorder, silence_s, 0.5);
+    if (rank == 1) sleep_for(10);
+    control->barrier();
+  });
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  CHECK(contains(outcomes[0].printed, ") not yet in #1, ranks 0, 2 in #1 host barrier"));
+}
+
+TEST_CASE("a job that is stopped and continued goes on") {
+  const int port = free_port();
+  Ranks ranks(3, [&](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 3, port);
+    const auto watch = control->watch(recorder, silence_s, 1.5);
+    recorder.enter("all_reduce", 8);
+    sleep_for(1);
+    recorder.leave(1);
+    control->finish();
+  });
+  sleep_for(0.6);
+  ranks.signal(SIGSTOP);
+  sleep_for(2);
+  for (int rank : {2, 1, 0}) {
+    kill(ranks.pid(rank), SIGCONT);
+    sleep_for(0.2);
+  }
+  check_silent_success(ranks);
+}
+
+TEST_CASE("SIGTERM waits until the dead rank has been named") {
+  const int port = free_port();
+  Ranks ranks(3, [&](int rank) {
+    const auto control = start(rank, 3, port);
+    control->barrier();
+    if (rank == 1) raise(SIGKILL);
+    raise(SIGTERM);  // what mpirun does next
+    control->barrier();
+  });
+  check_one_line(ranks, 1, 1, 2, named(ranks, 1) + " died");
+}
+
+TEST_CASE("SIGTERM for no known reason ends a rank as it would any program") {
+  const int port = free_port();
+  Ranks ranks(2, [&](int rank) {
+    const auto control = start(rank, 2, port);
+    raise(SIGTERM);
+    control->barrier();
+    sleep_for(10);
+  });
+  const std::vector<Outcome> outcomes = ranks.wait(5);
+  INFO(describe(outcomes));
+  CHECK(outcomes[0].code == -SIGTERM);
+  CHECK(outcomes[0].seconds > 0.5);
+}
+
+TEST_CASE("finish waits for all; what ranks do afterwards is nobody's business") {
+  const int port = free_port();
+  Ranks ranks(4, [&](int rank) {
+    const auto control = start(rank, 4, port);
+    if (rank == 3) sleep_for(0.5);
+    const double begin = steady_seconds();
+    control->finish();
+    if (rank != 3) require(steady_seconds() - begin > 0.3, "came back early");
+    control->finish();
+    if (rank > 0) sleep_for(0.3 * rank);
+  });
+  check_silent_success(ranks);
+}
+
+TEST_CASE("the flight recorder keeps the last 64") {
+  FlightRecorder recorder;
+  CHECK(recorder.entries().empty());
+  for (uint64_t i = 1; i <= 200; ++i) CHECK(recorder.enter(i % 2 ? "odd" : "even", i) == i);
+  recorder.leave(3);  // long overwritten
+  recorder.leave(150);
+  const auto entries = recorder.entries();
+  REQUIRE(entries.size() == 64);
+  CHECK(entries.front().sequence == 137);
+  CHECK(entries.back().sequence == 200);
+  CHECK(entries.back().bytes == 200);
+  CHECK(entries.back().name == std::string("even"));
+  for (const auto& entry : entries) CHECK(entry.left.has_value() == (entry.sequence == 150));
+
+  const double entered = entries.back().entered;
+  recorder.forgive(5);
+  CHECK(recorder.entries().back().entered == doctest::Approx(entered + 5));
+}
+
+TEST_CASE("a flight record in brief") {
+  FlightRecorder recorder;
+  CHECK(brief(recorder.entries(), 0).place == "not yet in #1");
+  CHECK(brief(recorder.entries(), 0).waiting == 0);
+  for (int i = 1; i <= 9; ++i) recorder.enter("all_reduce", size_t(i));
+  const double now = recorder.entries().front().entered + 7;
+  CHECK(brief(recorder.entries(), now).place == "in #1 all_reduce of 1 bytes");
+  CHECK(brief(recorder.entries(), now).waiting == 7);
+  for (uint64_t i = 1; i <= 5; ++i) recorder.leave(i);
+  const FlightBrief record = brief(recorder.entries(), now);
+  CHECK(record.place == "in #6 all_reduce of 6 bytes");
+  CHECK(contains(record.history, "#4 all_reduce 4 bytes 0.000 s | #5"));
+  CHECK(contains(record.history, "| #7 all_reduce 7 bytes 7.000 s, not left"));
+  CHECK(!contains(record.history, "#8"));
+  for (uint64_t i = 6; i <= 9; ++i) recorder.leave(i);
+  CHECK(brief(recorder.entries(), now).place == "not yet in #10");
+}
+
+TEST_CASE("lists of ranks") {
+  CHECK(rank_list({3}) == "rank 3");
+  CHECK(rank_list({3, 5}) == "ranks 3, 5");
+  CHECK(rank_list({0, 1, 3}) == "ranks 0, 1, 3");
+  CHECK(rank_list({0, 1, 2, 3, 7, 9, 10, 11}) == "ranks 0-3, 7, 9-11");
+}
