@@ -21,10 +21,10 @@ class TensorLog {
  public:
   TensorLog(const std::string& file, const TensorLogRank& r)
       : path_(r.rank ? file + ".rank" + std::to_string(r.rank) : file), file_(path_, std::ios::binary) {
-    CUDA_CHECK(cudaMalloc(&results_, most_lines * sizeof(TensorStatistics)));
     file_ << Json{{"rank", r.rank}, {"ranks", r.ranks}, {"data_parallel", r.data_parallel},
                   {"micro_batch", r.micro_batch}} << '\n';
     flush();
+    CUDA_CHECK(cudaMalloc(&results_, most_lines * sizeof(TensorStatistics)));
     Profiler::instance().listener = [this](const char* operation, int number, const WrittenTensor& tensor,
                                            cudaStream_t stream) { add(operation, number, tensor, stream); };
   }
@@ -40,7 +40,8 @@ class TensorLog {
   void flush() {
     std::vector<TensorStatistics> results(lines_.size());
     CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(results.data(), results_, results.size() * sizeof(results[0]), cudaMemcpyDeviceToHost));
+    if (!results.empty())
+      CUDA_CHECK(cudaMemcpy(results.data(), results_, results.size() * sizeof(results[0]), cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < lines_.size(); ++i) write(lines_[i], results[i]);
     lines_.clear();
     if (!file_.flush())

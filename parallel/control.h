@@ -1,12 +1,12 @@
 // The control plane of a job: every rank holds a TCP connection to rank 0 as long as the job runs, and a thread on each
-// rank serves it. It carries what ranks must tell each other (all_gather, barrier), and it sees to it that a job with a
+// rank serves it. It carries what ranks must tell each other (all_gather, barrier), and sees to it that a job with a
 // dead, stopped, failed or hanging rank ends on all ranks within 30 seconds, with one line that names the rank.
 //
 // Each rank sends a heartbeat once a second, its flight record in brief: JSON [seconds waiting, place, history]. Rank 0
-// collects what goes wrong: a connection that closes, silence, an error that a rank reports, a collective that takes too
-// long. It waits a moment for what others have to say, decides, prints the line, and sends its verdict, the exit code, to
-// all, who end quietly. If rank 0 itself is gone, each rank says so for itself. All end by _exit: destructors and MPI
-// would wait for ranks that are no more.
+// collects what goes wrong: a connection that closes, silence, an error that a rank reports, a collective that takes
+// too long. It waits a moment for what others have to say, decides, prints the line, and sends its verdict, the exit
+// code, to all, who end quietly. If rank 0 itself is gone, each rank says so for itself. All end by _exit: destructors
+// and MPI would wait for ranks that are no more.
 #pragma once
 
 #include <atomic>
@@ -51,12 +51,12 @@ class Control {
   const std::string& host(int rank) const { return peers_.at(size_t(rank)).host; }
   long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
 
-  // Everybody's `mine`, by rank. As barrier() and finish(): called by all ranks in the same order, each in one thread.
+  // Everybody's `mine`, by rank. Called by all ranks in the same order, in one thread each; so are barrier and finish.
   std::vector<std::string> all_gather(const std::string& mine) { return gather("host all_gather", mine); }
   void barrier() { gather("host barrier", ""); }
 
   // From now on a collective in `recorder` that is not left after `collective_timeout_s` (0: it may take any time) ends
-  // the job, as does a rank that is silent for `silence_s`. The recorder is no longer used when the result is destroyed.
+  // the job, as does a rank that is silent for `silence_s`. Once the result is destroyed the recorder is not used.
   [[nodiscard]] std::shared_ptr<void> watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
     silence_s_ = silence_s;
     collective_timeout_s_ = collective_timeout_s;
@@ -97,8 +97,9 @@ class Control {
   };
 
   Control(int rank, Peers peers)
-      : rank_(rank), peers_(std::move(peers)), contributions_(peers_.size()), heartbeats_(peers_.size(), Json{0, "silent", ""}),
-        failed_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      : rank_(rank), peers_(std::move(peers)), contributions_(peers_.size()),
+        heartbeats_(peers_.size(), Json{0, "not heard of yet", ""}), failed_(peers_.size()),
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
     std::signal(SIGTERM, note_sigterm);
     thread_ = std::thread([this] { serve(); });
@@ -141,7 +142,7 @@ class Control {
   // ---- the control thread
 
   void serve() try {
-    double last = steady_seconds(), next_beat = last;
+    double last = steady_seconds(), last_beat = 0;
     while (!stopping_ && !finished_) {
       exchange(open_connections(peers_), wake_.get(), 100);
       const double now = steady_seconds(), period = std::min(1.0, silence_s_ / 5);
@@ -152,9 +153,9 @@ class Control {
         if (Connection* connection = peers_[size_t(rank)].connection.get())
           while (std::optional<Frame> frame = connection->next()) handle(rank, std::move(*frame));
       if (finished_) break;
-      if (now >= next_beat) {
+      if (now - last_beat > period) {
         beat(now);
-        next_beat = now + period;
+        last_beat = now;
       }
       judge(now);
       heed_sigterm(now);
@@ -221,10 +222,12 @@ class Control {
 
   void deliver(const std::string& sizes_and_bytes) {
     std::vector<std::string> all;
-    for (size_t rank = 0, at = sizeof(uint64_t) * peers_.size(); rank < peers_.size(); ++rank, at += all.back().size()) {
-      uint64_t length;
-      std::memcpy(&length, sizes_and_bytes.data() + rank * sizeof length, sizeof length);
-      all.push_back(sizes_and_bytes.substr(at, length));
+    std::vector<uint64_t> sizes(peers_.size());
+    size_t at = sizes.size() * sizeof(uint64_t);
+    std::memcpy(sizes.data(), sizes_and_bytes.data(), at);
+    for (uint64_t size : sizes) {
+      all.push_back(sizes_and_bytes.substr(at, size));
+      at += size;
     }
     finished_ = leaving_.load();
     const std::lock_guard lock(mutex_);
@@ -249,13 +252,13 @@ class Control {
 
   void judge(double now) {
     for (int rank = 0; rank < size(); ++rank) {
+      if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5);  // till all have said where they are
       const Connection* connection = peers_[size_t(rank)].connection.get();
-      if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5);  // by then all have said where they are
-      if (!connection) continue;
-      if (!connection->is_open())
-        lose({Fault::died, rank, " died" + (connection->error() ? std::string(" (") + std::strerror(connection->error()) + ")" : "")});
-      else if (now - connection->last_heard > silence_s_)
-        lose({Fault::silent, rank, " has not answered for " + seconds(silence_s_) + ": stopped, or its host or link is down"});
+      if (connection && !connection->is_open())
+        lose({Fault::died, rank, " died" + reason(connection->error())});
+      else if (connection && now - connection->last_heard > silence_s_)
+        lose({Fault::silent, rank,
+              " has not answered for " + seconds(silence_s_) + ": stopped, or its host or link is down"});
     }
     if (!failures_.empty() && (now > decide_at_ || failures_.size() == peers_.size())) end_job();
   }
@@ -280,17 +283,19 @@ class Control {
   }
 
   [[noreturn]] void end_job() {
-    const Failure& cause = *std::min_element(failures_.begin(), failures_.end(),
-                                             [](const Failure& a, const Failure& b) { return a.fault < b.fault; });
+    std::stable_sort(failures_.begin(), failures_.end(), [](auto& a, auto& b) { return a.fault < b.fault; });
+    const Failure& cause = failures_[0];
     std::vector<int> alike;
-    for (const Failure& failure : failures_)
-      if (&failure != &cause && failure.fault == cause.fault && failure.message == cause.message) alike.push_back(failure.rank);
+    for (const Failure& other : failures_) {
+      const bool same_words = other.message == cause.message || cause.fault != Fault::reported;
+      if (other.fault == cause.fault && same_words && other.rank != cause.rank) alike.push_back(other.rank);
+    }
     if (cause.fault == Fault::hung)
       print_error("a collective takes longer than " + seconds(collective_timeout_s_) + ": " + where_ranks_are());
     else if (cause.fault == Fault::reported)
       print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
     else
-      print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; so for " + rank_list(alike)));
+      print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
     send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code));
     linger(peers_, 1);
     _exit(cause.exit_code);
@@ -312,6 +317,8 @@ class Control {
     for (const auto& [size, group] : by_size) line += (line.empty() ? "" : ", ") + group;
     return line + table;
   }
+
+  static std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
 
   static std::string seconds(double number) {
     std::ostringstream text;

@@ -1,6 +1,6 @@
-// The flight recorder: what this rank's last collectives were, which of them are under way, and since when. Threads that
-// enqueue collectives write it, the control thread (parallel/control.h) reads it; when a job hangs, the records of all
-// ranks say where they differ.
+// The flight recorder: what this rank's last collectives were, which of them are under way, and since when. Threads
+// that enqueue collectives write it, the control thread (parallel/control.h) reads it; when a job hangs, the records of
+// all ranks say where they differ.
 //
 // Collectives are numbered from 1 in the order in which a rank enters them. Times are seconds of steady_seconds().
 #pragma once
@@ -56,7 +56,8 @@ class FlightRecorder {
   std::vector<Entry> entries() const {
     const std::lock_guard lock(mutex_);
     std::vector<Entry> result;
-    for (uint64_t i = last_ < capacity ? 1 : last_ - capacity + 1; i <= last_; ++i) result.push_back(entries_[i % capacity]);
+    for (uint64_t i = last_ - std::min(last_, uint64_t(capacity)) + 1; i <= last_; ++i)
+      result.push_back(entries_[i % capacity]);
     return result;
   }
 

@@ -3,15 +3,15 @@
 //   mpirun    OMPI_COMM_WORLD_{RANK,SIZE}, or PMI_{RANK,SIZE} outside Slurm. Rank 0's endpoint travels over MPI.
 //   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Torchrun's agent may itself listen on MASTER_PORT
 //             (TORCHELASTIC_USE_AGENT_STORE=True): the next port is used then.
-//   srun      SLURM_PROCID, SLURM_STEP_NUM_TASKS; with PMIX_RANK (--mpi=pmix) over MPI if the program was built with it,
-//             else at the first host of SLURM_STEP_NODELIST, port 20000 + (31 * SLURM_JOB_ID + SLURM_STEP_ID) % 10000,
-//             or MASTER_ADDR, MASTER_PORT. SLURM_NTASKS alone says nothing: a plain process in a batch script has it.
+//   srun      SLURM_PROCID, SLURM_STEP_NUM_TASKS. With PMIX_RANK (--mpi=pmix) over MPI if the program was built with
+//             it, else at the first host of SLURM_STEP_NODELIST and port 20000 + (31 SLURM_JOB_ID + SLURM_STEP_ID) mod
+//             10000, or at MASTER_ADDR and MASTER_PORT. SLURM_NTASKS is no sign: processes of a batch script have it.
 //
 // The first that applies counts: torchrun is started by srun, one a node, and mpirun's daemons are too. None: one rank.
 //
 // Ranks show a token to rank 0. Over MPI it is random. Else it is GPT_JOB_TOKEN, which keeps out whoever does not know
-// it (but not those who read the network: it is sent in the clear); without GPT_JOB_TOKEN it is what the job's processes
-// have in common, which keeps out port scanners and mixed-up jobs, but nobody who means harm.
+// it, though not those who read the network: it travels in the clear. Without GPT_JOB_TOKEN it is what the processes of
+// the job have in common, which keeps out port scanners and mixed-up jobs, but nobody who means harm.
 #pragma once
 
 #include <charconv>
@@ -57,10 +57,13 @@ inline std::optional<long> environment_number(const char* name, long least, long
 
 // The rank and size in a launcher's variables; none if neither is set.
 inline std::optional<Launch> find_rank(const std::string& how, const char* rank_name, const char* size_name) {
-  const auto rank = environment_number(rank_name, 0, most_ranks - 1), size = environment_number(size_name, 1, most_ranks);
+  const auto rank = environment_number(rank_name, 0, most_ranks - 1);
+  const auto size = environment_number(size_name, 1, most_ranks);
   if (!rank && !size) return {};
-  if (!rank || !size) fail(rank ? rank_name : size_name, " is set and ", rank ? size_name : rank_name, " is not: ", how, " sets both");
-  if (*rank >= *size) fail(rank_name, " ", *rank, " with ", size_name, " ", *size, ": ranks count from 0, so the last is ", *size - 1);
+  if (!rank) fail(size_name, " is set and ", rank_name, " is not: set both, as ", how, " does");
+  if (!size) fail(rank_name, " is set and ", size_name, " is not: set both, as ", how, " does");
+  if (*rank >= *size)
+    fail(rank_name, " ", *rank, " with ", size_name, " ", *size, ": ranks count from 0, so the last is ", *size - 1);
   return Launch{int(*rank), int(*size), how, false, {}};
 }
 
@@ -92,11 +95,11 @@ inline void find_endpoint(Launch& launch) {
   }
   if (host.empty() || !port)
     fail(launch.how, " started rank ", launch.rank, " of ", launch.size, " without ",
-         host.empty() ? "MASTER_ADDR: set it to the host of rank 0" : "MASTER_PORT: set it to a free port of MASTER_ADDR");
-  if (token.empty()) {
-    for (const char* shared : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID"})
-      token += environment(shared) + " ";
-    token += host + " " + std::to_string(*port) + " " + std::to_string(launch.size);
+         host.empty() ? "MASTER_ADDR: set it to the host of rank 0" : "MASTER_PORT: set it to a free port there");
+  if (token.empty()) {  // not the address: rank 0 may have been given another name of it
+    const bool srun = launch.how == "srun";
+    token = environment(srun ? "SLURM_JOB_ID" : "TORCHELASTIC_RUN_ID") + " " +
+            environment(srun ? "SLURM_STEP_ID" : "TORCHELASTIC_RESTART_COUNT") + " " + std::to_string(*port);
   }
   launch.rank_0 = {{host}, int(*port), token};
 }
@@ -106,7 +109,7 @@ inline Launch find_launch() {
   auto mpirun = find_rank("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   if (!mpirun && !in_slurm_step) mpirun = find_rank("mpirun", "PMI_RANK", "PMI_SIZE");
   const auto torchrun = find_rank("torchrun", "RANK", "WORLD_SIZE");
-  if (torchrun) environment_number("LOCAL_RANK", 0, torchrun->size - 1);  // a rank's GPU comes from its place on its host
+  if (torchrun) environment_number("LOCAL_RANK", 0, torchrun->size - 1);  // may be missing: hosts are compared
   if (mpirun && torchrun && (mpirun->rank != torchrun->rank || mpirun->size != torchrun->size))
     fail("RANK ", torchrun->rank, " of WORLD_SIZE ", torchrun->size, ", but mpirun says rank ", mpirun->rank, " of ",
          mpirun->size, ": unset RANK and WORLD_SIZE, or start without mpirun");
@@ -142,40 +145,33 @@ inline std::vector<std::string> own_addresses() {
   return addresses;
 }
 
-inline std::string random_token() {
-  std::random_device device("/dev/urandom");
+inline std::string describe_rank_0(const Listener& listener) {
+  std::random_device random("/dev/urandom");
   std::ostringstream text;
-  for (int i = 0; i < 4; ++i) text << std::hex << device();
+  text << listener.port() << " " << std::hex << random() << random() << random() << random();
+  for (const std::string& address : own_addresses()) text << " " << address;
   return text.str();
 }
 
 inline std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) {
-  int level = 0, rank = 0, size = 0, length = 0;
+  int level = 0, rank = 0, size = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (rank != launch.rank || size != launch.size)
     fail(launch.how, " started rank ", launch.rank, " of ", launch.size, ", and MPI says rank ", rank, " of ", size,
          ": start it with the mpirun of the MPI that it was built with");
-  if (level < MPI_THREAD_SERIALIZED) fail("this MPI cannot be used from several threads: build one that can");
+  if (level < MPI_THREAD_SERIALIZED) fail("this MPI cannot be used from several threads: use one that can");
 
   std::optional<Listener> listener;
-  std::ostringstream endpoint;  // port, token, addresses
-  if (rank == 0) {
-    listener.emplace(0);
-    endpoint << listener->port() << " " << random_token();
-    for (const std::string& address : own_addresses()) endpoint << " " << address;
-  }
-  std::string text = endpoint.str();
-  length = int(text.size());
-  MPI_Bcast(&length, 1, MPI_INT, 0, MPI_COMM_WORLD);
-  text.resize(size_t(length));
-  MPI_Bcast(text.data(), length, MPI_CHAR, 0, MPI_COMM_WORLD);
-
+  if (rank == 0) listener.emplace(0);
+  std::string text = rank == 0 ? describe_rank_0(*listener) : "";
+  text.resize(4096);
+  MPI_Bcast(text.data(), int(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
+  std::istringstream words(text.c_str());
   Endpoint rank_0;
-  std::istringstream parts(text);
-  parts >> rank_0.port >> rank_0.token;
-  for (std::string address; parts >> address;) rank_0.hosts.push_back(address);
+  words >> rank_0.port >> rank_0.token;
+  for (std::string address; words >> address;) rank_0.hosts.push_back(address);
   if (rank == 0) return std::make_unique<Control>(std::move(*listener), size, rank_0.token, timeout_s);
   return std::make_unique<Control>(rank_0, rank, size, timeout_s);
 }
@@ -184,13 +180,8 @@ inline std::unique_ptr<Control> start_over_mpi(const Launch& launch, double time
 // Name service may be a little late for a fresh host.
 inline void check_resolves(const std::string& host, double patience_s) {
   const double deadline = steady_seconds() + patience_s;
-  addrinfo* found = nullptr;
-  while (const int error = getaddrinfo(host.c_str(), nullptr, nullptr, &found)) {
-    if (steady_seconds() > deadline)
-      fail("MASTER_ADDR ", excerpt(host), " does not resolve (", gai_strerror(error), "): give rank 0's host, by name or address");
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  }
-  freeaddrinfo(found);
+  for (std::string problem; !resolve(host, 0, problem); std::this_thread::sleep_for(std::chrono::milliseconds(200)))
+    if (steady_seconds() > deadline) fail("MASTER_ADDR: ", problem, ": give rank 0's host, by name or address");
 }
 
 // Returns when all ranks have come.

@@ -99,19 +99,15 @@ class Reception {
   };
 
   void serve() {
-    constexpr size_t most_strangers = 512;
     constexpr double patience_s = 5;
     std::vector<Connection*> connections = open_connections(peers_);
     for (Stranger& stranger : strangers_) connections.push_back(&stranger.connection);
-    exchange(connections, strangers_.size() < most_strangers ? listener_.descriptor() : -1, 100);
+    exchange(connections, listener_.descriptor(), 100);
     std::erase_if(strangers_, [&](Stranger& stranger) {
       return is_settled(stranger.connection) || !stranger.connection.is_open() || steady_seconds() > stranger.deadline;
     });
-    while (strangers_.size() < most_strangers) {
-      Descriptor socket = listener_.accept();
-      if (!socket) break;
+    while (Descriptor socket = listener_.accept())
       strangers_.push_back({Connection(std::move(socket), longest_hello), steady_seconds() + patience_s});
-    }
   }
 
   // Whether this stranger has become a rank, was refused, or is none of ours.
@@ -134,11 +130,12 @@ class Reception {
 
   std::string objection(const nlohmann::json& hello) const {
     const int rank = hello.at("rank"), size = hello.at("size"), expected = int(peers_.size());
-    if (hello.at("protocol") != control_protocol) return "the program there is another version: start the same one everywhere";
+    if (hello.at("protocol") != control_protocol) return "it is another version of this program: start one everywhere";
     if (size != expected)
       return "it says there are " + std::to_string(size) + " ranks, rank 0 says " + std::to_string(expected);
     if (rank < 1 || rank >= size) return "that rank cannot join " + std::to_string(size) + " ranks";
-    if (peers_[size_t(rank)].is_connected()) return who(peers_, rank) + " is there already: give each process its own RANK";
+    if (peers_[size_t(rank)].is_connected())
+      return who(peers_, rank) + " is there already: give each process its own RANK";
     return "";
   }
 
@@ -175,7 +172,7 @@ class Visitor {
     const double deadline = steady_seconds() + timeout_s;
     for (double pause = 0.02; steady_seconds() < deadline; pause = std::min(2 * pause, 0.5)) {
       for (const std::string& host : rank_0_.hosts)
-        if (knock(host, deadline - steady_seconds())) return wait_for_start(timeout_s);
+        if (knock(host, deadline)) return wait_for_start(timeout_s);
       std::this_thread::sleep_for(std::chrono::duration<double>(pause));
     }
     fail(who(peers_, rank_), ": no rank 0 at ", rank_0_.hosts[0], " port ", rank_0_.port, " within ", timeout_s, " s (",
@@ -185,15 +182,16 @@ class Visitor {
  private:
   static constexpr double patience_s = 10;  // with an answer
 
-  bool knock(const std::string& host, double seconds_left) {
-    Descriptor socket = connect_to(host, rank_0_.port, std::clamp(seconds_left, 0.1, 3.0), problem_);
+  bool knock(const std::string& host, double deadline) {
+    const double seconds_left = std::max(0.1, deadline - steady_seconds());
+    Descriptor socket = connect_to(host, rank_0_.port, std::min(seconds_left, 3.0), problem_);
     if (!socket) return false;
     peers_[0].connection = std::make_unique<Connection>(std::move(socket), longest_frame);
     const Peer& self = peers_[size_t(rank_)];
-    peers_[0].connection->send(FrameType::hello, nlohmann::json{{"protocol", control_protocol}, {"token", rank_0_.token},
-                                                                {"rank", rank_}, {"size", peers_.size()},
-                                                                {"host", self.host}, {"pid", self.pid}}.dump());
-    const std::optional<Frame> answer = next_frame(patience_s);
+    const nlohmann::json hello = {{"protocol", control_protocol}, {"token", rank_0_.token}, {"rank", rank_},
+                                  {"size", peers_.size()},        {"host", self.host},      {"pid", self.pid}};
+    peers_[0].connection->send(FrameType::hello, hello.dump());
+    const std::optional<Frame> answer = next_frame(std::min(seconds_left, patience_s));
     if (answer && answer->type == FrameType::accepted) return true;
     if (answer && answer->type == FrameType::refused)
       fail(who(peers_, rank_), ": refused by rank 0 at ", host, " port ", rank_0_.port, ": ", answer->payload);

@@ -91,14 +91,21 @@ inline int connect_within(const Descriptor& socket, const addrinfo& to, double s
   return error;
 }
 
-// Tries all addresses that `host` stands for. An empty descriptor: `problem` says why.
-inline Descriptor connect_to(const std::string& host, int port, double seconds, std::string& problem) {
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// All addresses that a name stands for; none: `problem` says why.
+inline Addresses resolve(const std::string& host, int port, std::string& problem) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int unresolved = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (unresolved) problem = "'" + host + "' does not resolve: " + gai_strerror(unresolved);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  for (const addrinfo* address = found; address; address = address->ai_next) {
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error) problem = excerpt(host) + " does not resolve (" + gai_strerror(error) + ")";
+  return Addresses(found, freeaddrinfo);
+}
+
+// An empty descriptor: `problem` says why.
+inline Descriptor connect_to(const std::string& host, int port, double seconds, std::string& problem) {
+  const Addresses addresses = resolve(host, port, problem);
+  for (const addrinfo* address = addresses.get(); address; address = address->ai_next) {
     Descriptor socket = open_socket(address->ai_family);
     const int error = connect_within(socket, *address, seconds);
     if (!error) return socket;
@@ -119,7 +126,7 @@ using Packet = std::shared_ptr<const std::string>;
 
 inline Packet pack(FrameType type, const std::string& payload) {
   const uint32_t header[] = {uint32_t(payload.size()), uint32_t(type)};
-  return std::make_shared<const std::string>(std::string(reinterpret_cast<const char*>(header), sizeof header) + payload);
+  return std::make_shared<std::string>(std::string(reinterpret_cast<const char*>(header), sizeof header) + payload);
 }
 
 class Connection {

@@ -197,14 +197,15 @@ class ParameterStore {
     bool moving = false;  // the work stream has not waited for that yet
   };
 
-  // ---- slots: the embedding, the final norm, and a ring for the blocks; or one for each unit
+  // ---- slots: first the embedding's, last the final norm's, between them one for each block or a ring
 
   int ring_slots() const { return 2 + std::min(2, shards_.units() - 2); }
 
   template <class E>
   Slot<E>& slot_of(std::vector<Slot<E>>& slots, int unit) {
-    if (int(slots.size()) == shards_.units()) return slots[unit];
-    return slots[unit == 0 ? 0 : unit == shards_.units() - 1 ? 1 : 2 + unit % 2];
+    if (unit == 0) return slots.front();
+    if (unit == shards_.units() - 1) return slots.back();
+    return slots[1 + (unit - 1) % (slots.size() - 2)];
   }
 
   // Gradients of this unit add up in its slot over the micro-steps; others are reduced after each.
@@ -326,9 +327,9 @@ class ParameterStore {
 
   template <class E>
   void lay_out_ring(std::vector<Slot<E>>& slots, Arena& arena) {
-    for (size_t i = 0; i < slots.size(); ++i) {
-      slots[i].count = shards_.whole(i == 0 ? 0 : i == 1 ? shards_.units() - 1 : 1);
-      slots[i].data = arena.take<E>(slots[i].count);
+    for (Slot<E>& slot : slots) {
+      slot.count = shards_.whole(&slot == &slots.front() ? 0 : &slot == &slots.back() ? shards_.units() - 1 : 1);
+      slot.data = arena.take<E>(slot.count);
     }
   }
 

@@ -47,9 +47,10 @@ class Ranks {
     for (size_t left = pids_.size(); left > 0 && steady_seconds() < start_ + seconds; usleep(2000))
       for (size_t rank = 0; rank < pids_.size(); ++rank) {
         int status;
-        if (outcomes[rank].seconds < INFINITY || waitpid(pids_[rank], &status, WNOHANG | WUNTRACED) != pids_[rank]) continue;
-        outcomes[rank].code = WIFEXITED(status) ? WEXITSTATUS(status) : WIFSTOPPED(status) ? -SIGSTOP : -WTERMSIG(status);
-        outcomes[rank].seconds = steady_seconds() - start_;
+        Outcome& outcome = outcomes[rank];
+        if (outcome.seconds < INFINITY || waitpid(pids_[rank], &status, WNOHANG | WUNTRACED) <= 0) continue;
+        outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : WIFSTOPPED(status) ? -SIGSTOP : -WTERMSIG(status);
+        outcome.seconds = steady_seconds() - start_;
         --left;
       }
     for (size_t rank = 0; rank < pids_.size(); ++rank) {

@@ -1,5 +1,5 @@
-// The control plane between processes of this machine: joining, what a stray connection cannot do, all_gather, and how a
-// job ends when a rank dies, stops, fails or hangs.
+// The control plane between processes of this machine: joining, what stray connections cannot do, all_gather, and how
+// a job ends when a rank dies, stops, fails or hangs.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "parallel/control.h"
 
@@ -13,7 +13,8 @@ int free_port() { return Listener(0).port(); }
 
 void sleep_for(double seconds) { usleep(useconds_t(seconds * 1e6)); }
 
-std::unique_ptr<Control> start(int rank, int size, int port, double timeout_s = join_s, const std::string& token = "secret") {
+std::unique_ptr<Control> start(int rank, int size, int port, double timeout_s = join_s,
+                               const std::string& token = "secret") {
   if (size == 1) return std::make_unique<Control>();
   if (rank == 0) return std::make_unique<Control>(Listener(port), size, token, timeout_s);
   return std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, token}, rank, size, timeout_s);
@@ -55,14 +56,16 @@ std::string noise(size_t bytes, int seed) {
   return text;
 }
 
-std::string named(const Ranks& ranks, int rank) {
-  return "rank " + std::to_string(rank) + " (host " + this_process().host + ", pid " + std::to_string(ranks.pid(rank)) + ")";
+std::string named(int rank, pid_t pid) {
+  return "rank " + std::to_string(rank) + " (host " + this_process().host + ", pid " + std::to_string(pid) + ")";
 }
+std::string named(const Ranks& ranks, int rank) { return named(rank, ranks.pid(rank)); }
 
 }  // namespace
 
 TEST_CASE("ranks meet in any order, know each other and end in silence") {
-  for (const std::vector<double>& delays : {std::vector<double>{0}, {0, 0}, {0.3, 0}, {0, 0.3}, {0.3, 0, 0.1, 0.2, 0}}) {
+  using Delays = std::vector<double>;
+  for (const Delays& delays : {Delays{0}, Delays{0, 0}, Delays{0.3, 0}, Delays{0, 0.3}, Delays{0.3, 0, 0.1, 0.2, 0}}) {
     const int size = int(delays.size()), port = free_port();
     Ranks ranks(size, [&](int rank) {
       sleep_for(delays[size_t(rank)]);
@@ -86,11 +89,13 @@ TEST_CASE("all_gather: empty, odd and large messages, and many of them") {
     for (size_t bytes : {0ul, 1ul, 13ul, 65537ul, 5'000'003ul}) {
       const auto all = control->all_gather(noise(bytes + size_t(rank), rank));
       require(all.size() == size, "number of messages");
-      for (int r = 0; r < size; ++r) require(all[size_t(r)] == noise(bytes + size_t(r), r), "message of " + std::to_string(bytes));
+      for (int r = 0; r < size; ++r)
+        require(all[size_t(r)] == noise(bytes + size_t(r), r), "message of " + std::to_string(bytes));
     }
     for (int i = 0; i < 1000; ++i) {
-      const std::string mine = std::to_string(i * size + rank);
-      require(control->all_gather(mine)[size_t((rank + 1) % size)] == std::to_string(i * size + (rank + 1) % size), "a short message");
+      const int next = (rank + 1) % size;
+      const auto all = control->all_gather(std::to_string(i * size + rank));
+      require(all[size_t(next)] == std::to_string(i * size + next), "a short message");
     }
     control->finish();
   });
@@ -114,18 +119,29 @@ TEST_CASE("a barrier waits for the last rank") {
 TEST_CASE("strays can neither join nor hold up a job") {
   const int size = 3, port = free_port();
   const uint32_t huge[] = {0xffffffffu, uint32_t(FrameType::hello)}, half[] = {100, uint32_t(FrameType::hello)};
-  const auto hello = [](const nlohmann::json& fields) { return *pack(FrameType::hello, fields.dump()); };
-  const std::vector<std::string> first_words = {
-      "", "GET / HTTP/1.1\r\nHost: rank0\r\n\r\n", noise(100'000, 1), std::string(reinterpret_cast<const char*>(huge), 8),
-      std::string(reinterpret_cast<const char*>(half), 8) + "{\"protocol\"", *pack(FrameType::hello, "{"),
-      *pack(FrameType::hello, std::string(60'000, '[')), *pack(FrameType::verdict, "1"), *pack(FrameType::contribution, "x"),
-      hello({{"protocol", control_protocol}, {"token", "guess"}, {"rank", 1}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
-      hello({{"protocol", control_protocol}, {"token", 7}, {"rank", 1}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
-      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", "1"}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
-      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", 1}, {"size", 3}, {"host", 5}, {"pid", 1}}),
-      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", -1}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
-      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", 3}, {"size", 3}, {"host", "h"}, {"pid", 1}}),
-      hello({{"protocol", control_protocol}, {"token", "secret"}, {"rank", 0}, {"size", 3}, {"host", "h"}, {"pid", 1}})};
+  const auto frame = [](FrameType type, const std::string& payload) { return *pack(type, payload); };
+  const auto hello = [&](const nlohmann::json& token, const nlohmann::json& rank, const nlohmann::json& host) {
+    const nlohmann::json fields = {{"protocol", control_protocol}, {"token", token}, {"rank", rank},
+                                   {"size", 3},                    {"host", host},   {"pid", 1}};
+    return frame(FrameType::hello, fields.dump());
+  };
+  const auto header = [](const uint32_t(&words)[2]) { return std::string(reinterpret_cast<const char*>(words), 8); };
+  const std::vector<std::string> first_words = {"",
+                                                "GET / HTTP/1.1\r\nHost: rank0\r\n\r\n",
+                                                noise(100'000, 1),
+                                                header(huge),
+                                                header(half) + "{\"protocol\"",
+                                                frame(FrameType::hello, "{"),
+                                                frame(FrameType::hello, std::string(60'000, '[')),
+                                                frame(FrameType::verdict, "1"),
+                                                frame(FrameType::contribution, "x"),
+                                                hello("guess", 1, "h"),
+                                                hello(7, 1, "h"),
+                                                hello("secret", "1", "h"),
+                                                hello("secret", 1, 5),
+                                                hello("secret", -1, "h"),
+                                                hello("secret", 3, "h"),
+                                                hello("secret", 0, "h")};
   Ranks ranks(size, [&](int rank) {
     if (rank > 0) sleep_for(1);
     const auto control = start(rank, size, port);
@@ -169,7 +185,8 @@ TEST_CASE("ranks that never come are named, and those that came end too") {
   });
   const std::vector<Outcome> outcomes = ranks.wait();
   INFO(describe(outcomes));
-  CHECK(is_line_with(outcomes[0].printed.substr(0, outcomes[0].printed.size() - 1), "train_gpt: ", "ranks 3, 5-7 of 8 did not arrive within 1 s", "GPT_JOIN_TIMEOUT"));
+  CHECK(outcomes[0].printed == "train_gpt: ranks 3, 5-7 of 8 did not arrive within 1 s: start them all, or give them "
+                               "longer with GPT_JOIN_TIMEOUT (seconds)\n");
   for (size_t rank : {0, 1, 2, 4}) CHECK(outcomes[rank].code == 1);
   for (size_t rank : {1, 2, 4}) CHECK(outcomes[rank].printed == "");
   for (size_t rank : {0, 1, 2, 4}) CHECK(outcomes[rank].seconds < 3);
@@ -179,7 +196,8 @@ TEST_CASE("who cannot reach rank 0, or is refused, says why") {
   const int port = free_port();
   SUBCASE("nobody listens") {
     Ranks ranks(1, [&](int) { start(1, 2, port, 0.5); });
-    check_one_line(ranks, -1, 1, 3, "rank 1 (host ", "no rank 0 at 127.0.0.1 port " + std::to_string(port), "within 0.5 s", "Connection refused");
+    check_one_line(ranks, -1, 1, 3, named(1, ranks.pid(0)),
+                   ": no rank 0 at 127.0.0.1 port " + std::to_string(port) + " within 0.5 s (Connection refused)");
   }
   SUBCASE("somebody else listens") {
     Ranks ranks(2, [&](int rank) { start(rank, 2, port, 1, "token of " + std::to_string(rank)); });
@@ -198,7 +216,7 @@ TEST_CASE("who cannot reach rank 0, or is refused, says why") {
     });
     const std::vector<Outcome> outcomes = ranks.wait();
     INFO(describe(outcomes));
-    CHECK(contains(outcomes[2].printed, "train_gpt: rank 1 (host " + this_process().host + ", pid " + std::to_string(ranks.pid(2)) + "): refused by rank 0"));
+    CHECK(contains(outcomes[2].printed, "train_gpt: " + named(1, ranks.pid(2)) + ": refused by rank 0"));
     CHECK(contains(outcomes[2].printed, named(ranks, 1) + " is there already"));
     CHECK(contains(outcomes[3].printed, "4 ranks, rank 0 says 3"));
     CHECK(contains(outcomes[0].printed, "rank 2 of 3 did not arrive"));
@@ -223,11 +241,12 @@ TEST_CASE("a rank that goes ends the job, which names it") {
     std::string message;
     int code;
   };
-  const Fate fates[] = {{"kill -9", [](Control&) { raise(SIGKILL); }, " died", 1},
-                        {"SIGSTOP", [](Control&) { raise(SIGSTOP); }, " has not answered for 1 s", 1},
-                        {"exit", [](Control&) { exit(0); }, " died", 1},
-                        {"out of scope", [](Control&) {}, " died", 1},
-                        {"fail", [](Control& control) { control.fail("the\ndata ran out", 3); }, ": the?data ran out", 3}};
+  const Fate fates[] = {
+      {"kill -9", [](Control&) { raise(SIGKILL); }, " died", 1},
+      {"SIGSTOP", [](Control&) { raise(SIGSTOP); }, " has not answered for 1 s", 1},
+      {"exit", [](Control&) { exit(0); }, " died", 1},
+      {"out of scope", [](Control&) {}, " died", 1},
+      {"fail", [](Control& control) { control.fail("the\ndata ran out", 3); }, ": the?data ran out", 3}};
   struct Job {
     const Fate& fate;
     int gone;
@@ -273,7 +292,7 @@ TEST_CASE("several ranks that die together are named together") {
   });
   const std::vector<Outcome> outcomes = ranks.wait();
   INFO(describe(outcomes));
-  CHECK(contains(outcomes[0].printed, "died; so for ranks "));
+  CHECK(contains(outcomes[0].printed, "died; likewise ranks "));
   CHECK(lines(outcomes[0].printed) == 1);
   CHECK(outcomes[1].printed == "");
 }
@@ -306,13 +325,18 @@ TEST_CASE("a collective that hangs: where the ranks differ, then what each did l
     std::string odd_one, difference;
     std::unique_ptr<Ranks> ranks;
   };
-  const auto enter = [](const char* name) { return [=](int, FlightRecorder& recorder) { recorder.enter(name, 100); }; };
+  const auto enter = [](std::string names) {  // a letter a rank
+    return [=](int rank, FlightRecorder& recorder) {
+      if (names[size_t(rank)] == 'g') recorder.enter("all_gather", 100);
+      if (names[size_t(rank)] == 'b') recorder.enter("broadcast", 100);
+    };
+  };
   std::vector<Job> jobs;
-  jobs.push_back({[](int rank, FlightRecorder& recorder) { if (rank != 2) recorder.enter("all_gather", 100); }, "rank 2 (host ",
+  jobs.push_back({enter("gg-g"), "rank 2 (host ",
                   ") not yet in #4, ranks 0, 1, 3 in #4 all_gather of 100 bytes\n", {}});
-  jobs.push_back({[](int rank, FlightRecorder& recorder) { recorder.enter(rank == 1 ? "broadcast" : "all_gather", 100); }, "rank 1 (host ",
+  jobs.push_back({enter("gbgg"), "rank 1 (host ",
                   ") in #4 broadcast of 100 bytes, ranks 0, 2, 3 in #4 all_gather of 100 bytes\n", {}});
-  jobs.push_back({enter("all_gather"), "ranks 0-3 ", "in #4 all_gather of 100 bytes\n", {}});
+  jobs.push_back({enter("gggg"), "ranks 0-3 ", "in #4 all_gather of 100 bytes\n", {}});
   for (Job& job : jobs)
     job.ranks = std::make_unique<Ranks>(4, [&, port = free_port()](int rank) {
       FlightRecorder recorder;

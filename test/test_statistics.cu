@@ -5,11 +5,11 @@
 
 namespace {
 
-// `offset`: elements from the start of an allocation.
+// `offset`: elements from the start of an allocation, which has one more at the end.
 template <class T>
 TensorStatistics statistics_of(const std::vector<T>& values, size_t offset = 0) {
-  std::vector<T> shifted(offset);
-  shifted.insert(shifted.end(), values.begin(), values.end());
+  std::vector<T> shifted(offset + values.size() + 1, from_float<T>(1e6f));
+  std::copy(values.begin(), values.end(), shifted.begin() + long(offset));
   Buffer<T> device(shifted);
   Buffer<TensorStatistics> workspace(tensor_statistics_workspace<T>(values.size())), result(1);
   tensor_statistics(result.data(), device.data() + offset, values.size(), workspace.data(), test_stream());

@@ -1,0 +1,205 @@
+// The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of one
+// rank, sends the bytes of the formulas and allocates the bytes of the formulas.
+#include "gpt.cuh"
+#include "runtime/schedule.h"
+#include "test/ranks/ranks.cuh"
+
+namespace {
+
+constexpr int global_batch = 48, steps = 10;
+constexpr ModelShape even = {2, 4, 64, 256, 32};
+constexpr ModelShape odd = {2, 3, 51, 211, 48};  // nothing divides anything
+
+// Learnable, and different for each sample.
+std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
+  std::vector<int> tokens(size_t(shape.positions) + 1);
+  for (size_t t = 0; t < tokens.size(); ++t)
+    tokens[t] = int((sample * 31 + t * (1 + sample % 5) + sample * sample % 7) % size_t(shape.vocabulary));
+  return tokens;
+}
+
+// Losses and gradient norms of ten steps, and the bytes of the last one.
+struct Curve {
+  std::vector<float> losses, norms;
+  std::map<std::string, double> bytes_sent;
+  std::vector<DeviceMemory::Category> memory;
+};
+
+template <class T>
+void train_step(GPT<T>& model, Communicator& dp, size_t step) {
+  const int B = model.options().micro_batch, T_ = model.options().seq_len;
+  const size_t micro_steps = size_t(global_batch / (B * dp.size()));
+  for (size_t a = 0; a < micro_steps; ++a) {
+    std::vector<int> inputs, targets;
+    for (int b = 0; b < B; ++b) {
+      const size_t number = (a * size_t(dp.size()) + size_t(dp.rank())) * size_t(B) + size_t(b);
+      const std::vector<int> tokens = sample_tokens(model.tensors().shape(), step * global_batch + number);
+      inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
+      targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
+    }
+    model.train_micro_step(inputs.data(), targets.data(), double(global_batch) * T_, a == 0, a + 1 == micro_steps);
+  }
+  const Schedule schedule{"cosine", 3e-3, 3e-4, steps, 3, 0};
+  const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
+  model.store().update(options, 1.0f, long(step) + 1);
+}
+
+template <class T>
+Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOptions store) {
+  GPT<T> model({.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store}, dp, test_stream());
+  model.store().initialize();
+  Curve curve;
+  for (size_t step = 0; step < steps; ++step) {
+    dp.take_traffic();
+    train_step(model, dp, step);
+    curve.losses.push_back(model.loss());
+    curve.norms.push_back(model.gradient_norm());
+  }
+  curve.bytes_sent = dp.take_traffic().bytes_sent;
+  curve.memory = model.memory().categories();
+  return curve;
+}
+
+// What one rank gives, computed once: losses, then norms.
+template <class T>
+const Curve& of_one_rank(const ModelShape& shape, int micro_batch) {
+  static std::map<std::pair<int, int>, Curve> known;
+  auto [place, is_new] = known.try_emplace({shape.channels, micro_batch});
+  if (!is_new) return place->second;
+  const std::vector<float> both = from_rank_0([&] {
+    Communicator alone;
+    Curve curve = train<T>(shape, alone, micro_batch, {});
+    curve.losses.insert(curve.losses.end(), curve.norms.begin(), curve.norms.end());
+    return curve.losses;
+  });
+  place->second.losses.assign(both.begin(), both.begin() + steps);
+  place->second.norms.assign(both.begin() + steps, both.end());
+  return place->second;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(double(a[i]) - b[i]) / std::abs(b[i]));
+  return largest;
+}
+
+// fp32: within 1e-5. bf16: within 3 times the spread that other micro-batches make of one rank's curve.
+template <class T>
+void check_equal(const Curve& curve, const ModelShape& shape, int micro_batch) {
+  const Curve& wanted = of_one_rank<T>(shape, micro_batch);
+  double losses = 1e-5 / 3, norms = 1e-5 / 3;
+  if (!std::is_same_v<T, float>)
+    for (int other : {1, 2, 4, 8}) {
+      losses = std::max(losses, largest_difference(of_one_rank<T>(shape, other).losses, wanted.losses));
+      norms = std::max(norms, largest_difference(of_one_rank<T>(shape, other).norms, wanted.norms));
+    }
+  CHECK(largest_difference(curve.losses, wanted.losses) <= 3 * losses);
+  CHECK(largest_difference(curve.norms, wanted.norms) <= 3 * norms);
+}
+
+Communicator& dp() { return ranks().mesh.dp(); }
+
+// ---- what the design's section 6 says of bytes, for this model's units
+
+// Bytes a step, by collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding included: it travels too.
+template <class T>
+std::map<std::string, double> bytes_of_step(const Shards& shards, int layers, int stage, int micro_steps) {
+  const double others = double(dp().size() - 1), wide = sizeof(float), narrow = sizeof(T);
+  const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
+  const double all = rest + layers * block;
+  std::map<std::string, double> bytes = {{"all_reduce", others / dp().size() * 2 * wide}};  // the loss
+  if (stage == 0) bytes["all_reduce"] += 2 * others * all * wide;
+  else bytes["all_reduce"] += others / dp().size() * 2 * sizeof(double);  // the squares
+  if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
+  if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
+  if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
+  // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
+  const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
+  if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
+  return bytes;
+}
+
+// Bytes of parameters' state, by category: the ZeRO paper's table with fp32 gradients, plus the working set.
+template <class T>
+std::map<std::string, double> bytes_of_memory(const Shards& shards, int layers, int stage) {
+  const double piece = double(shards.all_pieces()), whole = double(shards.all_whole());
+  const double ring = double(shards.whole(0) + shards.whole(layers + 1) + std::min(layers, 2) * shards.whole(1));
+  const double states = std::is_same_v<T, float> ? 2 : 3;
+  std::map<std::string, double> bytes = {{"weights", (stage == 3 ? piece : whole) * sizeof(T)},
+                                         {"gradients", (stage >= 2 ? piece : whole) * sizeof(float)},
+                                         {"optimizer", (stage >= 1 ? piece : whole) * sizeof(float) * states}};
+  if (stage >= 2) bytes["unit buffers"] = ring * (sizeof(float) + (stage == 3 ? sizeof(T) : 0));
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("every stage and micro-batch gives the curve of one rank", T, float, __nv_bfloat16) {
+  for (const ModelShape& shape : {even, odd})
+    for (int stage = 0; stage <= 3; ++stage)
+      for (int micro_batch : {1, 2}) {
+        CAPTURE(shape.channels);
+        CAPTURE(stage);
+        CAPTURE(micro_batch);
+        check_equal<T>(train<T>(shape, dp(), micro_batch, {.stage = stage}), shape, micro_batch);
+      }
+}
+
+TEST_CASE("gradients that travel in bf16") {
+  for (int stage = 0; stage <= 3; ++stage) {
+    CAPTURE(stage);
+    const Curve curve = train<__nv_bfloat16>(odd, dp(), 2, {.stage = stage, .reduce_narrow = true});
+    const Curve& wanted = of_one_rank<__nv_bfloat16>(odd, 2);
+    // Each element of a gradient is rounded by up to 2^-9 = 0.2 %, at random; AdamW's update hardly more than that.
+    CHECK(largest_difference(curve.losses, wanted.losses) <= 2e-3);
+    CHECK(largest_difference(curve.norms, wanted.norms) <= 2e-2);
+  }
+}
+
+TEST_CASE("the same mesh gives the same bits, and so do stages that add in the same order") {
+  // One micro-step: every stage reduces the same sums. From stage 1 on the norm is added up in the same parts too.
+  const int micro_batch = global_batch / dp().size();
+  const Curve first = train<float>(odd, dp(), micro_batch, {.stage = 1});
+  for (int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    const Curve again = train<float>(odd, dp(), micro_batch, {.stage = stage});
+    CHECK(again.losses == first.losses);
+    CHECK(again.norms == first.norms);
+  }
+}
+
+TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
+  const StoreOptions store = {.stage = 3, .stochastic_rounding = true};
+  const Curve curve = train<__nv_bfloat16>(even, dp(), 2, store);
+  Communicator alone;
+  const std::vector<float> losses = from_rank_0(
+      [&] { return train<__nv_bfloat16>(even, alone, 2, {.stochastic_rounding = true}).losses; });
+  CHECK(largest_difference(curve.losses, losses) <= 0.01);  // a weight may be rounded the other way: 2^-9 of it
+}
+
+TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
+  if (dp().size() == 1) return;
+  for (int layers : {1, 2, 5})
+    for (int stage = 0; stage <= 3; ++stage) {
+      CAPTURE(layers);
+      CAPTURE(stage);
+      const ModelShape shape = {layers, 3, 51, 211, 8};
+      const int micro_batch = global_batch / dp().size() / 2;
+      const TensorList list(shape);
+      const Shards shards(list, dp().size(), dp().rank());
+      const Curve curve = train<T>(shape, dp(), micro_batch, {.stage = stage});
+      for (const auto& [name, bytes] : bytes_of_step<T>(shards, layers, stage, 2)) {
+        CAPTURE(name);
+        CHECK(curve.bytes_sent.at(name) == doctest::Approx(bytes));
+      }
+      const auto wanted = bytes_of_memory<T>(shards, layers, stage);
+      for (const auto& category : curve.memory) {
+        if (!wanted.count(category.name)) continue;
+        CAPTURE(category.name);
+        // Arrays start at multiples of 256 bytes; the partial sums of the norm lie with the gradients.
+        const double slack = category.name == "gradients" ? 256e3 : 2048;
+        CHECK(double(category.bytes) >= wanted.at(category.name));
+        CHECK(double(category.bytes) <= wanted.at(category.name) + slack);
+      }
+    }
+}
