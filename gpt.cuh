@@ -143,6 +143,7 @@ class GPT {
     const T* wte = store_.acquire(0, Pass::forward);
     embedding_forward(blocks_[0].input, inputs_, wte, wte + position_offset(), batch, seq_len, s.channels, stream_);
     for (int layer = 0; layer < s.layers; ++layer) {
+      const TraceScope scope(layer);
       // Layer 0 finds the stream in its input already; later ones add what the block before left.
       const T* middle = layer ? blocks_[layer - 1].middle : blocks_[0].input;
       const BlockTensors<const T> w = weights(layer, Pass::forward);
@@ -190,6 +191,7 @@ class GPT {
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(rows) * C * sizeof(T), stream_));
     final_norm_backward();
     for (int layer = s.layers - 1; layer >= 0; --layer) {
+      const TraceScope scope(layer);
       const BlockTensors<const T> w = weights(layer, Pass::backward);
       if (options_.recompute == Recompute::block) block_forward(layer, w, blocks_[layer].input, nullptr, batch, seq_len);
       if (options_.recompute == Recompute::gelu)

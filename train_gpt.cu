@@ -10,6 +10,8 @@
 #include "parallel/agreement.h"
 #include "parallel/launch.h"
 #include "parallel/mesh.cuh"
+#include "parallel/rank_check.cuh"
+#include "parallel/sync_check.cuh"
 #include "runtime/checkpoint.h"
 #include "runtime/console.h"
 #include "runtime/data.h"
@@ -72,6 +74,7 @@ class Run {
     start_tracing();
   }
   ~Run() {
+    sync_check_.reset();
     model_.reset();  // it works on the stream
     cudaStreamDestroy(stream_);
   }
@@ -103,6 +106,8 @@ class Run {
     if (o_.sample_every) read_prompt(tokenizer_folder_);
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
     describe();
+    if (o_.check_ranks) RankCheck<T>(control_, mesh_.dp(), stream_).run();
+    if (o_.check_sync) sync_check_.emplace(control_, stream_);
     if (start_ >= o_.schedule.steps) {
       std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
       return;
@@ -256,13 +261,16 @@ class Run {
     std::fflush(stdout);
   }
 
-  void print_step(size_t step, double loss, double norm, double rate, double seconds, double seconds_left) const {
+  void print_step(size_t step, double loss, double norm, double rate, double seconds, double seconds_left,
+                  const nlohmann::ordered_json& metrics) const {
     const double flops = tokens_per_step() * model_->flops_per_token() / seconds;
     const double peak = peak_flops(device_, o_.dtype == "fp32");
     std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", step, o_.schedule.steps,
                 loss, norm, rate, seconds * 1e3, with_commas(tokens_per_step() / seconds).c_str());
     if (peak > 0) std::printf("MFU %.1f%% | ", 100 * flops / peak);
     else std::printf("%.0f GFLOP/s | ", flops / 1e9);
+    if (metrics.contains("comm_ms"))
+      std::printf("comm %.1f ms, %.1f exposed | ", double(metrics["comm_ms"]), double(metrics["comm_exposed_ms"]));
     std::printf("%s left\n", duration(seconds_left).c_str());
     std::fflush(stdout);
   }
@@ -289,10 +297,12 @@ class Run {
     ProgressBar bar(o_.schedule.steps);
     const Clock::time_point begin = Clock::now();
     double shortest = INFINITY;
+    mesh_.dp().take_traffic();
     for (size_t step = start_; step < o_.schedule.steps; ++step) {
       const size_t done = step + 1;
       const bool last = done == o_.schedule.steps;
       Profiler::instance().enabled = o_.profile && step >= start_ + unprofiled;
+      Profiler::instance().context.step = int(done);
 
       const Clock::time_point step_begin = Clock::now();
       const double rate = learning_rate(o_.schedule, step);
@@ -304,15 +314,21 @@ class Run {
 
       const double left = seconds_since(begin) / double(done - start_) * double(o_.schedule.steps - done);
       bar.hide();
-      if (done % o_.log_every == 0 || last) print_step(done, loss, norm, rate, seconds, left);
-      log(step_metrics(done, loss, norm, rate, seconds));
+      const bool printed = done % o_.log_every == 0 || last;
+      nlohmann::ordered_json metrics = step_metrics(done, loss, norm, rate, seconds);
+      add_traffic(metrics, printed);
+      if (printed) print_step(done, loss, norm, rate, seconds, left, metrics);
+      log(metrics);
       Profiler::instance().enabled = false;
+      trace_step();
+      if (o_.check_sync && done % o_.check_sync == 0) sync_check_->run(model_->store(), done);
       if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done);
       if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(done).c_str());
       if (!o_.out.empty() && (last || (o_.checkpoint_every && done % o_.checkpoint_every == 0))) save(done);
       bar.show(done, left);
     }
     bar.hide();
+    save_trace();
     print_summary(o_.schedule.steps - start_, shortest, seconds_since(begin));
     if (o_.profile && o_.schedule.steps - start_ > unprofiled) print_profile(o_.schedule.steps - start_ - unprofiled);
   }
@@ -374,6 +390,47 @@ class Run {
                 shortest * 1e3, gibibytes(size_t(usage.ru_maxrss) * 1024).c_str());
   }
 
+  // ---- what tracing and the ranks tell
+
+  void start_tracing() {
+    Profiler& profiler = Profiler::instance();
+    profiler.rank = control_.rank();
+    profiler.trace = !o_.trace.empty();
+    profiler.origin = std::stoll(control_.all_gather(std::to_string(wall_clock()))[0]);
+    profiler.name_stream(stream_, "compute");
+    if (!o_.trace_tensors.empty())
+      tensor_log_.emplace(o_.trace_tensors, TensorLogRank{control_.rank(), control_.size(), mesh_.shape().dp, o_.micro_batch});
+  }
+
+  void trace_step() {
+    if (!o_.trace.empty()) timeline_.push_back(Profiler::instance().take_trace());
+    if (tensor_log_) tensor_log_->flush();
+  }
+
+  // All ranks' timelines in one file.
+  void save_trace() {
+    if (o_.trace.empty()) return;
+    std::string mine;
+    for (const std::string& part : timeline_)
+      if (!part.empty()) mine += (mine.empty() ? "" : ",\n") + part;
+    const std::vector<std::string> all = control_.all_gather(mine);
+    if (is_first()) write_trace(o_.trace, all);
+  }
+
+  // Bytes sent, and milliseconds: this rank's, and at the steps that are printed every rank's.
+  void add_traffic(nlohmann::ordered_json& metrics, bool of_all_ranks) {
+    if (control_.size() == 1) return;
+    const Traffic traffic = mesh_.dp().take_traffic();
+    nlohmann::ordered_json mine = {{"comm_bytes", nlohmann::ordered_json::object()},
+                                   {"comm_ms", traffic.milliseconds},
+                                   {"comm_exposed_ms", traffic.exposed_milliseconds}};
+    for (const auto& [name, bytes] : traffic.bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
+    metrics.update(mine);
+    if (!of_all_ranks) return;
+    for (const std::string& text : control_.all_gather(mine.dump())) 
+      metrics["ranks"].push_back(nlohmann::ordered_json::parse(text));
+  }
+
   // ---- sampling
 
   // Comes before training: a prompt that can't be turned into tokens must not end a run at its first sample.
@@ -409,6 +466,9 @@ class Run {
   std::optional<TokenData> train_, val_;
   std::unique_ptr<GPT<T>> model_;
   std::optional<MetricsLog> metrics_;
+  std::optional<TensorLog> tensor_log_;
+  std::optional<SyncCheck<T>> sync_check_;
+  std::vector<std::string> timeline_;  // of the steps, for --trace
   std::optional<Tokenizer> tokenizer_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
   std::vector<int> prompt_;

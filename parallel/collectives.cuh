@@ -30,7 +30,7 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFl
                                      : std::is_same_v<T, __half>        ? ncclFloat16
                                      : std::is_same_v<T, int>           ? ncclInt32
                                      : std::is_same_v<T, uint64_t>      ? ncclUint64
-                                                                        : ncclUint8;
+                                                                        : ncclUint8;  // bytes
 
 // An event that exists as long as its owner.
 class Event {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <csignal>
 #include <map>
@@ -141,19 +142,21 @@ class Control {
 
   // ---- the control thread
 
+  double period() const { return std::min(1.0, silence_s_ / 5); }  // of heartbeats, seconds
+
   void serve() try {
     double last = steady_seconds(), last_beat = 0;
     while (!stopping_ && !finished_) {
       exchange(open_connections(peers_), wake_.get(), 100);
-      const double now = steady_seconds(), period = std::min(1.0, silence_s_ / 5);
-      if (now - last > 3 * period) forgive(now, now - last);
+      const double now = steady_seconds();
+      if (now - last > 3 * period()) forgive(now, now - last);
       last = now;
       take_outbox();
       for (int rank = 0; rank < size(); ++rank)
         if (Connection* connection = peers_[size_t(rank)].connection.get())
           while (std::optional<Frame> frame = connection->next()) handle(rank, std::move(*frame));
       if (finished_) break;
-      if (now - last_beat > period) {
+      if (now - last_beat > period()) {
         beat(now);
         last_beat = now;
       }
@@ -251,14 +254,15 @@ class Control {
   // ---- what ends the job
 
   void judge(double now) {
+    const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // a launcher may notice first
     for (int rank = 0; rank < size(); ++rank) {
       if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5);  // till all have said where they are
       const Connection* connection = peers_[size_t(rank)].connection.get();
       if (connection && !connection->is_open())
         lose({Fault::died, rank, " died" + reason(connection->error())});
-      else if (connection && now - connection->last_heard > silence_s_)
-        lose({Fault::silent, rank,
-              " has not answered for " + seconds(silence_s_) + ": stopped, or its host or link is down"});
+      else if (connection && now - connection->last_heard > patience_s)
+        lose({Fault::silent, rank, " has not answered for " + seconds(std::round(now - connection->last_heard)) +
+                                       ": stopped, or its host or link is down"});
     }
     if (!failures_.empty() && (now > decide_at_ || failures_.size() == peers_.size())) end_job();
   }

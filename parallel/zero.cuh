@@ -161,6 +161,17 @@ class ParameterStore {
     weights_changed();
   }
 
+  // Calls visit(tensor, what, values) for everything that all ranks must hold alike. Collective.
+  template <class Visit>
+  void visit_replicated(Visit visit) {
+    for (const TensorDescriptor& tensor : list_.tensors()) {
+      if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset);
+      if (stage_ > 0) continue;
+      for (const auto& [what, values] : {std::pair("masters", masters_), {"first moments", first_}, {"second moments", second_}})
+        if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset);
+    }
+  }
+
   void copy_out(const Slice& slice, State state, float* to) const {
     CUDA_CHECK(cudaDeviceSynchronize());
     if (const float* from = array(state, slice.tensor->unit)) {

@@ -16,22 +16,21 @@
 #include "runtime/error.h"
 #include "runtime/files.h"
 
-inline std::string metrics_line(const nlohmann::ordered_json& fields) {
-  std::string line;
-  for (const auto& [key, value] : fields.items()) {
-    line += (line.empty() ? "{" : ", ") + nlohmann::json(key).dump() + ": ";
-    if (!value.is_number_float()) {
-      line += value.dump();
-    } else if (double number = value; std::isfinite(number)) {
-      char digits[32];  // to_chars, unlike printf, knows no locale
-      char* limit = digits + sizeof digits;
-      line.append(digits, std::to_chars(digits, limit, number, std::chars_format::general, 9).ptr);
-    } else {
-      line += "null";
-    }
+inline std::string metrics_text(const nlohmann::ordered_json& value) {
+  if (value.is_number_float()) {
+    if (!std::isfinite(value.get<double>())) return "null";
+    char digits[32];  // to_chars, unlike printf, knows no locale
+    const auto end = std::to_chars(digits, digits + sizeof digits, value.get<double>(), std::chars_format::general, 9);
+    return {digits, end.ptr};
   }
-  return line + "}\n";
+  if (!value.is_structured()) return value.dump();
+  std::string text;
+  for (const auto& [key, element] : value.items())
+    text += (text.empty() ? "" : ", ") + (value.is_object() ? nlohmann::json(key).dump() + ": " : "") + metrics_text(element);
+  return value.is_object() ? "{" + text + "}" : "[" + text + "]";
 }
+
+inline std::string metrics_line(const nlohmann::ordered_json& fields) { return metrics_text(fields) + "\n"; }
 
 class MetricsLog {
  public:

@@ -47,7 +47,7 @@ process_of_rank() {
 # The job that was started in the background must end by itself within 30 s, with a failure, leaving no process behind,
 # and with a line in its log that matches a pattern: ends_with PROCESS LOG PATTERN
 ends_with() {
-  local start=$SECONDS status=0
+  local start=$SECONDS status=0 name
   while kill -0 "$1" 2> /dev/null; do
     [ $((SECONDS - start)) -lt 30 ] || fail "the job goes on 30 s after the fault"
     sleep 0.2
@@ -55,7 +55,9 @@ ends_with() {
   wait "$1" || status=$?
   [ $status -ne 0 ] || fail "the job's exit code is 0"
   sleep 0.5
-  if pgrep -l '^(train_gpt|orted|mpirun)$'; then fail "processes are left"; fi
+  for name in train_gpt orted mpirun; do
+    if pgrep -lx $name; then fail "processes are left"; fi
+  done
   grep -Eq "$3" "$2" || fail "no line of $2 matches '$3'"
   echo "  ended after $((SECONDS - start)) s with exit code $status: $(grep -E "$3" "$2" | head -1)"
 }

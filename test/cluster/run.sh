@@ -39,7 +39,7 @@ for scenario in "${scenarios[@]}"; do
     result=passed passed=$((passed + 1))
   else
     result=FAILED failed=$((failed + 1))
-    tail -n 30 "$folder/$scenario"/*.log
+    tail -n 10 "$folder/$scenario"/*.log | cut -c 1-300
   fi
   printf '%-12s %s  %3d s\n' "$scenario" $result $((SECONDS - start))
 done
