@@ -47,13 +47,17 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 comma := ,
 known_archs = $(shell $(NVCC) --list-gpu-arch 2>/dev/null)
 ARCHS ?= $(if $(GPU_ARCH),$(patsubst 100,100a,$(patsubst 90,90a,$(GPU_ARCH))),80 90a $(if $(findstring compute_100,$(known_archs)),100a))
-# cuBLAS: of the toolkit, or of the nvidia-cublas wheel that `make deps` fetches
+# cuBLAS and NCCL: of the toolkit, of the system, or of NVIDIA's wheels that `make deps` fetches
 CUBLAS := $(firstword $(wildcard $(CUDA_HOME)/include/cublasLt.h build/cuda/nvidia/cu*/include/cublasLt.h))
 CUBLAS_HOME := $(abspath $(patsubst %/include/cublasLt.h,%,$(CUBLAS)))
 CUBLAS_LIBRARY := $(firstword $(wildcard $(CUBLAS_HOME)/lib64/libcublasLt.so $(CUBLAS_HOME)/lib/libcublasLt.so*))
+NCCL := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h build/nccl/nvidia/nccl/include/nccl.h))
+NCCL_HOME := $(abspath $(patsubst %/include/nccl.h,%,$(NCCL)))
+NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib64/libnccl.so $(NCCL_HOME)/lib/$(HOST_ARCH)-linux-gnu/libnccl.so $(NCCL_HOME)/lib/libnccl.so*))
 GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
-  -I. -Ikernels/cublaslt -I$(CUBLAS_HOME)/include
-GPU_LIBRARIES = -Xlinker $(CUBLAS_LIBRARY) -Xlinker -rpath=$(dir $(CUBLAS_LIBRARY)) -lgomp
+  -I. -Ikernels/cublaslt -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
+GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
+  $(filter -L% -l%,$(MPI_LIBRARIES)) -lgomp
 
 # ---- what is built
 SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh)
@@ -127,10 +131,11 @@ run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_g
 # ---- packages: a header of each, and the Debian or Ubuntu package that has it
 PACKAGES := oneapi/dnnl/dnnl.hpp=libdnnl-dev boost/context/detail/fcontext.hpp=libboost-context-dev \
   CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev
-PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # without them there is one rank
+PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # an MPI of another kind does too
 MISSING = $(strip $(if $(shell command -v g++),,g++) $(foreach package,$(PACKAGES),\
   $(if $(shell printf '\043include <$(firstword $(subst =, ,$(package)))>\n' | g++ -E -x c++ - >/dev/null 2>&1 && echo found),,\
-  $(lastword $(subst =, ,$(package))))))
+  $(lastword $(subst =, ,$(package)))))\
+  $(foreach program,$(PROGRAMS),$(if $(shell command -v $(firstword $(subst =, ,$(program)))),,$(lastword $(subst =, ,$(program))))))
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,$(if $(shell command -v sudo),sudo,none))
 CUDA_MAJOR = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 
@@ -140,18 +145,20 @@ deps:
 	elif [ "$(AS_ROOT)" = none ] || ! command -v apt-get >/dev/null; then \
 	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; exit 1; \
 	else $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -y -q --no-install-recommends $$missing; fi
-	@if [ -n "$(NVCC)" ] && [ -z "$(CUBLAS)" ]; then $(MAKE) --no-print-directory build/cuda; fi
-# cuBLAS for a CUDA toolkit that came without it
-build/cuda:
-	python3 -m pip install -q --no-deps --target build/cuda \
-	  'nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(shell $(NVCC) --version | sed -n "s/.*release \([0-9]*\.[0-9]*\).*/\1/p").*'
+	@if [ -n "$(NVCC)" ] && [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
+# for a CUDA toolkit that came without them
+WHEELS = $(if $(CUBLAS),,build/cuda) $(if $(NCCL),,build/nccl)
+build/cuda: WHEEL = nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(shell $(NVCC) --version | sed -n "s/.*release \([0-9]*\.[0-9]*\).*/\1/p").*
+build/nccl: WHEEL = nvidia-nccl-cu$(CUDA_MAJOR)
+build/cuda build/nccl:
+	python3 -m pip install -q --no-deps --target $@ '$(WHEEL)'
 build/packages-cpu:
 	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
 	@mkdir -p build && touch $@
 build/packages-gpu: build/packages-cpu
 	@if [ -z "$(NVCC)" ]; then echo "gpu: nvcc is not found: install the CUDA toolkit, or build with make cpu" >&2; exit 1; fi
-	@if [ -z "$(CUBLAS)" ]; then $(MAKE) --no-print-directory build/cuda; fi
-	@echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt found; cuDNN, NCCL and MPI are not used by this version"; touch $@
+	@if [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
+	@echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt, NCCL$(if $(MPI_FLAGS),$(comma) MPI,; without MPI ranks start by torchrun's variables or srun); cuDNN is not used by this version"; touch $@
 
 # ---- what people run
 # The C++ standard library's headers: real text on every machine with a compiler. Files whose name starts with s or t

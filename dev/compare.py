@@ -6,8 +6,9 @@ folder of such files. Bitwise by default; --rtol compares sums and absolute maxi
 two meshes.
 
 Ranks are compared one by one where both runs have the same mesh. On different meshes an output is found again by step,
-micro-batch, layer and operation, and of the ranks that have it the first counts. Then sums over several micro-batches
-are left out, since each mesh adds up others; so is whatever has another size, such as a shard.
+micro-batch, layer and operation, and of the ranks that have it the first counts. Left out are sums over several
+micro-batches where mesh or ZeRO stage add up others; what has another size; and what belongs to no micro-batch, such as
+the optimizer's output, unless all calls of the operation have the same sizes in both runs: else they handle other shards.
 
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
@@ -34,6 +35,7 @@ class Line(NamedTuple):
   key: tuple  # step, micro_batch, layer, op, output, and its how-manieth of these on this rank
   order: tuple  # in which a run's lines are compared: step, position within it, rank
   rank: int
+  sizes: list  # counts of all lines of this step, micro-batch, layer, op and output
   fields: dict
 
 
@@ -84,14 +86,14 @@ def read_rank(path):
   header = next(objects, None)
   if header is None:
     fail(f"{path}: empty: give the file that a run wrote")
-  lines, times_seen, in_step = [], collections.Counter(), collections.Counter()
+  lines, sizes, in_step = [], collections.defaultdict(list), collections.Counter()
   for fields in objects:
     place = tuple(fields[key] for key in ("step", "micro_batch", "layer", "op", "output"))
-    times_seen[place] += 1
+    sizes[place].append(fields["count"])
     step = fields["step"] or 0
     in_step[step] += 1
     order = (step, in_step[step], header["rank"])
-    lines.append(Line((*place, times_seen[place]), order, header["rank"], fields))
+    lines.append(Line((*place, len(sizes[place])), order, header["rank"], sizes[place], fields))
   return header, lines
 
 
@@ -132,10 +134,10 @@ def why_not(a, b, headers):
     return "in A alone"
   if a.fields["micro_batch"] is not None and headers[0]["micro_batch"] != headers[1]["micro_batch"]:
     return "of other samples"
-  if a.fields["count"] != b.fields["count"]:
-    return "of another size"
-  accumulated = a.fields["accumulated"] or b.fields["accumulated"]
-  if accumulated and headers[0]["data_parallel"] != headers[1]["data_parallel"]:
+  if a.fields["count"] != b.fields["count"] or (a.fields["micro_batch"] is None and a.sizes != b.sizes):
+    return "of other sizes"
+  sums = [line.fields["accumulated"] for line in (a, b)]
+  if sums[0] != sums[1] or (any(sums) and headers[0]["data_parallel"] != headers[1]["data_parallel"]):
     return "sums over other micro-batches"
   return None
 

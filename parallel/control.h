@@ -127,7 +127,7 @@ class Control {
     if (size() == 1) return {mine};
     if (mine.size() > longest_frame / size_t(size()) - sizeof(uint64_t))
       throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
-    const uint64_t sequence = recorder_ ? recorder_->enter(name, mine.size()) : 0;
+    const uint64_t sequence = recorder_ ? recorder_->enter(name, 0) : 0;
     submit({FrameType::contribution, mine});
     std::unique_lock lock(mutex_);
     gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
@@ -256,7 +256,7 @@ class Control {
   void judge(double now) {
     const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // a launcher may notice first
     for (int rank = 0; rank < size(); ++rank) {
-      if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5);  // till all have said where they are
+      if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5 * period());  // all say where they are
       const Connection* connection = peers_[size_t(rank)].connection.get();
       if (connection && !connection->is_open())
         lose({Fault::died, rank, " died" + reason(connection->error())});
@@ -295,7 +295,8 @@ class Control {
       if (other.fault == cause.fault && same_words && other.rank != cause.rank) alike.push_back(other.rank);
     }
     if (cause.fault == Fault::hung)
-      print_error("a collective takes longer than " + seconds(collective_timeout_s_) + ": " + where_ranks_are());
+      print_error("a collective takes longer than " + seconds(collective_timeout_s_) + " (--collective-timeout): " +
+                  where_ranks_are());
     else if (cause.fault == Fault::reported)
       print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
     else

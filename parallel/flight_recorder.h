@@ -29,7 +29,7 @@ class FlightRecorder {
   struct Entry {
     uint64_t sequence = 0;
     const char* name = "";  // a string literal
-    size_t bytes = 0;
+    size_t bytes = 0;  // the same on all ranks, as name is: what differs is taken for the reason of a hang
     double entered = 0;
     std::optional<double> left;
   };
@@ -84,7 +84,8 @@ inline FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, doub
   const auto end = entries.end() - under_way > 2 ? under_way + 2 : entries.end();
   std::ostringstream place, history;
   if (under_way == entries.end()) place << "not yet in #" << (entries.empty() ? 1 : entries.back().sequence + 1);
-  else place << "in #" << under_way->sequence << " " << under_way->name << " of " << under_way->bytes << " bytes";
+  else place << "in #" << under_way->sequence << " " << under_way->name;
+  if (under_way != entries.end() && under_way->bytes) place << " of " << under_way->bytes << " bytes";
   history << std::fixed << std::setprecision(3);
   for (auto entry = end - std::min<long>(4, end - entries.begin()); entry != end; ++entry)
     history << (history.tellp() > 0 ? " | #" : "#") << entry->sequence << " " << entry->name << " " << entry->bytes

@@ -21,7 +21,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #ifdef GPT_MPI
-#define OMPI_SKIP_MPICXX 1  // C is enough
 #include <mpi.h>
 constexpr bool has_mpi = true;
 #else

@@ -48,7 +48,9 @@ inline std::string rank_list(const std::vector<int>& ranks) {
   for (size_t i = 0, last; i < ranks.size(); i = last + 1) {
     for (last = i; last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1;) ++last;
     if (last == i + 1) last = i;
-    text += (i ? ", " : "") + std::to_string(ranks[i]) + (last > i ? "-" + std::to_string(ranks[last]) : "");
+    if (i) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (last > i) text.append("-").append(std::to_string(ranks[last]));
   }
   return text;
 }

@@ -213,6 +213,22 @@ TEST_CASE("a log line says where, what and its statistics") {
     "output":0,"accumulated":true,"count":64,"dtype":"fp32"})"));
 }
 
+TEST_CASE("streams that run at the same time don't disturb each other's statistics") {
+  TemporaryFolder folder;
+  Stream streams[2];
+  Buffer<float> ones(std::vector<float>(500, 1)), twos(std::vector<float>(500, 2));
+  {
+    TensorLog log(folder / "log", {0, 1, 1, 1});
+    for (int i = 0; i < 10; ++i) {
+      KernelRange("one", streams[0], 0, 0).writes(ones.data(), 500);
+      KernelRange("two", streams[1], 0, 0).writes(twos.data(), 500);
+    }
+    log.flush();
+  }
+  for (const Json& line : lines_of(folder / "log"))
+    if (line.contains("op")) CHECK(line["sum"] == (line["op"] == "one" ? 500 : 1000));
+}
+
 TEST_CASE("a log may hold more lines than the device keeps, and values that are not finite" *
           doctest::skip(!large_shapes)) {
   TemporaryFolder folder;

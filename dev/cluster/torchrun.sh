@@ -22,10 +22,8 @@ shift
 integer NNODES "$nodes" 1
 integer NODE_RANK "$node" 0
 [ "$node" -lt "$nodes" ] || fail "NODE_RANK is $node, but NNODES=$nodes hosts are counted from 0 to $((nodes - 1))"
-if [ "$nodes" -gt 1 ]; then
-  [ -n "${MASTER_ADDR:-}" ] || fail "MASTER_ADDR is not set: give all $nodes hosts the name of host 0"
-  [ -n "${GPT_JOB_TOKEN:-}" ] || fail "GPT_JOB_TOKEN is not set: give all $nodes hosts the same secret (openssl rand -hex 16)"
-fi
+[ "$nodes" = 1 ] || [ -n "${MASTER_ADDR:-}" ] || fail "MASTER_ADDR is not set: give all $nodes hosts the name of host 0"
+[ "$nodes" = 1 ] || [ -n "${GPT_JOB_TOKEN:-}" ] || fail "GPT_JOB_TOKEN is not set: give all $nodes hosts the same secret"
 program=$(realpath -m "${GPT_PROGRAM:-$(dirname "$0")/../../train_gpt}")
 [ -x "$program" ] || fail "$program is not there: build it with make, or name another in GPT_PROGRAM"
 
@@ -54,8 +52,7 @@ while [ "$left" -gt 0 ]; do
     left=$((left - 1))
     if [ $code -ne 0 ] && [ $status -eq 0 ]; then
       echo "torchrun.sh: rank $((node * ranks + local)) ended with exit code $code" >&2
-      status=$code
-      end_others
+      status=$code; end_others
     fi
   done
 done

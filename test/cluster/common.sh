@@ -12,8 +12,8 @@ fail() { echo "  FAILED: $*"; exit 1; }
 job=(--train 'kernels/*.cuh' gpt.cuh --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 8
      --lr 1e-3 --steps 10)
 
-# The numbers of one key of metrics.jsonl: values FOLDER KEY
-values() { sed -n 's/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
+# The numbers of one key of metrics.jsonl, those of rank 0: values FOLDER KEY
+values() { sed -n 's/"ranks".*//; s/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
 
 # Trains on one rank, as what others are compared with.
 train_alone() { "$GPT_PROGRAM" "${job[@]}" --out "$work/alone" > "$work/alone.log" 2>&1 || fail "one rank does not train"; }
@@ -59,5 +59,5 @@ ends_with() {
     if pgrep -lx $name; then fail "processes are left"; fi
   done
   grep -Eq "$3" "$2" || fail "no line of $2 matches '$3'"
-  echo "  ended after $((SECONDS - start)) s with exit code $status: $(grep -E "$3" "$2" | head -1)"
+  echo "  ended after $((SECONDS - start)) s with exit code $status: $(grep -E "$3" "$2" | head -1 | sed 's/.*train_gpt: /train_gpt: /')"
 }

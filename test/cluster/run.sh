@@ -29,6 +29,7 @@ if [ -n "${GPT_BUILD:-}" ]; then GPT_PROGRAM=$(realpath "$GPT_BUILD")/train_gpt;
 folder=$(mktemp -d)
 export folder
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 130' INT TERM
 passed=0 failed=0
 for scenario in "${scenarios[@]}"; do
   [ -f "test/cluster/$scenario.sh" ] || fail "there is no scenario '$scenario' in test/cluster"

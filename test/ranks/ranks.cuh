@@ -26,17 +26,13 @@ inline Ranks& ranks() {
   return *instance;
 }
 
-// Rank 0's values, on every rank. They are computed there alone.
-template <class Compute>
-std::vector<float> from_rank_0(Compute compute) {
-  std::string bytes;
-  if (ranks().control->rank() == 0) {
-    const std::vector<float> values = compute();
-    bytes.assign(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-  }
-  bytes = ranks().control->all_gather(bytes)[0];
-  std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
+// All ranks' values, one rank's after the other's.
+inline std::vector<float> all_values(const std::vector<float>& mine) {
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float));
+  std::string all;
+  for (const std::string& part : ranks().control->all_gather(bytes)) all += part;
+  std::vector<float> values(all.size() / sizeof(float));
+  std::memcpy(values.data(), all.data(), all.size());
   return values;
 }
 
