@@ -175,6 +175,10 @@ train: all
 test: $(DEVICE)-tests
 	@test/run.sh $(BUILD)
 
+# several hosts, Slurm, killed ranks: needs root
+test-cluster: all
+	@test/cluster/run.sh
+
 bench: all
 	@for dtype in fp32 bf16; do ./train_gpt --train '$(HEADERS)/bits/*' --vocab 50257 --model gpt2 --dtype $$dtype \
 	  $(if $(filter gpu,$(DEVICE)),--micro-batch 32 --seq-len 1024 --steps 30,--micro-batch 4 --seq-len 64 --steps 14) --out '' --profile; done
@@ -188,4 +192,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race run clean
+.PHONY: test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race run clean

@@ -492,8 +492,14 @@ void run_rank(int argc, char** argv, Control& control) {
   FlightRecorder recorder;
   const auto watch = control.watch(recorder, 15, options->collective_timeout);
   Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
-  if (options->dtype == "bf16") run<__nv_bfloat16>(*options, control, mesh);
-  else run<float>(*options, control, mesh);
+  try {
+    if (options->dtype == "bf16") run<__nv_bfloat16>(*options, control, mesh);
+    else run<float>(*options, control, mesh);
+  } catch (const UsageError& error) {
+    control.fail(error.what(), 2);  // here, where the mesh still lives: its end could wait for other ranks
+  } catch (const std::exception& error) {
+    control.fail(error.what());
+  }
 }
 
 }  // namespace

@@ -7,8 +7,9 @@ two meshes.
 
 Ranks are compared one by one where both runs have the same mesh. On different meshes an output is found again by step,
 micro-batch, layer and operation, and of the ranks that have it the first counts. Left out are sums over several
-micro-batches where mesh or ZeRO stage add up others; what has another size; and what belongs to no micro-batch, such as
-the optimizer's output, unless all calls of the operation have the same sizes in both runs: else they handle other shards.
+micro-batches where mesh or ZeRO stage add up others; what has another size; and what belongs to no micro-batch, such
+as the optimizer's output, unless all calls of the operation have the same sizes in both runs: else they handle other
+shards.
 
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 

@@ -48,7 +48,7 @@ void narrow(T* out, const float* input, size_t count, cudaStream_t stream) {
 template <class T>
 void accumulate(float* out, const T* input, size_t count, bool add, cudaStream_t stream) {
   KernelRange range("accumulate", stream, (4.0 + sizeof(T) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);
-  range.writes(out, count);
+  range.writes(out, count, add);
   accumulate_kernel<T><<<convert_grid(count), convert_block, 0, stream>>>(out, input, count, add);
   CUDA_CHECK(cudaGetLastError());
 }

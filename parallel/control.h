@@ -9,6 +9,7 @@
 // and MPI would wait for ranks that are no more.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
@@ -242,7 +243,7 @@ class Control {
     FlightBrief record;
     {
       const std::lock_guard lock(recorder_mutex_);
-      if (recorder_ && recorder_->refresh) recorder_->refresh();
+      if (recorder_) recorder_->refresh();
       if (recorder_) record = brief(recorder_->entries(), now);
     }
     heartbeats_[size_t(rank_)] = {record.waiting, record.place, record.history};
@@ -294,6 +295,7 @@ class Control {
       const bool same_words = other.message == cause.message || cause.fault != Fault::reported;
       if (other.fault == cause.fault && same_words && other.rank != cause.rank) alike.push_back(other.rank);
     }
+    std::sort(alike.begin(), alike.end());
     if (cause.fault == Fault::hung)
       print_error("a collective takes longer than " + seconds(collective_timeout_s_) + " (--collective-timeout): " +
                   where_ranks_are());

@@ -36,7 +36,14 @@ class FlightRecorder {
 
   // Called before another thread reads: on a GPU, whether a collective has ended is only known when somebody asks its
   // event. May call leave().
-  std::function<void()> refresh;
+  void set_refresh(std::function<void()> refresh) {
+    const std::lock_guard lock(refresh_mutex_);
+    refresh_ = std::move(refresh);
+  }
+  void refresh() {
+    const std::lock_guard lock(refresh_mutex_);
+    if (refresh_) refresh_();
+  }
 
   // The number of the collective that begins.
   uint64_t enter(const char* name, size_t bytes) {
@@ -68,6 +75,8 @@ class FlightRecorder {
   }
 
  private:
+  std::mutex refresh_mutex_;  // whoever sets it may go away once it is set to nothing
+  std::function<void()> refresh_;
   mutable std::mutex mutex_;
   std::array<Entry, capacity> entries_;
   uint64_t last_ = 0;

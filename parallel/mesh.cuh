@@ -79,7 +79,7 @@ class Mesh {
  public:
   // `recorder` outlives the mesh.
   Mesh(Control& control, const MeshShape& shape, bool share_gpu, FlightRecorder& recorder)
-      : shape_(shape), place_(place_of(control.rank(), shape)), device_(control, share_gpu) {
+      : shape_(shape), place_(place_of(control.rank(), shape)), device_(control, share_gpu), recorder_(recorder) {
     if (control.size() == 1) {
       dp_ = std::make_unique<Communicator>();
       return;
@@ -91,8 +91,11 @@ class Mesh {
     ncclComm_t world = nullptr;
     NCCL_CHECK(ncclCommInitRank(&world, control.size(), id, control.rank()));
     dp_ = std::make_unique<Communicator>(world, recorder);
-    recorder.refresh = [this] { dp_->refresh(); };
+    recorder.set_refresh([this] { dp_->refresh(); });
   }
+  ~Mesh() { recorder_.set_refresh(nullptr); }
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
 
   const MeshShape& shape() const { return shape_; }
   const MeshPlace& place() const { return place_; }
@@ -103,5 +106,6 @@ class Mesh {
   MeshShape shape_;
   MeshPlace place_;
   RankDevice device_;
+  FlightRecorder& recorder_;
   std::unique_ptr<Communicator> dp_;
 };

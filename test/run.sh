@@ -3,14 +3,15 @@
 #
 #   test/run.sh build/cpu
 #
+# Tests in test/ranks/ are started by mpirun, on several numbers of ranks.
 # On the CPU device, tests of kernels run under permuted schedules too: a missing barrier or event then fails.
 build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
 
-run() {  # name, schedule
-  local log="$build/$1${2:+-${2/:/-}}.log" start=$SECONDS counts
-  GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "$build/$1" > "$log" 2>&1
+run() {  # name, schedule, what starts it
+  local log="$build/$1${2:+-${2/[: ]/-}}.log" start=$SECONDS counts
+  GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build ${3:-} "$build/$1" > "$log" 2>&1
   local status=$?
   counts=$(sed -n 's/.*test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed.*/\1 \2/p' "$log")
   local p=${counts% *} f=${counts#* }
@@ -28,5 +29,21 @@ for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.
     build/cpu*.cu) for schedule in reverse random:1; do run "$name" $schedule; done ;;
   esac
 done
+
+# More ranks than cores: each has one thread, and sleeps when it waits.
+on_ranks() {  # number, name, schedule
+  local root=""
+  if [ "$(id -u)" = 0 ]; then root=--allow-run-as-root; fi
+  OMP_NUM_THREADS=1 run "$2" "$3" "mpirun $root --oversubscribe --bind-to none -np $1"
+}
+if command -v mpirun > /dev/null; then
+  for ranks in 1 2 3 8; do on_ranks $ranks test_collectives ""; done
+  for ranks in 1 2 3 4 8; do on_ranks $ranks test_zero ""; done
+  case $build in
+    build/cpu*) for schedule in reverse random:1; do on_ranks 3 test_collectives $schedule; on_ranks 3 test_zero $schedule; done ;;
+  esac
+else
+  echo "mpirun is not here: the tests of several ranks are left out"
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

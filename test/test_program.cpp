@@ -25,7 +25,7 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   refuses(1, "--overwrite --train nowhere", {"nowhere"});
   refuses(2, "--resume --lr 1e-2", {"lr", "0.01", "0.0003", "step_00000004", "same options"});
   refuses(2, "--resume --dtype bf16", {"dtype", "bf16", "fp32"});
-  refuses(2, "--resume --micro-batch 1 --global-batch 2", {"micro_batch is 1 and was 2"});
+  refuses(2, "--resume --micro-batch 1 --global-batch 1", {"global_batch is 1 and was 2"});
   refuses(2, "--resume --shuffle", {"shuffle"});
   refuses(2, "--resume --seed 1", {"seed is 1 and was 1337"});
   refuses(2, "--resume --channels 32", {"--channels 32", "have 16"});

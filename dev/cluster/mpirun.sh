@@ -19,7 +19,7 @@ command -v mpirun > /dev/null || fail "mpirun is not found: install openmpi-bin"
 
 ranks_a_host=$ranks cores=$(nproc)
 if [ -n "$hosts" ]; then
-  [[ $hosts =~ ^[^:,\ ]+:[1-9][0-9]*(,[^:,\ ]+:[1-9][0-9]*)*$ ]] || fail "HOSTS='$hosts' is not of the form node1:8,node2:8"
+  [[ $hosts =~ ^[^:,\ ]+:[1-9][0-9]*(,[^:,\ ]+:[1-9][0-9]*)*$ ]] || fail "HOSTS='$hosts' is not like node1:8,node2:8"
   slots=0 ranks_a_host=0
   for host in ${hosts//,/ }; do
     slots=$((slots + ${host##*:}))

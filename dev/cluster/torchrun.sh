@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Starts the ranks of one host with torchrun's variables, without Python or MPI (bash 5.1). For GPUs: on the CPU device, ranks
-# talk over MPI (mpirun.sh).
+# Starts the ranks of one host with torchrun's variables, without Python or MPI (bash 5.1). For GPUs: on the CPU
+# device, ranks talk over MPI (mpirun.sh).
 #
 #   dev/cluster/torchrun.sh 8 --train 'data/*.bin' --model gpt2        8 ranks on this host
 #
-# Several hosts: the same on each, with NODE_RANK counted from 0, MASTER_ADDR the name of host 0, and one secret for all:
+# Several hosts: the same on each, with NODE_RANK counted from 0, MASTER_ADDR the name of host 0, one secret for all:
 #
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=node1 GPT_JOB_TOKEN=SECRET dev/cluster/torchrun.sh 8 --train ...
 #
@@ -23,7 +23,7 @@ integer NNODES "$nodes" 1
 integer NODE_RANK "$node" 0
 [ "$node" -lt "$nodes" ] || fail "NODE_RANK is $node, but NNODES=$nodes hosts are counted from 0 to $((nodes - 1))"
 [ "$nodes" = 1 ] || [ -n "${MASTER_ADDR:-}" ] || fail "MASTER_ADDR is not set: give all $nodes hosts the name of host 0"
-[ "$nodes" = 1 ] || [ -n "${GPT_JOB_TOKEN:-}" ] || fail "GPT_JOB_TOKEN is not set: give all $nodes hosts the same secret"
+[ "$nodes" = 1 ] || [ -n "${GPT_JOB_TOKEN:-}" ] || fail "GPT_JOB_TOKEN is not set: give all $nodes hosts one secret"
 program=$(realpath -m "${GPT_PROGRAM:-$(dirname "$0")/../../train_gpt}")
 [ -x "$program" ] || fail "$program is not there: build it with make, or name another in GPT_PROGRAM"
 

@@ -16,12 +16,14 @@ job=(--train 'kernels/*.cuh' gpt.cuh --layers 2 --heads 2 --channels 64 --seq-le
 values() { sed -n 's/"ranks".*//; s/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
 
 # Trains on one rank, as what others are compared with.
-train_alone() { "$GPT_PROGRAM" "${job[@]}" --out "$work/alone" > "$work/alone.log" 2>&1 || fail "one rank does not train"; }
+train_alone() { "$GPT_PROGRAM" "${job[@]}" --out "$work/alone" > "$work/alone.log" 2>&1 || fail "one rank fails"; }
 
 # Every loss of a run must equal one rank's within 1e-5: same_losses_as_alone FOLDER
 same_losses_as_alone() {
   paste <(values alone loss) <(values "$1" loss) | awk -v what="$1" '
-    { difference = ($1 - $2) / $1; if (difference < 0) difference = -difference; if (difference > worst) worst = difference
+    { difference = ($1 - $2) / $1
+      if (difference < 0) difference = -difference
+      if (difference > worst) worst = difference
       if (NF == 2) steps++ }
     END { printf "  %s: losses of %d steps differ by at most %.1e from one rank'\''s (limit 1e-5)\n", what, steps, worst
           exit !(NR == 10 && steps == 10 && worst < 1e-5) }' || fail "the losses of $1 are not one rank's"
@@ -59,5 +61,6 @@ ends_with() {
     if pgrep -lx $name; then fail "processes are left"; fi
   done
   grep -Eq "$3" "$2" || fail "no line of $2 matches '$3'"
-  echo "  ended after $((SECONDS - start)) s with exit code $status: $(grep -E "$3" "$2" | head -1 | sed 's/.*train_gpt: /train_gpt: /')"
+  echo "  ended after $((SECONDS - start)) s with exit code $status:" \
+    "$(grep -E "$3" "$2" | head -1 | sed 's/.*train_gpt: /train_gpt: /')"
 }

@@ -19,8 +19,9 @@ for pair in mpirun:openmpi-bin slurmctld:slurm-wlm munged:munge ip:iproute2 pgre
 done
 if [ ${#missing[@]} -gt 0 ]; then
   echo "installing ${missing[*]}"
-  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } \
-    > /dev/null || fail "apt-get could not install ${missing[*]}: install them, then run again"
+  export DEBIAN_FRONTEND=noninteractive
+  { apt-get update -q && apt-get install -y -q --no-install-recommends "${missing[@]}"; } > /dev/null ||
+    fail "apt-get could not install ${missing[*]}: install them, then run again"
 fi
 export GPT_PROGRAM=$PWD/train_gpt
 if [ -n "${GPT_BUILD:-}" ]; then GPT_PROGRAM=$(realpath "$GPT_BUILD")/train_gpt; fi
@@ -36,7 +37,8 @@ for scenario in "${scenarios[@]}"; do
   start=$SECONDS
   mkdir "$folder/$scenario"
   if timeout --foreground --signal=KILL 150 \
-       unshare --fork --pid --kill-child --mount-proc --net --uts bash "test/cluster/$scenario.sh" "$folder/$scenario"; then
+       unshare --fork --pid --kill-child --mount-proc --net --uts \
+       bash "test/cluster/$scenario.sh" "$folder/$scenario"; then
     result=passed passed=$((passed + 1))
   else
     result=FAILED failed=$((failed + 1))

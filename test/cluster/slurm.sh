@@ -56,7 +56,8 @@ await() {
 await 20 "an idle node" sh -c 'sinfo --noheader --format=%t | grep -qx idle'
 
 train_alone
-submit slurm --wait dev/cluster/slurm.sbatch "${job[@]}" --out "$work/slurm" > /dev/null || fail "two ranks do not train"
+submit slurm --wait dev/cluster/slurm.sbatch "${job[@]}" --out "$work/slurm" > /dev/null ||
+  fail "two ranks do not train"
 same_losses_as_alone slurm
 
 # Without MPI the ranks meet over TCP; then the CPU device, whose collectives are MPI's, sends them away.
@@ -64,7 +65,8 @@ export GPT_SRUN_MPI=none
 if submit no_mpi --wait dev/cluster/slurm.sbatch "${job[@]}" --out "$work/no_mpi" > /dev/null; then
   same_losses_as_alone no_mpi
 else
-  grep -m 1 'train_gpt: .*MPI' "$work/no_mpi.log" | sed 's/^/  srun --mpi=none: /' || fail "srun --mpi=none gives no reason"
+  grep -m 1 'train_gpt: .*MPI' "$work/no_mpi.log" | sed 's/^/  srun --mpi=none: /' ||
+    fail "srun --mpi=none gives no reason"
 fi
 unset GPT_SRUN_MPI
 

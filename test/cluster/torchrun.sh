@@ -32,7 +32,7 @@ cat > "$work/train_gpt" <<'END'
 #!/usr/bin/env bash
 for name in INT TERM; do trap "echo rank $RANK: $name; exit 7" $name; done
 [ "$RANK" != "${STUBBORN:-}" ] || trap '' INT TERM
-echo "rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, at $MASTER_ADDR:$MASTER_PORT, token of ${#GPT_JOB_TOKEN}: $*"
+echo "rank $RANK/$WORLD_SIZE, $LOCAL_RANK/$LOCAL_WORLD_SIZE, $MASTER_ADDR:$MASTER_PORT, token ${#GPT_JOB_TOKEN}: $*"
 [ "$RANK" != "${FAILS:-}" ] || exit 3
 sleep "$SLEEP" &
 wait
@@ -40,7 +40,7 @@ END
 chmod +x "$work/train_gpt"
 export GPT_PROGRAM=$work/train_gpt
 
-# The stand-in must have ended with a code, without leaving processes, and have said a line: expect LOG CODE EXPECTED LINE
+# The stand-in must have ended with a code, left no process, and said a line: expect LOG CODE EXPECTED LINE
 expect() {
   [ "$2" = "$3" ] || fail "$1: exit code $2 instead of $3"
   grep -qx "$4" "$work/$1.log" || fail "$1: no line '$4'"
@@ -49,7 +49,7 @@ expect() {
 
 status=0
 SLEEP=0 dev/cluster/torchrun.sh 3 'two words' > "$work/plain.log" 2>&1 || status=$?
-expect plain $status 0 'rank 2 of 3, 2 of 3, at 127.0.0.1:29500, token of 32: two words'
+expect plain $status 0 'rank 2/3, 2/3, 127.0.0.1:29500, token 32: two words'
 status=0
 SLEEP=60 FAILS=1 STUBBORN=2 dev/cluster/torchrun.sh 3 > "$work/fails.log" 2>&1 || status=$?
 expect fails $status 3 'rank 0: TERM'

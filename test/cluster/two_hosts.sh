@@ -25,7 +25,8 @@ chmod +x "$work/remote.sh"
 export OMPI_MCA_plm_rsh_agent=$work/remote.sh HOSTS=node-a:2,node-b:2
 
 train_alone
-dev/cluster/mpirun.sh 4 "${job[@]}" --out "$work/two_hosts" > "$work/two_hosts.log" 2>&1 || fail "two hosts do not train"
+dev/cluster/mpirun.sh 4 "${job[@]}" --out "$work/two_hosts" > "$work/two_hosts.log" 2>&1 ||
+  fail "two hosts do not train"
 same_losses_as_alone two_hosts
 
 # The mean of a key over the last so many steps: recent KEY STEPS
@@ -40,8 +41,10 @@ slow=(dev cable root tbf rate 20mbit burst 64kb latency 50ms)
 { tc qdisc add "${slow[@]}" && tc -n node-b qdisc add "${slow[@]}"; } || fail "tc cannot slow the cable"
 wait_for_step cable $(($(values cable loss | wc -l) + 6)) 60
 step_after=$(recent step_ms 5) exposed_after=$(recent comm_exposed_ms 5)
-echo "  cable at 20 Mbit/s: step $step_before -> $step_after ms, exposed communication $exposed_before -> $exposed_after ms"
-awk "BEGIN { exit !($step_after > 2 * $step_before && $exposed_after - $exposed_before > ($step_after - $step_before) / 2) }" ||
+echo "  cable at 20 Mbit/s: step $step_before -> $step_after ms," \
+  "exposed communication $exposed_before -> $exposed_after ms"
+awk "BEGIN { exit !($step_after > 2 * $step_before &&
+  $exposed_after - $exposed_before > ($step_after - $step_before) / 2) }" ||
   fail "a slow cable does not show as exposed communication"
 
 echo "  cable cut"

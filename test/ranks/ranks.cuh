@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     const std::string log = control.rank() ? "/dev/null" : "/dev/stdout";
     doctest::Context context(argc, argv);
     context.setOption("out", log.c_str());
+    context.setOption("no-colors", true);
     const int failed = context.run();
     std::string others;
     const std::vector<std::string> results = control.all_gather(std::to_string(failed));
