@@ -9,15 +9,17 @@ build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0
 
-run() {  # name, schedule, what starts it
-  local log="$build/$1${2:+-${2/[: ]/-}}.log" start=$SECONDS counts
-  GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build ${3:-} "$build/$1" > "$log" 2>&1
+run() {  # name, schedule, number of ranks (none: without mpirun)
+  local ranks=${3:-} label=$1${3:+, $3 ranks} start=$SECONDS counts launcher=()
+  local log="$build/$1${ranks:+-$ranks}${2:+-${2/:/-}}.log"
+  if [ -n "$ranks" ]; then launcher=("${mpirun[@]}" -np "$ranks"); fi
+  GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" > "$log" 2>&1
   local status=$?
   counts=$(sed -n 's/.*test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed.*/\1 \2/p' "$log")
   local p=${counts% *} f=${counts#* }
   if [ -z "$counts" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then p=${p:-0} f=1; fi  # it crashed
   passed=$((passed + p)) failed=$((failed + f))
-  printf '%-28s %-10s %4d passed %3d failed  %3d s\n' "$1" "$2" "$p" "$f" $((SECONDS - start))
+  printf '%-28s %-10s %4d passed %3d failed  %3d s\n' "$label" "$2" "$p" "$f" $((SECONDS - start))
   if [ "$f" -gt 0 ]; then cat "$log"; fi
 }
 
@@ -31,16 +33,16 @@ for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.
 done
 
 # More ranks than cores: each has one thread, and sleeps when it waits.
-on_ranks() {  # number, name, schedule
-  local root=""
-  if [ "$(id -u)" = 0 ]; then root=--allow-run-as-root; fi
-  OMP_NUM_THREADS=1 run "$2" "$3" "mpirun $root --oversubscribe --bind-to none -np $1"
-}
+mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
+if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
-  for ranks in 1 2 3 8; do on_ranks $ranks test_collectives ""; done
-  for ranks in 1 2 3 4 8; do on_ranks $ranks test_zero ""; done
+  for ranks in 1 2 3 8; do run test_collectives "" $ranks; done
+  for ranks in 1 2 3 4 8; do run test_zero "" $ranks; done
   case $build in
-    build/cpu*) for schedule in reverse random:1; do on_ranks 3 test_collectives $schedule; on_ranks 3 test_zero $schedule; done ;;
+    build/cpu*)
+      for name in test_collectives test_zero; do
+        for schedule in reverse random:1; do run $name $schedule 3; done
+      done ;;
   esac
 else
   echo "mpirun is not here: the tests of several ranks are left out"
