@@ -9,6 +9,7 @@
 #include "kernels/statistics.cuh"
 #include "parallel/control.h"
 #include "parallel/zero.cuh"
+#include "runtime/error.h"
 
 template <class T>
 class SyncCheck {
@@ -50,13 +51,15 @@ class SyncCheck {
     if (ranks.size() == 1) return;
     std::vector<std::vector<int>> groups;
     for (const auto& [checksum, members] : ranks) groups.push_back(members);
-    std::sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.size() < b.size(); });
-    std::string text;
-    for (const auto& members : groups) text += (text.empty() ? "" : " and ") + rank_list(members);
-    const int suspect = groups.front().front();
-    throw std::runtime_error("ranks have drifted apart by step " + std::to_string(step) + ": " + name + " differs between " +
-                             text + "; rank " + std::to_string(suspect) + " runs on " + control_.host(suspect) +
-                             ": suspect its device, resume from a checkpoint without it");
+    std::sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.size() > b.size(); });
+    const bool majority = groups[0].size() > groups[1].size();
+    std::string suspects;
+    for (size_t group = majority ? 1 : 0; group < groups.size(); ++group)
+      for (int rank : groups[group])
+        suspects += (suspects.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (" + control_.host(rank) + ")";
+    fail("ranks have drifted apart by step ", step, ": ", name, " on ", suspects, " differs from ",
+         majority ? rank_list(groups[0]) : "one to the other",
+         ": suspect a faulty device, and resume from a checkpoint without it");
   }
 
   Control& control_;

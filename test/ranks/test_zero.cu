@@ -1,14 +1,16 @@
 // The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of one
 // rank, sends the bytes of the formulas and allocates the bytes of the formulas.
 #include "gpt.cuh"
+#include "parallel/sync_check.cuh"
 #include "runtime/schedule.h"
 #include "test/ranks/ranks.cuh"
+#include "test/temporary_folder.h"
 
 namespace {
 
 constexpr int global_batch = 48, steps = 10;
 constexpr ModelShape even = {2, 4, 64, 256, 32};
-constexpr ModelShape odd = {2, 3, 51, 211, 48};  // nothing divides anything
+constexpr ModelShape odd = {3, 3, 51, 211, 48};  // nothing divides anything; more blocks than the ring has slots
 
 // Learnable, and different for each sample.
 std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
@@ -206,4 +208,35 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
         CHECK(double(category.bytes) <= wanted.at(category.name) + slack);
       }
     }
+}
+
+TEST_CASE_TEMPLATE("--check-sync names the rank and the tensor that drifted", T, float, __nv_bfloat16) {
+  if (dp().size() == 1) return;
+  for (int stage : {0, 1, 2}) {
+    CAPTURE(stage);
+    GPT<T> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = {.stage = stage}}, dp(), test_stream());
+    model.store().initialize();
+    train_step(model, dp(), 0);
+    SyncCheck<T> check(*ranks().control, test_stream());
+    CHECK_NOTHROW(check.run(model.store(), 1));
+
+    const TensorDescriptor& tensor = model.tensors().find("h.1.mlp.c_fc.weight");
+    if (dp().rank() == dp().size() - 1) {  // the sign of one weight
+      T* weight = const_cast<T*>(model.store().acquire(tensor.unit, Pass::forward)) + tensor.offset + 1000;
+      T value;
+      CUDA_CHECK(cudaMemcpy(&value, weight, sizeof value, cudaMemcpyDefault));
+      value = from_float<T>(-to_float(value));
+      CUDA_CHECK(cudaMemcpy(weight, &value, sizeof value, cudaMemcpyDefault));
+    }
+    std::string message;
+    try {
+      check.run(model.store(), 1);
+    } catch (const std::exception& error) {
+      message = error.what();
+    }
+    CAPTURE(message);
+    CHECK(contains(message, "by step 1: h.1.mlp.c_fc.weight (weights) on "));
+    CHECK(contains(message, "rank " + std::to_string(dp().size() - 1) + " ("));
+    if (dp().size() > 2) CHECK(contains(message, ") differs from rank"));
+  }
 }

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Is every event between streams needed, and would its absence be found?
+#
+# Takes each line that orders compute and communication out in turn, in a copy of the sources under build/remove_events,
+# and runs the test of data parallelism on three ranks of the CPU device with streams in permuted order, until one of a
+# few orders fails. A line that nobody misses is redundant and should go.
+#
+#   test/remove_events.sh [parallel/FILE.cuh ...]      default: the store, the collectives and the model
+set -euo pipefail
+cd "$(dirname "$0")/.."
+files=("$@")
+if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/collectives.cuh gpt.cuh); fi
+events='^ +(dp_\.(after|wait_for_all)\(|settle\(slot\)|slot\.moved\.record|order_\.record|CUDA_CHECK\(cudaStream(WaitEvent|Synchronize))'
+copy=build/remove_events
+mpirun=(mpirun --oversubscribe --bind-to none -np 3)
+if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
+export OMP_NUM_THREADS=1
+mkdir -p $copy/whole
+cp -r Makefile gpt.cuh cpu kernels parallel runtime test $copy
+cp -r gpt.cuh parallel $copy/whole
+
+build() { make -s -C $copy DEVICE=cpu FLAGS_fast=-O1 build/cpu/test_zero; }
+runs_clean() {  # schedule
+  (cd $copy && GPT_CPU_SCHEDULE=$1 timeout 300 "${mpirun[@]}" build/cpu/test_zero -tc='every stage*<float>' > log 2>&1)
+}
+# Prints the first schedule that fails.
+failing_schedule() {
+  for schedule in reverse random:{1..6}; do
+    if ! runs_clean $schedule; then echo $schedule; return; fi
+  done
+}
+
+build
+if [ -n "$(failing_schedule)" ]; then echo "the test fails with all events in place"; cat $copy/log; exit 1; fi
+removed=0 found=0
+for file in "${files[@]}"; do
+  for line in $(grep -nE "$events" "$copy/whole/$file" | cut -d: -f1); do
+    removed=$((removed + 1))
+    what=$(sed -n "${line}s/^ *//p" "$copy/whole/$file")
+    sed "${line}s/.*/;/" "$copy/whole/$file" > "$copy/$file"
+    build
+    schedule=$(failing_schedule)
+    if [ -n "$schedule" ]; then
+      found=$((found + 1))
+      echo "$file:$line: without $what the test fails (GPT_CPU_SCHEDULE=$schedule)"
+    else
+      echo "$file:$line: without $what the test runs clean: it is redundant, or the test does not reach it"
+    fi
+  done
+  cp "$copy/whole/$file" "$copy/$file"
+done
+echo "events removed: $removed, found missing: $found"
+[ "$removed" -eq "$found" ]

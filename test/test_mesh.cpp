@@ -1,0 +1,157 @@
+// train_gpt on several ranks, as people run it: with mpirun, from a shell. What the ranks compute is the business of
+// test/ranks/test_zero.cu.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "test/workplace.h"
+
+namespace {
+
+const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
+
+// $MPIRUN N starts N ranks.
+struct RankWorkplace : Workplace {
+  RankWorkplace() {
+    const std::string root = geteuid() == 0 ? " --allow-run-as-root" : "";
+    setenv("MPIRUN", ("mpirun --oversubscribe --bind-to none" + root + " -np").c_str(), 1);
+    setenv("OMP_NUM_THREADS", "1", 1);
+  }
+  ~RankWorkplace() { unsetenv("OMP_NUM_THREADS"); }
+
+  // Among what mpirun says about the end of a job there is exactly one line of ours; it holds all the parts.
+  void ranks_refuse(const std::string& command, const Texts& parts, int code = 1) const {
+    CAPTURE(command);
+    const Result result = (*this)(command);
+    CAPTURE(result.error);
+    CHECK(result.code == code);
+    Texts ours;
+    std::istringstream lines(result.error);
+    for (std::string line; std::getline(lines, line);)
+      if (line.starts_with("train_gpt: ")) ours.push_back(line);
+    REQUIRE(ours.size() == 1);
+    for (const std::string& part : parts) CHECK_MESSAGE(contains(ours[0], part), part);
+  }
+};
+
+// How a job is spread.
+struct Spread {
+  int ranks, zero, micro_batch;
+  std::string options() const {
+    return " --zero " + std::to_string(zero) + " --micro-batch " + std::to_string(micro_batch) + " ";
+  }
+};
+
+double largest_difference(const std::vector<Json>& a, const std::vector<Json>& b, const char* key) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    CHECK(a[i]["step"] == b[i]["step"]);
+    const double x = a[i][key], y = b[i][key];
+    largest = std::max(largest, std::abs(x - y) / std::abs(y));
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  // Sizes that nothing divides, and gradients that travel every way.
+  const std::string job = " $GPT --share-gpu --train text --layers 3 --heads 3 --channels 51 --seq-len 24 --steps 8 "
+                          "--lr 1e-3 --global-batch 12 --checkpoint-every 4 --out ";
+  const std::vector<Spread> meshes = {{1, 0, 2}, {3, 3, 1}, {2, 1, 3}, {4, 2, 1}, {2, 3, 2}, {3, 0, 2}};
+  for (std::string dtype : {"fp32", "bf16"}) {
+    auto train = [&](const std::string& out, const Spread& mesh, const std::string& more) {
+      shell.output("$MPIRUN " + std::to_string(mesh.ranks) + job + out + mesh.options() + "--dtype " + dtype + more);
+    };
+    auto out = [&](size_t mesh) { return dtype + std::to_string(mesh); };
+    train("wanted", {1, 0, 1}, " --overwrite");
+    for (size_t i = 0; i < meshes.size(); ++i) train(out(i), meshes[i], "");
+    const std::vector<Json> wanted = shell.metrics("wanted");
+    // Design, section 4: fp32 within 1e-5, bf16 within three times what another micro-batch makes of one rank's curve.
+    auto tolerance = [&](const char* key) {
+      return dtype == "fp32" ? 1e-5 : 3 * largest_difference(shell.metrics(out(0)), wanted, key);
+    };
+    const double of_losses = tolerance("loss"), of_norms = tolerance("grad_norm");
+    for (size_t from = 0; from < meshes.size(); ++from) {
+      const size_t to = (from + 1) % meshes.size();
+      CAPTURE(dtype);
+      CAPTURE(from);
+      CAPTURE(to);
+      shell.output("rm -r " + out(from) + "/step_00000008");
+      train(out(from), meshes[to], " --resume");
+      CHECK(largest_difference(shell.metrics(out(from)), wanted, "loss") <= of_losses);
+      CHECK(largest_difference(shell.metrics(out(from)), wanted, "grad_norm") <= of_norms);
+    }
+  }
+}
+
+TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  for (std::string options : {"--zero 3", "--zero 1 --dtype bf16 --stochastic-rounding --shuffle",
+                              "--zero 2 --dtype bf16 --reduce-dtype bf16"}) {
+    CAPTURE(options);
+    const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
+                            "--val text --val-every 2 --val-batches 2 " + options + " --out ";
+    shell.output("rm -rf a b && " + job + "a && cp -r a b && rm -r b/step_00000006 && " + job + "b --resume");
+    auto bits = [&](const std::string& out) {
+      std::vector<Json> lines = shell.metrics(out);
+      for (Json& line : lines)
+        for (const char* traffic : {"comm_bytes", "comm_ms", "comm_exposed_ms", "ranks"}) line.erase(traffic);
+      return lines;
+    };
+    CHECK(bits("a").size() == 9);
+    CHECK(bits("a") == bits("b"));
+    shell.output("diff -r a/step_00000006 b/step_00000006");
+  }
+}
+
+TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string text = shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 2 --steps 4 --log-every 2 --out run");
+  for (const char* once : {"model  ", "mesh      data parallel 3, ZeRO 2", "step     2/4", "step     4/4", "fastest step"}) {
+    CAPTURE(once);
+    REQUIRE(contains(text, once));
+    CHECK(text.find(once) == text.rfind(once));
+  }
+  CHECK(contains(text, "exposed"));
+  const std::vector<Json> lines = shell.metrics("run");
+  REQUIRE(lines.size() == 4);
+  for (const Json& line : lines) {
+    for (const char* collective : {"all_reduce", "reduce_scatter", "all_gather"})
+      CHECK(line["comm_bytes"][collective].get<double>() > 0);
+    CHECK(line["comm_ms"].get<double>() > 0);
+    CHECK(line["comm_exposed_ms"].get<double>() >= 0);
+    const bool printed = line["step"].get<int>() % 2 == 0;
+    REQUIRE(line.contains("ranks") == printed);  // other ranks are asked at the steps that are printed
+    if (printed) CHECK(line["ranks"].size() == 3);
+    if (printed) CHECK(line["ranks"][0]["comm_bytes"] == line["comm_bytes"]);
+  }
+  const std::string checked = shell.output("$MPIRUN 2 $TEXT --share-gpu --check-ranks --check-sync 1 --out ''");
+  for (const char* part : {"rank", "TFLOP/s", "GB/s", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
+  CHECK(shell.output("$MPIRUN 2 $GPT --generate --out run --prompt line --sample-len 5 --share-gpu").size() == 10);
+}
+
+TEST_CASE("ranks that don't fit together: one line from all of them, and the job ends" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string two = "$MPIRUN 2 $TEXT --share-gpu ";
+  shell.ranks_refuse(two + "--global-batch 6", {"--global-batch 6", "--micro-batch 2", "2 ranks", "choose 8"}, 2);
+  shell.ranks_refuse(two + "--zero 4", {"--zero", "4"}, 2);
+  shell.ranks_refuse(two + "--train nowhere", {"nowhere"});
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",
+                     {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"});
+  put(shell / "elsewhere/text", "!" + some_text(4999));
+  const std::string here = "$TEXT --share-gpu --out ''";
+  shell.ranks_refuse("$MPIRUN 1 " + here + " : -np 1 -wdir elsewhere " + here, {"ranks differ: data", "checksum", "rank 1"});
+  shell.output("mkdir nothing");
+  shell.ranks_refuse("$MPIRUN 1 " + here + " : -np 1 -wdir nothing " + here, {"rank 1", "text", "matches no regular file"});
+  shell.output("cp $GPT other && echo >> other");
+  const std::string tiny = " --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --share-gpu";
+  shell.ranks_refuse("$MPIRUN 1 $GPT" + tiny + " : -np 1 ./other" + tiny, {"ranks differ: program", "same build"});
+  shell.output("$TEXT --out run --steps 2");
+  shell.ranks_refuse(two + "--out run", {"run", "holds a run", "--resume"});
+  shell.ranks_refuse(two + "--out run --resume --global-batch 8", {"global_batch is 8 and was 2"}, 2);
+  CHECK(shell.output("ls") == "elsewhere\nnothing\nother\nrun\ntext\n");
+}
