@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 
@@ -294,7 +295,7 @@ class Run {
 
   void loop() {
     constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
-    ProgressBar bar(o_.schedule.steps);
+    ProgressBar bar(o_.schedule.steps, control_.size() == 1);
     const Clock::time_point begin = Clock::now();
     double shortest = INFINITY;
     mesh_.dp().take_traffic();
@@ -505,6 +506,7 @@ void run_rank(int argc, char** argv, Control& control) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), which says what and where
   std::unique_ptr<Control> control = std::make_unique<Control>();
   try {
     control = start_control(find_launch());

@@ -86,7 +86,7 @@ class Communicator {
   // data (count) of each rank becomes the sum (or another reduction) over the ranks.
   template <class T>
   void all_reduce(T* data, size_t count, ncclRedOp_t operation = ncclSum) {
-    run("all_reduce", count * sizeof(T), 2 * others(), [&] {
+    run("all_reduce", count * sizeof(T), 2 * others(), data, count, [&] {
       return ncclAllReduce(data, data, count, nccl_type<T>, operation, comm_, stream_);
     });
   }
@@ -95,7 +95,7 @@ class Communicator {
   // piece of send.
   template <class T>
   void reduce_scatter(T* receive, const T* send, size_t count, ncclRedOp_t operation = ncclSum) {
-    run("reduce_scatter", size_ * count * sizeof(T), others(), [&] {
+    run("reduce_scatter", size_ * count * sizeof(T), others(), receive, count, [&] {
       return ncclReduceScatter(send, receive, count, nccl_type<T>, operation, comm_, stream_);
     });
   }
@@ -103,7 +103,7 @@ class Communicator {
   // receive (size()·count) = send (count) of all ranks, in rank order. In place where send is piece rank() of receive.
   template <class T>
   void all_gather(T* receive, const T* send, size_t count) {
-    run("all_gather", size_ * count * sizeof(T), others(), [&] {
+    run("all_gather", size_ * count * sizeof(T), others(), receive, size_ * count, [&] {
       return ncclAllGather(send, receive, count, nccl_type<T>, comm_, stream_);
     });
   }
@@ -111,7 +111,7 @@ class Communicator {
   // data (count) of every rank = data of rank `root`.
   template <class T>
   void broadcast(T* data, size_t count, int root) {
-    run("broadcast", count * sizeof(T), rank_ == root ? size_ - 1 : 0, [&] {
+    run("broadcast", count * sizeof(T), rank_ == root ? size_ - 1 : 0, data, count, [&] {
       return ncclBroadcast(data, data, count, nccl_type<T>, root, comm_, stream_);
     });
   }
@@ -119,7 +119,7 @@ class Communicator {
   // Both ends at once, so that rings and pairs don't wait for each other.
   template <class T>
   void send_receive(const T* send, int to, T* receive, int from, size_t count) {
-    run("send_receive", count * sizeof(T), 1, [&] {
+    run("send_receive", count * sizeof(T), 1, receive, count, [&] {
       NCCL_CHECK(ncclGroupStart());
       NCCL_CHECK(ncclSend(send, count, nccl_type<T>, to, comm_, stream_));
       NCCL_CHECK(ncclRecv(receive, count, nccl_type<T>, from, comm_, stream_));
@@ -178,9 +178,10 @@ class Communicator {
 
   double others() const { return double(size_ - 1) / size_; }
 
-  // bytes: of the buffer, the same on every rank, as the flight recorder wants it; this rank sends `share` of them.
-  template <class Issue>
-  void run(const char* name, size_t bytes, double share, Issue issue) {
+  // bytes: of the buffer, the same on every rank, as the flight recorder wants it; this rank sends `share` of them, and
+  // will have written `written` (count).
+  template <class T, class Issue>
+  void run(const char* name, size_t bytes, double share, const T* written, size_t count, Issue issue) {
     if (size_ == 1) return;
     refresh();
     std::lock_guard lock(mutex_);
@@ -191,6 +192,7 @@ class Communicator {
     call.start.record(stream_);
     NCCL_CHECK(issue());
     call.end.record(stream_);
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) range.writes(written, count);
   }
 
   ncclComm_t comm_ = nullptr;

@@ -87,10 +87,12 @@ class RankCheck {
     std::vector<RankSpeed> speeds(all.size());
     for (size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&speeds[rank], all[rank].data(), sizeof(RankSpeed));
     std::printf("%-32s %14s %14s %20s\n", "rank", "TFLOP/s", "copy GB/s", "link to next GB/s");
-    for (size_t rank = 0; rank < all.size(); ++rank)
-      std::printf("%-32s %14.2f %14.1f %20.2f%s\n", (std::to_string(rank) + " (" + control_.host(int(rank)) + ")").c_str(),
-                  speeds[rank].product / 1e12, speeds[rank].copy / 1e9, speeds[rank].link / 1e9,
-                  remarks(speeds, rank).c_str());
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      const std::string name = std::to_string(rank) + " (" + control_.host(int(rank)) + ")";
+      std::printf("%-32s %14.2f %14.1f ", name.c_str(), speeds[rank].product / 1e12, speeds[rank].copy / 1e9);
+      if (all.size() > 1) std::printf("%20.2f%s\n", speeds[rank].link / 1e9, remarks(speeds, rank).c_str());
+      else std::printf("%20s\n", "none");
+    }
     std::fflush(stdout);
   }
 

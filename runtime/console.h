@@ -29,7 +29,8 @@ inline std::string duration(double seconds) {
 // One line at the bottom of an interactive terminal; log lines go above it.
 class ProgressBar {
  public:
-  explicit ProgressBar(size_t steps) : steps_(steps), interactive_(isatty(STDOUT_FILENO)) {}
+  // wanted: not under mpirun, which gives rank 0 a terminal of its own whether anybody looks or not.
+  ProgressBar(size_t steps, bool wanted) : steps_(steps), interactive_(wanted && isatty(STDOUT_FILENO)) {}
   ~ProgressBar() { hide(); }
 
   void show(size_t step, double seconds_left) {

@@ -165,7 +165,7 @@ TEST_CASE("folders that cannot be written, memory that is not there, several ran
     shell.refuses("$TEXT --out " + std::string(out), 1, {"--out", out, "choose another --out"});
   CHECK(shell.content("text") == some_text(5000));
   // Files of at most 10 KiB stand in for a full disk: the metrics fit, the checkpoint does not.
-  const std::string small = "trap '' XFSZ; ulimit -f 20; ";
+  const std::string small = "ulimit -f 20; ";
   shell.refuses(small + "$TEXT --out run", 1, {"run/step_00000002", "reserve", "free space"});
   CHECK(shell.output("ls run") == "metrics.jsonl\n");
   CHECK(contains(shell.output("$TEXT --out run --resume"), "no checkpoint in run, starting afresh"));
