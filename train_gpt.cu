@@ -34,7 +34,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 std::string device_name(const Mesh& mesh) {
   cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device().device()));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device()));
   return properties.name;
 }
 
@@ -113,11 +113,14 @@ class Run {
       std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
       return;
     }
+    control_.barrier(checkpoint_patience);  // all have read what the run folder may hold
     if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint);
     loop();
   }
 
  private:
+  static constexpr double checkpoint_patience = 10;  // disks may be slow
+
   bool is_first() const { return control_.rank() == 0; }
 
   // ---- what the options name
@@ -142,7 +145,7 @@ class Run {
     nlohmann::json summary;
     for (const auto* data : {&train_, &val_}) {
       if (!*data) continue;
-      const int length = int(std::min<size_t>((*data)->tokens() - 1, 1024));
+      const int length = int(std::clamp<size_t>((*data)->tokens(), 2, 1025)) - 1;
       const size_t samples = (*data)->samples(length), looked_at = std::min<size_t>(samples, 64);
       std::vector<int> tokens(2 * size_t(length) * looked_at);
       for (size_t i = 0; i < looked_at; ++i)
@@ -228,7 +231,7 @@ class Run {
                      .copy_out = copy_out,
                      .trainer = {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}},
                      .tokenizer_folder = tokenizer_folder_},
-                    {is_first(), [this] { control_.barrier(); }});
+                    {is_first(), [this] { control_.barrier(checkpoint_patience); }});
     tokenizer_folder_ = o_.out / std::filesystem::path(checkpoint_name(step));  // the one before may be pruned
     if (is_first()) prune_checkpoints(o_.out, o_.keep, o_.keep_every);
   }
@@ -326,6 +329,7 @@ class Run {
       if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done);
       if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(done).c_str());
       if (!o_.out.empty() && (last || (o_.checkpoint_every && done % o_.checkpoint_every == 0))) save(done);
+      mesh_.dp().take_traffic();  // what validation, sampling and checks sent is not of the next step
       bar.show(done, left);
     }
     bar.hide();
@@ -406,15 +410,17 @@ class Run {
   void trace_step() {
     if (!o_.trace.empty()) timeline_.push_back(Profiler::instance().take_trace());
     if (tensor_log_) tensor_log_->flush();
+    Profiler::instance().context.step = -1;
   }
 
   // All ranks' timelines in one file.
   void save_trace() {
     if (o_.trace.empty()) return;
+    trace_step();  // what came after the last step
     std::string mine;
     for (const std::string& part : timeline_)
       if (!part.empty()) mine += (mine.empty() ? "" : ",\n") + part;
-    const std::vector<std::string> all = control_.all_gather(mine);
+    const std::vector<std::string> all = control_.gather(mine);
     if (is_first()) write_trace(o_.trace, all);
   }
 
@@ -428,8 +434,8 @@ class Run {
     for (const auto& [name, bytes] : traffic.bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
     metrics.update(mine);
     if (!of_all_ranks) return;
-    for (const std::string& text : control_.all_gather(mine.dump())) 
-      metrics["ranks"].push_back(nlohmann::ordered_json::parse(text));
+    for (const std::string& text : control_.gather(mine.dump()))
+      if (is_first()) metrics["ranks"].push_back(nlohmann::ordered_json::parse(text));
   }
 
   // ---- sampling
@@ -476,47 +482,52 @@ class Run {
   size_t start_ = 0;  // updates done before this run
 };
 
-template <class T>
-void run(const Options& options, Control& control, Mesh& mesh) {
-  Run<T> run(options, control, mesh);
-  if (options.generate) run.generate();
-  else run.train();
-}
-
-void run_rank(int argc, char** argv, Control& control) {
-  if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // rank 0 alone speaks
-  std::optional<Options> options = parse_options(argc, argv);
-  if (!options) return;
-  complete_options(*options, control.size());
-  require_agreement(control, {{"program", program_checksum()}}, "start the same build on every host");
-  require_agreement(control, {{"options", std::vector<std::string>(argv + 1, argv + argc)}}, "give every rank the same");
-  FlightRecorder recorder;
-  const auto watch = control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
+// An error ends the job where it is caught: destructors would wait for ranks that are not coming any more.
+template <class Work>
+void guarded(Control& control, Work work) {
   try {
-    if (options->dtype == "bf16") run<__nv_bfloat16>(*options, control, mesh);
-    else run<float>(*options, control, mesh);
+    work();
   } catch (const UsageError& error) {
-    control.fail(error.what(), 2);  // here, where the mesh still lives: its end could wait for other ranks
+    control.fail(error.what(), 2);
   } catch (const std::exception& error) {
     control.fail(error.what());
   }
+}
+
+template <class T>
+void run(const Options& options, Control& control, Mesh& mesh) {
+  Run<T> run(options, control, mesh);
+  guarded(control, [&] { options.generate ? run.generate() : run.train(); });
+}
+
+void run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
+  if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // rank 0 alone speaks
+  require_agreement(control, {{"program", program_checksum()}}, "start the same build on every host");
+  require_agreement(control, {{"options", std::vector<std::string>(argv + 1, argv + argc)}}, "give every rank the same");
+  std::optional<Options> options = parse_options(argc, argv);
+  if (!options) return;
+  complete_options(*options, control.size());
+  control.watch(recorder, 15, options->collective_timeout);
+  Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
+  guarded(control, [&] {
+    if (options->dtype == "bf16") run<__nv_bfloat16>(*options, control, mesh);
+    else run<float>(*options, control, mesh);
+  });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), which says what and where
-  std::unique_ptr<Control> control = std::make_unique<Control>();
-  try {
-    control = start_control(find_launch());
-    run_rank(argc, argv, *control);
+  FlightRecorder recorder;
+  Control alone;
+  std::unique_ptr<Control> control;
+  guarded(alone, [&] { control = start_control(find_launch()); });
+  guarded(*control, [&] {
+    run_rank(argc, argv, *control, recorder);
+    const uint64_t ending = recorder.enter("MPI_Finalize", 0);
     end_mpi();
+    recorder.leave(ending);
     control->finish();
-    return 0;
-  } catch (const UsageError& error) {
-    control->fail(error.what(), 2);
-  } catch (const std::exception& error) {
-    control->fail(error.what());
-  }
+  });
 }

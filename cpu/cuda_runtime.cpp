@@ -79,6 +79,7 @@ constexpr size_t huge_page = 2 << 20;
 struct Allocations {
   std::mutex mutex;
   std::map<const char*, size_t> device, pinned;  // start -> bytes
+  size_t share = SIZE_MAX;                       // of the host's memory, for device memory
 
   // True unless [p, p + bytes) starts inside a device allocation and runs past its end.
   bool fits(const void* p, size_t bytes) {
@@ -117,6 +118,15 @@ size_t available_bytes() {
   size_t limit = read_number("/sys/fs/cgroup/memory.max", SIZE_MAX);
   size_t used = read_number("/sys/fs/cgroup/memory.current", 0);
   return limit == SIZE_MAX ? available : std::min(available, limit > used ? limit - used : 0);
+}
+
+// Of this process's share, if other ranks are on this host.
+size_t free_bytes() {
+  Allocations& all = allocations();
+  std::lock_guard lock(all.mutex);
+  size_t used = 0;
+  for (const auto& [start, bytes] : all.device) used += bytes;
+  return std::min(available_bytes(), all.share - std::min(all.share, used));
 }
 
 // ---- streams
@@ -187,6 +197,11 @@ void drain_all() {
 }
 
 }  // namespace
+
+void share_memory(size_t ranks) {
+  std::lock_guard lock(allocations().mutex);
+  allocations().share = available_bytes() / ranks;
+}
 
 const Schedule& schedule() {
   static const Schedule instance = read_schedule();
@@ -305,7 +320,7 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  *free_bytes = cpu::available_bytes();
+  *free_bytes = cpu::free_bytes();
   *total_bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
   return cudaSuccess;
 }
@@ -315,7 +330,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   *pointer = nullptr;
   if (bytes == 0) return cudaSuccess;
-  if (bytes > cpu::available_bytes()) return remember(cudaErrorMemoryAllocation);
+  if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);
   const size_t alignment = bytes >= cpu::huge_page ? cpu::huge_page : 256;
   if (posix_memalign(pointer, alignment, bytes) != 0) return remember(cudaErrorMemoryAllocation);
   // Huge pages: with 4 KB pages, streaming kernels spend much of their time on address translation.

@@ -57,6 +57,9 @@ bool check_launch(const Launch& launch);  // sets cudaGetLastError's value when 
 // An operation issued to a stream runs at once, or is kept in the stream's queue for later (cuda_runtime.cpp); enqueue
 // decides. `poll` starts it or goes on with it, and returns true when it is finished.
 bool streams_are_deferred();
+
+// From now on this process may use a part of the memory that is free now: so many ranks are on this host.
+void share_memory(size_t ranks);
 bool runs_at_once(cudaStream_t stream);
 void keep(cudaStream_t stream, std::function<bool()> poll);
 void enqueue(cudaStream_t stream, std::function<bool()> poll);

@@ -21,6 +21,7 @@
 
 #include "cpu/cuda_bf16.h"
 #include "cpu/cuda_fp16.h"
+#include "cpu/device.h"
 #include "cpu/workers.h"
 
 #ifdef GPT_MPI
@@ -344,6 +345,11 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
+  *error = ncclSuccess;
+  return ncclSuccess;
+}
+
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) { return *count = comm->size, ncclSuccess; }
 
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) { return *rank = comm->rank, ncclSuccess; }
@@ -358,13 +364,15 @@ size_t cpu::nccl_bytes_sent() { return bytes_sent; }
 
 #ifdef GPT_MPI
 
-// The ranks of a host share its cores: a worker each for their part of them, unless OMP_NUM_THREADS says otherwise.
-static void share_cores() {
+// The ranks of a host share its memory, and its cores: each has as many workers as are its part of them, unless
+// OMP_NUM_THREADS says otherwise.
+static void share_host() {
   MPI_Comm host;
   int ranks = 1;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
   MPI_Comm_size(host, &ranks);
   MPI_Comm_free(&host);
+  cpu::share_memory(size_t(ranks));
   if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(std::max(1, omp_get_max_threads() / ranks));
 }
 
@@ -378,7 +386,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId, int ran
   *comm = new ncclComm{MPI_COMM_NULL, rank, ranks};
   if (!initialized) return ncclSuccess;
   MPI_Comm_dup(MPI_COMM_WORLD, &(*comm)->mpi);
-  share_cores();
+  share_host();
   return ncclSuccess;
 }
 

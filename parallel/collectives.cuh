@@ -7,7 +7,8 @@
 
 #include <nccl.h>
 
-#include <deque>
+#include <cstring>
+#include <list>
 #include <map>
 #include <mutex>
 #include <string>
@@ -19,8 +20,8 @@
 
 inline void check_nccl(ncclResult_t result, const char* call) {
   if (result == ncclSuccess) return;
-  throw std::runtime_error(std::string(call).substr(0, std::string(call).find('(')) + ": " + ncclGetErrorString(result) +
-                           ": " + ncclGetLastError(nullptr));
+  throw std::runtime_error(std::string(call, std::strcspn(call, "(")) + ": " + ncclGetErrorString(result) + ": " +
+                           ncclGetLastError(nullptr));
 }
 
 template <class T>
@@ -73,8 +74,8 @@ class Communicator {
   ~Communicator() {
     if (!comm_) return;
     cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
     ncclCommDestroy(comm_);
+    cudaStreamDestroy(stream_);
   }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -137,10 +138,12 @@ class Communicator {
   // `stream` goes on when `event` has been recorded; the time it stands still is exposed communication.
   void wait(cudaStream_t stream, const Event& event) {
     if (size_ == 1) return;
-    Timed& waiting = waits_.emplace_back();
-    waiting.start.record(stream);
+    std::lock_guard lock(mutex_);
+    std::list<Timed> waiting = unused();
+    waiting.front().start.record(stream);
     CUDA_CHECK(cudaStreamWaitEvent(stream, event));
-    waiting.end.record(stream);
+    waiting.front().end.record(stream);
+    waits_.splice(waits_.end(), waiting);
   }
   // The same for all that has been issued here.
   void wait_for_all(cudaStream_t stream) {
@@ -151,23 +154,19 @@ class Communicator {
 
   // What has been sent, and what has been finished, since the last call.
   Traffic take_traffic() {
-    refresh();
-    while (!waits_.empty() && cudaEventQuery(waits_.front().end) == cudaSuccess) {
-      traffic_.exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
-      waits_.pop_front();
-    }
     std::lock_guard lock(mutex_);
+    collect_finished();
     return std::exchange(traffic_, {});
   }
 
-  // Tells the flight recorder what has finished. Also called by the thread that watches the job.
+  // Tells the flight recorder what has finished, and throws what NCCL has noticed since. For the thread that looks after
+  // the mesh.
   void refresh() {
-    std::unique_lock lock(mutex_, std::try_to_lock);
-    while (lock && !pending_.empty() && cudaEventQuery(pending_.front().end) == cudaSuccess) {
-      recorder_->leave(pending_.front().sequence);
-      traffic_.milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
-      pending_.pop_front();
-    }
+    ncclResult_t error = ncclSuccess;
+    if (comm_) NCCL_CHECK(ncclCommGetAsyncError(comm_, &error));
+    if (error != ncclInProgress) check_nccl(error, "a collective under way");
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) collect_finished();
   }
 
  private:
@@ -183,16 +182,37 @@ class Communicator {
   template <class T, class Issue>
   void run(const char* name, size_t bytes, double share, const T* written, size_t count, Issue issue) {
     if (size_ == 1) return;
-    refresh();
     std::lock_guard lock(mutex_);
-    traffic_.bytes_sent[name] += share * double(bytes);
-    Timed& call = pending_.emplace_back();
-    call.sequence = recorder_->enter(name, bytes);
+    collect_finished();
+    std::list<Timed> call = unused();
+    call.front().sequence = recorder_->enter(name, bytes);
     KernelRange range(name, stream_, share * double(bytes), 0);
-    call.start.record(stream_);
-    NCCL_CHECK(issue());
-    call.end.record(stream_);
+    call.front().start.record(stream_);
+    check_nccl(issue(), name);
+    call.front().end.record(stream_);
+    pending_.splice(pending_.end(), call);
+    traffic_.bytes_sent[name] += share * double(bytes);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) range.writes(written, count);
+  }
+
+  // One that is not in use.
+  std::list<Timed> unused() {
+    std::list<Timed> one;
+    if (free_.empty()) one.emplace_back();
+    else one.splice(one.end(), free_, free_.begin());
+    return one;
+  }
+
+  void collect_finished() {
+    while (!pending_.empty() && cudaEventQuery(pending_.front().end) == cudaSuccess) {
+      recorder_->leave(pending_.front().sequence);
+      traffic_.milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
+      free_.splice(free_.end(), pending_, pending_.begin());
+    }
+    while (!waits_.empty() && cudaEventQuery(waits_.front().end) == cudaSuccess) {
+      traffic_.exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
+      free_.splice(free_.end(), waits_, waits_.begin());
+    }
   }
 
   ncclComm_t comm_ = nullptr;
@@ -200,7 +220,7 @@ class Communicator {
   int rank_ = 0, size_ = 1;
   cudaStream_t stream_ = nullptr;
   Event order_;
-  std::mutex mutex_;  // of what the watching thread reads too
-  std::deque<Timed> pending_, waits_;
+  std::mutex mutex_;  // of what refresh() reads too
+  std::list<Timed> pending_, waits_, free_;
   Traffic traffic_;
 };

@@ -54,16 +54,20 @@ class Control {
   long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
 
   // Everybody's `mine`, by rank. Called by all ranks in the same order, in one thread each; so are barrier and finish.
-  std::vector<std::string> all_gather(const std::string& mine) { return gather("host all_gather", mine); }
-  void barrier() { gather("host barrier", ""); }
+  std::vector<std::string> all_gather(const std::string& mine) {
+    return meet("host all_gather", FrameType::for_all, mine);
+  }
+  // The same for rank 0; the others get empty texts.
+  std::vector<std::string> gather(const std::string& mine) { return meet("host gather", FrameType::for_rank_0, mine); }
+  // patience: how many times the collective time-out the others may take
+  void barrier(double patience = 1) { meet("host barrier", FrameType::for_rank_0, "", patience); }
 
-  // From now on a collective in `recorder` that is not left after `collective_timeout_s` (0: it may take any time) ends
-  // the job, as does a rank that is silent for `silence_s`. Once the result is destroyed the recorder is not used.
-  [[nodiscard]] std::shared_ptr<void> watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
+  // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`
+  // (0: it may take any time) ends the job, as does a rank that is silent for `silence_s`.
+  void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
     silence_s_ = silence_s;
     collective_timeout_s_ = collective_timeout_s;
-    set_recorder(&recorder);
-    return {nullptr, [this](void*) { set_recorder(nullptr); }};
+    recorder_ = &recorder;
   }
 
   // This rank's own error ends the job. What several ranks report in the same words is said once.
@@ -81,7 +85,7 @@ class Control {
   void finish() {
     if (!thread_.joinable()) return;
     leaving_ = true;
-    gather("finish", "");
+    meet("finish", FrameType::for_rank_0, "");
     stop_thread();
   }
 
@@ -124,21 +128,17 @@ class Control {
     eventfd_write(wake_.get(), 1);
   }
 
-  std::vector<std::string> gather(const char* name, const std::string& mine) {
+  std::vector<std::string> meet(const char* name, FrameType type, const std::string& mine, double patience = 1) {
     if (size() == 1) return {mine};
     if (mine.size() > longest_frame / size_t(size()) - sizeof(uint64_t))
       throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
-    const uint64_t sequence = recorder_ ? recorder_->enter(name, 0) : 0;
-    submit({FrameType::contribution, mine});
+    FlightRecorder* recorder = recorder_;
+    const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
+    submit({type, mine});
     std::unique_lock lock(mutex_);
     gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
-    if (recorder_) recorder_->leave(sequence);
+    if (recorder) recorder->leave(sequence);
     return std::exchange(gathered_, {});
-  }
-
-  void set_recorder(FlightRecorder* recorder) {
-    const std::lock_guard lock(recorder_mutex_);  // the control thread may be reading
-    recorder_ = recorder;
   }
 
   // ---- the control thread
@@ -174,8 +174,7 @@ class Control {
   // This process stood still, perhaps the whole job did: stopped and continued. Nobody else was silent.
   void forgive(double now, double seconds) {
     for (Connection* connection : open_connections(peers_)) connection->last_heard = now;
-    const std::lock_guard lock(recorder_mutex_);
-    if (recorder_) recorder_->forgive(seconds);
+    if (FlightRecorder* recorder = recorder_) recorder->forgive(seconds);
   }
 
   void take_outbox() {
@@ -195,7 +194,8 @@ class Control {
   void handle(int from, Frame frame) {
     switch (frame.type) {
       case FrameType::heartbeat: heartbeats_[size_t(from)] = Json::parse(frame.payload); break;
-      case FrameType::contribution: collect(from, std::move(frame.payload)); break;
+      case FrameType::for_all:
+      case FrameType::for_rank_0: collect(from, std::move(frame)); break;
       case FrameType::gathered: deliver(frame.payload); break;
       case FrameType::report: {
         const std::string message = frame.payload.substr(frame.payload.find(' ') + 1);
@@ -207,9 +207,10 @@ class Control {
     }
   }
 
-  // Rank 0: when all have contributed, everybody gets the sizes (uint64 each), then the bytes.
-  void collect(int from, std::string contribution) {
-    contributions_[size_t(from)] = std::move(contribution);
+  // Rank 0: when all have contributed, they get the sizes (uint64 each), then the bytes.
+  void collect(int from, Frame contribution) {
+    const bool for_all = contribution.type == FrameType::for_all;
+    contributions_[size_t(from)] = std::move(contribution.payload);
     std::string sizes, bytes;
     for (const auto& one : contributions_) {
       if (!one) return;
@@ -220,7 +221,9 @@ class Control {
       bytes += *one;
       one.reset();
     }
-    send_to_all(peers_, FrameType::gathered, sizes += bytes);
+    const std::string nothing(sizes.size(), 0);
+    sizes += bytes;
+    send_to_all(peers_, FrameType::gathered, for_all ? sizes : nothing);
     deliver(sizes);
   }
 
@@ -241,11 +244,7 @@ class Control {
 
   void beat(double now) {
     FlightBrief record;
-    {
-      const std::lock_guard lock(recorder_mutex_);
-      if (recorder_) recorder_->refresh();
-      if (recorder_) record = brief(recorder_->entries(), now);
-    }
+    if (const FlightRecorder* recorder = recorder_) record = brief(recorder->entries(), now);
     heartbeats_[size_t(rank_)] = {record.waiting, record.place, record.history};
     const Packet packet = pack(FrameType::heartbeat, heartbeats_[size_t(rank_)].dump());
     for (Connection* connection : open_connections(peers_))
@@ -354,8 +353,7 @@ class Control {
 
   std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
-  std::mutex recorder_mutex_;
-  FlightRecorder* recorder_ = nullptr;
+  std::atomic<FlightRecorder*> recorder_ = nullptr;
 
   std::mutex mutex_;  // of the next three
   std::condition_variable gathered_changed_;

@@ -1,5 +1,5 @@
 // The flight recorder: what this rank's last collectives were, which of them are under way, and since when. Threads
-// that enqueue collectives write it, the control thread (parallel/control.h) reads it; when a job hangs, the records of
+// that enqueue collectives, or see them end, write it; the control thread (parallel/control.h) reads it: when a job hangs, the records of
 // all ranks say where they differ.
 //
 // Collectives are numbered from 1 in the order in which a rank enters them. Times are seconds of steady_seconds().
@@ -9,7 +9,6 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <iomanip>
 #include <mutex>
 #include <optional>
@@ -32,24 +31,14 @@ class FlightRecorder {
     size_t bytes = 0;  // the same on all ranks, as name is: what differs is taken for the reason of a hang
     double entered = 0;
     std::optional<double> left;
+    double patience = 1;  // how many times the usual time-out it may take: 10 if files are read or written meanwhile
   };
 
-  // Called before another thread reads: on a GPU, whether a collective has ended is only known when somebody asks its
-  // event. May call leave().
-  void set_refresh(std::function<void()> refresh) {
-    const std::lock_guard lock(refresh_mutex_);
-    refresh_ = std::move(refresh);
-  }
-  void refresh() {
-    const std::lock_guard lock(refresh_mutex_);
-    if (refresh_) refresh_();
-  }
-
   // The number of the collective that begins.
-  uint64_t enter(const char* name, size_t bytes) {
+  uint64_t enter(const char* name, size_t bytes, double patience = 1) {
     const std::lock_guard lock(mutex_);
     ++last_;
-    entries_[last_ % capacity] = {last_, name, bytes, steady_seconds(), {}};
+    entries_[last_ % capacity] = {last_, name, bytes, steady_seconds(), {}, patience};
     return last_;
   }
 
@@ -75,8 +64,6 @@ class FlightRecorder {
   }
 
  private:
-  std::mutex refresh_mutex_;  // whoever sets it may go away once it is set to nothing
-  std::function<void()> refresh_;
   mutable std::mutex mutex_;
   std::array<Entry, capacity> entries_;
   uint64_t last_ = 0;
@@ -84,7 +71,7 @@ class FlightRecorder {
 
 // A flight record in brief, as the ranks tell it to rank 0.
 struct FlightBrief {
-  double waiting = 0;           // seconds since the oldest collective under way was entered; 0: there is none
+  double waiting = 0;          // seconds since the oldest collective under way was entered / its patience; 0: none is
   std::string place, history;  // "in #118 all_reduce of 4096 bytes"; the last few, separated by " | "
 };
 
@@ -99,5 +86,5 @@ inline FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, doub
   for (auto entry = end - std::min<long>(4, end - entries.begin()); entry != end; ++entry)
     history << (history.tellp() > 0 ? " | #" : "#") << entry->sequence << " " << entry->name << " " << entry->bytes
             << " bytes " << entry->left.value_or(now) - entry->entered << (entry->left ? " s" : " s, not left");
-  return {under_way == entries.end() ? 0 : now - under_way->entered, place.str(), history.str()};
+  return {under_way == entries.end() ? 0 : (now - under_way->entered) / under_way->patience, place.str(), history.str()};
 }

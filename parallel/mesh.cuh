@@ -2,18 +2,19 @@
 //
 // Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and pipeline parallelism), so that tensor
 // parallel ranks are neighbours on one node. So far every axis but dp has one rank.
-//
-// The GPU of a rank comes from its place among the ranks of its host, or is the only one that the launcher lets it see.
 #pragma once
 
+#include <condition_variable>
 #include <cstdlib>
 #include <memory>
-#include <set>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "parallel/collectives.cuh"
 #include "parallel/control.h"
+#include "parallel/device_choice.h"
 
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1;
@@ -29,57 +30,34 @@ inline MeshPlace place_of(int rank, const MeshShape& shape) {
           rank / (shape.tp * shape.cp * shape.dp)};
 }
 
-// What a rank sees of its host's devices, and which of them it takes.
-class RankDevice {
- public:
-  RankDevice(Control& control, bool share) {
-    const cudaError_t error = cudaGetDeviceCount(&devices_);
-    const bool usable = error == cudaSuccess && devices_ > 0;
-    std::string mine = std::to_string(usable ? devices_ : 0);
-    if (usable) {
-      cudaDeviceProp properties;
-      CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-      mine += std::string(properties.uuid.bytes, sizeof properties.uuid.bytes);
-    }
-    const std::vector<std::string> all = control.all_gather(mine);
-    if (!usable)
-      throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
-                               "): check nvidia-smi, or build for the CPU with `make cpu`");
-    for (int rank = 0; rank < control.size(); ++rank) {
-      if (control.host(rank) != control.host(control.rank())) continue;
-      if (rank == control.rank()) local_rank_ = local_ranks_;
-      ++local_ranks_;
-      distinct_.insert(all[rank]);
-    }
-    choose(control, share);
-    CUDA_CHECK(cudaSetDevice(device_));
+// Makes the rank's device the current one of this thread; its number. Collective.
+inline int take_device(Control& control, bool may_share) {
+  SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
+  const cudaError_t error = cudaGetDeviceCount(&mine.count);
+  if (error != cudaSuccess) mine.count = 0;
+  if (mine.count > 0) {
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    for (unsigned char byte : properties.uuid.bytes) mine.first += std::to_string(byte) + " ";
   }
-
-  int device() const { return device_; }
-  int local_rank() const { return local_rank_; }
-  int local_ranks() const { return local_ranks_; }
-
- private:
-  void choose(const Control& control, bool share) {
-    if (devices_ == 1 && int(distinct_.size()) == local_ranks_) return;  // one each, given by the launcher
-    if (local_ranks_ > devices_ && !share)
-      throw std::runtime_error(control.host(control.rank()) + " has " + std::to_string(local_ranks_) + " ranks and " +
-                               std::to_string(devices_) + " GPU" + (devices_ > 1 ? "s" : "") +
-                               ": start fewer ranks there, or let them share with --share-gpu (slow; for tests)");
-    device_ = local_rank_ % devices_;
-    // NCCL refuses two ranks on one GPU of a host; ranks that claim hosts of their own may share it, over sockets.
-    if (local_ranks_ > devices_) setenv("NCCL_HOSTID", ("rank" + std::to_string(control.rank())).c_str(), 1);
-  }
-
-  int devices_ = 0, device_ = 0, local_rank_ = 0, local_ranks_ = 0;
-  std::set<std::string> distinct_;
-};
+  std::vector<SeenDevices> all;
+  for (const std::string& text : control.all_gather(nlohmann::json(mine).dump()))
+    all.push_back(nlohmann::json::parse(text));
+  if (mine.count == 0)
+    throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
+                             "): check nvidia-smi, or build for the CPU with `make cpu`");
+  const DeviceChoice choice = choose_device(all, control.rank(), may_share);
+  // NCCL refuses two ranks on one GPU of a host; ranks that claim hosts of their own may share it, over sockets.
+  if (choice.shared) setenv("NCCL_HOSTID", ("rank" + std::to_string(control.rank())).c_str(), 1);
+  CUDA_CHECK(cudaSetDevice(choice.device));
+  return choice.device;
+}
 
 class Mesh {
  public:
-  // `recorder` outlives the mesh.
+  // `control` and `recorder` outlive the mesh.
   Mesh(Control& control, const MeshShape& shape, bool share_gpu, FlightRecorder& recorder)
-      : shape_(shape), place_(place_of(control.rank(), shape)), device_(control, share_gpu), recorder_(recorder) {
+      : shape_(shape), place_(place_of(control.rank(), shape)), device_(take_device(control, share_gpu)) {
     if (control.size() == 1) {
       dp_ = std::make_unique<Communicator>();
       return;
@@ -89,23 +67,41 @@ class Mesh {
     const std::string of_rank_0 = control.all_gather(std::string(id.internal, sizeof id.internal))[0];
     std::memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
     ncclComm_t world = nullptr;
+    const uint64_t sequence = recorder.enter("ncclCommInitRank", 0);
     NCCL_CHECK(ncclCommInitRank(&world, control.size(), id, control.rank()));
+    recorder.leave(sequence);
     dp_ = std::make_unique<Communicator>(world, recorder);
-    recorder.set_refresh([this] { dp_->refresh(); });
+    caretaker_ = std::jthread([this, &control](std::stop_token stop) { look_after(control, stop); });
   }
-  ~Mesh() { recorder_.set_refresh(nullptr); }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
   const MeshShape& shape() const { return shape_; }
   const MeshPlace& place() const { return place_; }
-  const RankDevice& device() const { return device_; }
+  int device() const { return device_; }
   Communicator& dp() { return *dp_; }
 
  private:
+  // Asks the device what has finished. A thread of its own, since a driver that is stuck may not answer, and the
+  // heartbeats must go on then.
+  void look_after(Control& control, const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any sleep;
+    try {
+      CUDA_CHECK(cudaSetDevice(device_));
+      while (!stop.stop_requested()) {
+        dp_->refresh();
+        std::unique_lock lock(mutex);
+        sleep.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
+      }
+    } catch (const std::exception& error) {
+      control.fail(error.what());
+    }
+  }
+
   MeshShape shape_;
   MeshPlace place_;
-  RankDevice device_;
-  FlightRecorder& recorder_;
+  int device_;
   std::unique_ptr<Communicator> dp_;
+  std::jthread caretaker_;  // last: it ends first
 };

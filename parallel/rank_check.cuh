@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/convert.cuh"
 #include "kernels/matmul.cuh"
+#include "kernels/random.cuh"
 #include "parallel/control.h"
 #include "parallel/mesh.cuh"
 
@@ -25,7 +27,7 @@ class RankCheck {
   RankCheck(Control& control, Communicator& communicator, cudaStream_t stream)
       : control_(control), communicator_(communicator), stream_(stream) {
     CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
-    CUDA_CHECK(cudaMemsetAsync(memory_, 0, 2 * bytes, stream_));
+    fill(reinterpret_cast<T*>(memory_), reinterpret_cast<float*>(memory_ + bytes));
   }
   ~RankCheck() { cudaFree(memory_); }
   RankCheck(const RankCheck&) = delete;
@@ -50,6 +52,15 @@ class RankCheck {
 
  private:
   static constexpr size_t bytes = 64 << 20, link_bytes = 16 << 20;
+
+  // Random numbers: with zeros a processor draws so little power that it would not show its limits.
+  void fill(T* data, float* wide) {
+    const size_t count = bytes / sizeof(float);
+    fill_normal(wide, 0, count, 1, 1.0f, stream_);
+    if constexpr (std::is_same_v<T, float>)
+      CUDA_CHECK(cudaMemcpyAsync(data, wide, bytes, cudaMemcpyDeviceToDevice, stream_));
+    else narrow(data, wide, count, stream_);
+  }
 
   // The shortest of three, after one that is not counted.
   template <class Work>

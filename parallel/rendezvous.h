@@ -8,6 +8,8 @@
 
 #include <thread>
 
+#include <sys/resource.h>
+
 #include <nlohmann/json.hpp>
 
 #include "parallel/socket.h"
@@ -28,7 +30,7 @@ struct Peer {
 };
 using Peers = std::vector<Peer>;  // by rank
 
-constexpr const char* control_protocol = "gpt.cu control 1";
+constexpr const char* control_protocol = "gpt.cu control 2";
 constexpr size_t longest_hello = size_t(1) << 16, longest_frame = size_t(1) << 30;  // bytes
 
 inline Peer this_process() {
@@ -80,6 +82,12 @@ class Reception {
   Reception(Listener listener, int size, const std::string& token)
       : listener_(std::move(listener)), token_(token), peers_(size_t(size)) {
     peers_[0] = this_process();
+    rlimit files;
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;  // a connection for each rank
+    setrlimit(RLIMIT_NOFILE, &files);
+    if (files.rlim_max < rlim_t(size) + 64)
+      fail("rank 0 may open ", files.rlim_max, " files, and ", size, " ranks need ", size + 64, ": raise ulimit -n there");
   }
 
   Peers wait_for_all(double timeout_s) {
@@ -119,25 +127,27 @@ class Reception {
     try {
       const nlohmann::json hello = nlohmann::json::parse(frame->payload);
       if (frame->type != FrameType::hello || hello.at("token") != token_) return true;
-      const std::string problem = objection(hello);
+      const int64_t rank = hello.at("rank"), size = hello.at("size");
+      const std::string problem = hello.at("protocol") == control_protocol
+                                      ? objection(rank, size)
+                                      : "it is another version of this program: start one everywhere";
       stranger.send(problem.empty() ? FrameType::accepted : FrameType::refused, problem);
       if (!problem.empty()) return true;
       stranger.longest_payload = longest_frame;
-      peers_[hello.at("rank").get<size_t>()] = {hello.at("host"), hello.at("pid"),
+      peers_[size_t(rank)] = {hello.at("host"), hello.at("pid"),
                                                 std::make_unique<Connection>(std::move(stranger))};
     } catch (const nlohmann::json::exception&) {  // none of ours
     }
     return true;
   }
 
-  std::string objection(const nlohmann::json& hello) const {
-    const int rank = hello.at("rank"), size = hello.at("size"), expected = int(peers_.size());
-    if (hello.at("protocol") != control_protocol) return "it is another version of this program: start one everywhere";
+  std::string objection(int64_t rank, int64_t size) const {
+    const int64_t expected = int64_t(peers_.size());
     if (size != expected)
       return "it says there are " + std::to_string(size) + " ranks, rank 0 says " + std::to_string(expected);
     if (rank < 1 || rank >= size) return "that rank cannot join " + std::to_string(size) + " ranks";
     if (peers_[size_t(rank)].is_connected())
-      return who(peers_, rank) + " is there already: give each process its own RANK";
+      return who(peers_, int(rank)) + " is there already: give each process its own RANK";
     return "";
   }
 

@@ -114,7 +114,7 @@ inline Descriptor connect_to(const std::string& host, int port, double seconds, 
   return Descriptor();
 }
 
-enum class FrameType : uint32_t { hello, accepted, refused, start, contribution, gathered, heartbeat, report, verdict };
+enum class FrameType : uint32_t { hello, accepted, refused, start, for_all, for_rank_0, gathered, heartbeat, report, verdict };
 
 struct Frame {
   FrameType type;

@@ -187,14 +187,15 @@ class ParameterStore {
   void copy_in(const Slice& slice, State state, const std::vector<float>& from) {
     CUDA_CHECK(cudaDeviceSynchronize());
     if (float* to = array(state, slice.tensor->unit))
-      CUDA_CHECK(cudaMemcpy(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice));
+      CUDA_CHECK(cudaMemcpyAsync(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice,
+                                 stream_));
     if (state != State::weight) return;
     weights_changed();
     if constexpr (is_float) return;
     std::vector<T> narrow(slice.count);
     std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
     T* to = place(own_weights(slice.tensor->unit), slice);
-    CUDA_CHECK(cudaMemcpy(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpyAsync(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice, stream_));
   }
 
  private:
@@ -233,6 +234,8 @@ class ParameterStore {
     if (slot.unit == unit) return slot;
     slot.unit = unit;
     if (stage_ == 0) return slot;
+    const bool is_block = unit > 0 && unit + 1 < shards_.units();
+    const TraceScope scope(is_block ? unit - 1 : -1);  // the gathered layer: it may be fetched ahead of the computed one
     dp_.after(stream_);
     dp_.all_gather(slot.data, static_cast<const T*>(own_weights(unit)), shards_.piece(unit));
     slot.moved.record(dp_.stream());

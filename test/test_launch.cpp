@@ -1,5 +1,6 @@
 // Who a process is, by its launcher's variables; and ranks that meet by them.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "parallel/device_choice.h"
 #include "parallel/launch.h"
 
 #include "test/ranks.h"
@@ -181,4 +182,25 @@ TEST_CASE("ranks meet by torchrun's variables") {
   SUBCASE("not without a sensible time-out") {
     CHECK(contains(job({{"GPT_JOIN_TIMEOUT", "soon"}})->wait()[1].printed, "GPT_JOIN_TIMEOUT: 'soon'"));
   }
+}
+
+TEST_CASE("which device a rank takes") {
+  const auto choose = [](const std::vector<SeenDevices>& all, bool may_share = false) {
+    std::string devices;
+    for (int rank = 0; rank < int(all.size()); ++rank) {
+      const DeviceChoice choice = choose_device(all, rank, may_share);
+      devices += std::to_string(choice.device) + (choice.shared ? "s" : "");
+    }
+    return devices;
+  };
+  const SeenDevices two{"a", "1", 2, "x"}, other{"b", "2", 2, "y"}, same_name{"a", "3", 2, "z"};
+  CHECK(choose({two, two}) == "01");
+  CHECK(choose({two, other, two, other}) == "0011");  // round-robin over hosts
+  CHECK(choose({two, two, same_name, same_name}) == "0101");
+  CHECK(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "y"}}) == "00");  // the launcher shows each its own
+  CHECK(choose({two, two, two}, true) == "0s1s0s");
+  CHECK(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}, true) == "0s0s");
+  CHECK_THROWS_WITH(choose({two, two, two}), "a has 3 ranks and 2 GPUs: start fewer ranks there, or let them share with "
+                                             "--share-gpu (slow; for tests)");
+  CHECK_THROWS_WITH(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}), doctest::Contains("a has 2 ranks and 1 GPU: "));
 }

@@ -140,6 +140,7 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   shell.ranks_refuse(two + "--global-batch 6", {"--global-batch 6", "--micro-batch 2", "2 ranks", "choose 8"}, 2);
   shell.ranks_refuse(two + "--zero 4", {"--zero", "4"}, 2);
   shell.ranks_refuse(two + "--train nowhere", {"nowhere"});
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"});
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",
                      {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"});
   put(shell / "elsewhere/text", "!" + some_text(4999));

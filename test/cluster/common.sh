@@ -60,7 +60,7 @@ ends_with() {
   for name in train_gpt orted mpirun; do
     if pgrep -lx $name; then fail "processes are left"; fi
   done
-  grep -Eq "$3" "$2" || fail "no line of $2 matches '$3'"
+  grep -Eq "train_gpt: .*($3)" "$2" || fail "no line of $2 matches '$3'"
   echo "  ended after $((SECONDS - start)) s with exit code $status:" \
-    "$(grep -E "$3" "$2" | head -1 | sed 's/.*train_gpt: /train_gpt: /')"
+    "$(grep -E "train_gpt: .*($3)" "$2" | head -1 | sed 's/.*train_gpt: /train_gpt: /')"
 }
