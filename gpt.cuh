@@ -62,6 +62,13 @@ struct BlockActivations {
   float* lse;                   // (B,NH,T)
 };
 
+// What is added up over the ranks with every step: the loss, and what else all must know at the same step.
+struct StepSums {
+  float loss = 0;
+  float stop = 0;   // ranks that were asked to stop
+  float saved = 0;  // ranks that have written their part of the checkpoint under way
+};
+
 template <class T>
 class GPT {
  public:
@@ -90,30 +97,32 @@ class GPT {
   // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
   void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
     store_.begin_micro_step(first, last);
-    if (first) clear_loss();
-    send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
-    forward(options_.micro_batch, options_.seq_len);
-    head_loss(float(1 / tokens), true);
+    loss_micro_step(inputs, targets, tokens, first, last, true);
     backward();
   }
 
   // One micro-batch of validation: adds to the loss only.
-  void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first) {
-    if (first) clear_loss();
-    send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
-    forward(options_.micro_batch, options_.seq_len);
-    head_loss(float(1 / tokens), false);
+  void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
+    loss_micro_step(inputs, targets, tokens, first, last, false);
   }
 
-  // Of the micro-steps since the last `first`, on all ranks. Waits for the device.
-  float loss() {
-    CUDA_CHECK(cudaMemcpyAsync(reduced_loss_, total_loss_, sizeof(float), cudaMemcpyDeviceToDevice, stream_));
-    dp_.after(stream_);
-    dp_.all_reduce(reduced_loss_, 1);
-    dp_.wait_for_all(stream_);
-    return read_scalar(reduced_loss_);
+  // Clips and applies the gradients of the micro-steps, unless loss or norm are beyond `limits` or not finite. `update`
+  // counts from 1.
+  void update(const AdamW& options, float clip, long update, const StepLimits& limits = {}) {
+    store_.update(options, clip, update, &reduced_sums_->loss, limits);
   }
-  float gradient_norm() const { return read_scalar(store_.norm()); }
+
+  // This rank's part of the next step's sums. The loss is not looked at.
+  void set_votes(const StepSums& votes) { votes_ = votes; }
+
+  // Of the micro-steps from the last `first` to `last`, on all ranks. These wait for the device.
+  StepSums sums() {
+    dp_.wait_for_all(stream_);
+    return read(reduced_sums_);
+  }
+  float loss() { return sums().loss; }
+  float gradient_norm() const { return read(store_.norm()); }
+  bool was_applied() const { return read(store_.factor()) >= 0; }
 
   // Logits (V) that follow `tokens`, at most T of them.
   std::vector<float> next_token_logits(const std::vector<int>& tokens) {
@@ -135,6 +144,18 @@ class GPT {
   }
 
  private:
+  // The loss's sums are complete after the last micro-step's forward pass: they travel during the backward pass.
+  void loss_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last, bool training) {
+    if (first) CUDA_CHECK(cudaMemcpyAsync(sums_, &votes_, sizeof votes_, cudaMemcpyHostToDevice, stream_));
+    send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
+    forward(options_.micro_batch, options_.seq_len);
+    head_loss(float(1 / tokens), training);
+    if (!last) return;
+    CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
+    dp_.after(stream_);
+    dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
+  }
+
   // ---- forward
 
   void forward(int batch, int seq_len) {
@@ -176,7 +197,7 @@ class GPT {
     const ModelShape& s = options_.shape;
     const int rows = options_.micro_batch * options_.seq_len, padded = s.padded_vocabulary();
     head_forward(logits_, final_norm_, store_.acquire(0, Pass::backward), rows, s.channels, padded, stream_);
-    cross_entropy(logits_, losses_, total_loss_, targets_, rows, s.vocabulary, padded, loss_scale, write_gradient,
+    cross_entropy(logits_, losses_, &sums_->loss, targets_, rows, s.vocabulary, padded, loss_scale, write_gradient,
                   stream_);
   }
 
@@ -290,8 +311,8 @@ class GPT {
     inputs_ = arena.take<int>(rows);
     targets_ = arena.take<int>(rows);
     order_ = arena.take<int>(rows);
-    total_loss_ = arena.take<float>(1);
-    reduced_loss_ = arena.take<float>(1);
+    sums_ = arena.take<StepSums>(1);
+    reduced_sums_ = arena.take<StepSums>(1);
     use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
   }
 
@@ -306,11 +327,10 @@ class GPT {
     if (targets) CUDA_CHECK(cudaMemcpyAsync(targets_, targets, bytes, cudaMemcpyHostToDevice, stream_));
   }
 
-  void clear_loss() { CUDA_CHECK(cudaMemsetAsync(total_loss_, 0, sizeof(float), stream_)); }
-
-  float read_scalar(const float* value) const {
-    float result;
-    CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof(float), cudaMemcpyDeviceToHost, stream_));
+  template <class Value>
+  Value read(const Value* value) const {
+    Value result;
+    CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof result, cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     return result;
   }
@@ -338,6 +358,7 @@ class GPT {
   float *final_mean_, *final_rstd_, *losses_;          // (R) each
   T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
   float *row_dots_, *reductions_;                      // (B,NH,T), workspace of reductions
-  float *total_loss_, *reduced_loss_;                  // of this rank, of all ranks
+  StepSums *sums_, *reduced_sums_;                     // of this rank, of all ranks
+  StepSums votes_;
   int *inputs_, *targets_, *order_;                    // (R) each; order: positions sorted by token
 };

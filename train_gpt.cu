@@ -311,8 +311,8 @@ class Run {
       const Clock::time_point step_begin = Clock::now();
       const double rate = learning_rate(o_.schedule, step);
       accumulate(*train_, step * size_t(o_.global_batch), o_.shuffle, true);
-      model_->store().update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
-                             float(o_.grad_clip), long(done));
+      model_->update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
+                     float(o_.grad_clip), long(done));
       const double loss = model_->loss(), norm = model_->gradient_norm(), seconds = seconds_since(step_begin);
       shortest = std::min(shortest, seconds);
 
@@ -351,7 +351,7 @@ class Run {
                          &inputs[b * seq_len], &targets[b * seq_len]);
       Profiler::instance().context.micro_batch = int(number);
       if (training) model_->train_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
-      else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0);
+      else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
     }
     Profiler::instance().context.micro_batch = -1;
   }

@@ -38,6 +38,7 @@ extern "C" {
 }
 #endif
 
+using std::isfinite;
 using std::max;
 using std::min;
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

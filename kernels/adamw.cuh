@@ -2,6 +2,8 @@
 //   m = β1·m + (1−β1)·g;   v = β2·v + (1−β2)·g²
 //   w = w·(1 − lr·decay) − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + ε)
 //
+// A negative factor leaves everything as it is (kernels/norm.cuh: the step is not to be applied).
+//
 // Elementwise, a pack of floats a thread. The weights that are updated are float: the fp32 model itself, or the master
 // copy of a 16-bit model, whose working weights are rounded from it. Without a master copy the 16-bit weights are
 // updated themselves, by stochastic rounding: the up or down neighbour with probability by distance, so that updates
@@ -51,7 +53,7 @@ __global__ void adamw_kernel(T* weights, float* masters, float* first, float* se
                              const float* factor, size_t count, size_t decayed, AdamWStep step) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (i >= count) return;
+  if (i >= count || *factor < 0) return;
   float w[N], m[N], v[N], g[N];
   load(masters + i, w);
   load(first + i, m);
@@ -76,7 +78,7 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
                                         uint64_t key, uint64_t counter) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (i >= count) return;
+  if (i >= count || *factor < 0) return;
   float w[N], m[N], v[N], g[N];
   load(weights + i, w);
   load(first + i, m);

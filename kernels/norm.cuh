@@ -2,6 +2,9 @@
 //
 //   norm = √Σ g²,   factor = min(1, clip / (norm + 1e-6))   (clip 0: factor 1)
 //
+// Where loss or norm is not finite, or beyond its limit, the factor is −1: the optimizer then changes nothing. The device
+// decides, from numbers that are the same on all ranks.
+//
 // The gradients may lie in several parts, and those of other ranks elsewhere: square_sums of each part, add_up of all of
 // them, a sum over ranks, clip_factor.
 //
@@ -9,6 +12,8 @@
 // same way until few are left, which one block adds in double. No thread ever waits for another in the big levels.
 // Reads 4·n bytes (and a thirty-second of it again), 2 FLOPs an element.
 #pragma once
+
+#include <cmath>
 
 #include "kernels/common.cuh"
 
@@ -51,9 +56,18 @@ __global__ void last_sum_kernel(double* total, const float* values, int count) {
   *total = sum;
 }
 
-__global__ void clip_factor_kernel(float* norm, float* factor, const double* total, float clip) {
+// Gradients of a step beyond these are not applied.
+struct StepLimits {
+  float loss = INFINITY, norm = INFINITY;
+};
+constexpr float left_out = -1;  // the factor of such a step
+
+__global__ void clip_factor_kernel(float* norm, float* factor, const double* total, const float* loss, float clip,
+                                   StepLimits limits) {
   *norm = float(sqrt(*total));
-  *factor = clip > 0 && *norm + 1e-6f > clip ? clip / (*norm + 1e-6f) : 1.0f;
+  const bool good = isfinite(*loss) && isfinite(*norm) && *loss <= limits.loss && *norm <= limits.norm;
+  const bool clipped = clip > 0 && *norm + 1e-6f > clip;
+  *factor = !good ? left_out : clipped ? clip / (*norm + 1e-6f) : 1.0f;
 }
 
 // Partial sums that one level leaves of `count` values.
@@ -90,10 +104,11 @@ inline void add_up(double* total, const float* partials, size_t count, float* wo
   CUDA_CHECK(cudaGetLastError());
 }
 
-// *norm and *factor (device memory) from the sum of all squares.
-inline void clip_factor(float* norm, float* factor, const double* total, float clip, cudaStream_t stream) {
-  KernelRange range("clip_factor", stream, 16, 4);
+// *norm and *factor from the sum of all squares and the loss; all in device memory.
+inline void clip_factor(float* norm, float* factor, const double* total, const float* loss, float clip,
+                        const StepLimits& limits, cudaStream_t stream) {
+  KernelRange range("clip_factor", stream, 20, 8);
   range.writes(norm, 1);
-  clip_factor_kernel<<<1, 1, 0, stream>>>(norm, factor, total, clip);
+  clip_factor_kernel<<<1, 1, 0, stream>>>(norm, factor, total, loss, clip, limits);
   CUDA_CHECK(cudaGetLastError());
 }

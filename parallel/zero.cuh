@@ -79,7 +79,9 @@ class ParameterStore {
 
   int stage() const { return stage_; }
   const Shards& shards() const { return shards_; }
-  const float* norm() const { return norm_; }  // of the last step's gradients before clipping; device memory
+  // Of the last step's gradients: norm before clipping, and factor (left_out: they were not applied). Device memory.
+  const float* norm() const { return norm_; }
+  const float* factor() const { return factor_; }
 
   // All zero, padding included.
   void clear() {
@@ -123,10 +125,11 @@ class ParameterStore {
     slot.moving = true;
   }
 
-  // Clips the gradients by their global norm and applies AdamW. `step` counts updates from 1.
-  void update(const AdamW& options, float clip, long step) {
+  // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
+  // its way on the stream of collectives) or the norm is not finite or beyond `limits`. `step` counts updates from 1.
+  void update(const AdamW& options, float clip, long step, const float* loss, const StepLimits& limits = {}) {
     dp_.wait_for_all(stream_);
-    compute_norm(clip);
+    compute_norm(loss, clip, limits);
     const AdamWStep constants = adamw_step(options, step);
     for (int unit = 0; unit < shards_.units(); ++unit) {
       update_unit(unit, constants, step);
@@ -270,7 +273,7 @@ class ParameterStore {
     }
   }
 
-  void compute_norm(float clip) {
+  void compute_norm(const float* loss, float clip, const StepLimits& limits) {
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) {
       square_sums(partials_ + partials, array(State::gradient, unit), own_count(unit), stream_);
@@ -282,7 +285,7 @@ class ParameterStore {
       dp_.all_reduce(total_, 1);
       dp_.wait_for_all(stream_);
     }
-    clip_factor(norm_, factor_, total_, clip, stream_);
+    clip_factor(norm_, factor_, total_, loss, clip, limits, stream_);
   }
 
   void update_unit(int unit, const AdamWStep& constants, long step) {

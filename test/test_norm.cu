@@ -9,11 +9,11 @@ struct Clipped {
   float norm, factor;
 };
 
-Clipped norm_of(const std::vector<float>& gradients, float clip) {
+Clipped norm_of(const std::vector<float>& gradients, float clip, float loss = 1, const StepLimits& limits = {}) {
   const size_t count = gradients.size();
   // In two parts, as a model's units are.
   const size_t parts[] = {count / 2 / pack_width<float> * pack_width<float>, count};
-  Buffer<float> values(gradients), partials(2 * norm_partials(count)), norm(1), factor(1);
+  Buffer<float> values(gradients), partials(2 * norm_partials(count)), norm(1), factor(1), losses(std::vector<float>{loss});
   Buffer<float> workspace(norm_workspace(partials.size()));
   Buffer<double> total(1);
   size_t sums = 0;
@@ -23,7 +23,7 @@ Clipped norm_of(const std::vector<float>& gradients, float clip) {
     sums += norm_partials(parts[part] - first);
   }
   add_up(total, partials, sums, workspace, test_stream());
-  clip_factor(norm, factor, total, clip, test_stream());
+  clip_factor(norm, factor, total, losses, clip, limits, test_stream());
   return {norm.get()[0], factor.get()[0]};
 }
 
@@ -68,4 +68,18 @@ TEST_CASE("a gradient that is not finite shows in the norm") {
   CHECK(std::isnan(norm_of(gradients, 1).norm));
   gradients.back() = -INFINITY;
   CHECK(norm_of(gradients, 1).norm == INFINITY);
+}
+
+TEST_CASE("a step that is not finite, or beyond its limits, is left out") {
+  const std::vector<float> gradients(1000, 0.1f);  // norm 3.16
+  const float nan = NAN, infinity = INFINITY;
+  CHECK(norm_of(gradients, 0, 2, {3, 4}).factor == 1);
+  CHECK(norm_of(gradients, 1, 3, {3, 4}).factor == doctest::Approx(1 / std::sqrt(10.0)));
+  for (float loss : {nan, infinity, -infinity, 3.5f}) CHECK(norm_of(gradients, 1, loss, {3, 4}).factor == left_out);
+  CHECK(norm_of(gradients, 1, 2, {3, 3}).factor == left_out);
+  for (float bad : {nan, infinity, -infinity}) {
+    std::vector<float> with_one = gradients;
+    with_one[700] = bad;
+    for (float clip : {0.0f, 1.0f}) CHECK(norm_of(with_one, clip).factor == left_out);
+  }
 }

@@ -54,7 +54,7 @@ void train_step(GPT<T>& model, Communicator& dp, size_t step) {
   }
   const Schedule schedule{"cosine", 3e-3, 3e-4, steps, 3, 0};
   const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
-  model.store().update(options, 1.0f, long(step) + 1);
+  model.update(options, 1.0f, long(step) + 1);
 }
 
 template <class T>
@@ -142,7 +142,7 @@ std::map<std::string, double> bytes_of_step(const Shards& shards, int layers, in
   const double others = double(dp().size() - 1), wide = sizeof(float), narrow = sizeof(T);
   const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
   const double all = rest + layers * block;
-  std::map<std::string, double> bytes = {{"all_reduce", others / dp().size() * 2 * wide}};  // the loss
+  std::map<std::string, double> bytes = {{"all_reduce", others / dp().size() * 2 * sizeof(StepSums)}};
   if (stage == 0) bytes["all_reduce"] += 2 * others * all * wide;
   else bytes["all_reduce"] += others / dp().size() * 2 * sizeof(double);  // the squares
   if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
