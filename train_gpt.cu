@@ -17,6 +17,7 @@
 #include "runtime/console.h"
 #include "runtime/data.h"
 #include "runtime/hardware.h"
+#include "runtime/interruption.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
 #include "runtime/run_folder.h"
@@ -45,7 +46,8 @@ nlohmann::json arithmetic(const Options& o, const TokenData& data) {
           {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
           {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
           {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip},
-          {"shuffle", o.shuffle}, {"seed", o.seed}, {"train_tokens", data.tokens()}};
+          {"shuffle", o.shuffle}, {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z},
+          {"spike_window", o.guard.window}, {"seed", o.seed}, {"train_tokens", data.tokens()}};
 }
 
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
@@ -70,7 +72,7 @@ template <class T>
 class Run {
  public:
   Run(Options options, Control& control, Mesh& mesh)
-      : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)) {
+      : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)), guard_(o_.guard) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     start_tracing();
   }
@@ -82,7 +84,7 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  void generate() {
+  int generate() {
     const std::filesystem::path folder = weights_folder();
     const ModelShape shape = load_shape(folder);
     check_loaded_shape(o_, shape, folder);
@@ -93,9 +95,11 @@ class Run {
     load_model_weights(folder);
     read_prompt(folder);
     std::printf("%s\n", sample(0).c_str());
+    return 0;
   }
 
-  void train() {
+  // The exit code.
+  int train() {
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
     const std::optional<Checkpoint> checkpoint = choose_checkpoint(o_.out, start);
@@ -103,6 +107,7 @@ class Run {
                       "all ranks must see the same files: use a file system that they share");
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
+    start_ = done_;
     tokenizer_folder_ = checkpoint ? checkpoint->folder.string() : !o_.init.empty() ? o_.init : o_.out;
     if (o_.sample_every) read_prompt(tokenizer_folder_);
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
@@ -111,15 +116,16 @@ class Run {
     if (o_.check_sync) sync_check_.emplace(control_, stream_);
     if (start_ >= o_.schedule.steps) {
       std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
-      return;
+      return 0;
     }
     control_.barrier(checkpoint_patience);  // all have read what the run folder may hold
     if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint);
-    loop();
+    return loop();
   }
 
  private:
   static constexpr double checkpoint_patience = 10;  // disks may be slow
+  static constexpr size_t unprofiled = 2;            // steps that allocate and choose algorithms
 
   bool is_first() const { return control_.rank() == 0; }
 
@@ -217,7 +223,10 @@ class Run {
     load_model_weights(checkpoint->folder);
     load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
                    checkpoint_slices(model_->store().own_slices()), copy_in());
-    start_ = checkpoint->step;
+    saved_ = checkpoint;
+    done_ = checkpoint->step;
+    samples_left_out_ = trainer.at("samples").get<size_t>() - done_ * size_t(o_.global_batch);
+    if (trainer.contains("guard")) guard_.restore(trainer["guard"]);
   }
 
   void save(size_t step) {
@@ -229,12 +238,17 @@ class Run {
                      .tensors = stored_tensors(model_->tensors()),
                      .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                      .copy_out = copy_out,
-                     .trainer = {{"samples", step * size_t(o_.global_batch)}, {"arithmetic", arithmetic(o_, *train_)}},
+                     .trainer = {{"samples", first_sample(step)}, {"arithmetic", arithmetic(o_, *train_)},
+                                 {"guard", guard_.state()}},
                      .tokenizer_folder = tokenizer_folder_},
                     {is_first(), [this] { control_.barrier(checkpoint_patience); }});
     tokenizer_folder_ = o_.out / std::filesystem::path(checkpoint_name(step));  // the one before may be pruned
+    saved_ = Checkpoint{step, tokenizer_folder_};
     if (is_first()) prune_checkpoints(o_.out, o_.keep, o_.keep_every);
   }
+
+  // Of the training data, in the step after `done` steps.
+  size_t first_sample(size_t done) const { return done * size_t(o_.global_batch) + samples_left_out_; }
 
   // ---- what is printed
 
@@ -296,46 +310,100 @@ class Run {
 
   // ---- the loop
 
-  void loop() {
-    constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
+  // Until all steps are done or somebody asks to stop; the exit code.
+  int loop() {
+    Interruption interruption(o_.max_hours);
     ProgressBar bar(o_.schedule.steps, control_.size() == 1);
     const Clock::time_point begin = Clock::now();
     double shortest = INFINITY;
+    size_t steps = 0;  // of this run, those that a rollback undid included
+    bool stop = false;
     mesh_.dp().take_traffic();
-    for (size_t step = start_; step < o_.schedule.steps; ++step) {
-      const size_t done = step + 1;
-      const bool last = done == o_.schedule.steps;
-      Profiler::instance().enabled = o_.profile && step >= start_ + unprofiled;
-      Profiler::instance().context.step = int(done);
-
-      const Clock::time_point step_begin = Clock::now();
-      const double rate = learning_rate(o_.schedule, step);
-      accumulate(*train_, step * size_t(o_.global_batch), o_.shuffle, true);
-      model_->update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
-                     float(o_.grad_clip), long(done));
-      const double loss = model_->loss(), norm = model_->gradient_norm(), seconds = seconds_since(step_begin);
-      shortest = std::min(shortest, seconds);
-
-      const double left = seconds_since(begin) / double(done - start_) * double(o_.schedule.steps - done);
-      bar.hide();
-      const bool printed = done % o_.log_every == 0 || last;
-      nlohmann::ordered_json metrics = step_metrics(done, loss, norm, rate, seconds);
-      add_traffic(metrics, printed);
-      if (printed) print_step(done, loss, norm, rate, seconds, left, metrics);
-      log(metrics);
+    while (done_ < o_.schedule.steps && !stop) {
+      Profiler::instance().enabled = o_.profile && steps >= unprofiled;
+      const Step step = train_step(interruption.asked());
       Profiler::instance().enabled = false;
-      trace_step();
-      if (o_.check_sync && done % o_.check_sync == 0) sync_check_->run(model_->store(), done);
-      if (val_ && (last || (o_.val_every && done % o_.val_every == 0))) validate_now(done);
-      if (o_.sample_every && done % o_.sample_every == 0) std::printf("---\n%s\n---\n", sample(done).c_str());
-      if (!o_.out.empty() && (last || (o_.checkpoint_every && done % o_.checkpoint_every == 0))) save(done);
+      shortest = std::min(shortest, step.seconds);
+      ++steps;
+
+      bar.hide();
+      const double left = seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_);
+      report(step, left);
+      stop = step.stop && done_ < o_.schedule.steps;
+      if (!guarded_step(step)) after_step(stop);
       mesh_.dp().take_traffic();  // what validation, sampling and checks sent is not of the next step
-      bar.show(done, left);
+      bar.show(done_, left);
     }
     bar.hide();
     save_trace();
-    print_summary(o_.schedule.steps - start_, shortest, seconds_since(begin));
-    if (o_.profile && o_.schedule.steps - start_ > unprofiled) print_profile(o_.schedule.steps - start_ - unprofiled);
+    print_summary(steps, shortest, seconds_since(begin));
+    if (o_.profile && steps > unprofiled) print_profile(steps - unprofiled);
+    if (!stop) return 0;
+    std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), done_,
+                o_.out.empty() ? "" : ", and saved: go on with --resume");
+    return interrupted_exit_code;
+  }
+
+  struct Step {
+    double loss, norm, rate, seconds;
+    bool applied, stop;  // stop: a rank was asked to
+  };
+
+  Step train_step(bool asked_to_stop) {
+    const Clock::time_point begin = Clock::now();
+    const double rate = learning_rate(o_.schedule, done_);
+    Profiler::instance().context.step = int(done_ + 1);
+    model_->set_votes({.stop = asked_to_stop ? 1.0f : 0.0f});
+    accumulate(*train_, first_sample(done_), o_.shuffle, true);
+    const SpikeLimits limits = guard_.limits();
+    ++done_;
+    model_->update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
+                   float(o_.grad_clip), long(done_ - guard_.left_out()), {limits.loss, limits.norm});
+    const StepSums sums = model_->sums();
+    const double norm = model_->gradient_norm();
+    return {sums.loss, norm, rate, seconds_since(begin), model_->was_applied(), sums.stop > 0};
+  }
+
+  void report(const Step& step, double seconds_left) {
+    const bool printed = done_ % o_.log_every == 0 || done_ == o_.schedule.steps;
+    nlohmann::ordered_json metrics = step_metrics(done_, step.loss, step.norm, step.rate, step.seconds);
+    if (!step.applied) metrics["left_out"] = true;
+    add_traffic(metrics, printed);
+    if (printed) print_step(done_, step.loss, step.norm, step.rate, step.seconds, seconds_left, metrics);
+    log(metrics);
+    trace_step();
+  }
+
+  // What the guard thinks of the step. True: it is undone.
+  bool guarded_step(const Step& step) {
+    const Guard::Judgement judgement = guard_.judge(step.loss, step.norm, step.applied);
+    if (judgement.reason.empty()) return false;
+    const bool rolls_back = judgement.action == Guard::Action::roll_back && saved_;
+    std::printf("step %5zu/%zu | %s%s\n", done_, o_.schedule.steps, judgement.reason.c_str(),
+                rolls_back ? "" : step.applied ? ": logged" : ": update left out");
+    if (rolls_back) roll_back(judgement.reason);
+    return rolls_back;
+  }
+
+  // To the newest checkpoint, and on with the samples that follow this step's.
+  void roll_back(const std::string& reason) {
+    guard_.count_rollback();
+    const size_t from = done_, next_sample = first_sample(done_);
+    load_state(saved_);
+    samples_left_out_ = next_sample - done_ * size_t(o_.global_batch);
+    if (metrics_) metrics_.emplace(metrics_path(o_.out), done_);
+    std::printf("rolled back to step %zu, and on without the samples of steps %zu to %zu\n", done_, done_ + 1, from);
+    log({{"step", done_}, {"rolled_back_from", from}, {"reason", reason}});
+  }
+
+  // What is due besides training.
+  void after_step(bool stop) {
+    const bool last = done_ == o_.schedule.steps;
+    const auto due = [&](size_t every) { return every > 0 && done_ % every == 0; };
+    if (due(o_.check_sync)) sync_check_->run(model_->store(), done_);
+    if (val_ && (last || due(o_.val_every))) validate_now(done_);
+    if (due(o_.sample_every)) std::printf("---\n%s\n---\n", sample(done_).c_str());
+    if (!o_.out.empty() && (last || stop || due(o_.checkpoint_every))) save(done_);
   }
 
   // One global batch from sample number `first` on: gradients and loss, or the loss alone.
@@ -479,7 +547,10 @@ class Run {
   std::optional<Tokenizer> tokenizer_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
   std::vector<int> prompt_;
-  size_t start_ = 0;  // updates done before this run
+  std::optional<Checkpoint> saved_;  // the newest of this run
+  Guard guard_;
+  size_t start_ = 0, done_ = 0;  // steps done before this run, and now
+  size_t samples_left_out_ = 0;  // by rollbacks
 };
 
 // An error ends the job where it is caught: destructors would wait for ranks that are not coming any more.
@@ -495,24 +566,27 @@ void guarded(Control& control, Work work) {
 }
 
 template <class T>
-void run(const Options& options, Control& control, Mesh& mesh) {
+int run(const Options& options, Control& control, Mesh& mesh) {
   Run<T> run(options, control, mesh);
-  guarded(control, [&] { options.generate ? run.generate() : run.train(); });
+  int code = 0;
+  guarded(control, [&] { code = options.generate ? run.generate() : run.train(); });
+  return code;
 }
 
-void run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
+int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // rank 0 alone speaks
   require_agreement(control, {{"program", program_checksum()}}, "start the same build on every host");
   require_agreement(control, {{"options", std::vector<std::string>(argv + 1, argv + argc)}}, "give every rank the same");
   std::optional<Options> options = parse_options(argc, argv);
-  if (!options) return;
+  if (!options) return 0;
   complete_options(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
   Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
+  int code = 0;
   guarded(control, [&] {
-    if (options->dtype == "bf16") run<__nv_bfloat16>(*options, control, mesh);
-    else run<float>(*options, control, mesh);
+    code = options->dtype == "bf16" ? run<__nv_bfloat16>(*options, control, mesh) : run<float>(*options, control, mesh);
   });
+  return code;
 }
 
 }  // namespace
@@ -523,11 +597,13 @@ int main(int argc, char** argv) {
   Control alone;
   std::unique_ptr<Control> control;
   guarded(alone, [&] { control = start_control(find_launch()); });
+  int code = 0;
   guarded(*control, [&] {
-    run_rank(argc, argv, *control, recorder);
+    code = run_rank(argc, argv, *control, recorder);
     const uint64_t ending = recorder.enter("MPI_Finalize", 0);
     end_mpi();
     recorder.leave(ending);
     control->finish();
   });
+  return code;
 }

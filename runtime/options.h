@@ -18,6 +18,7 @@
 
 #include "parallel/tensors.h"
 #include "runtime/error.h"
+#include "runtime/guard.h"
 #include "runtime/schedule.h"
 
 struct Options {
@@ -43,6 +44,9 @@ struct Options {
   std::string out = "runs/gpt";
   bool overwrite = false;
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
+
+  GuardOptions guard;
+  double max_hours = 0;
 
   size_t sample_every = 0, sample_len = 256;
   std::string prompt;
@@ -109,31 +113,32 @@ inline void add_planned_options(CLI::App& app) {
 }
 
 inline void add_data_and_model_options(CLI::App& app, Options& o) {
+  app.option_defaults()->group("Data");
   app.add_option("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)")
-      ->group("Data")->type_name("FILES");
-  app.add_option("--val", o.val, "the same, for validation")->group("Data")->type_name("FILES");
-  app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed")->group("Data");
+      ->type_name("FILES");
+  app.add_option("--val", o.val, "the same, for validation")->type_name("FILES");
+  app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed");
 
+  app.option_defaults()->group("Model");
   app.add_option("--model", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m, gpt3-350m, gpt3-760m, "
-                 "gpt3-1.3b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, or dN: N layers, 64·N channels")->group("Model");
-  app.add_option("--layers", o.layers, "instead of the model's")->group("Model")->check(in_range(1, ModelShape::most_layers));
+                 "gpt3-1.3b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, or dN: N layers, 64·N channels");
+  app.add_option("--layers", o.layers, "instead of the model's")->check(in_range(1, ModelShape::most_layers));
   app.add_option("--heads", o.heads, "instead of the model's; a head has 16 to 128 channels")
-      ->group("Model")->check(in_range(1, ModelShape::most_channels));
-  app.add_option("--channels", o.channels, "instead of the model's")->group("Model")->check(in_range(1, ModelShape::most_channels));
+      ->check(in_range(1, ModelShape::most_channels));
+  app.add_option("--channels", o.channels, "instead of the model's")->check(in_range(1, ModelShape::most_channels));
   app.add_option("--vocab", o.vocabulary, "vocabulary (default: 256 for text, 50257 for .bin)")
-      ->group("Model")->check(in_range(2, ModelShape::most_vocabulary));
+      ->check(in_range(2, ModelShape::most_vocabulary));
   app.add_option("--positions", o.positions, "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)")
-      ->group("Model")->check(in_range(1, ModelShape::most_positions));
-  app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")
-      ->group("Model")->type_name("DIR");
+      ->check(in_range(1, ModelShape::most_positions));
+  app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")->type_name("DIR");
   app.add_option("--dtype", o.dtype, "fp32 or bf16 (weights, activations; sums and optimizer state stay fp32)")
-      ->group("Model")->check([](const std::string& value) {
+      ->check([](const std::string& value) {
         if (value == "fp16") return std::string("fp16 is not there yet (it needs loss scaling); give fp32 or bf16");
         return value == "fp32" || value == "bf16" ? "" : "'" + value + "' is unknown; give fp32 or bf16";
       });
-  app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies")->group("Model");
+  app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
   app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
-      ->group("Model")->check(CLI::IsMember({"none", "gelu", "block"}));
+      ->check(CLI::IsMember({"none", "gelu", "block"}));
 }
 
 inline void add_training_options(CLI::App& app, Options& o) {
@@ -142,67 +147,78 @@ inline void add_training_options(CLI::App& app, Options& o) {
   const auto rate = in_range(0., 1e3);
   const auto decay = in_range(0., 0.99999);
   Schedule& s = o.schedule;
+  app.option_defaults()->group("Batch");
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
-      ->group("Batch")->check(in_range(1, ModelShape::most_positions));
-  app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->group("Batch")->check(in_range(1, 1 << 20));
+      ->check(in_range(1, ModelShape::most_positions));
+  app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, 1 << 20));
   app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks)")
-      ->group("Batch")->check(in_range(1, 1 << 24));
+      ->check(in_range(1, 1 << 24));
 
-  const char* group = "Optimizer";
-  app.add_option("--steps", s.steps, "updates")->group(group)->check(positive);
-  app.add_option("--lr", s.lr, "learning rate")->group(group)->check(rate);
-  app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->group(group)->check(rate);
-  app.add_option("--warmup", s.warmup, "steps of linear warm-up")->group(group)->check(count);
-  app.add_option("--schedule", s.kind, "cosine, wsd or constant")->group(group);
-  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->group(group)->check(count);
-  app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->group(group)->check(rate);
-  app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->group(group)->check(decay);
-  app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->group(group)->check(decay);
-  app.add_option("--eps", o.epsilon, "AdamW's epsilon")->group(group)->check(in_range(1e-30, 1.));
-  app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->group(group)->check(in_range(0., 1e30));
+  app.option_defaults()->group("Optimizer");
+  app.add_option("--steps", s.steps, "updates")->check(positive);
+  app.add_option("--lr", s.lr, "learning rate")->check(rate);
+  app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->check(rate);
+  app.add_option("--warmup", s.warmup, "steps of linear warm-up")->check(count);
+  app.add_option("--schedule", s.kind, "cosine, wsd or constant");
+  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->check(count);
+  app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->check(rate);
+  app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->check(decay);
+  app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->check(decay);
+  app.add_option("--eps", o.epsilon, "AdamW's epsilon")->check(in_range(1e-30, 1.));
+  app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->check(in_range(0., 1e30));
 }
 
 inline void add_run_options(CLI::App& app, Options& o) {
   const auto count = in_range(size_t(0), Options::most_steps);
   const auto positive = in_range(size_t(1), Options::most_steps);
-  const char* group = "Run";
-  app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->group(group)->type_name("DIR");
+  app.option_defaults()->group("Run");
+  app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->type_name("DIR");
   app.add_option("--resume", o.resume_from, "continue from the newest checkpoint in --out, or from DIR")
-      ->group(group)->expected(0, 1)->type_name("[DIR]");
-  app.add_flag("--overwrite", o.overwrite, "replace the run in --out")->group(group);
+      ->expected(0, 1)->type_name("[DIR]");
+  app.add_flag("--overwrite", o.overwrite, "replace the run in --out");
   app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: only after the last")
-      ->group(group)->check(count);
-  app.add_option("--keep", o.keep, "newest checkpoints kept")->group(group)->check(positive);
-  app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->group(group)->check(count);
-  app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->group(group)->check(count);
-  app.add_option("--val-batches", o.val_batches, "global batches a validation")->group(group)->check(positive);
-  app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->group(group)->check(positive);
-  app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->group(group)->check(in_range(uint64_t(0), UINT64_MAX));
-  app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end")->group(group);
-  app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev")->group(group)->type_name("FILE");
+      ->check(count);
+  app.add_option("--keep", o.keep, "newest checkpoints kept")->check(positive);
+  app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->check(count);
+  app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->check(count);
+  app.add_option("--val-batches", o.val_batches, "global batches a validation")->check(positive);
+  app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->check(positive);
+  app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->check(in_range(uint64_t(0), UINT64_MAX));
+  app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
+  app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev")->type_name("FILE");
   app.add_option("--trace-tensors", o.trace_tensors, "sums and checksums of all that is written, for dev/compare.py")
-      ->group(group)->type_name("FILE");
+      ->type_name("FILE");
 
-  group = "Ranks";
+  app.option_defaults()->group("Guards");
+  GuardOptions& g = o.guard;
+  app.add_option("--on-spike", g.on_spike, "a loss or norm far above the last ones: log it, skip the update, or roll back")
+      ->check(CLI::IsMember({"log", "skip", "rollback"}));
+  app.add_option("--spike-z", g.z, "standard deviations above the mean that make a spike")->check(in_range(0.1, 1e6));
+  app.add_option("--spike-window", g.window, "good steps that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
+  app.add_option("--max-rollbacks", g.most_rollbacks, "after which another spike ends the run")->check(count);
+  app.add_option("--max-skips", g.most_in_a_row, "updates left out in a row that end the run")->check(positive);
+  app.add_option("--max-hours", o.max_hours, "after which the run is saved and ends with exit code 75; 0: no limit")
+      ->check(in_range(0., 1e6));
+
+  app.option_defaults()->group("Ranks");
   app.add_option("--zero", o.zero, "shared out over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
-      ->group(group)->check(in_range(0, 3));
+      ->check(in_range(0, 3));
   app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")
-      ->group(group)->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)")->group(group);
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)");
   app.add_option("--collective-timeout", o.collective_timeout, "seconds after which a collective counts as hung; 0: never")
-      ->group(group)->check(in_range(0., 1e6));
+      ->check(in_range(0., 1e6));
   app.add_option("--check-sync", o.check_sync, "steps between comparisons of what all ranks must hold alike; 0: none")
-      ->group(group)->check(count);
-  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first, and name slow ones")
-      ->group(group);
+      ->check(count);
+  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first, and name slow ones");
 
-  group = "Sampling";
-  app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop")->group(group);
-  app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->group(group)->check(count);
-  app.add_option("--sample-len", o.sample_len, "tokens a sample")->group(group)->check(count);
-  app.add_option("--prompt", o.prompt, "text that a sample continues")->group(group)->type_name("TEXT");
-  app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->group(group)->check(in_range(0., 100.));
-  app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->group(group)->check(in_range(0, ModelShape::most_vocabulary));
+  app.option_defaults()->group("Sampling");
+  app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
+  app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->check(count);
+  app.add_option("--sample-len", o.sample_len, "tokens a sample")->check(count);
+  app.add_option("--prompt", o.prompt, "text that a sample continues")->type_name("TEXT");
+  app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->check(in_range(0., 100.));
+  app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->check(in_range(0, ModelShape::most_vocabulary));
 }
 
 // None when --help was asked for and has been printed.
@@ -322,6 +338,8 @@ inline void complete_options(Options& o, int ranks) {
   }
   if (o.train.empty() && !o.generate) usage_error("--train is missing: name text files or .bin token shards");
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
+  if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
+    usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
     usage_error("--out '' writes nothing: name a folder for checkpoints");
 }

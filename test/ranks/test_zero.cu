@@ -1,5 +1,7 @@
 // The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of one
 // rank, sends the bytes of the formulas and allocates the bytes of the formulas.
+#include <functional>
+
 #include "gpt.cuh"
 #include "parallel/sync_check.cuh"
 #include "runtime/schedule.h"
@@ -39,7 +41,7 @@ double transport_bytes() {
 }
 
 template <class T>
-void train_step(GPT<T>& model, Communicator& dp, size_t step) {
+void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
   const int B = model.options().micro_batch, T_ = model.options().seq_len;
   const size_t micro_steps = size_t(global_batch / (B * dp.size()));
   for (size_t a = 0; a < micro_steps; ++a) {
@@ -51,6 +53,7 @@ void train_step(GPT<T>& model, Communicator& dp, size_t step) {
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
     }
     model.train_micro_step(inputs.data(), targets.data(), double(global_batch) * T_, a == 0, a + 1 == micro_steps);
+    if (a == 0) after_first();
   }
   const Schedule schedule{"cosine", 3e-3, 3e-4, steps, 3, 0};
   const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
@@ -284,5 +287,57 @@ TEST_CASE_TEMPLATE("--check-sync names the rank and the tensor that drifted", T,
     CHECK(contains(message, "by step 1: h.1.mlp.c_fc.weight (weights) on "));
     CHECK(contains(message, "rank " + std::to_string(dp().size() - 1) + " ("));
     if (dp().size() > 2) CHECK(contains(message, ") differs from rank"));
+  }
+}
+
+// Weights and moments that this rank keeps.
+template <class T>
+std::vector<float> own_state(const ParameterStore<T>& store) {
+  std::vector<float> all;
+  for (const Slice& slice : store.own_slices())
+    for (State state : {State::weight, State::first_moment, State::second_moment}) {
+      std::vector<float> values(slice.count);
+      store.copy_out(slice, state, values.data());
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  return all;
+}
+
+TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the update out, and go on", T, float, __nv_bfloat16) {
+  for (int stage : {0, 1, 2, 3})
+    for (bool stochastic : {false, true}) {
+      if (stochastic && std::is_same_v<T, float>) continue;
+      CAPTURE(stage);
+      const StoreOptions store = {.stage = stage, .stochastic_rounding = stochastic};
+      GPT<T> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = store}, dp(), test_stream());
+      model.store().initialize();
+      train_step(model, dp(), 0);
+      CHECK(model.was_applied());
+      const std::vector<float> before = own_state(model.store());
+      train_step(model, dp(), 1, [&] {
+        const float nan = NAN;
+        if (dp().rank() == dp().size() - 1)
+          CUDA_CHECK(cudaMemcpyAsync(model.store().gradients(0).data + 77, &nan, sizeof nan, cudaMemcpyHostToDevice,
+                                     test_stream()));
+      });
+      CHECK(std::isnan(model.gradient_norm()));
+      CHECK(!model.was_applied());
+      CHECK(own_state(model.store()) == before);
+      train_step(model, dp(), 2);
+      CHECK(model.was_applied());
+      CHECK(std::isfinite(model.gradient_norm()));
+      CHECK(own_state(model.store()) != before);
+    }
+}
+
+TEST_CASE("votes of the ranks are summed with the loss") {
+  GPT<float> model({.shape = deep, .micro_batch = 2, .seq_len = deep.positions}, dp(), test_stream());
+  model.store().initialize();
+  for (int step = 0; step < 3; ++step) {
+    model.set_votes({.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)});
+    train_step(model, dp(), size_t(step));
+    CHECK(model.sums().stop == float(step == 1));
+    CHECK(model.sums().saved == float(step * dp().size()));
+    CHECK(model.loss() > 1);
   }
 }

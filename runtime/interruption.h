@@ -1,0 +1,58 @@
+// Requests to stop early: SIGTERM, SIGINT, SIGUSR1 (Slurm's warning), or --max-hours. The step is finished, a checkpoint
+// is written, and the program ends with exit code 75: start it again with --resume. A second SIGINT ends it at once.
+//
+// A signal may reach one rank only: ranks tell one another with the sums of the next step (gpt.cuh, StepSums), and all
+// stop after the same step.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <string>
+
+#include <unistd.h>
+
+constexpr int interrupted_exit_code = 75;  // EX_TEMPFAIL of sysexits.h: try again
+
+inline std::atomic<int> interrupting_signal = 0;
+
+inline void note_interruption(int signal) {
+  if (signal == SIGINT && interrupting_signal.exchange(signal) == SIGINT) _exit(128 + SIGINT);
+  interrupting_signal = signal;
+}
+
+class Interruption {
+ public:
+  // max_hours: of this process; 0: no limit
+  explicit Interruption(double max_hours) : max_hours_(max_hours) {
+    for (int signal : signals) std::signal(signal, note_interruption);
+  }
+  ~Interruption() {
+    for (int signal : signals) std::signal(signal, SIG_DFL);
+  }
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+
+  bool asked() const { return interrupting_signal != 0 || time_is_up(); }
+
+  // Why this rank was asked; empty: it was another.
+  std::string reason() const {
+    switch (interrupting_signal) {
+      case SIGTERM: return "SIGTERM";
+      case SIGINT: return "SIGINT";
+      case SIGUSR1: return "SIGUSR1";
+    }
+    return time_is_up() ? "--max-hours" : "another rank was asked to stop";
+  }
+
+ private:
+  static constexpr int signals[] = {SIGTERM, SIGINT, SIGUSR1};
+
+  bool time_is_up() const {
+    const std::chrono::duration<double, std::ratio<3600>> hours = std::chrono::steady_clock::now() - start_;
+    return max_hours_ > 0 && hours.count() >= max_hours_;
+  }
+
+  double max_hours_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
