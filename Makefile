@@ -39,7 +39,7 @@ FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-s
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
 FLAGS_debug := -O0 -g
 CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu $(MPI_FLAGS)
-CPU_LIBRARIES := -ldnnl -lboost_context $(MPI_LIBRARIES)
+CPU_LIBRARIES := -ldnnl -lboost_context -lxxhash $(MPI_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
 # ---- the GPU
@@ -57,7 +57,7 @@ NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib64/libnccl.so $(NCCL_HOME
 GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
   -I. -Ikernels/cublaslt -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
 GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
-  $(filter -L% -l%,$(MPI_LIBRARIES)) -lgomp
+  $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
 
 # ---- what is built
 SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh)
@@ -131,7 +131,7 @@ run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_g
 
 # ---- packages: a header of each, and the Debian or Ubuntu package that has it
 PACKAGES := oneapi/dnnl/dnnl.hpp=libdnnl-dev boost/context/detail/fcontext.hpp=libboost-context-dev \
-  CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev
+  CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev xxhash.h=libxxhash-dev
 PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # an MPI of another kind does too
 MISSING = $(strip $(if $(shell command -v g++),,g++) $(foreach package,$(PACKAGES),\
   $(if $(shell printf '\043include <$(firstword $(subst =, ,$(package)))>\n' | g++ -E -x c++ - >/dev/null 2>&1 && echo found),,\

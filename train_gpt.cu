@@ -13,7 +13,7 @@
 #include "parallel/mesh.cuh"
 #include "parallel/rank_check.cuh"
 #include "parallel/sync_check.cuh"
-#include "runtime/checkpoint.h"
+#include "runtime/checkpoint_writer.h"
 #include "runtime/console.h"
 #include "runtime/data.h"
 #include "runtime/hardware.h"
@@ -77,6 +77,7 @@ class Run {
     start_tracing();
   }
   ~Run() {
+    writer_.reset();
     sync_check_.reset();
     model_.reset();  // it works on the stream
     cudaStreamDestroy(stream_);
@@ -92,7 +93,7 @@ class Run {
     check_shape(shape, o_.seq_len);
     o_.micro_batch = 1;
     build_model(shape, false);
-    load_model_weights(folder);
+    load_initial_weights(folder);
     read_prompt(folder);
     std::printf("%s\n", sample(0).c_str());
     return 0;
@@ -102,9 +103,8 @@ class Run {
   int train() {
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
-    const std::optional<Checkpoint> checkpoint = choose_checkpoint(o_.out, start);
-    require_agreement(control_, {{"checkpoint", checkpoint ? checkpoint->folder.string() : "none"}, {"data", data_summary()}},
-                      "all ranks must see the same files: use a file system that they share");
+    require_agreement(control_, {{"data", data_summary()}}, "all ranks must see the same files");
+    const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
     start_ = done_;
@@ -120,6 +120,8 @@ class Run {
     }
     control_.barrier(checkpoint_patience);  // all have read what the run folder may hold
     if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint);
+    const auto all_gather = [this](const std::string& mine) { return control_.all_gather(mine, checkpoint_patience); };
+    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather});
     return loop();
   }
 
@@ -200,10 +202,43 @@ class Run {
 
   // ---- state
 
+  // The newest checkpoint that is whole. Those that are passed over are set aside when the run folder is claimed.
+  std::optional<Checkpoint> choose_valid_checkpoint(const RunStart& start) {
+    std::optional<Checkpoint> found = choose_checkpoint(o_.out, start);
+    const bool named = found && found->folder == start.resume_from;
+    require_agreement(control_, {{"checkpoint", found ? found->folder.string() : "none"}},
+                      "all ranks must see the same files: use a file system that they share, or a copy on each host");
+    if (!found) return found;
+    for (std::vector<Checkpoint> all = list_checkpoints(found->folder.parent_path()); found;) {
+      const std::string damage = damage_anywhere(found->folder);
+      if (damage.empty()) return found;
+      if (named) fail("--resume ", damage, ": name another checkpoint");
+      std::printf("skipping checkpoint %s: %s\n", found->folder.c_str(), damage.c_str());
+      std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found->step; });
+      found = all.empty() ? std::nullopt : std::optional(all.back());
+    }
+    fail("--resume: no checkpoint in ", o_.resume_from.empty() ? o_.out : o_.resume_from,
+         " is whole: start afresh with --overwrite, or from weights with --init");
+  }
+
+  // Ranks share the work.
+  std::string damage_anywhere(const std::filesystem::path& folder) {
+    for (const std::string& damage : control_.all_gather(damage_of(folder, size_t(control_.rank()), size_t(control_.size()))))
+      if (!damage.empty()) return damage;
+    return "";
+  }
+
   CopyIn copy_in() {
     return [this](const CheckpointSlice& slice, char kind, const std::vector<float>& values) {
       model_->store().copy_in(stored_slice(model_->tensors(), slice), state_of(kind), values);
     };
+  }
+
+  // From a checkpoint, or from anyone's folder.
+  void load_initial_weights(const std::filesystem::path& folder) {
+    const std::string damage = has_manifest(folder) ? damage_anywhere(folder) : "";
+    if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
+    load_model_weights(folder);
   }
 
   void load_model_weights(const std::filesystem::path& folder) {
@@ -214,7 +249,7 @@ class Run {
   void load_state(const std::optional<Checkpoint>& checkpoint) {
     if (!checkpoint) {
       if (o_.init.empty()) model_->store().initialize();
-      else load_model_weights(o_.init);
+      else load_initial_weights(o_.init);
       return;
     }
     const nlohmann::json trainer = load_trainer(checkpoint->folder);
@@ -229,22 +264,45 @@ class Run {
     if (trainer.contains("guard")) guard_.restore(trainer["guard"]);
   }
 
-  void save(size_t step) {
+  // Takes a snapshot, which is written while training goes on. Disks may fail: the run can do without a checkpoint that
+  // is not its last.
+  void save() {
+    complete_checkpoint();
+    const Clock::time_point begin = Clock::now();
     CopyOut copy_out = [this](const CheckpointSlice& slice, char kind, float* to) {
       model_->store().copy_out(stored_slice(model_->tensors(), slice), state_of(kind), to);
     };
-    save_checkpoint(o_.out, step,
-                    {.shape = model_->tensors().shape(),
-                     .tensors = stored_tensors(model_->tensors()),
-                     .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
-                     .copy_out = copy_out,
-                     .trainer = {{"samples", first_sample(step)}, {"arithmetic", arithmetic(o_, *train_)},
-                                 {"guard", guard_.state()}},
-                     .tokenizer_folder = tokenizer_folder_},
-                    {is_first(), [this] { control_.barrier(checkpoint_patience); }});
-    tokenizer_folder_ = o_.out / std::filesystem::path(checkpoint_name(step));  // the one before may be pruned
-    saved_ = Checkpoint{step, tokenizer_folder_};
-    if (is_first()) prune_checkpoints(o_.out, o_.keep, o_.keep_every);
+    const std::string problem =
+        writer_->begin(done_, {.shape = model_->tensors().shape(),
+                               .tensors = stored_tensors(model_->tensors()),
+                               .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
+                               .copy_out = copy_out,
+                               .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, *train_)},
+                                           {"guard", guard_.state()}},
+                               .tokenizer_folder = tokenizer_folder_});
+    if (!problem.empty()) report_unsaved(problem);
+    checkpoint_seconds_ += seconds_since(begin);
+  }
+
+  // Waits until the checkpoint under way, if any, has got its name.
+  void complete_checkpoint() {
+    if (!writer_->under_way()) return;
+    const Clock::time_point begin = Clock::now();
+    const std::string problem = writer_->complete();
+    if (problem.empty()) {
+      saved_ = Checkpoint{writer_->step(), o_.out / std::filesystem::path(checkpoint_name(writer_->step()))};
+      tokenizer_folder_ = saved_->folder;  // the one before may be pruned
+      if (writer_->creates()) prune_checkpoints(o_.out, o_.keep, o_.keep_every);
+    } else {
+      report_unsaved(problem);
+    }
+    checkpoint_seconds_ += seconds_since(begin);
+  }
+
+  void report_unsaved(const std::string& problem) {
+    if (done_ == o_.schedule.steps || stopping_) fail(problem);
+    if (is_first()) print_error("the checkpoint of step " + std::to_string(writer_->step()) +
+                                " could not be written, training goes on: " + one_line(problem));
   }
 
   // Of the training data, in the step after `done` steps.
@@ -317,9 +375,8 @@ class Run {
     const Clock::time_point begin = Clock::now();
     double shortest = INFINITY;
     size_t steps = 0;  // of this run, those that a rollback undid included
-    bool stop = false;
     mesh_.dp().take_traffic();
-    while (done_ < o_.schedule.steps && !stop) {
+    while (done_ < o_.schedule.steps && !stopping_) {
       Profiler::instance().enabled = o_.profile && steps >= unprofiled;
       const Step step = train_step(interruption.asked());
       Profiler::instance().enabled = false;
@@ -329,16 +386,18 @@ class Run {
       bar.hide();
       const double left = seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_);
       report(step, left);
-      stop = step.stop && done_ < o_.schedule.steps;
-      if (!guarded_step(step)) after_step(stop);
+      stopping_ = step.stop && done_ < o_.schedule.steps;
+      if (step.saved) complete_checkpoint();
+      if (!guarded_step(step)) after_step();
       mesh_.dp().take_traffic();  // what validation, sampling and checks sent is not of the next step
       bar.show(done_, left);
     }
+    complete_checkpoint();
     bar.hide();
     save_trace();
     print_summary(steps, shortest, seconds_since(begin));
     if (o_.profile && steps > unprofiled) print_profile(steps - unprofiled);
-    if (!stop) return 0;
+    if (!stopping_) return 0;
     std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), done_,
                 o_.out.empty() ? "" : ", and saved: go on with --resume");
     return interrupted_exit_code;
@@ -346,14 +405,15 @@ class Run {
 
   struct Step {
     double loss, norm, rate, seconds;
-    bool applied, stop;  // stop: a rank was asked to
+    bool applied, stop, saved;  // stop: a rank was asked to; saved: all have written their parts of a checkpoint
   };
 
   Step train_step(bool asked_to_stop) {
     const Clock::time_point begin = Clock::now();
     const double rate = learning_rate(o_.schedule, done_);
     Profiler::instance().context.step = int(done_ + 1);
-    model_->set_votes({.stop = asked_to_stop ? 1.0f : 0.0f});
+    const bool saved = writer_->under_way() && writer_->is_written();
+    model_->set_votes({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
     accumulate(*train_, first_sample(done_), o_.shuffle, true);
     const SpikeLimits limits = guard_.limits();
     ++done_;
@@ -361,7 +421,8 @@ class Run {
                    float(o_.grad_clip), long(done_ - guard_.left_out()), {limits.loss, limits.norm});
     const StepSums sums = model_->sums();
     const double norm = model_->gradient_norm();
-    return {sums.loss, norm, rate, seconds_since(begin), model_->was_applied(), sums.stop > 0};
+    return {sums.loss, norm, rate, seconds_since(begin), model_->was_applied(), sums.stop > 0,
+            sums.saved == float(control_.size())};
   }
 
   void report(const Step& step, double seconds_left) {
@@ -387,6 +448,7 @@ class Run {
 
   // To the newest checkpoint, and on with the samples that follow this step's.
   void roll_back(const std::string& reason) {
+    complete_checkpoint();
     guard_.count_rollback();
     const size_t from = done_, next_sample = first_sample(done_);
     load_state(saved_);
@@ -397,13 +459,13 @@ class Run {
   }
 
   // What is due besides training.
-  void after_step(bool stop) {
+  void after_step() {
     const bool last = done_ == o_.schedule.steps;
     const auto due = [&](size_t every) { return every > 0 && done_ % every == 0; };
     if (due(o_.check_sync)) sync_check_->run(model_->store(), done_);
     if (val_ && (last || due(o_.val_every))) validate_now(done_);
     if (due(o_.sample_every)) std::printf("---\n%s\n---\n", sample(done_).c_str());
-    if (!o_.out.empty() && (last || stop || due(o_.checkpoint_every))) save(done_);
+    if (!o_.out.empty() && (last || stopping_ || due(o_.checkpoint_every))) save();
   }
 
   // One global batch from sample number `first` on: gradients and loss, or the loss alone.
@@ -547,7 +609,10 @@ class Run {
   std::optional<Tokenizer> tokenizer_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
   std::vector<int> prompt_;
+  std::optional<CheckpointWriter> writer_;
   std::optional<Checkpoint> saved_;  // the newest of this run
+  double checkpoint_seconds_ = 0;    // in which training stood still
+  bool stopping_ = false;            // before the last step
   Guard guard_;
   size_t start_ = 0, done_ = 0;  // steps done before this run, and now
   size_t samples_left_out_ = 0;  // by rollbacks

@@ -54,12 +54,12 @@ class Control {
   long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
 
   // Everybody's `mine`, by rank. Called by all ranks in the same order, in one thread each; so are barrier and finish.
-  std::vector<std::string> all_gather(const std::string& mine) {
-    return meet("host all_gather", FrameType::for_all, mine);
+  // patience: how many times the collective time-out the others may take
+  std::vector<std::string> all_gather(const std::string& mine, double patience = 1) {
+    return meet("host all_gather", FrameType::for_all, mine, patience);
   }
   // The same for rank 0; the others get empty texts.
   std::vector<std::string> gather(const std::string& mine) { return meet("host gather", FrameType::for_rank_0, mine); }
-  // patience: how many times the collective time-out the others may take
   void barrier(double patience = 1) { meet("host barrier", FrameType::for_rank_0, "", patience); }
 
   // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`

@@ -6,9 +6,10 @@
 //   config.json            together with it, what transformers' GPT2LMHeadModel.from_pretrained loads
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
 //   trainer.json           what else a resumed run needs: step, sample position, seeds, options
+//   manifest_*             what each rank wrote of all this, with checksums (runtime/manifest.h)
 //
-// The folder is written as step_00000100.partial and renamed once all of it is on disk, so a name without
-// ".partial" means complete. Weights to start from may come from anyone's GPT-2 folder, one file or sharded.
+// The folder is written under a name that ends with .partial, and renamed once all of it is on disk
+// (runtime/checkpoint_writer.h). Weights to start from may come from anyone's GPT-2 folder, one file or sharded.
 #pragma once
 
 #include <algorithm>
@@ -50,12 +51,6 @@ struct CheckpointContent {
   CopyOut copy_out;
   nlohmann::json trainer;
   std::filesystem::path tokenizer_folder = {};  // may hold a tokenizer to go with the weights
-};
-
-// The ranks that write a checkpoint together, in a folder that all of them see.
-struct WritingRanks {
-  bool first = true;
-  std::function<void()> meet = [] {};  // returns when every rank has called it
 };
 
 // The model's tensors as a checkpoint stores them.
@@ -141,81 +136,6 @@ inline void prune_checkpoints(const std::filesystem::path& out, size_t keep, siz
   }
 }
 
-// ---- writing ----------------------------------------------------------------------------------------------
-
-// kinds: which copies of every tensor the file holds, and what stands before their names.
-using Kinds = std::vector<std::pair<char, std::string>>;
-
-// Every rank writes its slices in place: the first creates the file, then the others open it.
-inline void write_tensors(const std::filesystem::path& path, const CheckpointContent& content, const Kinds& kinds,
-                          const WritingRanks& ranks) {
-  std::vector<NamedShape> stored;
-  for (const auto& [kind, prefix] : kinds) {
-    for (const CheckpointTensor& tensor : content.tensors) stored.push_back({prefix + tensor.name, tensor.shape});
-  }
-  if (!ranks.first) ranks.meet();
-  SafetensorsWriter writer(path, stored, {{"format", "pt"}}, ranks.first);  // transformers refuses files without it
-  if (ranks.first) ranks.meet();
-  std::vector<float> values;
-  for (const auto& [kind, prefix] : kinds) {
-    for (const CheckpointSlice& slice : content.slices) {
-      values.resize(slice.count);
-      content.copy_out(slice, kind, values.data());
-      writer.write(prefix + slice.tensor.name, slice.first, slice.count, values.data());
-    }
-  }
-  writer.close();
-}
-
-// The tokenizer's files, where the folder has them, go with the weights: a checkpoint then reads and writes text itself.
-inline void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to) {
-  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe"})
-    if (std::filesystem::exists(from / name)) {
-      const MappedFile file(from / name);
-      write_file(to / name, file.text());
-    }
-}
-
-inline void write_files(const std::filesystem::path& partial, size_t step, const CheckpointContent& content,
-                        const WritingRanks& ranks) {
-  write_tensors(partial / "model.safetensors", content, {{'w', "transformer."}}, ranks);
-  write_tensors(partial / "optimizer.safetensors", content, {{'m', "m.transformer."}, {'v', "v.transformer."}}, ranks);
-  if (!ranks.first) return;
-  nlohmann::json trainer = content.trainer;
-  trainer["step"] = step;
-  write_file(partial / "config.json", config_of(content.shape).dump(2) + "\n");
-  write_file(partial / "trainer.json", trainer.dump(2) + "\n");
-  if (!content.tokenizer_folder.empty()) copy_tokenizer(content.tokenizer_folder, partial);
-  sync_folder(partial);
-}
-
-// Called by every rank; returns when the checkpoint is complete.
-inline void save_checkpoint(const std::filesystem::path& out, size_t step, const CheckpointContent& content,
-                            const WritingRanks& ranks = {}) {
-  const std::filesystem::path complete = out / checkpoint_name(step), partial = complete.string() + ".partial";
-  if (ranks.first) {
-    std::filesystem::create_directories(out);
-    remove_partial_checkpoints(out);
-    std::filesystem::create_directory(partial);
-  }
-  try {
-    write_files(partial, step, content, ranks);
-    ranks.meet();
-  } catch (...) {
-    if (ranks.first) std::filesystem::remove_all(partial);  // a full disk needs the room
-    throw;
-  }
-  if (ranks.first) {
-    // A second save of a step, after resuming from an earlier one, replaces the first.
-    const std::filesystem::path replaced = complete.string() + ".replaced.partial";
-    if (std::filesystem::exists(complete)) std::filesystem::rename(complete, replaced);
-    std::filesystem::rename(partial, complete);
-    sync_folder(out);
-    std::filesystem::remove_all(replaced);
-  }
-  ranks.meet();
-}
-
 // ---- reading ----------------------------------------------------------------------------------------------
 
 // A tensor where it is stored.
@@ -234,6 +154,30 @@ inline void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted
   std::vector<float> values(wanted.count);
   stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
   copy_in(wanted, kind, values);
+}
+
+// The files of an index, {"weight_map": {"TENSOR": "FILE", ...}}; they lie in its folder.
+inline std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
+  std::vector<std::filesystem::path> files;
+  const nlohmann::json json = read_json_object(index);
+  if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map");
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const std::filesystem::path name = file.is_string() ? file.get<std::string>() : "";
+    if (name.empty() || name != name.filename())
+      fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder");
+    files.push_back(index.parent_path() / name);
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
+}
+
+// STEM.safetensors, or what STEM.safetensors.index.json lists; none if the folder has neither.
+inline std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem) {
+  const std::filesystem::path single = folder / (stem + ".safetensors"), index = single.string() + ".index.json";
+  if (std::filesystem::exists(single)) return {single};
+  if (std::filesystem::exists(index)) return files_of_index(index);
+  return {};
 }
 
 // The tensors of a folder's model, from one file or several, by their names without "transformer.".
@@ -267,32 +211,12 @@ class WeightFiles {
 
  private:
   std::vector<std::filesystem::path> weight_files() const {
-    std::filesystem::path single = folder_ / "model.safetensors";
-    std::filesystem::path index = folder_ / "model.safetensors.index.json";
-    if (std::filesystem::exists(single)) return {single};
-    if (std::filesystem::exists(index)) return shards_of(index);
-    if (std::filesystem::exists(folder_ / "pytorch_model.bin")) {
+    const std::vector<std::filesystem::path> files = find_tensor_files(folder_, "model");
+    if (files.empty() && std::filesystem::exists(folder_ / "pytorch_model.bin"))
       fail(folder_, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
            "with transformers and call save_pretrained, which writes model.safetensors");
-    }
-    fail(folder_, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
-  }
-
-  // {"weight_map": {"TENSOR": "FILE", ...}}
-  std::vector<std::filesystem::path> shards_of(const std::filesystem::path& index) const {
-    std::vector<std::filesystem::path> shards;
-    nlohmann::json json = read_json_object(index);
-    if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map");
-    for (const auto& [tensor, file] : json["weight_map"].items()) {
-      std::filesystem::path name = file.is_string() ? file.get<std::string>() : "";
-      if (name.empty() || name != name.filename()) {
-        fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder");
-      }
-      shards.push_back(folder_ / name);
-    }
-    std::sort(shards.begin(), shards.end());
-    shards.erase(std::unique(shards.begin(), shards.end()), shards.end());
-    return shards;
+    if (files.empty()) fail(folder_, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
+    return files;
   }
 
   void add(const SafetensorsFile& file, const TensorInfo& tensor) {
@@ -334,18 +258,24 @@ inline void load_weights(const std::filesystem::path& folder, const ModelShape& 
 
 inline void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
                            const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in) {
-  SafetensorsFile file(folder / "optimizer.safetensors");
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  std::map<std::string, StoredTensor> stored;
+  for (const std::filesystem::path& path : find_tensor_files(folder, "optimizer")) {
+    files.push_back(std::make_unique<SafetensorsFile>(path));
+    for (const TensorInfo& tensor : files.back()->tensors()) stored[tensor.name] = {files.back().get(), &tensor};
+  }
+  if (files.empty()) fail(folder, ": holds no optimizer.safetensors: start from its weights with --init");
   for (char kind : {'m', 'v'}) {
     const std::string prefix = std::string(1, kind) + ".transformer.";
     for (const CheckpointTensor& tensor : tensors) {
-      const TensorInfo* found = file.find(prefix + tensor.name);
-      if (!found) fail(file.path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing");
-      check_shape({&file, found}, tensor);
+      const auto found = stored.find(prefix + tensor.name);
+      if (found == stored.end())
+        fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing");
+      check_shape(found->second, tensor);
     }
-    for (const CheckpointSlice& slice : slices)
-      read_slice({&file, file.find(prefix + slice.tensor.name)}, slice, kind, copy_in);
+    for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, kind, copy_in);
   }
-  if (file.tensors().size() != 2 * tensors.size()) fail(file.path(), ": holds tensors of another model");
+  if (stored.size() != 2 * tensors.size()) fail(files[0]->path(), ": holds tensors of another model");
 }
 
 inline nlohmann::json load_trainer(const std::filesystem::path& folder) {

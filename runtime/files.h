@@ -58,6 +58,19 @@ class File {
     }
   }
 
+  // Exactly so many bytes.
+  void read(size_t offset, void* data, size_t bytes) const {
+    char* to = static_cast<char*>(data);
+    while (bytes > 0) {
+      const ssize_t count = pread(descriptor_, to, bytes, off_t(offset));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) fail(path_, ": cannot read ", bytes, " bytes: ", count < 0 ? std::strerror(errno) : "the file ends");
+      to += count;
+      offset += size_t(count);
+      bytes -= size_t(count);
+    }
+  }
+
   // After this the content survives a power cut. Network file systems report late errors here.
   void sync_and_close() {
     if (fsync(descriptor_) != 0) fail(path_, ": cannot flush to disk: ", std::strerror(errno));

@@ -43,6 +43,7 @@ struct Options {
 
   std::string out = "runs/gpt";
   bool overwrite = false;
+  double shard_size = 5;
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
 
   GuardOptions guard;
@@ -178,6 +179,7 @@ inline void add_run_options(CLI::App& app, Options& o) {
   app.add_flag("--overwrite", o.overwrite, "replace the run in --out");
   app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: only after the last")
       ->check(count);
+  app.add_option("--shard-size", o.shard_size, "GB of a checkpoint's file at most (or one tensor)")->check(in_range(1e-6, 1e6));
   app.add_option("--keep", o.keep, "newest checkpoints kept")->check(positive);
   app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->check(count);
   app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->check(count);

@@ -259,23 +259,29 @@ class SafetensorsWriter {
     }
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
-    uint64_t header_bytes = text.size();
-    data_start_ = sizeof header_bytes + header_bytes;
+    const uint64_t header_bytes = text.size();
+    header_.assign(reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes);
+    header_ += text;
     if (!create) return;
-    reserve(data_start_ + end);
-    file_.write(0, &header_bytes, sizeof header_bytes);
-    file_.write(sizeof header_bytes, text.data(), text.size());
+    reserve(header_.size() + end);
+    file_.write(0, header_.data(), header_.size());
   }
 
-  // Elements [first, first + count) of a tensor; slices may be written in any order.
-  void write(const std::string& name, size_t first, size_t count, const float* from) {
+  // What the file begins with; the tensors follow.
+  const std::string& header() const { return header_; }
+
+  // Elements [first, first + count) of a tensor, to the place in the file that is returned; slices may be written in any
+  // order.
+  size_t write(const std::string& name, size_t first, size_t count, const float* from) {
     auto found = slots_.find(name);
     if (found == slots_.end()) fail(file_.path(), ": has no tensor ", excerpt(name));
     const Slot& slot = found->second;
     if (first > slot.elements || count > slot.elements - first) {
       fail(file_.path(), ": ", excerpt(name), " has ", slot.elements, " elements, not ", first, " + ", count);
     }
-    file_.write(data_start_ + slot.begin + first * sizeof(float), from, count * sizeof(float));
+    const size_t offset = header_.size() + slot.begin + first * sizeof(float);
+    file_.write(offset, from, count * sizeof(float));
+    return offset;
   }
 
   // After this the file is on disk.
@@ -300,5 +306,5 @@ class SafetensorsWriter {
 
   File file_;
   std::map<std::string, Slot> slots_;
-  size_t data_start_;
+  std::string header_;
 };

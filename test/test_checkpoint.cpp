@@ -5,13 +5,14 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <sys/resource.h>
 
-#include "runtime/checkpoint.h"
+#include "runtime/checkpoint_writer.h"
 #include "test/temporary_folder.h"
 
 using Values = std::map<std::pair<char, std::string>, std::vector<float>>;
@@ -141,7 +142,7 @@ TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
   setrlimit(RLIMIT_FSIZE, &small);
   std::string error = error_of([&] { save(folder.path(), 5); });
   setrlimit(RLIMIT_FSIZE, &before);
-  CHECK(is_line_with(error, "step_00000005.partial/model.safetensors", "cannot reserve"));
+  CHECK(is_line_with(error, "step_00000005.", ".partial/model.safetensors", "cannot reserve"));
   CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
 }
 
@@ -313,4 +314,56 @@ TEST_CASE("config.json: defaults of transformers, and what this trainer cannot r
   for (const char* size : {"0", "-3", "1.5", "\"12\"", "null", "99999999999", "[]"}) {
     CHECK(is_line_with(refusal("\"n_layer\": " + std::string(size)), "n_layer", "not a size from 1"));
   }
+}
+
+TEST_CASE("no flipped byte and no cut goes unnoticed") {
+  TemporaryFolder folder;
+  save(folder.path(), 1);
+  const std::filesystem::path saved = folder / "step_00000001";
+  CHECK(damage_of(saved) == "");
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(saved)) files.push_back(entry.path());
+  CHECK(files.size() == 5);  // model, config, optimizer, trainer, manifest
+  std::mt19937 random(1);
+  int undetected = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const std::filesystem::path& file = files[random() % files.size()];
+    const std::string good = content_of(file);
+    std::string bad = good;
+    const size_t at = random() % good.size();
+    switch (random() % 4) {
+      case 0: bad.resize(at); break;
+      case 1: bad += char(random()); break;
+      default: bad[at] = char(bad[at] ^ (1 << random() % 8));
+    }
+    put(file, bad);
+    undetected += damage_of(saved).empty();
+    put(file, good);
+  }
+  CHECK(undetected == 0);
+  for (const std::filesystem::path& file : files) {
+    const std::string good = content_of(file);
+    std::filesystem::remove(file);
+    CHECK(damage_of(saved) != "");
+    put(file, good);
+  }
+  CHECK(damage_of(saved) == "");
+  CHECK(contains(damage_of(folder / "nothing"), "nothing"));
+  put(folder / "bare" / "trainer.json", "{}");
+  CHECK(contains(damage_of(folder / "bare"), "has no manifest"));
+}
+
+TEST_CASE("large models are split into files, and loaded again") {
+  TemporaryFolder folder;
+  save_checkpoint(folder.path(), 1, content({}), 200);
+  const std::filesystem::path saved = folder / "step_00000001";
+  CHECK(std::filesystem::exists(saved / "model.safetensors.index.json"));
+  CHECK(std::filesystem::exists(saved / "optimizer.safetensors.index.json"));
+  CHECK(find_tensor_files(saved, "model").size() > 1);
+  CHECK(damage_of(saved) == "");
+  Values weights, moments;
+  load_weights(saved, shape, tensors, whole_tensors(tensors), copy_into(weights));
+  load_optimizer(saved, tensors, whole_tensors(tensors), copy_into(moments));
+  check_values(weights, "w");
+  check_values(moments, "mv");
 }

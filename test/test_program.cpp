@@ -195,3 +195,82 @@ TEST_CASE("--generate: reproducible, greedy, longer than the positions") {
   shell.refuses("$GPT --generate --out nowhere", 1, {"nowhere", "no checkpoint", "--init"});
   shell.refuses("$GPT --generate --out run --vocab 300", 2, {"--vocab 300", "have 256"});
 }
+
+TEST_CASE("a damaged checkpoint is named, skipped and set aside; the one before goes on with the same bits") {
+  Workplace shell;
+  const std::string train = "$TEXT --steps 8 --checkpoint-every 2 --keep 9 --out ";
+  shell.output(train + "a && cp -r a b");
+  auto flip = [&](const std::string& file, size_t at) {
+    std::string bytes = shell.content(file);
+    bytes[at] = char(bytes[at] ^ 4);
+    put(shell / file, bytes);
+  };
+  flip("b/step_00000008/optimizer.safetensors", shell.content("b/step_00000008/optimizer.safetensors").size() / 2);
+  shell.output("rm b/step_00000006/config.json");
+  const std::string text = shell.output(train + "b --resume");
+  CHECK(contains(text, "skipping checkpoint b/step_00000008: b/step_00000008/optimizer.safetensors: bytes "));
+  CHECK(contains(text, "skipping checkpoint b/step_00000006: b/step_00000006/config.json: cannot open"));
+  CHECK(contains(text, "steps     5 to 8"));
+  CHECK(shell.same_metrics("a", "b"));
+  CHECK(shell.exists("b/step_00000008.abandoned"));
+  shell.output("diff -r a/step_00000008 b/step_00000008");
+
+  flip("b/step_00000004/model.safetensors", 3000);
+  shell.refuses(train + "b --resume b/step_00000004", 1, {"--resume b/step_00000004/model.safetensors", "damaged", "another"});
+  shell.refuses("$TEXT --out c --init b/step_00000004", 1, {"--init b/step_00000004/model.safetensors", "damaged"});
+  shell.refuses("$GPT --generate --out c --init b/step_00000004", 1, {"damaged"});
+  CHECK(!shell.exists("c"));
+  for (const char* step : {"2", "6", "8"}) flip("b/step_0000000" + std::string(step) + "/trainer.json", 5);
+  shell.refuses(train + "b --resume", 1, {"no checkpoint in b is whole", "--overwrite"});
+}
+
+TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on with the same bits") {
+  Workplace shell;
+  const std::string train = "$TEXT --schedule constant --out ";
+  for (std::string signal : {"TERM", "INT", "USR1"}) {
+    CAPTURE(signal);
+    const Result stopped = shell("rm -rf a b; trap - INT; $TEXT --schedule constant --steps 99999 --out b & \n"
+                                 "until [ -s b/metrics.jsonl ]; do sleep 0.01; done; "
+                                 "kill -" + signal + " $!; wait $!");
+    CHECK(stopped.code == 75);
+    CHECK(stopped.error == "");
+    const size_t step = shell.metrics("b").size();
+    CHECK(contains(stopped.out, "SIG" + signal + ": stopped after step " + std::to_string(step) + ", and saved"));
+    const std::string steps = " --steps " + std::to_string(step + 3);
+    shell.output(train + "b --resume" + steps);
+    shell.output(train + "a" + steps);
+    CHECK(shell.same_metrics("a", "b"));
+  }
+  CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
+  CHECK(shell.output("ls c | wc -l") == "2\n");
+}
+
+TEST_CASE("a spike: logged, left out, or rolled back from") {
+  Workplace shell;
+  // Repetition, which the model learns, then noise.
+  std::string text, noise = some_text(3000);
+  for (int i = 0; i < 300; ++i) text += "abcdefghijklmno\n";
+  for (size_t i = 0; i < 64; ++i) text += char(33 + (i * i * 7 + i * 31) % 90);
+  for (int i = 0; i < 300; ++i) text += "abcdefghijklmno\n";
+  put(shell / "data", text);
+  // Step 150 sees the first of the noise, as a target; steps 151 and 152 the rest.
+  const std::string train = "$TINY --train data --lr 1e-2 --steps 200 --checkpoint-every 40 --spike-window 32 --spike-z 30 --out ";
+  shell.output(train + "plain");
+  for (std::string kind : {"log", "skip", "rollback"}) {
+    CAPTURE(kind);
+    const std::string out = shell.output(train + kind + " --on-spike " + kind);
+    CAPTURE(out);
+    CHECK(contains(out, "step   150/200 | loss "));
+    CHECK(contains(out, " is a spike: above "));
+    CHECK(contains(out, "update left out") == (kind == "skip"));
+    CHECK(contains(out, "rolled back to step 120, and on without the samples of steps 121 to 150") == (kind == "rollback"));
+    CHECK(shell.same_metrics("plain", kind) == (kind == "log"));
+    const std::vector<Json> lines = shell.metrics(kind);
+    CHECK(lines.back()["step"] == 200);
+    CHECK(lines.size() == (kind == "rollback" ? 203 : 200));  // three batches see noise: three rollbacks
+    const Json trainer = Json::parse(shell.content(kind + "/step_00000200/trainer.json"));
+    if (kind == "skip") CHECK(trainer["guard"]["left_out"].get<int>() >= 1);
+    if (kind == "rollback") CHECK(trainer["samples"] == 400 + 2 * 32);  // without steps 121 to 152
+  }
+  shell.refuses("$TEXT --on-spike rollback --out x", 2, {"--on-spike rollback", "--checkpoint-every"});
+}
