@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo)
 #
-# More: bench, shakespeare, test-sanitize, test-race, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
+# More: bench, shakespeare, test-faults, test-cluster, test-sanitize, test-race, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
 .DEFAULT_GOAL := all
 .SUFFIXES:
 ifeq ($(MAKELEVEL),0)
@@ -113,7 +113,7 @@ $(BUILD)/%: $(1)%.cpp
 endef
 endif
 $(eval $(call compile,))
-$(foreach folder,test/ test/cpu/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,test/ test/cpu/ test/ranks/ test/faults/ dev/,$(eval $(call compile,$(folder))))
 -include $(wildcard $(BUILD)/*.d)
 
 # ---- the CPU device under sanitizers
@@ -180,6 +180,13 @@ test: $(DEVICE)-tests
 test-cluster: all
 	@test/cluster/run.sh
 
+# killed ranks and failing disks; FAULTS_COUNT=100 FAULTS_SEED=7: more kills, and others
+test-faults: all
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(BUILD)/test_faults $(BUILD)/failing_io.so
+	@GPT_BUILD=$(BUILD) $(BUILD)/test_faults
+$(BUILD)/failing_io.so: test/faults/failing_io.c
+	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
+
 bench: all
 	@for dtype in fp32 bf16; do ./train_gpt --train '$(HEADERS)/bits/*' --vocab 50257 --model gpt2 --dtype $$dtype \
 	  $(if $(filter gpu,$(DEVICE)),--micro-batch 32 --seq-len 1024 --steps 30,--micro-batch 4 --seq-len 64 --steps 14) --out '' --profile; done
@@ -193,4 +200,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race run clean
+.PHONY: test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race run clean
