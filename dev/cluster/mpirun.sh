@@ -6,6 +6,8 @@
 #
 # HOSTS are names that ssh reaches without a password; program and data lie at the same place on each of them.
 # Exported variables OMP_*, NCCL_*, GPT_* and CUDA_VISIBLE_DEVICES reach every rank; OMPI_MCA_* steer Open MPI itself.
+# To stop a run, send mpirun SIGUSR1: all ranks finish the step, save and end with exit code 75. After SIGTERM or Ctrl-C
+# they have five seconds for that.
 # GPT_PROGRAM: a program other than ./train_gpt of this repository.
 set -euo pipefail
 fail() { echo "mpirun.sh: $*" >&2; exit 2; }
@@ -45,7 +47,7 @@ for name in $(compgen -e | grep -E '^(OMP_|NCCL_|GPT_|CUDA_VISIBLE_DEVICES$)'); 
 
 # What Open MPI's defaults make slow or cut short; a variable that is already set wins.
 : "${OMPI_MCA_mpi_yield_when_idle:=1}"        # a rank that waits leaves its core to the threads of others
-: "${OMPI_MCA_odls_base_sigkill_timeout:=3}"  # seconds from SIGTERM to SIGKILL; one is too short to say what went wrong
+: "${OMPI_MCA_odls_base_sigkill_timeout:=5}"  # seconds from SIGTERM to SIGKILL, which mpirun always waits for
 : "${OMPI_MCA_oob_tcp_keepalive_time:=5}"     # a host that vanishes is noticed after 5 + 3·2 s, not after minutes
 : "${OMPI_MCA_oob_tcp_keepalive_intvl:=2}"
 : "${OMPI_MCA_oob_tcp_keepalive_probes:=3}"

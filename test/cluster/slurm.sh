@@ -72,9 +72,9 @@ unset GPT_SRUN_MPI
 
 # The signal before the end of the time queues the job again, and it goes on from its checkpoint.
 resumed='^steps +([2-9]|[1-9][0-9]+) to'
-number=$(submit again --parsable --time=1 --signal=B:USR1@60 dev/cluster/slurm.sbatch "${job[@]}" --steps 1000000 \
+number=$(submit again --parsable --time=1 --signal=USR1@60 dev/cluster/slurm.sbatch "${job[@]}" --steps 1000000 \
   --checkpoint-every 100 --resume --out "$work/again") || fail "sbatch refuses the job"
 await 60 "a second start of the job" sh -c "scontrol show job $number | tr ' ' '\n' | grep -qx Restarts=1"
 await 60 "a resumed run" grep -qE "$resumed" "$work/again.log"
-grep -hE "time is nearly up|$resumed" "$work/again.log" | head -2 | sed 's/^/  /'
+grep -hE "queueing again|$resumed" "$work/again.log" | head -2 | sed 's/^/  /'
 scancel "$number"
