@@ -51,7 +51,6 @@ Fiber::Fiber(int number, void (*entry)()) {
 }
 
 Fiber::~Fiber() {
-  sanitizer.destroyed();
   if (memory) munmap(memory, guard_bytes + stack_bytes);
 }
 
@@ -152,15 +151,8 @@ int BlockRunner::pick() {
       break;
     }
   }
-  runnable_[warp] &= ~(1u << lane);
-  if (!runnable_[warp]) runnable_warps_ &= ~(1u << warp);
+  take_runnable(warp, lane);
   return warp * warp_size + lane;
-}
-
-void BlockRunner::finish_current() {
-  ended_[current_] = true;
-  ++finished_;
-  sanitizers::thread_ends(launch_);
 }
 
 // A thread has ended on the running fiber. True: the next one starts on it, and is current. False: next_ is woken on
@@ -168,15 +160,13 @@ void BlockRunner::finish_current() {
 bool BlockRunner::next_thread() {
   next_ = -1;
   if (plain_loop) {
-    current_ = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-    if (current_ < threads_) {
-      set_current(current_);
-      return true;
-    }
-    finished_ = threads_;
-    return false;
+    finished_ = thread_rank();  // where threadIdx.x is blockDim.x now
+    if (finished_ < threads_) set_current(finished_);
+    return finished_ < threads_;
   }
-  finish_current();
+  ended_[current_] = true;
+  ++finished_;
+  sanitizers::release(launch_);
   next_ = pick();
   if (next_ < 0) return false;
   set_current(next_);
@@ -185,11 +175,11 @@ bool BlockRunner::next_thread() {
 
 // ---- waiting
 
-// Until here the block ran as a loop: threads before the current one have ended, those after it have not started.
+// Until here the block ran as a loop, if only as far as its first thread: threads before the current one have ended,
+// those after it have not started.
 void BlockRunner::leave_plain_loop() {
   plain_loop = false;
-  current_ = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-  finished_ = current_;
+  finished_ = current_ = thread_rank();
   std::fill_n(ended_, current_, true);
   std::fill_n(ended_ + current_, threads_ - current_, false);
   std::fill_n(fiber_of_, threads_, nullptr);
@@ -214,8 +204,7 @@ void BlockRunner::sync_threads(Location where) {
     at_barrier_ = 0;
     ++barriers_;
     make_all_runnable(0);
-    runnable_[current_ / warp_size] &= ~(1u << current_ % warp_size);
-    if (!runnable_[current_ / warp_size]) runnable_warps_ &= ~(1u << current_ / warp_size);
+    take_runnable(current_ / warp_size, current_ % warp_size);
   } else {
     wait(where, "__syncthreads");
   }
@@ -259,15 +248,13 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
 
   set_current(0);
   plain_loop = order_ == Order::forward && !sanitizers::fiber_per_thread;
-  if (!plain_loop) {
+  if (!plain_loop) leave_plain_loop();
+  if (order_ != Order::forward) {  // thread 0 is one of those to choose from
     random_ = Random(seed);
     std::iota(warp_priority_, warp_priority_ + warps_, 0);
     for (int i = warps_ - 1; i > 0; --i) std::swap(warp_priority_[i], warp_priority_[random_.below(i + 1)]);
-    std::fill_n(ended_, threads_, false);
-    std::fill_n(fiber_of_, threads_, nullptr);
-    const bool starts_with_0 = order_ == Order::forward;  // which is current already
-    make_all_runnable(starts_with_0 ? 1 : 0);
-    if (!starts_with_0) set_current(pick());
+    make_runnable(0, 1);
+    set_current(pick());
   }
   if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread appears to have started another
     for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
@@ -303,19 +290,16 @@ void BlockRunner::report_deadlock() const {
   for (int t = threads_ - 1; t >= 0; --t) (ended_[t] ? ended : waiting) = t;
   for (int t = 0; t < threads_; ++t)
     if (!ended_[t] && where_[t].line() != where_[waiting].line()) other = t;
-  std::string rest;
-  auto add = [&](int t, const std::string& what) {
-    rest += "; " + name_of(t) + what;
+  auto waits = [&](int t) {
+    return name_of(t) + " waits for " + waits_for_[t] + " at " + where_[t].file_name() + ":" +
+           std::to_string(where_[t].line());
   };
-  if (other >= 0)
-    add(other, " waits for " + std::string(waits_for_[other]) + " at " + where_[other].file_name() + ":" +
-                   std::to_string(where_[other].line()));
   char lanes[64];
   std::snprintf(lanes, sizeof lanes, "; missing are lanes %#x of its warp", missing_lanes(waiting));
-  if (missing_lanes(waiting)) rest = lanes + rest;
-  else if (ended >= 0) add(ended, " has ended without reaching it");
-  fatal("deadlock in kernel %s: %s waits for %s at %s:%u (%d of %d threads wait, %d have ended)%s", launch_->kernel,
-        name_of(waiting).c_str(), waits_for_[waiting], where_[waiting].file_name(), unsigned(where_[waiting].line()),
+  std::string rest = missing_lanes(waiting) ? lanes : "";
+  if (other >= 0) rest += "; " + waits(other);
+  if (!missing_lanes(waiting) && ended >= 0) rest += "; " + name_of(ended) + " has ended without reaching it";
+  fatal("deadlock in kernel %s: %s (%d of %d threads wait, %d have ended)%s", launch_->kernel, waits(waiting).c_str(),
         threads_ - finished_, threads_, finished_, rest.c_str());
 }
 

@@ -57,10 +57,13 @@ class BlockRunner {
   void prepare_shared_memory(size_t bytes);
   void make_all_runnable(int first);
   void make_runnable(int warp, uint32_t lanes);
+  void take_runnable(int warp, int lane) {
+    runnable_[warp] &= ~(1u << lane);
+    if (!runnable_[warp]) runnable_warps_ &= ~(1u << warp);
+  }
   void leave_plain_loop();
   int pick();
   void set_current(int thread);
-  void finish_current();
   void wait(Location where, const char* what);
   void jump(Fiber* to);
   Fiber* idle_fiber();
@@ -102,7 +105,8 @@ class BlockRunner {
 // The runner of the calling thread's block.
 extern constinit thread_local BlockRunner* current_runner;
 
-// The lane brings `value`; the last lane of `mask` to arrive calls combine(first thread of the warp) to fill results_.
+// The lane brings `value`; the last lane of `mask` to arrive calls combine(values, results, source lanes) of the warp.
+// (Returning result() from here makes waiting 40% slower with g++ 12.)
 template <class Combine>
 void BlockRunner::collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine) {
   if (plain_loop) leave_plain_loop();

@@ -11,10 +11,7 @@ namespace cooperative_groups {
 class thread_block {
  public:
   static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
-  static unsigned num_threads() { return size(); }
-  static unsigned thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
-  static dim3 thread_index() { return threadIdx; }
-  static dim3 group_index() { return blockIdx; }
+  static unsigned thread_rank() { return cpu::thread_rank(); }
   static void sync(cpu::Location where = cpu::Location::current()) { cpu::sync_threads(where); }
 };
 
@@ -27,7 +24,6 @@ class thread_block_tile {
 
  public:
   static constexpr unsigned size() { return Size; }
-  static constexpr unsigned num_threads() { return Size; }
   static unsigned thread_rank() { return thread_block::thread_rank() % Size; }
   static unsigned meta_group_rank() { return thread_block::thread_rank() / Size; }
   static unsigned meta_group_size() { return thread_block::size() / Size; }
@@ -69,12 +65,6 @@ class thread_block_tile {
 
 template <unsigned Size>
 thread_block_tile<Size> tiled_partition(const thread_block&) {
-  return {};
-}
-
-template <unsigned Size, unsigned ParentSize>
-thread_block_tile<Size> tiled_partition(const thread_block_tile<ParentSize>&) {
-  static_assert(Size <= ParentSize, "a tile cannot be larger than the tile it is part of");
   return {};
 }
 

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -61,14 +62,12 @@ cudaError_t remember(cudaError_t error) {
 
 Schedule read_schedule() {
   const char* text = std::getenv("GPT_CPU_SCHEDULE");
-  std::string value = text ? text : "forward";
+  const std::string value = text ? text : "";
   if (value.empty() || value == "forward") return {};
-  if (value == "reverse") return {Order::reverse, 0};
-  char* end = nullptr;
-  if (value.rfind("random:", 0) == 0) {
-    uint64_t seed = std::strtoull(value.c_str() + 7, &end, 10);
-    if (end != value.c_str() + 7 && *end == 0) return {Order::random, seed};
-  }
+  if (value == "reverse") return {Order::reverse};
+  uint64_t seed;
+  char rest;
+  if (std::sscanf(value.c_str(), "random:%" SCNu64 "%c", &seed, &rest) == 1) return {Order::random, seed};
   fatal("GPT_CPU_SCHEDULE is '%s'; give forward, reverse or random:SEED", value.c_str());
 }
 
@@ -76,31 +75,44 @@ Schedule read_schedule() {
 
 constexpr size_t huge_page = 2 << 20;
 
-struct Allocations {
-  std::mutex mutex;
-  std::map<const char*, size_t> device, pinned;  // start -> bytes
-  size_t share = SIZE_MAX;                       // of the host's memory, for device memory
+using Sizes = std::map<const char*, size_t>;  // of allocations, by their start
 
-  // True unless [p, p + bytes) starts inside a device allocation and runs past its end.
-  bool fits(const void* p, size_t bytes) {
-    std::lock_guard lock(mutex);
-    auto after = device.upper_bound(static_cast<const char*>(p));
-    if (after == device.begin()) return true;
-    auto [start, size] = *std::prev(after);
-    size_t offset = size_t(static_cast<const char*>(p) - start);
-    return offset >= size || offset + bytes <= size;
-  }
-  bool is_pinned(const void* p) {
-    std::lock_guard lock(mutex);
-    auto after = pinned.upper_bound(static_cast<const char*>(p));
-    return after != pinned.begin() &&
-           static_cast<const char*>(p) < std::prev(after)->first + std::prev(after)->second;
-  }
-};
+std::mutex memory_mutex;
+Sizes device_memory, pinned_memory;
+size_t share = SIZE_MAX;  // of the host's memory, for device memory
 
-Allocations& allocations() {
-  static Allocations instance;
-  return instance;
+// Bytes from p to the end of the allocation that it points into; 0 if it points into none.
+size_t bytes_from(const void* p, const Sizes& sizes) {
+  std::lock_guard lock(memory_mutex);
+  auto after = sizes.upper_bound(static_cast<const char*>(p));
+  if (after == sizes.begin()) return 0;
+  auto [start, size] = *std::prev(after);
+  size_t offset = size_t(static_cast<const char*>(p) - start);
+  return offset < size ? size - offset : 0;
+}
+
+bool is_pinned(const void* p) { return bytes_from(p, pinned_memory) > 0; }
+
+// False if [p, p + bytes) starts inside a device allocation and runs past its end.
+bool fits(const void* p, size_t bytes) {
+  const size_t room = bytes_from(p, device_memory);
+  return room == 0 || bytes <= room;
+}
+
+cudaError_t allocate(void** pointer, size_t alignment, size_t bytes, Sizes& sizes) {
+  if (posix_memalign(pointer, alignment, bytes) != 0) return remember(cudaErrorMemoryAllocation);
+  std::lock_guard lock(memory_mutex);
+  sizes[static_cast<char*>(*pointer)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t free_allocation(void* pointer, Sizes& sizes) {
+  if (!pointer) return cudaSuccess;
+  cudaDeviceSynchronize();
+  std::lock_guard lock(memory_mutex);
+  if (!sizes.erase(static_cast<char*>(pointer))) return remember(cudaErrorInvalidValue);
+  std::free(pointer);
+  return cudaSuccess;
 }
 
 size_t read_number(const char* path, size_t otherwise) {
@@ -117,25 +129,20 @@ size_t available_bytes() {
     if (key == "MemAvailable:") available = std::stoull(rest) * 1024;
   size_t limit = read_number("/sys/fs/cgroup/memory.max", SIZE_MAX);
   size_t used = read_number("/sys/fs/cgroup/memory.current", 0);
-  return limit == SIZE_MAX ? available : std::min(available, limit > used ? limit - used : 0);
+  return std::min(available, limit - std::min(limit, used));
 }
 
 // Of this process's share, if other ranks are on this host.
 size_t free_bytes() {
-  Allocations& all = allocations();
-  std::lock_guard lock(all.mutex);
+  std::lock_guard lock(memory_mutex);
   size_t used = 0;
-  for (const auto& [start, bytes] : all.device) used += bytes;
-  return std::min(available_bytes(), all.share - std::min(all.share, used));
+  for (const auto& [start, bytes] : device_memory) used += bytes;
+  return std::min(available_bytes(), share - std::min(share, used));
 }
 
 // ---- streams
 
-std::vector<CUstream_st*>& streams() {
-  static std::vector<CUstream_st*> all;
-  return all;
-}
-
+std::vector<CUstream_st*> streams;
 size_t queued = 0;  // operations in all queues
 
 void push(CUstream_st* stream, StreamOperation operation) {
@@ -156,7 +163,7 @@ bool advance(CUstream_st* stream) {
 bool advance_any() {
   static Random random(schedule().seed);
   std::vector<CUstream_st*> waiting;
-  for (CUstream_st* stream : streams())
+  for (CUstream_st* stream : streams)
     if (!stream->queue.empty()) waiting.push_back(stream);
   const size_t count = waiting.size();
   if (count == 0) return false;
@@ -168,8 +175,7 @@ bool advance_any() {
 
 // Nothing runs, and nothing that runs later could change that: every stream waits for an event.
 bool is_stuck() {
-  return std::all_of(streams().begin(), streams().end(),
-                     [](auto* s) { return s->queue.empty() || s->queue.front().waits_for; });
+  return std::ranges::all_of(streams, [](auto* s) { return s->queue.empty() || s->queue.front().waits_for; });
 }
 
 template <class Finished>
@@ -181,26 +187,17 @@ void drain(Finished finished) {
   }
 }
 
-void drain_null_stream() {  // the legacy default stream waits for every blocking stream
-  drain([] {
-    return std::all_of(streams().begin(), streams().end(), [](auto* s) { return !s->blocking || s->queue.empty(); });
-  });
-}
-
 void drain_stream(cudaStream_t stream) {
-  if (!stream) drain_null_stream();
-  else drain([stream] { return stream->queue.empty(); });
-}
-
-void drain_all() {
-  drain([] { return std::all_of(streams().begin(), streams().end(), [](auto* s) { return s->queue.empty(); }); });
+  if (stream) return drain([stream] { return stream->queue.empty(); });
+  // The legacy default stream waits for every blocking stream.
+  drain([] { return std::ranges::all_of(streams, [](auto* s) { return !s->blocking || s->queue.empty(); }); });
 }
 
 }  // namespace
 
 void share_memory(size_t ranks) {
-  std::lock_guard lock(allocations().mutex);
-  allocations().share = available_bytes() / ranks;
+  std::lock_guard lock(memory_mutex);
+  share = available_bytes() / ranks;
 }
 
 const Schedule& schedule() {
@@ -212,11 +209,11 @@ bool streams_are_deferred() { return schedule().order != Order::forward; }
 
 bool runs_at_once(cudaStream_t stream) {
   if (streams_are_deferred()) {
-    if (!stream) drain_null_stream();
+    if (!stream) drain_stream(nullptr);
     return !stream;
   }
   if (queued == 0) return true;
-  if (!stream) drain_null_stream();
+  if (!stream) drain_stream(nullptr);
   else while (advance_any()) {}
   return !stream || stream->queue.empty();
 }
@@ -233,10 +230,11 @@ bool check_launch(const Launch& launch) {
   const dim3 &grid = launch.grid, &block = launch.block;
   size_t threads = size_t(block.x) * block.y * block.z;
   bool grid_fits = grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
-  if (!grid_fits || threads == 0 || threads > 1024 || block.z > 64)
-    return remember(cudaErrorInvalidConfiguration) == cudaSuccess;
-  if (launch.shared_bytes > size_t(cpu_max_dynamic_shared_bytes)) return remember(cudaErrorInvalidValue) == cudaSuccess;
-  return true;
+  bool block_fits = threads > 0 && threads <= 1024 && block.z <= 64;
+  bool memory_fits = launch.shared_bytes <= size_t(cpu_max_dynamic_shared_bytes);
+  if (!grid_fits || !block_fits) remember(cudaErrorInvalidConfiguration);
+  else if (!memory_fits) remember(cudaErrorInvalidValue);
+  return grid_fits && block_fits && memory_fits;
 }
 
 }  // namespace cpu
@@ -257,7 +255,6 @@ void __threadfence() {
   X(cudaErrorInvalidValue, "invalid argument")                                                                 \
   X(cudaErrorMemoryAllocation, "out of memory")                                                                \
   X(cudaErrorInvalidConfiguration, "invalid configuration argument (grid, or more than 1024 threads a block)") \
-  X(cudaErrorInvalidDevicePointer, "invalid device pointer")                                                   \
   X(cudaErrorInvalidDevice, "invalid device ordinal")                                                          \
   X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                 \
   X(cudaErrorNotReady, "device not ready")
@@ -280,42 +277,23 @@ cudaError_t cudaPeekAtLastError() { return cpu::last_error; }
 
 cudaError_t cudaGetLastError() { return std::exchange(cpu::last_error, cudaSuccess); }
 
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-
 cudaError_t cudaSetDevice(int device) { return remember(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != 0) return remember(cudaErrorInvalidDevice);
   *properties = {};
-  std::string name = "CPU";
+  std::string name = "CPU", line;
   std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);)
-    if (line.rfind("model name", 0) == 0) {
-      name = line.substr(std::min(line.size(), line.find(':') + 2));
-      break;
-    }
+  while (std::getline(cpuinfo, line) && !line.starts_with("model name")) {}
+  if (cpuinfo) name = line.substr(std::min(line.size(), line.find(':') + 2));
   std::snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
   const pid_t process = getpid();
   std::memcpy(properties->uuid.bytes, &process, sizeof process);
-  properties->totalGlobalMem = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-  properties->sharedMemPerBlock = 48 * 1024;
-  properties->sharedMemPerBlockOptin = cpu_max_dynamic_shared_bytes;
-  properties->multiProcessorCount = int(sysconf(_SC_NPROCESSORS_ONLN));
-  properties->maxThreadsPerBlock = 1024;
-  properties->warpSize = 32;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  cpu::drain_all();
+  cpu::drain([] { return cpu::queued == 0; });
   return cudaSuccess;
 }
 
@@ -332,85 +310,50 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   if (bytes == 0) return cudaSuccess;
   if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);
   const size_t alignment = bytes >= cpu::huge_page ? cpu::huge_page : 256;
-  if (posix_memalign(pointer, alignment, bytes) != 0) return remember(cudaErrorMemoryAllocation);
+  const cudaError_t error = cpu::allocate(pointer, alignment, bytes, cpu::device_memory);
+  if (error != cudaSuccess) return error;
   // Huge pages: with 4 KB pages, streaming kernels spend much of their time on address translation.
   if (alignment == cpu::huge_page) madvise(*pointer, bytes, MADV_HUGEPAGE);
   if (cpu::streams_are_deferred()) std::memset(*pointer, 0xff, bytes);  // NaN: nothing may count on zeros
-  auto& all = cpu::allocations();
-  std::lock_guard lock(all.mutex);
-  all.device[static_cast<char*>(*pointer)] = bytes;
   return cudaSuccess;
 }
 
-cudaError_t cudaFree(void* pointer) {
-  if (!pointer) return cudaSuccess;
-  cudaDeviceSynchronize();
-  auto& all = cpu::allocations();
-  std::lock_guard lock(all.mutex);
-  auto found = all.device.find(static_cast<char*>(pointer));
-  if (found == all.device.end()) return remember(cudaErrorInvalidValue);
-  all.device.erase(found);
-  std::free(pointer);
-  return cudaSuccess;
-}
+cudaError_t cudaFree(void* pointer) { return cpu::free_allocation(pointer, cpu::device_memory); }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  if (posix_memalign(pointer, 256, std::max<size_t>(bytes, 1)) != 0) return remember(cudaErrorMemoryAllocation);
-  auto& all = cpu::allocations();
-  std::lock_guard lock(all.mutex);
-  all.pinned[static_cast<char*>(*pointer)] = bytes;
-  return cudaSuccess;
+  return cpu::allocate(pointer, 256, std::max<size_t>(bytes, 1), cpu::pinned_memory);
 }
 
-cudaError_t cudaFreeHost(void* pointer) {
-  if (!pointer) return cudaSuccess;
-  cudaDeviceSynchronize();
-  auto& all = cpu::allocations();
-  std::lock_guard lock(all.mutex);
-  if (!all.pinned.erase(static_cast<char*>(pointer))) return remember(cudaErrorInvalidValue);
-  std::free(pointer);
-  return cudaSuccess;
-}
+cudaError_t cudaFreeHost(void* pointer) { return cpu::free_allocation(pointer, cpu::pinned_memory); }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  auto& all = cpu::allocations();
-  if (!all.fits(to, bytes) || !all.fits(from, bytes)) return remember(cudaErrorInvalidValue);
+  if (!cpu::fits(to, bytes) || !cpu::fits(from, bytes)) return remember(cudaErrorInvalidValue);
   cpu::enqueue(stream, [=] { return std::memcpy(to, from, bytes), true; });
   // Copies from or to pageable memory are complete, as far as the host can tell, when the call returns.
-  bool pageable = (kind == cudaMemcpyHostToDevice && !all.is_pinned(from)) ||
-                  (kind == cudaMemcpyDeviceToHost && !all.is_pinned(to)) || kind == cudaMemcpyDefault;
+  bool pageable = (kind == cudaMemcpyHostToDevice && !cpu::is_pinned(from)) ||
+                  (kind == cudaMemcpyDeviceToHost && !cpu::is_pinned(to)) || kind == cudaMemcpyDefault;
   return pageable ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
-}
-
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  if (!cpu::allocations().fits(to, bytes)) return remember(cudaErrorInvalidValue);
+  if (!cpu::fits(to, bytes)) return remember(cudaErrorInvalidValue);
   cpu::enqueue(stream, [=] { return std::memset(to, value, bytes), true; });
   return cudaSuccess;
 }
-
-cudaError_t cudaMemset(void* to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
 // ---- streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   *stream = new CUstream_st;
   (*stream)->blocking = !(flags & cudaStreamNonBlocking);
-  cpu::streams().push_back(*stream);
+  cpu::streams.push_back(*stream);
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
-
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  auto& all = cpu::streams();
-  auto found = std::find(all.begin(), all.end(), stream);
-  if (found == all.end()) return remember(cudaErrorInvalidResourceHandle);
+  if (std::ranges::count(cpu::streams, stream) == 0) return remember(cudaErrorInvalidResourceHandle);
   cpu::drain_stream(stream);
-  all.erase(found);
+  std::erase(cpu::streams, stream);
   delete stream;
   return cudaSuccess;
 }
@@ -432,8 +375,6 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st;
   return cudaSuccess;
 }
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;

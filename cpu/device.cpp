@@ -41,13 +41,6 @@ void set_lanes(uint64_t* results, uint32_t mask, uint64_t value) {
     if (mask >> lane & 1) results[lane] = value;
 }
 
-template <class T>
-T from_bits(uint64_t bits) {
-  T value;
-  std::memcpy(&value, &bits, sizeof(T));
-  return value;
-}
-
 // lanes[0] = all 32 of them combined, by the tree that five __shfl_xor_sync steps make.
 template <class T, class Operation>
 void combine_lanes(T (&lanes)[warp_size], Operation operation) {
@@ -114,9 +107,7 @@ T reduce(uint32_t mask, T value, Reduction reduction, Location where) {
     std::memcpy(&bits, lanes, sizeof(T));
     set_lanes(results, mask, bits);
   };
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(T));
-  current_runner->collective(mask, bits, 0, where, combine);
+  current_runner->collective(mask, to_bits(value), 0, where, combine);
   return from_bits<T>(current_runner->result());
 }
 template float reduce(uint32_t, float, Reduction, Location);

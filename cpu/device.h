@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <source_location>
 #include <type_traits>
@@ -36,8 +37,8 @@ struct Launch {
   const char* kernel;
   dim3 grid, block;
   size_t shared_bytes;
-  void (*run_threads)(const void* body);  // runs threads on the calling fiber until none is left for it
-  const void* body;
+  void (*run_threads)(const void* body) = nullptr;  // runs threads on the calling fiber until none is left for it
+  const void* body = nullptr;
 };
 
 // True while the threads of this worker's block run as a plain loop: forward order, and none has waited yet.
@@ -57,26 +58,25 @@ bool check_launch(const Launch& launch);  // sets cudaGetLastError's value when 
 // An operation issued to a stream runs at once, or is kept in the stream's queue for later (cuda_runtime.cpp); enqueue
 // decides. `poll` starts it or goes on with it, and returns true when it is finished.
 bool streams_are_deferred();
-
-// From now on this process may use a part of the memory that is free now: so many ranks are on this host.
-void share_memory(size_t ranks);
 bool runs_at_once(cudaStream_t stream);
 void keep(cudaStream_t stream, std::function<bool()> poll);
 void enqueue(cudaStream_t stream, std::function<bool()> poll);
+
+// From now on this process may use a part of the memory that is free now: so many ranks are on this host.
+void share_memory(size_t ranks);
+
 void* dynamic_shared_memory();
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// What the source filter turns `kernel<<<grid, block, shared, stream>>>` into; `(arguments...)` follows.
+// What the source filter turns `kernel<<<grid, block, shared, stream>>>` into; `(arguments...)` follows. Each thread of
+// the grid calls body(arguments...).
 template <class Body>
-class Launcher {
- public:
-  Launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream)
-      : launch_{kernel, grid, block, shared_bytes, nullptr, nullptr}, body_(body), stream_(stream) {}
-
-  template <class... Arguments>
-  void operator()(Arguments... arguments) {
-    if (!check_launch(launch_)) return;
-    auto run = [launch = launch_, body = body_, arguments...]() mutable {
+auto launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
+              cudaStream_t stream = nullptr) {
+  return [=](auto... arguments) {
+    Launch launch{kernel, grid, block, shared_bytes};
+    if (!check_launch(launch)) return;
+    auto run = [=]() mutable {
       auto thread = [&] { body(arguments...); };
       launch.body = &thread;
       launch.run_threads = [](const void* pointer) {
@@ -87,20 +87,9 @@ class Launcher {
       run_grid(launch);
       return true;
     };
-    if (runs_at_once(stream_)) run();
-    else keep(stream_, run);
-  }
-
- private:
-  Launch launch_;
-  Body body_;
-  cudaStream_t stream_;
-};
-
-template <class Body>
-Launcher<Body> launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
-                        cudaStream_t stream = nullptr) {
-  return {kernel, body, grid, block, shared_bytes, stream};
+    if (runs_at_once(stream)) run();
+    else keep(stream, run);
+  };
 }
 
 template <class T>
@@ -110,6 +99,20 @@ T* dynamic_shared() {
 
 // Block barrier. `where` is the caller's line, for the deadlock report.
 void sync_threads(Location where);
+
+template <class T>
+uint64_t to_bits(T value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+template <class T>
+T from_bits(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
 
 // Warp collectives: each lane in `mask` brings a value, waits for the others, and takes its result.
 void sync_warp(uint32_t mask, Location where);
@@ -123,15 +126,10 @@ T reduce(uint32_t mask, T value, Reduction reduction, Location where);  // float
 template <class T>
 T shuffle(uint32_t mask, T value, int source_lane, Location where) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles move at most 8 bytes");
-  uint64_t bits = 0;
-  __builtin_memcpy(&bits, &value, sizeof(T));
-  bits = exchange(mask, bits, source_lane, where);
-  __builtin_memcpy(&value, &bits, sizeof(T));
-  return value;
+  return from_bits<T>(exchange(mask, to_bits(value), source_lane, where));
 }
 
-inline int lane() {
-  return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) & 31;
-}
+inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+inline int lane() { return thread_rank() & 31; }
 
 }  // namespace cpu

@@ -1,6 +1,6 @@
 // The source filter of the CPU device: turns a CUDA source file into C++.
 //
-//   filter INPUT OUTPUT [NAME]      NAME is what compilers and gdb shall call the file; INPUT if not given
+//   filter INPUT OUTPUT
 //
 // How a kernel launch travels through it. CUDA extends C++ by one statement that g++ cannot parse:
 //
@@ -25,15 +25,17 @@
 //
 //     extern __shared__ __align__(16) float buffer[];   ->   float* buffer = ::cpu::dynamic_shared<float>();
 //
-// The output's first line is `#line 1 "NAME"`; after it each input line is one output line, so that compiler
+// The output's first line is `#line 1 "INPUT"`; after it each input line is one output line, so that compiler
 // messages and breakpoints name the line the author wrote. What the filter does not understand it refuses as
-// `NAME:LINE: found, supported` with exit code 1, and leaves no output behind.
+// `INPUT:LINE: found, supported` with exit code 1, and leaves no output behind.
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <iostream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -341,18 +343,13 @@ std::string read_file(const std::string& path) {
 std::string filtered(const std::string& source, const std::string& name) {
   std::vector<Token> tokens = Lexer(source).tokens();
   Rewriter(tokens).rewrite();
-  std::string output = "#line 1 \"";
-  for (const char c : name) output += c == '"' || c == '\\' ? std::string{'\\', c} : std::string{c};
-  output += "\"\n";
-  for (const Token& token : tokens) output += token.output;
-  return output;
+  std::ostringstream output;
+  output << "#line 1 " << std::quoted(name) << "\n";
+  for (const Token& token : tokens) output << token.output;
+  return output.str();
 }
 
-// Leaves an equal file alone, but for its time, which make compares with the input's.
 void write_file(const std::string& path, const std::string& content) {
-  if (std::filesystem::exists(path) && read_file(path) == content) {
-    return std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now());
-  }
   std::ofstream file(path, std::ios::binary);
   file << content;
   file.close();
@@ -362,16 +359,15 @@ void write_file(const std::string& path, const std::string& content) {
 int main(int argument_count, char** arguments) {
   const std::vector<std::string> files(arguments + 1, arguments + argument_count);
   std::error_code ignored;
-  if (files.size() < 2 || files.size() > 3 || std::filesystem::equivalent(files[0], files[1], ignored)) {
-    std::cerr << "usage: filter INPUT OUTPUT [NAME] (INPUT and OUTPUT are two files)\n";
+  if (files.size() != 2 || std::filesystem::equivalent(files[0], files[1], ignored)) {
+    std::cerr << "usage: filter INPUT OUTPUT (two files)\n";
     return 2;
   }
-  const std::string& name = files.size() == 3 ? files[2] : files[0];
   try {
-    write_file(files[1], filtered(read_file(files[0]), name));
+    write_file(files[1], filtered(read_file(files[0]), files[0]));
     return 0;
   } catch (const Refusal& refusal) {
-    std::cerr << name << ":" << refusal.line << ": " << refusal.message << "\n";
+    std::cerr << files[0] << ":" << refusal.line << ": " << refusal.message << "\n";
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
   }

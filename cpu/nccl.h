@@ -10,12 +10,10 @@
 
 #include "cpu/cuda_runtime.h"
 
-enum ncclResult_t { ncclSuccess, ncclUnhandledCudaError, ncclSystemError, ncclInternalError, ncclInvalidArgument,
-                    ncclInvalidUsage, ncclRemoteError, ncclInProgress };
-enum ncclDataType_t { ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32,
-                      ncclFloat64, ncclBfloat16, ncclChar = ncclInt8, ncclInt = ncclInt32, ncclHalf = ncclFloat16,
-                      ncclFloat = ncclFloat32, ncclDouble = ncclFloat64 };
-enum ncclRedOp_t { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
+enum ncclResult_t { ncclSuccess, ncclInvalidUsage, ncclInProgress };
+enum ncclDataType_t { ncclUint8, ncclInt32, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16,
+                      ncclFloat = ncclFloat32 };
+enum ncclRedOp_t { ncclSum, ncclMax, ncclMin, ncclAvg };
 constexpr int NCCL_SPLIT_NOCOLOR = -1;
 
 struct ncclUniqueId {

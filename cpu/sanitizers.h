@@ -2,38 +2,58 @@
 //
 // ThreadSanitizer sees every CUDA thread as a thread of its own, on a fresh stack, and is told of an order between two
 // of them only at __syncthreads, __syncwarp and __threadfence, and between a launch and its threads. Each block runs in
-// a fresh pthread, so that its __shared__ (thread_local) memory is new and blocks are unordered, as on a GPU. The
+// a fresh thread, so that its __shared__ (thread_local) memory is new and blocks are unordered, as on a GPU. The
 // device's own files are compiled without instrumentation: only kernels are watched.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 
 #if defined(CPU_THREAD_SANITIZER)
-#include <pthread.h>
 #include <sanitizer/tsan_interface.h>
-#include <string.h>
 
-#include "cpu/device.h"
+#include <atomic>
+#include <thread>
 #elif defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace cpu {
 
-#if defined(CPU_THREAD_SANITIZER)
-
+#if defined(CPU_THREAD_SANITIZER) || defined(__SANITIZE_ADDRESS__)
 constexpr size_t stack_bytes = 256 * 1024;
+#else
+constexpr size_t stack_bytes = 64 * 1024;
+#endif
 
 namespace sanitizers {
+
+#if defined(CPU_THREAD_SANITIZER)
+
 constexpr bool fiber_per_thread = true, one_worker = true;
+inline void release(const void* object) { __tsan_release(const_cast<void*>(object)); }
+inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
+
+// Runs `function` in a new thread. Waiting is for an atomic that the sanitizer does not see: a join would order this
+// block before the next one and hide races between them.
+template <class Function>
+void run_isolated(Function function) {
+  static std::atomic<int> done;  // outlives this call, after which the thread may still be in notify_one
+  done = 0;
+  auto run = [&] {
+    function();
+    done = 1;
+    done.notify_one();
+  };
+  std::thread(run).detach();
+  done.wait(0);
+}
 
 class FiberState {
  public:
-  void created(const void*, size_t) { fiber_ = __tsan_create_fiber(0), owned_ = true; }
-  void destroyed() {
+  ~FiberState() {
     if (owned_) __tsan_destroy_fiber(fiber_);
   }
+  void created(const void*, size_t) { fiber_ = __tsan_create_fiber(0), owned_ = true; }
   void leaving(FiberState& to) {
     if (!fiber_) fiber_ = __tsan_get_current_fiber();
     __tsan_switch_to_fiber(to.fiber_, __tsan_switch_to_fiber_no_sync);
@@ -45,67 +65,30 @@ class FiberState {
   bool owned_ = false;
 };
 
-inline void release(const void* object) { __tsan_release(const_cast<void*>(object)); }
-inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
-inline void thread_ends(const void* launch) { release(launch); }
-
-// Runs `function` in a new pthread. Waiting is for an atomic that the sanitizer does not see: a join would order this
-// block before the next one and hide races between them.
-template <class Function>
-void run_isolated(Function function) {
-  static std::atomic<int> done;  // outlives this call, after which the thread may still be in notify_one
-  done = 0;
-  pthread_t thread;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  auto entry = [](void* pointer) -> void* {
-    (*static_cast<Function*>(pointer))();
-    done = 1;
-    done.notify_one();
-    return nullptr;
-  };
-  const int error = pthread_create(&thread, &attributes, entry, &function);
-  if (error != 0) fatal("cannot start a thread for a block: %s", strerror(error));
-  pthread_attr_destroy(&attributes);
-  done.wait(0);
-}
-}  // namespace sanitizers
-
 #else
 
-namespace sanitizers {
 constexpr bool fiber_per_thread = false;
 inline void release(const void*) {}
 inline void acquire(const void*) {}
-inline void thread_ends(const void*) {}
 
 template <class Function>
 void run_isolated(Function function) {
   function();
 }
-}  // namespace sanitizers
 
 #if defined(__SANITIZE_ADDRESS__)
 
-constexpr size_t stack_bytes = 256 * 1024;
-
-namespace sanitizers {
 constexpr bool one_worker = true;  // __shared__ is plain static here: thread_local arrays get no red zones
 
 class FiberState {
  public:
   void created(const void* bottom, size_t bytes) { bottom_ = bottom, bytes_ = bytes; }
-  void destroyed() {}
   void leaving(FiberState& to) {
     to.from_ = this;
     __sanitizer_start_switch_fiber(&fake_stack_, to.bottom_, to.bytes_);
   }
-  void arrived() {
-    const void* bottom;
-    size_t bytes;
-    __sanitizer_finish_switch_fiber(fake_stack_, &bottom, &bytes);
-    from_->bottom_ = bottom, from_->bytes_ = bytes;  // how the worker's own stack becomes known
+  void arrived() {  // what from_ learns is how the worker's own stack becomes known
+    __sanitizer_finish_switch_fiber(fake_stack_, &from_->bottom_, &from_->bytes_);
   }
 
  private:
@@ -114,24 +97,19 @@ class FiberState {
   void* fake_stack_ = nullptr;
   FiberState* from_ = nullptr;
 };
-}  // namespace sanitizers
 
 #else
 
-constexpr size_t stack_bytes = 64 * 1024;
-
-namespace sanitizers {
 constexpr bool one_worker = false;
 
 struct FiberState {
   void created(const void*, size_t) {}
-  void destroyed() {}
   void leaving(FiberState&) {}
   void arrived() {}
 };
+
+#endif
+#endif
+
 }  // namespace sanitizers
-
-#endif
-#endif
-
 }  // namespace cpu

@@ -16,31 +16,19 @@
   struct [[gnu::may_alias]] NAME##3 {                                                                        \
     COMPONENT x, y, z;                                                                                       \
   };                                                                                                         \
-  inline constexpr NAME##2 make_##NAME##2(COMPONENT x, COMPONENT y) { return {x, y}; }                       \
-  inline constexpr NAME##3 make_##NAME##3(COMPONENT x, COMPONENT y, COMPONENT z) { return {x, y, z}; }
-
-// Four components of 8 bytes are left out: CUDA 13 deprecates them (their alignment is no longer unique).
-#define CPU_VECTOR_TYPES_TO_4(COMPONENT, NAME)                                                               \
-  CPU_VECTOR_TYPES(COMPONENT, NAME)                                                                          \
   struct alignas(4 * sizeof(COMPONENT)) [[gnu::may_alias]] NAME##4 {                                         \
     COMPONENT x, y, z, w;                                                                                    \
   };                                                                                                         \
+  inline constexpr NAME##2 make_##NAME##2(COMPONENT x, COMPONENT y) { return {x, y}; }                       \
+  inline constexpr NAME##3 make_##NAME##3(COMPONENT x, COMPONENT y, COMPONENT z) { return {x, y, z}; }       \
   inline constexpr NAME##4 make_##NAME##4(COMPONENT x, COMPONENT y, COMPONENT z, COMPONENT w) {              \
     return {x, y, z, w};                                                                                     \
   }
 
-CPU_VECTOR_TYPES_TO_4(signed char, char)
-CPU_VECTOR_TYPES_TO_4(unsigned char, uchar)
-CPU_VECTOR_TYPES_TO_4(short, short)
-CPU_VECTOR_TYPES_TO_4(unsigned short, ushort)
-CPU_VECTOR_TYPES_TO_4(int, int)
-CPU_VECTOR_TYPES_TO_4(unsigned int, uint)
-CPU_VECTOR_TYPES_TO_4(float, float)
-CPU_VECTOR_TYPES(long long, longlong)
-CPU_VECTOR_TYPES(unsigned long long, ulonglong)
-CPU_VECTOR_TYPES(double, double)
+CPU_VECTOR_TYPES(int, int)
+CPU_VECTOR_TYPES(unsigned int, uint)
+CPU_VECTOR_TYPES(float, float)
 
-#undef CPU_VECTOR_TYPES_TO_4
 #undef CPU_VECTOR_TYPES
 
 // Extent of a grid or a block; components not given are 1.

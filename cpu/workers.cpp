@@ -9,31 +9,17 @@
 #include <thread>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace cpu {
 namespace {
 
 inline void relax() {
 #if defined(__x86_64__)
-  _mm_pause();
+  __builtin_ia32_pause();
 #endif
 }
 
 class Workers {
  public:
-  ~Workers() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-      ++generation_;
-    }
-    start_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
   void run(size_t count, size_t chunk, size_t threads, const std::function<void(size_t)>& body) {
     while (threads_.size() + 1 < threads) threads_.emplace_back([this, number = threads_.size()] { work(number); });
     {
@@ -71,7 +57,6 @@ class Workers {
       seen = wait_after(seen);
       {
         std::lock_guard lock(mutex_);
-        if (stopping_) return;
         if (!body_ || number >= helpers_) continue;
         ++joined_;
       }
@@ -102,14 +87,13 @@ class Workers {
   const std::function<void(size_t)>* body_ = nullptr;  // null: no job is open
   size_t count_ = 0, chunk_ = 1, helpers_ = 0;
   int joined_ = 0;
-  bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
 
 }  // namespace
 
 void parallel_for(size_t count, size_t chunk, const std::function<void(size_t)>& body) {
-  static Workers workers;
+  static Workers& workers = *new Workers;  // never destroyed: its threads sleep on while the process ends
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);
   workers.run(count, chunk, size_t(threads), body);

@@ -10,13 +10,21 @@ start() {
   wait_for_step "$1" 3 30
 }
 
-for fault in KILL:2 KILL:0 STOP:1 STOP:0 TERM:3; do
+for fault in KILL:2 KILL:0 STOP:1 STOP:0; do
   signal=${fault%:*} rank=${fault#*:}
   echo "  SIG$signal to rank $rank"
   start "$fault"
   kill -s "$signal" "$(process_of_rank "$rank")"
   ends_with $job_process "$work/$fault.log" "rank $rank"
 done
+
+echo "  SIGTERM to rank 3: all save, after the same step"
+start TERM
+kill "$(process_of_rank 3)"
+status=0
+wait $job_process || status=$?
+[ $status -eq 75 ] || fail "the exit code is $status, not 75"
+grep -o 'stopped after step [0-9]*, and saved' "$work/TERM.log" | sed 's/^/  /' || fail "nothing was saved"
 
 echo "  the disk is full"
 mkdir "$work/full"

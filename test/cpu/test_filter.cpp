@@ -8,7 +8,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -230,14 +229,12 @@ TEST_CASE("what never ends is refused at the line where it begins") {
   CHECK(refused("\"a\\") == "in.cu:1: literal that never ends");
 }
 
-TEST_CASE("the name, and files that cannot be used") {
+TEST_CASE("a name with quotes, and files that cannot be used") {
   Workspace work;
   write_file(work.folder / "in.cu", "int x;\n");
-  CHECK(work.filter("in.cu out.cpp 'kernels/a\"b.cu'") == 0);
-  CHECK(read_file(work.folder / "out.cpp") == "#line 1 \"kernels/a\\\"b.cu\"\nint x;\n");
-  write_file(work.folder / "bad.cu", "\n<<<");
-  CHECK(work.filter("bad.cu out.cpp kernels/bad.cu") == 1);
-  CHECK(work.messages.starts_with("kernels/bad.cu:2: "));
+  write_file(work.folder / "a\"b.cu", "int y;\n");
+  CHECK(work.filter("'a\"b.cu' out.cpp") == 0);
+  CHECK(read_file(work.folder / "out.cpp") == "#line 1 \"a\\\"b.cu\"\nint y;\n");
   CHECK(work.filter("in.cu") == 2);
   CHECK(work.filter("in.cu in.cu") == 2);
   CHECK(read_file(work.folder / "in.cu") == "int x;\n");
@@ -245,17 +242,6 @@ TEST_CASE("the name, and files that cannot be used") {
   CHECK(work.messages == "missing.cu: cannot be read, give a readable file\n");
   CHECK(work.filter("in.cu missing/out.cpp") == 1);
   CHECK(work.messages == "missing/out.cpp: cannot be written, check folder, permissions and free space\n");
-}
-
-TEST_CASE("an output that would not change only gets a new time") {
-  Workspace work;
-  const fs::path in = work.folder / "in.cu", out = work.folder / "out.cpp";
-  write_file(in, "int x;\n");
-  REQUIRE(work.filter("in.cu out.cpp") == 0);
-  fs::permissions(out, fs::perms::owner_read);
-  fs::last_write_time(out, fs::last_write_time(in) - std::chrono::hours(1));
-  CHECK(work.filter("in.cu out.cpp") == 0);
-  CHECK(fs::last_write_time(out) >= fs::last_write_time(in));
 }
 
 // A launcher that runs the blocks' threads in a loop, and a source that launches over several lines.
@@ -292,8 +278,9 @@ int main() {
 TEST_CASE("a filtered program runs, and messages and breakpoints name the original line") {
   Workspace work;
   write_file(work.folder / "stand_in.h", stand_in);
-  write_file(work.folder / "add.cu", program);
-  REQUIRE(work.filter("add.cu out.cpp source/add.cu") == 0);
+  fs::create_directory(work.folder / "source");
+  write_file(work.folder / "source/add.cu", program);
+  REQUIRE(work.filter("source/add.cu out.cpp") == 0);
   REQUIRE(work.run("g++ -std=c++20 -g -O0 -Wall -Wextra -Werror out.cpp -o add") == 0);
   CHECK(work.run("./add") == 0);
   CHECK(work.messages == "add done\nsum 64\n");
@@ -301,8 +288,8 @@ TEST_CASE("a filtered program runs, and messages and breakpoints name the origin
   SUBCASE("compiler") {
     std::string wrong = program;
     wrong.replace(wrong.find("              1);"), 17, "              one);");  // line 12
-    write_file(work.folder / "add.cu", wrong);
-    REQUIRE(work.filter("add.cu out.cpp source/add.cu") == 0);
+    write_file(work.folder / "source/add.cu", wrong);
+    REQUIRE(work.filter("source/add.cu out.cpp") == 0);
     CHECK(work.run("g++ -std=c++20 -c out.cpp -o out.o") != 0);
     CHECK(work.messages.find("source/add.cu:12:15: error: ") != std::string::npos);
   }
