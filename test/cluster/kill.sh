@@ -26,8 +26,13 @@ wait $job_process || status=$?
 [ $status -eq 75 ] || fail "the exit code is $status, not 75"
 grep -o 'stopped after step [0-9]*, and saved' "$work/TERM.log" | sed 's/^/  /' || fail "nothing was saved"
 
-echo "  the disk is full"
+echo "  the disk is full: training goes on, until it must save"
 mkdir "$work/full"
 mount -t tmpfs -o size=1m none "$work/full"
 start full
+until grep -q 'training goes on: .*No space left' "$work/full.log"; do
+  kill -0 $job_process || fail "the job ended"
+  sleep 0.2
+done
+kill "$(process_of_rank 1)"
 ends_with $job_process "$work/full.log" 'No space left'
