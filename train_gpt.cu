@@ -13,6 +13,7 @@
 #include "parallel/mesh.cuh"
 #include "parallel/rank_check.cuh"
 #include "parallel/sync_check.cuh"
+#include "runtime/bill.h"
 #include "runtime/checkpoint_writer.h"
 #include "runtime/console.h"
 #include "runtime/data.h"
@@ -72,7 +73,8 @@ template <class T>
 class Run {
  public:
   Run(Options options, Control& control, Mesh& mesh)
-      : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)), guard_(o_.guard) {
+      : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)),
+        bill_(o_.price, control.size()), guard_(o_.guard) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     start_tracing();
   }
@@ -119,6 +121,7 @@ class Run {
       return 0;
     }
     control_.barrier(checkpoint_patience);  // all have read what the run folder may hold
+    if (checkpoint && continues(o_.out, start, checkpoint)) bill_.restore(metrics_path(o_.out), start_);
     if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint);
     const auto all_gather = [this](const std::string& mine) { return control_.all_gather(mine, checkpoint_patience); };
     writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather});
@@ -281,7 +284,7 @@ class Run {
                                            {"guard", guard_.state()}},
                                .tokenizer_folder = tokenizer_folder_});
     if (!problem.empty()) report_unsaved(problem);
-    checkpoint_seconds_ += seconds_since(begin);
+    bill_.lost.checkpoints += seconds_since(begin);
   }
 
   // Waits until the checkpoint under way, if any, has got its name.
@@ -296,7 +299,7 @@ class Run {
     } else {
       report_unsaved(problem);
     }
-    checkpoint_seconds_ += seconds_since(begin);
+    bill_.lost.checkpoints += seconds_since(begin);
   }
 
   void report_unsaved(const std::string& problem) {
@@ -396,6 +399,9 @@ class Run {
     bar.hide();
     save_trace();
     print_summary(steps, shortest, seconds_since(begin));
+    bill_.print(double(done_) * tokens_per_step(), double(done_) * tokens_per_step() * model_->flops_per_token(),
+                peak_flops(device_, o_.dtype == "fp32"),
+                seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_));
     if (o_.profile && steps > unprofiled) print_profile(steps - unprofiled);
     if (!stopping_) return 0;
     std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), done_,
@@ -430,6 +436,7 @@ class Run {
     nlohmann::ordered_json metrics = step_metrics(done_, step.loss, step.norm, step.rate, step.seconds);
     if (!step.applied) metrics["left_out"] = true;
     add_traffic(metrics, printed);
+    bill_.add_to(metrics);
     if (printed) print_step(done_, step.loss, step.norm, step.rate, step.seconds, seconds_left, metrics);
     log(metrics);
     trace_step();
@@ -476,9 +483,11 @@ class Run {
     const size_t ranks = size_t(mesh_.shape().dp), micro_steps = size_t(o_.global_batch) / (micro_batch * ranks);
     for (size_t a = 0; a < micro_steps; ++a) {
       const size_t number = a * ranks + size_t(mesh_.place().dp);  // of the micro-batch in the step
+      const Clock::time_point begin = Clock::now();
       for (size_t b = 0; b < micro_batch; ++b)
         data.read_sample(order(first + number * micro_batch + b), o_.seq_len, model_->tensors().shape().vocabulary,
                          &inputs[b * seq_len], &targets[b * seq_len]);
+      if (training) bill_.lost.data += seconds_since(begin);
       Profiler::instance().context.micro_batch = int(number);
       if (training) model_->train_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
       else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
@@ -487,12 +496,14 @@ class Run {
   }
 
   void validate_now(size_t step) {
+    const Clock::time_point begin = Clock::now();
     double sum = 0;
     for (size_t batch = 0; batch < o_.val_batches; ++batch) {
       accumulate(*val_, batch * size_t(o_.global_batch), false, false);
       sum += model_->loss();
     }
     const double loss = sum / double(o_.val_batches);
+    bill_.lost.evaluation += seconds_since(begin);
     std::printf("step %5zu/%zu | val_loss %.4f\n", step, o_.schedule.steps, loss);
     log({{"step", step}, {"val_loss", loss}});
   }
@@ -611,7 +622,7 @@ class Run {
   std::vector<int> prompt_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Checkpoint> saved_;  // the newest of this run
-  double checkpoint_seconds_ = 0;    // in which training stood still
+  Bill bill_;
   bool stopping_ = false;            // before the last step
   Guard guard_;
   size_t start_ = 0, done_ = 0;  // steps done before this run, and now

@@ -47,7 +47,7 @@ struct Options {
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
 
   GuardOptions guard;
-  double max_hours = 0;
+  double max_hours = 0, price = 0;
 
   size_t sample_every = 0, sample_len = 256;
   std::string prompt;
@@ -201,6 +201,7 @@ inline void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--max-skips", g.most_in_a_row, "updates left out in a row that end the run")->check(positive);
   app.add_option("--max-hours", o.max_hours, "after which the run is saved and ends with exit code 75; 0: no limit")
       ->check(in_range(0., 1e6));
+  app.add_option("--price", o.price, "of a rank's device for an hour, in any currency, for the bill")->check(in_range(0., 1e6));
 
   app.option_defaults()->group("Ranks");
   app.add_option("--zero", o.zero, "shared out over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")

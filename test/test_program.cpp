@@ -274,3 +274,30 @@ TEST_CASE("a spike: logged, left out, or rolled back from") {
   }
   shell.refuses("$TEXT --on-spike rollback --out x", 2, {"--on-spike rollback", "--checkpoint-every"});
 }
+
+TEST_CASE("the bill counts over restarts") {
+  Workplace shell;
+  const std::string train = "$TEXT --steps 6 --checkpoint-every 2 --val text --val-every 2 --val-batches 2 --price 3.6 --out run";
+  const auto last_line = [&] {  // of training
+    Json last;
+    std::istringstream lines(shell.content("run/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);)
+      if (contains(line, "hours")) last = Json::parse(line);
+    return last;
+  };
+  std::string out = shell.output(train);
+  CHECK(contains(out, "bill      192 tokens"));
+  CHECK(contains(out, "(1 x 3.6 an hour)"));
+  const Json first = last_line();
+  CHECK(first["cost"].get<double>() == doctest::Approx(3.6 * first["hours"].get<double>()));
+  CHECK(first["lost_s"]["checkpoints"].get<double>() > 0);
+  CHECK(first["lost_s"]["evaluation"].get<double>() > 0);
+  CHECK(first["restarts"] == 0);
+  shell.output("rm -r run/step_00000006 run/step_00000004");
+  shell.output(train + " --resume");
+  const Json second = last_line();
+  CHECK(second["restarts"] == 1);
+  CHECK(second["hours"].get<double>() > first["hours"].get<double>());
+  CHECK(second["lost_s"]["restarts"].get<double>() > 0);
+  CHECK(second["lost_s"]["evaluation"].get<double>() > first["lost_s"]["evaluation"].get<double>());
+}

@@ -1,0 +1,78 @@
+// What a run has cost so far: hours, the part of them that was no training, and money. Counted over restarts: a resumed
+// run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/console.h"
+
+class Bill {
+ public:
+  // price: of a rank's device for an hour; 0: not known
+  Bill(double price, int devices) : price_(price), devices_(devices) {}
+
+  // Seconds in which training stood still.
+  struct Lost {
+    double checkpoints = 0, evaluation = 0, data = 0, restarts = 0;  // restarts: steps trained once more
+    double sum() const { return checkpoints + evaluation + data + restarts; }
+  } lost;
+
+  // Reads what was spent by the run that left these metrics, of which steps up to `step` are kept.
+  void restore(const std::filesystem::path& metrics, size_t step) {
+    std::ifstream file(metrics);
+    nlohmann::json last;
+    double repeated = 0;
+    for (std::string line; std::getline(file, line) && !file.eof();) {
+      const nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
+      if (!fields.is_object() || !fields.contains("hours")) continue;
+      if (fields.value("step", size_t(0)) > step) repeated += fields.value("step_ms", 0.0) / 1e3;
+      last = fields;
+    }
+    if (last.is_null()) return;
+    before_s_ = 3600 * last.value("hours", 0.0);
+    const nlohmann::json old = last.value("lost_s", nlohmann::json::object());
+    lost = {old.value("checkpoints", 0.0), old.value("evaluation", 0.0), old.value("data", 0.0),
+            old.value("restarts", 0.0) + repeated};
+    restarts_ = last.value("restarts", size_t(0)) + 1;
+  }
+
+  double hours() const {
+    return (before_s_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()) / 3600;
+  }
+  double cost(double hours) const { return hours * devices_ * price_; }
+
+  // For a line of metrics.
+  void add_to(nlohmann::ordered_json& metrics) const {
+    metrics["hours"] = hours();
+    metrics["lost_s"] = {{"checkpoints", lost.checkpoints}, {"evaluation", lost.evaluation}, {"data", lost.data},
+                         {"restarts", lost.restarts}};
+    metrics["restarts"] = restarts_;
+    if (price_ > 0) metrics["cost"] = cost(hours());
+  }
+
+  // tokens, flops: of the whole run so far; peak: FLOP/s of a device, 0 if not known; seconds_left: to the last step
+  void print(double tokens, double flops, double peak, double seconds_left) const {
+    const double seconds = 3600 * hours();
+    std::printf("bill      %s tokens, %.3g FLOPs in %s", with_commas(tokens).c_str(), flops, duration(seconds).c_str());
+    if (peak > 0) std::printf(", MFU %.1f%% of it all", 100 * flops / (seconds * peak * devices_));
+    std::printf("; lost: checkpoints %.1f s, evaluation %.1f s, data %.1f s, restarts %.1f s (%zu)\n", lost.checkpoints,
+                lost.evaluation, lost.data, lost.restarts, restarts_);
+    if (price_ <= 0) return;
+    std::printf("cost      %.2f so far, %.3f per million tokens", cost(hours()), cost(hours()) / tokens * 1e6);
+    if (seconds_left > 0) std::printf(", about %.2f at the end", cost(hours() + seconds_left / 3600));
+    std::printf(" (%d x %g an hour)\n", devices_, price_);
+  }
+
+ private:
+  double price_;
+  int devices_;
+  double before_s_ = 0;  // of earlier starts
+  size_t restarts_ = 0;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
