@@ -156,3 +156,21 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   shell.ranks_refuse(two + "--out run --resume --global-batch 8", {"global_batch is 8 and was 2"}, 2);
   CHECK(shell.output("ls") == "elsewhere\nnothing\nother\nrun\ntext\n");
 }
+
+TEST_CASE("SIGTERM to one rank of four: all save after the same step, and go on from there" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string job = "$MPIRUN 4 $TEXT --share-gpu --zero 1 --schedule constant --out ";
+  const Result stopped = shell(job + "run --steps 99999 & job=$!\n"
+      "until [ -s run/metrics.jsonl ]; do sleep 0.02; done\n"
+      "for p in $(pgrep -x train_gpt); do [ \"$(readlink /proc/$p/cwd)\" = \"$PWD\" ] && "
+      "tr '\\0' '\\n' </proc/$p/environ | grep -qx OMPI_COMM_WORLD_RANK=2 && kill -TERM $p; done; wait $job");
+  CHECK(stopped.code == 75);
+  CHECK(!contains(stopped.error, "train_gpt: "));
+  const size_t steps = shell.metrics("run").size();
+  CHECK(contains(stopped.out, "another rank was asked to stop: stopped after step " + std::to_string(steps) + ", and saved"));
+  const std::string more = " --steps " + std::to_string(steps + 2);
+  shell.output(job + "run --resume" + more);
+  shell.output(job + "whole" + more);
+  CHECK(largest_difference(shell.metrics("run"), shell.metrics("whole"), "loss") == 0);
+  CHECK(largest_difference(shell.metrics("run"), shell.metrics("whole"), "grad_norm") == 0);
+}
