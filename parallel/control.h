@@ -287,7 +287,10 @@ class Control {
   }
 
   [[noreturn]] void end_job() {
-    std::stable_sort(failures_.begin(), failures_.end(), [](auto& a, auto& b) { return a.fault < b.fault; });
+    std::stable_sort(failures_.begin(), failures_.end(), [](auto& a, auto& b) {
+      if (a.fault != b.fault) return a.fault < b.fault;
+      return a.fault != Fault::reported && a.rank < b.rank;  // the first report counts; deaths come in any order
+    });
     const Failure& cause = failures_[0];
     std::vector<int> alike;
     for (const Failure& other : failures_) {
