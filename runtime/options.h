@@ -66,6 +66,8 @@ struct Options {
   std::string trace, trace_tensors;
 };
 
+constexpr int most_samples = 1 << 24;  // a step
+
 struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
 };
@@ -153,7 +155,7 @@ inline void add_training_options(CLI::App& app, Options& o) {
       ->check(in_range(1, ModelShape::most_positions));
   app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, 1 << 20));
   app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks)")
-      ->check(in_range(1, 1 << 24));
+      ->check(in_range(1, most_samples));
 
   app.option_defaults()->group("Optimizer");
   app.add_option("--steps", s.steps, "updates")->check(positive);
@@ -329,6 +331,8 @@ inline void check_batch(const Options& o, int ranks) {
 
 // Checks the batch and the schedule, and fills in defaults that follow from other options.
 inline void complete_options(Options& o, int ranks) {
+  if (int64_t(o.micro_batch) * ranks > most_samples)
+    usage_error("--micro-batch ", o.micro_batch, " on ", ranks, " ranks is more than ", most_samples, " samples: lower it");
   if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks;
   check_batch(o, ranks);
   if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
