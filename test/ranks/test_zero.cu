@@ -23,7 +23,7 @@ std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
   return tokens;
 }
 
-// Losses and gradient norms of ten steps, and the bytes of the last one.
+// Losses of ten steps and of a validation, gradient norms, and the bytes of the last step.
 struct Curve {
   std::vector<float> losses, norms;
   std::map<std::string, double> bytes_sent;
@@ -40,9 +40,10 @@ double transport_bytes() {
 #endif
 }
 
-template <class T>
-void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
-  const int B = model.options().micro_batch, T_ = model.options().seq_len;
+// Calls work(inputs, targets, first, last) with each micro-batch of this rank.
+template <class T, class Work>
+void for_micro_batches(const GPT<T>& model, const Communicator& dp, size_t step, Work work) {
+  const int B = model.options().micro_batch;
   const size_t micro_steps = size_t(global_batch / (B * dp.size()));
   for (size_t a = 0; a < micro_steps; ++a) {
     std::vector<int> inputs, targets;
@@ -52,12 +53,27 @@ void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::functio
       inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
     }
-    model.train_micro_step(inputs.data(), targets.data(), double(global_batch) * T_, a == 0, a + 1 == micro_steps);
-    if (a == 0) after_first();
+    work(inputs.data(), targets.data(), a == 0, a + 1 == micro_steps);
   }
+}
+
+template <class T>
+void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
+  for_micro_batches(model, dp, step, [&](const int* inputs, const int* targets, bool first, bool last) {
+    model.train_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
+    if (first) after_first();
+  });
   const Schedule schedule{"cosine", 3e-3, 3e-4, steps, 3, 0};
   const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
   model.update(options, 1.0f, long(step) + 1);
+}
+
+template <class T>
+float validation_loss(GPT<T>& model, Communicator& dp) {
+  for_micro_batches(model, dp, steps, [&](const int* inputs, const int* targets, bool first, bool last) {
+    model.evaluate_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
+  });
+  return model.loss();
 }
 
 template <class T>
@@ -77,6 +93,7 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   }
   curve.bytes_sent = dp.take_traffic().bytes_sent;
   curve.memory = model.memory().categories();
+  curve.losses.push_back(validation_loss(model, dp));
   return curve;
 }
 
