@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo)
 #
-# More: bench, shakespeare, test-faults, test-cluster, test-sanitize, test-race, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
+# More: bench, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
 .DEFAULT_GOAL := all
 .SUFFIXES:
 ifeq ($(MAKELEVEL),0)
@@ -187,6 +187,11 @@ test-faults: all
 $(BUILD)/failing_io.so: test/faults/failing_io.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 
+# the readers of files under libFuzzer, where clang is installed
+SECONDS ?= 5
+fuzz:
+	@test/fuzz/run.sh $(SECONDS)
+
 bench: all
 	@for dtype in fp32 bf16; do ./train_gpt --train '$(HEADERS)/bits/*' --vocab 50257 --model gpt2 --dtype $$dtype \
 	  $(if $(filter gpu,$(DEVICE)),--micro-batch 32 --seq-len 1024 --steps 30,--micro-batch 4 --seq-len 64 --steps 14) --out '' --profile; done
@@ -200,4 +205,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race run clean
+.PHONY: test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race fuzz run clean

@@ -2,6 +2,7 @@
 // run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -31,15 +32,14 @@ class Bill {
     for (std::string line; std::getline(file, line) && !file.eof();) {
       const nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
       if (!fields.is_object() || !fields.contains("hours")) continue;
-      if (fields.value("step", size_t(0)) > step) repeated += fields.value("step_ms", 0.0) / 1e3;
+      if (number(fields, "step") > double(step)) repeated += number(fields, "step_ms") / 1e3;
       last = fields;
     }
     if (last.is_null()) return;
-    before_s_ = 3600 * last.value("hours", 0.0);
-    const nlohmann::json old = last.value("lost_s", nlohmann::json::object());
-    lost = {old.value("checkpoints", 0.0), old.value("evaluation", 0.0), old.value("data", 0.0),
-            old.value("restarts", 0.0) + repeated};
-    restarts_ = last.value("restarts", size_t(0)) + 1;
+    before_s_ = 3600 * number(last, "hours");
+    const nlohmann::json old = last.value("lost_s", nlohmann::json());
+    lost = {number(old, "checkpoints"), number(old, "evaluation"), number(old, "data"), number(old, "restarts") + repeated};
+    restarts_ = size_t(std::clamp(number(last, "restarts"), 0.0, 1e9)) + 1;
   }
 
   double hours() const {
@@ -70,6 +70,11 @@ class Bill {
   }
 
  private:
+  // 0 if there is none: after a crash, or an editor, a line may hold anything.
+  static double number(const nlohmann::json& fields, const char* name) {
+    return fields.contains(name) && fields[name].is_number() ? fields[name].get<double>() : 0;
+  }
+
   double price_;
   int devices_;
   double before_s_ = 0;  // of earlier starts

@@ -162,8 +162,8 @@ inline std::vector<std::filesystem::path> files_of_index(const std::filesystem::
   const nlohmann::json json = read_json_object(index);
   if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map");
   for (const auto& [tensor, file] : json["weight_map"].items()) {
-    const std::filesystem::path name = file.is_string() ? file.get<std::string>() : "";
-    if (name.empty() || name != name.filename())
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (!is_file_name(name))
       fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder");
     files.push_back(index.parent_path() / name);
   }

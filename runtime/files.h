@@ -2,6 +2,7 @@
 // returns. Every error names the path and the operating system's reason.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -125,16 +126,35 @@ inline void sync_folder(const std::filesystem::path& path) {
   }
 }
 
+// May a file that nobody vouches for name this one of its folder? Other folders are none of its business, and a name
+// that does not fit into a line is no name.
+inline bool is_file_name(const std::string& name) {
+  const bool plain = name.find('/') == std::string::npos && name == one_line(name);
+  return plain && !name.empty() && name.size() <= 255;
+}
+
+// How deep the brackets of a JSON text are nested. The parser's callback could tell, too, but makes its time quadratic:
+// it then looks through all earlier neighbours at the end of each object.
+inline size_t nesting(std::string_view text) {
+  size_t depth = 0, deepest = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') quoted = !quoted;
+    else if (quoted) i += c == '\\';  // what follows is escaped
+    else if (c == '[' || c == '{') deepest = std::max(deepest, ++depth);
+    else if ((c == ']' || c == '}') && depth > 0) --depth;
+  }
+  return deepest;
+}
+
 // JSON from a file that nobody vouches for: one object, nested at most 32 deep.
 inline nlohmann::json read_json_object(const std::filesystem::path& path) {
   MappedFile file(path);
-  auto limit_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > 32) fail(path, ": the JSON is nested more than 32 deep");
-    return true;
-  };
+  if (nesting(file.text()) > 32) fail(path, ": the JSON is nested more than 32 deep");
   nlohmann::json result;
   try {
-    result = nlohmann::json::parse(file.text(), limit_depth);
+    result = nlohmann::json::parse(file.text());
   } catch (const nlohmann::json::exception& error) {
     fail(path, ": is not valid JSON: ", excerpt(error.what()));
   }

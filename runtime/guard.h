@@ -109,7 +109,17 @@ class Guard {
     return {{"losses", losses_.state()}, {"norms", norms_.state()}, {"left_out", left_out_}, {"in_a_row", in_a_row_},
             {"rollbacks", rollbacks_}};
   }
+  // From a trainer.json that nobody vouches for.
   void restore(const nlohmann::json& state) {
+    const auto check = [](bool valid) {
+      if (!valid) fail("trainer.json: its \"guard\" is not what this program writes: resume from another checkpoint");
+    };
+    for (const char* name : {"losses", "norms"}) {
+      check(state.contains(name) && state[name].is_array());
+      for (const auto& value : state[name]) check(value.is_number());
+    }
+    for (const char* name : {"left_out", "in_a_row", "rollbacks"})
+      check(state.contains(name) && state[name].is_number_unsigned());
     losses_.restore(state.at("losses"));
     norms_.restore(state.at("norms"));
     left_out_ = state.at("left_out");

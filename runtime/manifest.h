@@ -84,8 +84,17 @@ inline Manifest read_manifest(const std::filesystem::path& path) {
   if (end == 0 || text.substr(end) != xxh3(text.substr(0, end)) + "\n") fail(path, ": is damaged");
   try {
     const nlohmann::json json = nlohmann::json::parse(text.substr(0, end));
-    Manifest manifest = {json.at("step"), json.at("rank"), json.at("ranks"), {}};
-    for (const auto& e : json.at("extents")) manifest.extents.push_back({e.at(0), e.at(1), e.at(2), e.at(3)});
+    const auto count = [&](const nlohmann::json& value) {
+      if (!value.is_number_unsigned()) fail(path, ": is no manifest: ", excerpt(value.dump()), " is no count");
+      return value.get<size_t>();
+    };
+    Manifest manifest = {count(json.at("step")), int(count(json.at("rank"))), int(count(json.at("ranks"))), {}};
+    for (const auto& e : json.at("extents")) {
+      manifest.extents.push_back({e.at(0), count(e.at(1)), count(e.at(2)), e.at(3)});
+      if (!is_file_name(e.at(0))) fail(path, ": names ", excerpt(e.at(0).dump()), ", not a file of this folder");
+    }
+    if (manifest.rank < 0 || manifest.rank >= manifest.ranks)
+      fail(path, ": is no manifest: there is no rank ", manifest.rank, " of ", manifest.ranks);
     if (path.filename() != manifest.name()) fail(path, ": is that of another rank, ", manifest.name());
     return manifest;
   } catch (const nlohmann::json::exception& error) {
@@ -125,9 +134,9 @@ inline void check_coverage(const std::filesystem::path& folder, const std::vecto
     size_t end = 0;
     for (const Extent& extent : extents) {
       if (extent.offset != end) fail(folder / name, ": bytes ", end, " to ", extent.offset, " were not written by any rank");
-      end += extent.bytes;
+      if (__builtin_add_overflow(end, extent.bytes, &end)) fail(folder / name, ": no file has so many bytes as are claimed");
     }
-    const size_t size = File(folder / name, O_RDONLY).size();
+    const size_t size = File(folder / name, O_RDONLY | O_NONBLOCK).size();  // else a pipe would wait for a writer
     if (size != end) fail(folder / name, ": has ", size, " bytes and should have ", end, ": it is cut short or damaged");
   }
 }

@@ -38,10 +38,14 @@ struct TensorInfo {
   size_t begin, end;  // bytes, from the end of the header
 };
 
-// "(2, 3)", as error lines show a shape.
+// "(2, 3)", as error lines show a shape. Files may hold shapes of any length.
 inline std::string shape_text(const std::vector<size_t>& shape) {
+  constexpr size_t longest = 160;
   std::string text;
-  for (size_t extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
+  for (size_t extent : shape) {
+    text += (text.empty() ? "" : ", ") + std::to_string(extent);
+    if (text.size() > longest) return "(" + text + " ...)";
+  }
   return "(" + text + ")";
 }
 

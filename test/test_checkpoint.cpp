@@ -2,6 +2,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <map>
@@ -234,6 +235,9 @@ TEST_CASE("what does not fit is refused by name") {
   stored[2].shape = {12, 4};
   put_model(folder / "misshapen", stored);
   CHECK(is_line_with(load_error(folder / "misshapen"), "h.0.attn.c_attn.weight", "(12, 4)", "(4, 12)"));
+  stored[2].shape = std::vector<size_t>(1000, 1);
+  put_model(folder / "many axes", stored);
+  CHECK(is_line_with(load_error(folder / "many axes"), "h.0.attn.c_attn.weight", "1, 1 ...), the model needs (4, 12)"));
   stored = tensors;
   stored.push_back({"h.1.ln_1.bias", {4}});
   put_model(folder / "unknown", stored);
@@ -260,10 +264,12 @@ TEST_CASE("folders without readable weights") {
   std::filesystem::path index = folder / "model.safetensors.index.json";
   put(index, "{}");
   CHECK(is_line_with(load_error(folder.path()), "no weight_map"));
-  for (const char* name : {"\"../x.safetensors\"", "\"/x\"", "7", "\"\""}) {
+  for (const char* name : {"\"../x.safetensors\"", "\"/x\"", "7", "\"\"", "\"two\\nlines\"", "\"\\u0000\""}) {
     put(index, std::string("{\"weight_map\": {\"wte.weight\": ") + name + "}}");
     CHECK(is_line_with(load_error(folder.path()), "'wte.weight'", "not a file of this folder"));
   }
+  put(index, R"({"weight_map": {"wte.weight": ")" + std::string(1000, 'n') + "\"}}");
+  CHECK(is_line_with(load_error(folder.path()), "'wte.weight'", "nnn...'", "not a file of this folder"));
   put(index, R"({"weight_map": {"wte.weight": "gone.safetensors"}})");
   CHECK(is_line_with(load_error(folder.path()), "gone.safetensors", "No such file"));
   CHECK(is_line_with(load_error(folder / "none"), "none", "holds no config.json"));
@@ -288,6 +294,15 @@ TEST_CASE("optimizer and trainer state that does not fit is refused") {
   CHECK(is_line_with(trainer_error(), "trainer.json", "not a JSON object"));
   put(saved / "trainer.json", std::string(1000000, '['));
   CHECK(is_line_with(trainer_error(), "trainer.json", "32 deep"));
+  // Brackets in text are none.
+  put(saved / "trainer.json", R"({"[\\\"[": ")" + std::string(100, '{') + R"(", "step": 3})");
+  CHECK(load_trainer(saved)["step"] == 3);
+  std::string many = "{\"step\": 1";
+  for (int i = 0; i < 100'000; ++i) many += ", \"" + std::to_string(i) + "\": {}";
+  put(saved / "trainer.json", many + "}");
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(load_trainer(saved).size() == 100'001);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));  // quadratic time would be a minute
 }
 
 TEST_CASE("config.json: defaults of transformers, and what this trainer cannot represent") {
