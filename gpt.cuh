@@ -5,7 +5,8 @@
 //   logits = layernorm(x) · wteᵀ
 //
 // Symbols: B micro-batch, T sequence length, C channels, NH heads, HS = C/NH, V vocabulary, Vp padded to a multiple of
-// 128, L layers, R = B·T rows. T is also the template parameter of the storage type (float, bf16), as in the kernels.
+// 128, L layers, R = B·T rows. T is also the template parameter of the storage type (float, bf16, half), as
+// in the kernels.
 //
 // The residual addition belongs to the LayerNorm after it (kernels/layernorm.cuh), so a block starts with the stream as
 // the block before it left it, in two parts: `middle`, the stream after attention, and `branch`, its MLP's output.
@@ -121,8 +122,7 @@ class GPT {
     return read(reduced_sums_);
   }
   float loss() { return sums().loss; }
-  float gradient_norm() const { return read(store_.norm()); }
-  bool was_applied() const { return read(store_.factor()) >= 0; }
+  GradientSummary gradient_summary() { return read(store_.summary()); }
 
   // Logits (V) that follow `tokens`, at most T of them.
   std::vector<float> next_token_logits(const std::vector<int>& tokens) {
@@ -192,13 +192,13 @@ class GPT {
     gelu_forward(a.gelu, a.up, rows, 4 * C, stream_);
   }
 
-  // Adds loss_scale · Σ losses to the loss; turns the logits into their gradient if wanted.
-  void head_loss(float loss_scale, bool write_gradient) {
+  // Adds weight · Σ losses to the loss; turns the logits into their gradient if wanted.
+  void head_loss(float weight, bool write_gradient) {
     const ModelShape& s = options_.shape;
     const int rows = options_.micro_batch * options_.seq_len, padded = s.padded_vocabulary();
     head_forward(logits_, final_norm_, store_.acquire(0, Pass::backward), rows, s.channels, padded, stream_);
-    cross_entropy(logits_, losses_, &sums_->loss, targets_, rows, s.vocabulary, padded, loss_scale, write_gradient,
-                  stream_);
+    cross_entropy(logits_, losses_, &sums_->loss, targets_, rows, s.vocabulary, padded, weight,
+                  &store_.summary()->scale.value, write_gradient, stream_);
   }
 
   // ---- backward

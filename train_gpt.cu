@@ -40,6 +40,12 @@ std::string device_name(const Mesh& mesh) {
   return properties.name;
 }
 
+// Only fp16 needs one.
+LossScale loss_scale_of(const Options& o) {
+  if (o.dtype != "fp16") return {};
+  return {.value = float(o.loss_scale), .window = o.loss_scale_window};
+}
+
 // The checkpoint's options that change the arithmetic, beside those of this run.
 nlohmann::json arithmetic(const Options& o, const TokenData& data) {
   const Schedule& s = o.schedule;
@@ -47,6 +53,7 @@ nlohmann::json arithmetic(const Options& o, const TokenData& data) {
           {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
           {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
           {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip},
+          {"loss_scale", loss_scale_of(o).value}, {"loss_scale_window", loss_scale_of(o).window},
           {"shuffle", o.shuffle}, {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z},
           {"spike_window", o.guard.window}, {"seed", o.seed}, {"train_tokens", data.tokens()}};
 }
@@ -198,6 +205,7 @@ class Run {
                                                    .store = {.stage = o_.zero,
                                                              .training = training,
                                                              .stochastic_rounding = o_.stochastic_rounding,
+                                                             .loss_scale = loss_scale_of(o_),
                                                              .reduce_narrow = o_.reduce_dtype == "bf16",
                                                              .seed = o_.seed}},
                                       mesh_.dp(), stream_);
@@ -265,6 +273,26 @@ class Run {
     done_ = checkpoint->step;
     samples_left_out_ = trainer.at("samples").get<size_t>() - done_ * size_t(o_.global_batch);
     if (trainer.contains("guard")) guard_.restore(trainer["guard"]);
+    restore_scale(trainer);
+  }
+
+  nlohmann::json scale_state() {
+    const LossScale scale = model_->gradient_summary().scale;
+    return {{"value", scale.value}, {"good_steps", scale.good_steps}};
+  }
+
+  void restore_scale(const nlohmann::json& trainer) {
+    LossScale scale = loss_scale_of(o_);
+    const nlohmann::json stored = trainer.value("loss_scale", nlohmann::json::object());
+    const auto number = [&](const char* name, double otherwise, double most) {
+      const nlohmann::json value = stored.value(name, nlohmann::json(otherwise));
+      if (!value.is_number() || !(value >= 0 && value <= most))
+        fail("trainer.json: its \"loss_scale\" is not what this program writes: resume from another checkpoint");
+      return value.get<double>();
+    };
+    scale.value = float(number("value", scale.value, LossScale::most));
+    scale.good_steps = int(number("good_steps", 0, 1e9));
+    model_->store().set_loss_scale(scale);
   }
 
   // Takes a snapshot, which is written while training goes on. Disks may fail: the run can do without a checkpoint that
@@ -281,7 +309,7 @@ class Run {
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
                                .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, *train_)},
-                                           {"guard", guard_.state()}},
+                                           {"guard", guard_.state()}, {"loss_scale", scale_state()}},
                                .tokenizer_folder = tokenizer_folder_});
     if (!problem.empty()) report_unsaved(problem);
     bill_.lost.checkpoints += seconds_since(begin);
@@ -411,7 +439,9 @@ class Run {
 
   struct Step {
     double loss, norm, rate, seconds;
-    bool applied, stop, saved;  // stop: a rank was asked to; saved: all have written their parts of a checkpoint
+    bool applied;
+    LossScale next_scale;
+    bool stop, saved;  // stop: a rank was asked to; saved: all have written their parts of a checkpoint
   };
 
   Step train_step(bool asked_to_stop) {
@@ -426,15 +456,16 @@ class Run {
     model_->update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
                    float(o_.grad_clip), long(done_ - guard_.left_out()), {limits.loss, limits.norm});
     const StepSums sums = model_->sums();
-    const double norm = model_->gradient_norm();
-    return {sums.loss, norm, rate, seconds_since(begin), model_->was_applied(), sums.stop > 0,
-            sums.saved == float(control_.size())};
+    const GradientSummary gradients = model_->gradient_summary();
+    return {sums.loss, gradients.norm, rate, seconds_since(begin), gradients.factor >= 0, gradients.scale,
+            sums.stop > 0, sums.saved == float(control_.size())};
   }
 
   void report(const Step& step, double seconds_left) {
     const bool printed = done_ % o_.log_every == 0 || done_ == o_.schedule.steps;
     nlohmann::ordered_json metrics = step_metrics(done_, step.loss, step.norm, step.rate, step.seconds);
     if (!step.applied) metrics["left_out"] = true;
+    if (o_.dtype == "fp16") metrics["loss_scale"] = step.next_scale.value;
     add_traffic(metrics, printed);
     bill_.add_to(metrics);
     if (printed) print_step(done_, step.loss, step.norm, step.rate, step.seconds, seconds_left, metrics);
@@ -447,8 +478,10 @@ class Run {
     const Guard::Judgement judgement = guard_.judge(step.loss, step.norm, step.applied);
     if (judgement.reason.empty()) return false;
     const bool rolls_back = judgement.action == Guard::Action::roll_back && saved_;
-    std::printf("step %5zu/%zu | %s%s\n", done_, o_.schedule.steps, judgement.reason.c_str(),
+    std::printf("step %5zu/%zu | %s%s", done_, o_.schedule.steps, judgement.reason.c_str(),
                 rolls_back ? "" : step.applied ? ": logged" : ": update left out");
+    if (o_.dtype == "fp16") std::printf(", loss scale %g", step.next_scale.value);
+    std::printf("\n");
     if (rolls_back) roll_back(judgement.reason);
     return rolls_back;
   }
@@ -660,7 +693,9 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
   int code = 0;
   guarded(control, [&] {
-    code = options->dtype == "bf16" ? run<__nv_bfloat16>(*options, control, mesh) : run<float>(*options, control, mesh);
+    if (options->dtype == "fp32") code = run<float>(*options, control, mesh);
+    if (options->dtype == "bf16") code = run<__nv_bfloat16>(*options, control, mesh);
+    if (options->dtype == "fp16") code = run<__half>(*options, control, mesh);
   });
   return code;
 }

@@ -1,7 +1,8 @@
 // Softmax and cross-entropy over the padded vocabulary, forward and backward in one pass over the logits.
 //
-//   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · loss_scale,   v < V
-// Columns V..Vp are padding: their values do not matter, and their gradient is 0. loss_scale is 1 / (tokens of the global batch).
+//   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight · S,   v < V
+// Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` of a token's loss in the step's:
+// 1 / (tokens of the global batch). S: the loss scale (kernels/norm.cuh), in device memory.
 //
 // A block a row (V is some 50,000: 200 KB, which stays in the caches between the three passes: maximum, sum,
 // gradient). The gradient overwrites the logits. Reads and writes rows·Vp elements once; about 6 FLOPs an element.
@@ -23,7 +24,7 @@ __device__ inline void for_each_pack(const T* row, int columns, Function functio
 
 template <class T, int N, bool WriteGradient>
 __global__ void cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
-                                     float loss_scale) {
+                                     float weight, const float* loss_scale) {
   __shared__ float max_scratch[32], sum_scratch[32];
   T* row = logits + size_t(blockIdx.x) * padded;
   const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // the last pack may hold padding
@@ -58,7 +59,7 @@ __global__ void cross_entropy_kernel(T* logits, float* losses, const int* target
   if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (maximum - to_float(row[target]));
   if constexpr (WriteGradient) {
     __syncthreads();  // thread 0 has read the target's logit
-    const float scale = loss_scale / sum;
+    const float at_target = weight * *loss_scale, scale = at_target / sum;
     for_each_pack<T, N>(row, padded, [&](int c, float (&x)[N]) {
 #pragma unroll
       for (int k = 0; k < N; ++k) x[k] -= maximum;
@@ -68,7 +69,7 @@ __global__ void cross_entropy_kernel(T* logits, float* losses, const int* target
       if (c >= whole)
         for (int k = 0; k < N; ++k) x[k] = c + k < vocabulary ? x[k] : 0.0f;
       if (c <= target && target < c + N)
-        for (int k = 0; k < N; ++k) x[k] -= c + k == target ? loss_scale : 0.0f;
+        for (int k = 0; k < N; ++k) x[k] -= c + k == target ? at_target : 0.0f;
       store(row + c, x);
     });
   }
@@ -84,10 +85,10 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int rows, f
 }
 
 // logits (rows, Vp) in place: gradients afterwards, unless `write_gradient` is false. losses (rows). targets (rows) < V.
-// A multiple of the pack width divides Vp. *total_loss += loss_scale · Σ losses.
+// A multiple of the pack width divides Vp. *total_loss += weight · Σ losses.
 template <class T>
 void cross_entropy(T* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
-                   int padded, float loss_scale, bool write_gradient, cudaStream_t stream) {
+                   int padded, float weight, const float* loss_scale, bool write_gradient, cudaStream_t stream) {
   KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(T),
                     6.0 * rows * padded);
   range.writes(losses, rows);
@@ -96,10 +97,10 @@ void cross_entropy(T* logits, float* losses, float* total_loss, const int* targe
   const int threads = std::clamp(round_up(padded / N, 32), 32, 256);
   if (write_gradient)
     cross_entropy_kernel<T, N, true>
-        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, loss_scale);
+        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
   else
     cross_entropy_kernel<T, N, false>
-        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, loss_scale);
-  sum_losses_kernel<<<1, 256, 0, stream>>>(total_loss, losses, rows, loss_scale);
+        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
+  sum_losses_kernel<<<1, 256, 0, stream>>>(total_loss, losses, rows, weight);
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,9 +1,13 @@
 // The global L2 norm of the gradients and the factor that clips them, without the host ever waiting for either.
 //
-//   norm = √Σ g²,   factor = min(1, clip / (norm + 1e-6))   (clip 0: factor 1)
+//   norm = √Σ g² / S,   factor = min(1, clip / (norm + 1e-6)) / S   (clip 0: 1 / S)
 //
 // Where loss or norm is not finite, or beyond its limit, the factor is −1: the optimizer then changes nothing. The device
 // decides, from numbers that are the same on all ranks.
+//
+// S is the loss scale: gradients are those of S times the loss, so that small ones don't vanish in fp16 (Micikevicius et
+// al., arXiv:1710.03740, section 3.2). It is halved when they overflow, and doubled after `window` steps in which they
+// did not, as PyTorch's GradScaler does. fp32 and bf16 need none: S = 1, window 0.
 //
 // The gradients may lie in several parts, and those of other ranks elsewhere: square_sums of each part, add_up of all of
 // them, a sum over ranks, clip_factor.
@@ -60,14 +64,35 @@ __global__ void last_sum_kernel(double* total, const float* values, int count) {
 struct StepLimits {
   float loss = INFINITY, norm = INFINITY;
 };
-constexpr float left_out = -1;  // the factor of such a step
 
-__global__ void clip_factor_kernel(float* norm, float* factor, const double* total, const float* loss, float clip,
+struct LossScale {
+  static constexpr float least = 1, most = 1 << 24;
+  float value = 1;
+  int window = 0;      // steps without overflow after which it is doubled; 0: it stays
+  int good_steps = 0;  // of them, so far
+};
+
+// What a step's gradients came to.
+struct GradientSummary {
+  static constexpr float left_out = -1;
+  float norm = 0, factor = 0;
+  LossScale scale;  // of the next step
+};
+
+__global__ void clip_factor_kernel(GradientSummary* summary, const double* total, const float* loss, float clip,
                                    StepLimits limits) {
-  *norm = float(sqrt(*total));
-  const bool good = isfinite(*loss) && isfinite(*norm) && *loss <= limits.loss && *norm <= limits.norm;
-  const bool clipped = clip > 0 && *norm + 1e-6f > clip;
-  *factor = !good ? left_out : clipped ? clip / (*norm + 1e-6f) : 1.0f;
+  LossScale& scale = summary->scale;
+  const float norm = float(sqrt(*total) / scale.value);
+  const bool finite = isfinite(*loss) && isfinite(norm);
+  const float factor = clip > 0 && norm + 1e-6f > clip ? clip / (norm + 1e-6f) : 1.0f;
+  summary->norm = norm;
+  summary->factor = finite && *loss <= limits.loss && norm <= limits.norm ? factor / scale.value : summary->left_out;
+  if (scale.window == 0) return;
+  scale.good_steps = finite ? scale.good_steps + 1 : 0;
+  if (!finite) scale.value = fmaxf(scale.value / 2, LossScale::least);
+  if (scale.good_steps < scale.window) return;
+  scale.value = fminf(2 * scale.value, LossScale::most);
+  scale.good_steps = 0;
 }
 
 // Partial sums that one level leaves of `count` values.
@@ -104,11 +129,11 @@ inline void add_up(double* total, const float* partials, size_t count, float* wo
   CUDA_CHECK(cudaGetLastError());
 }
 
-// *norm and *factor from the sum of all squares and the loss; all in device memory.
-inline void clip_factor(float* norm, float* factor, const double* total, const float* loss, float clip,
+// *summary, its scale brought up to date, from the sum of all squares and the loss; all in device memory.
+inline void clip_factor(GradientSummary* summary, const double* total, const float* loss, float clip,
                         const StepLimits& limits, cudaStream_t stream) {
-  KernelRange range("clip_factor", stream, 20, 8);
-  range.writes(norm, 1);
-  clip_factor_kernel<<<1, 1, 0, stream>>>(norm, factor, total, loss, clip, limits);
+  KernelRange range("clip_factor", stream, 48, 12);
+  range.writes(&summary->norm, 1);
+  clip_factor_kernel<<<1, 1, 0, stream>>>(summary, total, loss, clip, limits);
   CUDA_CHECK(cudaGetLastError());
 }

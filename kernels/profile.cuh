@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct TraceContext {
 };
 
 struct WrittenTensor {
-  std::variant<const float*, const __nv_bfloat16*> values;  // device memory
+  std::variant<const float*, const __nv_bfloat16*, const __half*> values;  // device memory
   size_t count;
   bool accumulated;  // a sum that earlier micro-batches are part of
 };

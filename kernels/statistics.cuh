@@ -32,6 +32,7 @@ __host__ __device__ inline uint64_t position_hash(uint64_t position) {
 
 __device__ inline uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+__device__ inline uint32_t bits_of(__half x) { return __half_as_ushort(x); }
 
 // Bits of |x|: as integers they are ordered as the numbers are, NaN last.
 __device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }

@@ -80,7 +80,7 @@ class TensorLog {
     file_ << Json{{"step", known(line.context.step)}, {"micro_batch", known(line.context.micro_batch)},
                   {"layer", known(line.context.layer)}, {"op", line.operation}, {"output", line.number},
                   {"accumulated", line.tensor.accumulated}, {"count", line.tensor.count},
-                  {"dtype", std::holds_alternative<const float*>(line.tensor.values) ? "fp32" : "bf16"},
+                  {"dtype", std::array{"fp32", "bf16", "fp16"}[line.tensor.values.index()]},
                   {"sum", result.sum}, {"absmax", result.absolute_maximum}, {"checksum", checksum}} << '\n';
   }
 

@@ -192,7 +192,7 @@ class Communicator {
     call.front().end.record(stream_);
     pending_.splice(pending_.end(), call);
     traffic_.bytes_sent[name] += share * double(bytes);
-    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) range.writes(written, count);
+    if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) range.writes(written, count);
   }
 
   // One that is not in use.

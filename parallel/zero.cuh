@@ -38,6 +38,7 @@ struct StoreOptions {
   int stage = 0;
   bool training = true;              // false: weights alone
   bool stochastic_rounding = false;  // bf16 without masters
+  LossScale loss_scale = {};         // for fp16
   bool reduce_narrow = false;        // gradients travel as T, not as float
   uint64_t seed = 1337;
 };
@@ -79,17 +80,17 @@ class ParameterStore {
 
   int stage() const { return stage_; }
   const Shards& shards() const { return shards_; }
-  // Of the last step's gradients: norm before clipping, and factor (left_out: they were not applied). Device memory.
-  const float* norm() const { return norm_; }
-  const float* factor() const { return factor_; }
+  // Of the last step's gradients, and the loss scale for the next. Device memory.
+  GradientSummary* summary() { return summary_; }
 
-  // All zero, padding included.
+  // All zero, padding included, and the loss scale that the options give.
   void clear() {
     clear(weights_, shards_.all_whole());
     clear(weight_pieces_, shards_.all_pieces());
     clear(gradients_, gradient_total());
     for (float* array : {masters_, first_, second_}) clear(array, own_total());
     for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
+    if (options_.training) set_loss_scale(options_.loss_scale);
     weights_changed();
   }
 
@@ -173,6 +174,11 @@ class ParameterStore {
       for (const auto& [what, values] : {std::pair("masters", masters_), {"first moments", first_}, {"second moments", second_}})
         if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset);
     }
+  }
+
+  void set_loss_scale(const LossScale& scale) {
+    const GradientSummary summary = {.scale = scale};
+    CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
   }
 
   void copy_out(const Slice& slice, State state, float* to) const {
@@ -285,7 +291,7 @@ class ParameterStore {
       dp_.all_reduce(total_, 1);
       dp_.wait_for_all(stream_);
     }
-    clip_factor(norm_, factor_, total_, loss, clip, limits, stream_);
+    clip_factor(summary_, total_, loss, clip, limits, stream_);
   }
 
   void update_unit(int unit, const AdamWStep& constants, long step) {
@@ -294,14 +300,14 @@ class ParameterStore {
     const float* gradient = array(State::gradient, unit);
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
       if (!has_masters_) {
-        adamw_stochastic(own_weights(unit), first_ + o, second_ + o, gradient, factor_, count, decayed, constants,
+        adamw_stochastic(own_weights(unit), first_ + o, second_ + o, gradient, &summary_->factor, count, decayed, constants,
                          random_key(options_.seed, "stochastic rounding") + uint64_t(step),
                          (list_.units()[unit].offset + begin) / 4, stream_);
         return;
       }
     }
-    adamw(own_weights(unit), array(State::weight, unit), first_ + o, second_ + o, gradient, factor_, count, decayed,
-          constants, stream_);
+    adamw(own_weights(unit), array(State::weight, unit), first_ + o, second_ + o, gradient, &summary_->factor, count,
+          decayed, constants, stream_);
   }
 
   // ---- what this rank keeps of a unit: all of it in stage 0, else its piece
@@ -357,8 +363,7 @@ class ParameterStore {
     for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(own_count(unit));
     partials_ = arena.take<float>(partials + norm_workspace(partials));
     total_ = arena.take<double>(1);
-    norm_ = arena.take<float>(1);
-    factor_ = arena.take<float>(1);
+    summary_ = arena.take<GradientSummary>(1);
   }
 
   void lay_out_buffers(Arena& arena) {
@@ -382,8 +387,9 @@ class ParameterStore {
   bool first_micro_step_ = true, last_micro_step_ = true;
   T *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float *gradients_ = nullptr, *masters_ = nullptr, *first_ = nullptr, *second_ = nullptr;
-  float *partials_ = nullptr, *norm_ = nullptr, *factor_ = nullptr;
+  float* partials_ = nullptr;
   double* total_ = nullptr;
+  GradientSummary* summary_ = nullptr;
   std::vector<Slot<T>> weight_slots_;
   std::vector<Slot<float>> gradient_slots_;
 };

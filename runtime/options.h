@@ -40,6 +40,8 @@ struct Options {
 
   std::string dtype = "fp32", recompute = "none";
   bool stochastic_rounding = false;
+  double loss_scale = 65536;
+  int loss_scale_window = 2000;
 
   std::string out = "runs/gpt";
   bool overwrite = false;
@@ -134,11 +136,8 @@ inline void add_data_and_model_options(CLI::App& app, Options& o) {
   app.add_option("--positions", o.positions, "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)")
       ->check(in_range(1, ModelShape::most_positions));
   app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")->type_name("DIR");
-  app.add_option("--dtype", o.dtype, "fp32 or bf16 (weights, activations; sums and optimizer state stay fp32)")
-      ->check([](const std::string& value) {
-        if (value == "fp16") return std::string("fp16 is not there yet (it needs loss scaling); give fp32 or bf16");
-        return value == "fp32" || value == "bf16" ? "" : "'" + value + "' is unknown; give fp32 or bf16";
-      });
+  app.add_option("--dtype", o.dtype, "fp32, bf16 or fp16 (weights, activations; sums and optimizer state stay fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
   app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
       ->check(CLI::IsMember({"none", "gelu", "block"}));
@@ -169,6 +168,10 @@ inline void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->check(decay);
   app.add_option("--eps", o.epsilon, "AdamW's epsilon")->check(in_range(1e-30, 1.));
   app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->check(in_range(0., 1e30));
+  app.add_option("--loss-scale", o.loss_scale, "fp16: what the loss is multiplied by at first; halved on overflow")
+      ->check(in_range(1., double(1 << 24)));
+  app.add_option("--loss-scale-window", o.loss_scale_window, "fp16: steps without overflow that double it; 0: never, nor halved")
+      ->check(in_range(0, 1'000'000'000));
 }
 
 inline void add_run_options(CLI::App& app, Options& o) {
@@ -247,6 +250,8 @@ inline std::optional<Options> parse_options(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }
+  for (const char* flag : {"--loss-scale", "--loss-scale-window"})
+    if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   return o;

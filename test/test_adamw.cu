@@ -95,7 +95,7 @@ std::vector<double> all_roundings(float x) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("adamw", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("adamw", T, float, __nv_bfloat16, __half) {
   constexpr size_t pack = pack_width<float>;
   check<T>(pack, pack);
   check<T>(13 * pack, 0);

@@ -73,7 +73,7 @@ void check(const Shape& s) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("attention forward and backward", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("attention forward and backward", T, float, __nv_bfloat16, __half) {
   check<T>({2, 64, 2, 64});   // one full tile of queries
   check<T>({1, 1, 1, 16});    // a single token
   check<T>({2, 37, 3, 17});   // odd everything: packs of one element, partial tiles

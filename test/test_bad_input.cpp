@@ -42,8 +42,11 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
   refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003"});
   refuses("--val-every 2", {"--val-every 2", "--val FILES"});
-  refuses("--dtype int8", {"--dtype", "int8", "fp32 or bf16"});
+  refuses("--dtype int8", {"--dtype", "int8", "fp32", "fp16"});
   refuses("--stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
+  refuses("--loss-scale 8", {"--loss-scale", "--dtype fp16"});
+  refuses("--dtype fp16 --stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
+  refuses("--dtype fp16 --reduce-dtype bf16", {"--reduce-dtype bf16", "--dtype bf16"});
   refuses("--recompute all", {"--recompute", "all", "none,gelu,block"});
   refuses("--checkpoint-every 1 --out ''", {"--out ''", "name a folder"});
   refuses("--init $REFERENCE/tiny", {"--layers 1", "reference/tiny", "have 2", "leave out --layers"});
@@ -59,7 +62,6 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   for (std::string planned : {"--tp 2", "--tp", "--pp 2", "--pp-schedule 1f1b", "--cp 2", "--fp8", "--plan",
                               "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
-  refuses("--dtype fp16", {"--dtype", "fp16 is not there yet", "fp32 or bf16"});
 
   shell.refuses("$GPT", 2, {"--train is missing"});
   shell.refuses("$GPT --train text --init $REFERENCE/tiny --seq-len 33", 2, {"--seq-len 33", "32 positions"});

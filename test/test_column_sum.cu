@@ -41,7 +41,7 @@ void check(int rows, int columns) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("column sums", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("column sums", T, float, __nv_bfloat16, __half) {
   check<T>(1, 51);
   check<T>(63, 211);
   check<T>(64, 64);

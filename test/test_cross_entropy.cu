@@ -62,17 +62,18 @@ template <class T>
 void check(const Shape& s, double mean = 0) {
   CAPTURE(s.rows);
   CAPTURE(s.vocabulary);
-  const float loss_scale = 1.0f / (3 * s.rows);  // of three micro-batches
+  const float weight = 1.0f / (3 * s.rows), scale = 128;  // of three micro-batches
   const auto targets = random_targets(s);
   const auto logits = random_logits<T>(s, mean);
-  Reference expected = reference(as_double(logits), targets, s, loss_scale);
+  Reference expected = reference(as_double(logits), targets, s, double(weight) * scale);
 
   Buffer<T> evaluated(logits), differentiated(logits);
   Buffer<int> targets_d(targets);
-  Buffer<float> losses(s.rows), losses_again(s.rows), total(std::vector<float>{0.5f});
-  cross_entropy<T>(evaluated, losses, total, targets_d, s.rows, s.vocabulary, s.padded, loss_scale, false,
+  Buffer<float> losses(s.rows), losses_again(s.rows), total(std::vector<float>{0.5f}),
+      loss_scale(std::vector<float>{scale});
+  cross_entropy<T>(evaluated, losses, total, targets_d, s.rows, s.vocabulary, s.padded, weight, loss_scale, false,
                    test_stream());
-  cross_entropy<T>(differentiated, losses_again, total, targets_d, s.rows, s.vocabulary, s.padded, loss_scale,
+  cross_entropy<T>(differentiated, losses_again, total, targets_d, s.rows, s.vocabulary, s.padded, weight, loss_scale,
                    true, test_stream());
 
   // Losses carry the rounding of the largest logit.
@@ -81,7 +82,7 @@ void check(const Shape& s, double mean = 0) {
   CHECK_CLOSE(losses.numbers(), expected.losses, largest, 2e-7);
   CHECK_CLOSE(losses_again.numbers(), expected.losses, largest, 2e-7);
   double expected_total = 0.5;
-  for (double loss : expected.losses) expected_total += 2 * loss * loss_scale;
+  for (double loss : expected.losses) expected_total += 2 * loss * weight;
   CHECK_CLOSE(total.numbers(), Numbers{expected_total}, largest, 2e-7);
 
   // A probability is right relative to itself, however small: exp is off by a few units in the last place,
@@ -89,13 +90,15 @@ void check(const Shape& s, double mean = 0) {
   Numbers gradients = differentiated.numbers();
   const Numbers at_targets = take_targets(gradients, targets, s.padded);
   const Numbers expected_at_targets = take_targets(expected.gradients, targets, s.padded);
-  CHECK_CLOSE(at_targets, expected_at_targets, loss_scale, 2e-6 + rounding<T>);
-  CHECK_CLOSE(gradients, expected.gradients, 1e-30, 4e-6 + rounding<T>);  // 0 in the padding
+  CHECK_CLOSE(at_targets, expected_at_targets, weight * scale, 2e-6 + rounding<T>);
+  // (A half below 2^-14 has a fixed place for its last bit.) 0 in the padding.
+  const double least = std::is_same_v<T, __half> ? 0x1p-14 : 1e-30;
+  CHECK_CLOSE(gradients, expected.gradients, least, 4e-6 + rounding<T>);
 }
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("cross-entropy and its gradient", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("cross-entropy and its gradient", T, float, __nv_bfloat16, __half) {
   check<T>({3, 51, 128});
   check<T>({5, 211, 256});
   check<T>({1, 256, 256});      // one row, no padding

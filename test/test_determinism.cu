@@ -129,8 +129,8 @@ TEST_CASE_TEMPLATE("cross-entropy", T, float, __nv_bfloat16) {
   Buffer<int> targets(random_tokens());
   check([&] {
     Buffer<T> logits(random_values<T>(rows * padded));
-    Buffer<float> losses(rows), total(std::vector<float>{0.0f});
-    cross_entropy<T>(logits, losses, total, targets, rows, vocabulary, padded, 1.0f / rows, true,
+    Buffer<float> losses(rows), total(std::vector<float>{0.0f}), loss_scale(std::vector<float>{2.0f});
+    cross_entropy<T>(logits, losses, total, targets, rows, vocabulary, padded, 1.0f / rows, loss_scale, true,
                      test_stream());
     return bytes_of(logits, losses, total);
   });

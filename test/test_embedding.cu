@@ -75,7 +75,7 @@ void check(const Shape& s) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16, __half) {
   check<T>({1, 1, 1, 16, 2});
   if (large_shapes) check<T>({3, 48, 64, 51, 211});  // packs of one element; fewer tokens than positions
   if (large_shapes) check<T>({2, 40, 40, 64, 5});    // every token many times

@@ -38,7 +38,7 @@ void check(int rows, int columns) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("gelu forward and backward", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("gelu forward and backward", T, float, __nv_bfloat16, __half) {
   check<T>(1, 1);
   check<T>(1, 51);    // packs of one element
   check<T>(3, 211);
@@ -48,7 +48,7 @@ TEST_CASE_TEMPLATE("gelu forward and backward", T, float, __nv_bfloat16) {
   if (large_shapes) check<T>(129, 1024);
 }
 
-TEST_CASE_TEMPLATE("gelu hands on what is not finite", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("gelu hands on what is not finite", T, float, __nv_bfloat16, __half) {
   Buffer<T> input({from_float<T>(INFINITY), from_float<T>(NAN)}), out(2);
   gelu_forward<T>(out, input, 1, 2, test_stream());
   CHECK(out.numbers()[0] == INFINITY);

@@ -125,7 +125,7 @@ void check(int rows, int channels) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("layernorm forward and backward", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("layernorm forward and backward", T, float, __nv_bfloat16, __half) {
   check<T>(1, 51);     // one row, packs of one element
   check<T>(32, 64);    // exactly one block of backward
   check<T>(37, 211);   // a second block of five rows

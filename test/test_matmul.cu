@@ -158,9 +158,14 @@ TEST_CASE("fp32 products") { check_shapes<float, float>(); }
 
 TEST_CASE("bf16 products") { check_shapes<__nv_bfloat16, __nv_bfloat16>(); }
 
+TEST_CASE("fp16 products") {
+  check_shapes<__half, __half>();
+  check_shapes<__half, float>();
+}
+
 TEST_CASE("bf16 products with a float result") { check_shapes<__nv_bfloat16, float>(); }
 
-TEST_CASE_TEMPLATE("linear layer", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("linear layer", T, float, __nv_bfloat16, __half) {
   for (bool accumulate : {false, true}) {
     check_linear<T>(1, 51, 153, accumulate);
     check_linear<T>(70, 64, 192, accumulate);  // two levels of column sums
@@ -168,7 +173,7 @@ TEST_CASE_TEMPLATE("linear layer", T, float, __nv_bfloat16) {
   }
 }
 
-TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16, __half) {
   for (bool accumulate : {false, true}) {
     check_head<T>(1, 51, 128, accumulate);
     check_head<T>(144, 51, 256, accumulate);

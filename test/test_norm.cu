@@ -5,17 +5,15 @@
 
 namespace {
 
-struct Clipped {
-  float norm, factor;
-};
-
-Clipped norm_of(const std::vector<float>& gradients, float clip, float loss = 1, const StepLimits& limits = {}) {
+GradientSummary norm_of(const std::vector<float>& gradients, float clip, float loss = 1, const StepLimits& limits = {},
+                        const LossScale& scale = {}) {
   const size_t count = gradients.size();
   // In two parts, as a model's units are.
   const size_t parts[] = {count / 2 / pack_width<float> * pack_width<float>, count};
-  Buffer<float> values(gradients), partials(2 * norm_partials(count)), norm(1), factor(1), losses(std::vector<float>{loss});
+  Buffer<float> values(gradients), partials(2 * norm_partials(count)), losses(std::vector<float>{loss});
   Buffer<float> workspace(norm_workspace(partials.size()));
   Buffer<double> total(1);
+  Buffer<GradientSummary> summary(std::vector<GradientSummary>{{.scale = scale}});
   size_t sums = 0;
   for (size_t part = 0, first = 0; part < 2; first = parts[part++]) {
     if (parts[part] == first) continue;
@@ -23,8 +21,8 @@ Clipped norm_of(const std::vector<float>& gradients, float clip, float loss = 1,
     sums += norm_partials(parts[part] - first);
   }
   add_up(total, partials, sums, workspace, test_stream());
-  clip_factor(norm, factor, total, losses, clip, limits, test_stream());
-  return {norm.get()[0], factor.get()[0]};
+  clip_factor(summary, total, losses, clip, limits, test_stream());
+  return summary.get()[0];
 }
 
 }  // namespace
@@ -75,11 +73,45 @@ TEST_CASE("a step that is not finite, or beyond its limits, is left out") {
   const float nan = NAN, infinity = INFINITY;
   CHECK(norm_of(gradients, 0, 2, {3, 4}).factor == 1);
   CHECK(norm_of(gradients, 1, 3, {3, 4}).factor == doctest::Approx(1 / std::sqrt(10.0)));
-  for (float loss : {nan, infinity, -infinity, 3.5f}) CHECK(norm_of(gradients, 1, loss, {3, 4}).factor == left_out);
-  CHECK(norm_of(gradients, 1, 2, {3, 3}).factor == left_out);
+  for (float loss : {nan, infinity, -infinity, 3.5f}) CHECK(norm_of(gradients, 1, loss, {3, 4}).factor == GradientSummary::left_out);
+  CHECK(norm_of(gradients, 1, 2, {3, 3}).factor == GradientSummary::left_out);
   for (float bad : {nan, infinity, -infinity}) {
     std::vector<float> with_one = gradients;
     with_one[700] = bad;
-    for (float clip : {0.0f, 1.0f}) CHECK(norm_of(with_one, clip).factor == left_out);
+    for (float clip : {0.0f, 1.0f}) CHECK(norm_of(with_one, clip).factor == GradientSummary::left_out);
   }
+}
+
+TEST_CASE("the loss scale is taken out of norm and factor") {
+  const std::vector<float> gradients = {3 * 1024, -4 * 1024};  // norm 5
+  const LossScale scale = {.value = 1024, .window = 3, .good_steps = 1};
+  CHECK(norm_of(gradients, 0, 1, {}, scale).norm == 5);
+  CHECK(norm_of(gradients, 0, 1, {}, scale).factor == 1.0f / 1024);
+  CHECK(norm_of(gradients, 1, 1, {}, scale).factor == 1.0f / (5.0f + 1e-6f) / 1024);
+  CHECK(norm_of(gradients, 1, 1, {9, 6}, scale).factor > 0);  // limits are those of the norm without it
+  CHECK(norm_of(gradients, 1, 1, {9, 4}, scale).factor == GradientSummary::left_out);
+}
+
+TEST_CASE("the loss scale is halved on overflow and doubled after a window of good steps") {
+  const std::vector<float> good = {3, -4}, bad = {3, INFINITY};
+  LossScale scale = {.value = 1024, .window = 3};
+  const auto after = [&](const std::vector<float>& gradients, float loss = 1, const StepLimits& limits = {}) {
+    scale = norm_of(gradients, 1, loss, limits, scale).scale;
+    return std::pair(scale.value, scale.good_steps);
+  };
+  CHECK(after(good) == std::pair(1024.0f, 1));
+  CHECK(after(good) == std::pair(1024.0f, 2));
+  CHECK(after(good) == std::pair(2048.0f, 0));
+  CHECK(after(good, 5, {4, 4}) == std::pair(2048.0f, 1));  // left out as a spike: that is no overflow
+  CHECK(after(bad) == std::pair(1024.0f, 0));
+  CHECK(after(bad) == std::pair(512.0f, 0));
+  CHECK(after(good, NAN) == std::pair(256.0f, 0));
+  CHECK(scale.window == 3);
+  scale.value = LossScale::least;
+  CHECK(after(bad).first == LossScale::least);
+  scale = {.value = LossScale::most, .window = 1};
+  CHECK(after(good).first == LossScale::most);
+  scale = {.value = 1024, .window = 0};  // it stays
+  CHECK(after(good) == std::pair(1024.0f, 0));
+  CHECK(after(bad) == std::pair(1024.0f, 0));
 }

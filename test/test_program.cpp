@@ -58,7 +58,8 @@ TEST_CASE("stop and resume gives the same bits") {
   put(shell / "little", some_text(300));  // 18 samples: epochs end inside steps
   for (std::string options :
        {"--train text", "--train little --shuffle", "--train text --shuffle --dtype bf16",
-        "--train little --dtype bf16 --stochastic-rounding"}) {
+        "--train little --dtype bf16 --stochastic-rounding",
+        "--train text --dtype fp16 --loss-scale 16777216 --loss-scale-window 2"}) {
     CAPTURE(options);
     const std::string train = "$TINY --steps 10 --warmup 2 --global-batch 4 --checkpoint-every 5 --val text "
                               "--val-every 2 --val-batches 2 " + options + " --out ";
@@ -88,6 +89,28 @@ TEST_CASE("a run killed at any moment continues with the same bits") {
     CHECK(shell.same_metrics("a", "b"));
     CHECK(shell.metrics("a").size() == newest + 4);
   }
+}
+
+TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
+  Workplace shell;
+  const std::string train = "$TINY --train text --steps 24 --lr 1e-3 --val text --out ";
+  const std::string out = shell.output(train + "half --dtype fp16 --loss-scale 16777216 --loss-scale-window 8");
+  CHECK(contains(out, "not finite: update left out, loss scale "));
+  shell.output(train + "full");
+  const std::vector<Json> half = shell.metrics("half"), full = shell.metrics("full");
+  double scale = 16777216;
+  size_t good = 0, left_out = 0;
+  for (size_t step = 0; step < 24; ++step) {
+    CAPTURE(step);
+    left_out += half[step].contains("left_out");
+    good = half[step].contains("left_out") ? 0 : good + 1;
+    if (good == 0) scale /= 2;
+    if (good == 8) scale *= 2, good = 0;
+    CHECK(half[step]["loss_scale"] == scale);
+  }
+  CHECK(left_out > 0);
+  CHECK(!full[0].contains("loss_scale"));
+  CHECK(half[24]["val_loss"].get<double>() == doctest::Approx(full[24]["val_loss"].get<double>()).epsilon(0.05));
 }
 
 TEST_CASE("threads and recomputation change no bit, micro-batches hardly any") {

@@ -51,7 +51,7 @@ void check_against_float64(const std::vector<T>& values, size_t offset = 0) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("sum, absolute maximum and checksum at any size", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("sum, absolute maximum and checksum at any size", T, float, __nv_bfloat16, __half) {
   // Edges of packs, of threads, of blocks; the last size is over what all blocks read when each reads its least.
   const size_t pack = pack_width<T>, row = pack * statistics_block, unit = row * statistics_packs;
   for (size_t count : {size_t(0), size_t(1), pack - 1, pack, pack + 1, row - 1, row + 1, unit - 1, unit, unit + 1,
@@ -61,7 +61,7 @@ TEST_CASE_TEMPLATE("sum, absolute maximum and checksum at any size", T, float, _
   }
 }
 
-TEST_CASE_TEMPLATE("a tensor may start anywhere", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("a tensor may start anywhere", T, float, __nv_bfloat16, __half) {
   const auto values = random_values<T>(5000);
   for (size_t offset : {1, 3, pack_width<T> - 1, pack_width<T>}) {
     CAPTURE(offset);
@@ -69,7 +69,7 @@ TEST_CASE_TEMPLATE("a tensor may start anywhere", T, float, __nv_bfloat16) {
   }
 }
 
-TEST_CASE_TEMPLATE("the largest may be anywhere", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("the largest may be anywhere", T, float, __nv_bfloat16, __half) {
   for (size_t place : {0, 1, 255, 4095, 4096, 9998}) {
     CAPTURE(place);
     auto values = random_values<T>(9999);
@@ -82,7 +82,7 @@ TEST_CASE("the checksum is the same on every device") {  // this one was compute
   CHECK(checksum_of<float>({1, -2, 0.5f}) == 0x638a5e9b37800000u);
 }
 
-TEST_CASE_TEMPLATE("every change shows in the checksum", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("every change shows in the checksum", T, float, __nv_bfloat16, __half) {
   const auto values = random_values<T>(3000);
   const uint64_t checksum = checksum_of(values);
   auto changed = values;
@@ -108,10 +108,12 @@ TEST_CASE_TEMPLATE("every change shows in the checksum", T, float, __nv_bfloat16
   changed[6] = from_float<T>(after);
   CHECK(two != ones);
   CHECK(checksum_of(changed) != two);
-  CHECK(checksum_of<T>({from_float<T>(0.0f)}) != checksum_of<T>({from_float<T>(-0.0f)}));
+  std::vector<T> zero(1, from_float<T>(0)), negative = zero;  // (g++ is told that the sign of zeros does not matter)
+  reinterpret_cast<unsigned char*>(negative.data())[sizeof(T) - 1] = 0x80;
+  CHECK(checksum_of(zero) != checksum_of(negative));
 }
 
-TEST_CASE_TEMPLATE("what is not finite shows", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("what is not finite shows", T, float, __nv_bfloat16, __half) {
   auto values = random_values<T>(5001);
   values[700] = from_float<T>(-INFINITY);
   CHECK(statistics_of(values).absolute_maximum == INFINITY);

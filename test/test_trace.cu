@@ -284,9 +284,9 @@ std::vector<std::string> outputs(const std::string& operation, std::vector<std::
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_bfloat16, __half) {
   constexpr int B = 2, S = 5, NH = 3, HS = 16, C = NH * HS, R = B * S, V = 200, Vp = 256, P = 8;
-  const std::string t = std::is_same_v<T, float> ? " fp32" : " bf16";
+  const std::string t = std::is_same_v<T, float> ? " fp32" : std::is_same_v<T, __half> ? " fp16" : " bf16";
   const cudaStream_t stream = test_stream();
   const auto some = [](size_t count) { return random_values<T>(count); };
   const auto floats = [](size_t count) { return random_values<float>(count, 1, 9); };  // positive
@@ -333,13 +333,13 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   CHECK(outputs_of([&] { head_forward<T>(logits, rows, wte, R, C, Vp, stream); }) ==
         outputs("matmul_forward", {"2560" + t}));
   const auto cross = [&](bool gradient) {
-    return outputs_of([&] { cross_entropy<T>(logits, losses, total, tokens, R, V, Vp, 1, gradient, stream); });
+    return outputs_of([&] { cross_entropy<T>(logits, losses, total, tokens, R, V, Vp, 1, factor, gradient, stream); });
   };
   CHECK(cross(false) == outputs("cross_entropy", {"10 fp32"}));
   CHECK(cross(true) == outputs("cross_entropy", {"10 fp32", "2560" + t}));
   const AdamWStep step = adamw_step({1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1);
   auto updated = outputs("adamw", {"12288 fp32", "12288 fp32", "12288 fp32"});
-  if (!std::is_same_v<T, float>) updated.push_back("adamw 3 12288 bf16");
+  if (!std::is_same_v<T, float>) updated.push_back("adamw 3 12288" + t);
   T* const weights = std::is_same_v<T, float> ? reinterpret_cast<T*>(masters.data()) : wte.data();
   CHECK(outputs_of([&] {
           adamw<T>(weights, masters, first, second, dwte, factor, Vp * C, 0, step, stream);

@@ -87,7 +87,7 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
     const double before = transport_bytes();
     train_step(model, dp, step);
     curve.losses.push_back(model.loss());
-    curve.norms.push_back(model.gradient_norm());
+    curve.norms.push_back(model.gradient_summary().norm);
     CUDA_CHECK(cudaDeviceSynchronize());
     curve.really_sent = transport_bytes() - before;
   }
@@ -319,6 +319,11 @@ std::vector<float> own_state(const ParameterStore<T>& store) {
   return all;
 }
 
+template <class T>
+bool was_applied(GPT<T>& model) {
+  return model.gradient_summary().factor >= 0;
+}
+
 TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the update out, and go on", T, float, __nv_bfloat16) {
   for (int stage : {0, 1, 2, 3})
     for (bool stochastic : {false, true}) {
@@ -328,7 +333,7 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
       GPT<T> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = store}, dp(), test_stream());
       model.store().initialize();
       train_step(model, dp(), 0);
-      CHECK(model.was_applied());
+      CHECK(was_applied(model));
       const std::vector<float> before = own_state(model.store());
       train_step(model, dp(), 1, [&] {
         const float nan = NAN;
@@ -336,14 +341,42 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
           CUDA_CHECK(cudaMemcpyAsync(model.store().gradients(0).data + 77, &nan, sizeof nan, cudaMemcpyHostToDevice,
                                      test_stream()));
       });
-      CHECK(std::isnan(model.gradient_norm()));
-      CHECK(!model.was_applied());
+      CHECK(std::isnan(model.gradient_summary().norm));
+      CHECK(!was_applied(model));
       CHECK(own_state(model.store()) == before);
       train_step(model, dp(), 2);
-      CHECK(model.was_applied());
-      CHECK(std::isfinite(model.gradient_norm()));
+      CHECK(was_applied(model));
+      CHECK(std::isfinite(model.gradient_summary().norm));
       CHECK(own_state(model.store()) != before);
     }
+}
+
+TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on it") {
+  for (int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    const LossScale scale = {.value = 0x1p40f, .window = 3};  // overflows at once, and is halved until it doesn't
+    const StoreOptions store = {.stage = stage, .loss_scale = scale};
+    GPT<__half> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = store}, dp(), test_stream());
+    model.store().initialize();
+    const std::vector<float> before = own_state(model.store());
+    int left_out = 0;
+    for (train_step(model, dp(), 0); !was_applied(model); train_step(model, dp(), 0)) {
+      CHECK(own_state(model.store()) == before);
+      CHECK(model.gradient_summary().scale.value == std::ldexp(scale.value, -++left_out));
+      REQUIRE(left_out < 40);
+    }
+    CHECK(left_out > 0);
+    std::vector<float> losses = {model.loss()};
+    for (size_t step = 1; step < 4; ++step) {
+      train_step(model, dp(), step);
+      losses.push_back(model.loss());
+    }
+    const LossScale last = model.gradient_summary().scale;
+    const std::vector<float> all = all_values({last.value, float(last.good_steps)});
+    for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 2]);
+    const std::vector<float>& wanted = of_one_rank<float>(odd, 2).losses;
+    for (size_t step = 0; step < 4; ++step) CHECK(std::abs(losses[step] / wanted[step] - 1) < 0.01 / 8);
+  }
 }
 
 TEST_CASE("votes of the ranks are summed with the loss") {
