@@ -112,6 +112,7 @@ class Run {
   int train() {
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
+    if (is_first() && std::filesystem::is_directory(o_.out)) lock_.emplace(o_.out);
     require_agreement(control_, {{"data", data_summary()}}, "all ranks must see the same files");
     const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);
     build_model(decide_shape(checkpoint), true);
@@ -129,9 +130,14 @@ class Run {
     }
     control_.barrier(checkpoint_patience);  // all have read what the run folder may hold
     if (checkpoint && continues(o_.out, start, checkpoint)) bill_.restore(metrics_path(o_.out), start_);
-    if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint);
+    if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint, lock_);
     const auto all_gather = [this](const std::string& mine) { return control_.all_gather(mine, checkpoint_patience); };
-    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather});
+    const auto pinned = [](size_t floats) {
+      auto memory = std::make_shared<HostMemory>(floats * sizeof(float));
+      return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
+    };
+    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather}, pinned);
+    if (o_.checkpoint_every) writer_->reserve(checkpoint_slices(model_->store().shards().slices_of_rank()));
     return loop();
   }
 
@@ -310,7 +316,8 @@ class Run {
                                .copy_out = copy_out,
                                .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, *train_)},
                                            {"guard", guard_.state()}, {"loss_scale", scale_state()}},
-                               .tokenizer_folder = tokenizer_folder_});
+                               .tokenizer_folder = tokenizer_folder_,
+                               .wait = [this] { CUDA_CHECK(cudaStreamSynchronize(stream_)); }});
     if (!problem.empty()) report_unsaved(problem);
     bill_.lost.checkpoints += seconds_since(begin);
   }
@@ -323,7 +330,7 @@ class Run {
     if (problem.empty()) {
       saved_ = Checkpoint{writer_->step(), o_.out / std::filesystem::path(checkpoint_name(writer_->step()))};
       tokenizer_folder_ = saved_->folder;  // the one before may be pruned
-      if (writer_->creates()) prune_checkpoints(o_.out, o_.keep, o_.keep_every);
+      writer_->prune(o_.keep, o_.keep_every);
     } else {
       report_unsaved(problem);
     }
@@ -653,6 +660,7 @@ class Run {
   std::optional<Tokenizer> tokenizer_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
   std::vector<int> prompt_;
+  std::optional<RunFolderLock> lock_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Checkpoint> saved_;  // the newest of this run
   Bill bill_;

@@ -20,11 +20,6 @@
 
 #include "parallel/rendezvous.h"
 
-inline void print_error(const std::string& text) {
-  const std::string message = "train_gpt: " + text + "\n";
-  (void)!write(STDERR_FILENO, message.data(), message.size());  // one call: ranks share a terminal
-}
-
 // SIGTERM: a launcher that lost one rank sends it to the others, who would be gone before they know why. So the control
 // thread notes it and gives the verdict a moment to come, before it lets the signal have its way.
 inline std::atomic<bool> sigterm_came = false;

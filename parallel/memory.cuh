@@ -39,6 +39,23 @@ inline std::string gibibytes(size_t bytes) {
   return text.str();
 }
 
+// Pinned memory of the host, which the device copies to at full speed. All pages are there from the start.
+class HostMemory {
+ public:
+  explicit HostMemory(size_t bytes) {
+    CUDA_CHECK(cudaMallocHost(&data_, bytes));
+    std::memset(data_, 0, bytes);
+  }
+  ~HostMemory() { cudaFreeHost(data_); }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
 class DeviceMemory {
  public:
   using Layout = std::function<void(Arena&)>;

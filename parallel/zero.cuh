@@ -181,15 +181,16 @@ class ParameterStore {
     CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
   }
 
+  // On the stream, if `to` is pinned: it is filled when that has been waited for.
   void copy_out(const Slice& slice, State state, float* to) const {
-    CUDA_CHECK(cudaDeviceSynchronize());
     if (const float* from = array(state, slice.tensor->unit)) {
-      CUDA_CHECK(cudaMemcpy(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost));
+      CUDA_CHECK(cudaMemcpyAsync(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
       return;
     }
     std::vector<T> narrow(slice.count);
     const T* from = place(own_weights(slice.tensor->unit), slice);
-    CUDA_CHECK(cudaMemcpy(narrow.data(), from, slice.count * sizeof(T), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpyAsync(narrow.data(), from, slice.count * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
     std::transform(narrow.begin(), narrow.end(), to, [](T x) { return to_float(x); });
   }
 

@@ -51,6 +51,7 @@ struct CheckpointContent {
   CopyOut copy_out;
   nlohmann::json trainer;
   std::filesystem::path tokenizer_folder = {};  // may hold a tokenizer to go with the weights
+  std::function<void()> wait = [] {};           // until all copies have been made
 };
 
 // The model's tensors as a checkpoint stores them.

@@ -12,9 +12,11 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <exception>
+#include <memory>
 #include <thread>
+
+#include <sys/resource.h>
 
 #include "runtime/checkpoint.h"
 #include "runtime/manifest.h"
@@ -67,24 +69,44 @@ inline std::string index_of(const std::vector<FilePlan>& files) {
   return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
 }
 
+// Memory for a snapshot, of so many floats.
+using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
+
 class CheckpointWriter {
  public:
-  CheckpointWriter(std::filesystem::path out, size_t shard_bytes, WritingRanks ranks)
-      : out_(std::move(out)), shard_bytes_(shard_bytes), ranks_(std::move(ranks)) {}
+  CheckpointWriter(std::filesystem::path out, size_t shard_bytes, WritingRanks ranks,
+                   Allocate allocate = [](size_t floats) { return std::make_shared<float[]>(floats); })
+      : out_(std::move(out)), shard_bytes_(shard_bytes), ranks_(std::move(ranks)), allocate_(std::move(allocate)) {}
   ~CheckpointWriter() {
-    if (thread_.joinable()) thread_.join();
+    for (std::thread* thread : {&thread_, &pruning_})
+      if (thread->joinable()) thread->join();
   }
 
   bool under_way() const { return thread_.joinable(); }
   size_t step() const { return step_; }     // of the last one begun
-  bool creates() const { return creates_; }  // whether this rank created its folder
   bool is_written() const { return written_; }  // this rank's part, or it has failed
-  size_t snapshot_bytes() const { return snapshot_.size() * sizeof(float); }
-  double snapshot_seconds() const { return snapshot_seconds_; }
+
+  // Room for the snapshots of these slices, so that not even the first has to wait for memory.
+  void reserve(const std::vector<CheckpointSlice>& slices) {
+    size_t floats = 0;
+    for (const CheckpointSlice& slice : slices) floats += std::size(kinds) * (slice.count + File::block / sizeof(float));
+    if (floats > snapshot_floats_) snapshot_ = allocate_(snapshot_floats_ = floats);
+  }
+
+  // Removes older checkpoints, meanwhile: gigabytes take their time.
+  void prune(size_t keep, size_t keep_every) {
+    if (!creates_) return;
+    finish_pruning();
+    pruning_ = std::thread([this, keep, keep_every] {
+      const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every); });
+      if (!problem.empty()) print_error("an old checkpoint could not be removed, training goes on: " + one_line(problem));
+    });
+  }
 
   // Collective. Returns when the snapshot is taken; none may be under way. Why it can't be written: the text; then
   // nothing is left of it.
   std::string begin(size_t step, const CheckpointContent& content) {
+    finish_pruning();
     step_ = step;
     complete_ = out_ / checkpoint_name(step);
     plan(content);
@@ -103,6 +125,7 @@ class CheckpointWriter {
     if (!problem.empty()) return discard(problem);
     written_ = false;
     thread_ = std::thread([this] {
+      setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // of this thread alone: training goes first where cores are few
       problem_ = attempt([this] { write(); });
       written_ = true;
     });
@@ -112,6 +135,7 @@ class CheckpointWriter {
   // Collective. Waits for the thread. Why it could not be written: the text.
   std::string complete() {
     thread_.join();
+    writers_.clear();
     if (std::string problem = agree(problem_); !problem.empty()) return discard(problem);
     std::string problem = agree(attempt([this] {
       if (!creates_) return;
@@ -127,10 +151,18 @@ class CheckpointWriter {
   }
 
  private:
+  void finish_pruning() {
+    if (pruning_.joinable()) pruning_.join();
+  }
+
+  static constexpr std::pair<char, const char*> kinds[] = {
+      {'w', "transformer."}, {'m', "m.transformer."}, {'v', "v.transformer."}};
+
   struct Piece {
     size_t file;  // in files_
     std::string tensor;
-    size_t first, count, at;  // at: in the snapshot
+    size_t first, count, offset;  // offset: in the file
+    float* values;                // in the snapshot
   };
 
   template <class Work>
@@ -151,6 +183,7 @@ class CheckpointWriter {
   }
 
   std::string discard(const std::string& problem) {
+    writers_.clear();
     std::error_code ignored;
     if (creates_) std::filesystem::remove_all(partial_, ignored);  // a full disk needs the room
     ranks_.all_gather("");
@@ -185,8 +218,9 @@ class CheckpointWriter {
         texts_[name] = MappedFile(content.tokenizer_folder / name).text();
   }
 
-  SafetensorsWriter open(size_t file, bool create) const {
-    return {partial_ / files_[file].name, files_[file].tensors, {{"format", "pt"}}, create};  // transformers wants a format
+  std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const {
+    const std::map<std::string, std::string> metadata = {{"format", "pt"}};  // transformers wants one
+    return std::make_unique<SafetensorsWriter>(partial_ / files_[file].name, files_[file].tensors, metadata, create);
   }
 
   // The folder and its tensor files, with all the room they need.
@@ -194,45 +228,43 @@ class CheckpointWriter {
     std::filesystem::create_directories(out_);
     remove_partial_checkpoints(out_);
     std::filesystem::create_directory(partial_);
-    for (size_t file = 0; file < files_.size(); ++file) open(file, true).close();
+    for (size_t file = 0; file < files_.size(); ++file) open(file, true)->close();
   }
 
+  // A piece lies in memory as it does in the file, seen from the start of a block: File::write_past_cache.
   void take_snapshot(const CheckpointContent& content) {
-    const auto start = std::chrono::steady_clock::now();
     std::map<std::string, size_t> file_of;
-    for (size_t file = 0; file < files_.size(); ++file)
+    writers_.clear();
+    for (size_t file = 0; file < files_.size(); ++file) {
+      writers_.push_back(open(file, false));
       for (const NamedShape& tensor : files_[file].tensors) file_of[tensor.name] = file;
+    }
     pieces_.clear();
-    size_t floats = 0;
-    const std::pair<char, const char*> kinds[] = {{'w', "transformer."}, {'m', "m.transformer."}, {'v', "v.transformer."}};
+    reserve(content.slices);
+    float* free = snapshot_.get();
     for (const auto& [kind, prefix] : kinds)
       for (const CheckpointSlice& slice : content.slices) {
         const std::string name = prefix + slice.tensor.name;
-        pieces_.push_back({file_of.at(name), name, slice.first, slice.count, floats});
-        floats += slice.count;
+        const size_t file = file_of.at(name), offset = writers_[file]->offset(name, slice.first, slice.count);
+        free += (offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
+        pieces_.push_back({file, name, slice.first, slice.count, offset, free});
+        content.copy_out(slice, kind, free);
+        free += slice.count;
       }
-    snapshot_.resize(floats);
-    size_t piece = 0;
-    for (const auto& [kind, prefix] : kinds)
-      for (const CheckpointSlice& slice : content.slices)
-        content.copy_out(slice, kind, snapshot_.data() + pieces_[piece++].at);
-    snapshot_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    content.wait();
   }
 
   // On the thread.
   void write() {
     Manifest manifest = {step_, ranks_.rank, ranks_.size, {}};
-    for (size_t file = 0; file < files_.size(); ++file) {
-      SafetensorsWriter writer = open(file, false);
-      if (ranks_.rank == 0) manifest.add(files_[file].name, 0, writer.header());
-      for (const Piece& piece : pieces_) {
-        if (piece.file != file) continue;
-        const float* from = snapshot_.data() + piece.at;
-        const size_t offset = writer.write(piece.tensor, piece.first, piece.count, from);
-        manifest.add(files_[file].name, offset, {reinterpret_cast<const char*>(from), piece.count * sizeof(float)});
-      }
-      writer.close();
+    for (size_t file = 0; file < files_.size(); ++file)
+      if (ranks_.rank == 0) manifest.add(files_[file].name, 0, writers_[file]->header());
+    for (const Piece& piece : pieces_) {
+      writers_[piece.file]->write(piece.tensor, piece.first, piece.count, piece.values);
+      const auto* bytes = reinterpret_cast<const char*>(piece.values);
+      manifest.add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
     }
+    for (const auto& writer : writers_) writer->close();
     for (const auto& [name, text] : texts_) {
       if (creates_) write_file(partial_ / name, text);
       if (ranks_.rank == 0) manifest.add(name, 0, text);
@@ -251,12 +283,14 @@ class CheckpointWriter {
   bool shared_ = true;                        // all ranks see it
   std::vector<FilePlan> files_;
   std::map<std::string, std::string> texts_;  // small files
+  std::vector<std::unique_ptr<SafetensorsWriter>> writers_;  // by file
   std::vector<Piece> pieces_;
-  std::vector<float> snapshot_;
-  double snapshot_seconds_ = 0;
+  Allocate allocate_;
+  std::shared_ptr<float[]> snapshot_;
+  size_t snapshot_floats_ = 0;
   std::atomic<bool> written_ = false;
   std::string problem_;
-  std::thread thread_;
+  std::thread thread_, pruning_;
 };
 
 // Writes a checkpoint and waits for it. Fails with the reason.

@@ -2,6 +2,8 @@
 // and the cure; main() prints it and ends with a non-zero exit code.
 #pragma once
 
+#include <unistd.h>
+
 #include <cctype>
 #include <filesystem>
 #include <sstream>
@@ -37,4 +39,9 @@ inline std::string excerpt(std::string_view text) {
   std::string result = "'";
   for (unsigned char c : text.substr(0, longest)) result += c < 0x20 || c == 0x7f ? '?' : char(c);
   return result + (text.size() > longest ? "...'" : "'");
+}
+
+inline void print_error(const std::string& text) {
+  const std::string message = "train_gpt: " + text + "\n";
+  (void)!write(STDERR_FILENO, message.data(), message.size());  // one call: ranks share a terminal
 }

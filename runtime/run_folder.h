@@ -7,9 +7,13 @@
 //                    checkpoint of --out sets the later ones aside, as step_00000200.abandoned
 #pragma once
 
+#include <sys/file.h>
+
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "runtime/checkpoint.h"
 #include "runtime/error.h"
@@ -19,6 +23,24 @@ struct RunStart {
   bool overwrite = false;
   bool resume = false;
   std::filesystem::path resume_from = {};  // with resume; empty: from --out
+};
+
+// One run at a time writes to a folder. The lock is on the folder itself, and the kernel takes it back when the process
+// ends, however it ends. (Some network file systems have no locks.)
+class RunFolderLock {
+ public:
+  // Waits for a run that is on its way out: one that was killed, or told to stop before this one was started.
+  explicit RunFolderLock(const std::filesystem::path& out, double patience_s = 60) : folder_(out, O_RDONLY | O_DIRECTORY) {
+    for (double waited = 0; flock(folder_.descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
+      if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
+      if (waited >= patience_s)
+        fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+
+ private:
+  File folder_;
 };
 
 inline std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
@@ -94,10 +116,15 @@ inline std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& 
   return checkpoint;
 }
 
-// Makes the folder this run's. Comes last of all preparations: a mistake found later would have cost the old run.
+// Makes the folder this run's, and the lock its lock if it isn't yet. Comes last of all preparations: a mistake found
+// later would have cost the old run.
 inline void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
-                             const std::optional<Checkpoint>& checkpoint) {
+                             const std::optional<Checkpoint>& checkpoint, std::optional<RunFolderLock>& lock) {
   make_writable(out);
+  if (!lock) {
+    lock.emplace(out);
+    choose_checkpoint(out, start);  // another run may have made the folder meanwhile
+  }
   if (start.overwrite) remove_run(out);
   if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
 }

@@ -274,18 +274,20 @@ class SafetensorsWriter {
   // What the file begins with; the tensors follow.
   const std::string& header() const { return header_; }
 
-  // Elements [first, first + count) of a tensor, to the place in the file that is returned; slices may be written in any
-  // order.
-  size_t write(const std::string& name, size_t first, size_t count, const float* from) {
+  // Where elements [first, first + count) of a tensor lie in the file.
+  size_t offset(const std::string& name, size_t first, size_t count) const {
     auto found = slots_.find(name);
     if (found == slots_.end()) fail(file_.path(), ": has no tensor ", excerpt(name));
     const Slot& slot = found->second;
     if (first > slot.elements || count > slot.elements - first) {
       fail(file_.path(), ": ", excerpt(name), " has ", slot.elements, " elements, not ", first, " + ", count);
     }
-    const size_t offset = header_.size() + slot.begin + first * sizeof(float);
-    file_.write(offset, from, count * sizeof(float));
-    return offset;
+    return header_.size() + slot.begin + first * sizeof(float);
+  }
+
+  // Slices may be written in any order.
+  void write(const std::string& name, size_t first, size_t count, const float* from) {
+    file_.write_past_cache(offset(name, first, count), from, count * sizeof(float));
   }
 
   // After this the file is on disk.

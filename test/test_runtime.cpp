@@ -206,6 +206,34 @@ TEST_CASE("a log that cannot be written says so and keeps whole lines") {
   CHECK(content_of(path) == "{\"step\": 1, \"loss\": 1.5}\n");
 }
 
+// ---- files ------------------------------------------------------------------------------------------------
+
+TEST_CASE("writing past the page cache writes the same, whatever the alignment") {
+  std::string source(8 * File::block, ' ');
+  for (size_t i = 0; i < source.size(); ++i) source[i] = char('a' + (i * i + i / 26) % 26);
+  const size_t to_block = (File::block - reinterpret_cast<uintptr_t>(source.data()) % File::block) % File::block;
+  for (std::filesystem::path parent : {std::filesystem::temp_directory_path(), std::filesystem::path("/dev/shm")}) {
+    if (!std::filesystem::exists(parent)) continue;
+    const std::filesystem::path path = parent / ("gpt_past_cache_" + std::to_string(getpid()));
+    for (size_t offset : {size_t(0), size_t(1), File::block - 1, File::block, 2 * File::block + 100})
+      for (size_t bytes : {size_t(0), size_t(1), File::block - 1, File::block, 3 * File::block, 4 * File::block + 7})
+        for (size_t memory : {to_block, to_block + 1, to_block + offset % File::block}) {
+          CAPTURE(path);
+          CAPTURE(offset);
+          CAPTURE(bytes);
+          CAPTURE(memory - to_block);
+          std::string expected(7 * File::block, '.');
+          write_file(path, expected);
+          File file(path, O_WRONLY);
+          file.write_past_cache(offset, source.data() + memory, bytes);
+          file.sync_and_close();
+          expected.replace(offset, bytes, source.substr(memory, bytes));
+          CHECK(content_of(path) == expected);
+        }
+    std::filesystem::remove(path);
+  }
+}
+
 // ---- --out and --resume -----------------------------------------------------------------------------------
 
 void put_checkpoint(const std::filesystem::path& out, size_t step) {
@@ -214,7 +242,8 @@ void put_checkpoint(const std::filesystem::path& out, size_t step) {
 
 std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const RunStart& start) {
   std::optional<Checkpoint> checkpoint = choose_checkpoint(out, start);
-  claim_run_folder(out, start, checkpoint);
+  std::optional<RunFolderLock> lock;
+  claim_run_folder(out, start, checkpoint, lock);
   return checkpoint;
 }
 
@@ -277,6 +306,19 @@ TEST_CASE("going back to an earlier checkpoint of --out sets the later ones asid
     CHECK(newest_checkpoint(folder.path())->step == 10);
     CHECK(std::filesystem::exists(folder / "step_00000015.abandoned"));
   }
+}
+
+TEST_CASE("one run at a time writes to a folder") {
+  TemporaryFolder folder;
+  std::optional<RunFolderLock> first(folder.path());
+  CHECK(is_line_with(error_of([&] { RunFolderLock(folder.path(), 0.2); }), "another run writes to it", "another --out"));
+  std::thread ending([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    first.reset();
+  });
+  RunFolderLock second(folder.path());  // waits for that
+  CHECK(!first);
+  ending.join();
 }
 
 TEST_CASE("--out that cannot be written to is refused before anything happens") {
