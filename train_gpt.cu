@@ -1,6 +1,4 @@
 // train_gpt: ranks, options, data, model, loop. `train_gpt --help` lists the options; README.md shows runs.
-#include <sys/resource.h>
-
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -13,6 +11,7 @@
 #include "parallel/mesh.cuh"
 #include "parallel/rank_check.cuh"
 #include "parallel/sync_check.cuh"
+#include "runtime/arithmetic.h"
 #include "runtime/bill.h"
 #include "runtime/checkpoint_writer.h"
 #include "runtime/console.h"
@@ -21,10 +20,10 @@
 #include "runtime/interruption.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
+#include "runtime/report.h"
 #include "runtime/run_folder.h"
 #include "runtime/sample.h"
 #include "runtime/schedule.h"
-#include "runtime/tokenizer.h"
 
 namespace {
 
@@ -44,26 +43,6 @@ std::string device_name(const Mesh& mesh) {
 LossScale loss_scale_of(const Options& o) {
   if (o.dtype != "fp16") return {};
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};
-}
-
-// The checkpoint's options that change the arithmetic, beside those of this run.
-nlohmann::json arithmetic(const Options& o, const TokenData& data) {
-  const Schedule& s = o.schedule;
-  return {{"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"seq_len", o.seq_len},
-          {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
-          {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
-          {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip},
-          {"loss_scale", loss_scale_of(o).value}, {"loss_scale_window", loss_scale_of(o).window},
-          {"shuffle", o.shuffle}, {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z},
-          {"spike_window", o.guard.window}, {"seed", o.seed}, {"train_tokens", data.tokens()}};
-}
-
-void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
-  for (const auto& [key, value] : wanted.items())
-    if (!stored.contains(key) || stored[key] != value)
-      usage_error("--resume: ", key, " is ", value.dump(), " and was ",
-                  stored.contains(key) ? stored[key].dump() : "not recorded", " in ", folder,
-                  "; resume with the same options (only --steps may change)");
 }
 
 State state_of(char kind) {
@@ -103,8 +82,7 @@ class Run {
     o_.micro_batch = 1;
     build_model(shape, false);
     load_initial_weights(folder);
-    read_prompt(folder);
-    std::printf("%s\n", sample(0).c_str());
+    std::printf("%s\n", sampler(folder).text(0, next_logits()).c_str());
     return 0;
   }
 
@@ -119,9 +97,10 @@ class Run {
     load_state(checkpoint);
     start_ = done_;
     tokenizer_folder_ = checkpoint ? checkpoint->folder.string() : !o_.init.empty() ? o_.init : o_.out;
-    if (o_.sample_every) read_prompt(tokenizer_folder_);
+    if (o_.sample_every) sampler_.emplace(sampler(tokenizer_folder_));
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
     describe();
+    report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(), peak() * control_.size());
     if (o_.check_ranks) RankCheck<T>(control_, mesh_.dp(), stream_).run();
     if (o_.check_sync) sync_check_.emplace(control_, stream_);
     if (start_ >= o_.schedule.steps) {
@@ -222,20 +201,10 @@ class Run {
   // The newest checkpoint that is whole. Those that are passed over are set aside when the run folder is claimed.
   std::optional<Checkpoint> choose_valid_checkpoint(const RunStart& start) {
     std::optional<Checkpoint> found = choose_checkpoint(o_.out, start);
-    const bool named = found && found->folder == start.resume_from;
     require_agreement(control_, {{"checkpoint", found ? found->folder.string() : "none"}},
                       "all ranks must see the same files: use a file system that they share, or a copy on each host");
-    if (!found) return found;
-    for (std::vector<Checkpoint> all = list_checkpoints(found->folder.parent_path()); found;) {
-      const std::string damage = damage_anywhere(found->folder);
-      if (damage.empty()) return found;
-      if (named) fail("--resume ", damage, ": name another checkpoint");
-      std::printf("skipping checkpoint %s: %s\n", found->folder.c_str(), damage.c_str());
-      std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found->step; });
-      found = all.empty() ? std::nullopt : std::optional(all.back());
-    }
-    fail("--resume: no checkpoint in ", o_.resume_from.empty() ? o_.out : o_.resume_from,
-         " is whole: start afresh with --overwrite, or from weights with --init");
+    if (found) found = whole_checkpoint(*found, start, [this](const auto& folder) { return damage_anywhere(folder); });
+    return found;
   }
 
   // Ranks share the work.
@@ -270,7 +239,7 @@ class Run {
       return;
     }
     const nlohmann::json trainer = load_trainer(checkpoint->folder);
-    check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, *train_),
+    check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, train_->tokens()),
                           checkpoint->folder);
     load_model_weights(checkpoint->folder);
     load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
@@ -314,7 +283,7 @@ class Run {
                                .tensors = stored_tensors(model_->tensors()),
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
-                               .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, *train_)},
+                               .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, train_->tokens())},
                                            {"guard", guard_.state()}, {"loss_scale", scale_state()}},
                                .tokenizer_folder = tokenizer_folder_,
                                .wait = [this] { CUDA_CHECK(cudaStreamSynchronize(stream_)); }});
@@ -367,41 +336,11 @@ class Run {
     for (const auto& category : model_->memory().categories())
       std::printf("%s %s, ", category.name.c_str(), gibibytes(category.bytes).c_str());
     std::printf("total %s\n", gibibytes(model_->memory().total()).c_str());
-    const double peak = peak_flops(device_, o_.dtype == "fp32");
     std::printf("work      6N + 6LCT = %.3f GFLOP a token", model_->flops_per_token() / 1e9);
-    if (peak > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak / 1e12, o_.dtype.c_str());
+    if (peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak() / 1e12, o_.dtype.c_str());
     std::printf("\nsteps     %zu to %zu, learning rate %g (%s), output %s\n", start_ + 1, o_.schedule.steps, o_.schedule.lr,
                 o_.schedule.kind.c_str(), o_.out.empty() ? "none" : o_.out.c_str());
     std::fflush(stdout);
-  }
-
-  void print_step(size_t step, double loss, double norm, double rate, double seconds, double seconds_left,
-                  const nlohmann::ordered_json& metrics) const {
-    const double flops = tokens_per_step() * model_->flops_per_token() / seconds;
-    const double peak = peak_flops(device_, o_.dtype == "fp32");
-    std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", step, o_.schedule.steps,
-                loss, norm, rate, seconds * 1e3, with_commas(tokens_per_step() / seconds).c_str());
-    if (peak > 0) std::printf("MFU %.1f%% | ", 100 * flops / peak);
-    else std::printf("%.0f GFLOP/s | ", flops / 1e9);
-    if (metrics.contains("comm_ms"))
-      std::printf("comm %.1f ms, %.1f exposed | ", double(metrics["comm_ms"]), double(metrics["comm_exposed_ms"]));
-    std::printf("%s left\n", duration(seconds_left).c_str());
-    std::fflush(stdout);
-  }
-
-  void print_profile(size_t steps) const {
-    auto totals = Profiler::instance().collect();
-    double milliseconds = 0;
-    for (const auto& [name, total] : totals) milliseconds += total.milliseconds;
-    std::printf("%-28s %8s %10s %7s %9s %10s   (a step, mean of %zu)\n", "kernel", "calls", "ms", "share", "GB/s",
-                "GFLOP/s", steps);
-    std::vector<std::pair<std::string, Profiler::Total>> sorted(totals.begin(), totals.end());
-    std::sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.second.milliseconds > b.second.milliseconds; });
-    for (const auto& [name, total] : sorted)
-      std::printf("%-28s %8.1f %10.3f %6.1f%% %9.1f %10.1f\n", name.c_str(), double(total.calls) / steps,
-                  total.milliseconds / steps, 100 * total.milliseconds / milliseconds,
-                  total.bytes / total.milliseconds / 1e6, total.flops / total.milliseconds / 1e6);
-    std::printf("%-28s %8s %10.3f\n", "all", "", milliseconds / steps);
   }
 
   // ---- the loop
@@ -433,22 +372,20 @@ class Run {
     complete_checkpoint();
     bar.hide();
     save_trace();
-    print_summary(steps, shortest, seconds_since(begin));
-    bill_.print(double(done_) * tokens_per_step(), double(done_) * tokens_per_step() * model_->flops_per_token(),
-                peak_flops(device_, o_.dtype == "fp32"),
+    report_->print_summary(steps, shortest, seconds_since(begin));
+    const double tokens = double(done_) * tokens_per_step();
+    bill_.print(tokens, tokens * model_->flops_per_token(), peak(),
                 seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_));
-    if (o_.profile && steps > unprofiled) print_profile(steps - unprofiled);
+    if (o_.profile && steps > unprofiled) print_profile(Profiler::instance().collect(), steps - unprofiled);
     if (!stopping_) return 0;
     std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), done_,
                 o_.out.empty() ? "" : ", and saved: go on with --resume");
     return interrupted_exit_code;
   }
 
-  struct Step {
-    double loss, norm, rate, seconds;
-    bool applied;
-    LossScale next_scale;
-    bool stop, saved;  // stop: a rank was asked to; saved: all have written their parts of a checkpoint
+  // A step, and what ranks said in it.
+  struct Step : StepResult {
+    bool stop, saved;  // a rank was asked to stop; all have written their parts of the checkpoint under way
   };
 
   Step train_step(bool asked_to_stop) {
@@ -464,18 +401,17 @@ class Run {
                    float(o_.grad_clip), long(done_ - guard_.left_out()), {limits.loss, limits.norm});
     const StepSums sums = model_->sums();
     const GradientSummary gradients = model_->gradient_summary();
-    return {sums.loss, gradients.norm, rate, seconds_since(begin), gradients.factor >= 0, gradients.scale,
+    const double loss_scale = o_.dtype == "fp16" ? gradients.scale.value : 0;
+    return {{done_, sums.loss, gradients.norm, rate, seconds_since(begin), gradients.factor >= 0, loss_scale},
             sums.stop > 0, sums.saved == float(control_.size())};
   }
 
   void report(const Step& step, double seconds_left) {
     const bool printed = done_ % o_.log_every == 0 || done_ == o_.schedule.steps;
-    nlohmann::ordered_json metrics = step_metrics(done_, step.loss, step.norm, step.rate, step.seconds);
-    if (!step.applied) metrics["left_out"] = true;
-    if (o_.dtype == "fp16") metrics["loss_scale"] = step.next_scale.value;
+    nlohmann::ordered_json metrics = report_->metrics(step);
     add_traffic(metrics, printed);
     bill_.add_to(metrics);
-    if (printed) print_step(done_, step.loss, step.norm, step.rate, step.seconds, seconds_left, metrics);
+    if (printed) report_->print(step, metrics, seconds_left);
     log(metrics);
     trace_step();
   }
@@ -485,10 +421,7 @@ class Run {
     const Guard::Judgement judgement = guard_.judge(step.loss, step.norm, step.applied);
     if (judgement.reason.empty()) return false;
     const bool rolls_back = judgement.action == Guard::Action::roll_back && saved_;
-    std::printf("step %5zu/%zu | %s%s", done_, o_.schedule.steps, judgement.reason.c_str(),
-                rolls_back ? "" : step.applied ? ": logged" : ": update left out");
-    if (o_.dtype == "fp16") std::printf(", loss scale %g", step.next_scale.value);
-    std::printf("\n");
+    report_->print_incident(step, judgement.reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out");
     if (rolls_back) roll_back(judgement.reason);
     return rolls_back;
   }
@@ -511,7 +444,7 @@ class Run {
     const auto due = [&](size_t every) { return every > 0 && done_ % every == 0; };
     if (due(o_.check_sync)) sync_check_->run(model_->store(), done_);
     if (val_ && (last || due(o_.val_every))) validate_now(done_);
-    if (due(o_.sample_every)) std::printf("---\n%s\n---\n", sample(done_).c_str());
+    if (due(o_.sample_every)) std::printf("---\n%s\n---\n", sampler_->text(done_, next_logits()).c_str());
     if (!o_.out.empty() && (last || stopping_ || due(o_.checkpoint_every))) save();
   }
 
@@ -553,27 +486,6 @@ class Run {
     if (o_.out.empty() || !is_first()) return;
     if (!metrics_) metrics_.emplace(metrics_path(o_.out), start_);
     metrics_->append(fields);
-  }
-
-  nlohmann::ordered_json step_metrics(size_t step, double loss, double norm, double rate, double seconds) const {
-    const double flops = tokens_per_step() * model_->flops_per_token() / seconds;
-    const double peak = peak_flops(device_, o_.dtype == "fp32");
-    return {{"step", step},
-            {"loss", loss},
-            {"grad_norm", norm},
-            {"lr", rate},
-            {"tokens", step * size_t(tokens_per_step())},
-            {"step_ms", seconds * 1e3},
-            {"tokens_per_s", tokens_per_step() / seconds},
-            {"flops_per_s", flops},
-            {"mfu", peak > 0 ? flops / peak : NAN}};
-  }
-
-  void print_summary(size_t steps, double shortest, double seconds) const {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    std::printf("%zu steps in %s; fastest step %.1f ms; peak host memory %s\n", steps, duration(seconds).c_str(),
-                shortest * 1e3, gibibytes(size_t(usage.ru_maxrss) * 1024).c_str());
   }
 
   // ---- what tracing and the ranks tell
@@ -619,31 +531,19 @@ class Run {
       if (is_first()) metrics["ranks"].push_back(nlohmann::ordered_json::parse(text));
   }
 
-  // ---- sampling
-
-  // Comes before training: a prompt that can't be turned into tokens must not end a run at its first sample.
-  void read_prompt(const std::filesystem::path& folder_of_tokenizer) {
-    const int vocabulary = model_->tensors().shape().vocabulary;
-    tokenizer_.emplace(vocabulary, folder_of_tokenizer);
-    prompt_ = o_.prompt.empty() ? std::vector<int>{first_token(vocabulary)} : tokenizer_->encode(o_.prompt);
+  Sampler sampler(const std::filesystem::path& folder_of_tokenizer) const {
+    return {Tokenizer(model_->tensors().shape().vocabulary, folder_of_tokenizer), o_.prompt, o_.sample_len,
+            {o_.temperature, o_.top_k}, o_.seed};
   }
 
-  // `number` makes each sample of a run its own.
-  std::string sample(uint64_t number) {
-    std::vector<int> tokens = prompt_;
-    const size_t begin = o_.prompt.empty() ? 1 : 0;
-    std::mt19937_64 generator(o_.seed * 1000003 + number);
-    for (size_t i = 0; i < o_.sample_len; ++i) {
+  auto next_logits() {
+    return [this](const std::vector<int>& tokens) {
       const size_t visible = std::min(tokens.size(), size_t(o_.seq_len));
-      const std::vector<int> window(tokens.end() - long(visible), tokens.end());
-      tokens.push_back(sample_token(model_->next_token_logits(window), {o_.temperature, o_.top_k}, generator));
-    }
-    return tokenizer_->decode({tokens.begin() + long(begin), tokens.end()});
+      return model_->next_token_logits({tokens.end() - long(visible), tokens.end()});
+    };
   }
 
-  // What an empty prompt starts from: a line end for bytes, <|endoftext|> for GPT-2's vocabulary.
-  static int first_token(int vocabulary) { return vocabulary == 50257 ? 50256 : std::min(int('\n'), vocabulary - 1); }
-
+  double peak() const { return peak_flops(device_, o_.dtype == "fp32"); }  // FLOP/s; 0: not known
   double tokens_per_step() const { return double(o_.global_batch) * o_.seq_len; }
 
   Options o_;
@@ -654,12 +554,12 @@ class Run {
   std::optional<TokenData> train_, val_;
   std::unique_ptr<GPT<T>> model_;
   std::optional<MetricsLog> metrics_;
+  std::optional<Report> report_;
   std::optional<TensorLog> tensor_log_;
   std::optional<SyncCheck<T>> sync_check_;
   std::vector<std::string> timeline_;  // of the steps, for --trace
-  std::optional<Tokenizer> tokenizer_;
+  std::optional<Sampler> sampler_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
-  std::vector<int> prompt_;
   std::optional<RunFolderLock> lock_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Checkpoint> saved_;  // the newest of this run

@@ -116,6 +116,21 @@ inline std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& 
   return checkpoint;
 }
 
+// `found`, or the newest before it that is whole. damage(folder): what is wrong with a checkpoint; empty: nothing.
+template <class Damage>
+Checkpoint whole_checkpoint(Checkpoint found, const RunStart& start, Damage damage) {
+  const std::filesystem::path run = found.folder.parent_path();
+  std::vector<Checkpoint> others = list_checkpoints(run);
+  for (std::string problem; !(problem = damage(found.folder)).empty(); found = others.back()) {
+    if (found.folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
+    std::printf("skipping checkpoint %s: %s\n", found.folder.c_str(), problem.c_str());
+    std::erase_if(others, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
+    if (others.empty())
+      fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
+  }
+  return found;
+}
+
 // Makes the folder this run's, and the lock its lock if it isn't yet. Comes last of all preparations: a mistake found
 // later would have cost the old run.
 inline void claim_run_folder(const std::filesystem::path& out, const RunStart& start,

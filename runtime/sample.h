@@ -1,12 +1,15 @@
-// Drawing the next token from logits: temperature, top-k (Fan et al. 2018), and a seeded generator of its own, so that
-// sampling never disturbs training.
+// Text from a model: the next token drawn from logits by temperature and top-k (Fan et al. 2018), with a seeded generator
+// of its own, so that sampling never disturbs training.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
+
+#include "runtime/tokenizer.h"
 
 struct SampleOptions {
   double temperature = 1;  // 0: always the likeliest token
@@ -32,3 +35,31 @@ inline int sample_token(const std::vector<float>& logits, const SampleOptions& o
   const size_t index = std::upper_bound(cumulative.begin(), cumulative.end(), uniform) - cumulative.begin();
   return ids[std::min(index, ids.size() - 1)];
 }
+
+class Sampler {
+ public:
+  // Fails if the prompt can't be turned into tokens: better before training than at the first sample. An empty one
+  // starts from a line end, or from GPT-2's <|endoftext|>.
+  Sampler(Tokenizer tokenizer, const std::string& prompt, size_t length, const SampleOptions& options, uint64_t seed)
+      : tokenizer_(std::move(tokenizer)), length_(length), options_(options), seed_(seed), shown_(prompt.empty() ? 1 : 0) {
+    const int vocabulary = tokenizer_.vocabulary(), line_end = std::min(int('\n'), vocabulary - 1);
+    prompt_ = prompt.empty() ? std::vector<int>{vocabulary == 50257 ? 50256 : line_end} : tokenizer_.encode(prompt);
+  }
+
+  // next_logits(tokens): of the token that follows. `number` makes each sample of a run its own.
+  template <class NextLogits>
+  std::string text(uint64_t number, NextLogits next_logits) const {
+    std::vector<int> tokens = prompt_;
+    std::mt19937_64 generator(seed_ * 1000003 + number);
+    for (size_t i = 0; i < length_; ++i) tokens.push_back(sample_token(next_logits(tokens), options_, generator));
+    return tokenizer_.decode({tokens.begin() + long(shown_), tokens.end()});
+  }
+
+ private:
+  Tokenizer tokenizer_;
+  size_t length_;
+  SampleOptions options_;
+  uint64_t seed_;
+  size_t shown_;  // tokens before this one are not part of the text
+  std::vector<int> prompt_;
+};

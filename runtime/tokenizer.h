@@ -84,6 +84,8 @@ class Tokenizer {
     return end == text.size() || end - start == 1 ? end : end - 1;
   }
 
+  int vocabulary() const { return vocabulary_; }
+
  private:
   enum CharacterClass { space, letter, digit, other };
 

@@ -91,6 +91,16 @@ TEST_CASE("a run killed at any moment continues with the same bits") {
   }
 }
 
+TEST_CASE("a run waits for the one that still writes to its folder") {
+  Workplace shell;
+  const std::string out = shell.output(
+      "$TEXT --schedule constant --steps 300 --out b >first & \n until [ -s b/metrics.jsonl ]; do sleep 0.01; done\n"
+      "$TEXT --schedule constant --steps 310 --out b --resume; wait");
+  CHECK(contains(out, "waiting for the run that still writes to b"));
+  shell.output("$TEXT --schedule constant --steps 310 --out a");
+  CHECK(shell.same_metrics("a", "b"));
+}
+
 TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
   Workplace shell;
   const std::string train = "$TINY --train text --steps 24 --lr 1e-3 --val text --out ";
