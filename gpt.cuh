@@ -70,18 +70,38 @@ struct StepSums {
   float saved = 0;  // ranks that have written their part of the checkpoint under way
 };
 
+// What a step came to.
+struct StepResults {
+  StepSums sums;
+  GradientSummary gradients;
+  double seconds = 0;  // on the device, from begin_step to end_step
+};
+
 template <class T>
 class GPT {
  public:
   // Data-parallel ranks are those of `dp`: calls below are collective, each rank with its own samples.
   GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
       : options_(options), list_(options.shape), dp_(dp), stream_(stream),
-        store_(list_, options.store, memory_, dp, stream) {
+        store_(list_, options.store, memory_, dp, stream), pinned_(sizeof(PinnedStep) * 2 + batch_bytes() * 2) {
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     memory_.allocate();
     store_.clear();
+    CUDA_CHECK(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
+    Profiler::instance().name_stream(copies_, "copies");
+    auto* steps = static_cast<PinnedStep*>(pinned_.data());
+    for (int i : {0, 1}) {
+      steps_[i].host = steps + i;
+      batches_[i].host = reinterpret_cast<int*>(steps + 2) + i * batch_bytes() / sizeof(int);
+    }
   }
+  ~GPT() {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(copies_);
+  }
+  GPT(const GPT&) = delete;
+  GPT& operator=(const GPT&) = delete;
 
   const TensorList& tensors() const { return list_; }
   const DeviceMemory& memory() const { return memory_; }
@@ -93,6 +113,34 @@ class GPT {
     const ModelShape& s = options_.shape;
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
+
+  // ---- steps. The host may be one ahead: it learns what a step came to while the device computes the next.
+
+  // votes: this rank's part of the step's sums; the loss is not looked at.
+  void begin_step(const StepSums& votes) {
+    step_ ^= 1;
+    steps_[step_].host->votes = votes;
+    steps_[step_].begin.record(stream_);
+  }
+
+  // After the update.
+  void end_step() {
+    Step& step = steps_[step_];
+    CUDA_CHECK(cudaMemcpyAsync(&step.host->sums, reduced_sums_, sizeof(StepSums), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(&step.host->gradients, store_.summary(), sizeof(GradientSummary), cudaMemcpyDeviceToHost,
+                               stream_));
+    step.end.record(stream_);
+  }
+
+  // Of the last step, or of the one before. Waits for the device to end it.
+  StepResults results(bool of_last) {
+    const Step& step = steps_[of_last ? step_ : 1 - step_];
+    CUDA_CHECK(cudaEventSynchronize(step.end));
+    return {step.host->sums, step.host->gradients, elapsed_ms(step.begin, step.end) / 1e3};
+  }
+
+  // Has the device done all it was given?
+  bool is_idle() const { return cudaStreamQuery(stream_) == cudaSuccess; }
 
   // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` to `last`. Host memory, which is
   // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
@@ -107,14 +155,10 @@ class GPT {
     loss_micro_step(inputs, targets, tokens, first, last, false);
   }
 
-  // Clips and applies the gradients of the micro-steps, unless loss or norm are beyond `limits` or not finite. `update`
-  // counts from 1.
-  void update(const AdamW& options, float clip, long update, const StepLimits& limits = {}) {
-    store_.update(options, clip, update, &reduced_sums_->loss, limits);
+  // Clips and applies the gradients of the micro-steps, unless loss or norm are beyond `limits` or not finite.
+  void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
+    store_.update(options, clip, &reduced_sums_->loss, limits);
   }
-
-  // This rank's part of the next step's sums. The loss is not looked at.
-  void set_votes(const StepSums& votes) { votes_ = votes; }
 
   // Of the micro-steps from the last `first` to `last`, on all ranks. These wait for the device.
   StepSums sums() {
@@ -146,7 +190,8 @@ class GPT {
  private:
   // The loss's sums are complete after the last micro-step's forward pass: they travel during the backward pass.
   void loss_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last, bool training) {
-    if (first) CUDA_CHECK(cudaMemcpyAsync(sums_, &votes_, sizeof votes_, cudaMemcpyHostToDevice, stream_));
+    if (first)
+      CUDA_CHECK(cudaMemcpyAsync(sums_, &steps_[step_].host->votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
     send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
     forward(options_.micro_batch, options_.seq_len);
     head_loss(float(1 / tokens), training);
@@ -308,9 +353,7 @@ class GPT {
     dwide_ = arena.take<T>(size_t(rows) * 4 * C);
     row_dots_ = arena.take<float>(size_t(rows) * s.heads);
     reductions_ = arena.take<float>(std::max(layernorm_workspace(rows, C), column_sum_workspace(rows, 4 * C)));
-    inputs_ = arena.take<int>(rows);
-    targets_ = arena.take<int>(rows);
-    order_ = arena.take<int>(rows);
+    for (Batch& batch : batches_) batch.device = arena.take<int>(size_t(3) * rows);
     sums_ = arena.take<StepSums>(1);
     reduced_sums_ = arena.take<StepSums>(1);
     use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
@@ -318,14 +361,25 @@ class GPT {
 
   // ---- host and device
 
+  // On a stream of its own, while the batch before is computed. targets may be null.
   void send_batch(const int* inputs, const int* targets, int rows) {
-    std::vector<int> order(rows);
-    sort_by_token(inputs, rows, order.data());
-    const size_t bytes = rows * sizeof(int);
-    CUDA_CHECK(cudaMemcpyAsync(inputs_, inputs, bytes, cudaMemcpyHostToDevice, stream_));
-    CUDA_CHECK(cudaMemcpyAsync(order_, order.data(), bytes, cudaMemcpyHostToDevice, stream_));
-    if (targets) CUDA_CHECK(cudaMemcpyAsync(targets_, targets, bytes, cudaMemcpyHostToDevice, stream_));
+    batches_[batch_].used.record(stream_);
+    batch_ ^= 1;
+    Batch& batch = batches_[batch_];
+    CUDA_CHECK(cudaEventSynchronize(batch.copied));  // two micro-batches ago
+    std::copy_n(inputs, rows, batch.host);
+    if (targets) std::copy_n(targets, rows, batch.host + rows);
+    sort_by_token(inputs, rows, batch.host + 2 * rows);
+    CUDA_CHECK(cudaStreamWaitEvent(copies_, batch.used));
+    CUDA_CHECK(cudaMemcpyAsync(batch.device, batch.host, 3 * rows * sizeof(int), cudaMemcpyHostToDevice, copies_));
+    batch.copied.record(copies_);
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, batch.copied));
+    inputs_ = batch.device;
+    targets_ = inputs_ + rows;
+    order_ = targets_ + rows;
   }
+
+  size_t batch_bytes() const { return size_t(3) * options_.micro_batch * options_.seq_len * sizeof(int); }
 
   template <class Value>
   Value read(const Value* value) const {
@@ -359,6 +413,24 @@ class GPT {
   T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
   float *row_dots_, *reductions_;                      // (B,NH,T), workspace of reductions
   StepSums *sums_, *reduced_sums_;                     // of this rank, of all ranks
-  StepSums votes_;
-  int *inputs_, *targets_, *order_;                    // (R) each; order: positions sorted by token
+  const int *inputs_, *targets_, *order_;              // (R) each; order: positions sorted by token
+
+  // What host and device tell each other, two of each in turn: one is in use while the other is filled.
+  struct PinnedStep {
+    StepSums votes, sums;
+    GradientSummary gradients;
+  };
+  struct Step {
+    PinnedStep* host;
+    Event begin{cudaEventDefault}, end{cudaEventDefault};
+  };
+  struct Batch {
+    int *host, *device;  // (3,R): inputs, targets, order
+    Event copied, used;
+  };
+  HostMemory pinned_;
+  Step steps_[2];
+  Batch batches_[2];
+  int step_ = 0, batch_ = 0;
+  cudaStream_t copies_ = nullptr;
 };

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 
 #include "gpt.cuh"
@@ -248,7 +249,7 @@ class Run {
     done_ = checkpoint->step;
     samples_left_out_ = trainer.at("samples").get<size_t>() - done_ * size_t(o_.global_batch);
     if (trainer.contains("guard")) guard_.restore(trainer["guard"]);
-    restore_scale(trainer);
+    restore_progress(trainer);
   }
 
   nlohmann::json scale_state() {
@@ -256,7 +257,7 @@ class Run {
     return {{"value", scale.value}, {"good_steps", scale.good_steps}};
   }
 
-  void restore_scale(const nlohmann::json& trainer) {
+  void restore_progress(const nlohmann::json& trainer) {
     LossScale scale = loss_scale_of(o_);
     const nlohmann::json stored = trainer.value("loss_scale", nlohmann::json::object());
     const auto number = [&](const char* name, double otherwise, double most) {
@@ -267,7 +268,7 @@ class Run {
     };
     scale.value = float(number("value", scale.value, LossScale::most));
     scale.good_steps = int(number("good_steps", 0, 1e9));
-    model_->store().set_loss_scale(scale);
+    model_->store().set_progress(done_ - guard_.left_out(), scale);
   }
 
   // Takes a snapshot, which is written while training goes on. Disks may fail: the run can do without a checkpoint that
@@ -307,7 +308,7 @@ class Run {
   }
 
   void report_unsaved(const std::string& problem) {
-    if (done_ == o_.schedule.steps || stopping_) fail(problem);
+    if ((is_last() && in_flight_.empty()) || stopping_) fail(problem);
     if (is_first()) print_error("the checkpoint of step " + std::to_string(writer_->step()) +
                                 " could not be written, training goes on: " + one_line(problem));
   }
@@ -350,29 +351,22 @@ class Run {
     Interruption interruption(o_.max_hours);
     ProgressBar bar(o_.schedule.steps, control_.size() == 1);
     const Clock::time_point begin = Clock::now();
-    double shortest = INFINITY;
     size_t steps = 0;  // of this run, those that a rollback undid included
     mesh_.dp().take_traffic();
     while (done_ < o_.schedule.steps && !stopping_) {
-      Profiler::instance().enabled = o_.profile && steps >= unprofiled;
-      const Step step = train_step(interruption.asked());
-      Profiler::instance().enabled = false;
-      shortest = std::min(shortest, step.seconds);
+      start_step(interruption.asked(), o_.profile && steps >= unprofiled);
       ++steps;
-
       bar.hide();
-      const double left = seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_);
-      report(step, left);
-      stopping_ = step.stop && done_ < o_.schedule.steps;
-      if (step.saved) complete_checkpoint();
-      if (!guarded_step(step)) after_step();
-      mesh_.dp().take_traffic();  // what validation, sampling and checks sent is not of the next step
-      bar.show(done_, left);
+      const auto left = [&] { return seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_); };
+      bool undone = in_flight_.size() > 1 && !finish_step(left());
+      while (!undone && is_due() && !in_flight_.empty()) undone = !finish_step(left());
+      if (!undone && is_due()) after_step();
+      bar.show(done_, left());
     }
     complete_checkpoint();
     bar.hide();
     save_trace();
-    report_->print_summary(steps, shortest, seconds_since(begin));
+    report_->print_summary(steps, shortest_, seconds_since(begin));
     const double tokens = double(done_) * tokens_per_step();
     bill_.print(tokens, tokens * model_->flops_per_token(), peak(),
                 seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_));
@@ -383,54 +377,73 @@ class Run {
     return interrupted_exit_code;
   }
 
-  // A step, and what ranks said in it.
-  struct Step : StepResult {
-    bool stop, saved;  // a rank was asked to stop; all have written their parts of the checkpoint under way
+  // A step that the device was given.
+  struct Started {
+    size_t step;
+    double rate;
+    SpikeLimits limits;
+    std::map<std::string, double> bytes_sent;
   };
 
-  Step train_step(bool asked_to_stop) {
-    const Clock::time_point begin = Clock::now();
-    const double rate = learning_rate(o_.schedule, done_);
+  // Gives the device all of the next step, and waits for nothing.
+  void start_step(bool asked_to_stop, bool profiled) {
+    Profiler::instance().enabled = profiled;
     Profiler::instance().context.step = int(done_ + 1);
+    const double rate = learning_rate(o_.schedule, done_);
+    const SpikeLimits limits = guard_.limits(!in_flight_.empty()), none;
     const bool saved = writer_->under_way() && writer_->is_written();
-    model_->set_votes({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
+    model_->begin_step({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
     accumulate(*train_, first_sample(done_), o_.shuffle, true);
-    const SpikeLimits limits = guard_.limits();
-    ++done_;
+    const SpikeLimits& applied = guard_.prevents_updates() ? limits : none;
     model_->update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
-                   float(o_.grad_clip), long(done_ - guard_.left_out()), {limits.loss, limits.norm});
-    const StepSums sums = model_->sums();
-    const GradientSummary gradients = model_->gradient_summary();
-    const double loss_scale = o_.dtype == "fp16" ? gradients.scale.value : 0;
-    return {{done_, sums.loss, gradients.norm, rate, seconds_since(begin), gradients.factor >= 0, loss_scale},
-            sums.stop > 0, sums.saved == float(control_.size())};
+                   float(o_.grad_clip), {applied.loss, applied.norm});
+    model_->end_step();
+    Profiler::instance().enabled = false;
+    in_flight_.push_back({++done_, rate, limits, take_traffic()});
   }
 
-  void report(const Step& step, double seconds_left) {
-    const bool printed = done_ % o_.log_every == 0 || done_ == o_.schedule.steps;
+  // Waits for the oldest step under way. False: it is undone, and what came after it, too.
+  bool finish_step(double seconds_left) {
+    const StepResults results = model_->results(in_flight_.size() == 1);
+    const Started started = in_flight_.front();
+    in_flight_.pop_front();
+    const auto& [sums, gradients, seconds] = results;
+    const double loss_scale = o_.dtype == "fp16" ? gradients.scale.value : 0;
+    const StepResult step = {started.step, sums.loss, gradients.norm, started.rate, seconds, gradients.factor >= 0, loss_scale};
+    shortest_ = std::min(shortest_, seconds);
+    report(step, started, seconds_left);
+    stopping_ |= sums.stop > 0 && done_ < o_.schedule.steps;
+    if (sums.saved == float(control_.size())) complete_checkpoint();
+    return guarded_step(step, started.limits);
+  }
+
+  void report(const StepResult& step, const Started& started, double seconds_left) {
+    const bool printed = step.step % o_.log_every == 0 || step.step == o_.schedule.steps;
     nlohmann::ordered_json metrics = report_->metrics(step);
-    add_traffic(metrics, printed);
+    add_traffic(metrics, started.bytes_sent, printed);
     bill_.add_to(metrics);
     if (printed) report_->print(step, metrics, seconds_left);
     log(metrics);
     trace_step();
   }
 
-  // What the guard thinks of the step. True: it is undone.
-  bool guarded_step(const Step& step) {
-    const Guard::Judgement judgement = guard_.judge(step.loss, step.norm, step.applied);
-    if (judgement.reason.empty()) return false;
+  // What the guard thinks of the step. False: it is undone.
+  bool guarded_step(const StepResult& step, const SpikeLimits& limits) {
+    const Guard::Judgement judgement = guard_.judge(step.loss, step.norm, step.applied, limits);
+    if (judgement.reason.empty()) return true;
     const bool rolls_back = judgement.action == Guard::Action::roll_back && saved_;
     report_->print_incident(step, judgement.reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out");
-    if (rolls_back) roll_back(judgement.reason);
-    return rolls_back;
+    if (rolls_back) roll_back(step.step, judgement.reason);
+    return !rolls_back;
   }
 
-  // To the newest checkpoint, and on with the samples that follow this step's.
-  void roll_back(const std::string& reason) {
+  // To the newest checkpoint, and on with the samples that follow step `from`.
+  void roll_back(size_t from, const std::string& reason) {
     complete_checkpoint();
     guard_.count_rollback();
-    const size_t from = done_, next_sample = first_sample(done_);
+    const size_t next_sample = first_sample(from);
+    CUDA_CHECK(cudaStreamSynchronize(stream_));  // the step that had begun is of no use
+    in_flight_.clear();
     load_state(saved_);
     samples_left_out_ = next_sample - done_ * size_t(o_.global_batch);
     if (metrics_) metrics_.emplace(metrics_path(o_.out), done_);
@@ -438,14 +451,27 @@ class Run {
     log({{"step", done_}, {"rolled_back_from", from}, {"reason", reason}});
   }
 
-  // What is due besides training.
+  static bool divides(size_t every, size_t step) { return every > 0 && step % every == 0; }
+  bool is_last() const { return done_ == o_.schedule.steps; }
+  bool validation_is_due() const { return val_ && (is_last() || divides(o_.val_every, done_)); }
+  bool checkpoint_is_due() const {
+    return !o_.out.empty() && (is_last() || stopping_ || divides(o_.checkpoint_every, done_));
+  }
+  bool traces() const { return !o_.trace.empty() || tensor_log_; }
+
+  // Is there anything to do before the next step can start?
+  bool is_due() const {
+    return is_last() || stopping_ || traces() || validation_is_due() || checkpoint_is_due() ||
+           divides(o_.check_sync, done_) || divides(o_.sample_every, done_);
+  }
+
   void after_step() {
-    const bool last = done_ == o_.schedule.steps;
-    const auto due = [&](size_t every) { return every > 0 && done_ % every == 0; };
-    if (due(o_.check_sync)) sync_check_->run(model_->store(), done_);
-    if (val_ && (last || due(o_.val_every))) validate_now(done_);
-    if (due(o_.sample_every)) std::printf("---\n%s\n---\n", sampler_->text(done_, next_logits()).c_str());
-    if (!o_.out.empty() && (last || stopping_ || due(o_.checkpoint_every))) save();
+    if (divides(o_.check_sync, done_)) sync_check_->run(model_->store(), done_);
+    if (validation_is_due()) validate_now(done_);
+    if (divides(o_.sample_every, done_)) std::printf("---\n%s\n---\n", sampler_->text(done_, next_logits()).c_str());
+    if (checkpoint_is_due()) save();
+    take_traffic();  // what all this sent, and took, is of no step
+    comm_ms_ = comm_exposed_ms_ = 0;
   }
 
   // One global batch from sample number `first` on: gradients and loss, or the loss alone.
@@ -460,7 +486,7 @@ class Run {
       for (size_t b = 0; b < micro_batch; ++b)
         data.read_sample(order(first + number * micro_batch + b), o_.seq_len, model_->tensors().shape().vocabulary,
                          &inputs[b * seq_len], &targets[b * seq_len]);
-      if (training) bill_.lost.data += seconds_since(begin);
+      if (training && model_->is_idle()) bill_.lost.data += seconds_since(begin);
       Profiler::instance().context.micro_batch = int(number);
       if (training) model_->train_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
       else model_->evaluate_micro_step(inputs.data(), targets.data(), tokens_per_step(), a == 0, a + 1 == micro_steps);
@@ -517,14 +543,23 @@ class Run {
     if (is_first()) write_trace(o_.trace, all);
   }
 
-  // Bytes sent, and milliseconds: this rank's, and at the steps that are printed every rank's.
-  void add_traffic(nlohmann::ordered_json& metrics, bool of_all_ranks) {
+  // Bytes sent since the last call. Times are added up until a step is reported.
+  std::map<std::string, double> take_traffic() {
+    Traffic traffic = mesh_.dp().take_traffic();
+    comm_ms_ += traffic.milliseconds;
+    comm_exposed_ms_ += traffic.exposed_milliseconds;
+    return traffic.bytes_sent;
+  }
+
+  // Bytes sent in the step, and milliseconds of what ended since the one before was reported: this rank's, and at the
+  // steps that are printed every rank's.
+  void add_traffic(nlohmann::ordered_json& metrics, const std::map<std::string, double>& bytes_sent, bool of_all_ranks) {
     if (control_.size() == 1) return;
-    const Traffic traffic = mesh_.dp().take_traffic();
+    take_traffic();
     nlohmann::ordered_json mine = {{"comm_bytes", nlohmann::ordered_json::object()},
-                                   {"comm_ms", traffic.milliseconds},
-                                   {"comm_exposed_ms", traffic.exposed_milliseconds}};
-    for (const auto& [name, bytes] : traffic.bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
+                                   {"comm_ms", std::exchange(comm_ms_, 0)},
+                                   {"comm_exposed_ms", std::exchange(comm_exposed_ms_, 0)}};
+    for (const auto& [name, bytes] : bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
     metrics.update(mine);
     if (!of_all_ranks) return;
     for (const std::string& text : control_.gather(mine.dump()))
@@ -566,7 +601,10 @@ class Run {
   Bill bill_;
   bool stopping_ = false;            // before the last step
   Guard guard_;
-  size_t start_ = 0, done_ = 0;  // steps done before this run, and now
+  size_t start_ = 0, done_ = 0;  // steps done before this run, and now; those under way included
+  std::deque<Started> in_flight_;
+  double shortest_ = INFINITY;   // seconds of a step
+  double comm_ms_ = 0, comm_exposed_ms_ = 0;
   size_t samples_left_out_ = 0;  // by rollbacks
 };
 

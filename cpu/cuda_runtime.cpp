@@ -363,6 +363,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady; }
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!event) return remember(cudaErrorInvalidResourceHandle);
   if (!event->latest || event->latest->done) return cudaSuccess;

@@ -2,7 +2,8 @@
 //   m = β1·m + (1−β1)·g;   v = β2·v + (1−β2)·g²
 //   w = w·(1 − lr·decay) − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + ε)
 //
-// A negative factor leaves everything as it is (kernels/norm.cuh: the step is not to be applied).
+// A negative factor leaves everything as it is, t included (kernels/norm.cuh: the step is not to be applied). So t is
+// counted on the device, and the host need not know yet how earlier steps went.
 //
 // Elementwise, a pack of floats a thread. The weights that are updated are float: the fp32 model itself, or the master
 // copy of a 16-bit model, whose working weights are rounded from it. Without a master copy the 16-bit weights are
@@ -10,8 +11,6 @@
 // smaller than half a unit in the last place are kept on average (Gupta et al., arXiv:1502.02551).
 // Moves 28 bytes an element in fp32 (reads w, g, m, v; writes w, m, v), 30 with a master copy, 24 without. 15 FLOPs.
 #pragma once
-
-#include <cmath>
 
 #include "kernels/common.cuh"
 #include "kernels/random.cuh"
@@ -22,35 +21,38 @@ struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-struct AdamWStep {  // what is the same for every element of a step
-  float learning_rate, beta1, beta2, epsilon, decay, correction1, correction2;  // correction = 1 / (1 − β^t)
+// In device memory.
+struct AdamWState {
+  int updates = 0;                         // t: those that were applied, the present one included
+  float correction1 = 0, correction2 = 0;  // 1 / (1 − β^t)
 };
 
-inline AdamWStep adamw_step(const AdamW& options, long step) {
-  return {options.learning_rate, options.beta1, options.beta2, options.epsilon,
-          options.learning_rate * options.weight_decay,
-          float(1 / (1 - std::pow(double(options.beta1), double(step)))),
-          float(1 / (1 - std::pow(double(options.beta2), double(step))))};
+__global__ void adamw_count_kernel(AdamWState* state, const float* factor, float beta1, float beta2) {
+  if (*factor < 0) return;
+  const double t = ++state->updates;
+  state->correction1 = float(1 / (1 - pow(double(beta1), t)));
+  state->correction2 = float(1 / (1 - pow(double(beta2), t)));
 }
 
 // w, m, v of one pack, given its gradient.
 template <int N>
 __device__ inline void adamw_update(float (&w)[N], float (&m)[N], float (&v)[N], const float (&g)[N], float factor,
-                                    float decay, const AdamWStep& s) {
+                                    bool decays, const AdamW& o, const AdamWState& state) {
+  const float decay = decays ? o.learning_rate * o.weight_decay : 0.0f;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const float gradient = g[k] * factor;
-    m[k] = s.beta1 * m[k] + (1 - s.beta1) * gradient;
-    v[k] = s.beta2 * v[k] + (1 - s.beta2) * gradient * gradient;
-    const float denominator = sqrtf(v[k] * s.correction2) + s.epsilon;
-    w[k] -= decay * w[k] + s.learning_rate * (m[k] * s.correction1) / denominator;
+    m[k] = o.beta1 * m[k] + (1 - o.beta1) * gradient;
+    v[k] = o.beta2 * v[k] + (1 - o.beta2) * gradient * gradient;
+    const float denominator = sqrtf(v[k] * state.correction2) + o.epsilon;
+    w[k] -= decay * w[k] + o.learning_rate * (m[k] * state.correction1) / denominator;
   }
 }
 
 // Elements before `decayed` decay, those from it on do not. Both are multiples of the pack (units are padded).
 template <class T>
 __global__ void adamw_kernel(T* weights, float* masters, float* first, float* second, const float* gradients,
-                             const float* factor, size_t count, size_t decayed, AdamWStep step) {
+                             const float* factor, const AdamWState* state, size_t count, size_t decayed, AdamW options) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count || *factor < 0) return;
@@ -59,7 +61,7 @@ __global__ void adamw_kernel(T* weights, float* masters, float* first, float* se
   load(first + i, m);
   load(second + i, v);
   load(gradients + i, g);
-  adamw_update(w, m, v, g, *factor, i < decayed ? step.decay : 0.0f, step);
+  adamw_update(w, m, v, g, *factor, i < decayed, options, *state);
   store(masters + i, w);
   store(first + i, m);
   store(second + i, v);
@@ -74,8 +76,8 @@ __device__ inline __nv_bfloat16 round_stochastically(float x, uint32_t random16)
 }
 
 __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
-                                        const float* factor, size_t count, size_t decayed, AdamWStep step,
-                                        uint64_t key, uint64_t counter) {
+                                        const float* factor, const AdamWState* state, size_t count, size_t decayed,
+                                        AdamW options, uint64_t key, uint64_t counter) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count || *factor < 0) return;
@@ -84,12 +86,12 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
   load(first + i, m);
   load(second + i, v);
   load(gradients + i, g);
-  adamw_update(w, m, v, g, *factor, i < decayed ? step.decay : 0.0f, step);
+  adamw_update(w, m, v, g, *factor, i < decayed, options, *state);
   store(first + i, m);
   store(second + i, v);
 #pragma unroll
   for (int group = 0; group < N; group += 4) {
-    const uint4 bits = philox(key, counter + (i + group) / 4);
+    const uint4 bits = philox(key + uint64_t(state->updates), counter + (i + group) / 4);
     const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
     for (int k = 0; k < 4; ++k) weights[i + group + k] = round_stochastically(w[group + k], words[k] >> 16);
   }
@@ -99,29 +101,36 @@ inline unsigned adamw_grid(size_t count) {
   return unsigned(ceil_div(count, size_t(adamw_block * pack_width<float>)));
 }
 
+// Begins an update: counts it, unless it is left out.
+inline void adamw_count(AdamWState* state, const float* factor, const AdamW& options, cudaStream_t stream) {
+  KernelRange range("adamw_count", stream, 16, 10);
+  adamw_count_kernel<<<1, 1, 0, stream>>>(state, factor, options.beta1, options.beta2);
+  CUDA_CHECK(cudaGetLastError());
+}
+
 // One contiguous stretch of parameters; all arrays have `count` elements. In fp32 `weights` is `masters`.
 template <class T>
 void adamw(T* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
-           size_t count, size_t decayed, const AdamWStep& step, cudaStream_t stream) {
+           const AdamWState* state, size_t count, size_t decayed, const AdamW& options, cudaStream_t stream) {
   KernelRange range("adamw", stream, (28.0 + (sizeof(T) == 2 ? 2 : 0)) * count, 15.0 * count);
   range.writes(masters, count);
   range.writes(first, count);
   range.writes(second, count);
   if constexpr (!std::is_same_v<T, float>) range.writes(weights, count);
   adamw_kernel<T><<<adamw_grid(count), adamw_block, 0, stream>>>(weights, masters, first, second, gradients, factor,
-                                                                count, decayed, step);
+                                                                state, count, decayed, options);
   CUDA_CHECK(cudaGetLastError());
 }
 
-// The same without a master copy. (key, counter) picks the random bits; counters i/4 of one step must not repeat.
+// The same without a master copy. (key + t, counter) picks the random bits; counters i/4 of one step must not repeat.
 inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
-                             const float* factor, size_t count, size_t decayed, const AdamWStep& step, uint64_t key,
-                             uint64_t counter, cudaStream_t stream) {
+                             const float* factor, const AdamWState* state, size_t count, size_t decayed,
+                             const AdamW& options, uint64_t key, uint64_t counter, cudaStream_t stream) {
   KernelRange range("adamw_stochastic", stream, 24.0 * count, 15.0 * count);
   range.writes(weights, count);
   range.writes(first, count);
   range.writes(second, count);
   adamw_stochastic_kernel<<<adamw_grid(count), adamw_block, 0, stream>>>(
-      weights, first, second, gradients, factor, count, decayed, step, key, counter);
+      weights, first, second, gradients, factor, state, count, decayed, options, key, counter);
   CUDA_CHECK(cudaGetLastError());
 }

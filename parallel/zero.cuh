@@ -90,7 +90,7 @@ class ParameterStore {
     clear(gradients_, gradient_total());
     for (float* array : {masters_, first_, second_}) clear(array, own_total());
     for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
-    if (options_.training) set_loss_scale(options_.loss_scale);
+    if (options_.training) set_progress(0, options_.loss_scale);
     weights_changed();
   }
 
@@ -127,13 +127,13 @@ class ParameterStore {
   }
 
   // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
-  // its way on the stream of collectives) or the norm is not finite or beyond `limits`. `step` counts updates from 1.
-  void update(const AdamW& options, float clip, long step, const float* loss, const StepLimits& limits = {}) {
+  // its way on the stream of collectives) or the norm is not finite or beyond `limits`.
+  void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits = {}) {
     dp_.wait_for_all(stream_);
     compute_norm(loss, clip, limits);
-    const AdamWStep constants = adamw_step(options, step);
+    adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
-      update_unit(unit, constants, step);
+      update_unit(unit, options);
       if (unit == 0) weights_changed(), fetch(0);  // the embedding is the largest: it travels during the rest
     }
   }
@@ -176,9 +176,12 @@ class ParameterStore {
     }
   }
 
-  void set_loss_scale(const LossScale& scale) {
+  // Updates that were applied so far, and the loss scale for the next step.
+  void set_progress(size_t updates, const LossScale& scale) {
     const GradientSummary summary = {.scale = scale};
+    const AdamWState state = {.updates = int(updates)};
     CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(adamw_state_, &state, sizeof state, cudaMemcpyHostToDevice, stream_));
   }
 
   // On the stream, if `to` is pinned: it is filled when that has been waited for.
@@ -295,20 +298,20 @@ class ParameterStore {
     clip_factor(summary_, total_, loss, clip, limits, stream_);
   }
 
-  void update_unit(int unit, const AdamWStep& constants, long step) {
+  void update_unit(int unit, const AdamW& options) {
     const size_t count = own_count(unit), begin = own_begin(unit), o = own_offset(unit);
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
       if (!has_masters_) {
-        adamw_stochastic(own_weights(unit), first_ + o, second_ + o, gradient, &summary_->factor, count, decayed, constants,
-                         random_key(options_.seed, "stochastic rounding") + uint64_t(step),
+        adamw_stochastic(own_weights(unit), first_ + o, second_ + o, gradient, &summary_->factor, adamw_state_, count,
+                         decayed, options, random_key(options_.seed, "stochastic rounding"),
                          (list_.units()[unit].offset + begin) / 4, stream_);
         return;
       }
     }
-    adamw(own_weights(unit), array(State::weight, unit), first_ + o, second_ + o, gradient, &summary_->factor, count,
-          decayed, constants, stream_);
+    adamw(own_weights(unit), array(State::weight, unit), first_ + o, second_ + o, gradient, &summary_->factor, adamw_state_,
+          count, decayed, options, stream_);
   }
 
   // ---- what this rank keeps of a unit: all of it in stage 0, else its piece
@@ -365,6 +368,7 @@ class ParameterStore {
     partials_ = arena.take<float>(partials + norm_workspace(partials));
     total_ = arena.take<double>(1);
     summary_ = arena.take<GradientSummary>(1);
+    adamw_state_ = arena.take<AdamWState>(1);
   }
 
   void lay_out_buffers(Arena& arena) {
@@ -391,6 +395,7 @@ class ParameterStore {
   float* partials_ = nullptr;
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;
+  AdamWState* adamw_state_ = nullptr;
   std::vector<Slot<T>> weight_slots_;
   std::vector<Slot<float>> gradient_slots_;
 };

@@ -70,15 +70,16 @@ class Guard {
   size_t left_out() const { return left_out_; }  // updates in the whole run
   size_t rollbacks() const { return rollbacks_; }
 
-  // Beyond these the next update is not to be applied.
-  SpikeLimits limits() const {
-    if (options_.on_spike == "log") return {};
-    return spike_limits();
-  }
+  // What makes a spike of the next step. The one before it may still be under way, and never counts, so that it does not
+  // matter whether it is.
+  SpikeLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
 
-  // To be called after every step. Fails when the run can't help itself.
-  Judgement judge(double loss, double norm, bool applied) {
-    const SpikeLimits limit = spike_limits();
+  // Does the update that follows a spike have to be left out?
+  bool prevents_updates() const { return options_.on_spike != "log"; }
+
+  // To be called after every step, with its limits. Fails when the run can't help itself.
+  Judgement judge(double loss, double norm, bool applied, const SpikeLimits& limit) {
+    previous_ = spike_limits();
     const bool finite = std::isfinite(loss) && std::isfinite(norm);
     std::string reason;  // compared as the device does
     if (!finite) reason = text("loss ", loss, ", gradient norm ", norm, ": not finite");
@@ -106,8 +107,8 @@ class Guard {
   }
 
   nlohmann::json state() const {
-    return {{"losses", losses_.state()}, {"norms", norms_.state()}, {"left_out", left_out_}, {"in_a_row", in_a_row_},
-            {"rollbacks", rollbacks_}};
+    return {{"losses", losses_.state()}, {"norms", norms_.state()}, {"limits", {previous_.loss, previous_.norm}},
+            {"left_out", left_out_}, {"in_a_row", in_a_row_}, {"rollbacks", rollbacks_}};
   }
   // From a trainer.json that nobody vouches for.
   void restore(const nlohmann::json& state) {
@@ -120,6 +121,13 @@ class Guard {
     }
     for (const char* name : {"left_out", "in_a_row", "rollbacks"})
       check(state.contains(name) && state[name].is_number_unsigned());
+    check(state.contains("limits") && state["limits"].is_array() && state["limits"].size() == 2);
+    const auto limit = [&](size_t i) {  // JSON has no infinity
+      const nlohmann::json& value = state["limits"][i];
+      check(value.is_null() || value.is_number());
+      return value.is_null() ? INFINITY : value.get<float>();
+    };
+    previous_ = {limit(0), limit(1)};
     losses_.restore(state.at("losses"));
     norms_.restore(state.at("norms"));
     left_out_ = state.at("left_out");
@@ -139,5 +147,6 @@ class Guard {
 
   GuardOptions options_;
   SpikeWindow losses_, norms_;
+  SpikeLimits previous_;  // without the last step
   size_t left_out_ = 0, in_a_row_ = 0, rollbacks_ = 0;
 };

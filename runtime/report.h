@@ -66,8 +66,8 @@ class Report {
   void print_summary(size_t steps, double shortest_s, double seconds) const {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    std::printf("%zu steps in %s; fastest step %.1f ms; peak host memory %.2f GiB\n", steps, duration(seconds).c_str(),
-                shortest_s * 1e3, double(usage.ru_maxrss) / (1 << 20));
+    std::printf("%zu steps in %s; fastest step %.1f ms; peak host memory %s MiB\n", steps, duration(seconds).c_str(),
+                shortest_s * 1e3, with_commas(double(usage.ru_maxrss) / 1024).c_str());
   }
 
  private:

@@ -36,9 +36,11 @@ struct Parameters {
         first(zeros),
         second(zeros),
         factor(std::vector<float>{clip}),
+        state(std::vector<AdamWState>(1)),
         reference{as_double(weights), as_double(zeros), as_double(zeros)} {}
   std::vector<float> zeros;
   Buffer<float> masters, first, second, factor;
+  Buffer<AdamWState> state;
   Reference reference;
 };
 
@@ -54,8 +56,9 @@ void check(size_t count, size_t decayed) {
   for (int step = 1; step <= steps; ++step) {
     const auto values = random_values<float>(count, 1, 0, step);
     Buffer<float> gradients(values);
-    adamw<T>(weights_d, p.masters, p.first, p.second, gradients, p.factor, count, decayed,
-             adamw_step(options, step), test_stream());
+    adamw_count(p.state, p.factor, options, test_stream());
+    adamw<T>(weights_d, p.masters, p.first, p.second, gradients, p.factor, p.state, count, decayed, options,
+             test_stream());
     p.reference.update(as_double(values), decayed, step);
   }
   // Each step rounds a weight of size 1 once, the first moment's terms three times, the second's five times.
@@ -76,8 +79,9 @@ std::vector<__nv_bfloat16> stochastic_update(const std::vector<__nv_bfloat16>& b
   const std::vector<float> zeros(count);
   Buffer<__nv_bfloat16> weights(before);
   Buffer<float> first(zeros), second(zeros), gradients(gradient_values), factor(std::vector<float>{clip});
-  adamw_stochastic(weights, first, second, gradients, factor, count, 0, adamw_step(options, 1), key, counter,
-                   test_stream());
+  Buffer<AdamWState> state(std::vector<AdamWState>(1));
+  adamw_count(state, factor, options, test_stream());
+  adamw_stochastic(weights, first, second, gradients, factor, state, count, 0, options, key, counter, test_stream());
   return weights.get();
 }
 
@@ -112,8 +116,9 @@ TEST_CASE("adamw without masters follows float64 to the next bf16") {
   Parameters p(weights_as_float);
   Buffer<__nv_bfloat16> weights(before);
   Buffer<float> gradients(gradient_values);
-  adamw_stochastic(weights, p.first, p.second, gradients, p.factor, count, decayed, adamw_step(options, 1), 1,
-                   0, test_stream());
+  adamw_count(p.state, p.factor, options, test_stream());
+  adamw_stochastic(weights, p.first, p.second, gradients, p.factor, p.state, count, decayed, options, 1, 0,
+                   test_stream());
   p.reference.update(as_double(gradient_values), decayed, 1);
   CHECK_CLOSE(weights.numbers(), p.reference.w, 1e-6, 2 * rounding<__nv_bfloat16> + 1e-5);
   CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.0, 3 * rounding<float>);
@@ -173,4 +178,15 @@ TEST_CASE("updates far below a unit in the last place are kept on average" * doc
 TEST_CASE("a weight whose update is zero stays") {
   const auto before = random_values<__nv_bfloat16>(4096);
   CHECK(same_bits(stochastic_update(before, std::vector<float>(before.size()), 3), before));
+}
+
+TEST_CASE("an update that is left out is not counted") {
+  Buffer<AdamWState> state(std::vector<AdamWState>{{.updates = 4}});
+  Buffer<float> good(std::vector<float>{0.5f}), bad(std::vector<float>{-1.0f});
+  adamw_count(state, bad, options, test_stream());
+  CHECK(state.get()[0].updates == 4);
+  adamw_count(state, good, options, test_stream());
+  CHECK(state.get()[0].updates == 5);
+  CHECK(state.get()[0].correction1 == float(1 / (1 - std::pow(double(options.beta1), 5))));
+  CHECK(state.get()[0].correction2 == float(1 / (1 - std::pow(double(options.beta2), 5))));
 }

@@ -150,15 +150,16 @@ TEST_CASE("gradient norm") {
 
 TEST_CASE("adamw, with and without masters") {
   const size_t count = 20000;
-  const AdamWStep step = adamw_step({1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f}, 3);
+  const AdamW options = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f};
+  Buffer<AdamWState> state(std::vector<AdamWState>{{3, 3.7f, 7.0f}});
   Buffer<float> gradients(random_values<float>(count)), factor(std::vector<float>{0.5f});
   check([&] {
     Buffer<__nv_bfloat16> weights(count), alone(random_values<__nv_bfloat16>(count));
     Buffer<float> masters(random_values<float>(count)), first(std::vector<float>(count, 0.1f));
     Buffer<float> second(std::vector<float>(count, 0.2f));
-    adamw<__nv_bfloat16>(weights, masters, first, second, gradients, factor, count, count / 2, step,
+    adamw<__nv_bfloat16>(weights, masters, first, second, gradients, factor, state, count, count / 2, options,
                          test_stream());
-    adamw_stochastic(alone, first, second, gradients, factor, count, count / 2, step, 1, 2, test_stream());
+    adamw_stochastic(alone, first, second, gradients, factor, state, count, count / 2, options, 1, 2, test_stream());
     return bytes_of(weights, masters, first, second, alone);
   });
 }

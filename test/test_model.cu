@@ -135,7 +135,7 @@ Curve train(GPT<T>& model, const Reference& reference) {
   for (int step = 0; step < int(schedule.steps); ++step) {
     train_step(model, reference, step, model.options().micro_batch);
     const double rate = learning_rate(schedule, step);
-    model.update({float(rate), s["beta1"], s["beta2"], s["eps"], s["weight_decay"]}, s["grad_clip"], step + 1);
+    model.update({float(rate), s["beta1"], s["beta2"], s["eps"], s["weight_decay"]}, s["grad_clip"]);
     curve.losses.push_back(model.loss());
     curve.norms.push_back(model.gradient_summary().norm);
   }

@@ -340,31 +340,38 @@ TEST_CASE("--out that cannot be written to is refused before anything happens") 
 }
 
 TEST_CASE("the guard knows spikes when its window is full, and counts") {
-  const auto fill = [](Guard& guard) {
-    for (int i = 0; i < 4; ++i) CHECK(guard.judge(2 + i % 2, 1, true).reason == "");  // mean 2.5, deviation 0.5
+  const auto judge = [](Guard& guard, double loss, double norm, bool applied) {
+    const SpikeLimits limits = guard.limits(true);
+    const Guard::Judgement judgement = guard.judge(loss, norm, applied, limits);
+    CHECK(guard.limits(false).loss == limits.loss);  // the last step does not count yet
+    return judgement;
+  };
+  const auto fill = [&](Guard& guard) {
+    for (int i = 0; i < 4; ++i) CHECK(judge(guard, 2 + i % 2, 1, true).reason == "");  // mean 2.5, deviation 0.5
   };
   for (std::string kind : {"log", "skip", "rollback"}) {
     CAPTURE(kind);
     Guard guard({kind, 3, 4, 3, 2});
-    CHECK(guard.judge(99, 1, true).reason == "");
+    CHECK(judge(guard, 99, 1, true).reason == "");
     fill(guard);
-    CHECK(guard.limits().loss == (kind == "log" ? INFINITY : 4.0f));
-    CHECK(guard.judge(4, 1, true).reason == "");
+    CHECK(guard.limits(true).loss == 4);
+    CHECK(guard.prevents_updates() == (kind != "log"));
+    CHECK(judge(guard, 4, 1, true).reason == "");
     Guard fresh({kind, 3, 4, 3, 2});
     fill(fresh);
     const bool applied = kind == "log";
-    const Guard::Judgement spike = fresh.judge(4.01, 1, applied);
+    const Guard::Judgement spike = judge(fresh, 4.01, 1, applied);
     CHECK(contains(spike.reason, "loss 4.01 is a spike: above 4"));
     using enum Guard::Action;
     CHECK(spike.action == (kind == "log" ? none : kind == "skip" ? left_out : roll_back));
-    CHECK(contains(fresh.judge(2, 1.1, applied).reason, "gradient norm 1.1 is a spike: above 1"));
-    CHECK(fresh.limits().norm == guard.limits().norm);  // spikes are not remembered
+    CHECK(contains(judge(fresh, 2, 1.1, applied).reason, "gradient norm 1.1 is a spike: above 1"));
+    CHECK(fresh.limits(true).norm == guard.limits(true).norm);  // spikes are not remembered
     CHECK(fresh.left_out() == (applied ? 0 : 2));
 
     Guard resumed({kind, 3, 4, 3, 2});
     resumed.restore(nlohmann::json::parse(fresh.state().dump()));
     CHECK(resumed.state() == fresh.state());
-    CHECK(resumed.limits().loss == fresh.limits().loss);
+    for (bool one : {false, true}) CHECK(resumed.limits(one).loss == fresh.limits(one).loss);
     fresh.count_rollback();
     fresh.restore(resumed.state());
     CHECK(fresh.rollbacks() == 1);
@@ -372,9 +379,9 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     CHECK(is_line_with(error_of([&] { fresh.count_rollback(); }), "after 2 rollbacks", "--max-rollbacks"));
   }
   Guard guard({"log", 3, 4, 3, 2});
-  CHECK(guard.judge(NAN, 1, false).action == Guard::Action::left_out);
-  CHECK(guard.judge(1, INFINITY, false).action == Guard::Action::left_out);
-  CHECK(guard.judge(1, 1, true).reason == "");
-  guard.judge(NAN, 1, false), guard.judge(NAN, 1, false);
-  CHECK(is_line_with(error_of([&] { guard.judge(NAN, 1, false); }), "not finite", "the 2 steps before"));
+  CHECK(judge(guard, NAN, 1, false).action == Guard::Action::left_out);
+  CHECK(judge(guard, 1, INFINITY, false).action == Guard::Action::left_out);
+  CHECK(judge(guard, 1, 1, true).reason == "");
+  judge(guard, NAN, 1, false), judge(guard, NAN, 1, false);
+  CHECK(is_line_with(error_of([&] { judge(guard, NAN, 1, false); }), "not finite", "the 2 steps before"));
 }

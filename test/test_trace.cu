@@ -337,11 +337,11 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   };
   CHECK(cross(false) == outputs("cross_entropy", {"10 fp32"}));
   CHECK(cross(true) == outputs("cross_entropy", {"10 fp32", "2560" + t}));
-  const AdamWStep step = adamw_step({1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1);
+  Buffer<AdamWState> state(std::vector<AdamWState>{{1, 10, 20}});
   auto updated = outputs("adamw", {"12288 fp32", "12288 fp32", "12288 fp32"});
   if (!std::is_same_v<T, float>) updated.push_back("adamw 3 12288" + t);
   T* const weights = std::is_same_v<T, float> ? reinterpret_cast<T*>(masters.data()) : wte.data();
   CHECK(outputs_of([&] {
-          adamw<T>(weights, masters, first, second, dwte, factor, Vp * C, 0, step, stream);
+          adamw<T>(weights, masters, first, second, dwte, factor, state, Vp * C, 0, {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f}, stream);
         }) == updated);
 }

@@ -65,7 +65,7 @@ void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::functio
   });
   const Schedule schedule{"cosine", 3e-3, 3e-4, steps, 3, 0};
   const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
-  model.update(options, 1.0f, long(step) + 1);
+  model.update(options, 1.0f);
 }
 
 template <class T>
@@ -383,7 +383,7 @@ TEST_CASE("votes of the ranks are summed with the loss") {
   GPT<float> model({.shape = deep, .micro_batch = 2, .seq_len = deep.positions}, dp(), test_stream());
   model.store().initialize();
   for (int step = 0; step < 3; ++step) {
-    model.set_votes({.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)});
+    model.begin_step({.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)});
     train_step(model, dp(), size_t(step));
     CHECK(model.sums().stop == float(step == 1));
     CHECK(model.sums().saved == float(step * dp().size()));
