@@ -234,6 +234,7 @@ bool check_launch(const Launch& launch) {
   bool memory_fits = launch.shared_bytes <= size_t(cpu_max_dynamic_shared_bytes);
   if (!grid_fits || !block_fits) remember(cudaErrorInvalidConfiguration);
   else if (!memory_fits) remember(cudaErrorInvalidValue);
+  ++counts.launches;
   return grid_fits && block_fits && memory_fits;
 }
 
@@ -293,6 +294,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
+  ++cpu::counts.waits;
   cpu::drain([] { return cpu::queued == 0; });
   return cudaSuccess;
 }
@@ -312,6 +314,8 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   const size_t alignment = bytes >= cpu::huge_page ? cpu::huge_page : 256;
   const cudaError_t error = cpu::allocate(pointer, alignment, bytes, cpu::device_memory);
   if (error != cudaSuccess) return error;
+  ++cpu::counts.allocations;
+  cpu::counts.allocated_bytes += bytes;
   // Huge pages: with 4 KB pages, streaming kernels spend much of their time on address translation.
   if (alignment == cpu::huge_page) madvise(*pointer, bytes, MADV_HUGEPAGE);
   if (cpu::streams_are_deferred()) std::memset(*pointer, 0xff, bytes);  // NaN: nothing may count on zeros
@@ -328,6 +332,8 @@ cudaError_t cudaFreeHost(void* pointer) { return cpu::free_allocation(pointer, c
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (!cpu::fits(to, bytes) || !cpu::fits(from, bytes)) return remember(cudaErrorInvalidValue);
+  ++cpu::counts.copies;
+  cpu::counts.copied_bytes += bytes;
   cpu::enqueue(stream, [=] { return std::memcpy(to, from, bytes), true; });
   // Copies from or to pageable memory are complete, as far as the host can tell, when the call returns.
   bool pageable = (kind == cudaMemcpyHostToDevice && !cpu::is_pinned(from)) ||
@@ -337,6 +343,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   if (!cpu::fits(to, bytes)) return remember(cudaErrorInvalidValue);
+  ++cpu::counts.memsets;
   cpu::enqueue(stream, [=] { return std::memset(to, value, bytes), true; });
   return cudaSuccess;
 }
@@ -359,6 +366,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  ++cpu::counts.waits;
   cpu::drain_stream(stream);
   return cudaSuccess;
 }
@@ -393,6 +401,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  ++cpu::counts.waits;
   if (auto recording = event->latest) cpu::drain([&] { return recording->done.load(); });
   return cudaSuccess;
 }

@@ -62,6 +62,15 @@ bool runs_at_once(cudaStream_t stream);
 void keep(cudaStream_t stream, std::function<bool()> poll);
 void enqueue(cudaStream_t stream, std::function<bool()> poll);
 
+// What the host has asked of the device so far.
+struct Counts {
+  size_t launches = 0, products = 0;  // of kernels; matrix products
+  size_t copies = 0, copied_bytes = 0, memsets = 0;
+  size_t waits = 0;  // calls in which the host waits for the device
+  size_t allocations = 0, allocated_bytes = 0;
+};
+inline Counts counts;
+
 // From now on this process may use a part of the memory that is free now: so many ranks are on this host.
 void share_memory(size_t ranks);
 

@@ -3,7 +3,8 @@
 //
 // A launcher opens `KernelRange range("name", stream, bytes, flops)` where bytes is the least its kernels must move
 // through device memory and flops the arithmetic they do; both come from the formulas in the launcher's header comment.
-// `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch.
+// `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A range
+// is one of NVTX, too: NVIDIA's profilers show the launchers' names.
 //
 // Two events on the range's stream take its time. The timeline is in the Trace Event Format (JSON), which
 // ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times are microseconds.
@@ -14,6 +15,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 #include <chrono>
@@ -213,11 +215,13 @@ inline void write_trace(const std::string& path, const std::vector<std::string>&
 class KernelRange {
  public:
   KernelRange(const char* name, cudaStream_t stream, double bytes, double flops) : name_(name), stream_(stream) {
+    nvtxRangePushA(name);
     Profiler& profiler = Profiler::instance();
     if (profiler.enabled || profiler.trace) number_ = profiler.begin(name, stream, bytes, flops);
   }
   // Throws what the listener throws.
   ~KernelRange() noexcept(false) {
+    nvtxRangePop();
     if (number_ != none) Profiler::instance().end(number_);
     if (std::uncaught_exceptions() > 0) return;  // a launch failed
     for (size_t i = 0; i < outputs_.size(); ++i)

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
 if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/collectives.cuh gpt.cuh); fi
-events='^ +(dp_\.(after|wait_for_all)\(|settle\(slot\)|slot\.moved\.record|order_\.record|CUDA_CHECK\(cudaStream(WaitEvent|Synchronize))'
+events='^ +(dp_\.(after|wait_for_all)\(|settle\(slot\)|(slot\.moved|order_|batch.*used|batch\.copied|step\.end)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none -np 3)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi

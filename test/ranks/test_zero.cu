@@ -81,16 +81,25 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   GPT<T> model({.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store}, dp, test_stream());
   model.store().initialize();
   Curve curve;
-  for (size_t step = 0; step < steps; ++step) {
-    CUDA_CHECK(cudaDeviceSynchronize());
-    dp.take_traffic();
-    const double before = transport_bytes();
+  const auto add = [&](const StepResults& results) {
+    curve.losses.push_back(results.sums.loss);
+    curve.norms.push_back(results.gradients.norm);
+  };
+  double before = 0;
+  for (size_t step = 0; step < steps; ++step) {  // the host runs one step ahead
+    if (step + 1 == steps) {
+      CUDA_CHECK(cudaDeviceSynchronize());
+      dp.take_traffic();
+      before = transport_bytes();
+    }
+    model.begin_step({});
     train_step(model, dp, step);
-    curve.losses.push_back(model.loss());
-    curve.norms.push_back(model.gradient_summary().norm);
-    CUDA_CHECK(cudaDeviceSynchronize());
-    curve.really_sent = transport_bytes() - before;
+    model.end_step();
+    if (step > 0) add(model.results(false));
   }
+  add(model.results(true));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  curve.really_sent = transport_bytes() - before;
   curve.bytes_sent = dp.take_traffic().bytes_sent;
   curve.memory = model.memory().categories();
   curve.losses.push_back(validation_loss(model, dp));

@@ -1,0 +1,66 @@
+// What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a benchmark
+// months later.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "gpt.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+constexpr size_t L = 12;  // layers
+
+struct Model {
+  static constexpr int B = 1, T = 64;
+  Communicator alone;
+  GPT<__nv_bfloat16> gpt{
+      {.shape = {.layers = L, .heads = 12, .channels = 768, .vocabulary = 50257, .positions = 1024}, .micro_batch = B, .seq_len = T},
+      alone,
+      test_stream()};
+  std::vector<int> tokens = std::vector<int>(B * T, 17);
+  int steps = 0;
+
+  // With so many micro-steps; the host waits for the step before this one.
+  cpu::Counts step(int micro_steps) {
+    const cpu::Counts before = cpu::counts;
+    gpt.begin_step({});
+    for (int i = 0; i < micro_steps; ++i)
+      gpt.train_micro_step(tokens.data(), tokens.data(), B * T * micro_steps, i == 0, i + 1 == micro_steps);
+    gpt.update({1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1.0f);
+    gpt.end_step();
+    if (steps++ > 0) gpt.results(false);
+    const cpu::Counts& now = cpu::counts;
+    return {now.launches - before.launches, now.products - before.products, now.copies - before.copies,
+            now.copied_bytes - before.copied_bytes, now.memsets - before.memsets, now.waits - before.waits,
+            now.allocations - before.allocations, now.allocated_bytes - before.allocated_bytes};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("one step of gpt2") {
+  const size_t before = cpu::counts.allocated_bytes;
+  Model model;
+  CHECK(cpu::counts.allocated_bytes - before == model.gpt.memory().total());
+  model.gpt.store().initialize();
+  model.step(1);
+
+  const cpu::Counts one = model.step(1), two = model.step(2);
+  CHECK(one.allocations == 0);
+  CHECK(two.allocations == 0);
+  CHECK(one.waits == 2);   // for the pinned memory of the batch before last, and for the results of the step before
+  CHECK(one.copies == 5);  // votes, batch, the loss's sums to be reduced; results: sums, gradients
+  CHECK(one.copied_bytes == 3 * Model::B * Model::T * sizeof(int) + 3 * sizeof(StepSums) + sizeof(GradientSummary));
+  CHECK(one.memsets == 1);  // the stream's gradient
+  CHECK(one.products == 3 * (4 * L + 1));
+
+  // Forward: embedding; layernorm, attention, layernorm, gelu of each layer; the final layernorm; loss and its sum.
+  const size_t forward = 1 + 4 * L + 1 + 2;
+  // Backward: two layernorms of 3, gelu, attention 2, the biases of four products; the final layernorm; embedding 2.
+  const size_t backward = L * (2 * 3 + 1 + 2 + 4) + 3 + 2;
+  // Norm of each unit's gradients and three levels of sums; the factor; the count; AdamW of each unit.
+  const size_t update = (L + 2) + 3 + 1 + 1 + (L + 2);
+  CHECK(one.launches == forward + backward + update);
+  CHECK(two.launches == 2 * (forward + backward) + update);
+  CHECK(two.copies == 6);
+  CHECK(two.waits == 3);
+  CHECK(two.products == 2 * one.products);
+}
