@@ -221,6 +221,22 @@ void BlockRunner::sync_warp(uint32_t mask, Location where) {
   sanitizers::acquire(barrier);
 }
 
+// ---- asynchronous copies
+
+void BlockRunner::defer_copy(const DeferredCopy& copy) {
+  copies_[thread_rank()].push_back(copy);
+  ++pending_copies_;
+}
+
+bool BlockRunner::take_copy(DeferredCopy& copy) {
+  auto& copies = copies_[thread_rank()];
+  if (copies.empty()) return false;
+  copy = copies.back();
+  copies.pop_back();
+  --pending_copies_;
+  return true;
+}
+
 // ---- one block
 
 void BlockRunner::prepare_shared_memory(size_t bytes) {
@@ -263,6 +279,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   jump(idle_fiber());
   plain_loop = false;
   if (finished_ != threads_) report_deadlock();
+  if (pending_copies_) fatal("kernel %s: a thread ends without waiting for its asynchronous copies", launch_->kernel);
   if (sanitizers::fiber_per_thread) {
     sanitizers::acquire(launch_);  // what the threads did comes before freeing the block's memory
     idle_.clear();

@@ -51,6 +51,8 @@ class BlockRunner {
 
   uint64_t result() const { return results_[current_]; }
   void* shared_memory() { return shared_.get(); }
+  void defer_copy(const DeferredCopy& copy);
+  bool take_copy(DeferredCopy& copy);
   [[noreturn]] void run_fiber();
 
  private:
@@ -92,6 +94,8 @@ class BlockRunner {
   bool ended_[max_threads];
   uint64_t values_[max_threads], results_[max_threads];
   int source_lanes_[max_threads];
+  std::vector<DeferredCopy> copies_[max_threads];
+  int pending_copies_ = 0;  // of all threads
   Rendezvous rendezvous_[max_warps][warp_size];
 
   // Objects that stand for the barriers in the race detector, for the block and for each rendezvous. Two in turn: a

@@ -114,6 +114,22 @@ template float reduce(uint32_t, float, Reduction, Location);
 template int reduce(uint32_t, int, Reduction, Location);
 template unsigned reduce(uint32_t, unsigned, Reduction, Location);
 
+// Word by word: ThreadSanitizer watches memcpy here, too.
+void warp_instruction(void* lane, size_t bytes, void (*execute)(void* lanes), Location where) {
+  using Word [[gnu::may_alias]] = uint32_t;
+  auto combine = [=](const uint64_t* values, uint64_t*, const int*) {
+    const size_t words = bytes / sizeof(Word);
+    alignas(64) Word lanes[warp_size * 16];
+    for (size_t i = 0; i < warp_size * words; ++i) lanes[i] = reinterpret_cast<Word*>(values[i / words])[i % words];
+    execute(lanes);
+    for (size_t i = 0; i < warp_size * words; ++i) reinterpret_cast<Word*>(values[i / words])[i % words] = lanes[i];
+  };
+  current_runner->collective(0xffffffffu, to_bits(lane), 0, where, combine);
+}
+
+void defer_copy(const DeferredCopy& copy) { current_runner->defer_copy(copy); }
+bool take_copy(DeferredCopy& copy) { return current_runner->take_copy(copy); }
+
 // ---- one grid
 
 void run_grid(const Launch& launch) {

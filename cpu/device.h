@@ -138,6 +138,25 @@ T shuffle(uint32_t mask, T value, int source_lane, Location where) {
   return from_bits<T>(exchange(mask, to_bits(value), source_lane, where));
 }
 
+// An instruction of the whole warp: execute(lanes) gets the `lane` of all 32, which it may change. It runs once, in the
+// last lane to arrive, and on copies: like the instruction itself, it orders no access to memory. No captures.
+void warp_instruction(void* lane, size_t bytes, void (*execute)(void* lanes), Location where);
+
+template <class Lane, class Execute>
+void warp_instruction(Lane& lane, Execute, Location where) {
+  static_assert(std::is_trivially_copyable_v<Lane> && sizeof(Lane) % 4 == 0 && sizeof(Lane) <= 64);
+  warp_instruction(&lane, sizeof lane, [](void* lanes) { Execute()(*static_cast<Lane(*)[32]>(lanes)); }, where);
+}
+
+// Copies that the current thread has started and not waited for. `from` null: zeros.
+struct DeferredCopy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+void defer_copy(const DeferredCopy& copy);
+bool take_copy(DeferredCopy& copy);  // false: there is none
+
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline int lane() { return thread_rank() & 31; }
 

@@ -14,9 +14,11 @@
 // HS is compiled for 32, 64 and 128; other head sizes are padded with zeros inside the block.
 // Moves 4·B·T·C elements forward (q, k, v, o) and 8 backward, times the tiles' re-reads from cache;
 // FLOPs 2·B·T²·C forward (causal half of 4), 7/2 of that backward (S and dP are computed for dQ and again for dK, dV).
+// Where there are tensor cores and T has 16 bits, the launchers at the end choose kernels/flash_attention.cuh instead.
 #pragma once
 
 #include "kernels/common.cuh"
+#include "kernels/flash_attention.cuh"
 
 constexpr int attention_rows = 64;  // queries or keys, and threads, a block
 
@@ -232,16 +234,21 @@ attention_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, co
   store_head<HS, N>(dqkv + head_offset + 2 * channels + key * stride, dv, head_size, 1);
 }
 
+template <class T>
+constexpr bool tensor_core_type = has_tensor_cores && sizeof(T) == 2;
+
 // Calls function(integral_constant HS, integral_constant N) for the compiled head size that holds head_size.
 template <class T, class Function>
 void with_head_size(int head_size, Function function) {
   if (head_size > 128)
     throw std::runtime_error("attention: head size " + std::to_string(head_size) + " is over 128");
-  with_pack<T>(head_size, [&](auto width) {
+  auto with_width = [&](auto width) {
     if (head_size <= 32) function(std::integral_constant<int, 32>{}, width);
     else if (head_size <= 64) function(std::integral_constant<int, 64>{}, width);
     else function(std::integral_constant<int, 128>{}, width);
-  });
+  };
+  if constexpr (tensor_core_type<T>) with_width(std::integral_constant<int, 1>{});  // no other is left to these kernels
+  else with_pack<T>(head_size, with_width);
 }
 
 // out (B,T,C), lse (B,NH,T) from qkv (B,T,3C), C = heads·head_size.
@@ -252,6 +259,9 @@ void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len,
   KernelRange range("attention_forward", stream, 4 * rows * channels * sizeof(T), 2 * rows * seq_len * channels);
   range.writes(out, size_t(batch) * seq_len * heads * head_size);
   range.writes(lse, size_t(batch) * heads * seq_len);
+  if constexpr (tensor_core_type<T>)
+    if (flash_attention_fits(head_size))
+      return flash_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
   const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
   const float scale = 1.0f / sqrtf(float(head_size));
   with_head_size<T>(head_size, [&](auto size, auto width) {
@@ -268,6 +278,9 @@ void attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, c
   const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
   KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(T), 7 * rows * seq_len * channels);
   range.writes(dqkv, 3 * size_t(batch) * seq_len * heads * head_size);
+  if constexpr (tensor_core_type<T>)
+    if (flash_attention_fits(head_size))
+      return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);
   const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
   const float scale = 1.0f / sqrtf(float(head_size));
   with_head_size<T>(head_size, [&](auto size, auto width) {

@@ -2,11 +2,29 @@
 // which device it is compiled for; each wrapper has a body for both.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// Tensor cores (PTX ISA, "Warp-level matrix instructions"; compute capability 8.0 and later). All 32 lanes call them
+// together; matrices are 16-bit numbers of type T, two to a register, the one of lower index in the lower half.
+//
+//   load_matrices             four 8×8 matrices from shared memory: lane 8i + r brings the address of row r (16 bytes)
+//                             of matrix i; register i of lane l gets row l/4, columns 2(l%4) and the next, of matrix i
+//   load_matrices_transposed  the same of their transposes
+//   multiply_m16n8k16         sum (16×8, float) += a (16×16) · b (16×8); lane l holds
+//                               a[r]    row l/4 + 8(r%2), columns 2(l%4) + 8(r/2) and the next
+//                               b[r]    rows 2(l%4) + 8r and the next, column l/4
+//                               sum[i]  row l/4 + 8(i/2), column 2(l%4) + i%2
 
 #if defined(__CUDACC__)
 
 constexpr int pack_bytes = 16;  // the widest load or store of a thread
+constexpr bool has_tensor_cores = true;
 
 // Butterfly over the 32 lanes; every lane gets the result.
 __device__ inline float warp_reduce_sum(float value) {
@@ -37,12 +55,66 @@ __device__ inline void tanh_pack(float (&x)[N]) {
   for (int k = 0; k < N; ++k) x[k] = tanhf(x[k]);
 }
 
+// 2ˣ within 2 units in the last place; results below 2⁻¹²⁶ are 0.
+__device__ inline float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+using SharedAddress = uint32_t;
+__device__ inline SharedAddress shared_address(const void* shared) {
+  return SharedAddress(__cvta_generic_to_shared(shared));
+}
+
+// Starts a copy of 4 or 16 bytes (zeros instead, unless `inside`) that is done when this thread has waited for its
+// copies; other threads see it after a barrier that follows.
+template <int bytes>
+__device__ inline void copy_async(void* shared, const void* global, bool inside) {
+  const int from_global = inside ? bytes : 0;
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(from_global) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared_address(shared)), "l"(global), "r"(from_global) : "memory");
+}
+
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ inline void load_matrices(uint32_t (&registers)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(row) : "memory");
+}
+
+__device__ inline void load_matrices_transposed(uint32_t (&registers)[4], SharedAddress row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(row) : "memory");
+}
+
+template <class T>
+__device__ inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 #else
 
 #if !defined(CPU_PACK_BYTES)
 #define CPU_PACK_BYTES 64  // a cache line and an AVX-512 register; 16 shows what a GPU's threads do
 #endif
 constexpr int pack_bytes = CPU_PACK_BYTES;
+constexpr bool has_tensor_cores = false;  // they are emulated, for tests: loops over packs are faster
 
 // `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
 template <int N>
@@ -64,6 +136,81 @@ inline float warp_reduce_sum(float value, cpu::Location where = cpu::Location::c
 
 inline float warp_reduce_max(float value, cpu::Location where = cpu::Location::current()) {
   return cpu::reduce(0xffffffffu, value, cpu::Reduction::max, where);
+}
+
+inline float exp2_approximate(float x) { return exp2f(x); }
+
+using SharedAddress = uintptr_t;
+inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }
+
+// Bytes arrive as late as they may, when the thread waits; until then there is NaN, for those who read too early.
+template <int bytes>
+inline void copy_async(void* shared, const void* global, bool inside) {
+  std::memset(shared, 0xff, bytes);
+  cpu::defer_copy({shared, inside ? global : nullptr, bytes});
+}
+
+inline void wait_for_copies() {
+  for (cpu::DeferredCopy copy; cpu::take_copy(copy);)
+    if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+    else std::memset(copy.to, 0, copy.bytes);
+}
+
+// Each lane reads the row whose address it brings, so that a race is seen, and then the rows are dealt out.
+template <bool transposed>
+inline void load_matrices(uint32_t (&registers)[4], SharedAddress row, cpu::Location where) {
+  struct Lane {
+    uint16_t elements[8];  // its row; then register i is elements 2i, 2i + 1
+  } lane;
+  std::memcpy(&lane, reinterpret_cast<const void*>(row), sizeof lane);
+  cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
+    Lane rows[32];
+    std::memcpy(rows, lanes, sizeof rows);
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 8; ++i) {
+        const int matrix = i / 2, r = l / 4, c = 2 * (l % 4) + i % 2;
+        lanes[l].elements[i] = transposed ? rows[8 * matrix + c].elements[r] : rows[8 * matrix + r].elements[c];
+      }
+  }, where);
+  std::memcpy(registers, &lane, sizeof lane);
+}
+
+inline void load_matrices(uint32_t (&registers)[4], SharedAddress row, cpu::Location where = cpu::Location::current()) {
+  load_matrices<false>(registers, row, where);
+}
+
+inline void load_matrices_transposed(uint32_t (&registers)[4], SharedAddress row,
+                                     cpu::Location where = cpu::Location::current()) {
+  load_matrices<true>(registers, row, where);
+}
+
+template <class T>
+inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                              cpu::Location where = cpu::Location::current()) {
+  struct Lane {
+    float sum[4];
+    uint16_t a[8], b[4];
+  } lane;
+  const uint32_t b_registers[2] = {b0, b1};
+  std::memcpy(lane.sum, sum, sizeof lane.sum);
+  std::memcpy(lane.a, a, sizeof lane.a);
+  std::memcpy(lane.b, b_registers, sizeof lane.b);
+  cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
+    float a[16][16], b[16][8], sum[16][8];
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 8; ++i) {
+        const int r = i / 2, pair = 2 * (l % 4) + i % 2;
+        a[l / 4 + 8 * (r % 2)][pair + 8 * (r / 2)] = T::from_bits(lanes[l].a[i]);
+        if (i < 4) b[pair + 8 * r][l / 4] = T::from_bits(lanes[l].b[i]);
+        if (i < 4) sum[l / 4 + 8 * r][pair] = lanes[l].sum[i];
+      }
+    for (int row = 0; row < 16; ++row)
+      for (int k = 0; k < 16; ++k)
+        for (int column = 0; column < 8; ++column) sum[row][column] += a[row][k] * b[k][column];
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 4; ++i) lanes[l].sum[i] = sum[l / 4 + 8 * (i / 2)][2 * (l % 4) + i % 2];
+  }, where);
+  std::memcpy(sum, lane.sum, sizeof lane.sum);
 }
 
 #endif

@@ -32,7 +32,11 @@ race_in() {
 removed=0 found=0
 for file in ${files[*]}; do
   kernel=$(basename "$file" .cuh)
-  test=test_${kernel/common/cross_entropy}  # which uses both block reductions
+  case $kernel in
+    common) test=test_cross_entropy ;;  # which uses both block reductions
+    flash_attention) test=test_attention ;;
+    *) test=test_$kernel ;;
+  esac
   for line in $(grep -nE '^[^/]*__sync(threads|warp)\(' "$copy/whole/$file" | cut -d: -f1); do
     removed=$((removed + 1))
     sed -E "${line}s/__sync(threads|warp)\([^)]*\);/;/" "$copy/whole/$file" > "$copy/$file"

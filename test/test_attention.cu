@@ -9,13 +9,16 @@ struct Shape {
   int batch, seq_len, heads, head_size;
 };
 
+// `..._terms`: the sums of absolute values through which one rounding of P, dS and `out` each, and one of the result,
+// change `out` and dqkv: a relative error u of all of them changes an element by u times its terms at most.
 struct Reference {
-  std::vector<double> out, lse, dqkv;
+  std::vector<double> out, lse, dqkv, out_terms, dqkv_terms;
 };
 
 Reference reference(const std::vector<double>& qkv, const std::vector<double>& dout, const Shape& s) {
   const int T = s.seq_len, H = s.head_size, C = s.heads * H;
   Reference r{std::vector<double>(size_t(s.batch) * T * C), std::vector<double>(size_t(s.batch) * s.heads * T),
+              std::vector<double>(qkv.size()), std::vector<double>(size_t(s.batch) * T * C),
               std::vector<double>(qkv.size())};
   const double scale = 1 / std::sqrt(double(H));
   for (int b = 0; b < s.batch; ++b)
@@ -25,7 +28,7 @@ Reference reference(const std::vector<double>& qkv, const std::vector<double>& d
         auto at = [&](int t2, int part) { return (size_t(b) * T + t2) * 3 * C + part * C + h * H; };
         const size_t q = at(t, 0), o = row * C + h * H;
         std::vector<double> p(t + 1), dp(t + 1);
-        double sum = 0, dot = 0;
+        double sum = 0, dot = 0, dot_terms = 0;
         for (int j = 0; j <= t; ++j) {
           for (int d = 0; d < H; ++d) p[j] += scale * qkv[q + d] * qkv[at(j, 1) + d];
           p[j] = std::exp(p[j]);
@@ -36,48 +39,147 @@ Reference reference(const std::vector<double>& qkv, const std::vector<double>& d
           p[j] /= sum;
           for (int d = 0; d < H; ++d) {
             r.out[o + d] += p[j] * qkv[at(j, 2) + d];
+            r.out_terms[o + d] += p[j] * std::abs(qkv[at(j, 2) + d]);
             dp[j] += dout[o + d] * qkv[at(j, 2) + d];
             r.dqkv[at(j, 2) + d] += p[j] * dout[o + d];
+            r.dqkv_terms[at(j, 2) + d] += p[j] * std::abs(dout[o + d]);
           }
           dot += p[j] * dp[j];
         }
+        for (int d = 0; d < H; ++d) {  // backward reads `out` as it was rounded
+          r.out_terms[o + d] += std::abs(r.out[o + d]);
+          dot_terms += std::abs(dout[o + d]) * r.out_terms[o + d];
+        }
         for (int j = 0; j <= t; ++j)
           for (int d = 0; d < H; ++d) {
-            const double ds = p[j] * (dp[j] - dot) * scale;
+            const double ds = p[j] * (dp[j] - dot) * scale, terms = std::abs(ds) + p[j] * scale * dot_terms;
             r.dqkv[q + d] += ds * qkv[at(j, 1) + d];
             r.dqkv[at(j, 1) + d] += ds * qkv[q + d];
+            r.dqkv_terms[q + d] += terms * std::abs(qkv[at(j, 1) + d]);
+            r.dqkv_terms[at(j, 1) + d] += terms * std::abs(qkv[q + d]);
           }
       }
+  for (size_t i = 0; i < r.dqkv.size(); ++i) r.dqkv_terms[i] += std::abs(r.dqkv[i]);
   return r;
 }
 
+// Largest |actual − expected| in units of what is allowed: `relative` of the element's terms and `absolute`.
+double worst_excess(const std::vector<double>& actual, const std::vector<double>& expected,
+                    const std::vector<double>& terms, double relative, double absolute) {
+  REQUIRE(actual.size() == expected.size());
+  double worst = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double error = std::abs(actual[i] - expected[i]) / (relative * terms[i] + absolute);
+    if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
+  }
+  return worst;
+}
+
+// Which body: the one that attention_forward and attention_backward choose, or that for tensor cores, which the CPU
+// device emulates.
+enum class Body { chosen, tensor_cores };
+
+struct Results {
+  std::vector<double> out, lse, dqkv;
+};
+
 template <class T>
-void check(const Shape& s) {
+Results run(const Shape& s, Body body, const std::vector<T>& qkv, const std::vector<T>& dout) {
+  const size_t statistics = size_t(s.batch) * s.heads * s.seq_len;
+  Buffer<T> qkv_d(qkv), dout_d(dout), out(dout.size()), dqkv(qkv.size());
+  Buffer<float> lse(statistics), row_dots(statistics);
+  auto with_sizes = [&](auto launch) { launch(s.batch, s.seq_len, s.heads, s.head_size, test_stream()); };
+  if (body == Body::chosen) {
+    with_sizes([&](auto... sizes) { attention_forward<T>(out, lse, qkv_d, sizes...); });
+    with_sizes([&](auto... sizes) { attention_backward<T>(dqkv, row_dots, dout_d, out, qkv_d, lse, sizes...); });
+  } else if constexpr (sizeof(T) == 2) {
+    with_sizes([&](auto... sizes) { flash_attention_forward<T>(out, lse, qkv_d, sizes...); });
+    with_sizes([&](auto... sizes) { flash_attention_backward<T>(dqkv, row_dots, dout_d, out, qkv_d, lse, sizes...); });
+  }
+  return {out.numbers(), lse.numbers(), dqkv.numbers()};
+}
+
+template <class T>
+void check(const Shape& s, Body body) {
   CAPTURE(s.seq_len);
   CAPTURE(s.head_size);
   const size_t rows = size_t(s.batch) * s.seq_len, channels = size_t(s.heads) * s.head_size;
+  const auto qkv = random_values<T>(rows * 3 * channels), dout = random_values<T>(rows * channels, 1, 0, 2);
+  const Reference expected = reference(as_double(qkv), as_double(dout), s);
+  const Results r = run(s, body, qkv, dout);
+  // Float arithmetic on sums of up to T and HS terms of size about 1, and the roundings of P, dS and results to T.
+  const double f = 2e-6 * std::sqrt(double(s.seq_len)) + 1e-6 * std::sqrt(double(s.head_size)), u = rounding<T>;
+  CHECK_CLOSE(r.lse, expected.lse, 1.0, f);
+  CHECK(worst_excess(r.out, expected.out, expected.out_terms, u + f, f) <= 1);
+  CHECK(worst_excess(r.dqkv, expected.dqkv, expected.dqkv_terms, u + 4 * f, 4 * f) <= 1);
+}
+
+// A number that is not finite, in q, k, v or dout (part 0 to 3), shows in what depends on it, and in no other head.
+template <class T>
+void check_non_finite(const Shape& s, Body body, float value, int part) {
+  CAPTURE(value);
+  CAPTURE(part);
+  const size_t rows = size_t(s.batch) * s.seq_len, channels = size_t(s.heads) * s.head_size;
+  const size_t row = s.seq_len / 2, element = 3;  // of head 0
   auto qkv = random_values<T>(rows * 3 * channels), dout = random_values<T>(rows * channels, 1, 0, 2);
-  Reference expected = reference(as_double(qkv), as_double(dout), s);
-  Buffer<T> qkv_d(qkv), dout_d(dout), out(rows * channels), dqkv(rows * 3 * channels);
-  Buffer<float> lse(rows * s.heads), row_dots(rows * s.heads);
-  attention_forward<T>(out, lse, qkv_d, s.batch, s.seq_len, s.heads, s.head_size, test_stream());
-  attention_backward<T>(dqkv, row_dots, dout_d, out, qkv_d, lse, s.batch, s.seq_len, s.heads, s.head_size,
-                        test_stream());
-  // Float arithmetic on sums of up to T and HS terms of size about 1, then one rounding to T. The backward pass reads
-  // `out` rounded to T: D = Σ dO·O is off by √HS roundings of it.
-  const double f = 2e-6 * std::sqrt(double(s.seq_len)) + 1e-6 * std::sqrt(double(s.head_size));
-  CHECK_CLOSE(lse.numbers(), expected.lse, 1.0, f);
-  CHECK_CLOSE(out.numbers(), expected.out, 1.0, f + rounding<T>);
-  CHECK_CLOSE(dqkv.numbers(), expected.dqkv, 1.0, 4 * f + rounding<T> * (1 + std::sqrt(double(s.head_size))));
+  T& broken = part < 3 ? qkv[(row * 3 + part) * channels + element] : dout[row * channels + element];
+  broken = from_float<T>(value);
+  const Results r = run(s, body, qkv, dout);
+  CHECK(std::isfinite(r.out[row * channels + element]) == (part == 3));
+  CHECK(!std::isfinite(r.dqkv[row * 3 * channels + element]));
+  auto is_broken = [&](const std::vector<double>& values, size_t i) {
+    return i % channels >= size_t(s.head_size) && !std::isfinite(values[i]);
+  };
+  size_t elsewhere = 0;
+  for (size_t i = 0; i < r.out.size(); ++i) elsewhere += is_broken(r.out, i);
+  for (size_t i = 0; i < r.dqkv.size(); ++i) elsewhere += is_broken(r.dqkv, i);
+  CHECK(elsewhere == 0);
 }
 
 }  // namespace
 
 TEST_CASE_TEMPLATE("attention forward and backward", T, float, __nv_bfloat16, __half) {
-  check<T>({2, 64, 2, 64});   // one full tile of queries
-  check<T>({1, 1, 1, 16});    // a single token
-  check<T>({2, 37, 3, 17});   // odd everything: packs of one element, partial tiles
-  check<T>({1, 130, 2, 32});  // three blocks, the last of two rows
-  check<T>({1, 96, 1, 80});   // head size padded to 128
-  check<T>({1, 65, 2, 128});
+  check<T>({2, 64, 2, 64}, Body::chosen);   // one full tile of queries
+  check<T>({1, 1, 1, 16}, Body::chosen);    // a single token
+  check<T>({2, 37, 3, 17}, Body::chosen);   // odd everything: packs of one element, partial tiles
+  check<T>({1, 130, 2, 32}, Body::chosen);  // three blocks, the last of two rows
+  check<T>({1, 96, 1, 80}, Body::chosen);   // head size padded to 128
+  check<T>({1, 65, 2, 128}, Body::chosen);
+}
+
+TEST_CASE_TEMPLATE("attention on tensor cores", T, __nv_bfloat16, __half) {
+  for (int head_size : {64, 128}) {
+    check<T>({2, 15, 2, head_size}, Body::tensor_cores);   // less than a warp's rows
+    check<T>({1, 129, 2, head_size}, Body::tensor_cores);  // a row more than the largest block
+    if (!large_shapes) continue;
+    check<T>({1, 1, 1, head_size}, Body::tensor_cores);   // a single token
+    check<T>({1, 64, 1, head_size}, Body::tensor_cores);  // half of the largest block, or all of the smallest
+    check<T>({1, 65, 2, head_size}, Body::tensor_cores);
+    check<T>({2, 200, 3, head_size}, Body::tensor_cores);
+  }
+  check<T>({2, 37, 3, 8}, Body::tensor_cores);  // head sizes that are padded
+  check<T>({1, 70, 2, 40}, Body::tensor_cores);
+  check<T>({1, 50, 2, 80}, Body::tensor_cores);
+}
+
+template <int HS>
+void check_banks() {
+  for (int row = 0; row < 64; row += 8)
+    for (int chunk = 0; chunk < HS / 8; ++chunk) {
+      int seen = 0;  // a bit for each 16 bytes of the 128 that the banks are wide
+      for (int r = row; r < row + 8; ++r) seen |= 1 << swizzled<HS>(r, chunk) / 8 % 8;
+      CHECK(seen == 0xff);
+    }
+}
+
+TEST_CASE("eight rows of a tile's chunk share no bank of shared memory") {
+  check_banks<64>();
+  check_banks<128>();
+}
+
+TEST_CASE_TEMPLATE("attention: infinity and NaN come through", T, __nv_bfloat16, __half) {
+  if (!large_shapes) return;
+  for (Body body : {Body::chosen, Body::tensor_cores})
+    for (float value : {float(INFINITY), float(NAN)})
+      for (int part : {0, 1, 2, 3}) check_non_finite<T>({1, 70, 2, 64}, body, value, part);
 }

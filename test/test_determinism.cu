@@ -115,6 +115,20 @@ TEST_CASE_TEMPLATE("attention", T, float, __nv_bfloat16) {
   });
 }
 
+TEST_CASE("attention on tensor cores") {
+  using T = __nv_bfloat16;
+  const int heads = 2;
+  Buffer<T> qkv(random_values<T>(rows * 3 * channels)), dout(random_values<T>(rows * channels));
+  check([&] {
+    Buffer<T> out(rows * channels), dqkv(rows * 3 * channels);
+    Buffer<float> lse(rows * heads), row_dots(rows * heads);
+    flash_attention_forward<T>(out, lse, qkv, batch, seq_len, heads, channels / heads, test_stream());
+    flash_attention_backward<T>(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, channels / heads,
+                                test_stream());
+    return bytes_of(out, dqkv, lse, row_dots);
+  });
+}
+
 TEST_CASE_TEMPLATE("gelu", T, float, __nv_bfloat16) {
   Buffer<T> input(random_values<T>(rows * channels));
   check([&] {

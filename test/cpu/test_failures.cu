@@ -81,6 +81,41 @@ ExitCode run_block_sum() {
 constexpr int blocks_line = __LINE__ + 1;
 __global__ void same_element(int* out) { *out = blockIdx.x; }
 
+// ---- an asynchronous copy that is used before it has arrived, or never waited for
+
+template <bool WithWait>
+__global__ void copy_asynchronously(int* out, const int* in) {
+  __shared__ int values[n];
+  copy_async<4>(values + threadIdx.x, in + threadIdx.x, true);
+  if constexpr (WithWait) wait_for_copies();
+  out[threadIdx.x] = values[threadIdx.x];
+  wait_for_copies();
+}
+
+template <bool WithWait>
+ExitCode run_copy() {
+  Buffer<int> in(std::vector<int>(n, 2)), out(n);
+  copy_asynchronously<WithWait><<<1, n, 0, test_stream()>>>(&out[0], &in[0]);
+  return out.get() == in.get() ? right : wrong;
+}
+
+__global__ void unfinished_copy(const int* in) {
+  __shared__ int values[n];
+  copy_async<4>(values + threadIdx.x, in + threadIdx.x, true);
+}
+
+// ---- an instruction of the whole warp, before which lanes have not waited for each other
+
+constexpr int matrix_write_line = __LINE__ + 4, matrix_read_line = matrix_write_line + 2;
+__global__ void load_too_early(int* out) {
+  alignas(16) __shared__ uint32_t rows[32][4];
+  uint32_t registers[4];
+  rows[(threadIdx.x + 1) % 32][0] = threadIdx.x;
+
+  load_matrices(registers, shared_address(rows[threadIdx.x]));
+  out[threadIdx.x] = int(registers[0]);
+}
+
 // ---- a stream that does not wait for another one
 
 __global__ void write_kernel(int* out, int value) { *out = value; }
@@ -171,6 +206,10 @@ ExitCode run_program(const std::string& name) {
   else if (name == "mask_without_itself") mask_without_itself<<<1, 32>>>(out);
   else if (name == "block_sum") return run_block_sum<true>();
   else if (name == "block_sum_without_barrier") return run_block_sum<false>();
+  else if (name == "copy_asynchronously") return run_copy<true>();
+  else if (name == "copy_asynchronously_without_wait") return run_copy<false>();
+  else if (name == "unfinished_copy") unfinished_copy<<<1, n>>>(out);
+  else if (name == "load_too_early") load_too_early<<<1, 32>>>(out);
   else if (name == "same_element") same_element<<<2, 1>>>(out);
   else if (name == "streams") return run_streams<true>();
   else if (name == "streams_without_wait") return run_streams<false>();
@@ -265,6 +304,14 @@ TEST_CASE("a missing barrier is right in forward order, wrong in a permuted one"
   }
 }
 
+TEST_CASE("an asynchronous copy has not arrived before the thread waits for it") {
+  CHECK(run("copy_asynchronously").code == right);
+  CHECK(run("copy_asynchronously_without_wait").code == wrong);
+  const Outcome outcome = run("unfinished_copy");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.output == "kernel unfinished_copy: a thread ends without waiting for its asynchronous copies\n");
+}
+
 TEST_CASE("a missing wait between streams is right in forward order, wrong in some permuted ones") {
   int wrong_runs = 0;
   for (const std::string& schedule : schedules) {
@@ -304,6 +351,10 @@ TEST_CASE("ThreadSanitizer names both lines of a race, whatever the result" * do
   CHECK(outcome.mentions("data race"));
   CHECK(outcome.mentions(here(reduction_write_line)));
   CHECK(outcome.mentions(here(reduction_read_line)));
+  outcome = run("load_too_early");
+  CHECK(outcome.code == 66);
+  CHECK(outcome.mentions(here(matrix_write_line)));
+  CHECK(outcome.mentions(here(matrix_read_line)));
   outcome = run("same_element");
   CHECK(outcome.code == 66);
   CHECK(outcome.mentions(here(blocks_line)));

@@ -1,0 +1,313 @@
+// Causal self-attention on tensor cores, for bf16 and fp16. Maths and tensors are those of kernels/attention.cuh; the
+// method is FlashAttention-2's (Dao, arXiv:2307.08691, algorithms 1 and 2), exponentials to base 2:
+//
+//   forward   S = Q·Kᵀ,  P = 2^(c·(S − m)),  O += P·V     c = log2(e)/√HS, m the running maximum of the row
+//   backward  P = 2^(c·S − lse·log2 e),  dP = dO·Vᵀ,  dS = P·(dP − D),  dQ += dS·K
+//             and of the transposes, Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ:  dV += Pᵀ·dO,  dK += dSᵀ·Q
+//
+// A block of 4 warps owns 64·M queries (forward, dQ) or keys (dK, dV) of a head, a warp 16·M of them, whose sums stay
+// in its registers: nothing is added by two warps, so the result never depends on timing. J rows of the other side at a
+// time come through shared memory, the next ones by cp.async while these are used. Tiles in which no key is seen are
+// skipped by block or by warp; only those on the diagonal are masked. S and dP never leave the registers; P and dS are
+// rounded to T to be left operands of the second product. Blocks with most tiles start first.
+//
+// Non-finite inputs come through: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
+//
+// Bytes as in kernels/attention.cuh. FLOPs 2·B·T²·C forward, 7/2 of that backward: S and dP are computed for dQ and
+// again for dK, dV, 7 products instead of 5, the price of neither atomics nor a workspace.
+//
+// What bounds the loops on Hopper, in cycles of an SM for a warp and a tile: a multiply_m16n8k16 takes 1.6 (mma reaches
+// about 62% of wgmma's 4096 FLOPs a cycle), a load_matrices 4 (128 bytes a cycle), an exp2 of all lanes 2, and 4
+// instructions are issued a cycle. The 8 warps of an SM overlap most of it; the largest number is a tile's time at best:
+//
+//                     M   J   products   load_matrices   exp2   issue
+//   forward, HS 64    2  64        205             160    136     168
+//   forward, HS 128   2  32        205             192     72     145
+//   dQ, HS 64         2  48        230             208     96     135
+//   dQ, HS 128        2  32        307             320     64     140
+//   dK dV, HS 64      2  32        205             192     64     132
+//   dK dV, HS 128     1  48        307             448     48     165
+//
+// M = 2 loads half of what M = 1 does for a product; the sums of dK and dV at HS = 128 leave no registers for it.
+// gpt2, B=64, T=1024, a layer: 103 GFLOP forward, 361 backward. At the 35% of 989 TFLOP/s that FlashAttention-2 reaches
+// on an H100 (arXiv:2407.08608; ours is not yet measured) 0.3 and 1.0 ms; the bytes alone take 0.1 and 0.2 ms at 4.3 TB/s.
+#pragma once
+
+#include "kernels/tensor_tiles.cuh"
+
+constexpr int flash_threads = 128;
+constexpr float log2_e = 1.4426950408889634f;
+
+// The largest tiles whose accumulators (forward 16M·(HS + J) floats a warp, dQ 16M·(HS + 2J), dK and dV
+// 16M·(2HS + 2J)) fit 255 registers a lane: `nvcc -Xptxas -v` reports no spills for sm_80, sm_90a and sm_100a.
+struct FlashShape {
+  int M, J;
+};
+template <int HS>
+constexpr FlashShape forward_shape = HS == 64 ? FlashShape{2, 64} : FlashShape{2, 32};
+template <int HS>
+constexpr FlashShape queries_shape = HS == 64 ? FlashShape{2, 48} : FlashShape{2, 32};
+template <int HS>
+constexpr FlashShape keys_shape = HS == 64 ? FlashShape{2, 32} : FlashShape{1, 48};
+
+// The head of this block in a tensor (B, T, parts, NH, HS).
+template <class T>
+__device__ inline HeadRows<T> head_rows(T* tensor, int parts, int part, int seq_len, int head_size) {
+  const int channels = gridDim.y * head_size, stride = parts * channels;
+  const size_t first_row = size_t(blockIdx.z) * seq_len;
+  return {tensor + first_row * stride + part * channels + blockIdx.y * head_size, stride, seq_len, head_size};
+}
+
+// The head of this block in a tensor (B, NH, T).
+template <class T>
+__device__ inline T* head_statistics(T* tensor, int seq_len) {
+  return tensor + (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * seq_len;
+}
+
+// Where rows first..first+J of the other side are: two tiles of J rows, in one half or the other of `tiles`.
+template <int HS, int J, class T>
+__device__ inline T* tile_pair(T* tiles, int first) {
+  return tiles + first / J % 2 * (2 * J * HS);
+}
+
+template <int HS, int J, class T>
+__device__ inline void copy_tile_pair(T* tiles, const HeadRows<const T>& a, const HeadRows<const T>& b, int first) {
+  copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first), a, first);
+  copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first) + J * HS, b, first);
+}
+
+// s becomes P = 2^(factor·(s − maximum)), where `maximum` has risen to that of the tile; earlier sums are to be
+// multiplied by correction = 2^(factor·(old − new maximum)). Each lane adds its own columns to `sum`.
+template <int M, int N>
+__device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2], float (&sum)[M][2],
+                                      float (&correction)[M][2], float factor) {
+  float old[M][2], exponent[M][2];
+  for_each_row<M>([&](int, int m, int half) { old[m][half] = maximum[m][half]; });
+  for_each_element([&](Place at, float x) { maximum[at.m][at.half] = fmaxf(maximum[at.m][at.half], x); }, s);
+  for_each_row<M>([&](int, int m, int half) {
+    maximum[m][half] = quad_max(maximum[m][half]);
+    correction[m][half] = exp2_approximate(factor * (old[m][half] - maximum[m][half]));
+    exponent[m][half] = factor * maximum[m][half];
+    sum[m][half] *= correction[m][half];
+  });
+  for_each_element([&](Place at, float& x) {
+    x = exp2_approximate(factor * x - exponent[at.m][at.half]);
+    sum[at.m][at.half] += x;
+  }, s);
+}
+
+template <class T, int HS>
+__global__ void __launch_bounds__(flash_threads, 2)
+flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
+  constexpr int M = forward_shape<HS>.M, J = forward_shape<HS>.J, rows = flash_threads / 2 * M;
+  extern __shared__ __align__(128) char memory[];
+  T* queries = reinterpret_cast<T*>(memory);  // (rows, HS)
+  T* tiles = queries + rows * HS;             // (2, 2, J, HS): keys and values
+  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), k = head_rows(qkv, 3, 1, seq_len, head_size);
+  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size);
+  const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
+  const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
+  const float factor = scale * log2_e;
+
+  float o[M][HS / 8][4] = {}, maximum[M][2], sum[M][2] = {}, correction[M][2];
+  for_each_row<M>([&](int, int m, int half) { maximum[m][half] = -INFINITY; });
+  copy_tile<HS, rows, flash_threads>(queries, q, block_first);
+  copy_tile_pair<HS, J>(tiles, k, v, 0);
+  for (int first = 0; first < block_end; first += J) {
+    wait_for_copies();
+    __syncthreads();  // this tile is there for all, and all have used the last one
+    if (first + J < block_end) copy_tile_pair<HS, J>(tiles, k, v, first + J);
+    if (first >= first_query + 16 * M || first_query >= seq_len) continue;
+
+    const T *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
+    float s[M][J / 8][4] = {};
+    multiply_transposed<HS>(s, queries, warp_row, keys);
+    if (first + J - 1 > first_query)
+      for_each_element([&](Place at, float& x) { if (first + at.column > first_query + at.row) x = -INFINITY; }, s);
+    online_softmax(s, maximum, sum, correction, factor);
+    for_each_element([&](Place at, float& x) { x *= correction[at.m][at.half]; }, o);
+    multiply<HS>(o, s, values);
+  }
+
+  float inverse[M][2];
+  for_each_row<M>([&](int row, int m, int half) {
+    const float total = quad_sum(sum[m][half]);
+    inverse[m][half] = 1.0f / total;
+    if (threadIdx.x % 4 == 0 && first_query + row < seq_len)
+      head_statistics(lse, seq_len)[first_query + row] = scale * maximum[m][half] + logf(total);
+  });
+  for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
+  store_rows<HS>(head_rows(out, 1, 0, seq_len, head_size), first_query, o, 1.0f);
+}
+
+// Σ_d a[d]·b[d] of a row, by the four lanes that share it.
+template <class T>
+__device__ inline float quad_dot(const T* a, const T* b, int head_size) {
+  float sum = 0;
+  for (int d = threadIdx.x % 4 * 8; d < head_size; d += 32) {
+    float x[8], y[8];
+    load(a + d, x);
+    load(b + d, y);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
+  }
+  return quad_sum(sum);
+}
+
+// dQ, and D for the next kernel.
+template <class T, int HS>
+__global__ void __launch_bounds__(flash_threads, 2)
+flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
+                              int seq_len, int head_size, float scale) {
+  constexpr int M = queries_shape<HS>.M, J = queries_shape<HS>.J, rows = flash_threads / 2 * M;
+  extern __shared__ __align__(128) char memory[];
+  T* queries = reinterpret_cast<T*>(memory);  // (rows, HS)
+  T* douts = queries + rows * HS;             // (rows, HS)
+  T* tiles = douts + rows * HS;               // (2, 2, J, HS): keys and values
+  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), k = head_rows(qkv, 3, 1, seq_len, head_size);
+  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size), o = head_rows(out, 1, 0, seq_len, head_size);
+  const HeadRows<const T> d_o = head_rows(dout, 1, 0, seq_len, head_size);
+  const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
+  const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
+  const float factor = scale * log2_e;
+
+  copy_tile<HS, rows, flash_threads>(queries, q, block_first);
+  copy_tile<HS, rows, flash_threads>(douts, d_o, block_first);
+  copy_tile_pair<HS, J>(tiles, k, v, 0);
+  float log_sums[M][2], dots[M][2];
+  for_each_row<M>([&](int row, int m, int half) {
+    const int query = min(first_query + row, seq_len - 1);  // what rows after the last compute is not stored
+    log_sums[m][half] = log2_e * head_statistics(lse, seq_len)[query];
+    dots[m][half] = quad_dot(d_o[query], o[query], head_size);
+    if (threadIdx.x % 4 == 0 && first_query + row < seq_len) head_statistics(row_dots, seq_len)[query] = dots[m][half];
+  });
+
+  float dq[M][HS / 8][4] = {};
+  for (int first = 0; first < block_end; first += J) {
+    wait_for_copies();
+    __syncthreads();  // this tile is there for all, and all have used the last one
+    if (first + J < block_end) copy_tile_pair<HS, J>(tiles, k, v, first + J);
+    if (first >= first_query + 16 * M || first_query >= seq_len) continue;
+
+    const T *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
+    float s[M][J / 8][4] = {}, dp[M][J / 8][4] = {};
+    multiply_transposed<HS>(s, queries, warp_row, keys);
+    if (first + J - 1 > first_query)
+      for_each_element([&](Place at, float& x) { if (first + at.column > first_query + at.row) x = -INFINITY; }, s);
+    multiply_transposed<HS>(dp, douts, warp_row, values);
+    for_each_element([&](Place at, float& x, float dp) {
+      x = exp2_approximate(factor * x - log_sums[at.m][at.half]) * (dp - dots[at.m][at.half]);
+    }, s, dp);
+    multiply<HS>(dq, s, keys);
+  }
+  store_rows<HS>(head_rows(dqkv, 3, 0, seq_len, head_size), first_query, dq, scale);
+}
+
+template <class T, int HS>
+__global__ void __launch_bounds__(flash_threads, 2)
+flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const T* qkv, const float* lse, int seq_len,
+                           int head_size, float scale) {
+  constexpr int M = keys_shape<HS>.M, J = keys_shape<HS>.J, rows = flash_threads / 2 * M;
+  extern __shared__ __align__(128) char memory[];
+  T* keys = reinterpret_cast<T*>(memory);                                // (rows, HS)
+  T* values = keys + rows * HS;                                          // (rows, HS)
+  T* tiles = values + rows * HS;                                         // (2, 2, J, HS): Q and dO
+  float* statistics = reinterpret_cast<float*>(tiles + 2 * 2 * J * HS);  // (2, 2, J): lse and D
+  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), k = head_rows(qkv, 3, 1, seq_len, head_size);
+  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size);
+  const HeadRows<const T> d_o = head_rows(dout, 1, 0, seq_len, head_size);
+  const int block_first = blockIdx.x * rows, warp_row = threadIdx.x / 32 * 16 * M, first_key = block_first + warp_row;
+  const float factor = scale * log2_e;
+
+  // Rows from seq_len on are zero, lse and D too: P is 1 there and dS is 0, and both are multiplied by zeros.
+  auto copy_queries = [&](int first) {
+    copy_tile_pair<HS, J>(tiles, q, d_o, first);
+    const int i = threadIdx.x, query = min(first + i, seq_len - 1);
+    float* to = tile_pair<1, J>(statistics, first);
+    if (i < J) copy_async<4>(to + i, head_statistics(lse, seq_len) + query, first + i < seq_len);
+    if (i < J) copy_async<4>(to + J + i, head_statistics(row_dots, seq_len) + query, first + i < seq_len);
+  };
+  copy_tile<HS, rows, flash_threads>(keys, k, block_first);
+  copy_tile<HS, rows, flash_threads>(values, v, block_first);
+  copy_queries(block_first);
+
+  float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+  for (int first = block_first; first < seq_len; first += J) {
+    wait_for_copies();
+    __syncthreads();  // this tile is there for all, and all have used the last one
+    if (first + J < seq_len) copy_queries(first + J);
+    if (first + J <= first_key || first_key >= seq_len) continue;
+
+    const T *queries = tile_pair<HS, J>(tiles, first), *douts = queries + J * HS;
+    const float *log_sums = tile_pair<1, J>(statistics, first), *dots = log_sums + J;
+    float p[M][J / 8][4] = {}, ds[M][J / 8][4] = {};
+    multiply_transposed<HS>(p, keys, warp_row, queries);
+    if (first < first_key + 16 * M - 1)
+      for_each_element([&](Place at, float& x) { if (first + at.column < first_key + at.row) x = -INFINITY; }, p);
+    for_each_element([&](Place at, float& x) { x = exp2_approximate(factor * x - log2_e * log_sums[at.column]); }, p);
+    multiply<HS>(dv, p, douts);
+    multiply_transposed<HS>(ds, values, warp_row, douts);
+    for_each_element([&](Place at, float& x, float p) { x = p * (x - dots[at.column]); }, ds, p);
+    multiply<HS>(dk, ds, queries);
+  }
+  store_rows<HS>(head_rows(dqkv, 3, 1, seq_len, head_size), first_key, dk, scale);
+  store_rows<HS>(head_rows(dqkv, 3, 2, seq_len, head_size), first_key, dv, 1.0f);
+}
+
+// Bytes of shared memory of a block that has `own` tiles of its own rows.
+template <class T, int HS>
+constexpr int flash_shared_bytes(FlashShape shape, int own) {
+  return (own * flash_threads / 2 * shape.M + 2 * 2 * shape.J) * HS * int(sizeof(T));
+}
+
+// Whether the kernels here can do it: a head's rows are read in chunks of 16 bytes.
+inline bool flash_attention_fits(int head_size) { return head_size % 8 == 0 && head_size <= 128; }
+
+// Calls function(integral_constant HS) for the compiled head size that holds head_size.
+template <class Function>
+void with_compiled_head_size(int head_size, Function function) {
+  if (head_size <= 64) function(std::integral_constant<int, 64>{});
+  else function(std::integral_constant<int, 128>{});
+}
+
+// Shared memory beyond 48 KB must be asked for.
+template <class Kernel>
+void allow_shared_memory(Kernel* kernel, int bytes) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+// The launches of attention_forward and attention_backward (kernels/attention.cuh), whose arguments they have.
+template <class T>
+void flash_attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
+                             cudaStream_t stream) {
+  const float scale = 1.0f / sqrtf(float(head_size));
+  with_compiled_head_size(head_size, [&](auto size) {
+    constexpr int HS = decltype(size)::value, rows = flash_threads / 2 * forward_shape<HS>.M;
+    constexpr int bytes = flash_shared_bytes<T, HS>(forward_shape<HS>, 1);
+    const dim3 grid(ceil_div(seq_len, rows), heads, batch);
+    allow_shared_memory(flash_forward_kernel<T, HS>, bytes);
+    flash_forward_kernel<T, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, seq_len, head_size, scale);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+template <class T>
+void flash_attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
+                              int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
+  const float scale = 1.0f / sqrtf(float(head_size));
+  with_compiled_head_size(head_size, [&](auto size) {
+    constexpr int HS = decltype(size)::value;
+    constexpr int query_rows = flash_threads / 2 * queries_shape<HS>.M, key_rows = flash_threads / 2 * keys_shape<HS>.M;
+    constexpr int query_bytes = flash_shared_bytes<T, HS>(queries_shape<HS>, 2);
+    constexpr int key_bytes = flash_shared_bytes<T, HS>(keys_shape<HS>, 2) + 2 * 2 * keys_shape<HS>.J * sizeof(float);
+    const dim3 query_grid(ceil_div(seq_len, query_rows), heads, batch);
+    const dim3 key_grid(ceil_div(seq_len, key_rows), heads, batch);
+    allow_shared_memory(flash_backward_queries_kernel<T, HS>, query_bytes);
+    flash_backward_queries_kernel<T, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
+        dqkv, row_dots, dout, out, qkv, lse, seq_len, head_size, scale);
+    allow_shared_memory(flash_backward_keys_kernel<T, HS>, key_bytes);
+    flash_backward_keys_kernel<T, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
+        dqkv, row_dots, dout, qkv, lse, seq_len, head_size, scale);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

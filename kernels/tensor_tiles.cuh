@@ -1,0 +1,185 @@
+// Tiles of 16-bit numbers in shared memory, and products of tiles on tensor cores.
+//
+// A tile has rows of HS elements: those of one attention head, zero where the head or the sequence has ended. HS is a
+// multiple of 64. A row is cut into chunks of 8 elements (16 bytes), which is what a thread copies and what ldmatrix
+// reads of 8 rows at a time. Were chunk c of every row at place c, these 8 would lie a row's length apart, in the same
+// banks; it is at place c xor (row mod 8), so that chunk c of 8 neighbouring rows covers all 32 banks once. Tiles start
+// at multiples of 128 bytes.
+//
+// A warp's accumulator `float x[M][N][4]` is a matrix of 16M × 8N, spread over its lanes as multiply_m16n8k16 leaves it
+// (kernels/instructions.cuh): a lane has 2 columns of each 8, in rows lane/4 and lane/4 + 8 of each 16. So four lanes
+// share a row, a *quad*; what belongs to rows is kept as x[M][2]. Two 16×8 accumulators side by side, rounded to T, are
+// a 16×16 left operand: what one product leaves is multiplied again without leaving the registers.
+#pragma once
+
+#include "kernels/common.cuh"
+
+// Element (row, 8·chunk) of a tile.
+template <int HS>
+__host__ __device__ constexpr int swizzled(int row, int chunk) {
+  static_assert(HS % 64 == 0);
+  return row * HS + (chunk ^ row % 8) * 8;
+}
+
+// The rows of one head in a packed tensor.
+template <class T>
+struct HeadRows {
+  T* first;
+  int stride;  // elements from row to row
+  int seq_len, head_size;
+  __device__ T* operator[](int row) const { return first + int64_t(row) * stride; }
+};
+
+// A block of `threads` starts the copy of rows first..first+rows.
+template <int HS, int rows, int threads, class T>
+__device__ inline void copy_tile(T* tile, const HeadRows<const T>& from, int first) {
+  constexpr int chunks = HS / 8, step = threads / chunks;
+  static_assert(rows % step == 0);
+  const int row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+  const T* source = from[first + row] + 8 * chunk;
+  const bool inside_head = 8 * chunk < from.head_size;
+#pragma unroll
+  for (int r = 0; r < rows; r += step) {
+    const bool inside = inside_head && first + row + r < from.seq_len;
+    copy_async<16>(tile + swizzled<HS>(row + r, chunk), source, inside);
+    source += int64_t(step) * from.stride;
+  }
+}
+
+// The address that this lane brings to load_matrices for the 16×16 elements at (row, column), multiples of 16: that of
+// chunk lane_chunk in row lane_row of them. Whole rows are added after the xor: an offset in the instruction.
+template <int HS, class T>
+__device__ inline SharedAddress lane_address(const T* tile, int row, int column, int lane_row, int lane_chunk) {
+  const SharedAddress corner = shared_address(tile + swizzled<HS>(lane_row, lane_chunk));
+  return (corner ^ column % 64 * sizeof(T)) + (row * HS + column / 64 * 64) * sizeof(T);
+}
+
+// The lane's part of 16×16 elements, as left operand.
+template <int HS, class T>
+__device__ inline void load_left(uint32_t (&a)[4], const T* tile, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  load_matrices(a, lane_address<HS>(tile, row, column, lane % 16, lane / 16));
+}
+
+// The same of their transpose, as right operand of two products: b[0], b[1] for rows 0..7, b[2], b[3] for rows 8..15.
+template <int HS, class T>
+__device__ inline void load_right_transposed(uint32_t (&b)[4], const T* tile, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  load_matrices(b, lane_address<HS>(tile, row, column, lane % 8 + lane / 16 * 8, lane / 8 % 2));
+}
+
+// As they are, as right operand: b[0], b[1] for columns 0..7, b[2], b[3] for columns 8..15.
+template <int HS, class T>
+__device__ inline void load_right(uint32_t (&b)[4], const T* tile, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  load_matrices_transposed(b, lane_address<HS>(tile, row, column, lane % 16, lane / 16));
+}
+
+// sum (16M × 8N) += (rows first..first+16M of `own`) · (rows 0..8N of `tile`)ᵀ
+template <int HS, int M, int N, class T>
+__device__ inline void multiply_transposed(float (&sum)[M][N][4], const T* own, int first, const T* tile) {
+#pragma unroll
+  for (int k = 0; k < HS; k += 16) {
+    uint32_t a[M][4];
+#pragma unroll
+    for (int m = 0; m < M; ++m) load_left<HS>(a[m], own, first + 16 * m, k);
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      uint32_t b[4];
+      load_right_transposed<HS>(b, tile, 8 * n, k);
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        multiply_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
+        multiply_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// x in the lower half, y in the upper.
+template <class T>
+__device__ inline uint32_t round_pair(float x, float y) {
+  const Pack<T, 2> pair{{from_float<T>(x), from_float<T>(y)}};
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+
+// sum (16M × HS) += x (16M × 8N, rounded to T) · (rows 0..8N of the tile)
+template <int HS, int M, int N, class T>
+__device__ inline void multiply(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], const T* tile) {
+#pragma unroll
+  for (int k = 0; k < N / 2; ++k) {
+    uint32_t a[M][4];
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&pairs)[4] = x[m][2 * k + i / 2];
+        a[m][i] = round_pair<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
+      }
+#pragma unroll
+    for (int n = 0; n < HS / 8; n += 2) {
+      uint32_t b[4];
+      load_right<HS>(b, tile, 16 * k, 8 * n);
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        multiply_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
+        multiply_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+struct Place {
+  int row, column;  // in the matrix
+  int m, half;      // the row's statistics are x[m][half]
+};
+
+// Calls function(place, x, others...) for the lane's elements of matrices of one shape.
+template <class Function, int M, int N, class... Others>
+__device__ inline void for_each_element(Function function, float (&x)[M][N][4], Others&... others) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        function(Place{16 * m + lane / 4 + i / 2 * 8, 8 * n + lane % 4 * 2 + i % 2, m, i / 2}, x[m][n][i],
+                 others[m][n][i]...);
+}
+
+// Calls function(row, m, half) for the lane's rows.
+template <int M, class Function>
+__device__ inline void for_each_row(Function function) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) function(16 * m + threadIdx.x % 32 / 4 + 8 * half, m, half);
+}
+
+// Over the four lanes that share a row; each gets the result.
+__device__ inline float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+__device__ inline float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+// Row r of x to to[first + r], as far as there are such rows.
+template <int HS, int M, class T>
+__device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor) {
+  const int lane_column = threadIdx.x % 4 * 2;
+  for_each_row<M>([&](int row, int m, int half) {
+    if (first + row >= to.seq_len) return;
+#pragma unroll
+    for (int n = 0; n < HS / 8; ++n) {
+      const float pair[2] = {factor * x[m][n][2 * half], factor * x[m][n][2 * half + 1]};
+      if (8 * n < to.head_size) store(to[first + row] + 8 * n + lane_column, pair);
+    }
+  });
+}
