@@ -381,11 +381,11 @@ class GPT {
 
   size_t batch_bytes() const { return size_t(3) * options_.micro_batch * options_.seq_len * sizeof(int); }
 
+  // A copy to pageable memory is complete when the call returns.
   template <class Value>
   Value read(const Value* value) const {
     Value result;
     CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof result, cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
     return result;
   }
 
@@ -393,7 +393,6 @@ class GPT {
     const size_t padded = options_.shape.padded_vocabulary(), vocabulary = options_.shape.vocabulary;
     std::vector<T> narrow(rows * padded);
     CUDA_CHECK(cudaMemcpyAsync(narrow.data(), logits_, narrow.size() * sizeof(T), cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
     std::vector<float> logits(rows * vocabulary);
     for (int row = 0; row < rows; ++row)
       for (size_t v = 0; v < vocabulary; ++v) logits[row * vocabulary + v] = to_float(narrow[row * padded + v]);
