@@ -31,6 +31,7 @@ struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
+  int logit_chunks = 1;  // the head's rows at a time: ⌈R / logit_chunks⌉
   StoreOptions store = {};
 };
 
@@ -182,9 +183,15 @@ class GPT {
     const int rows = options_.micro_batch * options_.seq_len, C = options_.shape.channels;
     send_batch(inputs, nullptr, rows);
     forward(options_.micro_batch, options_.seq_len);
-    head_forward(logits_, final_norm_, store_.acquire(0, Pass::backward), rows, C, options_.shape.padded_vocabulary(),
-                 stream_);
-    return read_logits(rows);
+    std::vector<float> all;
+    for (int begin = 0; begin < rows; begin += logit_rows()) {
+      const int count = std::min(logit_rows(), rows - begin);
+      head_forward(logits_, final_norm_ + size_t(begin) * C, store_.acquire(0, Pass::backward), count, C,
+                   options_.shape.padded_vocabulary(), stream_);
+      const std::vector<float> logits = read_logits(count);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
   }
 
  private:
@@ -194,7 +201,7 @@ class GPT {
       CUDA_CHECK(cudaMemcpyAsync(sums_, &steps_[step_].host->votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
     send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
     forward(options_.micro_batch, options_.seq_len);
-    head_loss(float(1 / tokens), training);
+    head(float(1 / tokens), training);
     if (!last) return;
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
     dp_.after(stream_);
@@ -233,27 +240,34 @@ class GPT {
     linear_forward(branch_, a.attention, w.projection_weight, w.projection_bias, rows, C, C, stream_);
     residual_layernorm_forward<T>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, branch_, w.norm2_weight, w.norm2_bias,
                                   rows, C, stream_);
-    linear_forward(a.up, a.norm2, w.up_weight, w.up_bias, rows, C, 4 * C, stream_);
-    gelu_forward(a.gelu, a.up, rows, 4 * C, stream_);
+    linear_gelu_forward(a.gelu, a.up, a.norm2, w.up_weight, w.up_bias, rows, C, 4 * C, stream_);
   }
 
-  // Adds weight · Σ losses to the loss; turns the logits into their gradient if wanted.
-  void head_loss(float weight, bool write_gradient) {
+  // The loss, += weight · Σ losses, and in training the gradients of final_norm_ (in branch_) and of wte. Some rows at a
+  // time, so that the logits, R·Vp, need not all be there at once.
+  void head(float weight, bool training) {
     const ModelShape& s = options_.shape;
-    const int rows = options_.micro_batch * options_.seq_len, padded = s.padded_vocabulary();
-    head_forward(logits_, final_norm_, store_.acquire(0, Pass::backward), rows, s.channels, padded, stream_);
-    cross_entropy(logits_, losses_, &sums_->loss, targets_, rows, s.vocabulary, padded, weight,
-                  &store_.summary()->scale.value, write_gradient, stream_);
+    const int rows = options_.micro_batch * options_.seq_len, C = s.channels, padded = s.padded_vocabulary();
+    const T* wte = store_.acquire(0, Pass::backward);
+    for (int begin = 0; begin < rows; begin += logit_rows()) {
+      const int count = std::min(logit_rows(), rows - begin);
+      const T* x = final_norm_ + size_t(begin) * C;
+      head_forward(logits_, x, wte, count, C, padded, stream_);
+      cross_entropy(logits_, losses_ + begin, &sums_->loss, targets_ + begin, count, s.vocabulary, padded, weight,
+                    &store_.summary()->scale.value, training, stream_);
+      if (!training) continue;
+      const auto [dwte, accumulate] = store_.gradients(0);
+      head_backward(branch_ + size_t(begin) * C, dwte, logits_, x, wte, count, C, padded, accumulate || begin > 0, stream_);
+    }
   }
+
+  int logit_rows() const { return ceil_div(options_.micro_batch * options_.seq_len, options_.logit_chunks); }
 
   // ---- backward
 
   void backward() {
     const ModelShape& s = options_.shape;
     const int batch = options_.micro_batch, seq_len = options_.seq_len, rows = batch * seq_len, C = s.channels;
-    const auto [dwte, accumulate] = store_.gradients(0);
-    head_backward(branch_, dwte, logits_, final_norm_, store_.acquire(0, Pass::backward), rows, C, s.padded_vocabulary(),
-                  accumulate, stream_);
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(rows) * C * sizeof(T), stream_));
     final_norm_backward();
     for (int layer = s.layers - 1; layer >= 0; --layer) {
@@ -265,6 +279,7 @@ class GPT {
       block_backward(layer, w);
     }
     // The head has written wte's gradient in this micro-step already: here it is always added to.
+    const auto [dwte, accumulate] = store_.gradients(0);
     embedding_backward(dwte, dwte + position_offset(), inputs_, order_, dstream_, batch, seq_len, s.positions, C,
                        accumulate, stream_);
     store_.gradients_ready(0);
@@ -286,18 +301,18 @@ class GPT {
     const auto [gradients, accumulate] = store_.gradients(layer + 1);
     const BlockTensors<float> d(gradients, block_tensors(layer));
     const BlockActivations<T>& a = blocks_[layer];
-    linear_backward(dwide_, d.down_weight, d.down_bias, dstream_, a.gelu, w.down_weight, rows, 4 * C, C, accumulate,
+    const T* no_gelu = nullptr;
+    linear_backward(dwide_, d.down_weight, d.down_bias, dstream_, a.gelu, w.down_weight, a.up, rows, 4 * C, C, accumulate,
                     reductions_, stream_);
-    gelu_backward(dwide_, a.up, rows, 4 * C, stream_);
-    linear_backward(branch_, d.up_weight, d.up_bias, dwide_, a.norm2, w.up_weight, rows, C, 4 * C, accumulate,
+    linear_backward(branch_, d.up_weight, d.up_bias, dwide_, a.norm2, w.up_weight, no_gelu, rows, C, 4 * C, accumulate,
                     reductions_, stream_);
     layernorm_backward(dstream_, d.norm2_weight, d.norm2_bias, branch_, a.middle, w.norm2_weight, a.mean2, a.rstd2, rows,
                        C, accumulate, reductions_, stream_);
-    linear_backward(branch_, d.projection_weight, d.projection_bias, dstream_, a.attention, w.projection_weight, rows, C,
-                    C, accumulate, reductions_, stream_);
+    linear_backward(branch_, d.projection_weight, d.projection_bias, dstream_, a.attention, w.projection_weight, no_gelu,
+                    rows, C, C, accumulate, reductions_, stream_);
     attention_backward(dwide_, row_dots_, branch_, a.attention, a.qkv, a.lse, batch, seq_len, s.heads, s.head_size(),
                        stream_);
-    linear_backward(branch_, d.qkv_weight, d.qkv_bias, dwide_, a.norm1, w.qkv_weight, rows, C, 3 * C, accumulate,
+    linear_backward(branch_, d.qkv_weight, d.qkv_bias, dwide_, a.norm1, w.qkv_weight, no_gelu, rows, C, 3 * C, accumulate,
                     reductions_, stream_);
     layernorm_backward(dstream_, d.norm1_weight, d.norm1_bias, branch_, a.input, w.norm1_weight, a.mean1, a.rstd1, rows,
                        C, accumulate, reductions_, stream_);
@@ -341,7 +356,7 @@ class GPT {
     final_norm_ = arena.take<T>(rows * C);
     final_mean_ = arena.take<float>(rows);
     final_rstd_ = arena.take<float>(rows);
-    logits_ = arena.take<T>(rows * s.padded_vocabulary());
+    logits_ = arena.take<T>(size_t(logit_rows()) * s.padded_vocabulary());
     losses_ = arena.take<float>(rows);
   }
 
@@ -407,7 +422,7 @@ class GPT {
   ParameterStore<T> store_;
 
   std::vector<BlockActivations<T>> blocks_;
-  T *final_input_, *final_norm_, *logits_;             // (R,C) (R,C) (R,Vp)
+  T *final_input_, *final_norm_, *logits_;             // (R,C) (R,C) (logit_rows,Vp)
   float *final_mean_, *final_rstd_, *losses_;          // (R) each
   T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
   float *row_dots_, *reductions_;                      // (B,NH,T), workspace of reductions

@@ -63,6 +63,9 @@ class Run {
       : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)),
         bill_(o_.price, control.size()), guard_(o_.guard) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    gemm_choices().agree = [this](const GemmChoices::Choose& choose) {
+      return control_.all_gather(is_first() ? choose() : "")[0];
+    };
     start_tracing();
   }
   ~Run() {
@@ -183,11 +186,17 @@ class Run {
            samples, " are needed: give more data, or lower --seq-len, --global-batch or --val-batches");
   }
 
+  int logit_chunks() const {
+    const int rows = o_.micro_batch * o_.seq_len;
+    return std::min(o_.logit_chunks ? o_.logit_chunks : ceil_div(rows, 16384), rows);
+  }
+
   void build_model(const ModelShape& shape, bool training) {
     model_ = std::make_unique<GPT<T>>(ModelOptions{.shape = shape,
                                                    .micro_batch = o_.micro_batch,
                                                    .seq_len = o_.seq_len,
                                                    .recompute = recompute_of(o_.recompute),
+                                                   .logit_chunks = logit_chunks(),
                                                    .store = {.stage = o_.zero,
                                                              .training = training,
                                                              .stochastic_rounding = o_.stochastic_rounding,
@@ -250,6 +259,9 @@ class Run {
     samples_left_out_ = trainer.at("samples").get<size_t>() - done_ * size_t(o_.global_batch);
     if (trainer.contains("guard")) guard_.restore(trainer["guard"]);
     restore_progress(trainer);
+    const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
+    for (const auto& [product, choice] : algorithms.items())
+      if (choice.is_string()) gemm_choices().known.try_emplace(product, choice);
   }
 
   nlohmann::json scale_state() {
@@ -285,7 +297,8 @@ class Run {
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
                                .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, train_->tokens())},
-                                           {"guard", guard_.state()}, {"loss_scale", scale_state()}},
+                                           {"guard", guard_.state()}, {"loss_scale", scale_state()},
+                                           {"algorithms", gemm_choices().known}},
                                .tokenizer_folder = tokenizer_folder_,
                                .wait = [this] { CUDA_CHECK(cudaStreamSynchronize(stream_)); }});
     if (!problem.empty()) report_unsaved(problem);

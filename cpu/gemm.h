@@ -21,6 +21,8 @@
 
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
 inline void use_gemm_workspace(void*) {}
+template <class T>
+constexpr bool gemm_fuses_gelu = false;
 
 namespace cpu {
 

@@ -4,7 +4,13 @@
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
 // row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends them
-// gemm_workspace_bytes of device memory, which they otherwise allocate themselves.
+// gemm_workspace_bytes of device memory, which they otherwise allocate themselves. Where gemm_fuses_gelu<T>, there are also
+//
+//   gemm_gelu(d, before, a, b, bias, ...):      before = A·B + bias,  D = gelu(before)
+//   gemm_gelu_gradient(d, before, a, b, ...):   D = A·B ⊙ gelu'(before)
+//
+// which spare the passes of kernels/gelu.cuh over memory. They return false, and do nothing, if a shape does not suit them.
+//
 // FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
 //
 // Linear layers store their weight as (in, out), as Hugging Face's GPT-2 does:
@@ -12,14 +18,31 @@
 // The output head uses the token embedding (V, C) the other way round: logits = x·wteᵀ.
 #pragma once
 
+#include <functional>
+#include <map>
+#include <string>
+
 #include "kernels/column_sum.cuh"
 #include "kernels/common.cuh"
+#include "kernels/gelu.cuh"
 
 struct GemmShape {
   int m, n, k;
   bool transpose_a = false, transpose_b = false, accumulate = false;
   auto operator<=>(const GemmShape&) const = default;
 };
+
+// Which algorithm a product takes, by what it is: chosen by timing when it is first asked for. The same job gives the same
+// bits only if all ranks choose alike, and a resumed run as the one before: so choices are kept in checkpoints.
+struct GemmChoices {
+  using Choose = std::function<std::string()>;
+  std::map<std::string, std::string> known;
+  std::function<std::string(const Choose&)> agree = [](const Choose& choose) { return choose(); };
+};
+inline GemmChoices& gemm_choices() {
+  static GemmChoices instance;
+  return instance;
+}
 
 #include <gemm.h>
 
@@ -39,17 +62,50 @@ void linear_forward(T* out, const T* x, const T* weight, const T* bias, int rows
   matmul("matmul_forward", out, x, weight, bias, {rows, outputs, inputs}, stream);
 }
 
-// dx (rows, inputs) = dout·weightᵀ; dweight, dbias = or +=.
-// workspace: column_sum_workspace(rows, outputs) floats.
+// out = gelu(before), before = x·weight + bias; both (rows, outputs)
 template <class T>
-void linear_backward(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight, int rows,
-                     int inputs, int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
+void linear_gelu_forward(T* out, T* before, const T* x, const T* weight, const T* bias, int rows, int inputs, int outputs,
+                         cudaStream_t stream) {
+  if constexpr (gemm_fuses_gelu<T>) {
+    const double m = rows, n = outputs, k = inputs;
+    KernelRange range("matmul_gelu_forward", stream, (m * k + k * n + 2 * m * n) * sizeof(T), 2 * m * n * k);
+    if (gemm_gelu(out, before, x, weight, bias, {rows, outputs, inputs}, stream)) {
+      range.writes(out, size_t(rows) * outputs);
+      range.writes(before, size_t(rows) * outputs);
+      return;
+    }
+  }
+  linear_forward(before, x, weight, bias, rows, inputs, outputs, stream);
+  gelu_forward(out, before, rows, outputs, stream);
+}
+
+// dx (rows, inputs) = dout·weightᵀ; where x is gelu(before_gelu), times gelu'(before_gelu), which may be null.
+template <class T>
+void input_gradient(T* dx, const T* dout, const T* weight, const T* before_gelu, int rows, int inputs, int outputs,
+                    cudaStream_t stream) {
+  const T* no_bias = nullptr;
+  const GemmShape shape = {.m = rows, .n = inputs, .k = outputs, .transpose_b = true};
+  if constexpr (gemm_fuses_gelu<T>) {
+    if (before_gelu) {
+      const double m = rows, n = inputs, k = outputs;
+      KernelRange range("matmul_gelu_gradient", stream, (m * k + k * n + 2 * m * n) * sizeof(T), 2 * m * n * k);
+      if (gemm_gelu_gradient(dx, before_gelu, dout, weight, shape, stream))
+        return range.writes(dx, size_t(rows) * inputs);
+    }
+  }
+  matmul("matmul_input_gradient", dx, dout, weight, no_bias, shape, stream);
+  if (before_gelu) gelu_backward(dx, before_gelu, rows, inputs, stream);
+}
+
+// dx as above; dweight (inputs, outputs), dbias (outputs) = or +=. workspace: column_sum_workspace(rows, outputs) floats.
+template <class T>
+void linear_backward(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight, const T* before_gelu,
+                     int rows, int inputs, int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
   const T* no_bias = nullptr;
   matmul("matmul_weight_gradient", dweight, x, dout, no_bias,
          {.m = inputs, .n = outputs, .k = rows, .transpose_a = true, .accumulate = accumulate}, stream);
   column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
-  matmul("matmul_input_gradient", dx, dout, weight, no_bias,
-         {.m = rows, .n = inputs, .k = outputs, .transpose_b = true}, stream);
+  input_gradient(dx, dout, weight, before_gelu, rows, inputs, outputs, stream);
 }
 
 // logits (rows, padded) = x (rows, C) · wte (padded, C)ᵀ

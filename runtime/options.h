@@ -40,6 +40,7 @@ struct Options {
 
   std::string dtype = "fp32", recompute = "none";
   bool stochastic_rounding = false;
+  int logit_chunks = 0;
   double loss_scale = 65536;
   int loss_scale_window = 2000;
 
@@ -139,6 +140,8 @@ inline void add_data_and_model_options(CLI::App& app, Options& o) {
   app.add_option("--dtype", o.dtype, "fp32, bf16 or fp16 (weights, activations; sums and optimizer state stay fp32)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
+  app.add_option("--logit-chunks", o.logit_chunks, "the logits' rows in so many parts, to save memory; 0: of 16,384 at most")
+      ->check(in_range(0, 1 << 20));
   app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
       ->check(CLI::IsMember({"none", "gelu", "block"}));
 }

@@ -94,7 +94,7 @@ TEST_CASE_TEMPLATE("matrix products and column sums", T, float, __nv_bfloat16) {
     Buffer<float> dweight(channels * outputs), dbias(outputs), dwte(outputs * channels);
     Buffer<float> workspace(column_sum_workspace(rows, outputs));
     linear_forward<T>(out, x, weight, bias, rows, channels, outputs, test_stream());
-    linear_backward<T>(dx, dweight, dbias, dout, x, weight, rows, channels, outputs, false, workspace,
+    linear_backward<T>(dx, dweight, dbias, dout, x, weight, nullptr, rows, channels, outputs, false, workspace,
                        test_stream());
     head_forward<T>(logits, x, weight, rows, channels, outputs, test_stream());  // weight as (outputs, C)
     head_backward<T>(dhead, dwte, dout, x, weight, rows, channels, outputs, false, test_stream());

@@ -1,19 +1,10 @@
 // GELU forward and backward against float64.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/gelu.cuh"
+#include "test/gelu_reference.h"
 #include "test/kernel_test.cuh"
 
 namespace {
-
-double gelu(double x) {
-  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-
-// By differences, so that a mistake in the derivative's formula is not made twice; off by about 1e-9.
-double gelu_slope(double x) {
-  const double h = 1e-4;
-  return (gelu(x + h) - gelu(x - h)) / (2 * h);
-}
 
 template <class T>
 void check(int rows, int columns) {

@@ -1,6 +1,7 @@
 // Matrix products against float64: exactly, on small integers, and closely on random numbers.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/matmul.cuh"
+#include "test/gelu_reference.h"
 #include "test/kernel_test.cuh"
 
 namespace {
@@ -114,7 +115,7 @@ void check_linear(int rows, int inputs, int outputs, bool accumulate) {
   Buffer<float> dweight(weight.size()), dbias(outputs), workspace(column_sum_workspace(rows, outputs));
   if (accumulate) dweight = dweight_before, dbias = dbias_before;
   linear_forward<T>(out, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
-  linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, rows, inputs, outputs, accumulate, workspace,
+  linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, nullptr, rows, inputs, outputs, accumulate, workspace,
                      test_stream());
 
   const Numbers X = as_double(x), W = as_double(weight), dY = as_double(dout);
@@ -127,6 +128,34 @@ void check_linear(int rows, int inputs, int outputs, bool accumulate) {
   CHECK_SUMS(dx.numbers(), expected_dx, outputs, T);
   CHECK_SUMS(dweight.numbers(), expected_dweight, rows, float);
   CHECK_SUMS(dbias.numbers(), expected_dbias, rows, float);
+}
+
+// A product and gelu, or its gradient, in one launcher: what gelu gets is off by the rounding of the product, and gelu's
+// slopes are at most 1.13, its curvature 0.8.
+template <class T>
+void check_gelu(int rows, int inputs, int outputs) {
+  CAPTURE(rows);
+  CAPTURE(inputs);
+  const auto x = random_values<T>(size_t(rows) * inputs), bias = random_values<T>(outputs, 1, 0, 3);
+  const auto weight = random_values<T>(size_t(inputs) * outputs, 0.2, 0, 2), dout = random_values<T>(size_t(rows) * outputs, 1, 0, 4);
+  const auto before_dx = random_values<T>(x.size(), 1, 0, 5);
+  Buffer<T> x_d(x), weight_d(weight), bias_d(bias), dout_d(dout), before_dx_d(before_dx), out(dout.size()), before(dout.size()),
+      dx(x.size());
+  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(column_sum_workspace(rows, outputs));
+  linear_gelu_forward<T>(out, before, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
+  linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, before_dx_d, rows, inputs, outputs, false, workspace,
+                     test_stream());
+
+  const Numbers X = as_double(x), W = as_double(weight);
+  const Numbers expected_before = add_to_rows(product(X, W, {rows, outputs, inputs}), as_double(bias));
+  Numbers expected_out = expected_before;
+  for (double& value : expected_out) value = gelu(value);
+  Numbers expected_dx = product(as_double(dout), W, {.m = rows, .n = inputs, .k = outputs, .transpose_b = true});
+  for (size_t i = 0; i < expected_dx.size(); ++i) expected_dx[i] *= gelu_slope(to_float(before_dx[i]));
+  CHECK_SUMS(before.numbers(), expected_before, inputs, T);
+  const double k = std::max(inputs, outputs), sum = 1.2e-7 * std::sqrt(k) + rounding<T>;
+  CHECK_CLOSE(out.numbers(), expected_out, std::sqrt(k), 1.13 * sum + rounding<T> + 1e-6);
+  CHECK_CLOSE(dx.numbers(), expected_dx, std::sqrt(k), 1.13 * sum + rounding<T> + 1.5e-5);
 }
 
 template <class T>
@@ -171,6 +200,11 @@ TEST_CASE_TEMPLATE("linear layer", T, float, __nv_bfloat16, __half) {
     check_linear<T>(70, 64, 192, accumulate);  // two levels of column sums
     check_linear<T>(144, 51, 204, accumulate);
   }
+}
+
+TEST_CASE_TEMPLATE("linear layer and gelu at once", T, float, __nv_bfloat16, __half) {
+  check_gelu<T>(37, 48, 64);
+  check_gelu<T>(5, 51, 17);  // rows that no epilogue can take
 }
 
 TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16, __half) {

@@ -325,7 +325,7 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   CHECK(outputs_of([&] { linear_forward<T>(dqkv, rows, weight, bias, R, C, 3 * C, stream); }) ==
         outputs("matmul_forward", {"1440" + t}));
   CHECK(outputs_of([&] {
-          linear_backward<T>(drows, dweight, dbias, qkv, rows, weight, R, C, 3 * C, true, workspace, stream);
+          linear_backward<T>(drows, dweight, dbias, qkv, rows, weight, nullptr, R, C, 3 * C, true, workspace, stream);
         }) == std::vector<std::string>{"matmul_weight_gradient 0 6912 accumulated fp32",
                                        "column_sum 0 144 accumulated fp32", "matmul_input_gradient 0 480" + t});
   CHECK(outputs_of([&] { gelu_forward<T>(out, rows, R, C, stream); }) == outputs("gelu_forward", {"480" + t}));

@@ -3,16 +3,19 @@
 // cuBLASLt thinks in columns: a row-major (m,n) matrix is a column-major (n,m) one. So D = op(A)·op(B) is asked for as
 // Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too, and a bias over n is one over Dᵀ's rows, as its epilogue
 // wants it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
-// Plans (layouts and the first algorithm that the heuristic proposes) are kept by shape and type: the same job takes
-// the same algorithms, and so gives the same bits.
+//
+// Plans (layouts and an algorithm) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes, the
+// fastest is taken: when a plan is made, each multiplies the operands at hand a few times.
 #pragma once
 
 #include <cublasLt.h>
 
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "kernels/common.cuh"
 
@@ -25,6 +28,8 @@ inline void check_cublas(cublasStatus_t status, const char* call, const char* fi
 }
 
 constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
+template <class T>
+constexpr bool gemm_fuses_gelu = sizeof(T) == 2;
 
 namespace cublaslt {
 
@@ -45,15 +50,41 @@ inline Context& context() {
   return instance;
 }
 
+// What is done with a product on its way to memory.
+enum class Epilogue { none, bias, gelu, gelu_gradient };
+
+template <class In, class Out>
+struct Operands {
+  Out* d;
+  const In *a, *b, *bias;
+  void* before_gelu;  // written by gelu, read by gelu_gradient
+};
+
 struct Plan {
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, d;
-  cublasLtMatmulHeuristicResult_t algorithm;
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt can't do this
 };
 
 template <class Value>
 void set_attribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
   CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
+}
+
+template <class In, class Out>
+void set_pointers(const Plan& plan, Epilogue epilogue, const Operands<In, Out>& o) {
+  if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
+  if (epilogue == Epilogue::gelu || epilogue == Epilogue::gelu_gradient)
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.before_gelu);
+}
+
+template <class In, class Out>
+cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands<In, Out>& o,
+                        bool accumulate, cudaStream_t stream) {
+  if (!context().workspace) CUDA_CHECK(cudaMalloc(&context().workspace, gemm_workspace_bytes));
+  const float alpha = 1, beta = accumulate ? 1 : 0;
+  return cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d,
+                        plan.d, &algorithm, context().workspace, gemm_workspace_bytes, stream);
 }
 
 // The largest power of two up to 16 bytes that divides the row length: the alignment cuBLASLt may count on.
@@ -62,8 +93,9 @@ inline uint32_t row_alignment(int columns, size_t element_bytes) {
   return uint32_t(std::min<size_t>(16, bytes & (~bytes + 1)));
 }
 
-inline cublasLtMatmulHeuristicResult_t choose_algorithm(const Plan& plan, const uint32_t (&alignments)[3],
-                                                        const GemmShape& shape) {
+// What the heuristic proposes, best guess first.
+inline std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, const uint32_t (&alignments)[3]) {
+  constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -74,46 +106,114 @@ inline cublasLtMatmulHeuristicResult_t choose_algorithm(const Plan& plan, const 
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignments[2]);
-  cublasLtMatmulHeuristicResult_t result;
+  cublasLtMatmulHeuristicResult_t results[most];
   int found = 0;
-  CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(context().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
-                                              preference, 1, &result, &found));
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context().handle, plan.operation, plan.a, plan.b, plan.d,
+                                                               plan.d, preference, most, results, &found);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-  if (!found)
-    throw std::runtime_error("cuBLASLt has no algorithm for a matrix product of m=" + std::to_string(shape.m) + " n=" +
-                             std::to_string(shape.n) + " k=" + std::to_string(shape.k));
-  return result;
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < found; ++i)
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[i].algo);
+  return algorithms;
+}
+
+// Milliseconds of the fastest of a few runs; infinite if the algorithm can't do it after all.
+template <class In, class Out>
+float time_of(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands<In, Out>& o, cudaStream_t stream) {
+  constexpr int runs = 5;
+  cudaEvent_t events[runs + 1];
+  for (cudaEvent_t& event : events) CUDA_CHECK(cudaEventCreate(&event));
+  bool works = multiply(plan, algorithm, o, false, stream) == CUBLAS_STATUS_SUCCESS;  // the first one is slower
+  CUDA_CHECK(cudaEventRecord(events[0], stream));
+  for (int run = 0; run < runs && works; ++run) {
+    works = multiply(plan, algorithm, o, false, stream) == CUBLAS_STATUS_SUCCESS;
+    CUDA_CHECK(cudaEventRecord(events[run + 1], stream));
+  }
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  float fastest = INFINITY, milliseconds = 0;
+  for (int run = 0; run < runs && works; ++run) {
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events[run], events[run + 1]));
+    fastest = std::min(fastest, milliseconds);
+  }
+  for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
+  return fastest;
+}
+
+// Its number among the candidates, as text. D is overwritten, or, if it is a sum that must stay, a scratch one.
+template <class In, class Out>
+std::string fastest(const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, Operands<In, Out> o,
+                    const GemmShape& shape, cudaStream_t stream) {
+  if (algorithms.size() < 2) return "0";
+  Out* scratch = nullptr;
+  if (shape.accumulate) CUDA_CHECK(cudaMalloc(&scratch, size_t(shape.m) * shape.n * sizeof(Out)));
+  if (scratch) o.d = scratch;
+  size_t best = 0;
+  float best_time = INFINITY;
+  for (size_t i = 0; i < algorithms.size(); ++i) {
+    const float time = time_of(plan, algorithms[i], o, stream);
+    if (time < best_time) best = i, best_time = time;
+  }
+  CUDA_CHECK(cudaFree(scratch));
+  return std::to_string(best);
+}
+
+// Names the product, and all that the heuristic's proposals depend on.
+template <class In, class Out>
+std::string name_of(const GemmShape& s, Epilogue epilogue) {
+  static const std::string device = [] {
+    int current = 0;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&current));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, current));
+    return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
+  }();
+  std::string name = device;
+  for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(s.accumulate), int(epilogue),
+                   int(data_type<In>), int(data_type<Out>)})
+    name += ' ' + std::to_string(part);
+  return name;
 }
 
 template <class In, class Out>
-Plan make_plan(const GemmShape& s, bool has_bias, const In* bias) {
+Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
   Plan plan;
   CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   // First operand: B, whose rows are cuBLASLt's columns; second: A.
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (has_bias) {
-    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type<In>);
-    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  }
+  constexpr cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+  set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
+  if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type<In>);
+  if (o.before_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(s.n));
+  set_pointers(plan, epilogue, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
   const int a_columns = s.transpose_a ? s.m : s.k, a_rows = s.transpose_a ? s.k : s.m;
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, data_type<In>, b_columns, b_rows, b_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, data_type<In>, a_columns, a_rows, a_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.d, data_type<Out>, s.n, s.m, s.n));
-  plan.algorithm = choose_algorithm(plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)),
-                                           row_alignment(s.n, sizeof(Out))}, s);
+  const std::vector<cublasLtMatmulAlgo_t> algorithms = candidates(
+      plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))});
+  if (algorithms.empty()) return plan;
+  std::string& choice = gemm_choices().known[name_of<In, Out>(s, epilogue)];
+  if (choice.empty()) choice = gemm_choices().agree([&] { return fastest(plan, algorithms, o, s, stream); });
+  plan.algorithm = algorithms[std::min<size_t>(std::strtoul(choice.c_str(), nullptr, 10), algorithms.size() - 1)];
   return plan;
 }
 
+// False if cuBLASLt can't.
 template <class In, class Out>
-Plan& cached_plan(const GemmShape& shape, const In* bias) {
-  static std::map<std::tuple<GemmShape, bool>, Plan> cache;
-  auto key = std::make_tuple(shape, bias != nullptr);
-  auto found = cache.find(key);
-  if (found == cache.end()) found = cache.emplace(key, make_plan<In, Out>(shape, bias != nullptr, bias)).first;
-  return found->second;
+bool run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
+  static std::map<std::tuple<GemmShape, Epilogue>, Plan> plans;
+  const auto key = std::make_tuple(shape, epilogue);
+  auto found = plans.find(key);
+  if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
+  const Plan& plan = found->second;
+  if (!plan.algorithm) return false;
+  set_pointers(plan, epilogue, o);
+  CUBLAS_CHECK(multiply(plan, *plan.algorithm, o, shape.accumulate, stream));
+  return true;
 }
 
 }  // namespace cublaslt
@@ -121,12 +221,22 @@ Plan& cached_plan(const GemmShape& shape, const In* bias) {
 inline void use_gemm_workspace(void* workspace) { cublaslt::context().workspace = workspace; }
 
 template <class In, class Out>
-void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& shape, cudaStream_t stream) {
-  cublaslt::Plan& plan = cublaslt::cached_plan<In, Out>(shape, bias);
-  if (bias) cublaslt::set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  if (!cublaslt::context().workspace) CUDA_CHECK(cudaMalloc(&cublaslt::context().workspace, gemm_workspace_bytes));
-  const float alpha = 1, beta = shape.accumulate ? 1 : 0;
-  CUBLAS_CHECK(cublasLtMatmul(cublaslt::context().handle, plan.operation, &alpha, b, plan.a, a, plan.b, &beta, d, plan.d,
-                              d, plan.d, &plan.algorithm.algo, cublaslt::context().workspace,
-                              gemm_workspace_bytes, stream));
+void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, cudaStream_t stream) {
+  using namespace cublaslt;
+  if (!run<In, Out>(s, bias ? Epilogue::bias : Epilogue::none, {d, a, b, bias, nullptr}, stream))
+    throw std::runtime_error("cuBLASLt has no algorithm for a matrix product of m=" + std::to_string(s.m) + " n=" +
+                             std::to_string(s.n) + " k=" + std::to_string(s.k));
+}
+
+// cuBLASLt wants rows of gelu's input to start at multiples of 16 bytes.
+template <class T>
+bool gemm_gelu(T* d, T* before, const T* a, const T* b, const T* bias, const GemmShape& shape, cudaStream_t stream) {
+  using namespace cublaslt;
+  return shape.n % 8 == 0 && run<T, T>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream);
+}
+
+template <class T>
+bool gemm_gelu_gradient(T* d, const T* before, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
+  using namespace cublaslt;
+  return shape.n % 8 == 0 && run<T, T>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, const_cast<T*>(before)}, stream);
 }
