@@ -130,8 +130,9 @@ run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_g
 	for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; $$test || exit 1; done
 
 # ---- packages: a header of each, and the Debian or Ubuntu package that has it
-PACKAGES := oneapi/dnnl/dnnl.hpp=libdnnl-dev boost/context/detail/fcontext.hpp=libboost-context-dev \
-  CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev xxhash.h=libxxhash-dev
+PACKAGES := CLI/CLI.hpp=libcli11-dev nlohmann/json.hpp=nlohmann-json3-dev doctest/doctest.h=doctest-dev \
+  xxhash.h=libxxhash-dev $(if $(filter cpu,$(DEVICE)),oneapi/dnnl/dnnl.hpp=libdnnl-dev \
+  boost/context/detail/fcontext.hpp=libboost-context-dev)
 PROGRAMS := mpicc=libopenmpi-dev mpirun=openmpi-bin  # an MPI of another kind does too
 MISSING = $(strip $(if $(shell command -v g++),,g++) $(foreach package,$(PACKAGES),\
   $(if $(shell printf '\043include <$(firstword $(subst =, ,$(package)))>\n' | g++ -E -x c++ - >/dev/null 2>&1 && echo found),,\
@@ -142,7 +143,7 @@ CUDA_MAJOR = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 
 deps:
 	@missing="$(MISSING)"; \
-	if [ -z "$$missing" ]; then echo "deps: nothing missing for the CPU"; \
+	if [ -z "$$missing" ]; then echo "deps: nothing missing"; \
 	elif [ "$(AS_ROOT)" = none ] || ! command -v apt-get >/dev/null; then \
 	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; exit 1; \
 	else $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -y -q --no-install-recommends $$missing; fi
@@ -156,10 +157,11 @@ build/cuda build/nccl:
 build/packages-cpu:
 	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
 	@mkdir -p build && touch $@
-build/packages-gpu: build/packages-cpu
+build/packages-gpu:
+	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
 	@if [ -z "$(NVCC)" ]; then echo "gpu: nvcc is not found: install the CUDA toolkit, or build with make cpu" >&2; exit 1; fi
 	@if [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
-	@echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt, NCCL$(if $(MPI_FLAGS),$(comma) MPI,; without MPI ranks start by torchrun's variables or srun); cuDNN is not used by this version"; touch $@
+	@mkdir -p build; echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt, NCCL$(if $(MPI_FLAGS),$(comma) MPI,; without MPI ranks start by torchrun's variables or srun); cuDNN is not used by this version"; touch $@
 
 # ---- what people run
 # The C++ standard library's headers: real text on every machine with a compiler. Files whose name starts with s or t
@@ -192,9 +194,10 @@ SECONDS ?= 5
 fuzz:
 	@test/fuzz/run.sh $(SECONDS)
 
+# what the device can do, then gpt2 and (on a GPU) gpt2-xl beside it; BENCH_OPTIONS: of dev/bench.py
 bench: all
-	@for dtype in fp32 bf16; do ./train_gpt --train '$(HEADERS)/bits/*' --vocab 50257 --model gpt2 --dtype $$dtype \
-	  $(if $(filter gpu,$(DEVICE)),--micro-batch 32 --seq-len 1024 --steps 30,--micro-batch 4 --seq-len 64 --steps 14) --out '' --profile; done
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(BUILD)/ceilings
+	@python3 dev/bench.py --build $(BUILD) $(BENCH_OPTIONS)
 
 SHAKESPEARE := https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 SHAKESPEARE_SHA256 := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed

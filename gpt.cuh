@@ -117,11 +117,12 @@ class GPT {
 
   // ---- steps. The host may be one ahead: it learns what a step came to while the device computes the next.
 
-  // votes: this rank's part of the step's sums; the loss is not looked at.
-  void begin_step(const StepSums& votes) {
+  // votes: this rank's part of the step's sums; the loss is not looked at. A number for results().
+  int begin_step(const StepSums& votes) {
     step_ ^= 1;
     steps_[step_].host->votes = votes;
     steps_[step_].begin.record(stream_);
+    return step_;
   }
 
   // After the update.
@@ -133,9 +134,9 @@ class GPT {
     step.end.record(stream_);
   }
 
-  // Of the last step, or of the one before. Waits for the device to end it.
-  StepResults results(bool of_last) {
-    const Step& step = steps_[of_last ? step_ : 1 - step_];
+  // Of a step that has been given to the device, this or the one before. Waits for it to end.
+  StepResults results(int number) {
+    const Step& step = steps_[number];
     CUDA_CHECK(cudaEventSynchronize(step.end));
     return {step.host->sums, step.host->gradients, elapsed_ms(step.begin, step.end) / 1e3};
   }

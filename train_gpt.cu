@@ -92,6 +92,7 @@ class Run {
 
   // The exit code.
   int train() {
+    if (!o_.ceilings.empty()) ceilings_ = load_ceilings(o_.ceilings, o_.dtype, device_);
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
     if (is_first() && std::filesystem::is_directory(o_.out)) lock_.emplace(o_.out);
@@ -367,7 +368,12 @@ class Run {
     size_t steps = 0;  // of this run, those that a rollback undid included
     mesh_.dp().take_traffic();
     while (done_ < o_.schedule.steps && !stopping_) {
-      start_step(interruption.asked(), o_.profile && steps >= unprofiled);
+      try {
+        start_step(interruption.asked(), o_.profile && steps >= unprofiled);
+      } catch (...) {  // bad data: the steps before are good
+        while (!in_flight_.empty()) finish_step(0);
+        throw;
+      }
       ++steps;
       bar.hide();
       const auto left = [&] { return seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_); };
@@ -383,7 +389,7 @@ class Run {
     const double tokens = double(done_) * tokens_per_step();
     bill_.print(tokens, tokens * model_->flops_per_token(), peak(),
                 seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_));
-    if (o_.profile && steps > unprofiled) print_profile(Profiler::instance().collect(), steps - unprofiled);
+    if (o_.profile && steps > unprofiled) print_profile(Profiler::instance().collect(), steps - unprofiled, ceilings_);
     if (!stopping_) return 0;
     std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), done_,
                 o_.out.empty() ? "" : ", and saved: go on with --resume");
@@ -392,6 +398,7 @@ class Run {
 
   // A step that the device was given.
   struct Started {
+    int number;  // the model's
     size_t step;
     double rate;
     SpikeLimits limits;
@@ -405,21 +412,21 @@ class Run {
     const double rate = learning_rate(o_.schedule, done_);
     const SpikeLimits limits = guard_.limits(!in_flight_.empty()), none;
     const bool saved = writer_->under_way() && writer_->is_written();
-    model_->begin_step({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
+    const int number = model_->begin_step({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
     accumulate(*train_, first_sample(done_), o_.shuffle, true);
     const SpikeLimits& applied = guard_.prevents_updates() ? limits : none;
     model_->update({float(rate), float(o_.beta1), float(o_.beta2), float(o_.epsilon), float(o_.weight_decay)},
                    float(o_.grad_clip), {applied.loss, applied.norm});
     model_->end_step();
     Profiler::instance().enabled = false;
-    in_flight_.push_back({++done_, rate, limits, take_traffic()});
+    in_flight_.push_back({number, ++done_, rate, limits, take_traffic()});
   }
 
   // Waits for the oldest step under way. False: it is undone, and what came after it, too.
   bool finish_step(double seconds_left) {
-    const StepResults results = model_->results(in_flight_.size() == 1);
     const Started started = in_flight_.front();
     in_flight_.pop_front();
+    const StepResults results = model_->results(started.number);
     const auto& [sums, gradients, seconds] = results;
     const double loss_scale = o_.dtype == "fp16" ? gradients.scale.value : 0;
     const StepResult step = {started.step, sums.loss, gradients.norm, started.rate, seconds, gradients.factor >= 0, loss_scale};
@@ -603,6 +610,7 @@ class Run {
   std::unique_ptr<GPT<T>> model_;
   std::optional<MetricsLog> metrics_;
   std::optional<Report> report_;
+  std::optional<Ceilings> ceilings_;  // of this device, for --profile
   std::optional<TensorLog> tensor_log_;
   std::optional<SyncCheck<T>> sync_check_;
   std::vector<std::string> timeline_;  // of the steps, for --trace

@@ -1,231 +1,264 @@
 #!/usr/bin/env python3
 """Times one GPT-2 training step in PyTorch: the peer that gpt.cu's speed is stated against.
 
-A step is forward, backward, gradient norm with clipping, and AdamW, on random tokens. Every way PyTorch
-offers (attention x AdamW implementation) is timed, and the fastest one is the number to compare with. bf16
-means autocast with float32 weights, as nanoGPT trains; fp32 means fp32 (no TF32).
+A step is forward, backward, gradient norm with clipping, and AdamW, on the tokens that dev/bench.py draws. Every way
+that PyTorch offers is timed in turn, each in a process of its own (dev/torch_gpt.py): torch.compile's modes, attention,
+how bf16 is kept, AdamW's implementation. The fastest one is the number to compare with. bf16 is either autocast with
+float32 weights, as nanoGPT trains, or weights that are bf16 themselves; fp32 means fp32 (no TF32).
+
+--ours times train_gpt on the same device, tokens and batch, in turns with the fastest way, and states the ratio.
+--curve trains both for 200 steps from the same weights on the same tokens, and draws both losses in one picture.
 
 Usage: python dev/bench_torch.py --batch 4 --seq-len 64 --threads 2
-       python dev/bench_torch.py --device cuda --dtype bf16 --batch 32 --seq-len 1024 --compile
+       python dev/bench_torch.py --device cuda --dtype bf16 --batch 64 --seq-len 1024 --ours ./train_gpt
+       python dev/bench_torch.py --device cuda --dtype bf16 --batch 16 --seq-len 1024 --ours ./train_gpt --curve DIR
 """
 import argparse
-import contextlib
+import importlib.util
+import itertools
+import json
 import math
 import os
-import shutil
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from bench import Failed, draw_tokens, train, write_shard
+from same_losses import compare
+
+HERE = Path(__file__).resolve().parent
 # layers, heads, channels
-MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280),
-          "gpt2-xl": (48, 25, 1600)}
-# Any of these can hold a CPU library to older instructions, and must be gone before torch is imported.
-CRIPPLING = ("OPENBLAS_CORETYPE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
-             "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+CURVE_STEPS, CURVE_RATE, CURVE_WARMUP = 200, 6e-4, 20
+
+
+def shape_of(name):
+  """Layers, heads, channels; dN as train_gpt has it."""
+  if name in MODELS:
+    return MODELS[name]
+  if name[:1] == "d" and name[1:].isdigit() and int(name[1:]) > 0:
+    return int(name[1:]), int(name[1:]), 64 * int(name[1:])
+  raise argparse.ArgumentTypeError(f"{name!r} is unknown: give {', '.join(MODELS)}, or dN")
 
 
 def parse_arguments():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-  parser.add_argument("--model", choices=MODELS, default="gpt2")
-  parser.add_argument("--vocab", type=int, default=50304, help="50,257 padded to a multiple of 128")
+  parser.add_argument("--model", default="gpt2", help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, or dN")
+  parser.add_argument("--vocab", type=int, default=50257, help="padded to a multiple of 128, but not for --curve")
   parser.add_argument("--batch", type=int, default=4, help="sequences")
   parser.add_argument("--seq-len", type=int, default=64, help="tokens")
   parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads, at best one a core")
   parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-  parser.add_argument("--steps", type=int, default=10, help="timed steps of each variant")
-  parser.add_argument("--warmup", type=int, default=2, help="steps before timing starts")
+  parser.add_argument("--steps", type=int, help="timed steps of each way; default: 10 on the CPU, 30 on a GPU")
+  parser.add_argument("--warmup", type=int, help="steps before timing starts; default: 2 on the CPU, 10 on a GPU")
   parser.add_argument("--grad-clip", type=float, default=1.0, help="0: no gradient norm either")
   parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-  parser.add_argument("--attention", choices=("explicit", "sdpa", "flash", "cudnn", "all"), default="all",
-                      help="sdpa: PyTorch chooses; flash, cudnn: CUDA only")
-  parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+  parser.add_argument("--compile", nargs="+", choices=("none", "default", "max-autotune"),
+                      help="torch.compile's modes; default: none on the CPU, default and max-autotune on a GPU")
+  parser.add_argument("--attention", nargs="+", choices=("explicit", "sdpa", "flash", "cudnn"),
+                      help="sdpa: PyTorch chooses; flash, cudnn: CUDA only; default: all that fit")
+  parser.add_argument("--weights", nargs="+", choices=("autocast", "bf16"),
+                      help="of --dtype bf16; default: autocast on the CPU, both on a GPU")
+  parser.add_argument("--adamw", nargs="+", choices=("fused", "foreach"),
+                      help="default: both on the CPU, fused on a GPU")
   parser.add_argument("--plain-mkl", action="store_true", help="leave MKL with AVX2 on AMD's processors")
+  parser.add_argument("--timeout", type=int, default=1200, help="seconds for one way, compilation included")
+  parser.add_argument("--ours", metavar="PROGRAM", help="time this train_gpt, too")
+  parser.add_argument("--rounds", type=int, default=3, help="turns of the fastest way and --ours")
+  parser.add_argument("--curve", metavar="DIR", type=Path, help="compare losses instead of times; needs --ours")
   arguments = parser.parse_args()
-  if arguments.device == "cpu" and arguments.attention in ("flash", "cudnn"):
-    parser.error(f"--attention {arguments.attention} needs --device cuda: on the CPU use explicit or sdpa")
+  complete(parser, arguments)
   return arguments
 
 
-def cpu_info(field):
-  lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-  return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "unknown")
+def complete(parser, arguments):
+  """Defaults that depend on the device, and what does not fit together."""
+  on_cpu, narrow = arguments.device == "cpu", arguments.dtype == "bf16"
+  arguments.steps = arguments.steps or (10 if on_cpu else 30)
+  arguments.warmup = (2 if on_cpu else 10) if arguments.warmup is None else arguments.warmup
+  arguments.compile = arguments.compile or (["none"] if on_cpu else ["default", "max-autotune"])
+  arguments.attention = arguments.attention or (["flash", "cudnn"] if narrow and not on_cpu else ["explicit", "sdpa"])
+  arguments.adamw = arguments.adamw or (["fused", "foreach"] if on_cpu else ["fused"])
+  if arguments.weights and not narrow:
+    parser.error(f"--weights {' '.join(arguments.weights)} needs --dtype bf16")
+  arguments.weights = (arguments.weights or (["autocast"] if on_cpu else ["autocast", "bf16"])) if narrow else ["fp32"]
+  if on_cpu and set(arguments.attention) & {"flash", "cudnn"}:
+    parser.error(f"--attention {' '.join(arguments.attention)} needs --device cuda: on the CPU use explicit or sdpa")
+  if arguments.curve and not arguments.ours:
+    parser.error("--curve compares with train_gpt: name it, --ours ./train_gpt")
+  if arguments.ours and not Path(arguments.ours).is_file():
+    parser.error(f"--ours {arguments.ours}: is not there: build it with make")
+  for option in "vocab", "batch", "seq_len", "threads", "steps", "warmup", "rounds":
+    least = {"vocab": 2, "warmup": 0}.get(option, 1)
+    if getattr(arguments, option) < least:
+      parser.error(f"--{option.replace('_', '-')} {getattr(arguments, option)}: must be at least {least}")
+  try:
+    arguments.shape = shape_of(arguments.model)
+  except argparse.ArgumentTypeError as error:
+    parser.error(f"--model {error}")
 
 
-def free_the_blas(arguments):
-  """Gives PyTorch the fastest matrix product this CPU can run; returns a note on what was done.
+# ---- running both
 
-  MKL, inside PyTorch's x86 wheels, uses AVX-512 on Intel's processors only: on AMD's its fp32 products run at
-  half speed. The function by which it asks can be replaced by a preloaded library: Python starts again."""
-  amd = cpu_info("vendor_id") == "AuthenticAMD"
-  held_back = arguments.device == "cpu" and amd and "avx512f" in cpu_info("flags")
-  preload = os.environ.pop("BENCH_TORCH_PRELOAD", None)
-  notes = []
-  if preload:
-    os.environ["LD_PRELOAD"] = os.environ["LD_PRELOAD"].replace(preload, "").strip()
-    Path(preload).unlink()
-    notes.append("MKL told that this CPU is Intel's, so that it uses AVX-512")
-  elif held_back and not arguments.plain_mkl and shutil.which("cc"):
-    start_again_with_mkl_freed()
-  elif held_back:
-    cure = "" if arguments.plain_mkl else ": install a C compiler"
-    notes.append("MKL left with AVX2 on an AMD CPU" + cure)
-  notes += [f"{name} unset" for name in CRIPPLING if os.environ.pop(name, None) is not None]
-  return ", ".join(notes) or "no setting changed"
+def reason_of(done):
+  """The line that names the error, which advice may follow."""
+  lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+  return next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
 
 
-def start_again_with_mkl_freed():
-  handle, library = tempfile.mkstemp(suffix=".so")
-  os.close(handle)
-  source = "int mkl_serv_intel_cpu_true(void) { return 1; }"
-  compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
-  subprocess.run(compiler, input=source, text=True, check=True)
-  preload = f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()
-  os.execve(sys.executable, [sys.executable, *sys.argv],
-            os.environ | {"LD_PRELOAD": preload, "BENCH_TORCH_PRELOAD": library})
+def run_torch(arguments, way, data, **changes):
+  """What torch_gpt.py prints for one way: a dictionary. Raises Failed with PyTorch's reason."""
+  given = {name: getattr(arguments, name) for name in ("shape", "vocab", "batch", "seq_len", "threads", "device",
+                                                       "plain_mkl", "grad_clip", "steps", "warmup")}
+  job = {**given, "lr": 1e-4, "lr_warmup": 0, "init": None, "data": str(data), **way, **changes}
+  command = [sys.executable, str(HERE / "torch_gpt.py"), json.dumps(job)]
+  try:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout)
+  except subprocess.TimeoutExpired:
+    raise Failed(f"not done after {arguments.timeout} s") from None
+  if done.returncode != 0:
+    raise Failed(reason_of(done))
+  return json.loads(done.stdout.splitlines()[-1])
 
 
-arguments = parse_arguments()
-blas_note = free_the_blas(arguments)
-
-import torch  # noqa: E402  after the environment has been cleaned
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+def model_of(arguments):
+  return ["--model", arguments.model, "--vocab", str(arguments.vocab)]
 
 
-class Block(nn.Module):
-  def __init__(self, channels, heads, explicit):
-    super().__init__()
-    self.heads, self.explicit = heads, explicit
-    self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
-    self.qkv, self.projection = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
-    self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
-
-  def attention(self, x):
-    B, T, C = x.shape
-    # three tensors (B, NH, T, HS)
-    query, key, value = (t.view(B, T, self.heads, -1).transpose(1, 2) for t in self.qkv(x).split(C, dim=2))
-    if self.explicit:
-      scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-      future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
-      y = scores.masked_fill(future, -math.inf).softmax(-1) @ value
-    else:
-      y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    return self.projection(y.transpose(1, 2).reshape(B, T, C))
-
-  def forward(self, x):
-    x = x + self.attention(self.norm1(x))
-    return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+def options_of_ours(arguments, data, start):
+  """start: where the weights come from, model_of(arguments) or --init."""
+  return [*start, "--train", str(data), "--dtype", arguments.dtype, "--micro-batch", str(arguments.batch), "--seq-len",
+          str(arguments.seq_len), "--grad-clip", str(arguments.grad_clip), "--schedule", "constant"]
 
 
-class GPT2(nn.Module):
-  def __init__(self, model, vocabulary, positions, explicit):
-    super().__init__()
-    layers, heads, channels = MODELS[model]
-    self.token = nn.Embedding(vocabulary, channels)  # also the head
-    self.position = nn.Embedding(positions, channels)
-    self.blocks = nn.ModuleList(Block(channels, heads, explicit) for _ in range(layers))
-    self.norm = nn.LayerNorm(channels)
-    for embedding in self.token, self.position:
-      nn.init.normal_(embedding.weight, std=0.02)
-
-  def forward(self, inputs, targets):
-    x = self.token(inputs) + self.position.weight[:inputs.shape[1]]
-    for block in self.blocks:
-      x = block(x)
-    logits = F.linear(self.norm(x), self.token.weight)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+def train_ours(arguments, options, warmup, steps, folder):
+  os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+  done, _, _ = train(Path(arguments.ours).resolve(), options, warmup, steps, folder, arguments.timeout)
+  return done
 
 
-def make_step(attention, adamw):
-  """One training step as a function without arguments."""
-  model = GPT2(arguments.model, arguments.vocab, max(1024, arguments.seq_len), attention == "explicit")
-  model = model.to(arguments.device)
-  parameters = list(model.parameters())
-  optimizer = torch.optim.AdamW(
-    [dict(params=[p for p in parameters if p.dim() == 2], weight_decay=0.1),
-     dict(params=[p for p in parameters if p.dim() != 2], weight_decay=0.0)],
-    lr=1e-4, betas=(0.9, 0.95), fused=adamw == "fused", foreach=adamw == "foreach")
-  forward = torch.compile(model) if arguments.compile else model
-  backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-  precision = torch.autocast(arguments.device, torch.bfloat16, enabled=arguments.dtype == "bf16")
+# ---- times
 
-  def step():
-    tokens = torch.randint(50257, (arguments.batch, arguments.seq_len + 1), device=arguments.device)
-    kernel = sdpa_kernel(backends[attention]) if attention in backends else contextlib.nullcontext()
-    with kernel, precision:
-      loss = forward(tokens[:, :-1], tokens[:, 1:].contiguous())
-    loss.backward()
-    if arguments.grad_clip > 0:
-      nn.utils.clip_grad_norm_(parameters, arguments.grad_clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-  return step
+def name_of(way):
+  return f"{way['compile']:13} {way['attention']:10} {way['weights']:9} {way['adamw']:8}"
 
 
-def time_on_cpu(step):
-  start = time.perf_counter()
-  step()
-  return (time.perf_counter() - start) * 1e3
+def row(way, times, tokens):
+  median = statistics.median(times)
+  return f"{name_of(way)} {median:10.2f} {min(times):9.2f} {max(times):9.2f} {tokens / median * 1e3:14,.0f}"
 
 
-def time_steps(step):
-  """Milliseconds of each step. On the GPU events mark the ends of steps, so that the host may run ahead."""
-  for _ in range(arguments.warmup):
-    step()
-  if arguments.device == "cpu":
-    return [time_on_cpu(step) for _ in range(arguments.steps)]
-  events = [torch.cuda.Event(enable_timing=True) for _ in range(arguments.steps + 1)]
-  events[0].record()
-  for event in events[1:]:
-    step()
-    event.record()
-  torch.cuda.synchronize()
-  return [before.elapsed_time(after) for before, after in zip(events, events[1:])]
+def time_ways(arguments, data):
+  """Times of all ways that work, in a table; returns the fastest way."""
+  ways = [dict(zip(("compile", "attention", "weights", "adamw"), values)) for values in
+          itertools.product(arguments.compile, arguments.attention, arguments.weights, arguments.adamw)]
+  tokens, medians, rows, failures = arguments.batch * arguments.seq_len, {}, [], []
+  for number, way in enumerate(ways):
+    try:
+      result = run_torch(arguments, way, data)
+    except Failed as error:
+      rows.append(f"{name_of(way)} failed: {error}")
+      failures.append(str(error))
+      continue
+    if not medians:
+      print("\n".join(result["setup"]))
+    medians[number] = statistics.median(result["times"])
+    rows.append(row(way, result["times"], tokens))
+  if not medians:
+    raise Failed(f"PyTorch ran in none of {len(ways)} ways: {'; '.join(dict.fromkeys(failures))}")
+  fastest = min(medians, key=medians.get)
+  print(f"step: {arguments.model}, V={arguments.vocab}, B={arguments.batch}, T={arguments.seq_len}, {arguments.dtype}, "
+        f"grad clip {arguments.grad_clip:g}; {arguments.steps} steps timed after {arguments.warmup}\n")
+  titles = {"compile": "torch.compile", "attention": "attention", "weights": "weights", "adamw": "AdamW"}
+  print(f"{name_of(titles)} {'median ms':>10} {'min ms':>9} {'max ms':>9} {'tokens/s':>14}")
+  for number, line in enumerate(rows):
+    print(line + ("  <- fastest" if number == fastest else ""))
+  sys.stdout.flush()
+  return ways[fastest]
 
 
-def print_setup():
-  print(f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}")
-  libraries = [line.strip(" -") for line in torch.__config__.show().splitlines()
-               if any(word in line for word in ("Library Version", "MKL-DNN", "CPU capability"))]
-  print("BLAS:", "\n      ".join([*libraries, blas_note]))
-  if arguments.device == "cuda":
-    print(f"GPU:  {torch.cuda.get_device_name()}, CUDA {torch.version.cuda},",
-          f"cuDNN {torch.backends.cudnn.version()}")
-  settings = [f"{name}={value}" for name, value in os.environ.items()
-              if name.startswith(("OMP_", "KMP_", "GOMP_"))]
-  print(f"CPU:  {cpu_info('model name')}, {os.cpu_count()} cores;", ", ".join(
-    [f"{torch.get_num_threads()} threads", *settings]))
-  print(f"step: {arguments.model}, V={arguments.vocab} B={arguments.batch} T={arguments.seq_len}",
-        f"{arguments.dtype}, grad clip {arguments.grad_clip:g},",
-        "compiled," if arguments.compile else "eager,",
-        f"{arguments.steps} steps timed after {arguments.warmup}", flush=True)
+def compare_times(arguments, way, data, folder):
+  """PyTorch's fastest way and train_gpt, in turns."""
+  print(f"\n{'round':5} {'PyTorch ms':>11} {'train_gpt ms':>13} {'ratio':>7}   (medians of {arguments.steps} steps)")
+  options = options_of_ours(arguments, data, model_of(arguments))
+  torch_medians, our_medians = [], []
+  for number in range(1, arguments.rounds + 1):
+    torch_medians.append(statistics.median(run_torch(arguments, way, data)["times"]))
+    done = train_ours(arguments, options, arguments.warmup, arguments.steps, folder)
+    our_medians.append(statistics.median(step["step_ms"] for step in done[arguments.warmup:]))
+    ratio = torch_medians[-1] / our_medians[-1]
+    print(f"{number:5} {torch_medians[-1]:11.2f} {our_medians[-1]:13.2f} {ratio:7.3f}", flush=True)
+  torch_ms, our_ms = statistics.median(torch_medians), statistics.median(our_medians)
+  tokens = arguments.batch * arguments.seq_len * 1e3
+  print(f"PyTorch {tokens / torch_ms:,.0f} tokens/s, train_gpt {tokens / our_ms:,.0f} tokens/s: "
+        f"train_gpt is {torch_ms / our_ms:.3f} times as fast")
+
+
+# ---- losses
+
+def export_weights(arguments, data, folder):
+  """The weights that train_gpt starts from, as a Hugging Face folder: a step with rate 0 changes nothing."""
+  out = Path(folder) / "start"
+  command = [str(Path(arguments.ours).resolve()), *options_of_ours(arguments, data, model_of(arguments)),
+             "--steps", "1", "--lr", "0", "--shard-size", "1000", "--out", str(out)]
+  done = subprocess.run(command, capture_output=True, text=True)
+  if done.returncode != 0:
+    raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
+  return out / "step_00000001"
+
+
+def write_metrics(folder, losses):
+  folder.mkdir(parents=True, exist_ok=True)
+  lines = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses, start=1)]
+  (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def draw(arguments):
+  if not importlib.util.find_spec("matplotlib"):
+    print("the curves are not drawn: install matplotlib, and run dev/plot.py on the two folders")
+    return
+  command = [sys.executable, str(HERE / "plot.py"), "gpt.cu", "pytorch", "--output", "curve.png"]
+  subprocess.run(command, cwd=arguments.curve, check=True)
+
+
+def compare_curves(arguments, data, folder):
+  """The exit code: in fp32 both curves must agree within 1e-4; in bf16 the differences are stated."""
+  way = {"compile": arguments.compile[0], "attention": arguments.attention[0], "weights": arguments.weights[0],
+         "adamw": arguments.adamw[0]}
+  start = export_weights(arguments, data, folder)
+  options = [*options_of_ours(arguments, data, ["--init", str(start)]), "--lr", str(CURVE_RATE), "--warmup",
+             str(CURVE_WARMUP)]
+  ours = [step["loss"] for step in train_ours(arguments, options, 0, CURVE_STEPS, folder)]
+  theirs = run_torch(arguments, way, data, init=str(start), steps=CURVE_STEPS, lr=CURVE_RATE,
+                     lr_warmup=CURVE_WARMUP)["losses"]
+  write_metrics(arguments.curve / "gpt.cu", ours)
+  write_metrics(arguments.curve / "pytorch", theirs)
+  draw(arguments)
+  print(f"{arguments.model}, {arguments.dtype}: loss {ours[0]:.6f} to {ours[-1]:.6f}, "
+        f"PyTorch ({', '.join(way.values())}) {theirs[0]:.6f} to {theirs[-1]:.6f}")
+  agree = compare(dict(enumerate(ours, start=1)), dict(enumerate(theirs, start=1)),
+                  1e-4 if arguments.dtype == "fp32" else math.inf)
+  return 0 if agree else 1
 
 
 def main():
-  if arguments.device == "cuda" and not torch.cuda.is_available():
-    sys.exit("error: --device cuda: PyTorch finds no CUDA device: use --device cpu, or its CUDA wheel")
-  torch.set_num_threads(arguments.threads)
-  print_setup()
-  attentions = [arguments.attention]
-  if arguments.attention == "all":
-    attentions = ["explicit", "sdpa"] if arguments.device == "cpu" else ["flash", "cudnn"]
-  results = {}
-  for variant in [(attention, adamw) for attention in attentions for adamw in ("fused", "foreach")]:
-    times = time_steps(make_step(*variant))
-    results[variant] = (min(times), statistics.median(times))
-  fastest = min(results, key=results.get)
-  print(f"{'attention':10} {'AdamW':8} {'min ms':>9} {'median ms':>10} {'tokens/s (median)':>18}")
-  for variant, (minimum, median) in results.items():
-    rate = arguments.batch * arguments.seq_len / median * 1e3
-    print(f"{variant[0]:10} {variant[1]:8} {minimum:9.1f} {median:10.1f} {rate:18,.0f}"
-          + ("  <- fastest" if variant == fastest else ""))
+  arguments = parse_arguments()
+  with tempfile.TemporaryDirectory() as folder:
+    data = Path(folder) / "tokens.bin"
+    tokens = max(1 << 20, arguments.batch * arguments.seq_len * 16 + 1)
+    write_shard(data, draw_tokens(tokens, min(arguments.vocab, 50257)))
+    try:
+      if arguments.curve:
+        sys.exit(compare_curves(arguments, data, folder))
+      way = time_ways(arguments, data)
+      if arguments.ours:
+        compare_times(arguments, way, data, folder)
+    except Failed as error:
+      sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

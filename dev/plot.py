@@ -52,25 +52,36 @@ def series(run, rows, key):
   return steps, [float("nan") if value is None else value for value in values]
 
 
-def draw(runs, output):
-  figure, panels = plt.subplots(3, 1, figsize=(9, 10), sharex=True, height_ratios=(3, 1, 1),
-                                layout="constrained")
-  loss, rate, speed = panels
-  for number, run in enumerate(runs):
-    rows = read_metrics(run)
-    color = f"C{number}"
-    loss.plot(*series(run, rows, "loss"), color=color, linewidth=1, label=f"{run} train")
+# What is drawn below the losses, where a run has it.
+LOWER_PANELS = {"lr": "learning rate", "tokens_per_s": "tokens/s"}
+
+
+def draw_losses(panel, runs):
+  """The first of several runs is broad, so that another that lies on it leaves both to be seen."""
+  for number, (run, rows) in enumerate(runs.items()):
+    color, width = f"C{number}", 4 if number == 0 and len(runs) > 1 else 1
+    panel.plot(*series(run, rows, "loss"), color=color, linewidth=width, alpha=1 / width ** 0.5, label=f"{run} train")
     if any("val_loss" in row for row in rows):
-      loss.plot(*series(run, rows, "val_loss"), "o--", color=color, markersize=4, label=f"{run} validation")
-    rate.plot(*series(run, rows, "lr"), color=color)
-    speed.plot(*series(run, rows, "tokens_per_s"), color=color)
-  loss.set_ylabel("loss, nats per token")
-  loss.legend()
-  rate.set_ylabel("learning rate")
-  speed.set_ylabel("tokens/s")
-  speed.set_ylim(bottom=0)
-  speed.set_xlabel("step")
-  for panel in panels:
+      panel.plot(*series(run, rows, "val_loss"), "o--", color=color, markersize=4, label=f"{run} validation")
+  panel.set_ylabel("loss, nats per token")
+  panel.legend()
+
+
+def draw(folders, output):
+  runs = {folder: read_metrics(folder) for folder in folders}
+  keys = [key for key in LOWER_PANELS if any(key in row for rows in runs.values() for row in rows)]
+  figure, panels = plt.subplots(1 + len(keys), 1, figsize=(9, 6 + 2 * len(keys)), sharex=True, squeeze=False,
+                                height_ratios=(3, *[1] * len(keys)), layout="constrained")
+  losses, *lower = panels[:, 0]
+  draw_losses(losses, runs)
+  for panel, key in zip(lower, keys):
+    for number, (run, rows) in enumerate(runs.items()):
+      panel.plot(*series(run, rows, key), color=f"C{number}")
+    panel.set_ylabel(LOWER_PANELS[key])
+    if key == "tokens_per_s":
+      panel.set_ylim(bottom=0)
+  panels[-1, 0].set_xlabel("step")
+  for panel in panels[:, 0]:
     panel.grid(alpha=0.3)
   try:
     figure.savefig(output, dpi=150)

@@ -66,7 +66,7 @@ struct Options {
 
   uint64_t seed = 1337;
   bool profile = false;
-  std::string trace, trace_tensors;
+  std::string ceilings, trace, trace_tensors;
 };
 
 constexpr int most_samples = 1 << 24;  // a step
@@ -195,6 +195,8 @@ inline void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->check(positive);
   app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->check(in_range(uint64_t(0), UINT64_MAX));
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
+  app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile")
+      ->type_name("FILE");
   app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev")->type_name("FILE");
   app.add_option("--trace-tensors", o.trace_tensors, "sums and checksums of all that is written, for dev/compare.py")
       ->type_name("FILE");
@@ -353,6 +355,8 @@ inline void complete_options(Options& o, int ranks) {
   }
   if (o.train.empty() && !o.generate) usage_error("--train is missing: name text files or .bin token shards");
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
+  if (!o.ceilings.empty() && !o.profile)
+    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile: give both, or neither");
   if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
     usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/ceilings.h"
 #include "runtime/console.h"
 
 // What a step came to.
@@ -75,21 +77,31 @@ class Report {
   double tokens_, flops_, peak_;
 };
 
-// totals: of `steps` steps, by the name of a kernel, as Profiler::collect gives them.
+// totals: of `steps` steps, by the name of a kernel, as Profiler::collect gives them. "of ceiling": the shortest time
+// in which the device could move a kernel's bytes and do its FLOPs, as a share of the time it took.
 template <class Totals>
-void print_profile(const Totals& totals, size_t steps) {
-  double milliseconds = 0;
-  for (const auto& [name, total] : totals) milliseconds += total.milliseconds;
-  std::printf("%-28s %8s %10s %7s %9s %10s   (a step, mean of %zu)\n", "kernel", "calls", "ms", "share", "GB/s",
-              "GFLOP/s", steps);
+void print_profile(const Totals& totals, size_t steps, const std::optional<Ceilings>& ceilings) {
+  double milliseconds = 0, shortest = 0;
+  for (const auto& [name, total] : totals) {
+    milliseconds += total.milliseconds;
+    if (ceilings) shortest += ceilings->milliseconds(total.bytes, total.flops);
+  }
+  std::printf("%-28s %8s %10s %7s %9s %10s%s   (a step, mean of %zu)\n", "kernel", "calls", "ms", "share", "GB/s",
+              "GFLOP/s", ceilings ? "  of ceiling" : "", steps);
   std::vector<typename Totals::const_pointer> sorted;
   for (const auto& entry : totals) sorted.push_back(&entry);
   std::sort(sorted.begin(), sorted.end(), [](auto a, auto b) { return a->second.milliseconds > b->second.milliseconds; });
   for (const auto* entry : sorted) {
     const auto& [name, total] = *entry;
-    std::printf("%-28s %8.1f %10.3f %6.1f%% %9.1f %10.1f\n", name.c_str(), double(total.calls) / double(steps),
+    std::printf("%-28s %8.1f %10.3f %6.1f%% %9.1f %10.1f", name.c_str(), double(total.calls) / double(steps),
                 total.milliseconds / double(steps), 100 * total.milliseconds / milliseconds,
                 total.bytes / total.milliseconds / 1e6, total.flops / total.milliseconds / 1e6);
+    if (ceilings) std::printf(" %10.1f%%", 100 * ceilings->milliseconds(total.bytes, total.flops) / total.milliseconds);
+    std::printf("\n");
   }
-  std::printf("%-28s %8s %10.3f\n", "all", "", milliseconds / double(steps));
+  std::printf("%-28s %8s %10.3f", "all", "", milliseconds / double(steps));
+  if (ceilings)
+    std::printf("%29s %10.1f%%\nceiling: the longer of bytes at %.1f GB/s and FLOPs at %.1f GFLOP/s", "",
+                100 * shortest / milliseconds, ceilings->copy / 1e9, ceilings->product / 1e9);
+  std::printf("\n");
 }

@@ -48,6 +48,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--dtype fp16 --stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
   refuses("--dtype fp16 --reduce-dtype bf16", {"--reduce-dtype bf16", "--dtype bf16"});
   refuses("--recompute all", {"--recompute", "all", "none,gelu,block"});
+  refuses("--ceilings marks.json", {"--ceilings 'marks.json'", "--profile"});
   refuses("--checkpoint-every 1 --out ''", {"--out ''", "name a folder"});
   refuses("--init $REFERENCE/tiny", {"--layers 1", "reference/tiny", "have 2", "leave out --layers"});
   for (std::string number :
@@ -117,6 +118,36 @@ TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
   put(shell / "with a space/some text.txt", some_text(500));
   shell.output("$TINY --train 'with a space/some*' --out 'with a space/run'");
   CHECK(shell.exists("with a space/run/step_00000002/trainer.json"));
+}
+
+TEST_CASE("--ceilings: the table has the share of them, and a file that was not measured here is refused") {
+  Workplace shell;
+  const std::string run = "$TEXT --steps 3 --out '' --profile", out = shell.output(run);
+  CHECK(!contains(out, "of ceiling"));
+  const size_t name = out.find("device    ") + 10;
+  const Json here = {{"device", out.substr(name, out.find('\n', name) - name)},
+                     {"copy_bytes_per_s", 1e12}, {"flops_per_s", {{"fp32", 1e15}}}};
+  auto changed = [&](const std::string& change) {
+    Json ceilings = here;
+    ceilings.merge_patch(Json::parse(change));
+    return ceilings.dump();
+  };
+  put(shell / "marks.json", here.dump());
+  CHECK(contains(shell.output(run + " --ceilings marks.json"), "of ceiling"));
+  auto refuses = [&](const std::string& text, const std::string& options, const Texts& parts) {
+    put(shell / "marks.json", text);
+    shell.refuses(run + options + " --ceilings marks.json", 1, parts);
+  };
+  shell.refuses(run + " --ceilings nowhere", 1, {"nowhere", "cannot open"});
+  refuses("", "", {"marks.json", "not valid JSON"});
+  refuses(here.dump().substr(0, 40), "", {"marks.json", "not valid JSON"});
+  refuses("[]", "", {"marks.json", "not a JSON object"});
+  refuses(changed(R"({"device": "abacus"})"), "", {"marks.json", "abacus", "dev/ceilings.cu"});
+  refuses(changed(R"({"copy_bytes_per_s": null})"), "", {"marks.json", "copy_bytes_per_s", "null"});
+  refuses(changed(R"({"copy_bytes_per_s": "fast"})"), "", {"marks.json", "copy_bytes_per_s", "fast"});
+  refuses(changed(R"({"flops_per_s": {"fp32": 0}})"), "", {"marks.json", "fp32", "0"});
+  refuses(changed(R"({"flops_per_s": [1]})"), "", {"marks.json", "fp32"});
+  refuses(here.dump(), " --dtype bf16", {"marks.json", "bf16", "null"});
 }
 
 TEST_CASE("a damaged --init folder is refused before anything is written") {

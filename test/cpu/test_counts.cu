@@ -16,17 +16,18 @@ struct Model {
       alone,
       test_stream()};
   std::vector<int> tokens = std::vector<int>(B * T, 17);
-  int steps = 0;
+  int steps = 0, number = 0;
 
   // With so many micro-steps; the host waits for the step before this one.
   cpu::Counts step(int micro_steps) {
     const cpu::Counts before = cpu::counts;
-    gpt.begin_step({});
+    const int previous = number;
+    number = gpt.begin_step({});
     for (int i = 0; i < micro_steps; ++i)
       gpt.train_micro_step(tokens.data(), tokens.data(), B * T * micro_steps, i == 0, i + 1 == micro_steps);
     gpt.update({1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1.0f);
     gpt.end_step();
-    if (steps++ > 0) gpt.results(false);
+    if (steps++ > 0) gpt.results(previous);
     const cpu::Counts& now = cpu::counts;
     return {now.launches - before.launches, now.products - before.products, now.copies - before.copies,
             now.copied_bytes - before.copied_bytes, now.memsets - before.memsets, now.waits - before.waits,

@@ -86,18 +86,20 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
     curve.norms.push_back(results.gradients.norm);
   };
   double before = 0;
+  int number = 0;
   for (size_t step = 0; step < steps; ++step) {  // the host runs one step ahead
     if (step + 1 == steps) {
       CUDA_CHECK(cudaDeviceSynchronize());
       dp.take_traffic();
       before = transport_bytes();
     }
-    model.begin_step({});
+    const int previous = number;
+    number = model.begin_step({});
     train_step(model, dp, step);
     model.end_step();
-    if (step > 0) add(model.results(false));
+    if (step > 0) add(model.results(previous));
   }
-  add(model.results(true));
+  add(model.results(number));
   CUDA_CHECK(cudaDeviceSynchronize());
   curve.really_sent = transport_bytes() - before;
   curve.bytes_sent = dp.take_traffic().bytes_sent;

@@ -1,0 +1,216 @@
+#!/usr/bin/env bash
+# Confirms on a machine with a GPU what was written without one: builds, tests, sanitizes, times, and writes all of it
+# into one results file, with hardware, versions, date and the exact commands.
+#
+#   dev/gpu_check.sh                        everything: about two hours on one GPU
+#   dev/gpu_check.sh --quick                what ten minutes allow
+#   dev/gpu_check.sh --quick build bench    some parts: build tests ceilings bench torch ranks sanitizers
+#   DEVICE=cpu dev/gpu_check.sh --quick     tries the script itself, on the CPU device
+#
+# --output FILE: instead of dev/results/DATE-DEVICE-check.md. PYTHON: the one that has torch. Nothing stops at a
+# failure; the last line is "N passed, N failed", and the exit code is 1 if something failed. The card's settings are
+# left alone.
+cd "$(dirname "$0")/.." || exit 1
+set -u
+
+all_parts=(build tests ceilings bench torch ranks sanitizers)
+device=${DEVICE:-gpu} python=${PYTHON:-python3} quick='' output='' parts=()
+usage() { echo "gpu_check.sh: $*" >&2; exit 2; }
+while [ $# -gt 0 ]; do
+  case $1 in
+    --quick) quick=yes ;;
+    --output) output=${2:-}; [ -n "$output" ] || usage "--output needs a file"; shift ;;
+    *) [[ " ${all_parts[*]} " = *" $1 "* ]] || usage "'$1' is no part: choose from ${all_parts[*]}"; parts+=("$1") ;;
+  esac
+  shift
+done
+[ ${#parts[@]} -gt 0 ] || parts=("${all_parts[@]}")
+[ "$device" = cpu ] || [ "$device" = gpu ] || usage "DEVICE is '$device': give gpu or cpu"
+if [ "$device" = gpu ] && ! nvidia-smi > /dev/null 2>&1; then
+  usage "nvidia-smi finds no GPU: run this where one is, or try it with DEVICE=cpu"
+fi
+
+build=build/$device
+logs=$build/check
+output=${output:-dev/results/$(date +%F)-$device-check.md}
+mkdir -p "$logs" "$(dirname "$output")" || exit 1
+runs=$logs/runs
+rm -rf "$runs"
+trap 'rm -rf "$runs"' EXIT
+trap 'exit 130' INT TERM
+passed=0 failed=0
+deadline=$((SECONDS + 86400))
+if [ -n "$quick" ]; then deadline=$((SECONDS + 600)); fi
+
+# ---- what is written
+
+write() { printf '%s\n' "$@" >> "$output"; }
+
+# check LABEL SECONDS COMMAND...: runs the command, at most so long, and writes what became of it. In a quick run all of
+# them share ten minutes.
+check() {
+  local label=$1 limit=$2 status begin=$SECONDS left=$((deadline - SECONDS)) log
+  shift 2
+  log=$logs/${label//[^A-Za-z0-9]/_}.log
+  if [ "$limit" -gt "$left" ]; then limit=$left; fi
+  if [ "$limit" -le 0 ]; then
+    status="failed: no time was left"
+    : > "$log"
+  else
+    timeout -k 10 "$limit" "$@" > "$log" 2>&1 < /dev/null
+    case $? in
+      0) status=passed ;;
+      124 | 137) status="failed: not done after $limit s" ;;
+      *) status=failed ;;
+    esac
+  fi
+  if [ "$status" = passed ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+  printf '%-44s %s, %d s\n' "$label" "$status" $((SECONDS - begin))
+  write "" "### $label: $status, $((SECONDS - begin)) s" "" '```' "\$ $(printf '%q ' "$@" | sed 's, $,,')"
+  tail -n 120 "$log" | cut -c 1-400 >> "$output"
+  write '```'
+}
+
+# leave_out WHAT WHY
+leave_out() {
+  printf '%-44s left out: %s\n' "$1" "$2"
+  write "" "### $1: left out, $2"
+}
+
+# ---- hardware and versions
+
+# Of the first header found: the numbers that its #defines give.
+header_version() {  # header, names of the defines
+  local header=$1 file name text=''
+  shift
+  for file in {/usr/local/cuda,build/cuda/nvidia/cu*,build/nccl/nvidia/nccl,/usr}/include/"$header"; do
+    [ -f "$file" ] || continue
+    for name in "$@"; do text+=.$(sed -n "s/^#define $name \([0-9]*\).*/\1/p" "$file" | head -1); done
+    echo "${text#.}"
+    return
+  done
+  echo "not found"
+}
+
+describe_machine() {
+  echo "date        $(date -u '+%F %T UTC')"
+  echo "commit      $(git describe --always --dirty=', with changes' 2> /dev/null || echo 'not a git checkout')"
+  echo "processor   $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
+  echo "memory      $(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo)"
+  echo "system      $(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release), Linux $(uname -r)"
+  echo "g++         $(g++ --version | head -1)"
+  if [ "$device" = gpu ]; then
+    nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap,power.limit,clocks.max.sm,clocks.max.mem \
+      --format=csv,noheader | sed 's/^/GPU         /'
+    echo "CUDA        $("$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" --version | sed -n 's/.*release //p')"
+    echo "cuBLAS      $(header_version cublas_api.h CUBLAS_VER_MAJOR CUBLAS_VER_MINOR CUBLAS_VER_PATCH)"
+    echo "NCCL        $(header_version nccl.h NCCL_MAJOR NCCL_MINOR NCCL_PATCH)"
+  fi
+  echo "PyTorch     $("$python" -c 'import torch; print(torch.__version__)' 2> /dev/null || echo 'not installed')"
+}
+
+# ---- the parts
+
+part_build() {
+  if [ -n "$quick" ]; then
+    check "build of the program" 420 make "$device"
+    # shellcheck disable=SC2046  # one word a test
+    check "build of the kernel tests" 420 make "DEVICE=$device" $(kernel_tests "$build/")
+  else
+    check "build of program and tests" 3600 make "$device-tests"
+  fi
+}
+
+kernel_tests() {  # prefix
+  local kernel name
+  for kernel in kernels/*.cuh; do
+    name=test_$(basename "$kernel" .cuh)
+    if [ -f "test/$name.cu" ]; then echo "$1$name"; fi
+  done
+}
+
+part_tests() {
+  local test
+  if [ -z "$quick" ]; then
+    check "all tests" 3600 test/run.sh "$build"
+    return
+  fi
+  for test in $(kernel_tests "$build/"); do check "$(basename "$test")" 60 "$test"; done
+}
+
+part_ceilings() {
+  check "build of ceilings" 300 make "DEVICE=$device" "$build/ceilings"
+  check "ceilings" 120 "$build/ceilings"
+  check "the floor at these rates" 30 "$python" dev/roofline.py --ceilings "$logs/ceilings.log"
+  check "a trace of gpt2" 120 "$build/train_gpt" --train README.md --model gpt2 --vocab 50257 --dtype bf16 \
+    --micro-batch 2 --seq-len 32 --steps 2 --out '' --trace "$logs/trace.json"
+  check "the floor counts what launchers count" 30 "$python" dev/roofline.py --model gpt2 --batch 2 --seq-len 32 \
+    --check "$logs/trace.json"
+}
+
+part_bench() {
+  if [ -n "$quick" ]; then check "gpt2" 240 make bench "DEVICE=$device" BENCH_OPTIONS='--model gpt2 --steps 10'
+  else check "gpt2 and gpt2-xl" 1800 make bench "DEVICE=$device"
+  fi
+}
+
+part_torch() {
+  local options=(--device cuda --dtype bf16 --seq-len 1024) compare
+  if [ "$device" = cpu ]; then options=(--model d2 --vocab 1000 --batch 4 --attention explicit); fi
+  compare=("$python" dev/bench_torch.py --ours "$build/train_gpt")
+  if ! "$python" -c 'import torch' 2> /dev/null; then
+    leave_out "PyTorch beside train_gpt" "$python has no torch"
+  elif [ -n "$quick" ]; then
+    check "PyTorch beside train_gpt, gpt2" 300 "${compare[@]}" --batch 64 "${options[@]}" --compile default \
+      --rounds 1 --warmup 5 --steps 10
+  else
+    check "PyTorch beside train_gpt, gpt2" 7200 "${compare[@]}" --model gpt2 --batch 64 "${options[@]}"
+    check "PyTorch beside train_gpt, gpt2-xl" 10800 "${compare[@]}" --model gpt2-xl --batch 16 "${options[@]}"
+    check "both curves, gpt2" 1800 "${compare[@]}" --model gpt2 --batch 16 "${options[@]}" --compile default \
+      --curve "${output%.md}-curve"
+  fi
+}
+
+# Several ranks on the one GPU: --share-gpu gives each an NCCL_HOSTID of its own, so that NCCL lets them.
+part_ranks() {
+  local launcher=dev/cluster/torchrun.sh stage
+  local job=(--train README.md --layers 2 --heads 2 --channels 128 --seq-len 64)
+  job+=(--micro-batch 2 --global-batch 8 --steps 10 --overwrite)
+  if [ "$device" = cpu ]; then launcher=dev/cluster/mpirun.sh; fi
+  export GPT_PROGRAM=$build/train_gpt NCCL_DEBUG=VERSION
+  check "one rank" 60 "$build/train_gpt" "${job[@]}" --out "$runs/one"
+  for stage in 0 1 2 3; do
+    check "two ranks, ZeRO $stage" 90 "$launcher" 2 "${job[@]}" --share-gpu --zero "$stage" --out "$runs/zero$stage"
+    check "ZeRO $stage has the curve of one rank" 30 "$python" dev/same_losses.py "$runs/one" "$runs/zero$stage"
+  done
+}
+
+part_sanitizers() {
+  local tool test sanitizer limit=900 programs job
+  if [ -n "$quick" ]; then limit=60; fi
+  sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+  if [ "$device" = cpu ] || [ -z "$sanitizer" ]; then
+    leave_out "compute-sanitizer" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
+    return
+  fi
+  job=("$build/train_gpt" --train README.md --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2)
+  job+=(--steps 2 --dtype bf16 --out '')
+  read -ra programs <<< "$(kernel_tests "$build/" | tr '\n' ' ')"
+  for tool in memcheck racecheck initcheck; do
+    check "$tool of training" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "${job[@]}"
+    for test in "${programs[@]}"; do
+      check "$tool of $(basename "$test")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$test"
+    done
+  done
+}
+
+: > "$output" || exit 1
+write "# $(date +%F): dev/gpu_check.sh${quick:+ --quick} ${parts[*]}" "" '```' "$(describe_machine)" '```'
+for part in "${parts[@]}"; do
+  write "" "## $part"
+  "part_$part"
+done
+write "" "$passed passed, $failed failed"
+echo "written to $output"
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
