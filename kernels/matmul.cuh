@@ -37,7 +37,7 @@ struct GemmShape {
 struct GemmChoices {
   using Choose = std::function<std::string()>;
   std::map<std::string, std::string> known;
-  std::function<std::string(const Choose&)> agree = [](const Choose& choose) { return choose(); };
+  std::function<std::string(const Choose&)> agree;  // with the other ranks, if there are any
 };
 inline GemmChoices& gemm_choices() {
   static GemmChoices instance;

@@ -60,10 +60,15 @@ struct Operands {
   void* before_gelu;  // written by gelu, read by gelu_gradient
 };
 
+// With a name of its own: nvcc 13.0 stumbles over containers of the nameless struct.
+struct Algorithm {
+  cublasLtMatmulAlgo_t data;
+};
+
 struct Plan {
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, d;
-  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt can't do this
+  std::optional<Algorithm> algorithm;  // none: cuBLASLt can't do this
 };
 
 template <class Value>
@@ -79,12 +84,12 @@ void set_pointers(const Plan& plan, Epilogue epilogue, const Operands<In, Out>& 
 }
 
 template <class In, class Out>
-cublasStatus_t multiply(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands<In, Out>& o,
+cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o,
                         bool accumulate, cudaStream_t stream) {
   if (!context().workspace) CUDA_CHECK(cudaMalloc(&context().workspace, gemm_workspace_bytes));
   const float alpha = 1, beta = accumulate ? 1 : 0;
   return cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d,
-                        plan.d, &algorithm, context().workspace, gemm_workspace_bytes, stream);
+                        plan.d, &algorithm.data, context().workspace, gemm_workspace_bytes, stream);
 }
 
 // The largest power of two up to 16 bytes that divides the row length: the alignment cuBLASLt may count on.
@@ -94,7 +99,7 @@ inline uint32_t row_alignment(int columns, size_t element_bytes) {
 }
 
 // What the heuristic proposes, best guess first.
-inline std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, const uint32_t (&alignments)[3]) {
+inline std::vector<Algorithm> candidates(const Plan& plan, const uint32_t (&alignments)[3]) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -112,15 +117,15 @@ inline std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan, const uint
                                                                plan.d, preference, most, results, &found);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  std::vector<Algorithm> algorithms;
   for (int i = 0; i < found; ++i)
-    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(results[i].algo);
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
   return algorithms;
 }
 
 // Milliseconds of the fastest of a few runs; infinite if the algorithm can't do it after all.
 template <class In, class Out>
-float time_of(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands<In, Out>& o, cudaStream_t stream) {
+float time_of(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o, cudaStream_t stream) {
   constexpr int runs = 5;
   cudaEvent_t events[runs + 1];
   for (cudaEvent_t& event : events) CUDA_CHECK(cudaEventCreate(&event));
@@ -142,7 +147,7 @@ float time_of(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Ope
 
 // Its number among the candidates, as text. D is overwritten, or, if it is a sum that must stay, a scratch one.
 template <class In, class Out>
-std::string fastest(const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms, Operands<In, Out> o,
+std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Operands<In, Out> o,
                     const GemmShape& shape, cudaStream_t stream) {
   if (algorithms.size() < 2) return "0";
   Out* scratch = nullptr;
@@ -158,17 +163,18 @@ std::string fastest(const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& a
   return std::to_string(best);
 }
 
+inline std::string device_and_version() {
+  int device = 0;
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
+}
+
 // Names the product, and all that the heuristic's proposals depend on.
 template <class In, class Out>
 std::string name_of(const GemmShape& s, Epilogue epilogue) {
-  static const std::string device = [] {
-    int current = 0;
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDevice(&current));
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, current));
-    return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
-  }();
-  std::string name = device;
+  std::string name = device_and_version();
   for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(s.accumulate), int(epilogue),
                    int(data_type<In>), int(data_type<Out>)})
     name += ' ' + std::to_string(part);
@@ -193,11 +199,12 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, data_type<In>, b_columns, b_rows, b_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, data_type<In>, a_columns, a_rows, a_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.d, data_type<Out>, s.n, s.m, s.n));
-  const std::vector<cublasLtMatmulAlgo_t> algorithms = candidates(
+  const std::vector<Algorithm> algorithms = candidates(
       plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))});
   if (algorithms.empty()) return plan;
   std::string& choice = gemm_choices().known[name_of<In, Out>(s, epilogue)];
-  if (choice.empty()) choice = gemm_choices().agree([&] { return fastest(plan, algorithms, o, s, stream); });
+  const GemmChoices::Choose choose = [&] { return fastest(plan, algorithms, o, s, stream); };
+  if (choice.empty()) choice = gemm_choices().agree ? gemm_choices().agree(choose) : choose();
   plan.algorithm = algorithms[std::min<size_t>(std::strtoul(choice.c_str(), nullptr, 10), algorithms.size() - 1)];
   return plan;
 }
