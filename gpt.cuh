@@ -19,6 +19,7 @@
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
+#include "kernels/graph.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
 #include "parallel/zero.cuh"
@@ -148,13 +149,27 @@ class GPT {
   // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
   void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
     store_.begin_micro_step(first, last);
-    loss_micro_step(inputs, targets, tokens, first, last, true);
-    backward();
+    begin_micro_step(inputs, targets, first);
+    const auto compute_loss = [&] {
+      forward(options_.micro_batch, options_.seq_len);
+      head(float(1 / tokens), true);
+    };
+    if (can_be_recorded(tokens)) {
+      recorded_[batch_][first].run(stream_, [&] { compute_loss(), backward(); });
+      if (last) reduce_sums();
+    } else {
+      compute_loss();
+      if (last) reduce_sums();  // they travel during the backward pass
+      backward();
+    }
   }
 
   // One micro-batch of validation: adds to the loss only.
   void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
-    loss_micro_step(inputs, targets, tokens, first, last, false);
+    begin_micro_step(inputs, targets, first);
+    forward(options_.micro_batch, options_.seq_len);
+    head(float(1 / tokens), false);
+    if (last) reduce_sums();
   }
 
   // Clips and applies the gradients of the micro-steps, unless loss or norm are beyond `limits` or not finite.
@@ -196,17 +211,27 @@ class GPT {
   }
 
  private:
-  // The loss's sums are complete after the last micro-step's forward pass: they travel during the backward pass.
-  void loss_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last, bool training) {
+  void begin_micro_step(const int* inputs, const int* targets, bool first) {
     if (first)
       CUDA_CHECK(cudaMemcpyAsync(sums_, &steps_[step_].host->votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
     send_batch(inputs, targets, options_.micro_batch * options_.seq_len);
-    forward(options_.micro_batch, options_.seq_len);
-    head(float(1 / tokens), training);
-    if (!last) return;
+  }
+
+  void reduce_sums() {
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
     dp_.after(stream_);
     dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
+  }
+
+  // Is this micro-step's work the same as before? Not where ranks gather and reduce during it, and not while the profiler
+  // wants to see each launch. Batches come in two places, and gradients are written or added to.
+  bool can_be_recorded(double tokens) {
+    const Profiler& profiler = Profiler::instance();
+    if (dp_.size() > 1 || profiler.enabled || profiler.trace || profiler.listener) return false;
+    if (std::exchange(recorded_tokens_, tokens) != tokens)
+      for (auto& of_place : recorded_)
+        for (RecordedWork& work : of_place) work.clear();
+    return true;
   }
 
   // ---- forward
@@ -448,4 +473,6 @@ class GPT {
   Batch batches_[2];
   int step_ = 0, batch_ = 0;
   cudaStream_t copies_ = nullptr;
+  RecordedWork recorded_[2][2];  // by place of the batch, and whether the micro-step is the first
+  double recorded_tokens_ = 0;
 };

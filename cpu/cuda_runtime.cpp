@@ -45,9 +45,15 @@ struct StreamOperation {
   std::shared_ptr<Recording> waits_for;  // instead of poll: finished when this is recorded
 };
 
+struct CUgraph_st {
+  std::vector<std::function<bool()>> operations;
+  cpu::Counts inside;  // of them; while it is recorded, of what came before
+};
+
 struct CUstream_st {
   bool blocking = true;  // waits for the null stream and is waited for by it
   std::deque<StreamOperation> queue;
+  CUgraph_st* recording = nullptr;
 };
 
 namespace cpu {
@@ -208,6 +214,7 @@ const Schedule& schedule() {
 bool streams_are_deferred() { return schedule().order != Order::forward; }
 
 bool runs_at_once(cudaStream_t stream) {
+  if (stream && stream->recording) return false;
   if (streams_are_deferred()) {
     if (!stream) drain_stream(nullptr);
     return !stream;
@@ -218,7 +225,10 @@ bool runs_at_once(cudaStream_t stream) {
   return !stream || stream->queue.empty();
 }
 
-void keep(cudaStream_t stream, std::function<bool()> poll) { push(stream, {std::move(poll), nullptr}); }
+void keep(cudaStream_t stream, std::function<bool()> poll) {
+  if (stream->recording) stream->recording->operations.push_back(std::move(poll));
+  else push(stream, {std::move(poll), nullptr});
+}
 
 void enqueue(cudaStream_t stream, std::function<bool()> poll) {
   if (runs_at_once(stream) && poll()) return;
@@ -348,6 +358,42 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   return cudaSuccess;
 }
 
+// ---- graphs
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  stream->recording = new CUgraph_st{{}, cpu::counts};
+  return cudaSuccess;
+}
+
+// What was recorded has not been done yet, and does not count yet.
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  if (!stream->recording) return remember(cudaErrorInvalidValue);
+  *graph = std::exchange(stream->recording, nullptr);
+  const cpu::Counts before = (*graph)->inside;
+  (*graph)->inside = cpu::counts - before;
+  cpu::counts = before;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  *executable = new CUgraph_st(*graph);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  cpu::counts = cpu::counts + executable->inside;
+  ++cpu::counts.graphs;
+  for (const auto& operation : executable->operations) cpu::enqueue(stream, operation);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphDestroy(executable); }
+
 // ---- streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -375,6 +421,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) { return stream->queue.empty() 
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!event) return remember(cudaErrorInvalidResourceHandle);
+  if (stream && stream->recording) return remember(cudaErrorInvalidValue);  // graphs of one stream only
   if (!event->latest || event->latest->done) return cudaSuccess;
   if (!stream) return cudaEventSynchronize(event);
   cpu::push(stream, {nullptr, event->latest});

@@ -68,6 +68,18 @@ struct Counts {
   size_t copies = 0, copied_bytes = 0, memsets = 0;
   size_t waits = 0;  // calls in which the host waits for the device
   size_t allocations = 0, allocated_bytes = 0;
+  size_t graphs = 0;  // launched; what is in them counts, too
+
+  friend Counts operator+(const Counts& a, const Counts& b) { return combine(a, b, std::plus<>()); }
+  friend Counts operator-(const Counts& a, const Counts& b) { return combine(a, b, std::minus<>()); }
+
+ private:
+  template <class Operation>
+  static Counts combine(const Counts& a, const Counts& b, Operation of) {
+    return {of(a.launches, b.launches), of(a.products, b.products), of(a.copies, b.copies),
+            of(a.copied_bytes, b.copied_bytes), of(a.memsets, b.memsets), of(a.waits, b.waits),
+            of(a.allocations, b.allocations), of(a.allocated_bytes, b.allocated_bytes), of(a.graphs, b.graphs)};
+  }
 };
 inline Counts counts;
 
