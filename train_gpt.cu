@@ -366,7 +366,6 @@ class Run {
     ProgressBar bar(o_.schedule.steps, control_.size() == 1);
     const Clock::time_point begin = Clock::now();
     size_t steps = 0;  // of this run, those that a rollback undid included
-    mesh_.dp().take_traffic();
     while (done_ < o_.schedule.steps && !stopping_) {
       try {
         start_step(interruption.asked(), o_.profile && steps >= unprofiled);
@@ -398,11 +397,10 @@ class Run {
 
   // A step that the device was given.
   struct Started {
-    int number;  // the model's
+    int number, traffic;  // the model's and the communicator's
     size_t step;
     double rate;
     SpikeLimits limits;
-    std::map<std::string, double> bytes_sent;
   };
 
   // Gives the device all of the next step, and waits for nothing.
@@ -412,6 +410,7 @@ class Run {
     const double rate = learning_rate(o_.schedule, done_);
     const SpikeLimits limits = guard_.limits(!in_flight_.empty()), none;
     const bool saved = writer_->under_way() && writer_->is_written();
+    const int traffic = mesh_.dp().begin_traffic();
     const int number = model_->begin_step({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
     accumulate(*train_, first_sample(done_), o_.shuffle, true);
     const SpikeLimits& applied = guard_.prevents_updates() ? limits : none;
@@ -419,7 +418,8 @@ class Run {
                    float(o_.grad_clip), {applied.loss, applied.norm});
     model_->end_step();
     Profiler::instance().enabled = false;
-    in_flight_.push_back({number, ++done_, rate, limits, take_traffic()});
+    mesh_.dp().begin_traffic();  // what comes next is of no step
+    in_flight_.push_back({number, traffic, ++done_, rate, limits});
   }
 
   // Waits for the oldest step under way. False: it is undone, and what came after it, too.
@@ -440,7 +440,7 @@ class Run {
   void report(const StepResult& step, const Started& started, double seconds_left) {
     const bool printed = step.step % o_.log_every == 0 || step.step == o_.schedule.steps;
     nlohmann::ordered_json metrics = report_->metrics(step);
-    add_traffic(metrics, started.bytes_sent, printed);
+    add_traffic(metrics, started.traffic, printed);
     bill_.add_to(metrics);
     if (printed) report_->print(step, metrics, seconds_left);
     log(metrics);
@@ -490,8 +490,6 @@ class Run {
     if (validation_is_due()) validate_now(done_);
     if (divides(o_.sample_every, done_)) std::printf("---\n%s\n---\n", sampler_->text(done_, next_logits()).c_str());
     if (checkpoint_is_due()) save();
-    take_traffic();  // what all this sent, and took, is of no step
-    comm_ms_ = comm_exposed_ms_ = 0;
   }
 
   // One global batch from sample number `first` on: gradients and loss, or the loss alone.
@@ -563,23 +561,14 @@ class Run {
     if (is_first()) write_trace(o_.trace, all);
   }
 
-  // Bytes sent since the last call. Times are added up until a step is reported.
-  std::map<std::string, double> take_traffic() {
-    Traffic traffic = mesh_.dp().take_traffic();
-    comm_ms_ += traffic.milliseconds;
-    comm_exposed_ms_ += traffic.exposed_milliseconds;
-    return traffic.bytes_sent;
-  }
-
-  // Bytes sent in the step, and milliseconds of what ended since the one before was reported: this rank's, and at the
-  // steps that are printed every rank's.
-  void add_traffic(nlohmann::ordered_json& metrics, const std::map<std::string, double>& bytes_sent, bool of_all_ranks) {
+  // Bytes sent in the step, and milliseconds: this rank's, and at the steps that are printed every rank's.
+  void add_traffic(nlohmann::ordered_json& metrics, int number, bool of_all_ranks) {
     if (control_.size() == 1) return;
-    take_traffic();
+    const Traffic traffic = mesh_.dp().take_traffic(number);
     nlohmann::ordered_json mine = {{"comm_bytes", nlohmann::ordered_json::object()},
-                                   {"comm_ms", std::exchange(comm_ms_, 0)},
-                                   {"comm_exposed_ms", std::exchange(comm_exposed_ms_, 0)}};
-    for (const auto& [name, bytes] : bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
+                                   {"comm_ms", traffic.milliseconds},
+                                   {"comm_exposed_ms", traffic.exposed_milliseconds}};
+    for (const auto& [name, bytes] : traffic.bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
     metrics.update(mine);
     if (!of_all_ranks) return;
     for (const std::string& text : control_.gather(mine.dump()))
@@ -625,7 +614,6 @@ class Run {
   size_t start_ = 0, done_ = 0;  // steps done before this run, and now; those under way included
   std::deque<Started> in_flight_;
   double shortest_ = INFINITY;   // seconds of a step
-  double comm_ms_ = 0, comm_exposed_ms_ = 0;
   size_t samples_left_out_ = 0;  // by rollbacks
 };
 

@@ -53,7 +53,7 @@ inline float elapsed_ms(const Event& start, const Event& end) {
   return milliseconds;
 }
 
-// Of one rank, since it was last taken.
+// Of one rank.
 struct Traffic {
   std::map<std::string, double> bytes_sent;  // by collective
   double milliseconds = 0;                   // in collectives, the wait for other ranks included
@@ -152,11 +152,19 @@ class Communicator {
     wait(stream, order_);
   }
 
-  // What has been sent, and what has been finished, since the last call.
-  Traffic take_traffic() {
+  // What is sent from now on counts together; a number for take_traffic.
+  int begin_traffic() {
+    std::lock_guard lock(mutex_);
+    return ++count_;
+  }
+
+  // What was sent under this number, and how long that took as far as it has finished. Earlier numbers are forgotten.
+  Traffic take_traffic(int number) {
     std::lock_guard lock(mutex_);
     collect_finished();
-    return std::exchange(traffic_, {});
+    const Traffic taken = traffic_[number];
+    traffic_.erase(traffic_.begin(), traffic_.upper_bound(number));
+    return taken;
   }
 
   // Tells the flight recorder what has finished, and throws what NCCL has noticed since. For the thread that looks after
@@ -173,6 +181,7 @@ class Communicator {
   struct Timed {
     Event start{cudaEventDefault}, end{cudaEventDefault};
     uint64_t sequence = 0;  // the flight recorder's
+    int count = 0;          // the traffic's number
   };
 
   double others() const { return double(size_ - 1) / size_; }
@@ -191,7 +200,7 @@ class Communicator {
     check_nccl(issue(), name);
     call.front().end.record(stream_);
     pending_.splice(pending_.end(), call);
-    traffic_.bytes_sent[name] += share * double(bytes);
+    traffic_[count_].bytes_sent[name] += share * double(bytes);
     if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) range.writes(written, count);
   }
 
@@ -200,17 +209,18 @@ class Communicator {
     std::list<Timed> one;
     if (free_.empty()) one.emplace_back();
     else one.splice(one.end(), free_, free_.begin());
+    one.front().count = count_;
     return one;
   }
 
   void collect_finished() {
     while (!pending_.empty() && cudaEventQuery(pending_.front().end) == cudaSuccess) {
       recorder_->leave(pending_.front().sequence);
-      traffic_.milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
+      traffic_[pending_.front().count].milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
       free_.splice(free_.end(), pending_, pending_.begin());
     }
     while (!waits_.empty() && cudaEventQuery(waits_.front().end) == cudaSuccess) {
-      traffic_.exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
+      traffic_[waits_.front().count].exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
       free_.splice(free_.end(), waits_, waits_.begin());
     }
   }
@@ -222,5 +232,6 @@ class Communicator {
   Event order_;
   std::mutex mutex_;  // of what refresh() reads too
   std::list<Timed> pending_, waits_, free_;
-  Traffic traffic_;
+  int count_ = 0;
+  std::map<int, Traffic> traffic_;
 };

@@ -203,13 +203,13 @@ TEST_CASE("the communicator counts what is sent") {
   const double n = size();
   const size_t count = 840;  // 1 to 8 ranks divide it
   Buffer<float> data(count * size_t(size()));
-  dp.take_traffic();
+  const int number = dp.begin_traffic();
   dp.all_reduce(data.data(), count);
   dp.reduce_scatter(data.data(), data.data(), count);
   dp.all_gather(data.data(), data.data(), count);
   dp.wait_for_all(test_stream());
   CUDA_CHECK(cudaDeviceSynchronize());
-  Traffic traffic = dp.take_traffic();
+  Traffic traffic = dp.take_traffic(number);
   const double bytes = count * sizeof(float);
   CHECK(traffic.bytes_sent["all_reduce"] == doctest::Approx(2 * (n - 1) / n * bytes));
   CHECK(traffic.bytes_sent["reduce_scatter"] == doctest::Approx((n - 1) * bytes));

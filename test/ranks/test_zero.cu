@@ -86,11 +86,11 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
     curve.norms.push_back(results.gradients.norm);
   };
   double before = 0;
-  int number = 0;
+  int number = 0, last_step = 0;
   for (size_t step = 0; step < steps; ++step) {  // the host runs one step ahead
     if (step + 1 == steps) {
       CUDA_CHECK(cudaDeviceSynchronize());
-      dp.take_traffic();
+      last_step = dp.begin_traffic();
       before = transport_bytes();
     }
     const int previous = number;
@@ -102,7 +102,7 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   add(model.results(number));
   CUDA_CHECK(cudaDeviceSynchronize());
   curve.really_sent = transport_bytes() - before;
-  curve.bytes_sent = dp.take_traffic().bytes_sent;
+  curve.bytes_sent = dp.take_traffic(last_step).bytes_sent;
   curve.memory = model.memory().categories();
   curve.losses.push_back(validation_loss(model, dp));
   return curve;
