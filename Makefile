@@ -38,7 +38,7 @@ FLAGS_ := $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
 FLAGS_debug := -O0 -g
-CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu $(MPI_FLAGS)
+CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu -Ikernels/without_cudnn $(MPI_FLAGS)
 CPU_LIBRARIES := -ldnnl -lboost_context -lxxhash $(MPI_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
@@ -54,9 +54,20 @@ CUBLAS_LIBRARY := $(firstword $(wildcard $(CUBLAS_HOME)/lib64/libcublasLt.so $(C
 NCCL := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h build/nccl/nvidia/nccl/include/nccl.h))
 NCCL_HOME := $(abspath $(patsubst %/include/nccl.h,%,$(NCCL)))
 NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib64/libnccl.so $(NCCL_HOME)/lib/$(HOST_ARCH)-linux-gnu/libnccl.so $(NCCL_HOME)/lib/libnccl.so*))
+# cuDNN does attention, where it is found with its C++ frontend 1.x: in the toolkit, in the system, or in NVIDIA's wheels
+# that `make build/cudnn` fetches. USE_CUDNN=0 builds without it, USE_CUDNN=1 does not build without it.
+CUDNN_HOMES := $(CUDA_HOME) /usr $(wildcard build/cudnn build/cudnn/nvidia/*)
+cudnn_part = $(abspath $(firstword $(wildcard $(foreach home,$(CUDNN_HOMES),$(foreach folder,include lib64 lib/$(HOST_ARCH)-linux-gnu lib,$(home)/$(folder)/$(1))))))
+MISSING_FOR_CUDNN := $(strip $(foreach part,cudnn.h cudnn_frontend/graph_interface.h nvrtc.h libcudnn.so* libnvrtc.so*,$(if $(call cudnn_part,$(part)),,$(subst *,,$(part)))))
+CUDNN_LIBRARIES := $(call cudnn_part,libcudnn.so*) $(call cudnn_part,libnvrtc.so*)
+CUDNN_INCLUDES := $(patsubst %,-isystem %/include,$(filter build/%,$(CUDNN_HOMES)))  # compilers know the others
+USE_CUDNN ?= $(if $(MISSING_FOR_CUDNN),0,1)
+ATTENTION := $(if $(filter 0,$(USE_CUDNN)),without_cudnn,cudnn)
+CUDNN_VERSION = $(shell sed -n 's/^.define CUDNN_\(MAJOR\|MINOR\|PATCHLEVEL\) //p' $(call cudnn_part,cudnn_version.h) | paste -sd.)
+BY_CUDNN = $(if $(filter cudnn,$(ATTENTION)),attention by cuDNN $(CUDNN_VERSION),without cuDNN)
 GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
-  -I. -Ikernels/cublaslt -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
-GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
+  -I. -Ikernels/cublaslt -Ikernels/$(ATTENTION) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
+GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filter cudnn,$(ATTENTION)),$(CUDNN_LIBRARIES)),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
   $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
 
 # ---- what is built
@@ -77,7 +88,7 @@ cpu-tests gpu-tests: %-tests:
 tests: $(BUILT_TESTS)
 program: $(BUILD)/train_gpt
 	@cp -f $(BUILD)/train_gpt train_gpt
-	@echo "train_gpt: built for the $(DEVICE)$(if $(filter gpu,$(DEVICE)), ($(ARCHS:%=sm_%)))"
+	@echo "train_gpt: built for the $(DEVICE)$(if $(filter gpu,$(DEVICE)), ($(ARCHS:%=sm_%))$(comma) $(BY_CUDNN))"
 
 ifeq ($(DEVICE),cpu)
 FILTER := $(BUILD)/filter
@@ -103,10 +114,21 @@ endef
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
 else
+ATTENTION_OBJECTS := $(patsubst kernels/$(ATTENTION)/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard kernels/$(ATTENTION)/*.cpp))
+ATTENTION_CHOICE := $(BUILD)/attention
+
+# Names the body of this build. Another one than last time: all is built again.
+$(ATTENTION_CHOICE): always
+	@if [ $(ATTENTION) = cudnn ] && [ -n "$(MISSING_FOR_CUDNN)" ]; then \
+	  echo "USE_CUDNN=1: $(MISSING_FOR_CUDNN) not found: install cuDNN with its C++ frontend, or fetch both with make build/cudnn" >&2; exit 1; fi
+	@mkdir -p $(@D); echo $(ATTENTION) | cmp -s - $@ || echo $(ATTENTION) > $@
+always:
+$(BUILD)/cudnn_%.o: kernels/cudnn/%.cpp $(ATTENTION_CHOICE)
+	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $@.d -c -o $@ $<
 define compile
-$(BUILD)/%: $(1)%.cu
+$(BUILD)/%: $(1)%.cu $(ATTENTION_CHOICE) $(ATTENTION_OBJECTS)
 	@mkdir -p $$(@D)
-	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $$(GPU_LIBRARIES)
+	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $(ATTENTION_OBJECTS) $$(GPU_LIBRARIES)
 $(BUILD)/%: $(1)%.cpp
 	@mkdir -p $$(@D)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $$(GPU_LIBRARIES)
@@ -139,7 +161,8 @@ MISSING = $(strip $(if $(shell command -v g++),,g++) $(foreach package,$(PACKAGE
   $(lastword $(subst =, ,$(package)))))\
   $(foreach program,$(PROGRAMS),$(if $(shell command -v $(firstword $(subst =, ,$(program)))),,$(lastword $(subst =, ,$(program))))))
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,$(if $(shell command -v sudo),sudo,none))
-CUDA_MAJOR = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+CUDA_VERSION = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+CUDA_MAJOR = $(basename $(CUDA_VERSION))
 
 deps:
 	@missing="$(MISSING)"; \
@@ -150,10 +173,13 @@ deps:
 	@if [ -n "$(NVCC)" ] && [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
 # for a CUDA toolkit that came without them
 WHEELS = $(if $(CUBLAS),,build/cuda) $(if $(NCCL),,build/nccl)
-build/cuda: WHEEL = nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(shell $(NVCC) --version | sed -n "s/.*release \([0-9]*\.[0-9]*\).*/\1/p").*
+build/cuda: WHEEL = nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(CUDA_VERSION).*
 build/nccl: WHEEL = nvidia-nccl-cu$(CUDA_MAJOR)
-build/cuda build/nccl:
-	python3 -m pip install -q --no-deps --target $@ '$(WHEEL)'
+# optional: 0.9 GB
+build/cudnn: WHEEL = nvidia-cudnn-cu$(CUDA_MAJOR) nvidia-cudnn-frontend \
+  $(if $(wildcard $(CUDA_HOME)/include/nvrtc.h),,nvidia-cuda-nvrtc$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(CUDA_VERSION).*)
+build/cuda build/nccl build/cudnn:
+	python3 -m pip install -q --no-deps --target $@ $(WHEEL:%='%')
 build/packages-cpu:
 	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
 	@mkdir -p build && touch $@
@@ -161,7 +187,7 @@ build/packages-gpu:
 	@if [ -n "$(MISSING)" ]; then $(MAKE) --no-print-directory deps; fi
 	@if [ -z "$(NVCC)" ]; then echo "gpu: nvcc is not found: install the CUDA toolkit, or build with make cpu" >&2; exit 1; fi
 	@if [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
-	@mkdir -p build; echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt, NCCL$(if $(MPI_FLAGS),$(comma) MPI,; without MPI ranks start by torchrun's variables or srun); cuDNN is not used by this version"; touch $@
+	@mkdir -p build; echo "GPU build: nvcc $(CUDA_MAJOR), cuBLASLt, NCCL$(if $(MPI_FLAGS),$(comma) MPI,; without MPI ranks start by torchrun's variables or srun); $(BY_CUDNN)$(if $(MISSING_FOR_CUDNN), (not found: $(MISSING_FOR_CUDNN); make build/cudnn fetches it))"; touch $@
 
 # ---- what people run
 # The C++ standard library's headers: real text on every machine with a compiler. Files whose name starts with s or t
@@ -208,4 +234,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race fuzz run clean
+.PHONY: always test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race fuzz run clean

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "kernels/attention.cuh"
@@ -33,6 +34,7 @@ struct ModelOptions {
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
   int logit_chunks = 1;  // the head's rows at a time: ⌈R / logit_chunks⌉
+  bool library_attention = false;  // attention of micro-batches by a library, if there is one that can
   StoreOptions store = {};
 };
 
@@ -86,6 +88,9 @@ class GPT {
   GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
       : options_(options), list_(options.shape), dp_(dp), stream_(stream),
         store_(list_, options.store, memory_, dp, stream), pinned_(sizeof(PinnedStep) * 2 + batch_bytes() * 2) {
+    if (options.library_attention)
+      attention_problem_ = plan_attention<T>(options.micro_batch, options.seq_len, options.shape.heads,
+                                             options.shape.head_size());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     memory_.allocate();
@@ -109,6 +114,8 @@ class GPT {
   const DeviceMemory& memory() const { return memory_; }
   ParameterStore<T>& store() { return store_; }
   const ModelOptions& options() const { return options_; }
+  // Why no library does attention; empty: one does, or was not asked to.
+  const std::string& attention_problem() const { return attention_problem_; }
 
   // 6·N + 6·L·C·T FLOPs a token: N parameters, forward and backward; causal attention counted once.
   double flops_per_token() const {
@@ -398,6 +405,8 @@ class GPT {
     sums_ = arena.take<StepSums>(1);
     reduced_sums_ = arena.take<StepSums>(1);
     use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
+    const size_t attention_bytes = library_attention_workspace_bytes();
+    use_library_attention_workspace(arena.take<char>(attention_bytes), attention_bytes);
   }
 
   // ---- host and device
@@ -446,6 +455,7 @@ class GPT {
   cudaStream_t stream_;
   DeviceMemory memory_;
   ParameterStore<T> store_;
+  std::string attention_problem_;
 
   std::vector<BlockActivations<T>> blocks_;
   T *final_input_, *final_norm_, *logits_;             // (R,C) (R,C) (logit_rows,Vp)

@@ -193,11 +193,13 @@ class Run {
   }
 
   void build_model(const ModelShape& shape, bool training) {
+    const bool cudnn = o_.attention == "cudnn" || (o_.attention == "auto" && training);
     model_ = std::make_unique<GPT<T>>(ModelOptions{.shape = shape,
                                                    .micro_batch = o_.micro_batch,
                                                    .seq_len = o_.seq_len,
                                                    .recompute = recompute_of(o_.recompute),
                                                    .logit_chunks = logit_chunks(),
+                                                   .library_attention = cudnn,
                                                    .store = {.stage = o_.zero,
                                                              .training = training,
                                                              .stochastic_rounding = o_.stochastic_rounding,
@@ -205,6 +207,8 @@ class Run {
                                                              .reduce_narrow = o_.reduce_dtype == "bf16",
                                                              .seed = o_.seed}},
                                       mesh_.dp(), stream_);
+    if (o_.attention == "cudnn" && !model_->attention_problem().empty())
+      usage_error("--attention cudnn: ", model_->attention_problem(), "; leave the option out");
   }
 
   // ---- state
@@ -332,12 +336,18 @@ class Run {
 
   // ---- what is printed
 
+  std::string attention_body() const {
+    if (o_.attention != "own" && model_->attention_problem().empty()) return library_attention_name();
+    return "own kernels" + (o_.attention == "own" ? "" : ": " + model_->attention_problem());
+  }
+
   void describe() const {
     const ModelShape& s = model_->tensors().shape();
     std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
                 s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model_->tensors().parameters())).c_str(),
                 o_.dtype.c_str(), o_.stochastic_rounding ? " with stochastic rounding" : "");
     std::printf("device    %s\n", device_.c_str());
+    if (has_library_attention) std::printf("attention %s\n", attention_body().c_str());
     if (control_.size() > 1)
       std::printf("mesh      data parallel %d, ZeRO %d, gradients travel in %s\n", mesh_.shape().dp, o_.zero,
                   o_.reduce_dtype.c_str());

@@ -165,6 +165,8 @@ def print_result(case, timed, printed, watts, warmup):
     print("MFU      ", spread([100 * step["mfu"] for step in timed], "{:.1f}".format), "%")
   for name in "work", "memory", "device":
     print(lines.get(name, f"{name:9} not printed by train_gpt"))
+  if "attention" in lines:  # not where no library is compiled in
+    print(lines["attention"])
   if watts:
     print("power    ", spread(watts, "{:.0f}".format), f"W, {len(watts)} samples")
 

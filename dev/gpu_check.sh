@@ -83,7 +83,7 @@ leave_out() {
 header_version() {  # header, names of the defines
   local header=$1 file name text=''
   shift
-  for file in {/usr/local/cuda,build/cuda/nvidia/cu*,build/nccl/nvidia/nccl,/usr}/include/"$header"; do
+  for file in {/usr/local/cuda,build/cuda/nvidia/cu*,build/nccl/nvidia/nccl,build/cudnn/nvidia/cudnn,build/cudnn,/usr}/include/"$header"; do
     [ -f "$file" ] || continue
     for name in "$@"; do text+=.$(sed -n "s/^#define $name \([0-9]*\).*/\1/p" "$file" | head -1); done
     echo "${text#.}"
@@ -104,6 +104,8 @@ describe_machine() {
       --format=csv,noheader | sed 's/^/GPU         /'
     echo "CUDA        $("$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)" --version | sed -n 's/.*release //p')"
     echo "cuBLAS      $(header_version cublas_api.h CUBLAS_VER_MAJOR CUBLAS_VER_MINOR CUBLAS_VER_PATCH)"
+    echo "cuDNN       $(header_version cudnn_version.h CUDNN_MAJOR CUDNN_MINOR CUDNN_PATCHLEVEL), frontend" \
+      "$(header_version cudnn_frontend_version.h CUDNN_FRONTEND_{MAJOR,MINOR,PATCH}_VERSION)"
     echo "NCCL        $(header_version nccl.h NCCL_MAJOR NCCL_MINOR NCCL_PATCH)"
   fi
   echo "PyTorch     $("$python" -c 'import torch; print(torch.__version__)' 2> /dev/null || echo 'not installed')"
@@ -143,7 +145,7 @@ part_ceilings() {
   check "ceilings" 120 "$build/ceilings"
   check "the floor at these rates" 30 "$python" dev/roofline.py --ceilings "$logs/ceilings.log"
   check "a trace of gpt2" 120 "$build/train_gpt" --train README.md --model gpt2 --vocab 50257 --dtype bf16 \
-    --micro-batch 2 --seq-len 32 --steps 2 --out '' --trace "$logs/trace.json"
+    --micro-batch 2 --seq-len 32 --steps 2 --attention own --out '' --trace "$logs/trace.json"
   check "the floor counts what launchers count" 30 "$python" dev/roofline.py --model gpt2 --batch 2 --seq-len 32 \
     --check "$logs/trace.json"
 }
@@ -151,6 +153,14 @@ part_ceilings() {
 part_bench() {
   if [ -n "$quick" ]; then check "gpt2" 240 make bench "DEVICE=$device" BENCH_OPTIONS='--model gpt2 --steps 10'
   else check "gpt2 and gpt2-xl" 1800 make bench "DEVICE=$device"
+  fi
+  if ! grep -qx cudnn "$build/attention" 2> /dev/null; then
+    leave_out "attention by cuDNN beside our own" "this build has no cuDNN (make build/cudnn fetches it)"
+  elif [ -n "$quick" ]; then
+    check "gpt2, our own attention" 240 make bench "DEVICE=$device" \
+      BENCH_OPTIONS='--model gpt2 --steps 10 -- --attention own'
+  else
+    check "gpt2 and gpt2-xl, our own attention" 1800 make bench "DEVICE=$device" BENCH_OPTIONS='-- --attention own'
   fi
 }
 

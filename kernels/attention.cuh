@@ -14,8 +14,20 @@
 // HS is compiled for 32, 64 and 128; other head sizes are padded with zeros inside the block.
 // Moves 4·B·T·C elements forward (q, k, v, o) and 8 backward, times the tiles' re-reads from cache;
 // FLOPs 2·B·T²·C forward (causal half of 4), 7/2 of that backward (S and dP are computed for dQ and again for dK, dV).
-// Where there are tensor cores and T has 16 bits, the launchers at the end choose kernels/flash_attention.cuh instead.
+//
+// The launchers at the end are the one door to three bodies. They prefer, of those that can do it:
+//   1. a library's attention, for shapes that plan_attention() got ready for: `attention.h` is kernels/cudnn/attention.h
+//      in a GPU build with cuDNN, kernels/without_cudnn/attention.h (none) in all others
+//   2. kernels/flash_attention.cuh, where there are tensor cores and T has 16 bits
+//   3. the kernels below
+// The library's workspace, if it needs any for the shapes planned, can be lent: library_attention_workspace_bytes() and
+// use_library_attention_workspace(). What is not lent it allocates itself. Its backward pass computes S and dP once: 5/2
+// of the FLOPs forward.
 #pragma once
+
+#include <string>
+
+#include <attention.h>
 
 #include "kernels/common.cuh"
 #include "kernels/flash_attention.cuh"
@@ -251,6 +263,20 @@ void with_head_size(int head_size, Function function) {
   else with_pack<T>(head_size, with_width);
 }
 
+// From now on the library does attention of this shape, which costs a second or so once. What stands in the way, if
+// anything does: then our own kernels go on doing it.
+template <class T>
+std::string plan_attention(int batch, int seq_len, int heads, int head_size) {
+  if constexpr (has_library_attention && sizeof(T) != 2) return library_attention_name() + " can't: it has no fp32";
+  else return plan_library_attention<T>(batch, seq_len, heads, head_size);
+}
+
+template <class T>
+bool attention_is_planned(int batch, int seq_len, int heads, int head_size) {
+  if constexpr (sizeof(T) != 2) return false;
+  else return library_attention_is_planned<T>(batch, seq_len, heads, head_size);
+}
+
 // out (B,T,C), lse (B,NH,T) from qkv (B,T,3C), C = heads·head_size.
 template <class T>
 void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
@@ -259,6 +285,9 @@ void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len,
   KernelRange range("attention_forward", stream, 4 * rows * channels * sizeof(T), 2 * rows * seq_len * channels);
   range.writes(out, size_t(batch) * seq_len * heads * head_size);
   range.writes(lse, size_t(batch) * heads * seq_len);
+  if constexpr (sizeof(T) == 2)
+    if (attention_is_planned<T>(batch, seq_len, heads, head_size))
+      return library_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
   if constexpr (tensor_core_type<T>)
     if (flash_attention_fits(head_size))
       return flash_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
@@ -276,8 +305,13 @@ template <class T>
 void attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
                         int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
   const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
-  KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(T), 7 * rows * seq_len * channels);
+  const bool planned = attention_is_planned<T>(batch, seq_len, heads, head_size);
+  const int products = planned ? 5 : 7;
+  KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(T), products * rows * seq_len * channels);
   range.writes(dqkv, 3 * size_t(batch) * seq_len * heads * head_size);
+  if constexpr (sizeof(T) == 2)
+    if (planned)
+      return library_attention_backward(dqkv, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);
   if constexpr (tensor_core_type<T>)
     if (flash_attention_fits(head_size))
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);

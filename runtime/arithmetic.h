@@ -11,8 +11,8 @@
 inline nlohmann::json arithmetic(const Options& o, size_t train_tokens) {
   const Schedule& s = o.schedule;
   nlohmann::json options = {
-      {"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"seq_len", o.seq_len},
-      {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
+      {"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
+      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
       {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z}, {"spike_window", o.guard.window}, {"seed", o.seed},

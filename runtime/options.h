@@ -38,7 +38,7 @@ struct Options {
   Schedule schedule;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, grad_clip = 1.0;
 
-  std::string dtype = "fp32", recompute = "none";
+  std::string dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;
   int logit_chunks = 0;
   double loss_scale = 65536;
@@ -144,6 +144,8 @@ inline void add_data_and_model_options(CLI::App& app, Options& o) {
       ->check(in_range(0, 1 << 20));
   app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
       ->check(CLI::IsMember({"none", "gelu", "block"}));
+  app.add_option("--attention", o.attention, "cudnn, own (our kernels), or auto: cudnn where it is compiled in and can")
+      ->check(CLI::IsMember({"auto", "cudnn", "own"}));
 }
 
 inline void add_training_options(CLI::App& app, Options& o) {

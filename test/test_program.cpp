@@ -27,6 +27,7 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   refuses(2, "--resume --dtype bf16", {"dtype", "bf16", "fp32"});
   refuses(2, "--resume --micro-batch 1 --global-batch 1", {"global_batch is 1 and was 2"});
   refuses(2, "--resume --shuffle", {"shuffle"});
+  refuses(2, "--resume --attention own", {"attention", "own", "auto"});
   refuses(2, "--resume --seed 1", {"seed is 1 and was 1337"});
   refuses(2, "--resume --channels 32", {"--channels 32", "have 16"});
   refuses(2, "--resume run/step_00000002 --grad-clip 0", {"grad_clip is 0.0 and was 1.0"});
