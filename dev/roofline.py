@@ -2,7 +2,7 @@
 """The floor: how long a training step must take at least, operation by operation, at a given matrix rate and bandwidth.
 
 Counts what one step of gpt.cuh computes and moves (one micro-batch, 16-bit weights with fp32 masters, nothing
-recomputed, one rank), prints it as the tables of dev/roofline.md, and then what planned fusions would save.
+recomputed, one rank), prints it as the tables of dev/roofline.md, and then what fusions save.
 
 Usage: python dev/roofline.py                                 the tables of dev/roofline.md: an H200's rates
        python dev/roofline.py --ceilings ceilings.json        rates that dev/ceilings.cu measured
@@ -141,7 +141,7 @@ def attention_in_one_pass(operations):
 
 
 def fusions(s):
-  """What is planned, and the steps that do it to the list of operations."""
+  """What can be fused, and the steps that do it to the list of operations."""
   gelu = s.layers * 4 * s.rows * s.channels * SHORT
   return [
     ("GELU in the epilogue of the product `up`, which also keeps what was before it",
@@ -197,7 +197,7 @@ def print_operations(name, s, operations, rates):
 
 
 def print_fusions(s, operations, rates):
-  print("\n| planned | saves, ms | the floor then |")
+  print("\n| fusion | saves, ms | the floor then |")
   print("|---|--:|---|")
   before = total(operations, rates)
   for name, steps in fusions(s):
