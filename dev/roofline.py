@@ -87,7 +87,6 @@ def forward(s):
     Operation("gelu_forward", "reads 4C, writes 4C", L, L * 10 * 4 * R * C, L * 2 * 4 * R * C * SHORT),
     product("matmul_forward", "head: logits", 1, R, s.padded, C),
     Operation("cross_entropy", "logits to their gradient", 1, 6 * R * s.padded, 2 * R * s.padded * SHORT),
-    Operation("", "cross_entropy, two reads more", 1, 0, 2 * R * s.padded * SHORT),
   ]
 
 
@@ -149,7 +148,6 @@ def fusions(s):
     ("GELU's derivative in the epilogue of `down`'s input gradient",
      [without("gelu_backward"), with_more_bytes("matmul_input_gradient", "down", gelu)]),
     ("bias gradients in the epilogues of the weight gradients", [without("column_sum")]),
-    ("logits: one read and one write, a row kept on the chip", [without("cross_entropy, two reads more")]),
     ("LayerNorm backward: one read, rows kept on the chip", [without("layernorm_backward, two reads more")]),
     ("attention backward: S and dP computed once", [attention_in_one_pass]),
     ("the stream's gradient: written first by the last LayerNorm, not cleared",
