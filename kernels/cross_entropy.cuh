@@ -29,7 +29,7 @@ __device__ inline void for_each_pack(const T* row, int begin, int end, Function 
 }
 
 template <class T, int N, bool WriteGradient, bool KeepRow>
-__global__ void __launch_bounds__(1024) cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
+__global__ void __launch_bounds__(1024, 2) cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
                                      float weight, const float* loss_scale) {
   __shared__ float max_scratch[32], sum_scratch[32];
   extern __shared__ __align__(64) char memory[];
