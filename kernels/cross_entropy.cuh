@@ -29,7 +29,7 @@ __device__ inline void for_each_pack(const T* row, int begin, int end, Function 
 }
 
 template <class T, int N, bool WriteGradient, bool KeepRow>
-__global__ void __launch_bounds__(1024, 2) cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
+__global__ void __launch_bounds__(long_row_block, 2) cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
                                      float weight, const float* loss_scale) {
   __shared__ float max_scratch[32], sum_scratch[32];
   extern __shared__ __align__(64) char memory[];
@@ -98,7 +98,7 @@ template <class T, bool WriteGradient>
 void launch_cross_entropy(T* logits, float* losses, const int* targets, int rows, int vocabulary, int padded, float weight,
                           const float* loss_scale, cudaStream_t stream) {
   constexpr int N = pack_width<T>;
-  const int row_bytes = vocabulary / N * N * int(sizeof(T)), threads = std::clamp(round_up(padded / N, 32), 32, 1024);
+  const int row_bytes = vocabulary / N * N * int(sizeof(T)), threads = std::clamp(round_up(padded / N, 32), 32, long_row_block);
   if (row_bytes <= kept_row_bytes) {
     const auto kernel = cross_entropy_kernel<T, N, WriteGradient, true>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes));

@@ -25,6 +25,7 @@
 
 constexpr int pack_bytes = 16;  // the widest load or store of a thread
 constexpr bool has_tensor_cores = true;
+constexpr int long_row_block = 1024;  // threads that share a row of thousands of elements
 
 // Butterfly over the 32 lanes; every lane gets the result.
 __device__ inline float warp_reduce_sum(float value) {
@@ -115,6 +116,7 @@ __device__ inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4]
 #endif
 constexpr int pack_bytes = CPU_PACK_BYTES;
 constexpr bool has_tensor_cores = false;  // they are emulated, for tests: loops over packs are faster
+constexpr int long_row_block = 256;       // what fibers wait for each other costs more than they bring
 
 // `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
 template <int N>
