@@ -105,7 +105,8 @@ class Run {
     if (o_.sample_every) sampler_.emplace(sampler(tokenizer_folder_));
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
     describe();
-    report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(), peak() * control_.size());
+    report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(),
+                    peak() * control_.size());
     if (o_.check_ranks) RankCheck<T>(control_, mesh_.dp(), stream_).run();
     if (o_.check_sync) sync_check_.emplace(control_, stream_);
     if (start_ >= o_.schedule.steps) {
