@@ -244,8 +244,9 @@ bool check_launch(const Launch& launch) {
   bool memory_fits = launch.shared_bytes <= size_t(cpu_max_dynamic_shared_bytes);
   if (!grid_fits || !block_fits) remember(cudaErrorInvalidConfiguration);
   else if (!memory_fits) remember(cudaErrorInvalidValue);
-  ++counts.launches;
-  return grid_fits && block_fits && memory_fits;
+  const bool fits = grid_fits && block_fits && memory_fits;
+  counts.launches += fits;
+  return fits;
 }
 
 }  // namespace cpu

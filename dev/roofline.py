@@ -15,8 +15,8 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-# layers, heads, channels
-MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
+from bench_torch import MODELS
+
 BATCHES = {"gpt2": 64, "gpt2-medium": 32, "gpt2-large": 16, "gpt2-xl": 16}
 POSITIONS = 1024
 SHORT, WIDE = 2, 4  # bytes of bf16 and of fp32

@@ -27,6 +27,12 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
                            cudaGetErrorString(error));
 }
 
+// Shared memory beyond 48 KB must be asked for.
+template <class Kernel>
+void allow_shared_memory(Kernel* kernel, int bytes) {
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 template <class T>
 constexpr int pack_width = pack_bytes / int(sizeof(T));
 

@@ -102,7 +102,7 @@ void launch_cross_entropy(T* logits, float* losses, const int* targets, int rows
   const int row_bytes = vocabulary / N * N * int(sizeof(T)), threads = std::clamp(round_up(padded / N, 32), 32, long_row_block);
   if (row_bytes <= kept_row_bytes) {
     const auto kernel = cross_entropy_kernel<T, N, WriteGradient, true>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, row_bytes));
+    allow_shared_memory(kernel, row_bytes);
     kernel<<<rows, threads, row_bytes, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
   } else {
     cross_entropy_kernel<T, N, WriteGradient, false>

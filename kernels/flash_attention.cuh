@@ -58,6 +58,16 @@ __device__ inline HeadRows<T> head_rows(T* tensor, int parts, int part, int seq_
   return {tensor + first_row * stride + part * channels + blockIdx.y * head_size, stride, seq_len, head_size};
 }
 
+template <class T>
+struct QkvRows {
+  HeadRows<const T> q, k, v;
+};
+template <class T>
+__device__ inline QkvRows<T> qkv_rows(const T* qkv, int seq_len, int head_size) {
+  return {head_rows(qkv, 3, 0, seq_len, head_size), head_rows(qkv, 3, 1, seq_len, head_size),
+          head_rows(qkv, 3, 2, seq_len, head_size)};
+}
+
 // The head of this block in a tensor (B, NH, T).
 template <class T>
 __device__ inline T* head_statistics(T* tensor, int seq_len) {
@@ -74,6 +84,13 @@ template <int HS, int J, class T>
 __device__ inline void copy_tile_pair(T* tiles, const HeadRows<const T>& a, const HeadRows<const T>& b, int first) {
   copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first), a, first);
   copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first) + J * HS, b, first);
+}
+
+// Scores of queries from first_query on with keys from first_key on: those of a key after its query are −∞.
+template <int M, int N>
+__device__ inline void hide_later_keys(float (&s)[M][N][4], int first_key, int first_query) {
+  if (first_key + 8 * N - 1 <= first_query) return;
+  for_each_element([&](Place at, float& x) { if (first_key + at.column > first_query + at.row) x = -INFINITY; }, s);
 }
 
 // s becomes P = 2^(factor·(s − maximum)), where `maximum` has risen to that of the tile; earlier sums are to be
@@ -103,8 +120,7 @@ flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_siz
   extern __shared__ __align__(128) char memory[];
   T* queries = reinterpret_cast<T*>(memory);  // (rows, HS)
   T* tiles = queries + rows * HS;             // (2, 2, J, HS): keys and values
-  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), k = head_rows(qkv, 3, 1, seq_len, head_size);
-  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size);
+  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
   const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
   const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
   const float factor = scale * log2_e;
@@ -122,8 +138,7 @@ flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_siz
     const T *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
     float s[M][J / 8][4] = {};
     multiply_transposed<HS>(s, queries, warp_row, keys);
-    if (first + J - 1 > first_query)
-      for_each_element([&](Place at, float& x) { if (first + at.column > first_query + at.row) x = -INFINITY; }, s);
+    hide_later_keys(s, first, first_query);
     online_softmax(s, maximum, sum, correction, factor);
     for_each_element([&](Place at, float& x) { x *= correction[at.m][at.half]; }, o);
     multiply<HS>(o, s, values);
@@ -164,8 +179,8 @@ flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* 
   T* queries = reinterpret_cast<T*>(memory);  // (rows, HS)
   T* douts = queries + rows * HS;             // (rows, HS)
   T* tiles = douts + rows * HS;               // (2, 2, J, HS): keys and values
-  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), k = head_rows(qkv, 3, 1, seq_len, head_size);
-  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size), o = head_rows(out, 1, 0, seq_len, head_size);
+  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
+  const HeadRows<const T> o = head_rows(out, 1, 0, seq_len, head_size);
   const HeadRows<const T> d_o = head_rows(dout, 1, 0, seq_len, head_size);
   const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
   const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
@@ -192,8 +207,7 @@ flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* 
     const T *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
     float s[M][J / 8][4] = {}, dp[M][J / 8][4] = {};
     multiply_transposed<HS>(s, queries, warp_row, keys);
-    if (first + J - 1 > first_query)
-      for_each_element([&](Place at, float& x) { if (first + at.column > first_query + at.row) x = -INFINITY; }, s);
+    hide_later_keys(s, first, first_query);
     multiply_transposed<HS>(dp, douts, warp_row, values);
     for_each_element([&](Place at, float& x, float dp) {
       x = exp2_approximate(factor * x - log_sums[at.m][at.half]) * (dp - dots[at.m][at.half]);
@@ -213,8 +227,7 @@ flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const 
   T* values = keys + rows * HS;                                          // (rows, HS)
   T* tiles = values + rows * HS;                                         // (2, 2, J, HS): Q and dO
   float* statistics = reinterpret_cast<float*>(tiles + 2 * 2 * J * HS);  // (2, 2, J): lse and D
-  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), k = head_rows(qkv, 3, 1, seq_len, head_size);
-  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size);
+  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
   const HeadRows<const T> d_o = head_rows(dout, 1, 0, seq_len, head_size);
   const int block_first = blockIdx.x * rows, warp_row = threadIdx.x / 32 * 16 * M, first_key = block_first + warp_row;
   const float factor = scale * log2_e;
@@ -268,12 +281,6 @@ template <class Function>
 void with_compiled_head_size(int head_size, Function function) {
   if (head_size <= 64) function(std::integral_constant<int, 64>{});
   else function(std::integral_constant<int, 128>{});
-}
-
-// Shared memory beyond 48 KB must be asked for.
-template <class Kernel>
-void allow_shared_memory(Kernel* kernel, int bytes) {
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
 // The launches of attention_forward and attention_backward (kernels/attention.cuh), whose arguments they have.

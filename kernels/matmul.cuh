@@ -38,6 +38,7 @@ struct GemmChoices {
   using Choose = std::function<std::string()>;
   std::map<std::string, std::string> known;
   std::function<std::string(const Choose&)> agree;  // with the other ranks, if there are any
+  bool by_timing = true;                            // false: for shapes that hardly come again
 };
 inline GemmChoices& gemm_choices() {
   static GemmChoices instance;

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "kernels/common.cuh"
+#include "kernels/event.cuh"
 #include "parallel/flight_recorder.h"
 
 #define NCCL_CHECK(call) check_nccl((call), #call)
@@ -32,26 +33,6 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFl
                                      : std::is_same_v<T, int>           ? ncclInt32
                                      : std::is_same_v<T, uint64_t>      ? ncclUint64
                                                                         : ncclUint8;  // bytes
-
-// An event that exists as long as its owner.
-class Event {
- public:
-  explicit Event(unsigned flags = cudaEventDisableTiming) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  operator cudaEvent_t() const { return event_; }
-  void record(cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(event_, stream)); }
-
- private:
-  cudaEvent_t event_;
-};
-
-inline float elapsed_ms(const Event& start, const Event& end) {
-  float milliseconds = 0;
-  CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
-  return milliseconds;
-}
 
 // Of one rank.
 struct Traffic {

@@ -62,21 +62,6 @@ class RankCheck {
     else narrow(data, wide, count, stream_);
   }
 
-  // The shortest of three, after one that is not counted.
-  template <class Work>
-  double best_seconds(cudaStream_t stream, Work work) {
-    double best = INFINITY;
-    Event start(cudaEventDefault), end(cudaEventDefault);
-    for (int i = 0; i < 4; ++i) {
-      start.record(stream);
-      work();
-      end.record(stream);
-      CUDA_CHECK(cudaEventSynchronize(end));
-      if (i > 0) best = std::min(best, elapsed_ms(start, end) / 1e3);
-    }
-    return best;
-  }
-
   double time_links() {
     const int rank = control_.rank(), size = control_.size();
     double seconds = INFINITY;

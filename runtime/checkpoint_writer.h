@@ -78,8 +78,8 @@ class CheckpointWriter {
                    Allocate allocate = [](size_t floats) { return std::make_shared<float[]>(floats); })
       : out_(std::move(out)), shard_bytes_(shard_bytes), ranks_(std::move(ranks)), allocate_(std::move(allocate)) {}
   ~CheckpointWriter() {
-    for (std::thread* thread : {&thread_, &pruning_})
-      if (thread->joinable()) thread->join();
+    if (thread_.joinable()) thread_.join();
+    finish_pruning();
   }
 
   bool under_way() const { return thread_.joinable(); }
@@ -159,10 +159,8 @@ class CheckpointWriter {
       {'w', "transformer."}, {'m', "m.transformer."}, {'v', "v.transformer."}};
 
   struct Piece {
-    size_t file;  // in files_
-    std::string tensor;
-    size_t first, count, offset;  // offset: in the file
-    float* values;                // in the snapshot
+    size_t file, offset, count;  // number in files_; byte in the file; floats
+    float* values;               // in the snapshot
   };
 
   template <class Work>
@@ -247,7 +245,7 @@ class CheckpointWriter {
         const std::string name = prefix + slice.tensor.name;
         const size_t file = file_of.at(name), offset = writers_[file]->offset(name, slice.first, slice.count);
         free += (offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
-        pieces_.push_back({file, name, slice.first, slice.count, offset, free});
+        pieces_.push_back({file, offset, slice.count, free});
         content.copy_out(slice, kind, free);
         free += slice.count;
       }
@@ -260,7 +258,7 @@ class CheckpointWriter {
     for (size_t file = 0; file < files_.size(); ++file)
       if (ranks_.rank == 0) manifest.add(files_[file].name, 0, writers_[file]->header());
     for (const Piece& piece : pieces_) {
-      writers_[piece.file]->write(piece.tensor, piece.first, piece.count, piece.values);
+      writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
       const auto* bytes = reinterpret_cast<const char*>(piece.values);
       manifest.add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
     }

@@ -287,7 +287,10 @@ class SafetensorsWriter {
 
   // Slices may be written in any order.
   void write(const std::string& name, size_t first, size_t count, const float* from) {
-    file_.write_past_cache(offset(name, first, count), from, count * sizeof(float));
+    write_at(offset(name, first, count), count, from);
+  }
+  void write_at(size_t offset, size_t count, const float* from) {
+    file_.write_past_cache(offset, from, count * sizeof(float));
   }
 
   // After this the file is on disk.

@@ -43,6 +43,20 @@ void check(Run run) {
   }
 }
 
+template <class T, class Forward, class Backward>
+void check_attention(Forward forward, Backward backward) {
+  const int heads = 2, head_size = channels / heads;
+  Buffer<T> qkv(random_values<T>(rows * 3 * channels)), dout(random_values<T>(rows * channels));
+  check([&] {
+    Buffer<T> out(rows * channels), dqkv(rows * 3 * channels);
+    Buffer<float> lse(rows * heads), row_dots(rows * heads);
+    forward(out.data(), lse.data(), qkv.data(), batch, seq_len, heads, head_size, test_stream());
+    backward(dqkv.data(), row_dots.data(), dout.data(), out.data(), qkv.data(), lse.data(), batch, seq_len, heads,
+             head_size, test_stream());
+    return bytes_of(out, dqkv, lse, row_dots);
+  });
+}
+
 std::vector<int> random_tokens() {
   std::mt19937 generator(6);
   std::vector<int> tokens(rows);
@@ -103,30 +117,14 @@ TEST_CASE_TEMPLATE("matrix products and column sums", T, float, __nv_bfloat16) {
 }
 
 TEST_CASE_TEMPLATE("attention", T, float, __nv_bfloat16) {
-  const int heads = 2;
-  Buffer<T> qkv(random_values<T>(rows * 3 * channels)), dout(random_values<T>(rows * channels));
-  check([&] {
-    Buffer<T> out(rows * channels), dqkv(rows * 3 * channels);
-    Buffer<float> lse(rows * heads), row_dots(rows * heads);
-    attention_forward<T>(out, lse, qkv, batch, seq_len, heads, channels / heads, test_stream());
-    attention_backward<T>(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, channels / heads,
-                          test_stream());
-    return bytes_of(out, dqkv, lse, row_dots);
-  });
+  check_attention<T>([](auto... arguments) { attention_forward<T>(arguments...); },
+                     [](auto... arguments) { attention_backward<T>(arguments...); });
 }
 
 TEST_CASE("attention on tensor cores") {
   using T = __nv_bfloat16;
-  const int heads = 2;
-  Buffer<T> qkv(random_values<T>(rows * 3 * channels)), dout(random_values<T>(rows * channels));
-  check([&] {
-    Buffer<T> out(rows * channels), dqkv(rows * 3 * channels);
-    Buffer<float> lse(rows * heads), row_dots(rows * heads);
-    flash_attention_forward<T>(out, lse, qkv, batch, seq_len, heads, channels / heads, test_stream());
-    flash_attention_backward<T>(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, channels / heads,
-                                test_stream());
-    return bytes_of(out, dqkv, lse, row_dots);
-  });
+  check_attention<T>([](auto... arguments) { flash_attention_forward<T>(arguments...); },
+                     [](auto... arguments) { flash_attention_backward<T>(arguments...); });
 }
 
 TEST_CASE_TEMPLATE("gelu", T, float, __nv_bfloat16) {

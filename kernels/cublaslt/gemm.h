@@ -5,7 +5,8 @@
 // wants it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
 // Plans (layouts and an algorithm) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes, the
-// fastest is taken: when a plan is made, each multiplies the operands at hand a few times.
+// fastest is taken: when a plan is made, each multiplies the operands at hand a few times. Products that are not worth it
+// (kernels/matmul.cuh) take the first.
 #pragma once
 
 #include <cublasLt.h>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "kernels/common.cuh"
+#include "kernels/event.cuh"
 
 #define CUBLAS_CHECK(call) check_cublas((call), #call, __FILE__, __LINE__)
 
@@ -77,9 +79,9 @@ void set_attribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_
 }
 
 template <class In, class Out>
-void set_pointers(const Plan& plan, Epilogue epilogue, const Operands<In, Out>& o) {
+void set_pointers(const Plan& plan, const Operands<In, Out>& o) {
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
-  if (epilogue == Epilogue::gelu || epilogue == Epilogue::gelu_gradient)
+  if (o.before_gelu)
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.before_gelu);
 }
 
@@ -123,26 +125,14 @@ inline std::vector<Algorithm> candidates(const Plan& plan, const uint32_t (&alig
   return algorithms;
 }
 
-// Milliseconds of the fastest of a few runs; infinite if the algorithm can't do it after all.
+// Seconds; infinite if the algorithm can't do it after all.
 template <class In, class Out>
-float time_of(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o, cudaStream_t stream) {
-  constexpr int runs = 5;
-  cudaEvent_t events[runs + 1];
-  for (cudaEvent_t& event : events) CUDA_CHECK(cudaEventCreate(&event));
-  bool works = multiply(plan, algorithm, o, false, stream) == CUBLAS_STATUS_SUCCESS;  // the first one is slower
-  CUDA_CHECK(cudaEventRecord(events[0], stream));
-  for (int run = 0; run < runs && works; ++run) {
-    works = multiply(plan, algorithm, o, false, stream) == CUBLAS_STATUS_SUCCESS;
-    CUDA_CHECK(cudaEventRecord(events[run + 1], stream));
-  }
-  CUDA_CHECK(cudaStreamSynchronize(stream));
-  float fastest = INFINITY, milliseconds = 0;
-  for (int run = 0; run < runs && works; ++run) {
-    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events[run], events[run + 1]));
-    fastest = std::min(fastest, milliseconds);
-  }
-  for (cudaEvent_t event : events) CUDA_CHECK(cudaEventDestroy(event));
-  return fastest;
+double time_of(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o, cudaStream_t stream) {
+  bool works = true;
+  const double seconds = best_seconds(stream, [&] {
+    works = works && multiply(plan, algorithm, o, false, stream) == CUBLAS_STATUS_SUCCESS;
+  });
+  return works ? seconds : INFINITY;
 }
 
 // Its number among the candidates, as text. D is overwritten, or, if it is a sum that must stay, a scratch one.
@@ -154,9 +144,9 @@ std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, 
   if (shape.accumulate) CUDA_CHECK(cudaMalloc(&scratch, size_t(shape.m) * shape.n * sizeof(Out)));
   if (scratch) o.d = scratch;
   size_t best = 0;
-  float best_time = INFINITY;
+  double best_time = INFINITY;
   for (size_t i = 0; i < algorithms.size(); ++i) {
-    const float time = time_of(plan, algorithms[i], o, stream);
+    const double time = time_of(plan, algorithms[i], o, stream);
     if (time < best_time) best = i, best_time = time;
   }
   CUDA_CHECK(cudaFree(scratch));
@@ -193,7 +183,7 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type<In>);
   if (o.before_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(s.n));
-  set_pointers(plan, epilogue, o);
+  set_pointers(plan, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
   const int a_columns = s.transpose_a ? s.m : s.k, a_rows = s.transpose_a ? s.k : s.m;
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, data_type<In>, b_columns, b_rows, b_columns));
@@ -202,6 +192,10 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   const std::vector<Algorithm> algorithms = candidates(
       plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))});
   if (algorithms.empty()) return plan;
+  if (!gemm_choices().by_timing) {
+    plan.algorithm = algorithms.front();
+    return plan;
+  }
   std::string& choice = gemm_choices().known[name_of<In, Out>(s, epilogue)];
   const GemmChoices::Choose choose = [&] { return fastest(plan, algorithms, o, s, stream); };
   if (choice.empty()) choice = gemm_choices().agree ? gemm_choices().agree(choose) : choose();
@@ -218,7 +212,7 @@ bool run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, 
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   const Plan& plan = found->second;
   if (!plan.algorithm) return false;
-  set_pointers(plan, epilogue, o);
+  set_pointers(plan, o);
   CUBLAS_CHECK(multiply(plan, *plan.algorithm, o, shape.accumulate, stream));
   return true;
 }
