@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo)
 #
-# More: bench, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
+# More: bench, ladders, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, clean. `make DEVICE=cpu TARGET` picks the device for any of them.
 .DEFAULT_GOAL := all
 .SUFFIXES:
 ifeq ($(MAKELEVEL),0)
@@ -38,6 +38,7 @@ FLAGS_ := $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
 FLAGS_debug := -O0 -g
+FLAGS_counts := -O1 -g
 CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu -Ikernels/without_cudnn $(MPI_FLAGS)
 CPU_LIBRARIES := -ldnnl -lboost_context -lxxhash $(MPI_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
@@ -71,11 +72,12 @@ GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filte
   $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
 
 # ---- what is built
-SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh)
+SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh dev/ladders/*.cuh)
 TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_*.cu)) $(patsubst test/%.cpp,%,$(wildcard test/test_*.cpp))
 CPU_TESTS := $(patsubst test/cpu/%.cu,%,$(wildcard test/cpu/test_*.cu)) $(patsubst test/cpu/%.cpp,%,$(wildcard test/cpu/test_*.cpp))
 RANK_TESTS := $(patsubst test/ranks/%.cu,%,$(wildcard test/ranks/test_*.cu))
-BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
+LADDERS := $(patsubst dev/ladders/%.cu,ladder_%,$(wildcard dev/ladders/*.cu))
+BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
 
 # Packages come first and in a make of their own: what they install is looked for when a Makefile is read.
 all: $(DEVICE)
@@ -104,15 +106,26 @@ $(BUILD)/src/%: % $(FILTER)
 $(BUILD)/%.o: cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+# $(1): the folder of the sources; $(2): what programs of theirs are called before their name
 define compile
-$(BUILD)/%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
+$(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
-$(BUILD)/%.o: $(1)%.cpp
+$(BUILD)/$(2)%.o: $(1)%.cpp
 	@mkdir -p $$(@D)
 	g++ $$(CPU_FLAGS) -MMD -MP -c -o $$@ $$<
 endef
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
+device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
+ifeq ($(VARIANT),)
+# Ladders count accesses to memory, which costs time: they are of a build of their own.
+COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
+counting-device:
+	+@$(COUNTS) device-objects
+$(BUILD)/ladder_%: counting-device
+	+@$(COUNTS) $(BUILD)-counts/ladder_$*
+	@ln -f $(BUILD)-counts/ladder_$* $@
+endif
 else
 ATTENTION_OBJECTS := $(patsubst kernels/$(ATTENTION)/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard kernels/$(ATTENTION)/*.cpp))
 ATTENTION_CHOICE := $(BUILD)/attention
@@ -126,16 +139,17 @@ always:
 $(BUILD)/cudnn_%.o: kernels/cudnn/%.cpp $(ATTENTION_CHOICE)
 	$(NVCC) $(GPU_FLAGS) $(CUDNN_INCLUDES) -MMD -MP -MF $@.d -c -o $@ $<
 define compile
-$(BUILD)/%: $(1)%.cu $(ATTENTION_CHOICE) $(ATTENTION_OBJECTS)
+$(BUILD)/$(2)%: $(1)%.cu $(ATTENTION_CHOICE) $(ATTENTION_OBJECTS)
 	@mkdir -p $$(@D)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $(ATTENTION_OBJECTS) $$(GPU_LIBRARIES)
-$(BUILD)/%: $(1)%.cpp
+$(BUILD)/$(2)%: $(1)%.cpp
 	@mkdir -p $$(@D)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$@.d -o $$@ $$< $$(GPU_LIBRARIES)
 endef
 endif
 $(eval $(call compile,))
 $(foreach folder,test/ test/cpu/ test/ranks/ test/faults/ dev/,$(eval $(call compile,$(folder))))
+$(eval $(call compile,dev/ladders/,ladder_))
 -include $(wildcard $(BUILD)/*.d)
 
 # ---- the CPU device under sanitizers
@@ -144,7 +158,7 @@ test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
 # (the + hands make's job slots on to the script)
 test-race:
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures $(LADDERS)"
 	+@test/remove_barriers.sh
 	+@test/remove_events.sh
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
@@ -225,6 +239,10 @@ bench: all
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(BUILD)/ceilings
 	@python3 dev/bench.py --build $(BUILD) $(BENCH_OPTIONS)
 
+# kernels from naive to fast: dev/ladders/README.md
+ladders: build/packages-$(DEVICE)
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(LADDERS:%=$(BUILD)/%)
+
 SHAKESPEARE := https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 SHAKESPEARE_SHA256 := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 shakespeare: data/tinyshakespeare.txt
@@ -234,4 +252,4 @@ data/tinyshakespeare.txt:
 
 clean:
 	rm -rf build train_gpt
-.PHONY: always test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race fuzz run clean
+.PHONY: always device-objects counting-device ladders test-faults test-cluster all cpu gpu cpu-tests gpu-tests tests program deps train test bench shakespeare test-sanitize test-race fuzz run clean

@@ -168,6 +168,7 @@ struct cudaUUID_t {
 struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;  // each process has a device of its own
+  int l2CacheSize;  // 0: there is none
 };
 
 const char* cudaGetErrorName(cudaError_t error);

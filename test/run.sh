@@ -23,14 +23,22 @@ run() {  # name, schedule, number of ranks (none: without mpirun), options of th
   if [ "$f" -gt 0 ]; then cat "$log"; fi
 }
 
+run_scheduled() {  # name, options: on the CPU device, under each schedule
+  run "$1" "" "" "${@:2}"
+  case $build in
+    build/cpu*) for schedule in reverse random:1; do run "$1" $schedule "" "${@:2}"; done ;;
+  esac
+}
+
 for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp; do
   name=$(basename "${source%.*}")
-  case $build-$source in build/gpu*-test/cpu/*) continue ;; esac
-  run "$name" ""
   case $build-$source in
-    build/cpu*.cu) for schedule in reverse random:1; do run "$name" $schedule; done ;;
+    build/gpu*-test/cpu/*) ;;
+    *.cu) run_scheduled "$name" ;;
+    *) run "$name" "" ;;
   esac
 done
+for source in dev/ladders/*.cu; do run_scheduled "ladder_$(basename "${source%.cu}")" --check; done
 
 # More ranks than cores: each has one thread, and sleeps when it waits.
 mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)

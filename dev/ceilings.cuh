@@ -1,0 +1,87 @@
+// What a device can do at best: its copy bandwidth and its rate of matrix products.
+//
+// Stated is the median of ten rounds of a tenth of a second, after one that lets the clocks settle. All numbers are
+// random: with zeros a processor draws less power, and keeps a higher clock.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/convert.cuh"
+#include "kernels/event.cuh"
+#include "kernels/matmul.cuh"
+#include "kernels/random.cuh"
+#include "test/buffer.cuh"
+
+namespace ceilings {
+
+constexpr int rounds = 10, largest_side = 16384;
+constexpr double round_seconds = 0.1;
+constexpr size_t copy_bytes = size_t(512) << 20;  // more than 4 times the L2 cache of any GPU so far
+
+// Of one call of `work` among `count` in a row.
+template <class Work>
+double seconds(size_t count, cudaStream_t stream, Work work) {
+  Event start(cudaEventDefault), end(cudaEventDefault);
+  start.record(stream);
+  for (size_t i = 0; i < count; ++i) work();
+  end.record(stream);
+  CUDA_CHECK(cudaEventSynchronize(end));
+  return elapsed_ms(start, end) / 1e3 / double(count);
+}
+
+// The median round, after one that is not counted.
+template <class Work>
+double steady_seconds(cudaStream_t stream, Work work) {
+  const double once = seconds(1, stream, work);
+  const size_t count = size_t(std::clamp(round_seconds / once, 1.0, 1e6));
+  std::vector<double> times;
+  for (int round = 0; round <= rounds; ++round) times.push_back(seconds(count, stream, work));
+  times.erase(times.begin());
+  std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
+  return times[rounds / 2];
+}
+
+// Bytes a second of a copy to another place in device memory: bytes read and bytes written count.
+inline double copy_rate(cudaStream_t stream) {
+  const size_t count = copy_bytes / sizeof(float);
+  Buffer<float> from(count), to(count);
+  fill_normal(from.data(), 0, count, 3, 1.0f, stream);
+  const auto copy = [&] {
+    CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), copy_bytes, cudaMemcpyDeviceToDevice, stream));
+  };
+  copy();
+  return 2 * double(copy_bytes) / steady_seconds(stream, copy);
+}
+
+// out (count) of standard normal numbers; another `key`, others.
+template <class T>
+void fill_random(T* out, size_t count, uint64_t key, cudaStream_t stream) {
+  Buffer<float> wide(count);
+  fill_normal(wide.data(), 0, count, key, 1.0f, stream);
+  narrow(out, wide.data(), count, stream);
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+struct ProductRate {
+  int side;
+  double flops;  // a second
+};
+
+// (n,n)·(n,n) in T, as kernels/matmul.cuh computes the model's products; n is doubled from 1024 on until one of them
+// takes a millisecond. FLOPs 2·n³.
+template <class T>
+ProductRate product_rate(cudaStream_t stream) {
+  for (int n = 1024;; n *= 2) {
+    const size_t count = size_t(n) * n;
+    Buffer<T> a(count), b(count), d(count);
+    fill_random(a.data(), count, 1, stream);
+    fill_random(b.data(), count, 2, stream);
+    const auto product = [&] { linear_forward<T>(d, a, b, nullptr, n, n, n, stream); };
+    product();  // chooses an algorithm
+    if (n < largest_side && seconds(3, stream, product) < 1e-3) continue;
+    return {n, 2.0 * n * n * n / steady_seconds(stream, product)};
+  }
+}
+
+}  // namespace ceilings

@@ -1,0 +1,178 @@
+// The harness of the kernel ladders: checks every rung of an operation against float64, then measures it. On a GPU that
+// is time, against what this card can do at best; on the CPU device it is counts, exact and the same on every machine:
+// what threads move, in how many 32-byte sectors, with which bank conflicts, how often they wait for each other.
+//
+// A ladder is a file with one class template over the element type, the *operation*, and a function a rung:
+//
+//   template <class T>
+//   struct Gelu {
+//     static constexpr const char* name = "gelu";
+//     static std::vector<Shape> checked_shapes();        small ones, odd ones too
+//     static Shape counted_shape(), timed_shape();       what the CPU device counts; what a GPU times
+//     static std::vector<Rung<Gelu>> rungs();            from the obvious one to the best
+//
+//     explicit Gelu(const Shape& shape);                 inputs, the same ones for the same shape; outputs
+//     void reset();                                      poisons outputs, restores what rungs change in place
+//     std::vector<Output> outputs() const;               what came out, and what float64 on the host says
+//     double elements() const;                           what counts are stated by
+//     double bytes() const, flops() const;               the least that must be moved; what is computed
+//   };
+//   int main(int count, char** arguments) { return ladder::run<Gelu>(count, arguments); }
+//
+// A new rung needs one function, `void launch(Gelu<T>&, cudaStream_t)`, and one line in rungs().
+#pragma once
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "cpu/access_counts.h"
+#include "dev/ladders/counts.h"
+#include "dev/ladders/measure.cuh"
+#include "dev/ladders/options.h"
+#include "dev/ladders/table.h"
+#include "test/buffer.cuh"
+
+namespace ladder {
+
+// One version of an operation.
+template <class Operation>
+struct Rung {
+  const char* name;  // what it is, in two or three words
+  const char* idea;  // what it changes, in a line
+  void (*launch)(Operation&, cudaStream_t);
+  bool is_library = false;                      // what the others are held beside
+  bool (*suits)(const Operation&) = nullptr;    // null: it runs on every device, for every shape
+};
+
+// One result: right where |actual − expected| <= tolerance·(|expected| + floor) everywhere.
+struct Output {
+  const char* name;
+  std::vector<double> actual, expected;
+  double floor, tolerance;
+};
+
+template <class Operation>
+bool suits(const Rung<Operation>& rung, const Operation& operation) {
+  return !rung.suits || rung.suits(operation);
+}
+
+// ---- is it right?
+
+// The line that says what is wrong; empty: nothing is.
+template <class Operation>
+std::string mistake(const Rung<Operation>& rung, Operation& operation, cudaStream_t stream) {
+  operation.reset();
+  rung.launch(operation, stream);
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  for (const Output& output : operation.outputs()) {
+    const double error = worst_error(output.actual, output.expected, output.floor);
+    if (!(error <= output.tolerance))
+      return std::string(output.name) + " is off by " + digits(error, 2) + ", allowed " + digits(output.tolerance, 2);
+  }
+  return "";
+}
+
+struct Verdict {
+  int passed = 0, failed = 0;
+};
+
+template <class Operation>
+void check(const Options& options, const char* dtype, Verdict& verdict, cudaStream_t stream) {
+  for (const Shape& shape : options.shapes_or(Operation::checked_shapes())) {
+    Operation operation(shape);
+    for (const Rung<Operation>& rung : Operation::rungs()) {
+      if (!options.wants(rung.name) || !suits(rung, operation)) continue;
+      const std::string wrong = mistake(rung, operation, stream);
+      (wrong.empty() ? verdict.passed : verdict.failed)++;
+      if (!wrong.empty())
+        std::printf("WRONG: %s, %s, %s, %s: %s\n", Operation::name, rung.name, dtype, shape.text().c_str(), wrong.c_str());
+    }
+  }
+}
+
+// ---- what does it cost?
+
+// At the first of the shapes asked for: a table of the CPU device's counts.
+template <class Operation>
+Table count(const Options& options, const char* dtype, cudaStream_t stream) {
+  const Shape shape = options.shape_or(Operation::counted_shape());
+  Operation operation(shape);
+  Table table(count_columns());
+  for (const Rung<Operation>& rung : Operation::rungs()) {
+    if (!options.wants(rung.name) || !suits(rung, operation)) continue;
+    operation.reset();
+    cpu::start_counting();
+    rung.launch(operation, stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    table.add(count_row(rung.name, rung.idea, cpu::stop_counting(), operation.elements(), operation.bytes()));
+    if (options.lines) print_lines(rung.name, cpu::counts_by_line());
+  }
+  std::printf("\n%s, %s, %s: %.4g elements, at least %s bytes each\n\n", Operation::name, dtype,
+              shape.text().c_str(), operation.elements(),
+              digits(operation.bytes() / operation.elements(), 3).c_str());
+  return table;
+}
+
+// The same on a GPU: a table of times.
+template <class Operation, class T>
+Table time(const Options& options, const char* dtype, cudaStream_t stream) {
+  const Shape shape = options.shape_or(Operation::timed_shape());
+  RotatingSets<Operation> sets(shape);
+  const Work work = work_at_best<T>(sets.one().bytes(), sets.one().flops(), stream);
+  std::vector<std::pair<Rung<Operation>, Times>> timed;
+  double library = 0;
+  for (const Rung<Operation>& rung : Operation::rungs()) {
+    if (!options.wants(rung.name) || !suits(rung, sets.one())) continue;
+    timed.emplace_back(rung, measure([&] { rung.launch(sets.next(), stream); }, sets.count(), stream));
+    if (rung.is_library) library = timed.back().second.median;
+  }
+  std::printf("\n%s, %s, %s: %.4g MB, %.4g GFLOP, at best %.4g µs; %zu sets of operands in turn\n\n", Operation::name,
+              dtype, shape.text().c_str(), work.bytes / 1e6, work.flops / 1e9, work.best_seconds * 1e6, sets.count());
+  Table table(time_columns());
+  for (const auto& [rung, times] : timed)
+    table.add(time_row(rung.name, rung.idea, times, timed.front().second.median, library, work));
+  return table;
+}
+
+// ---- the program
+
+template <class Operation, class T>
+void measure(const Options& options, cudaStream_t stream) {
+  const char* dtype = options.dtype.c_str();
+  const Table table = is_gpu ? time<Operation, T>(options, dtype, stream) : count<Operation>(options, dtype, stream);
+  table.print();
+  if (!options.csv.empty()) table.write_csv(options.csv);
+  if (!options.plot.empty()) plot(table, Operation::name, options.plot);
+}
+
+template <template <class> class Operation>
+int run(int count, char** arguments) {
+  Options options;
+  std::vector<std::string> names;
+  for (const auto& rung : Operation<float>::rungs()) names.push_back(rung.name);
+  const Shape usual = Operation<float>::counted_shape();
+  if (const int code = options.parse(Operation<float>::name, names, usual, count, arguments); code != Options::go_on)
+    return code;
+  try {
+    cudaStream_t stream;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    Verdict verdict;
+    check<Operation<float>>(options, "fp32", verdict, stream);
+    check<Operation<__nv_bfloat16>>(options, "bf16", verdict, stream);
+    std::printf("[ladder] test cases: %d | %d passed | %d failed\n", verdict.passed + verdict.failed, verdict.passed,
+                verdict.failed);
+    if (!options.check_only && !verdict.failed && (is_gpu || cpu::counts_accesses)) {
+      if (options.dtype == "fp32") measure<Operation<float>, float>(options, stream);
+      else measure<Operation<__nv_bfloat16>, __nv_bfloat16>(options, stream);
+    }
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return verdict.failed ? 1 : 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ladder %s: %s\n", Operation<float>::name, error.what());
+    return 1;
+  }
+}
+
+}  // namespace ladder

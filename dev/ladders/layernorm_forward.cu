@@ -1,0 +1,164 @@
+// The ladder of LayerNorm's forward pass (Ba, Kiros, Hinton, arXiv:1607.06450), over C channels of each row:
+//
+//   mean, var of x's row;  rstd = 1/√(var + ε);  out = (x − mean)·rstd·weight + bias
+//
+// Least bytes: x read once, out written once: 2 elements a channel (weight and bias are shared by all rows, and stay in
+// cache). FLOPs: about 8 an element, so nothing but memory matters. What a rung must get right is who reads what:
+// memory comes in sectors of 32 bytes, and a warp's 32 threads ask for theirs together.
+#include "dev/ladders/harness.cuh"
+#include "kernels/layernorm.cuh"
+
+namespace {
+
+using ladder::Output;
+using ladder::RandomBuffer;
+using ladder::Rung;
+using ladder::Shape;
+
+template <class T>
+struct LayerNormForward {
+  static constexpr const char* name = "layernorm_forward";
+  static std::vector<Shape> checked_shapes() {
+    return {{{"rows", 5}, {"channels", 64}}, {{"rows", 3}, {"channels", 77}}, {{"rows", 33}, {"channels", 768}}};
+  }
+  static Shape counted_shape() { return {{"rows", 64}, {"channels", 768}}; }
+  static Shape timed_shape() { return {{"rows", 65536}, {"channels", 768}}; }
+  static std::vector<Rung<LayerNormForward>> rungs();
+
+  explicit LayerNormForward(const Shape& shape)
+      : rows(shape["rows"]), channels(shape["channels"]), x(size_t(rows) * channels, 2, 3), weight(channels, 0.3, 1),
+        bias(channels, 0.5), out(size_t(rows) * channels), mean(rows), rstd(rows) {}
+
+  void reset() { out.poison(), mean.poison(), rstd.poison(); }
+  double elements() const { return double(rows) * channels; }
+  double bytes() const { return 2 * elements() * sizeof(T); }
+  double flops() const { return 8 * elements(); }
+
+  std::vector<Output> outputs() const {
+    const std::vector<double> in = x.numbers(), w = weight.numbers(), b = bias.numbers();
+    std::vector<double> means(rows), rstds(rows), normed(in.size());
+    for (int r = 0; r < rows; ++r) {
+      const double* row = &in[size_t(r) * channels];
+      double variance = 0;
+      for (int c = 0; c < channels; ++c) means[r] += row[c] / channels;
+      for (int c = 0; c < channels; ++c) variance += (row[c] - means[r]) * (row[c] - means[r]) / channels;
+      rstds[r] = 1 / std::sqrt(variance + layernorm_epsilon);
+      for (int c = 0; c < channels; ++c) normed[size_t(r) * channels + c] = (row[c] - means[r]) * rstds[r] * w[c] + b[c];
+    }
+    // A mean of C numbers near 3 is off by less than C roundings of float at the worst, by √C or so as it happens.
+    const double sums = 30 * rounding<float>;
+    return {{"mean", mean.numbers(), means, 1, sums},
+            {"rstd", rstd.numbers(), rstds, 0, sums},
+            {"out", out.numbers(), normed, 1, rounding<T> + 3 * sums}};
+  }
+
+  int rows, channels;
+  RandomBuffer<T> x, weight, bias;
+  Buffer<T> out;
+  Buffer<float> mean, rstd;
+};
+
+// ---- 1: a thread a row
+
+template <class T>
+__global__ void thread_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight, const T* bias,
+                                      int rows, int channels) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  x += size_t(row) * channels;
+  out += size_t(row) * channels;
+  float mean = 0, variance = 0;
+  for (int c = 0; c < channels; ++c) mean += to_float(x[c]);
+  mean /= channels;
+  for (int c = 0; c < channels; ++c) variance += (to_float(x[c]) - mean) * (to_float(x[c]) - mean);
+  const float rstd = 1.0f / sqrtf(variance / channels + layernorm_epsilon);
+  for (int c = 0; c < channels; ++c)
+    out[c] = from_float<T>((to_float(x[c]) - mean) * rstd * to_float(weight[c]) + to_float(bias[c]));
+  means[row] = mean;
+  rstds[row] = rstd;
+}
+
+template <class T>
+void thread_per_row(LayerNormForward<T>& o, cudaStream_t stream) {
+  thread_per_row_kernel<T><<<ceil_div(o.rows, 128), 128, 0, stream>>>(
+      o.out.data(), o.mean.data(), o.rstd.data(), o.x.data(), o.weight.data(), o.bias.data(), o.rows, o.channels);
+}
+
+// ---- 2: a block a row
+
+template <class T>
+__global__ void block_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight, const T* bias,
+                                     int channels) {
+  __shared__ float scratch[2][32];
+  const int row = blockIdx.x;
+  x += size_t(row) * channels;
+  out += size_t(row) * channels;
+  float sum = 0, squares = 0;
+  for (int c = threadIdx.x; c < channels; c += blockDim.x) sum += to_float(x[c]);
+  const float mean = block_reduce_sum(sum, scratch[0]) / channels;
+  for (int c = threadIdx.x; c < channels; c += blockDim.x) squares += (to_float(x[c]) - mean) * (to_float(x[c]) - mean);
+  const float rstd = 1.0f / sqrtf(block_reduce_sum(squares, scratch[1]) / channels + layernorm_epsilon);
+  for (int c = threadIdx.x; c < channels; c += blockDim.x)
+    out[c] = from_float<T>((to_float(x[c]) - mean) * rstd * to_float(weight[c]) + to_float(bias[c]));
+  if (threadIdx.x == 0) {
+    means[row] = mean;
+    rstds[row] = rstd;
+  }
+}
+
+template <class T>
+void block_per_row(LayerNormForward<T>& o, cudaStream_t stream) {
+  block_per_row_kernel<T><<<o.rows, 256, 0, stream>>>(o.out.data(), o.mean.data(), o.rstd.data(), o.x.data(),
+                                                      o.weight.data(), o.bias.data(), o.channels);
+}
+
+// ---- 3: a warp a row
+
+template <class T>
+__global__ void warp_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight, const T* bias,
+                                    int rows, int channels) {
+  const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (row >= rows) return;
+  x += size_t(row) * channels;
+  out += size_t(row) * channels;
+  float sum = 0, squares = 0;
+  for (int c = lane; c < channels; c += 32) sum += to_float(x[c]);
+  const float mean = warp_reduce_sum(sum) / channels;
+  for (int c = lane; c < channels; c += 32) squares += (to_float(x[c]) - mean) * (to_float(x[c]) - mean);
+  const float rstd = 1.0f / sqrtf(warp_reduce_sum(squares) / channels + layernorm_epsilon);
+  for (int c = lane; c < channels; c += 32)
+    out[c] = from_float<T>((to_float(x[c]) - mean) * rstd * to_float(weight[c]) + to_float(bias[c]));
+  if (lane == 0) {
+    means[row] = mean;
+    rstds[row] = rstd;
+  }
+}
+
+template <class T>
+void warp_per_row(LayerNormForward<T>& o, cudaStream_t stream) {
+  warp_per_row_kernel<T><<<ceil_div(o.rows, 4), 128, 0, stream>>>(
+      o.out.data(), o.mean.data(), o.rstd.data(), o.x.data(), o.weight.data(), o.bias.data(), o.rows, o.channels);
+}
+
+// ---- 4: packs of 16 bytes: the kernel of the model
+
+template <class T>
+void packs(LayerNormForward<T>& o, cudaStream_t stream) {
+  const T* no_branch = nullptr;
+  residual_layernorm_forward<T>(o.out, nullptr, o.mean, o.rstd, o.x, no_branch, o.weight, o.bias, o.rows, o.channels,
+                                stream);
+}
+
+template <class T>
+std::vector<Rung<LayerNormForward<T>>> LayerNormForward<T>::rungs() {
+  return {
+      {"thread_per_row", "neighbours in a warp read rows apart: a sector for each element", thread_per_row<T>},
+      {"block_per_row", "256 threads side by side along the row: full sectors; two block reductions", block_per_row<T>},
+      {"warp_per_row", "shuffles alone: no barrier, no shared memory, no thread idle at the row's end", warp_per_row<T>},
+      {"packs", "kernels/layernorm.cuh: 16 bytes a load, an eighth of the instructions", packs<T>},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<LayerNormForward>(count, arguments); }

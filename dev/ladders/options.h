@@ -1,0 +1,94 @@
+// What a ladder's program is asked to do, and the shapes it does it at.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+namespace ladder {
+
+// Named sizes, in the order in which they are printed: {{"rows", 64}, {"channels", 768}}.
+class Shape {
+ public:
+  Shape(std::initializer_list<std::pair<std::string, int>> sizes) : sizes_(sizes) {}
+
+  int operator[](const std::string& name) const { return const_cast<Shape*>(this)->size(name); }
+  std::string text() const {
+    std::string text;
+    for (const auto& [name, size] : sizes_) text += (text.empty() ? "" : " ") + name + "=" + std::to_string(size);
+    return text;
+  }
+
+  // `changes`: rows=100,channels=77
+  Shape with(const std::string& changes) const {
+    Shape changed = *this;
+    std::stringstream list(changes);
+    for (std::string part; std::getline(list, part, ',');) {
+      const size_t equals = part.find('=');
+      int value = 0, used = 0;
+      if (equals == std::string::npos || std::sscanf(part.c_str() + equals + 1, "%d%n", &value, &used) != 1 ||
+          equals + 1 + used != part.size() || value < 1)
+        throw std::invalid_argument("--shape " + changes + ": " + part + " is not NAME=SIZE; this ladder has " + text());
+      changed.size(part.substr(0, equals)) = value;
+    }
+    return changed;
+  }
+
+ private:
+  int& size(const std::string& name) {
+    for (auto& [known, size] : sizes_)
+      if (known == name) return size;
+    throw std::invalid_argument("there is no size named " + name + " in " + text());
+  }
+
+  std::vector<std::pair<std::string, int>> sizes_;
+};
+
+struct Options {
+  static constexpr int go_on = -1;
+
+  std::vector<std::string> rungs;  // empty: all
+  std::string shape, dtype = "bf16", csv, plot;
+  bool check_only = false, lines = false;
+
+  bool wants(const std::string& rung) const {
+    return rungs.empty() || std::find(rungs.begin(), rungs.end(), rung) != rungs.end();
+  }
+
+  Shape shape_or(const Shape& usual) const { return shape.empty() ? usual : usual.with(shape); }
+  std::vector<Shape> shapes_or(const std::vector<Shape>& usual) const {
+    if (shape.empty()) return usual;
+    return {usual.front().with(shape)};
+  }
+
+  // go_on, or the code to exit with. `names`: of the ladder's rungs.
+  int parse(const std::string& operation, const std::vector<std::string>& names, const Shape& usual, int count,
+            char** arguments) {
+    CLI::App app("The kernel ladder of " + operation + ": checks each rung against float64, then measures it.");
+    app.add_option("--rung", rungs, "this rung alone (may be repeated)")->check(CLI::IsMember(names));
+    app.add_option("--shape", shape, "other sizes than " + usual.text() + ", as NAME=SIZE,...");
+    app.add_option("--dtype", dtype, "what is measured: bf16 or fp32 (both are checked)")->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_flag("--check", check_only, "check, and don't measure");
+    app.add_flag("--lines", lines, "on the CPU device: the source lines that move the most, for each rung");
+    app.add_option("--csv", csv, "write the table to this file, too");
+    app.add_option("--plot", plot, "draw a bar a rung into this PNG (needs python3 with matplotlib)");
+    try {
+      app.parse(count, arguments);
+      if (!shape.empty()) usual.with(shape);
+      return go_on;
+    } catch (const CLI::ParseError& error) {
+      return app.exit(error) == 0 ? 0 : 2;
+    } catch (const std::invalid_argument& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return 2;
+    }
+  }
+};
+
+}  // namespace ladder
