@@ -402,7 +402,7 @@ class GPT {
     dstream_ = arena.take<T>(size_t(rows) * C);
     dwide_ = arena.take<T>(size_t(rows) * 4 * C);
     row_dots_ = arena.take<float>(size_t(rows) * s.heads);
-    reductions_ = arena.take<float>(std::max(layernorm_workspace(rows, C), column_sum_workspace(rows, 4 * C)));
+    reductions_ = arena.take<float>(std::max(layernorm_workspace(rows, C), linear_workspace(rows, 4 * C)));
     for (Batch& batch : batches_) batch.device = arena.take<int>(size_t(3) * rows);
     sums_ = arena.take<StepSums>(1);
     reduced_sums_ = arena.take<StepSums>(1);

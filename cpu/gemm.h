@@ -21,8 +21,15 @@
 
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
 inline void use_gemm_workspace(void*) {}
+inline std::string gemm_library() { return "oneDNN"; }
 template <class T>
-constexpr bool gemm_fuses_gelu = false;
+constexpr bool gemm_has_epilogues = false;
+template <class... Arguments>
+bool gemm_gelu(const Arguments&...) { return false; }
+template <class... Arguments>
+bool gemm_gelu_gradient(const Arguments&...) { return false; }
+template <class... Arguments>
+bool gemm_column_sums(const Arguments&...) { return false; }
 
 namespace cpu {
 

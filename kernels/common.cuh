@@ -34,6 +34,9 @@ void allow_shared_memory(Kernel* kernel, int bytes) {
 }
 
 template <class T>
+constexpr const char* dtype_name = std::is_same_v<T, float> ? "fp32" : std::is_same_v<T, __half> ? "fp16" : "bf16";
+
+template <class T>
 constexpr int pack_width = pack_bytes / int(sizeof(T));
 
 // Calls function(std::integral_constant<int, N>): N is the pack width where rows of `length` elements stay aligned to

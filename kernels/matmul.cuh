@@ -4,12 +4,15 @@
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
 // row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends them
-// gemm_workspace_bytes of device memory, which they otherwise allocate themselves. Where gemm_fuses_gelu<T>, there are also
+// gemm_workspace_bytes of device memory, which they otherwise allocate themselves; gemm_library() names what multiplies.
+// There are also
 //
-//   gemm_gelu(d, before, a, b, bias, ...):      before = A·B + bias,  D = gelu(before)
-//   gemm_gelu_gradient(d, before, a, b, ...):   D = A·B ⊙ gelu'(before)
+//   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)
+//   gemm_gelu_gradient(d, before, a, b, ...):         D = A·B ⊙ gelu'(before)
+//   gemm_column_sums(d, sums, a, b, ...):             D = op(A)·B [+ D],  sums (n) of B's columns, in float
 //
-// which spare the passes of kernels/gelu.cuh over memory. They return false, and do nothing, if a shape does not suit them.
+// which spare passes over memory. They return false, and do nothing, if a shape does not suit them, and always unless
+// gemm_has_epilogues<T>. Each is used where it is faster than a product and a kernel of its own: both are timed once.
 //
 // FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
 //
@@ -24,6 +27,7 @@
 
 #include "kernels/column_sum.cuh"
 #include "kernels/common.cuh"
+#include "kernels/event.cuh"
 #include "kernels/gelu.cuh"
 
 struct GemmShape {
@@ -32,8 +36,9 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-// Which algorithm a product takes, by what it is: chosen by timing when it is first asked for. The same job gives the same
-// bits only if all ranks choose alike, and a resumed run as the one before: so choices are kept in checkpoints.
+// Which algorithm a product takes, by what it is, and which of two ways: chosen by timing when it is first asked for. The
+// same job gives the same bits only if all ranks choose alike, and a resumed run as the one before: so choices are kept in
+// checkpoints.
 struct GemmChoices {
   using Choose = std::function<std::string()>;
   std::map<std::string, std::string> known;
@@ -46,6 +51,32 @@ inline GemmChoices& gemm_choices() {
 }
 
 #include <gemm.h>
+
+// Times fused() and separate(), which do the same, and may be done again and again.
+template <class Fused, class Separate>
+std::string faster_way(Fused fused, Separate separate, cudaStream_t stream) {
+  const Unobserved unobserved;
+  const bool can_fuse = fused();
+  separate();  // has chosen its algorithm after that, too
+  const GemmChoices::Choose choose = [&] {
+    return can_fuse && best_seconds(stream, fused) < best_seconds(stream, separate) ? "fused" : "separate";
+  };
+  return gemm_choices().agree ? gemm_choices().agree(choose) : choose();
+}
+
+// Does the work on matrices of T that `name` stands for, the faster way. fused() returns false, and does nothing, if it
+// can't.
+template <class T, class Fused, class Separate>
+void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Separate separate, cudaStream_t stream) {
+  if (!gemm_has_epilogues<T>) return separate();
+  GemmChoices& choices = gemm_choices();
+  std::string key = gemm_library() + ' ' + dtype_name<T> + ' ' + name;
+  for (int size : {shape.m, shape.n, shape.k}) key += ' ' + std::to_string(size);
+  auto known = choices.known.find(key);
+  if (known == choices.known.end() && choices.by_timing && !shape.accumulate)  // a sum can't be done again
+    known = choices.known.emplace(key, faster_way(fused, separate, stream)).first;
+  if ((known != choices.known.end() && known->second == "separate") || !fused()) separate();
+}
 
 template <class T, class Out>
 void matmul(const char* name, Out* d, const T* a, const T* b, const T* bias, const GemmShape& s, cudaStream_t stream) {
@@ -67,17 +98,20 @@ void linear_forward(T* out, const T* x, const T* weight, const T* bias, int rows
 template <class T>
 void linear_gelu_forward(T* out, T* before, const T* x, const T* weight, const T* bias, int rows, int inputs, int outputs,
                          cudaStream_t stream) {
-  if constexpr (gemm_fuses_gelu<T>) {
+  const GemmShape shape = {rows, outputs, inputs};
+  const auto separate = [&] {
+    linear_forward(before, x, weight, bias, rows, inputs, outputs, stream);
+    gelu_forward(out, before, rows, outputs, stream);
+  };
+  const auto fused = [&] {
     const double m = rows, n = outputs, k = inputs;
     KernelRange range("matmul_gelu_forward", stream, (m * k + k * n + 2 * m * n) * sizeof(T), 2 * m * n * k);
-    if (gemm_gelu(out, before, x, weight, bias, {rows, outputs, inputs}, stream)) {
-      range.writes(out, size_t(rows) * outputs);
-      range.writes(before, size_t(rows) * outputs);
-      return;
-    }
-  }
-  linear_forward(before, x, weight, bias, rows, inputs, outputs, stream);
-  gelu_forward(out, before, rows, outputs, stream);
+    if (!gemm_gelu(out, before, x, weight, bias, shape, stream)) return false;
+    range.writes(out, size_t(rows) * outputs);
+    range.writes(before, size_t(rows) * outputs);
+    return true;
+  };
+  fused_or_separate<T>("gelu", shape, fused, separate, stream);
 }
 
 // dx (rows, inputs) = dout·weightᵀ; where x is gelu(before_gelu), times gelu'(before_gelu), which may be null.
@@ -86,26 +120,55 @@ void input_gradient(T* dx, const T* dout, const T* weight, const T* before_gelu,
                     cudaStream_t stream) {
   const T* no_bias = nullptr;
   const GemmShape shape = {.m = rows, .n = inputs, .k = outputs, .transpose_b = true};
-  if constexpr (gemm_fuses_gelu<T>) {
-    if (before_gelu) {
-      const double m = rows, n = inputs, k = outputs;
-      KernelRange range("matmul_gelu_gradient", stream, (m * k + k * n + 2 * m * n) * sizeof(T), 2 * m * n * k);
-      if (gemm_gelu_gradient(dx, before_gelu, dout, weight, shape, stream))
-        return range.writes(dx, size_t(rows) * inputs);
-    }
-  }
-  matmul("matmul_input_gradient", dx, dout, weight, no_bias, shape, stream);
-  if (before_gelu) gelu_backward(dx, before_gelu, rows, inputs, stream);
+  const auto separate = [&] {
+    matmul("matmul_input_gradient", dx, dout, weight, no_bias, shape, stream);
+    if (before_gelu) gelu_backward(dx, before_gelu, rows, inputs, stream);
+  };
+  if (!before_gelu) return separate();
+  const auto fused = [&] {
+    const double m = rows, n = inputs, k = outputs;
+    KernelRange range("matmul_gelu_gradient", stream, (m * k + k * n + 2 * m * n) * sizeof(T), 2 * m * n * k);
+    if (!gemm_gelu_gradient(dx, before_gelu, dout, weight, shape, stream)) return false;
+    range.writes(dx, size_t(rows) * inputs);
+    return true;
+  };
+  fused_or_separate<T>("gelu gradient", shape, fused, separate, stream);
 }
 
-// dx as above; dweight (inputs, outputs), dbias (outputs) = or +=. workspace: column_sum_workspace(rows, outputs) floats.
+// Floats of workspace that linear_backward needs.
+inline size_t linear_workspace(int rows, int outputs) {
+  return std::max(column_sum_workspace(rows, outputs), size_t(outputs));
+}
+
+// dweight (inputs, outputs), dbias (outputs) = or +=.
+template <class T>
+void weight_gradient(float* dweight, float* dbias, const T* dout, const T* x, int rows, int inputs, int outputs,
+                     bool accumulate, float* workspace, cudaStream_t stream) {
+  const T* no_bias = nullptr;
+  const GemmShape shape = {.m = inputs, .n = outputs, .k = rows, .transpose_a = true, .accumulate = accumulate};
+  const auto separate = [&] {
+    matmul("matmul_weight_gradient", dweight, x, dout, no_bias, shape, stream);
+    column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
+  };
+  const auto fused = [&] {
+    const double m = inputs, n = outputs, k = rows;
+    KernelRange range("matmul_bias_gradient", stream,
+                      (m * k + k * n) * sizeof(T) + m * n * sizeof(float) * (accumulate ? 2 : 1), 2 * m * n * k);
+    float* sums = accumulate ? workspace : dbias;
+    if (!gemm_column_sums(dweight, sums, x, dout, shape, stream)) return false;
+    if (accumulate) column_sum_level<float>(dbias, sums, 1, outputs, accumulate, nullptr, stream);
+    range.writes(dweight, size_t(inputs) * outputs, accumulate);
+    range.writes(dbias, outputs, accumulate);
+    return true;
+  };
+  fused_or_separate<T>("bias gradient", shape, fused, separate, stream);
+}
+
+// dx as above; dweight (inputs, outputs), dbias (outputs) = or +=. workspace: linear_workspace(rows, outputs) floats.
 template <class T>
 void linear_backward(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight, const T* before_gelu,
                      int rows, int inputs, int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
-  const T* no_bias = nullptr;
-  matmul("matmul_weight_gradient", dweight, x, dout, no_bias,
-         {.m = inputs, .n = outputs, .k = rows, .transpose_a = true, .accumulate = accumulate}, stream);
-  column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
+  weight_gradient(dweight, dbias, dout, x, rows, inputs, outputs, accumulate, workspace, stream);
   input_gradient(dx, dout, weight, before_gelu, rows, inputs, outputs, stream);
 }
 

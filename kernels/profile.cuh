@@ -245,6 +245,25 @@ class KernelRange {
   std::vector<WrittenTensor> outputs_;
 };
 
+// What is launched while the scope lasts is nobody's business.
+class Unobserved {
+ public:
+  Unobserved() { exchange(); }
+  ~Unobserved() { exchange(); }
+  Unobserved(const Unobserved&) = delete;
+  Unobserved& operator=(const Unobserved&) = delete;
+
+ private:
+  void exchange() {
+    std::swap(enabled_, Profiler::instance().enabled);
+    std::swap(trace_, Profiler::instance().trace);
+    std::swap(listener_, Profiler::instance().listener);
+  }
+
+  bool enabled_ = false, trace_ = false;
+  decltype(Profiler::listener) listener_;
+};
+
 // The layer of what is launched while the scope lasts.
 class TraceScope {
  public:

@@ -106,7 +106,7 @@ TEST_CASE_TEMPLATE("matrix products and column sums", T, float, __nv_bfloat16) {
   check([&] {
     Buffer<T> out(rows * outputs), dx(rows * channels), logits(rows * outputs), dhead(rows * channels);
     Buffer<float> dweight(channels * outputs), dbias(outputs), dwte(outputs * channels);
-    Buffer<float> workspace(column_sum_workspace(rows, outputs));
+    Buffer<float> workspace(linear_workspace(rows, outputs));
     linear_forward<T>(out, x, weight, bias, rows, channels, outputs, test_stream());
     linear_backward<T>(dx, dweight, dbias, dout, x, weight, nullptr, rows, channels, outputs, false, workspace,
                        test_stream());

@@ -112,7 +112,7 @@ void check_linear(int rows, int inputs, int outputs, bool accumulate) {
   const auto dweight_before = random_values<float>(weight.size(), 1, 0, 5);
   const auto dbias_before = random_values<float>(outputs);
   Buffer<T> x_d(x), weight_d(weight), bias_d(bias), dout_d(dout), out(dout.size()), dx(x.size());
-  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(column_sum_workspace(rows, outputs));
+  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(linear_workspace(rows, outputs));
   if (accumulate) dweight = dweight_before, dbias = dbias_before;
   linear_forward<T>(out, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
   linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, nullptr, rows, inputs, outputs, accumulate, workspace,
@@ -141,7 +141,7 @@ void check_gelu(int rows, int inputs, int outputs) {
   const auto before_dx = random_values<T>(x.size(), 1, 0, 5);
   Buffer<T> x_d(x), weight_d(weight), bias_d(bias), dout_d(dout), before_dx_d(before_dx), out(dout.size()), before(dout.size()),
       dx(x.size());
-  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(column_sum_workspace(rows, outputs));
+  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(linear_workspace(rows, outputs));
   linear_gelu_forward<T>(out, before, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
   linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, before_dx_d, rows, inputs, outputs, false, workspace,
                      test_stream());
@@ -213,4 +213,30 @@ TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16, __half) {
     check_head<T>(144, 51, 256, accumulate);
     check_head<T>(30, 64, 640, accumulate);
   }
+}
+
+TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
+  Buffer<float> buffer(size_t(4) << 20);
+  int listened = 0, asked = 0;
+  Profiler::instance().listener = [&](const char*, int, const WrittenTensor&, cudaStream_t) { ++listened; };
+  const auto write = [&](int times) {
+    KernelRange range("write", test_stream(), 0, 0);
+    for (int i = 0; i < times; ++i)
+      CUDA_CHECK(cudaMemsetAsync(buffer.data(), i, buffer.size() * sizeof(float), test_stream()));
+    range.writes(buffer.data(), buffer.size());
+  };
+  const auto quick = [&] { return write(1), true; };
+  const auto slow = [&] { return write(20), true; };
+  const auto impossible = [] { return false; };
+  CHECK(faster_way(quick, slow, test_stream()) == "fused");
+  CHECK(faster_way(slow, quick, test_stream()) == "separate");
+  CHECK(faster_way(impossible, slow, test_stream()) == "separate");
+  gemm_choices().agree = [&](const GemmChoices::Choose&) { return ++asked, "fused"; };  // as another rank found
+  CHECK(faster_way(slow, quick, test_stream()) == "fused");
+  CHECK(asked == 1);
+  CHECK(listened == 0);
+  write(1);
+  CHECK(listened == 1);
+  gemm_choices().agree = nullptr;
+  Profiler::instance().listener = nullptr;
 }

@@ -31,7 +31,16 @@ inline void check_cublas(cublasStatus_t status, const char* call, const char* fi
 
 constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
 template <class T>
-constexpr bool gemm_fuses_gelu = sizeof(T) == 2;
+constexpr bool gemm_has_epilogues = sizeof(T) == 2;
+
+// And the device that it runs on.
+inline std::string gemm_library() {
+  int device = 0;
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
+}
 
 namespace cublaslt {
 
@@ -53,13 +62,14 @@ inline Context& context() {
 }
 
 // What is done with a product on its way to memory.
-enum class Epilogue { none, bias, gelu, gelu_gradient };
+enum class Epilogue { none, bias, gelu, gelu_gradient, column_sums };
 
 template <class In, class Out>
 struct Operands {
   Out* d;
-  const In *a, *b, *bias;
-  void* before_gelu;  // written by gelu, read by gelu_gradient
+  const In *a, *b;
+  const void* bias = nullptr;         // added, or (column_sums) written
+  const void* before_gelu = nullptr;  // written by gelu, read by gelu_gradient
 };
 
 // With a name of its own: nvcc 13.0 stumbles over containers of the nameless struct.
@@ -153,18 +163,10 @@ std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, 
   return std::to_string(best);
 }
 
-inline std::string device_and_version() {
-  int device = 0;
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
-}
-
 // Names the product, and all that the heuristic's proposals depend on.
 template <class In, class Out>
 std::string name_of(const GemmShape& s, Epilogue epilogue) {
-  std::string name = device_and_version();
+  std::string name = gemm_library();
   for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(s.accumulate), int(epilogue),
                    int(data_type<In>), int(data_type<Out>)})
     name += ' ' + std::to_string(part);
@@ -179,9 +181,11 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   constexpr cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
+                                              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                              CUBLASLT_EPILOGUE_BGRADA};  // of its first operand, which is B
+  const cudaDataType bias_type = epilogue == Epilogue::column_sums ? CUDA_R_32F : data_type<In>;
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
-  if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type<In>);
+  if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
   if (o.before_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(s.n));
   set_pointers(plan, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
@@ -224,7 +228,7 @@ inline void use_gemm_workspace(void* workspace) { cublaslt::context().workspace 
 template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, cudaStream_t stream) {
   using namespace cublaslt;
-  if (!run<In, Out>(s, bias ? Epilogue::bias : Epilogue::none, {d, a, b, bias, nullptr}, stream))
+  if (!run<In, Out>(s, bias ? Epilogue::bias : Epilogue::none, {d, a, b, bias}, stream))
     throw std::runtime_error("cuBLASLt has no algorithm for a matrix product of m=" + std::to_string(s.m) + " n=" +
                              std::to_string(s.n) + " k=" + std::to_string(s.k));
 }
@@ -239,5 +243,11 @@ bool gemm_gelu(T* d, T* before, const T* a, const T* b, const T* bias, const Gem
 template <class T>
 bool gemm_gelu_gradient(T* d, const T* before, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && run<T, T>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, const_cast<T*>(before)}, stream);
+  return shape.n % 8 == 0 && run<T, T>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream);
+}
+
+template <class T>
+bool gemm_column_sums(float* d, float* sums, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
+  using namespace cublaslt;
+  return run<T, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream);
 }
