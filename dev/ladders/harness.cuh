@@ -138,6 +138,14 @@ Table time(const Options& options, const char* dtype, cudaStream_t stream) {
 
 // ---- the program
 
+template <class Operation>
+void launch_once(const Options& options, cudaStream_t stream) {
+  Operation operation(options.shape_or(Operation::counted_shape()));
+  for (const Rung<Operation>& rung : Operation::rungs())
+    if (options.wants(rung.name) && suits(rung, operation)) rung.launch(operation, stream);
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
 template <class Operation, class T>
 void measure(const Options& options, cudaStream_t stream) {
   const char* dtype = options.dtype.c_str();
@@ -145,6 +153,20 @@ void measure(const Options& options, cudaStream_t stream) {
   table.print();
   if (!options.csv.empty()) table.write_csv(options.csv);
   if (!options.plot.empty()) plot(table, Operation::name, options.plot);
+}
+
+// What was asked for, in the dtype that was asked for; the exit code.
+template <template <class> class Operation, class T>
+int climb(const Options& options, cudaStream_t stream) {
+  if (options.once) return launch_once<Operation<T>>(options, stream), 0;
+  Verdict verdict;
+  check<Operation<float>>(options, "fp32", verdict, stream);
+  check<Operation<__nv_bfloat16>>(options, "bf16", verdict, stream);
+  std::printf("[ladder] test cases: %d | %d passed | %d failed\n", verdict.passed + verdict.failed, verdict.passed,
+              verdict.failed);
+  if (verdict.failed) return 1;
+  if (!options.check_only && (is_gpu || cpu::counts_accesses)) measure<Operation<T>, T>(options, stream);
+  return 0;
 }
 
 template <template <class> class Operation>
@@ -158,17 +180,10 @@ int run(int count, char** arguments) {
   try {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    Verdict verdict;
-    check<Operation<float>>(options, "fp32", verdict, stream);
-    check<Operation<__nv_bfloat16>>(options, "bf16", verdict, stream);
-    std::printf("[ladder] test cases: %d | %d passed | %d failed\n", verdict.passed + verdict.failed, verdict.passed,
-                verdict.failed);
-    if (!options.check_only && !verdict.failed && (is_gpu || cpu::counts_accesses)) {
-      if (options.dtype == "fp32") measure<Operation<float>, float>(options, stream);
-      else measure<Operation<__nv_bfloat16>, __nv_bfloat16>(options, stream);
-    }
+    const int code = options.dtype == "fp32" ? climb<Operation, float>(options, stream)
+                                             : climb<Operation, __nv_bfloat16>(options, stream);
     CUDA_CHECK(cudaStreamDestroy(stream));
-    return verdict.failed ? 1 : 0;
+    return code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ladder %s: %s\n", Operation<float>::name, error.what());
     return 1;

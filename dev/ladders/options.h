@@ -55,7 +55,7 @@ struct Options {
 
   std::vector<std::string> rungs;  // empty: all
   std::string shape, dtype = "bf16", csv, plot;
-  bool check_only = false, lines = false;
+  bool check_only = false, once = false, lines = false;
 
   bool wants(const std::string& rung) const {
     return rungs.empty() || std::find(rungs.begin(), rungs.end(), rung) != rungs.end();
@@ -75,6 +75,8 @@ struct Options {
     app.add_option("--shape", shape, "other sizes than " + usual.text() + ", as NAME=SIZE,...");
     app.add_option("--dtype", dtype, "what is measured: bf16 or fp32 (both are checked)")->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--check", check_only, "check, and don't measure");
+    app.add_flag("--once", once, "launch each rung once, neither checked nor measured, at the shape that is counted: for a "
+                                 "profiler");
     app.add_flag("--lines", lines, "on the CPU device: the source lines that move the most, for each rung");
     app.add_option("--csv", csv, "write the table to this file, too");
     app.add_option("--plot", plot, "draw a bar a rung into this PNG (needs python3 with matplotlib)");
