@@ -38,10 +38,13 @@ FLAGS_ := $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
 FLAGS_debug := -O0 -g
-FLAGS_counts := -O1 -g
+# counts memory accesses (cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs stay whole, no
+# code is duplicated, and (-O1) nothing is inferred about addresses from types
+FLAGS_counts := -O1 -g -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
+  -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
 CPU_FLAGS := -std=c++20 $(FLAGS_$(VARIANT)) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas -I$(BUILD)/src -I. -Icpu -Ikernels/without_cudnn $(MPI_FLAGS)
-CPU_LIBRARIES := -ldnnl -lboost_context -lxxhash $(MPI_LIBRARIES)
-KERNEL_FLAGS := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
+CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context -lxxhash $(MPI_LIBRARIES)
+KERNEL_FLAGS := $(if $(filter tsan counts,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
 # ---- the GPU
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
@@ -95,7 +98,7 @@ program: $(BUILD)/train_gpt
 ifeq ($(DEVICE),cpu)
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
-DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime nccl)
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime nccl $(if $(filter counts,$(VARIANT)),access_counts))
 
 $(FILTER): cpu/filter.cpp
 	@mkdir -p $(@D)
@@ -115,16 +118,16 @@ $(BUILD)/$(2)%.o: $(1)%.cpp
 	g++ $$(CPU_FLAGS) -MMD -MP -c -o $$@ $$<
 endef
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
-	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
+	g++ $(CPU_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
 device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 ifeq ($(VARIANT),)
-# Ladders count accesses to memory, which costs time: they are of a build of their own.
+# What counts accesses to memory is of a build of its own.
 COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
 counting-device:
 	+@$(COUNTS) device-objects
-$(BUILD)/ladder_%: counting-device
-	+@$(COUNTS) $(BUILD)-counts/ladder_$*
-	@ln -f $(BUILD)-counts/ladder_$* $@
+$(LADDERS:%=$(BUILD)/%) $(BUILD)/test_access_counts: $(BUILD)/%: counting-device
+	+@$(COUNTS) $(BUILD)-counts/$*
+	@ln -f $(BUILD)-counts/$* $@
 endif
 else
 ATTENTION_OBJECTS := $(patsubst kernels/$(ATTENTION)/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard kernels/$(ATTENTION)/*.cpp))

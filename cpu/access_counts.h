@@ -1,16 +1,105 @@
+// Counts what kernels ask of memory, as a profiler does on a GPU: requests of warps, the 32-byte sectors of global
+// memory they touch, conflicts between the banks of shared memory, barriers, shuffles, instructions of tensor cores.
+// The counts are exact and repeatable, and name the lines. A normal build pays nothing: only VARIANT=counts has them.
+//
+// How accesses are seen. The counting build compiles kernels with -fsanitize=thread, so that g++ calls a function such
+// as __tsan_read4(address) before each access, but it links no ThreadSanitizer: these functions are ours
+// (access_counts.cpp). They ask where the address lies. In what cudaMalloc gave: global. In the block's dynamic shared
+// memory, or among the worker's thread_local variables, which is what __shared__ ones are here: shared. Anything else
+// (stacks, constants, the host's memory) is a thread's own and not counted.
+//
+// How accesses become requests of warps. The lanes of a warp run one after another, so accesses are kept until the
+// lanes meet: at __syncthreads, at a collective of the whole warp, at the block's end. Then what the lanes did when
+// each executed the same instruction for the n-th time since they last met is one request. An instruction is a return
+// address with the calls that led there, so a function called in two places is two, as if it were inlined. A lane that
+// leaves a loop early is missing from later requests, as on a GPU. A lane that skips an iteration would be missing
+// there; here, unless the lanes meet in the loop, its next execution takes that place, and fewer requests may be
+// counted.
+//
+// What a request costs. Global memory: the sectors that its lanes touch; no cache is modelled. Shared memory: each of
+// 32 banks, 4 bytes wide, gives one word in a wavefront, to all who want it; accesses of 8 bytes are served by
+// half-warps, those of 16 bytes by quarter-warps. Atomics cost the same: that lanes wait for each other's result is
+// not modelled.
 #pragma once
+
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
+
 namespace cpu {
-struct MemoryCounts { int64_t requests = 0, threads = 0, bytes = 0, transactions = 0, ideal = 0; };
-struct AccessCounts {
-  MemoryCounts global_loads, global_stores, global_atomics, shared_loads, shared_stores, shared_atomics;
-  int64_t barriers = 0, shuffles = 0, matrix_instructions = 0;
+
+struct MemoryCounts {
+  int64_t requests = 0;      // instructions of warps
+  int64_t threads = 0;       // accesses of threads
+  int64_t bytes = 0;         // that threads asked for
+  int64_t transactions = 0;  // global memory: sectors of 32 bytes; shared memory: wavefronts
+  int64_t ideal = 0;         // the fewest transactions that could move the distinct bytes asked for
+
+  MemoryCounts& operator+=(const MemoryCounts& other);
+  bool operator==(const MemoryCounts&) const = default;
 };
-struct LineCounts { std::string file; int line; AccessCounts counts; };
+
+struct AccessCounts {
+  MemoryCounts global_loads{}, global_stores{}, global_atomics{}, shared_loads{}, shared_stores{}, shared_atomics{};
+  int64_t barriers = 0;             // __syncthreads, a warp at a time
+  int64_t shuffles = 0;             // shuffles, votes, reductions: the instructions of warps that a GPU needs
+  int64_t matrix_instructions = 0;  // of warps; ldmatrix is a shared load of 16 bytes a thread
+
+  AccessCounts& operator+=(const AccessCounts& other);
+  bool operator==(const AccessCounts&) const = default;
+};
+
+// The line that asks for the access: load(), atomicAdd() and other helpers of kernels/common.cuh,
+// kernels/instructions.cuh and cpu/ are looked through.
+struct LineCounts {
+  std::string file;  // relative to the repository; ?? where addr2line (binutils) or the debug information is missing
+  int line;
+  AccessCounts counts;
+};
+
+#if defined(CPU_COUNT_ACCESSES)
+constexpr bool counts_accesses = true;
+void start_counting();                     // waits for the device; forgets what was counted
+AccessCounts stop_counting();              // waits for the device; of all kernels since start_counting
+std::vector<LineCounts> counts_by_line();  // of the last counting, most transactions first
+#else
 constexpr bool counts_accesses = false;
 inline void start_counting() {}
 inline AccessCounts stop_counting() { return {}; }
 inline std::vector<LineCounts> counts_by_line() { return {}; }
-}
+#endif
+
+// What the device tells the counters.
+namespace counting {
+
+enum class Event { load, store, atomic, barrier, shuffle, matrix_instruction };
+
+#if defined(CPU_COUNT_ACCESSES)
+
+using Calls = std::vector<const void*>;  // return addresses of the functions that a fiber is in, outermost first
+
+void begin_block(const void* shared, size_t shared_bytes, int threads);
+void end_block();
+void run_on(Calls& calls);                // the fiber with these calls goes on
+void meet_block();                        // all threads are at a barrier
+void meet_warp(int warp, uint32_t mask);  // these lanes are at a collective
+
+// The current thread does this. `size`: bytes, or how many instructions it takes. `caller`: a return address in the
+// kernel; null: that of this function, for code that is compiled with the kernel.
+void record(Event event, const void* address, size_t size, const void* caller = nullptr);
+
+#else
+
+struct Calls {};
+inline void begin_block(const void*, size_t, int) {}
+inline void end_block() {}
+inline void run_on(Calls&) {}
+inline void meet_block() {}
+inline void meet_warp(int, uint32_t) {}
+inline void record(Event, const void*, size_t, const void* = nullptr) {}
+
+#endif
+
+}  // namespace counting
+}  // namespace cpu

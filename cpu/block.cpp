@@ -66,6 +66,7 @@ void BlockRunner::jump(Fiber* to) {
   Fiber* from = running_;
   running_ = to;
   from->sanitizer.leaving(to->sanitizer);
+  counting::run_on(to->calls);
   switch_context(from->context, to->context);
   running_->sanitizer.arrived();
 }
@@ -203,6 +204,7 @@ void BlockRunner::sync_threads(Location where) {
   if (++at_barrier_ == threads_) {
     at_barrier_ = 0;
     ++barriers_;
+    counting::meet_block();
     make_all_runnable(0);
     take_runnable(current_ / warp_size, current_ % warp_size);
   } else {
@@ -276,7 +278,9 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
     for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
     for (auto& fiber : fibers_) idle_.push_back(fiber.get());
   }
+  counting::begin_block(shared_.get(), launch.shared_bytes, threads_);
   jump(idle_fiber());
+  counting::end_block();
   plain_loop = false;
   if (finished_ != threads_) report_deadlock();
   if (pending_copies_) fatal("kernel %s: a thread ends without waiting for its asynchronous copies", launch_->kernel);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/access_counts.h"
 #include "cpu/context.h"
 #include "cpu/device.h"
 #include "cpu/sanitizers.h"
@@ -33,6 +34,7 @@ struct Fiber {
   char* memory = nullptr;
   void* context = nullptr;
   sanitizers::FiberState sanitizer;
+  [[no_unique_address]] counting::Calls calls;
 };
 
 // One warp collective in progress. Concurrent ones in a warp have disjoint masks, hence different lowest lanes.
@@ -129,6 +131,7 @@ void BlockRunner::collective(uint32_t mask, uint64_t value, int source_lane, Loc
     return;
   }
   here.arrived = 0;
+  counting::meet_warp(warp, mask);
   combine(values_ + first, results_ + first, source_lanes_ + first);
   make_runnable(warp, mask & ~(1u << lane));
 }

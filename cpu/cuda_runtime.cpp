@@ -201,6 +201,8 @@ void drain_stream(cudaStream_t stream) {
 
 }  // namespace
 
+bool is_device_memory(const void* p) { return bytes_from(p, device_memory) > 0; }
+
 void share_memory(size_t ranks) {
   std::lock_guard lock(memory_mutex);
   share = available_bytes() / ranks;

@@ -19,13 +19,14 @@
 #define __align__(n) alignas(n)
 
 // g++'s AddressSanitizer puts red zones neither around thread_local arrays nor around those of inline functions and
-// templates, unless the function is static. One worker runs all blocks there, so plain static is right.
+// templates, unless the function is static. One worker runs all blocks there, so plain static is right. constinit: no
+// constructor runs, as on the GPU, and none is asked for at each use.
 #if defined(__SANITIZE_ADDRESS__)
 #define __global__ static inline
-#define __shared__ static
+#define __shared__ static constinit
 #else
 #define __global__ inline
-#define __shared__ static thread_local
+#define __shared__ static thread_local constinit
 #endif
 
 // ---- maths
@@ -111,22 +112,26 @@ CPU_REDUCE(xor, unsigned, bit_xor)
 
 template <class T>
 T atomicAdd(T* address, T value) {
+  cpu::counting::record(cpu::counting::Event::atomic, address, sizeof(T));
   return std::atomic_ref(*address).fetch_add(value, std::memory_order_relaxed);
 }
 
 template <class T>
 T atomicExch(T* address, T value) {
+  cpu::counting::record(cpu::counting::Event::atomic, address, sizeof(T));
   return std::atomic_ref(*address).exchange(value, std::memory_order_relaxed);
 }
 
 template <class T>
 T atomicCAS(T* address, T expected, T desired) {
+  cpu::counting::record(cpu::counting::Event::atomic, address, sizeof(T));
   std::atomic_ref(*address).compare_exchange_strong(expected, desired, std::memory_order_relaxed);
   return expected;
 }
 
 template <class T>
 T atomicMax(T* address, T value) {
+  cpu::counting::record(cpu::counting::Event::atomic, address, sizeof(T));
   std::atomic_ref target(*address);
   T old = target.load(std::memory_order_relaxed);
   while (old < value && !target.compare_exchange_weak(old, value, std::memory_order_relaxed)) {}
@@ -135,6 +140,7 @@ T atomicMax(T* address, T value) {
 
 template <class T>
 T atomicMin(T* address, T value) {
+  cpu::counting::record(cpu::counting::Event::atomic, address, sizeof(T));
   std::atomic_ref target(*address);
   T old = target.load(std::memory_order_relaxed);
   while (value < old && !target.compare_exchange_weak(old, value, std::memory_order_relaxed)) {}

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +22,8 @@ constinit thread_local dim3 blockDim{};
 constinit thread_local dim3 gridDim{};
 
 namespace cpu {
+
+using counting::Event, counting::record;
 
 constinit thread_local bool plain_loop = false;
 
@@ -69,8 +72,12 @@ void combine_lanes(T (&lanes)[warp_size], Reduction reduction) {
 // ---- what kernels call
 
 bool next_thread_slow() { return current_runner->next_thread(); }
-void sync_threads(Location where) { current_runner->sync_threads(where); }
 void* dynamic_shared_memory() { return current_runner->shared_memory(); }
+
+void sync_threads(Location where) {
+  record(Event::barrier, nullptr, 1, __builtin_return_address(0));
+  current_runner->sync_threads(where);
+}
 
 void sync_warp(uint32_t mask, Location where) { current_runner->sync_warp(mask, where); }
 
@@ -84,6 +91,7 @@ uint64_t exchange(uint32_t mask, uint64_t value, int source_lane, Location where
 }
 
 uint32_t ballot(uint32_t mask, bool predicate, Location where) {
+  record(Event::shuffle, nullptr, 1, __builtin_return_address(0));
   auto combine = [mask](const uint64_t* values, uint64_t* results, const int*) {
     uint32_t votes = 0;
     for (int lane = 0; lane < warp_size; ++lane)
@@ -96,6 +104,9 @@ uint32_t ballot(uint32_t mask, bool predicate, Location where) {
 
 template <class T>
 T reduce(uint32_t mask, T value, Reduction reduction, Location where) {
+  // A GPU has an instruction for integers; for floats it needs as many shuffles as the tree is high.
+  const int shuffles = std::is_integral_v<T> ? 1 : std::bit_width(unsigned(std::popcount(mask) - 1));
+  record(Event::shuffle, nullptr, size_t(shuffles), __builtin_return_address(0));
   auto combine = [=](const uint64_t* values, uint64_t* results, const int*) {
     // A lane outside the mask counts as neutral: zero, or for the operations that have no zero a value that is there.
     const bool has_zero = reduction == Reduction::sum || reduction == Reduction::bit_xor;

@@ -20,6 +20,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cpu/access_counts.h"
 #include "cpu/vector_types.h"
 
 typedef struct CUstream_st* cudaStream_t;
@@ -53,6 +54,7 @@ inline bool next_thread() {
 }
 
 void run_grid(const Launch& launch);
+bool is_device_memory(const void* p);  // inside what cudaMalloc gave
 bool check_launch(const Launch& launch);  // sets cudaGetLastError's value when the configuration is impossible
 
 // An operation issued to a stream runs at once, or is kept in the stream's queue for later (cuda_runtime.cpp); enqueue
@@ -147,6 +149,7 @@ T reduce(uint32_t mask, T value, Reduction reduction, Location where);  // float
 template <class T>
 T shuffle(uint32_t mask, T value, int source_lane, Location where) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles move at most 8 bytes");
+  counting::record(counting::Event::shuffle, nullptr, (sizeof(T) + 3) / 4);
   return from_bits<T>(exchange(mask, to_bits(value), source_lane, where));
 }
 

@@ -30,11 +30,15 @@ struct Float16 {
     return result;
   }
 
+#if defined(CPU_LIKE_A_GPU)
+  Float16& operator=(const Float16&) = default;  // so that a pack is stored in one access
+#else
   // The same as the default, but that is a struct copy to g++ 12, and loops with struct copies stay scalar.
   Float16& operator=(const Float16& other) {
     bits = other.bits;
     return *this;
   }
+#endif
 
   friend Float16 operator-(Float16 a) { return from_bits(a.bits ^ 0x8000); }
   friend Float16 operator+(Float16 a, Float16 b) { return float(a) + float(b); }

@@ -111,12 +111,15 @@ __device__ inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4]
 
 #else
 
-#if !defined(CPU_PACK_BYTES)
-#define CPU_PACK_BYTES 64  // a cache line and an AVX-512 register; 16 shows what a GPU's threads do
-#endif
-constexpr int pack_bytes = CPU_PACK_BYTES;
+#if defined(CPU_LIKE_A_GPU)  // to see what a GPU's threads do
+constexpr int pack_bytes = 16;
+constexpr bool has_tensor_cores = true;
+constexpr int long_row_block = 1024;
+#else
+constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
 constexpr bool has_tensor_cores = false;  // they are emulated, for tests: loops over packs are faster
 constexpr int long_row_block = 256;       // what fibers wait for each other costs more than they bring
+#endif
 
 // `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
 template <int N>
@@ -145,10 +148,16 @@ inline float exp2_approximate(float x) { return exp2f(x); }
 using SharedAddress = uintptr_t;
 inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }
 
-// Bytes arrive as late as they may, when the thread waits; until then there is NaN, for those who read too early.
+// Bytes arrive as late as they may, when the thread waits; until then there is NaN, for those who read too early. For
+// the access counters this store is the copy's.
 template <int bytes>
 inline void copy_async(void* shared, const void* global, bool inside) {
-  std::memset(shared, 0xff, bytes);
+  struct alignas(bytes) [[gnu::may_alias]] Piece {
+    uint32_t words[bytes / 4];
+  } nan;
+  for (uint32_t& word : nan.words) word = 0xffffffffu;
+  *static_cast<Piece*>(shared) = nan;
+  if (inside) cpu::counting::record(cpu::counting::Event::load, global, bytes);
   cpu::defer_copy({shared, inside ? global : nullptr, bytes});
 }
 
@@ -161,10 +170,9 @@ inline void wait_for_copies() {
 // Each lane reads the row whose address it brings, so that a race is seen, and then the rows are dealt out.
 template <bool transposed>
 inline void load_matrices(uint32_t (&registers)[4], SharedAddress row, cpu::Location where) {
-  struct Lane {
+  struct alignas(16) [[gnu::may_alias]] Lane {
     uint16_t elements[8];  // its row; then register i is elements 2i, 2i + 1
-  } lane;
-  std::memcpy(&lane, reinterpret_cast<const void*>(row), sizeof lane);
+  } lane = *reinterpret_cast<const Lane*>(row);
   cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
     Lane rows[32];
     std::memcpy(rows, lanes, sizeof rows);
@@ -197,6 +205,7 @@ inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4], uint32_t 
   std::memcpy(lane.sum, sum, sizeof lane.sum);
   std::memcpy(lane.a, a, sizeof lane.a);
   std::memcpy(lane.b, b_registers, sizeof lane.b);
+  cpu::counting::record(cpu::counting::Event::matrix_instruction, nullptr, 1);
   cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
     float a[16][16], b[16][8], sum[16][8];
     for (int l = 0; l < 32; ++l)

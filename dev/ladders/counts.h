@@ -57,6 +57,9 @@ inline void print_lines(const std::string& rung, const std::vector<cpu::LineCoun
   std::printf("\n%s\n", rung.c_str());
   for (size_t i = 0; i < std::min<size_t>(lines.size(), 8); ++i) {
     const cpu::AccessCounts& c = lines[i].counts;
+    if (c.global_loads.requests + c.global_stores.requests + c.global_atomics.requests + c.shared_loads.requests +
+            c.shared_stores.requests == 0)
+      continue;  // a barrier or a shuffle
     std::printf("  %s:%d: ", lines[i].file.c_str(), lines[i].line);
     const auto say = [](const char* what, const char* unit, const cpu::MemoryCounts& m) {
       if (m.requests)

@@ -1,6 +1,7 @@
 // The CPU device as a kernel and its host code see it: indices, barriers, warp collectives, atomics, cooperative
 // groups, memory and streams. What must fail, and what only a permuted schedule shows, is in test_failures.cu.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <access_counts.h>
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
@@ -60,6 +61,13 @@ TEST_CASE("every thread of every block runs once, with its own indices") {
   check_indices({2, 3}, {5, 7});
   check_indices({2, 3, 4}, {4, 3, 11});
   check_indices({1, 1, 5}, {1, 1, 64});
+}
+
+TEST_CASE("memory accesses are counted where counters are built in (test_access_counts.cu)") {
+  cpu::start_counting();
+  check_indices(1, 32);
+  CHECK((cpu::stop_counting() != cpu::AccessCounts{}) == cpu::counts_accesses);
+  CHECK(cpu::counts_by_line().empty() != cpu::counts_accesses);
 }
 
 TEST_CASE("launches that no GPU accepts") {
