@@ -165,7 +165,7 @@ struct Block {
   const Range not_shared[5] = {range_of(threadIdx), range_of(blockIdx), range_of(blockDim), range_of(gridDim),
                                range_of(plain_loop)};
   Range dynamic_shared;
-  int threads = 0;
+  int threads = 0, hidden = 0;
   Calls* calls = nullptr;  // of the running fiber
   Instructions warps[max_warps];
 
@@ -231,8 +231,15 @@ void meet_warp(int warp, uint32_t mask) {
   if ((mask & lanes) == lanes) block->warp_meets(warp);
 }
 
+Hidden::Hidden() {
+  if (block) ++block->hidden;
+}
+Hidden::~Hidden() {
+  if (block) --block->hidden;
+}
+
 void record(Event event, const void* address, size_t size, const void* caller) {
-  if (!block) return;
+  if (!block || block->hidden) return;
   if (!caller) caller = __builtin_return_address(0);
   const bool is_access = event < Event::barrier, shared = is_access && block->is_shared(address);
   if (is_access && !shared && !is_device_memory(address)) return;

@@ -89,6 +89,12 @@ void meet_warp(int warp, uint32_t mask);  // these lanes are at a collective
 // kernel; null: that of this function, for code that is compiled with the kernel.
 void record(Event event, const void* address, size_t size, const void* caller = nullptr);
 
+// While it lives, accesses are not those of threads, but of an engine that works for them. No fiber switches meanwhile.
+struct Hidden {
+  Hidden();
+  ~Hidden();
+};
+
 #else
 
 struct Calls {};
@@ -98,6 +104,9 @@ inline void run_on(Calls&) {}
 inline void meet_block() {}
 inline void meet_warp(int, uint32_t) {}
 inline void record(Event, const void*, size_t, const void* = nullptr) {}
+struct Hidden {
+  ~Hidden() {}
+};
 
 #endif
 

@@ -192,7 +192,7 @@ void BlockRunner::wait(Location where, const char* what) {
   where_[current_] = where;
   waits_for_[current_] = what;
   int thread = pick();
-  if (thread < 0) jump(&main_);  // a deadlock: the main context reports it
+  if (thread < 0) return jump(&main_);  // which does the work in the background, or reports a deadlock
   set_current(thread);
   jump(fiber_for(thread));
 }
@@ -223,20 +223,65 @@ void BlockRunner::sync_warp(uint32_t mask, Location where) {
   sanitizers::acquire(barrier);
 }
 
-// ---- asynchronous copies
+// ---- asynchronous work
 
-void BlockRunner::defer_copy(const DeferredCopy& copy) {
-  copies_[thread_rank()].push_back(copy);
-  ++pending_copies_;
+void BlockRunner::defer(Work kind, std::function<void()> work) {
+  deferred(kind).open.push_back(std::move(work));
+  ++pending_work_;
 }
 
-bool BlockRunner::take_copy(DeferredCopy& copy) {
-  auto& copies = copies_[thread_rank()];
-  if (copies.empty()) return false;
-  copy = copies.back();
-  copies.pop_back();
-  --pending_copies_;
-  return true;
+void BlockRunner::commit(Work kind) {
+  DeferredWork& work = deferred(kind);
+  work.committed.push_back(std::move(work.open));
+  work.open.clear();
+}
+
+void BlockRunner::finish(Work kind, size_t but) {
+  auto& groups = deferred(kind).committed;
+  for (; groups.size() > but; groups.erase(groups.begin())) {
+    for (auto& work : groups.front()) work();
+    pending_work_ -= int(groups.front().size());
+  }
+}
+
+void BlockRunner::do_in_background(std::function<void()> work) {
+  sanitizers::release(&background_);
+  background_.push_back(std::move(work));
+}
+
+void BlockRunner::do_background_work() {
+  const int last = int(background_.size()) - 1;
+  const int index = order_ == Order::forward ? 0 : order_ == Order::reverse ? last : random_.below(last + 1);
+  const auto work = std::move(background_[index]);
+  background_.erase(background_.begin() + index);
+  sanitizers::acquire(&background_);
+  work();
+}
+
+void BlockRunner::arrive(Barrier& barrier, int arrivals, int expected_bytes) {
+  sanitizers::release(&barrier);
+  barrier.pending_arrivals -= arrivals;
+  barrier.pending_bytes += expected_bytes;
+  if (barrier.pending_arrivals < 0)
+    fatal("kernel %s, %s: more arrivals at an mbarrier than the %d it was made for", launch_->kernel,
+          name_of(thread_rank()).c_str(), barrier.arrivals);
+  if (barrier.pending_arrivals || barrier.pending_bytes) return;
+  barrier.pending_arrivals = barrier.arrivals;
+  barrier.parity ^= 1;
+  for (int t = 0; t < threads_; ++t)
+    if (awaited_[t] == &barrier) {
+      awaited_[t] = nullptr;
+      make_runnable(t / warp_size, 1u << t % warp_size);
+    }
+}
+
+void BlockRunner::wait_for(Barrier& barrier, unsigned parity, Location where) {
+  if (plain_loop) leave_plain_loop();
+  while (barrier.parity == parity) {
+    awaited_[current_] = &barrier;
+    wait(where, "an mbarrier");
+  }
+  sanitizers::acquire(&barrier);
 }
 
 // ---- one block
@@ -245,7 +290,7 @@ void BlockRunner::prepare_shared_memory(size_t bytes) {
   // Exactly as large as asked for, so that AddressSanitizer sees the element after the last one.
   if (bytes != shared_bytes_) {
     void* memory = nullptr;
-    if (bytes && posix_memalign(&memory, 128, bytes) != 0) fatal("no memory for %zu bytes of shared memory", bytes);
+    if (bytes && posix_memalign(&memory, 1024, bytes) != 0) fatal("no memory for %zu bytes of shared memory", bytes);
     shared_.reset(static_cast<char*>(memory));
     shared_bytes_ = bytes;
   }
@@ -282,8 +327,15 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   jump(idle_fiber());
   counting::end_block();
   plain_loop = false;
-  if (finished_ != threads_) report_deadlock();
-  if (pending_copies_) fatal("kernel %s: a thread ends without waiting for its asynchronous copies", launch_->kernel);
+  while (finished_ != threads_) {  // nobody can run
+    if (background_.empty()) report_deadlock();
+    do_background_work();
+    if ((next_ = pick()) < 0) continue;
+    set_current(next_);
+    jump(fiber_for(next_));
+  }
+  if (pending_work_ || !background_.empty())
+    fatal("kernel %s: a thread ends without waiting for its asynchronous work", launch_->kernel);
   if (sanitizers::fiber_per_thread) {
     sanitizers::acquire(launch_);  // what the threads did comes before freeing the block's memory
     idle_.clear();
@@ -319,7 +371,8 @@ void BlockRunner::report_deadlock() const {
   std::snprintf(lanes, sizeof lanes, "; missing are lanes %#x of its warp", missing_lanes(waiting));
   std::string rest = missing_lanes(waiting) ? lanes : "";
   if (other >= 0) rest += "; " + waits(other);
-  if (!missing_lanes(waiting) && ended >= 0) rest += "; " + name_of(ended) + " has ended without reaching it";
+  if (!missing_lanes(waiting) && !awaited_[waiting] && ended >= 0)
+    rest += "; " + name_of(ended) + " has ended without reaching it";
   fatal("deadlock in kernel %s: %s (%d of %d threads wait, %d have ended)%s", launch_->kernel, waits(waiting).c_str(),
         threads_ - finished_, threads_, finished_, rest.c_str());
 }

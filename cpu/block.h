@@ -42,6 +42,13 @@ struct Rendezvous {
   uint32_t mask = 0, arrived = 0, barriers = 0;  // barriers: __syncwarp calls completed
 };
 
+// Asynchronous work of one kind that a thread has not waited for.
+struct DeferredWork {
+  using Group = std::vector<std::function<void()>>;
+  Group open;
+  std::vector<Group> committed;
+};
+
 class BlockRunner {
  public:
   void run_block(const Launch& launch, uint3 index, uint64_t seed);
@@ -53,8 +60,12 @@ class BlockRunner {
 
   uint64_t result() const { return results_[current_]; }
   void* shared_memory() { return shared_.get(); }
-  void defer_copy(const DeferredCopy& copy);
-  bool take_copy(DeferredCopy& copy);
+  void defer(Work kind, std::function<void()> work);
+  void commit(Work kind);
+  void finish(Work kind, size_t but);
+  void do_in_background(std::function<void()> work);
+  void arrive(Barrier& barrier, int arrivals, int expected_bytes);
+  void wait_for(Barrier& barrier, unsigned parity, Location where);
   [[noreturn]] void run_fiber();
 
  private:
@@ -69,6 +80,8 @@ class BlockRunner {
   int pick();
   void set_current(int thread);
   void wait(Location where, const char* what);
+  void do_background_work();
+  DeferredWork& deferred(Work kind) { return deferred_[thread_rank()][size_t(kind)]; }
   void jump(Fiber* to);
   Fiber* idle_fiber();
   Fiber* fiber_for(int thread) { return fiber_of_[thread] ? fiber_of_[thread] : idle_fiber(); }
@@ -96,8 +109,10 @@ class BlockRunner {
   bool ended_[max_threads];
   uint64_t values_[max_threads], results_[max_threads];
   int source_lanes_[max_threads];
-  std::vector<DeferredCopy> copies_[max_threads];
-  int pending_copies_ = 0;  // of all threads
+  const Barrier* awaited_[max_threads] = {};
+  DeferredWork deferred_[max_threads][3];
+  int pending_work_ = 0;  // of all threads
+  std::vector<std::function<void()>> background_;
   Rendezvous rendezvous_[max_warps][warp_size];
 
   // Objects that stand for the barriers in the race detector, for the block and for each rendezvous. Two in turn: a

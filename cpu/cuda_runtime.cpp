@@ -7,6 +7,7 @@
 // kept, so a missing cudaStreamWaitEvent shows up as a wrong result.
 #include "cpu/cuda_runtime.h"
 
+#include <omp.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -303,6 +304,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
   const pid_t process = getpid();
   std::memcpy(properties->uuid.bytes, &process, sizeof process);
+  return cudaSuccess;
+}
+
+// Compute capability 9.0: Hopper's instructions are there (kernels/hopper.cuh). A worker counts as a multiprocessor.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device != 0) return remember(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = omp_get_max_threads(); break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    default: return remember(cudaErrorInvalidValue);
+  }
   return cudaSuccess;
 }
 

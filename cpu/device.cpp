@@ -138,8 +138,12 @@ void warp_instruction(void* lane, size_t bytes, void (*execute)(void* lanes), Lo
   current_runner->collective(0xffffffffu, to_bits(lane), 0, where, combine);
 }
 
-void defer_copy(const DeferredCopy& copy) { current_runner->defer_copy(copy); }
-bool take_copy(DeferredCopy& copy) { return current_runner->take_copy(copy); }
+void defer(Work kind, std::function<void()> work) { current_runner->defer(kind, std::move(work)); }
+void commit(Work kind) { current_runner->commit(kind); }
+void finish(Work kind, size_t but) { current_runner->finish(kind, but); }
+void do_in_background(std::function<void()> work) { current_runner->do_in_background(std::move(work)); }
+void arrive(Barrier& barrier, int arrivals, int bytes) { current_runner->arrive(barrier, arrivals, bytes); }
+void wait(Barrier& barrier, unsigned parity, Location where) { current_runner->wait_for(barrier, parity, where); }
 
 // ---- one grid
 

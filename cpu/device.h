@@ -163,14 +163,27 @@ void warp_instruction(Lane& lane, Execute, Location where) {
   warp_instruction(&lane, sizeof lane, [](void* lanes) { Execute()(*static_cast<Lane(*)[32]>(lanes)); }, where);
 }
 
-// Copies that the current thread has started and not waited for. `from` null: zeros.
-struct DeferredCopy {
-  void* to;
-  const void* from;
-  size_t bytes;
+// ---- what a kernel leaves to the hardware and waits for later. It is done as late as it may be.
+
+// Of one kind, in groups: work is deferred, `commit` ends a group of it, and `finish` waits for the thread's groups, in
+// order, except for the last `but`. That is when they are done.
+enum class Work { copies, stores, products };
+void defer(Work kind, std::function<void()> work);
+void commit(Work kind);
+void finish(Work kind, size_t but = 0);
+
+// Work that is no thread's own. It is done when no thread can run, and arrives at a barrier that some wait for.
+void do_in_background(std::function<void()> work);
+
+// The 8 bytes of an mbarrier (kernels/hopper.cuh). A phase ends when nothing of it is pending.
+struct Barrier {
+  int16_t arrivals;  // of each phase
+  int16_t pending_arrivals;
+  int32_t pending_bytes : 31;
+  uint32_t parity : 1;  // of the phase that has not ended
 };
-void defer_copy(const DeferredCopy& copy);
-bool take_copy(DeferredCopy& copy);  // false: there is none
+void arrive(Barrier& barrier, int arrivals, int expected_bytes);
+void wait(Barrier& barrier, unsigned parity, Location where);  // until the phase of this parity has ended
 
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline int lane() { return thread_rank() & 31; }

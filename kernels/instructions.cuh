@@ -1,5 +1,5 @@
-// Warp-level and architecture-specific instructions, each wrapped once by name. The only file in kernels/ that asks
-// which device it is compiled for; each wrapper has a body for both.
+// Warp-level and architecture-specific instructions, each wrapped once by name. With kernels/hopper.cuh the only file in
+// kernels/ that asks which device it is compiled for; each wrapper has a body for both.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -158,13 +158,16 @@ inline void copy_async(void* shared, const void* global, bool inside) {
   for (uint32_t& word : nan.words) word = 0xffffffffu;
   *static_cast<Piece*>(shared) = nan;
   if (inside) cpu::counting::record(cpu::counting::Event::load, global, bytes);
-  cpu::defer_copy({shared, inside ? global : nullptr, bytes});
+  cpu::defer(cpu::Work::copies, [shared, from = inside ? global : nullptr] {
+    const cpu::counting::Hidden hidden;
+    if (from) std::memcpy(shared, from, bytes);
+    else std::memset(shared, 0, bytes);
+  });
 }
 
 inline void wait_for_copies() {
-  for (cpu::DeferredCopy copy; cpu::take_copy(copy);)
-    if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
-    else std::memset(copy.to, 0, copy.bytes);
+  cpu::commit(cpu::Work::copies);
+  cpu::finish(cpu::Work::copies);
 }
 
 // Each lane reads the row whose address it brings, so that a race is seen, and then the rows are dealt out.

@@ -12,7 +12,7 @@ files=("${@:-kernels/*.cuh}")
 copy=build/remove_barriers
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=7 halt_on_error=1'
 mkdir -p $copy/whole
-cp -r Makefile cpu kernels test $copy
+cp -r Makefile cpu dev kernels test $copy
 cp -r kernels $copy/whole
 
 # The first report on standard input with both sides in kernels/: "FILE:LINE and FILE:LINE", preferably of file $1 and

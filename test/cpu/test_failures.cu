@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/hopper.cuh"
 #include "test/kernel_test.cuh"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -102,6 +103,33 @@ ExitCode run_copy() {
 __global__ void unfinished_copy(const int* in) {
   __shared__ int values[n];
   copy_async<4>(values + threadIdx.x, in + threadIdx.x, true);
+}
+
+// ---- a box that is read before it has arrived, and a barrier that waits for bytes that never come
+
+constexpr int missing_bytes_line = __LINE__ + 12;
+template <bool WithWait, int bytes>
+__global__ void load_a_box(int* out, const TensorMap map) {
+  alignas(1024) __shared__ uint16_t box[box_columns];
+  __shared__ Barrier full;
+  if (threadIdx.x == 0) {
+    init_barrier(full, 1);
+    share_barriers();
+    arrive_expecting(full, bytes);
+    load_box(box, map, 0, 0, full);
+  }
+  __syncthreads();
+  if (WithWait || threadIdx.x == 0) wait(full, 0);
+  out[threadIdx.x] = box[threadIdx.x];
+}
+
+template <bool WithWait, int bytes = 128>
+ExitCode run_box() {
+  Buffer<uint16_t> matrix(std::vector<uint16_t>(n, 2));
+  Buffer<int> out(n);
+  const TensorMap map = make_tensor_map(matrix.data(), 1, n, 1);
+  load_a_box<WithWait, bytes><<<1, n, 0, test_stream()>>>(&out[0], map);
+  return out.get() == std::vector<int>(n, 2) ? right : wrong;
 }
 
 // ---- an instruction of the whole warp, before which lanes have not waited for each other
@@ -209,6 +237,9 @@ ExitCode run_program(const std::string& name) {
   else if (name == "copy_asynchronously") return run_copy<true>();
   else if (name == "copy_asynchronously_without_wait") return run_copy<false>();
   else if (name == "unfinished_copy") unfinished_copy<<<1, n>>>(out);
+  else if (name == "load_a_box") return run_box<true>();
+  else if (name == "load_a_box_without_wait") return run_box<false>();
+  else if (name == "load_a_box_and_wait_for_more") return run_box<true, 129>();
   else if (name == "load_too_early") load_too_early<<<1, 32>>>(out);
   else if (name == "same_element") same_element<<<2, 1>>>(out);
   else if (name == "streams") return run_streams<true>();
@@ -309,7 +340,18 @@ TEST_CASE("an asynchronous copy has not arrived before the thread waits for it")
   CHECK(run("copy_asynchronously_without_wait").code == wrong);
   const Outcome outcome = run("unfinished_copy");
   CHECK(outcome.code == 1);
-  CHECK(outcome.output == "kernel unfinished_copy: a thread ends without waiting for its asynchronous copies\n");
+  CHECK(outcome.output == "kernel unfinished_copy: a thread ends without waiting for its asynchronous work\n");
+}
+
+TEST_CASE("a box has not arrived before the thread waits for it") {
+  for (const std::string& schedule : schedules) {
+    CAPTURE(schedule);
+    CHECK(run("load_a_box", schedule).code == right);
+    CHECK(run("load_a_box_without_wait", schedule).code == (finds_races ? 66 : wrong));
+    const Outcome outcome = run("load_a_box_and_wait_for_more", schedule);
+    CHECK(outcome.code == 1);
+    CHECK(outcome.mentions("waits for an mbarrier at " + here(missing_bytes_line) + " (64 of 64 threads wait"));
+  }
 }
 
 TEST_CASE("a missing wait between streams is right in forward order, wrong in some permuted ones") {

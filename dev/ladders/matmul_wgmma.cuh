@@ -1,0 +1,230 @@
+// The last rung of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
+// Hopper's copy engine and tensor cores (kernels/hopper.cuh), which do all the work: threads only tell them what to do.
+// M is any size, N and K are multiples of 8: a row is a multiple of 16 bytes for the copy engine.
+//
+// What limits it. An SM's tensor cores do 4,096 FLOPs a cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64 of K, of
+// a tile of C, 128 × 256, is
+//
+//   2 · 128·256·64 FLOPs / 4,096              1,024 cycles of the tensor cores
+//   (128·64 + 64·256) · 2 bytes = 48 KB       48 bytes a cycle from L2, if the tensor cores never wait
+//
+// The second is the tighter one: of H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes a cycle for each SM. So the
+// tile is large: its 128·256 sums take half of the registers. (To go further, blocks share what they load: clusters.)
+// L2 gets it from device memory once for all tiles that are in work at a time, if these lie together: 16 tiles down and
+// 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes, 1,024 a byte, where 300 would
+// do. The rest is to keep the tensor cores from waiting: copies run up to 4 steps ahead, into the next tile, too; a
+// step's products start before those of the step before are done; and the copy engine brings the results to C.
+//
+// Who does what. A block of 3 warpgroups works on one tile after another:
+//
+//   warpgroup 0     the producer: one thread starts the copies of each step, into the next of 4 stages
+//   warpgroups 1, 2 the consumers: each multiplies 64 rows of A's tile with the whole tile of B, 4 products a step
+//
+//   producer   waits for empty[s], starts the copies that bring stage s to full[s]
+//   consumers  wait for full[s], start its products, wait for those of the stage before and arrive at its empty
+//
+// A consumer's sums, 64 × 256, are 128 registers of each thread, so the producer's threads give some of theirs.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/hopper.cuh"
+
+namespace wgmma_rung {
+
+constexpr int tile_rows = 128, tile_columns = 256, step = 64;  // a block's tile of C, and how much of K at a time
+constexpr int strips = tile_columns / box_columns;             // boxes that are as wide as a tile
+constexpr int stage_count = 4;
+constexpr int group_rows = 16;  // tiles that lie together
+constexpr int warpgroup = 128, threads = 3 * warpgroup, consumer_warps = 2 * warpgroup / 32;
+constexpr int warp_rows = 16;  // of a tile
+
+template <class T>
+struct Stage {
+  alignas(1024) T a[tile_rows * step];
+  alignas(1024) T b[strips][step * box_columns];
+};
+
+template <class T>
+struct Shared {
+  Stage<T> stages[stage_count];                                   // 192 KB
+  alignas(1024) T c[consumer_warps][2][warp_rows * box_columns];  // 32 KB: what is on its way to C
+  Barrier full[stage_count], empty[stage_count];
+};
+static_assert(sizeof(Shared<__half>) <= 227 * 1024, "a block's shared memory on Hopper");
+
+// A place in the ring of stages.
+struct Turn {
+  int stage = 0;
+  unsigned parity = 0;  // of the round
+
+  __device__ void next() {
+    if (++stage < stage_count) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+struct Tile {
+  int row, column;  // of its first element in C
+};
+
+struct Problem {
+  int rows, columns;  // of tiles
+  int depth;          // K
+
+  __host__ __device__ int tiles() const { return rows * columns; }
+
+  // Tiles in order: down a group of rows, then down its next column; after its last column, the next group.
+  __device__ Tile tile(int number) const {
+    const int first_row = number / (group_rows * columns) * group_rows, within = number % (group_rows * columns);
+    const int height = min(group_rows, rows - first_row);
+    return {(first_row + within % height) * tile_rows, within / height * tile_columns};
+  }
+};
+
+// By one thread: all steps of all tiles, as fast as stages become empty.
+template <class T>
+__device__ inline void produce(Shared<T>& shared, const TensorMap& a, const TensorMap& b, const Problem& problem) {
+  Turn turn;
+  for (int number = blockIdx.x; number < problem.tiles(); number += gridDim.x) {
+    const Tile tile = problem.tile(number);
+    for (int k = 0; k < problem.depth; k += step, turn.next()) {
+      Stage<T>& stage = shared.stages[turn.stage];
+      Barrier& full = shared.full[turn.stage];
+      wait(shared.empty[turn.stage], turn.parity ^ 1);
+      arrive_expecting(full, sizeof stage);
+      load_box(stage.a, a, tile.row, k, full);
+      for (int strip = 0; strip < strips; ++strip)
+        load_box(stage.b[strip], b, k, tile.column + strip * box_columns, full);
+    }
+  }
+}
+
+// By a consumer: starts sum = or += (its 64 rows of A's tile) · (B's tile), for one step of k.
+template <class T>
+__device__ inline void start_step(float (&sum)[tile_columns / 8][4], Shared<T>& shared, const Turn& turn, bool add) {
+  const Stage<T>& stage = shared.stages[turn.stage];
+  const T* rows = stage.a + (threadIdx.x / warpgroup - 1) * 64 * step;
+  wait(shared.full[turn.stage], turn.parity);
+  order_registers();
+#pragma unroll
+  for (int i = 0; i < step / 16; ++i)
+    multiply_m64k16<T, true>(sum, along_k(rows, i * bytes_of_16_along_k),
+                             along_n<step>(stage.b, i * bytes_of_16_along_n), add || i > 0);
+  commit_products();
+}
+
+// By a consumer: sum = its 64 rows of the tile. The tensor cores go on with a step while the one before is released.
+template <class T>
+__device__ inline void multiply_tile(float (&sum)[tile_columns / 8][4], Shared<T>& shared, Turn& turn, int depth) {
+  auto release_stage = [&](const Turn& used) {
+    if (threadIdx.x % 32 == 0) arrive(shared.empty[used.stage]);
+  };
+  Turn previous = turn;
+  start_step(sum, shared, turn, false);
+  turn.next();
+  for (int k = step; k < depth; k += step) {
+    start_step(sum, shared, turn, true);
+    wait_for_products<1>();
+    release_stage(previous);
+    previous = turn;
+    turn.next();
+  }
+  wait_for_products(sum);
+  release_stage(previous);
+}
+
+// Both by one instruction. (With one for each, ptxas of CUDA 13.0 has every product wait for the one before, and says so:
+// message C7514.)
+template <class T>
+__device__ inline uint32_t round_together(float x, float y) {
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(x, y);
+    memcpy(&bits, &pair, sizeof bits);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    memcpy(&bits, &pair, sizeof bits);
+  }
+  return bits;
+}
+
+// The 16 rows of a warp, rounded to T, go to C in boxes of 64 columns. While one is stored, the next is written.
+template <class T>
+__device__ inline void store_tile(Shared<T>& shared, const float (&sum)[tile_columns / 8][4], const TensorMap& c,
+                                  int row, int column) {
+  const int warp = threadIdx.x / 32 - warpgroup / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int strip = 0; strip < strips; ++strip) {
+    T* box = shared.c[warp][strip % 2];
+    wait_for_stores<1>();
+    __syncwarp();  // lane 0 has waited for the box's last store
+#pragma unroll
+    for (int chunk = 0; chunk < 8; ++chunk)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* pair = &sum[8 * strip + chunk][2 * half];
+        T* to = box + (lane / 4 + 8 * half) * box_columns + (chunk ^ lane / 4) * 8 + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(to) = round_together<T>(pair[0], pair[1]);
+      }
+    share_with_engines();
+    __syncwarp();
+    if (lane == 0) {
+      store_box(c, row + warp * warp_rows, column + strip * box_columns, box);
+      commit_stores();
+    }
+  }
+}
+
+template <class T>
+__device__ inline void consume(Shared<T>& shared, const TensorMap& c, const Problem& problem) {
+  Turn turn;
+  for (int number = blockIdx.x; number < problem.tiles(); number += gridDim.x) {
+    const Tile tile = problem.tile(number);
+    float sum[tile_columns / 8][4];
+    multiply_tile(sum, shared, turn, problem.depth);
+    store_tile(shared, sum, c, tile.row, tile.column);
+  }
+  wait_for_stores<0>();
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads, 1)
+matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                    const __grid_constant__ TensorMap c, const Problem problem) {
+  extern __shared__ __align__(1024) char memory[];
+  Shared<T>& shared = *reinterpret_cast<Shared<T>*>(memory);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < stage_count; ++stage) {
+      init_barrier(shared.full[stage], 1);
+      init_barrier(shared.empty[stage], consumer_warps);
+    }
+    share_barriers();
+  }
+  __syncthreads();
+  // 65,536 registers are 168 for each of 384 threads; and 128·40 + 256·232 is no more.
+  if (threadIdx.x < warpgroup) {
+    give_registers<40>();
+    if (threadIdx.x == 0) produce(shared, a, b, problem);
+  } else {
+    take_registers<232>();
+    consume(shared, c, problem);
+  }
+}
+
+}  // namespace wgmma_rung
+
+// Where has_wgmma().
+template <class T>
+void matmul_wgmma(T* c, const T* a, const T* b, int m, int n, int k, cudaStream_t stream) {
+  using namespace wgmma_rung;
+  const Problem problem{ceil_div(m, tile_rows), ceil_div(n, tile_columns), k};
+  const TensorMap a_boxes = make_tensor_map(a, m, k, tile_rows), b_boxes = make_tensor_map(b, k, n, step);
+  const TensorMap c_boxes = make_tensor_map(c, m, n, warp_rows);
+  const int blocks = std::min(problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount));
+  CUDA_CHECK(cudaFuncSetAttribute(matmul_wgmma_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  sizeof(Shared<T>)));
+  matmul_wgmma_kernel<T><<<blocks, threads, sizeof(Shared<T>), stream>>>(a_boxes, b_boxes, c_boxes, problem);
+  CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,399 @@
+// Hopper's asynchronous instructions, each wrapped once by name: a copy engine (TMA) and tensor cores (wgmma) that work
+// beside the threads, and barriers in shared memory to wait for them. Like kernels/instructions.cuh, and no other file,
+// this one asks which device it is compiled for. The code exists for sm_90a alone: for other GPUs a wrapper is a trap,
+// and the host asks has_wgmma() before it launches a kernel that calls one. The CPU device has them all.
+//
+// Barriers (PTX ISA, "mbarrier"). A barrier counts arrivals of threads and bytes of copies. When none of either is
+// pending, its phase ends and the next begins, with as many arrivals to come; phases have parity 0, 1, 0, ... A thread
+// waits until the phase of a parity has ended; at a new barrier it does not wait for parity 1. In a ring of stages each
+// has a barrier `full` (its copies have arrived) and a barrier `empty` (its readers have). In round r of the ring the
+// consumer waits for `full` with parity r % 2, and the producer for `empty` with the other one.
+//
+// Boxes (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management"). One thread has the copy
+// engine move a box of box_rows × 64 elements between shared memory and a row-major matrix, where its first element is
+// (row, column). Elements outside the matrix arrive as zeros and leave for nowhere; their bytes count. Row r of a box
+// is the 128 bytes from byte 128·r, its 8 chunks of 16 bytes permuted, so that one column of chunks covers all banks:
+//
+//   chunk c of row r is at place c xor (r mod 8)
+//
+// The hardware takes r mod 8 from the address (bits 7 to 9 change bits 4 to 6), so boxes begin at multiples of 1,024
+// bytes. What threads write to shared memory, engines see after share_with_engines() and then a barrier.
+//
+// Products (PTX ISA, "wgmma.mma_async"). The 128 threads of a warpgroup, the first a multiple of 128, together start
+//
+//   sum (64 × N, float) = or += a (64 × 16) · b (16 × N)
+//
+// a and b, 16-bit numbers, are read from boxes, described by 64 bits ("Matrix descriptor"; bytes in units of 16):
+//
+//   bits  0..13  address of the first element      bits 32..45  bytes from 8 rows of the box to the next 8: 1,024
+//   bits 16..29  bytes from box to box             bits 62..63  1: rows of 128 bytes, permuted as above
+//
+//   along_k      a row of the box is 64 of k: it holds a (M,K), or the transpose (N,K) of b. Its rows are those of m or
+//                n. One box has all 16 of k of a product, so bits 16..29 are not used.
+//   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are those of k; box n / 64 has column n.
+//
+// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n. Lane l of warp w holds
+//
+//   sum[j][i]    row 16·w + l/4 + 8·(i/2), column 8·j + 2·(l%4) + i%2
+//
+// for each warp what multiply_m16n8k16 leaves. Between the start of a product and the wait for it, nobody may touch its
+// sum, a and b. The order of calls: order_registers, products, commit_products (they are a group now), and
+// wait_for_products<groups that may still be under way>.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/common.cuh"
+
+constexpr int box_columns = 64;                // of 2 bytes
+constexpr int bytes_of_8_rows = 8 * 128;       // of a box, after which the permutation repeats
+constexpr int bytes_of_16_along_k = 16 * 2;    // from one product's operand to the next one's
+constexpr int bytes_of_16_along_n = 16 * 128;
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device, value;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+inline bool has_wgmma() {
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+
+#if defined(__CUDACC__)
+
+#include <cuda.h>
+
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HOPPER_ASM(...) __trap()
+#else
+#define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
+#endif
+
+// ---- barriers
+
+struct Barrier {
+  uint64_t state;
+};
+
+__device__ inline void init_barrier(Barrier& barrier, int arrivals) {
+  HOPPER_ASM("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+// By the thread that has made barriers, before the __syncthreads after which others, and the copy engine, use them.
+__device__ inline void share_barriers() { HOPPER_ASM("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ inline void arrive(Barrier& barrier) {
+  HOPPER_ASM("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(&barrier)) : "memory");
+}
+
+// Arrives, and adds bytes that copies will bring to the phase.
+__device__ inline void arrive_expecting(Barrier& barrier, int bytes) {
+  HOPPER_ASM("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+             :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+
+// try_wait sleeps for a while by itself.
+__device__ inline void wait(Barrier& barrier, unsigned parity) {
+  HOPPER_ASM("{\n"
+             ".reg .pred ended;\n"
+             "again:\n"
+             "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+             "@!ended bra again;\n"
+             "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
+}
+
+// ---- boxes
+
+using TensorMap = CUtensorMap;  // a kernel takes it as `const __grid_constant__ TensorMap`
+
+// The driver's function, without linking to the driver.
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess)
+    throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: install one for CUDA 12.0 or later");
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
+// Of the row-major `matrix`, cut into boxes of box_rows (at most 256) × 64. Its rows are multiples of 16 bytes.
+template <class T>
+TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
+  static_assert(sizeof(T) == 2);
+  static const auto encode = tensor_map_encoder();
+  constexpr auto type =
+      std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const cuuint64_t size[] = {cuuint64_t(columns), cuuint64_t(rows)}, stride[] = {columns * sizeof(T)};  // of a row
+  const cuuint32_t box[] = {box_columns, cuuint32_t(box_rows)}, step[] = {1, 1};
+  TensorMap map;
+  const CUresult result = encode(&map, type, 2, const_cast<T*>(matrix), size, stride, box, step,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS)
+    throw std::runtime_error("cuTensorMapEncodeTiled refuses a matrix of " + std::to_string(rows) + " × " +
+                             std::to_string(columns) + " (error " + std::to_string(result) +
+                             "): give a multiple of 8 columns, and an address that is a multiple of 16");
+  return map;
+}
+
+// Starts a copy to `box`, which then brings box_rows · 128 bytes to the barrier.
+__device__ inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
+  HOPPER_ASM("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+             :: "r"(shared_address(box)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)) : "memory");
+}
+
+__device__ inline void store_box(const TensorMap& map, int row, int column, const void* box) {
+  HOPPER_ASM("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+             :: "l"(&map), "r"(column), "r"(row), "r"(shared_address(box)) : "memory");
+}
+
+__device__ inline void commit_stores() { HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until the boxes of all but this thread's last `groups` have been read, and may be written again.
+template <int groups>
+__device__ inline void wait_for_stores() {
+  HOPPER_ASM("cp.async.bulk.wait_group.read %0;" :: "n"(groups) : "memory");
+}
+
+__device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- products
+
+struct MatrixDescriptor {
+  uint64_t bits;
+};
+
+__device__ inline MatrixDescriptor describe(const void* box, int offset, int bytes_to_next_box) {
+  const uint64_t address = shared_address(box) + offset;
+  return {address >> 4 | uint64_t(bytes_to_next_box >> 4) << 16 | uint64_t(bytes_of_8_rows >> 4) << 32 | 1ull << 62};
+}
+
+__device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() { HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until all but the last `groups` are done: the shared memory that they read is free.
+template <int groups>
+__device__ inline void wait_for_products() {
+  HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
+}
+
+// Until all are done. The compiler learns that `sum` has changed, and does not read it before.
+template <int J>
+__device__ inline void wait_for_products(float (&sum)[J][4]) {
+  wait_for_products<0>();
+#pragma unroll
+  for (int j = 0; j < J; ++j) asm volatile("" : "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3]));
+}
+
+// NUMBERS(7) is "%70, ..., %79". The operands of an asm: %0 to %(N/2 - 1) are sum, then a, b, add, transposed.
+#define NUMBERS(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
+                      "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
+#define NUMBERS_60 NUMBERS() ", " NUMBERS(1) ", " NUMBERS(2) ", " NUMBERS(3) ", " NUMBERS(4) ", " NUMBERS(5)
+#define NUMBERS_64 NUMBERS_60 ", %60, %61, %62, %63"
+#define NUMBERS_128 NUMBERS_60 ", " NUMBERS(6) ", " NUMBERS(7) ", " NUMBERS(8) ", " NUMBERS(9) ", " NUMBERS(10) ", " \
+                    NUMBERS(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUM_4(j) "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])
+#define SUM_16(j) SUM_4(j), SUM_4(j + 1), SUM_4(j + 2), SUM_4(j + 3)
+#define SUM_64(j) SUM_16(j), SUM_16(j + 4), SUM_16(j + 8), SUM_16(j + 12)
+#define MULTIPLY(shape, type, numbers, a_number, b_number, add_number, transposed_number, ...)                      \
+  HOPPER_ASM("{\n"                                                                                                  \
+             ".reg .pred accumulate;\n"                                                                             \
+             "setp.ne.b32 accumulate, " add_number ", 0;\n"                                                         \
+             "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" numbers "}, " a_number ", " b_number  \
+             ", accumulate, 1, 1, 0, " transposed_number ";\n"  /* a and b times 1, 1; a is not transposed */       \
+             "}" : __VA_ARGS__ : "l"(a.bits), "l"(b.bits), "r"(int(add)), "n"(int(b_along_n)) : "memory")
+#define MULTIPLY_N128(type) MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "%65", "%66", "%67", SUM_64(0))
+#define MULTIPLY_N256(type) \
+  MULTIPLY("m64n256k16", type, NUMBERS_128, "%128", "%129", "%130", "%131", SUM_64(0), SUM_64(16))
+
+template <class T, bool b_along_n, int J>
+__device__ inline void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+  static_assert(J == 16 || J == 32, "N is 128 or 256");
+  constexpr bool is_half = std::is_same_v<T, __half>;
+  if constexpr (J == 16 && is_half) MULTIPLY_N128("f16");
+  else if constexpr (J == 16) MULTIPLY_N128("bf16");
+  else if constexpr (is_half) MULTIPLY_N256("f16");
+  else MULTIPLY_N256("bf16");
+}
+
+#undef MULTIPLY_N256
+#undef MULTIPLY_N128
+#undef MULTIPLY
+#undef SUM_64
+#undef SUM_16
+#undef SUM_4
+#undef NUMBERS_128
+#undef NUMBERS_64
+#undef NUMBERS_60
+#undef NUMBERS
+
+// ---- registers: a warpgroup gives back what it has above `count` a thread, or waits until it can have so many. The
+// kernel has __launch_bounds__(threads, 1).
+
+template <int count>
+__device__ inline void give_registers() {
+  HOPPER_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(count));
+}
+
+template <int count>
+__device__ inline void take_registers() {
+  HOPPER_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(count));
+}
+
+#undef HOPPER_ASM
+
+#else
+
+using Barrier = cpu::Barrier;
+
+inline void init_barrier(Barrier& barrier, int arrivals) { barrier = {int16_t(arrivals), int16_t(arrivals), 0, 0}; }
+inline void share_barriers() {}
+inline void arrive(Barrier& barrier) { cpu::arrive(barrier, 1, 0); }
+inline void arrive_expecting(Barrier& barrier, int bytes) { cpu::arrive(barrier, 1, bytes); }
+inline void wait(Barrier& barrier, unsigned parity, cpu::Location where = cpu::Location::current()) {
+  cpu::wait(barrier, parity, where);
+}
+
+struct TensorMap {
+  char* matrix;
+  int rows, columns, box_rows;
+};
+
+template <class T>
+TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
+  static_assert(sizeof(T) == 2);
+  return {reinterpret_cast<char*>(const_cast<T*>(matrix)), rows, columns, box_rows};
+}
+
+inline char* permuted(uintptr_t address) { return reinterpret_cast<char*>(address ^ (address >> 3 & 0x70)); }
+
+// For the access counters a box is moved by the thread that asks, a row in an access.
+inline void count_box(cpu::counting::Event event, const TensorMap& map, int row, int column) {
+  const int first = std::max(column, 0), columns = std::min(column + box_columns, map.columns) - first;
+  for (int r = std::max(row, 0); r < std::min(row + map.box_rows, map.rows) && columns > 0; ++r)
+    cpu::counting::record(event, map.matrix + 2 * (size_t(r) * map.columns + first), 2 * columns);
+}
+
+// Calls function(element of the box, element of the matrix; null outside).
+template <class Function>
+void for_each_in_box(const void* box, const TensorMap& map, int row, int column, Function function) {
+  for (int r = 0; r < map.box_rows; ++r)
+    for (int c = 0; c < box_columns; ++c) {
+      const bool inside = row + r >= 0 && row + r < map.rows && column + c >= 0 && column + c < map.columns;
+      const size_t index = size_t(row + r) * map.columns + column + c;
+      function(permuted(shared_address(box) + 128 * r + 2 * c), inside ? map.matrix + 2 * index : nullptr);
+    }
+}
+
+// The box is NaN at once, for those who still read or already read it; the elements arrive as late as they may.
+inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
+  std::memset(box, 0xff, map.box_rows * 128);
+  count_box(cpu::counting::Event::load, map, row, column);
+  cpu::do_in_background([=, &barrier] {
+    const cpu::counting::Hidden hidden;
+    for_each_in_box(box, map, row, column, [](char* to, const char* from) {
+      if (from) std::memcpy(to, from, 2);
+      else std::memset(to, 0, 2);
+    });
+    cpu::arrive(barrier, 0, -128 * map.box_rows);
+  });
+}
+
+// Reads the box at once and again as late as it may: an element that has changed in between is stored as NaN.
+inline void store_box(const TensorMap& map, int row, int column, const void* box) {
+  const char* bytes = static_cast<const char*>(box);
+  count_box(cpu::counting::Event::store, map, row, column);
+  cpu::defer(cpu::Work::stores, [=, early = std::string(bytes, map.box_rows * 128)] {
+    const cpu::counting::Hidden hidden;
+    for_each_in_box(box, map, row, column, [&](const char* from, char* to) {
+      const bool is_same = std::memcmp(from, &early[from - bytes], 2) == 0;
+      if (to) std::memcpy(to, is_same ? from : "\xff\xff", 2);
+    });
+  });
+}
+
+inline void commit_stores() { cpu::commit(cpu::Work::stores); }
+
+template <int groups>
+void wait_for_stores() {
+  cpu::finish(cpu::Work::stores, groups);
+}
+
+inline void share_with_engines() {}
+
+struct MatrixDescriptor {
+  uintptr_t start;
+  int bytes_to_next_box;
+};
+
+inline MatrixDescriptor describe(const void* box, int offset, int bytes_to_next_box) {
+  return {shared_address(box) + offset, bytes_to_next_box};
+}
+
+inline void order_registers() {}
+inline void commit_products() { cpu::commit(cpu::Work::products); }
+
+// Each thread does its own part of the products; the warp is done when all lanes are.
+template <int groups>
+void wait_for_products(cpu::Location where = cpu::Location::current()) {
+  cpu::finish(cpu::Work::products, groups);
+  cpu::sync_warp(0xffffffffu, where);
+}
+
+template <int J>
+void wait_for_products(float (&)[J][4], cpu::Location where = cpu::Location::current()) {
+  wait_for_products<0>(where);
+}
+
+// Element k of row, or column, `line` of an operand.
+template <class T>
+float operand(const MatrixDescriptor& matrix, bool along_n, int line, int k) {
+  const int offset = along_n ? line / box_columns * matrix.bytes_to_next_box + line % box_columns * 2 + k * 128
+                             : line * 128 + k * 2;
+  uint16_t bits;
+  std::memcpy(&bits, permuted(matrix.start + offset), sizeof bits);
+  return T::from_bits(bits);
+}
+
+template <class T, bool b_along_n, int J>
+void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+  cpu::counting::record(cpu::counting::Event::matrix_instruction, nullptr, 1);
+  cpu::defer(cpu::Work::products, [&sum, a, b, add] {
+    const cpu::counting::Hidden hidden;
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    for (int k = 0; k < 16; ++k) {
+      const float x[2] = {operand<T>(a, false, row, k), operand<T>(a, false, row + 8, k)};
+      for (int j = 0; j < J; ++j)
+        for (int c = 0; c < 2; ++c) {
+          const float y = operand<T>(b, b_along_n, 8 * j + column + c, k);
+          for (int half = 0; half < 2; ++half) {
+            float& total = sum[j][2 * half + c];
+            total = (add || k > 0 ? total : 0) + x[half] * y;
+          }
+        }
+    }
+  });
+}
+
+template <int count>
+void give_registers() {}
+
+template <int count>
+void take_registers() {}
+
+#endif
+
+// ---- the two ways in which an operand's box, or its row of boxes, can lie; `offset` in bytes
+
+// (64 or N rows) × 64 of k: the rows of a, or the columns of b.
+__device__ inline MatrixDescriptor along_k(const void* box, int offset) { return describe(box, offset, 0); }
+
+// box_rows of k × 64 columns of b; the boxes of the next 64 columns follow each other.
+template <int box_rows>
+__device__ inline MatrixDescriptor along_n(const void* boxes, int offset) {
+  return describe(boxes, offset, box_rows * 128);
+}

@@ -1,0 +1,300 @@
+// Hopper's asynchronous instructions against what the PTX ISA documents of them, and the matrix product made of them.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "dev/ladders/matmul_wgmma.cuh"
+#include "test/kernel_test.cuh"
+
+namespace {
+
+// Every test but the first is skipped where the instructions are not.
+const auto on_hopper = doctest::skip(!has_wgmma());
+
+// Where element (row, column) of a box is, in elements.
+__host__ __device__ int in_box(int row, int column) {
+  return row * box_columns + (column / 8 ^ row % 8) * 8 + column % 8;
+}
+
+__device__ void make_barriers(Barrier* barriers, int count, int arrivals) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < count; ++i) init_barrier(barriers[i], arrivals);
+    share_barriers();
+  }
+  __syncthreads();
+}
+
+}  // namespace
+
+TEST_CASE("which device this is") {
+  if (!has_wgmma()) MESSAGE("left out: all tests of this file, because this GPU is not of compute capability 9.0");
+}
+
+// ---- barriers
+
+namespace {
+
+// The last thread, in a warp of its own, sends one number after another to all others.
+__global__ void rounds_kernel(int* out, int rounds) {
+  __shared__ Barrier full, empty;
+  __shared__ int number;
+  make_barriers(&full, 1, 1);
+  const int t = threadIdx.x, receivers = blockDim.x - 1;
+  make_barriers(&empty, 1, receivers);
+  for (int round = 0; round < rounds; ++round)
+    if (t == receivers) {
+      wait(empty, (round + 1) % 2);
+      number = 1 + round * round;
+      arrive(full);
+    } else {
+      wait(full, round % 2);
+      out[round * receivers + t] = number;
+      arrive(empty);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("barriers: threads wait for each other over many phases" * on_hopper) {
+  const int rounds = 7, receivers = 64;
+  std::vector<int> expected;
+  for (int round = 0; round < rounds; ++round) expected.insert(expected.end(), receivers, 1 + round * round);
+  Buffer<int> out(expected.size());
+  rounds_kernel<<<1, receivers + 1, 0, test_stream()>>>(out.data(), rounds);
+  CHECK(out.get() == expected);
+}
+
+// ---- boxes
+
+namespace {
+
+constexpr int most_box_rows = 64;
+
+__global__ void load_box_kernel(uint16_t* out, const __grid_constant__ TensorMap map, int row, int column,
+                                int box_rows) {
+  alignas(1024) __shared__ uint16_t box[most_box_rows * box_columns];
+  __shared__ Barrier full;
+  make_barriers(&full, 1, 1);
+  if (threadIdx.x == 0) {
+    arrive_expecting(full, box_rows * 128);
+    load_box(box, map, row, column, full);
+  }
+  wait(full, 0);
+  for (int i = threadIdx.x; i < box_rows * box_columns; i += blockDim.x) out[i] = box[i];
+}
+
+// Twice, from the same memory: the second time 100 rows further down, where the numbers are the ones after the first's.
+__global__ void store_box_kernel(const __grid_constant__ TensorMap map, int row, int column, int box_rows) {
+  alignas(1024) __shared__ uint16_t box[most_box_rows * box_columns];
+  const int count = box_rows * box_columns;
+  for (int copy = 0; copy < 2; ++copy) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) box[i] = uint16_t(i + copy * count);
+    share_with_engines();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      store_box(map, row + 100 * copy, column, box);
+      commit_stores();
+      wait_for_stores<0>();
+    }
+    __syncthreads();
+  }
+}
+
+struct BoxCase {
+  int rows, columns, box_rows, row, column;  // of the matrix, of the box, and where
+};
+const BoxCase box_cases[] = {{64, 64, 64, 0, 0}, {37, 88, 16, 3, 17},  {37, 88, 8, -3, -5}, {37, 88, 64, 30, 41},
+                             {1, 8, 8, 0, 0},    {37, 88, 16, 37, 88}, {37, 88, 16, 0, 88}, {200, 72, 8, 199, 71}};
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("load_box: any place, zeros outside, chunks permuted" * on_hopper, T, __nv_bfloat16, __half) {
+  for (const auto& [rows, columns, box_rows, row, column] : box_cases) {
+    CAPTURE(rows); CAPTURE(box_rows); CAPTURE(row); CAPTURE(column);
+    std::vector<uint16_t> matrix(rows * columns), expected(box_rows * box_columns);
+    for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = uint16_t(i + 1);
+    for (int r = 0; r < box_rows; ++r)
+      for (int c = 0; c < box_columns; ++c) {
+        const int x = column + c, y = row + r;
+        expected[in_box(r, c)] = x >= 0 && x < columns && y >= 0 && y < rows ? matrix[y * columns + x] : 0;
+      }
+    Buffer<uint16_t> matrix_d(matrix), out(expected.size());
+    const TensorMap map = make_tensor_map(reinterpret_cast<const T*>(matrix_d.data()), rows, columns, box_rows);
+    load_box_kernel<<<1, 96, 0, test_stream()>>>(out.data(), map, row, column, box_rows);
+    CHECK(out.get() == expected);
+  }
+}
+
+TEST_CASE_TEMPLATE("store_box: any place, nothing outside" * on_hopper, T, __nv_bfloat16, __half) {
+  for (const auto& [rows, columns, box_rows, row, column] : box_cases) {
+    CAPTURE(rows); CAPTURE(box_rows); CAPTURE(row); CAPTURE(column);
+    std::vector<uint16_t> expected((rows + 100) * columns, 0xffff);
+    for (int i = 0; i < 2 * box_rows * box_columns; ++i) {
+      const int copy = i / (box_rows * box_columns), r = i / box_columns % box_rows, c = i % box_columns;
+      const int x = column + c, y = row + r + 100 * copy;
+      if (x >= 0 && x < columns && y >= 0 && y < rows + 100)
+        expected[y * columns + x] = uint16_t(in_box(r, c) + copy * box_rows * box_columns);
+    }
+    Buffer<uint16_t> matrix(expected.size());
+    const TensorMap map = make_tensor_map(reinterpret_cast<const T*>(matrix.data()), rows + 100, columns, box_rows);
+    store_box_kernel<<<1, 96, 0, test_stream()>>>(map, row, column, box_rows);
+    CHECK(matrix.get() == expected);
+  }
+}
+
+// ---- a ring of stages
+
+namespace {
+
+constexpr int ring_stages = 3, ring_rows = 16, ring_consumers = 128;
+
+// sums[t] = of column t % 64 of the matrix, rows 8·(t / 64) to + 8 of every 16.
+__global__ void ring_kernel(int* sums, const __grid_constant__ TensorMap map, int boxes) {
+  alignas(1024) __shared__ uint16_t stages[ring_stages][ring_rows * box_columns];
+  __shared__ Barrier full[ring_stages], empty[ring_stages];
+  make_barriers(full, ring_stages, 1);
+  make_barriers(empty, ring_stages, ring_consumers);
+  const int t = threadIdx.x;
+  int sum = 0;
+  for (int box = 0; box < boxes; ++box) {
+    const int stage = box % ring_stages, parity = box / ring_stages % 2;
+    if (t == ring_consumers) {
+      wait(empty[stage], parity ^ 1);
+      arrive_expecting(full[stage], sizeof stages[stage]);
+      load_box(stages[stage], map, box * ring_rows, 0, full[stage]);
+    } else if (t < ring_consumers) {
+      wait(full[stage], parity);
+      for (int row = t / 64 * 8; row < t / 64 * 8 + 8; ++row) sum += stages[stage][in_box(row, t % 64)];
+      arrive(empty[stage]);
+    }
+  }
+  if (t < ring_consumers) sums[t] = sum;
+}
+
+}  // namespace
+
+TEST_CASE("a ring of stages: copies run ahead, and never into what is still read" * on_hopper) {
+  for (int boxes : {1, 2, 3, 4, 11}) {
+    CAPTURE(boxes);
+    std::vector<uint16_t> matrix(boxes * ring_rows * box_columns);
+    std::vector<int> expected(ring_consumers);
+    for (size_t i = 0; i < matrix.size(); ++i) {
+      matrix[i] = uint16_t(i * 7 % 1009);
+      expected[i % box_columns + i / box_columns % 16 / 8 * 64] += matrix[i];
+    }
+    Buffer<uint16_t> matrix_d(matrix);
+    Buffer<int> sums(ring_consumers);
+    const auto* halves = reinterpret_cast<const __half*>(matrix_d.data());
+    const TensorMap map = make_tensor_map(halves, boxes * ring_rows, box_columns, ring_rows);
+    ring_kernel<<<1, ring_consumers + 32, 0, test_stream()>>>(sums.data(), map, boxes);
+    CHECK(sums.get() == expected);
+  }
+}
+
+// ---- products
+
+namespace {
+
+constexpr int depth = 64;
+
+// sums (64, N) = or += a (64, 64) · b (64, N), which is stored so for b_along_n, else as its transpose. Four products,
+// in two groups.
+template <class T, bool b_along_n, int N>
+__global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                                bool add) {
+  extern __shared__ __align__(1024) char memory[];
+  T *a_box = reinterpret_cast<T*>(memory), *b_boxes = a_box + 64 * depth;
+  __shared__ Barrier full;
+  make_barriers(&full, 1, 1);
+  if (threadIdx.x == 0) {
+    arrive_expecting(full, (64 + N) * depth * int(sizeof(T)));
+    load_box(a_box, a, 0, 0, full);
+    for (int column = 0; column < (b_along_n ? N : box_columns); column += box_columns)
+      load_box(b_boxes + column * depth, b, 0, column, full);
+  }
+  const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * 16 + lane / 4, first_column = lane % 4 * 2;
+  auto place = [&](int j, int i) { return sums + (first_row + i / 2 * 8) * N + 8 * j + first_column + i % 2; };
+  float sum[N / 8][4];
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j)
+    for (int i = 0; i < 4; ++i) sum[j][i] = *place(j, i);
+  wait(full, 0);
+  order_registers();
+#pragma unroll
+  for (int k = 0; k < depth / 16; ++k) {
+    const auto columns = b_along_n ? along_n<depth>(b_boxes, k * bytes_of_16_along_n)
+                                   : along_k(b_boxes, k * bytes_of_16_along_k);
+    multiply_m64k16<T, b_along_n>(sum, along_k(a_box, k * bytes_of_16_along_k), columns, add || k > 0);
+    if (k == 1) commit_products();
+  }
+  commit_products();
+  wait_for_products<1>();
+  wait_for_products(sum);
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j)
+    for (int i = 0; i < 4; ++i) *place(j, i) = sum[j][i];
+}
+
+// On integers: the sums are exact.
+template <class T, bool b_along_n, int N>
+void check_products(bool add) {
+  CAPTURE(b_along_n); CAPTURE(N); CAPTURE(add);
+  const auto a = random_integers<T>(64 * depth, 9), b = random_integers<T>(depth * N, 9, 2);
+  const auto start = random_integers<float>(64 * N, 1000, 3);
+  std::vector<float> expected(64 * N);
+  for (int row = 0; row < 64; ++row)
+    for (int column = 0; column < N; ++column) {
+      float& sum = expected[row * N + column] = add ? start[row * N + column] : 0;
+      for (int k = 0; k < depth; ++k)
+        sum += to_float(a[row * depth + k]) * to_float(b[b_along_n ? k * N + column : column * depth + k]);
+    }
+  Buffer<T> a_d(a), b_d(b);
+  Buffer<float> sums(64 * N);  // NaN, which stays NaN if something is added to it
+  if (add) sums = start;
+  const TensorMap a_map = make_tensor_map(a_d.data(), 64, depth, 64);
+  const TensorMap b_map = b_along_n ? make_tensor_map(b_d.data(), depth, N, depth)
+                                    : make_tensor_map(b_d.data(), N, depth, N);
+  const int bytes = (64 + N) * depth * int(sizeof(T));
+  const auto kernel = products_kernel<T, b_along_n, N>;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  products_kernel<T, b_along_n, N><<<1, 128, bytes, test_stream()>>>(sums.data(), a_map, b_map, add);
+  CHECK(sums.get() == expected);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("multiply_m64k16: both widths, both ways that b can lie" * on_hopper, T, __nv_bfloat16, __half) {
+  for (bool add : {false, true}) {
+    check_products<T, false, 128>(add);
+    check_products<T, false, 256>(add);
+    check_products<T, true, 128>(add);
+    check_products<T, true, 256>(add);
+  }
+}
+
+// ---- the matrix product
+
+namespace {
+
+template <class T>
+void check_matmul(int m, int n, int k) {
+  CAPTURE(m); CAPTURE(n); CAPTURE(k);
+  const auto a = random_values<T>(size_t(m) * k), b = random_values<T>(size_t(k) * n, 1, 0, 2);
+  std::vector<double> expected(size_t(m) * n);
+  for (int i = 0; i < m; ++i)
+    for (int p = 0; p < k; ++p)
+      for (int j = 0; j < n; ++j)
+        expected[size_t(i) * n + j] += double(to_float(a[size_t(i) * k + p])) * to_float(b[size_t(p) * n + j]);
+  Buffer<T> a_d(a), b_d(b), c(expected.size());
+  matmul_wgmma<T>(c, a_d, b_d, m, n, k, test_stream());
+  CHECK_CLOSE(c.numbers(), expected, std::sqrt(double(k)), rounding<T> + 1.2e-7 * std::sqrt(double(k)));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("matmul_wgmma" * on_hopper, T, __nv_bfloat16, __half) {
+  check_matmul<T>(72, 136, 80);
+  check_matmul<T>(1, 8, 8);
+  check_matmul<T>(129, 264, 64);
+  if (!large_shapes) return;
+  check_matmul<T>(256, 384, 192);
+  check_matmul<T>(300, 520, 328);   // 6 steps a tile: more than there are stages
+  check_matmul<T>(2200, 264, 8);    // two groups of tile rows
+}
