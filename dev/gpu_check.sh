@@ -4,7 +4,7 @@
 #
 #   dev/gpu_check.sh                        everything: about two hours on one GPU
 #   dev/gpu_check.sh --quick                what ten minutes allow
-#   dev/gpu_check.sh --quick build bench    some parts: build tests ceilings bench torch ranks sanitizers
+#   dev/gpu_check.sh --quick build bench    some parts: build tests ceilings bench ladders torch ranks sanitizers
 #   DEVICE=cpu dev/gpu_check.sh --quick     tries the script itself, on the CPU device
 #
 # --output FILE: instead of dev/results/DATE-DEVICE-check.md. PYTHON: the one that has torch. Nothing stops at a
@@ -13,7 +13,7 @@
 cd "$(dirname "$0")/.." || exit 1
 set -u
 
-all_parts=(build tests ceilings bench torch ranks sanitizers)
+all_parts=(build tests ceilings bench ladders torch ranks sanitizers)
 device=${DEVICE:-gpu} python=${PYTHON:-python3} quick='' output='' parts=()
 usage() { echo "gpu_check.sh: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
@@ -164,6 +164,35 @@ part_bench() {
   fi
 }
 
+part_ladders() {
+  local ladder limit=300 profiler metrics='' kind
+  if [ -n "$quick" ]; then limit=60; fi
+  check "build of the ladders" 1800 make "DEVICE=$device" ladders
+  for ladder in "$build"/ladder_*; do
+    case $ladder in
+      *.*) ;;  # no program
+      *_all_reduce) check all_reduce $limit dev/cluster/mpirun.sh 2 ;;
+      *) check "$(basename "$ladder")" $limit "$ladder" --plot "${output%.md}-$(basename "$ladder").png" ;;
+    esac
+  done
+  # What the CPU device counts, counted by the hardware: to be compared with dev/ladders/README.md.
+  profiler=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu)
+  if [ "$device" = cpu ] || [ -z "$profiler" ]; then
+    leave_out "counts by Nsight Compute" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
+    return
+  fi
+  for kind in global_op_ld global_op_st shared_op_ld shared_op_st; do
+    metrics+=,l1tex__t_requests_pipe_lsu_mem_$kind.sum
+    case $kind in
+      global*) metrics+=,l1tex__t_sectors_pipe_lsu_mem_$kind.sum ;;
+      shared*) metrics+=,l1tex__data_pipe_lsu_wavefronts_mem_$kind.sum ;;
+    esac
+  done
+  for ladder in layernorm_forward layernorm_backward softmax_cross_entropy matmul; do
+    check "$ladder by Nsight Compute" 300 "$profiler" --metrics "${metrics#,}" "$build/ladder_$ladder" --once
+  done
+}
+
 part_torch() {
   local options=(--device cuda --dtype bf16 --seq-len 1024) compare
   if [ "$device" = cpu ]; then options=(--model d2 --vocab 1000 --batch 4 --attention explicit); fi
@@ -196,7 +225,7 @@ part_ranks() {
 }
 
 part_sanitizers() {
-  local tool test sanitizer limit=900 programs job
+  local tool test sanitizer limit=900 programs job ladder ladders=()
   if [ -n "$quick" ]; then limit=60; fi
   sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
   if [ "$device" = cpu ] || [ -z "$sanitizer" ]; then
@@ -206,10 +235,16 @@ part_sanitizers() {
   job=("$build/train_gpt" --train README.md --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2)
   job+=(--steps 2 --dtype bf16 --out '')
   read -ra programs <<< "$(kernel_tests "$build/" | tr '\n' ' ')"
+  for ladder in "$build"/ladder_*; do
+    case $ladder in *.* | *_all_reduce) ;; *) ladders+=("$ladder") ;; esac
+  done
   for tool in memcheck racecheck initcheck; do
     check "$tool of training" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "${job[@]}"
     for test in "${programs[@]}"; do
       check "$tool of $(basename "$test")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$test"
+    done
+    for ladder in "${ladders[@]}"; do
+      check "$tool of $(basename "$ladder")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$ladder" --check
     done
   done
 }

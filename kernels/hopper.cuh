@@ -114,7 +114,11 @@ using TensorMap = CUtensorMap;  // a kernel takes it as `const __grid_constant__
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
   CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+#else
+  CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
+#endif
   if (found != cudaDriverEntryPointSuccess)
     throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: install one for CUDA 12.0 or later");
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
