@@ -75,12 +75,13 @@ GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filte
   $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
 
 # ---- what is built
-SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh dev/ladders/*.cuh)
+SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
 TESTS := $(patsubst test/%.cu,%,$(wildcard test/test_*.cu)) $(patsubst test/%.cpp,%,$(wildcard test/test_*.cpp))
 CPU_TESTS := $(patsubst test/cpu/%.cu,%,$(wildcard test/cpu/test_*.cu)) $(patsubst test/cpu/%.cpp,%,$(wildcard test/cpu/test_*.cpp))
 RANK_TESTS := $(patsubst test/ranks/%.cu,%,$(wildcard test/ranks/test_*.cu))
 LADDERS := $(patsubst dev/ladders/%.cu,ladder_%,$(wildcard dev/ladders/*.cu))
-BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
+RANK_LADDERS := $(patsubst dev/ladders/ranks/%.cu,ladder_%,$(wildcard dev/ladders/ranks/*.cu))
+BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(RANK_LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
 
 # Packages come first and in a make of their own: what they install is looked for when a Makefile is read.
 all: $(DEVICE)
@@ -121,7 +122,7 @@ $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $^ $(CPU_LIBRARIES)
 device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 ifeq ($(VARIANT),)
-# What counts accesses to memory is of a build of its own.
+# What counts accesses to memory is of a build of its own. (Ladders of ranks are timed.)
 COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
 counting-device:
 	+@$(COUNTS) device-objects
@@ -152,7 +153,7 @@ endef
 endif
 $(eval $(call compile,))
 $(foreach folder,test/ test/cpu/ test/ranks/ test/faults/ dev/,$(eval $(call compile,$(folder))))
-$(eval $(call compile,dev/ladders/,ladder_))
+$(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 -include $(wildcard $(BUILD)/*.d)
 
 # ---- the CPU device under sanitizers
@@ -244,7 +245,7 @@ bench: all
 
 # kernels from naive to fast: dev/ladders/README.md
 ladders: build/packages-$(DEVICE)
-	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(LADDERS:%=$(BUILD)/%)
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(patsubst %,$(BUILD)/%,$(LADDERS) $(RANK_LADDERS))
 
 SHAKESPEARE := https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 SHAKESPEARE_SHA256 := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed

@@ -360,7 +360,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (!cpu::fits(to, bytes) || !cpu::fits(from, bytes)) return remember(cudaErrorInvalidValue);
   ++cpu::counts.copies;
   cpu::counts.copied_bytes += bytes;
-  cpu::enqueue(stream, [=] { return std::memcpy(to, from, bytes), true; });
+  cpu::enqueue(stream, [=] { return bytes == 0 || std::memcpy(to, from, bytes); });
   // Copies from or to pageable memory are complete, as far as the host can tell, when the call returns.
   bool pageable = (kind == cudaMemcpyHostToDevice && !cpu::is_pinned(from)) ||
                   (kind == cudaMemcpyDeviceToHost && !cpu::is_pinned(to)) || kind == cudaMemcpyDefault;

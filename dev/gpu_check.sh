@@ -165,13 +165,14 @@ part_bench() {
 }
 
 part_ladders() {
-  local ladder limit=300 profiler metrics='' kind
+  local ladder launcher=dev/cluster/torchrun.sh limit=300 profiler metrics='' kind
+  if [ "$device" = cpu ]; then launcher=dev/cluster/mpirun.sh; fi
   if [ -n "$quick" ]; then limit=60; fi
   check "build of the ladders" 1800 make "DEVICE=$device" ladders
   for ladder in "$build"/ladder_*; do
     case $ladder in
       *.*) ;;  # no program
-      *_all_reduce) check all_reduce $limit dev/cluster/mpirun.sh 2 ;;
+      *_all_reduce) GPT_PROGRAM=$ladder check "all_reduce, two ranks" $limit "$launcher" 2 --share-gpu ;;
       *) check "$(basename "$ladder")" $limit "$ladder" --plot "${output%.md}-$(basename "$ladder").png" ;;
     esac
   done

@@ -46,11 +46,13 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
   for ranks in 1 2 3 8; do run test_collectives "" $ranks; done
   for ranks in 1 2 3 4 8; do run test_zero "" $ranks; done
+  for ranks in 1 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)
       for schedule in reverse random:1; do
         run test_collectives $schedule 3
         run test_zero $schedule 3 --test-case='*take turns*'
+        run ladder_all_reduce $schedule 3 --check
       done ;;
   esac
 else

@@ -2,7 +2,7 @@
 """Draws a ladder's table, which one of the programs of dev/ladders wrote as CSV: a bar a rung.
 
 On a GPU a bar is the share of what the card can do at best; on the CPU device, the share of the bytes moved that had to
-be moved.
+be moved; of all-reduce, the bandwidth of the bus.
 
 Usage: build/gpu/ladder_gelu --plot gelu.png             which calls
        python dev/ladders/plot.py --title gelu gelu.csv gelu.png
@@ -16,11 +16,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
-def percent(row):
-  if "% of ceiling" in row:
-    return float(row["% of ceiling"])
-  least = row["× least"]
-  return 100 / float(least) if least != "–" else 0.0
+def bars_of(rows):
+  """Lengths, what is written beside them, the axis, and what a perfect bar reaches."""
+  if "% of ceiling" in rows[0]:
+    return [float(row["% of ceiling"]) for row in rows], [f"{row['µs']} µs" for row in rows], "% of the ceiling", 100
+  if "bus GB/s" in rows[0]:
+    return [float(row["bus GB/s"]) for row in rows], [f"{row['µs']} µs" for row in rows], "GB/s of the bus", None
+  least = [float(row["× least"]) if row["× least"] != "–" else float("inf") for row in rows]
+  return ([100 / times for times in least], [f"{row['moved']} bytes" for row in rows],
+          "% of the moved bytes that had to be moved", 100)
 
 
 def main():
@@ -31,14 +35,15 @@ def main():
   arguments = parser.parse_args()
   with open(arguments.csv, newline="", encoding="utf-8") as file:
     rows = list(csv.DictReader(file))
-  timed = "% of ceiling" in rows[0]
+  lengths, labels, axis, perfect = bars_of(rows)
   figure, axes = plt.subplots(figsize=(8, 0.9 + 0.45 * len(rows)), layout="constrained")
-  bars = axes.barh([row["rung"] for row in rows], [percent(row) for row in rows], color="#4477aa")
-  axes.bar_label(bars, labels=[f"{row['µs']} µs" if timed else f"{row['moved']} bytes" for row in rows], padding=4)
-  axes.axvline(100, color="#bb5566", linewidth=1)
+  bars = axes.barh([row["rung"] for row in rows], lengths, color="#4477aa")
+  axes.bar_label(bars, labels=labels, padding=4)
+  if perfect:
+    axes.axvline(perfect, color="#bb5566", linewidth=1)
   axes.invert_yaxis()
-  axes.set_xlim(0, 118)
-  axes.set_xlabel("% of the ceiling" if timed else "% of the moved bytes that had to be moved")
+  axes.set_xlim(0, 1.18 * (perfect or max(lengths)))
+  axes.set_xlabel(axis)
   axes.set_title(arguments.title)
   axes.spines[["top", "right"]].set_visible(False)
   figure.savefig(arguments.png, dpi=150)
