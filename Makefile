@@ -128,7 +128,7 @@ counting-device:
 	+@$(COUNTS) device-objects
 $(LADDERS:%=$(BUILD)/%) $(BUILD)/test_access_counts: $(BUILD)/%: counting-device
 	+@$(COUNTS) $(BUILD)-counts/$*
-	@ln -f $(BUILD)-counts/$* $@
+	@mkdir -p $(@D); ln -f $(BUILD)-counts/$* $@
 endif
 else
 ATTENTION_OBJECTS := $(patsubst kernels/$(ATTENTION)/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard kernels/$(ATTENTION)/*.cpp))

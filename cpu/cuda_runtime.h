@@ -37,7 +37,6 @@
 extern "C" {
 [[gnu::simd("notinbranch")]] float expf(float) noexcept;
 [[gnu::simd("notinbranch")]] float logf(float) noexcept;
-[[gnu::simd("notinbranch")]] float tanhf(float) noexcept;
 }
 #endif
 

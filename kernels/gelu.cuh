@@ -1,6 +1,8 @@
 // GELU, the tanh form of Hendrycks and Gimpel (arXiv:1606.08415), as GPT-2 uses it:
 //   gelu(x)  = x/2 · (1 + tanh u),   u = √(2/π) · (x + 0.044715 x³)
-//   gelu'(x) = (1 + tanh u)/2 + x/2 · (1 − tanh² u) · √(2/π) · (1 + 3·0.044715 x²)
+// As (1 + tanh u)/2 is the sigmoid s of 2u, which takes half of tanh's instructions, this is
+//   gelu(x)  = x·s
+//   gelu'(x) = s + x·s·(1 − s) · 2·√(2/π) · (1 + 3·0.044715 x²)
 //
 // Elementwise over n = B·T·4C elements, a pack a thread; blocks of 256 hold enough loads in flight.
 // Forward moves 2·n elements (read x, write out), backward 3·n. About 10 and 20 FLOPs an element.
@@ -15,13 +17,13 @@ template <class T, int N>
 __global__ void gelu_forward_kernel(T* out, const T* input, size_t count) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float x[N], t[N];
+  float x[N], s[N];
   load(input + i, x);
 #pragma unroll
-  for (int k = 0; k < N; ++k) t[k] = gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  tanh_pack(t);
+  for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
+  sigmoid_pack(s);
 #pragma unroll
-  for (int k = 0; k < N; ++k) x[k] = 0.5f * x[k] * (1.0f + t[k]);
+  for (int k = 0; k < N; ++k) x[k] *= s[k];
   store(out + i, x);
 }
 
@@ -29,16 +31,16 @@ template <class T, int N>
 __global__ void gelu_backward_kernel(T* gradient, const T* input, size_t count) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float x[N], d[N], t[N];
+  float x[N], d[N], s[N];
   load(input + i, x);
   load(gradient + i, d);
 #pragma unroll
-  for (int k = 0; k < N; ++k) t[k] = gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  tanh_pack(t);
+  for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
+  sigmoid_pack(s);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    const float du = gelu_scale * (1.0f + 3.0f * gelu_cubic * x[k] * x[k]);
-    d[k] *= 0.5f * (1.0f + t[k]) + 0.5f * x[k] * (1.0f - t[k] * t[k]) * du;
+    const float slope = 2 * gelu_scale * (1.0f + 3.0f * gelu_cubic * x[k] * x[k]);
+    d[k] *= s[k] + x[k] * s[k] * (1.0f - s[k]) * slope;
   }
   store(gradient + i, d);
 }

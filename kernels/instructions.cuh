@@ -43,17 +43,11 @@ __device__ inline float warp_reduce_max(float value) {
   return value;
 }
 
-// x[k] = eˣ, tanh x for every k.
+// x[k] = eˣ for every k.
 template <int N>
 __device__ inline void exp_pack(float (&x)[N]) {
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] = expf(x[k]);
-}
-
-template <int N>
-__device__ inline void tanh_pack(float (&x)[N]) {
-#pragma unroll
-  for (int k = 0; k < N; ++k) x[k] = tanhf(x[k]);
 }
 
 // 2ˣ within 2 units in the last place; results below 2⁻¹²⁶ are 0.
@@ -61,6 +55,21 @@ __device__ inline float exp2_approximate(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
+}
+
+// 1/x within a unit in the last place; results below 2⁻¹²⁶ are 0.
+__device__ inline float reciprocal_approximate(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// x[k] = 1 / (1 + e⁻ˣ) for every k, in four instructions each: an IEEE division alone takes twice as many.
+template <int N>
+__device__ inline void sigmoid_pack(float (&x)[N]) {
+  constexpr float log2_e = 1.4426950408889634f;
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = reciprocal_approximate(1.0f + exp2_approximate(-log2_e * x[k]));
 }
 
 using SharedAddress = uint32_t;
@@ -129,9 +138,9 @@ inline void exp_pack(float (&x)[N]) {
 }
 
 template <int N>
-inline void tanh_pack(float (&x)[N]) {
+inline void sigmoid_pack(float (&x)[N]) {
 #pragma omp simd
-  for (int k = 0; k < N; ++k) x[k] = tanhf(x[k]);
+  for (int k = 0; k < N; ++k) x[k] = 1.0f / (1.0f + expf(-x[k]));
 }
 
 // The same tree in one collective: five times fewer waits for the CPU device's fibers, the same bits.

@@ -25,27 +25,34 @@ constexpr int norm_block = 256, norm_packs = 8;
 constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats a thread
 constexpr size_t norm_last_level = 4096;                     // partial sums that the last block adds
 
-// sums[thread] = Σ f(x) of the thread's eight packs, f(x) = x² or x.
+// Σ f(x) of the thread's eight packs, f(x) = x² or x. All are on their way before the first of them is waited for.
 template <bool Square>
-__global__ void partial_sums_kernel(float* sums, const float* values, size_t count) {
+__device__ inline float thread_sum(const float* values, size_t count) {
   constexpr int N = pack_width<float>;
   const size_t first = size_t(blockIdx.x) * norm_block * norm_fan_in + threadIdx.x * N;
-  float lanes[N] = {}, x[N];
+  float lanes[N] = {}, x[norm_packs][N];
 #pragma unroll
   for (int pack = 0; pack < norm_packs; ++pack) {
     const size_t i = first + size_t(pack) * norm_block * N;
     if (i + N <= count) {
-      load(values + i, x);
+      load(values + i, x[pack]);
     } else {
-      for (int k = 0; k < N; ++k) x[k] = i + k < count ? values[i + k] : 0.0f;
+      for (int k = 0; k < N; ++k) x[pack][k] = i + k < count ? values[i + k] : 0.0f;
     }
-#pragma unroll
-    for (int k = 0; k < N; ++k) lanes[k] += Square ? x[k] * x[k] : x[k];
   }
+#pragma unroll
+  for (int pack = 0; pack < norm_packs; ++pack)
+#pragma unroll
+    for (int k = 0; k < N; ++k) lanes[k] += Square ? x[pack][k] * x[pack][k] : x[pack][k];
   float sum = 0;
 #pragma unroll
   for (int k = 0; k < N; ++k) sum += lanes[k];
-  sums[size_t(blockIdx.x) * norm_block + threadIdx.x] = sum;
+  return sum;
+}
+
+template <bool Square>
+__global__ void partial_sums_kernel(float* sums, const float* values, size_t count) {
+  sums[size_t(blockIdx.x) * norm_block + threadIdx.x] = thread_sum<Square>(values, count);
 }
 
 // *total = Σ values, in double.

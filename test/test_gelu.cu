@@ -11,7 +11,7 @@ void check(int rows, int columns) {
   CAPTURE(rows);
   CAPTURE(columns);
   auto x = random_values<T>(size_t(rows) * columns, 3);
-  const float special[] = {0.0f, 1e-30f, -1e-30f, 15.0f, -15.0f, 1e4f, -1e4f};  // tanh is ±1 from about 5 on
+  const float special[] = {0.0f, 1e-30f, -1e-30f, 15.0f, -15.0f, 1e4f, -1e4f};  // the sigmoid is 0 or 1 from ±5 on
   for (size_t i = 0; i < std::min(x.size(), std::size(special)); ++i) x[i] = from_float<T>(special[i]);
   const auto gradient_before = random_values<T>(x.size(), 1, 0, 2);
   std::vector<double> expected_out = as_double(x), expected_gradient = as_double(gradient_before);
@@ -21,10 +21,11 @@ void check(int rows, int columns) {
   Buffer<T> input(x), out(x.size()), gradient(gradient_before);
   gelu_forward<T>(out, input, rows, columns, test_stream());
   gelu_backward<T>(gradient, input, rows, columns, test_stream());
-  // tanh is off by up to 4 units in the last place (2.4e-7), which x/2 multiplies: by 2.5 at most, as from
-  // |x| = 5 on it is ±1. Backward, 1 − tanh² is off by twice that, times x/2·u' < 7 and a gradient up to 4.
-  CHECK_CLOSE(out.numbers(), expected_out, 1.0, 1e-6 + rounding<T>);
-  CHECK_CLOSE(gradient.numbers(), expected_gradient, 1.0, 1.5e-5 + rounding<T>);
+  // The sigmoid s of 2u: its exponential is off by 4 roundings, and 4 more for each 1 of |2u|; x·s·(1 − s) makes less
+  // than 0.4 of (1 + |2u|). Four more follow. Backward, 1 − s is off by 3 roundings of 1 for as long as s is not yet 1,
+  // which is until x = 5; x·slope makes less than 40 of each.
+  CHECK_CLOSE(out.numbers(), expected_out, 1.0, 4e-7 + rounding<T>);
+  CHECK_CLOSE(gradient.numbers(), expected_gradient, 1.0, 1.2e-5 + rounding<T>);
 }
 
 }  // namespace

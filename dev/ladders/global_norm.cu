@@ -1,0 +1,136 @@
+// The ladder of the global norm of n gradients, that is, of the sum under its root: one number out of all of them.
+//
+//   total = Σ g²
+//
+// Least bytes: each gradient read once, 4 bytes (they are floats whatever the model's type). 2 FLOPs. No element takes
+// any time; what takes time is that all of them end in one place. And it should be the same number every time: floats
+// added in another order give another sum, and so another clip factor, for all weights, in every step.
+#include "dev/ladders/harness.cuh"
+#include "kernels/norm.cuh"
+
+namespace {
+
+using ladder::Output;
+using ladder::RandomBuffer;
+using ladder::Rung;
+using ladder::Shape;
+
+template <class T>
+struct GlobalNorm {
+  static constexpr const char* name = "global_norm";
+  static std::vector<Shape> checked_shapes() {
+    std::vector<Shape> shapes = {{{"elements", 1}}, {{"elements", 1003}}};
+    if (large_shapes) shapes.push_back({{"elements", 77777}});
+    return shapes;
+  }
+  static Shape counted_shape() { return {{"elements", 1 << 20}}; }
+  static Shape timed_shape() { return {{"elements", 1 << 27}}; }
+  static std::vector<Rung<GlobalNorm>> rungs();
+
+  explicit GlobalNorm(const Shape& shape)
+      : count(shape["elements"]), gradients(count), partials(norm_partials(count)),
+        workspace(norm_workspace(partials.size())), total(1) {}
+
+  void reset() { partials.poison(), workspace.poison(), total.poison(); }
+  double elements() const { return double(count); }
+  double bytes() const { return elements() * sizeof(float); }
+  double flops() const { return 2 * elements(); }
+
+  std::vector<Output> outputs() const {
+    double sum = 0;
+    for (double g : gradients.numbers()) sum += g * g;
+    // A square is rounded when it is made, and then with each addition of floats on its way: in a thread up to 24
+    // (8 packs, 16 lanes), in a block 5 + 8, in a tree 3·24.
+    return {{"total", total.get(), {sum}, 0, 73 * rounding<float>}};
+  }
+
+  size_t count;
+  RandomBuffer<float> gradients;
+  Buffer<float> partials, workspace;  // of the last rung
+  Buffer<double> total;
+};
+
+// The rungs that add to the total by atomics begin with nothing.
+template <class T>
+void clear_total(GlobalNorm<T>& o, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemsetAsync(o.total, 0, sizeof(double), stream));
+}
+
+// ---- 1: an atomic for each element
+
+// What a mutex is to threads of a CPU. Reads are perfect, and yet memory idles: additions to one address are done one
+// after another, in the one slice of L2 that holds it, at best one a clock: 134 million take 80 ms, reading them 0.16.
+// (A total in float would not even be right: from 2²⁴ on, adding 1 to it changes nothing.)
+__global__ void atomic_per_element_kernel(double* total, const float* gradients, size_t count) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) atomicAdd(total, double(gradients[i] * gradients[i]));
+}
+
+template <class T>
+void atomic_per_element(GlobalNorm<T>& o, cudaStream_t stream) {
+  clear_total(o, stream);
+  atomic_per_element_kernel<<<unsigned(ceil_div(o.count, size_t(norm_block))), norm_block, 0, stream>>>(
+      o.total.data(), o.gradients.data(), o.count);
+}
+
+// ---- 2: an atomic for each block
+
+// One address took all additions. A block adds up its own 256 elements first, by shuffles in the warps and then through
+// shared memory: a 256th of the atomics, 524,288, which hide behind the loads. But a warp now executes 27 instructions
+// and waits at a barrier to add up what one instruction has squared, and its threads have 4 bytes each on the way.
+__global__ void atomic_per_block_kernel(double* total, const float* gradients, size_t count) {
+  __shared__ float scratch[32];
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const float sum = block_reduce_sum(i < count ? gradients[i] * gradients[i] : 0.0f, scratch);
+  if (threadIdx.x == 0) atomicAdd(total, double(sum));
+}
+
+template <class T>
+void atomic_per_block(GlobalNorm<T>& o, cudaStream_t stream) {
+  clear_total(o, stream);
+  atomic_per_block_kernel<<<unsigned(ceil_div(o.count, size_t(norm_block))), norm_block, 0, stream>>>(
+      o.total.data(), o.gradients.data(), o.count);
+}
+
+// ---- 3: many elements a thread
+
+// Meeting took longer than adding. A thread adds eight packs of 16 bytes (thread_sum of kernels/norm.cuh) before it
+// meets others: a 32nd of the shuffles, barriers and atomics. As all its loads come before the first addition, 128
+// bytes of a thread are on the way instead of 4.
+__global__ void packs_kernel(double* total, const float* gradients, size_t count) {
+  __shared__ float scratch[32];
+  const float sum = block_reduce_sum(thread_sum<true>(gradients, count), scratch);
+  if (threadIdx.x == 0) atomicAdd(total, double(sum));
+}
+
+template <class T>
+void packs(GlobalNorm<T>& o, cudaStream_t stream) {
+  clear_total(o, stream);
+  packs_kernel<<<unsigned(ceil_div(o.count, size_t(norm_block * norm_fan_in))), norm_block, 0, stream>>>(
+      o.total.data(), o.gradients.data(), o.count);
+}
+
+// ---- 4: a tree: the kernels of the model
+
+// Fast, but blocks reach the atomic in another order each time, and the sum has other last bits each time. Here every
+// sum has its place: a thread writes its own, the next level adds those in the same way, and one block the last few
+// thousand. That costs a 16th of the bytes (a 32nd written, and read again), and saves all barriers but one.
+template <class T>
+void tree(GlobalNorm<T>& o, cudaStream_t stream) {
+  square_sums(o.partials, o.gradients, o.count, stream);
+  add_up(o.total, o.partials, o.partials.size(), o.workspace, stream);
+}
+
+template <class T>
+std::vector<Rung<GlobalNorm<T>>> GlobalNorm<T>::rungs() {
+  return {
+      {"atomic_per_element", "all additions to one address, one after another", atomic_per_element<T>},
+      {"atomic_per_block", "256 elements meet in a block first: a 256th of the atomics", atomic_per_block<T>},
+      {"packs", "eight packs of 16 bytes a thread before it meets others", packs<T>},
+      {"tree", "kernels/norm.cuh: each sum has its place: the same bits every time", tree<T>},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<GlobalNorm>(count, arguments); }

@@ -1,0 +1,280 @@
+// The ladder of softmax and cross-entropy over a padded vocabulary, with the gradient in place of the logits:
+//
+//   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight for v < V, else 0
+//
+// Least bytes: each logit read once, its gradient written once: 2 elements. About 6 FLOPs. But a gradient needs the sum
+// of the whole row, and no exponential may overflow, so that the row's maximum comes first: three looks at a row of
+// 100 KB. Blocks enough to fill a GPU hold more than its L2 cache, so that each further look is one at memory.
+#include <cfloat>
+
+#include "dev/ladders/harness.cuh"
+#include "kernels/cross_entropy.cuh"
+
+namespace {
+
+using ladder::Output;
+using ladder::RandomBuffer;
+using ladder::Rung;
+using ladder::Shape;
+
+template <class T>
+struct SoftmaxCrossEntropy {
+  static constexpr const char* name = "softmax_cross_entropy";
+  static std::vector<Shape> checked_shapes() {
+    std::vector<Shape> shapes = {{{"rows", 3}, {"vocabulary", 51}, {"padded", 128}},
+                                 {{"rows", 1}, {"vocabulary", 1499}, {"padded", 1536}}};
+    if (large_shapes) shapes.push_back({{"rows", 2}, {"vocabulary", 10007}, {"padded", 10112}});
+    return shapes;
+  }
+  static Shape counted_shape() { return {{"rows", 32}, {"vocabulary", 50257}, {"padded", 50304}}; }
+  static Shape timed_shape() { return {{"rows", 8192}, {"vocabulary", 50257}, {"padded", 50304}}; }
+  static std::vector<Rung<SoftmaxCrossEntropy>> rungs();
+
+  explicit SoftmaxCrossEntropy(const Shape& shape)
+      : rows(shape["rows"]), vocabulary(shape["vocabulary"]), padded(shape["padded"]), weight(1.0f / rows),
+        original(size_t(rows) * padded, 3), logits(original.size()), losses(rows), targets(last_tokens()),
+        loss_scale(std::vector<float>{1}) {}
+
+  void reset() {
+    losses.poison();
+    CUDA_CHECK(cudaMemcpy(logits, original, logits.size() * sizeof(T), cudaMemcpyDeviceToDevice));
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  }
+  double elements() const { return double(rows) * padded; }
+  double bytes() const { return 2 * elements() * sizeof(T); }
+  double flops() const { return 6 * elements(); }
+  std::vector<Output> outputs() const;
+
+  int rows, vocabulary, padded;
+  float weight;  // of a token's loss
+  RandomBuffer<T> original;
+  Buffer<T> logits;  // gradients afterwards
+  Buffer<float> losses;
+  Buffer<int> targets;
+  Buffer<float> loss_scale;  // which only the last rung knows
+
+ private:
+  // From the last of the vocabulary on, downwards.
+  std::vector<int> last_tokens() const {
+    std::vector<int> tokens(rows);
+    for (int row = 0; row < rows; ++row) tokens[row] = vocabulary - 1 - row % vocabulary;
+    return tokens;
+  }
+};
+
+template <class T>
+std::vector<Output> SoftmaxCrossEntropy<T>::outputs() const {
+  const std::vector<double> in = original.numbers();
+  const std::vector<int> tokens = targets.get();
+  std::vector<double> gradients = logits.numbers(), expected(in.size()), expected_losses(rows);
+  std::vector<double> at_targets(rows), expected_at_targets(rows);
+  for (int r = 0; r < rows; ++r) {
+    const double* z = &in[size_t(r) * padded];
+    double* gradient = &expected[size_t(r) * padded];
+    const int target = tokens[r];
+    double sum = 0;
+    for (int v = 0; v < vocabulary; ++v) sum += std::exp(z[v]);
+    for (int v = 0; v < vocabulary; ++v) gradient[v] = std::exp(z[v]) / sum * weight;
+    expected_losses[r] = std::log(sum) - z[target];
+    expected_at_targets[r] = std::exchange(gradient[target], 0) - weight;
+    at_targets[r] = std::exchange(gradients[size_t(r) * padded + target], 0);
+  }
+  // A sum of V positive terms rounds V times, which comes to √V or so. Arguments of exp, down to −30, round by 30 times
+  // as much as 1 does, exp itself and the products by less than 10. A probability is right relative to itself, however
+  // small; at the target, where 1 is subtracted, relative to 1.
+  const double sums = (std::sqrt(vocabulary) + 40) * rounding<float>;
+  return {{"loss", losses.numbers(), expected_losses, 1, sums},
+          {"gradient", gradients, expected, 1e-30, 2 * sums + rounding<T>},
+          {"gradient at the target", at_targets, expected_at_targets, weight, 2 * sums + rounding<T>}};
+}
+
+// ---- 1: a thread a row
+
+// The three looks as one would write them down. Neighbours in a warp are a row apart, so each element costs a sector of
+// 32 bytes, of which 2 are asked for: 128 bytes an element for three loads and a store, 32 times the least (less what
+// the L1 cache keeps). And 8,192 rows are 8,192 threads, where a GPU has room for 270,000.
+template <class T>
+__global__ void thread_per_row_kernel(T* logits, float* losses, const int* targets, int rows, int vocabulary,
+                                      int padded, float weight) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  T* z = logits + size_t(row) * padded;
+  float maximum = -INFINITY, sum = 0;
+  for (int v = 0; v < vocabulary; ++v) maximum = fmaxf(maximum, to_float(z[v]));
+  for (int v = 0; v < vocabulary; ++v) sum += expf(to_float(z[v]) - maximum);
+  const int target = targets[row];
+  losses[row] = logf(sum) + (maximum - to_float(z[target]));
+  for (int v = 0; v < padded; ++v) {
+    const float probability = v < vocabulary ? expf(to_float(z[v]) - maximum) / sum : 0.0f;
+    z[v] = from_float<T>((probability - (v == target ? 1.0f : 0.0f)) * weight);
+  }
+}
+
+template <class T>
+void thread_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
+  thread_per_row_kernel<T><<<ceil_div(o.rows, 32), 32, 0, stream>>>(o.logits.data(), o.losses.data(), o.targets.data(),
+                                                                   o.rows, o.vocabulary, o.padded, o.weight);
+}
+
+// ---- 2: a block a row
+
+constexpr int block = 512;  // threads; four such blocks fill an SM
+
+// The loss, by the thread that the target's logit belongs to, and the thread's gradients: the last look of every rung
+// that has a block for a row. A thread writes where it has read, and nowhere else.
+template <class T>
+__device__ void write_gradients(T* z, float* loss, int target, int vocabulary, int padded, float weight, float maximum,
+                                float sum) {
+  for (int v = threadIdx.x; v < padded; v += blockDim.x) {
+    const float logit = to_float(z[v]);
+    if (v == target) *loss = logf(sum) + (maximum - logit);
+    const float probability = v < vocabulary ? expf(logit - maximum) / sum : 0.0f;
+    z[v] = from_float<T>((probability - (v == target ? 1.0f : 0.0f)) * weight);
+  }
+}
+
+// Sectors were used to a sixteenth. Here neighbours read neighbours: 3·2 bytes in and 2 out, 8 an element, twice the
+// least. The price is a maximum and a sum over the block, a barrier each, once in 50,304 elements.
+template <class T>
+__global__ void block_per_row_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
+                                     float weight) {
+  __shared__ float max_scratch[32], sum_scratch[32];
+  const int row = blockIdx.x;
+  T* z = logits + size_t(row) * padded;
+  float thread_max = -INFINITY, thread_sum = 0;
+  for (int v = threadIdx.x; v < vocabulary; v += blockDim.x) thread_max = fmaxf(thread_max, to_float(z[v]));
+  const float maximum = block_reduce_max(thread_max, max_scratch);
+  for (int v = threadIdx.x; v < vocabulary; v += blockDim.x) thread_sum += expf(to_float(z[v]) - maximum);
+  const float sum = block_reduce_sum(thread_sum, sum_scratch);
+  write_gradients(z, losses + row, targets[row], vocabulary, padded, weight, maximum, sum);
+}
+
+template <class T>
+void block_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
+  block_per_row_kernel<T><<<o.rows, block, 0, stream>>>(o.logits.data(), o.losses.data(), o.targets.data(),
+                                                        o.vocabulary, o.padded, o.weight);
+}
+
+// ---- 3: online softmax
+
+// Σ exp(x − maximum) over what was seen so far. It starts below every number, yet finite: −∞ − −∞ is no number.
+struct OnlineSum {
+  float maximum = -FLT_MAX, sum = 0;
+
+  __device__ void raise(float new_maximum) {
+    if (new_maximum <= maximum) return;
+    sum *= expf(maximum - new_maximum);
+    maximum = new_maximum;
+  }
+};
+
+// Maximum and sum were a look each. They come from one if the sum is scaled whenever the maximum rises (Milakov,
+// Gimelshein, arXiv:1805.02867), which happens about log n times in the n numbers that a thread sees. 2·2 bytes in and
+// 2 out are 6 an element, 1.5 times the least.
+template <class T>
+__global__ void online_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded, float weight) {
+  __shared__ float max_scratch[32], sum_scratch[32];
+  const int row = blockIdx.x;
+  T* z = logits + size_t(row) * padded;
+  OnlineSum seen;
+  for (int v = threadIdx.x; v < vocabulary; v += blockDim.x) {
+    const float logit = to_float(z[v]);
+    seen.raise(logit);
+    seen.sum += expf(logit - seen.maximum);
+  }
+  const float maximum = block_reduce_max(seen.maximum, max_scratch);
+  seen.raise(maximum);
+  const float sum = block_reduce_sum(seen.sum, sum_scratch);
+  write_gradients(z, losses + row, targets[row], vocabulary, padded, weight, maximum, sum);
+}
+
+template <class T>
+void online(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
+  online_kernel<T><<<o.rows, block, 0, stream>>>(o.logits.data(), o.losses.data(), o.targets.data(), o.vocabulary,
+                                                 o.padded, o.weight);
+}
+
+// ---- 4: packs of 16 bytes
+
+// The sectors are full, but a warp asks for two at a time, and each element costs two loads, a store, their addresses
+// and a branch where the maximum may rise. With 8 elements a thread at once all of these are an eighth, and eight times
+// as many bytes are on the way. What is moved stays the same.
+template <class T, int N>
+__device__ void load_logits(float (&x)[N], const T* z, int column, int vocabulary) {
+  load(z + column, x);
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = column + k < vocabulary ? x[k] : -INFINITY;
+}
+
+template <class T, int N>
+__device__ OnlineSum sum_packs(const T* z, int vocabulary) {
+  OnlineSum seen;
+  for (int column = threadIdx.x * N; column < vocabulary; column += blockDim.x * N) {
+    float x[N], highest = -INFINITY;
+    load_logits(x, z, column, vocabulary);
+#pragma unroll
+    for (int k = 0; k < N; ++k) highest = fmaxf(highest, x[k]);
+    seen.raise(highest);
+#pragma unroll
+    for (int k = 0; k < N; ++k) seen.sum += expf(x[k] - seen.maximum);
+  }
+  return seen;
+}
+
+template <class T, int N>
+__global__ void packs_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded, float weight) {
+  __shared__ float max_scratch[32], sum_scratch[32];
+  const int row = blockIdx.x, target = targets[row];
+  T* z = logits + size_t(row) * padded;
+  OnlineSum seen = sum_packs<T, N>(z, vocabulary);
+  const float maximum = block_reduce_max(seen.maximum, max_scratch);
+  seen.raise(maximum);
+  const float sum = block_reduce_sum(seen.sum, sum_scratch), scale = weight / sum;
+  for (int column = threadIdx.x * N; column < padded; column += blockDim.x * N) {
+    float x[N];
+    load_logits(x, z, column, vocabulary);
+    if (column <= target && target < column + N) losses[row] = logf(sum) + (maximum - to_float(z[target]));
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = expf(x[k] - maximum) * scale - (column + k == target ? weight : 0.0f);
+    store(z + column, x);
+  }
+}
+
+template <class T>
+void packs(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
+  packs_kernel<T, pack_width<T>><<<o.rows, block, 0, stream>>>(o.logits.data(), o.losses.data(), o.targets.data(),
+                                                               o.vocabulary, o.padded, o.weight);
+}
+
+// ---- 5: the row in shared memory: the kernel of the model
+
+// Two looks at memory were one too many. A row of 16-bit logits, 98 KB, fits into shared memory, twice on Hopper's SMs:
+// the first look leaves it there; 2 bytes in and 2 out remain, the least. Further looks are at shared memory, so the
+// sum may have one of its own again, without online softmax's scaling; and no thread waits to look at its own packs. (A
+// row of floats, 201 KB, is not kept: three looks and 16 bytes an element, where the rung before has 12.)
+template <class T>
+void kept_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
+  launch_cross_entropy<T, true>(o.logits, o.losses, o.targets, o.rows, o.vocabulary, o.padded, o.weight, o.loss_scale,
+                                stream);
+}
+
+template <class T>
+bool rows_of_packs(const SoftmaxCrossEntropy<T>& o) {
+  return o.padded % pack_width<T> == 0;
+}
+
+template <class T>
+std::vector<Rung<SoftmaxCrossEntropy<T>>> SoftmaxCrossEntropy<T>::rungs() {
+  return {
+      {"thread_per_row", "maximum, sum, gradient: three looks, a sector for each element", thread_per_row<T>},
+      {"block_per_row", "neighbours read neighbours: full sectors, two reductions of a block", block_per_row<T>},
+      {"online", "maximum and sum in one look: the sum is scaled when the maximum rises", online<T>},
+      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>, false, rows_of_packs<T>},
+      {"kept_row", "kernels/cross_entropy.cuh: the row in shared memory: one look at memory", kept_row<T>, false,
+       rows_of_packs<T>},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<SoftmaxCrossEntropy>(count, arguments); }
