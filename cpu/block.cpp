@@ -325,7 +325,6 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   }
   counting::begin_block(shared_.get(), launch.shared_bytes, threads_);
   jump(idle_fiber());
-  counting::end_block();
   plain_loop = false;
   while (finished_ != threads_) {  // nobody can run
     if (background_.empty()) report_deadlock();
@@ -334,6 +333,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
     set_current(next_);
     jump(fiber_for(next_));
   }
+  counting::end_block();
   if (pending_work_ || !background_.empty())
     fatal("kernel %s: a thread ends without waiting for its asynchronous work", launch_->kernel);
   if (sanitizers::fiber_per_thread) {

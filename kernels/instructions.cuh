@@ -92,6 +92,15 @@ __device__ inline void copy_async(void* shared, const void* global, bool inside)
 
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// What this thread has started since it last committed is a group, which may be empty. Groups arrive in order: a thread
+// can wait for all but the last few.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int groups>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(groups) : "memory");
+}
+
 __device__ inline void load_matrices(uint32_t (&registers)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
@@ -174,9 +183,16 @@ inline void copy_async(void* shared, const void* global, bool inside) {
   });
 }
 
+inline void commit_copies() { cpu::commit(cpu::Work::copies); }
+
+template <int groups>
+void wait_for_copies() {
+  cpu::finish(cpu::Work::copies, groups);
+}
+
 inline void wait_for_copies() {
-  cpu::commit(cpu::Work::copies);
-  cpu::finish(cpu::Work::copies);
+  commit_copies();
+  wait_for_copies<0>();
 }
 
 // Each lane reads the row whose address it brings, so that a race is seen, and then the rows are dealt out.

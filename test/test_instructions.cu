@@ -139,6 +139,51 @@ TEST_CASE("copy_async") {
   check_copies<4>();
 }
 
+namespace {
+
+constexpr int groups = 3;
+
+// Each thread copies a float in each of three groups, the second of which has another one, too, and a fourth is empty.
+// It writes what it finds when it waits for all groups but the last `but`: of the others.
+template <int but>
+__global__ void copy_groups_kernel(float* out, const float* in) {
+  __shared__ float memory[groups + 1][32];
+  const int t = threadIdx.x;
+  for (int g = 0; g < groups; ++g) {
+    copy_async<4>(&memory[g][t], in + g * 32 + t, true);
+    if (g == 1) copy_async<4>(&memory[groups][t], in + groups * 32 + t, true);
+    commit_copies();
+  }
+  commit_copies();
+  wait_for_copies<but>();
+  for (int g = 0; g < groups + 1 - but; ++g) out[g * 32 + t] = memory[g][t];
+  if (but < groups) out[groups * 32 + t] = memory[groups][t];
+  wait_for_copies();
+}
+
+template <int but>
+void check_copy_groups() {
+  CAPTURE(but);
+  const auto in = random_integers<float>((groups + 1) * 32, 1000);
+  Buffer<float> in_d(in), out(in.size());
+  copy_groups_kernel<but><<<1, 32, 0, test_stream()>>>(out.data(), in_d.data());
+  const std::vector<float> found = out.get();
+  for (int g = 0; g <= groups; ++g) {
+    CAPTURE(g);
+    const bool arrived = g == groups ? but < groups : g < groups + 1 - but;
+    for (int t = 0; t < 32 && arrived; ++t) CHECK(found[g * 32 + t] == in[g * 32 + t]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("copy_async in groups") {
+  check_copy_groups<0>();
+  check_copy_groups<1>();
+  check_copy_groups<2>();
+  check_copy_groups<3>();
+}
+
 // ---- exp2
 
 namespace {

@@ -25,7 +25,9 @@ inline std::vector<std::string> count_columns() {
           "conflicts", "barriers", "shuffles", "mma",        "atomics", "idea"};
 }
 
-inline std::string ratio(double a, double b, int significant = 3) { return b > 0 ? digits(a / b, significant) : "–"; }
+inline std::string ratio(double a, double b, int significant = 3) {
+  return a > 0 && b > 0 ? digits(a / b, significant) : "–";
+}
 
 inline std::vector<std::string> count_row(const std::string& name, const std::string& idea, const cpu::AccessCounts& c,
                                           double elements, double least_bytes) {
