@@ -9,7 +9,7 @@
 #include "kernels/common.cuh"
 
 // ThreadSanitizer takes 0.4 ms for each CUDA thread: tests leave their large shapes out there.
-#if defined(__SANITIZE_THREAD__)
+#if defined(CPU_THREAD_SANITIZER)
 constexpr bool large_shapes = false;
 #else
 constexpr bool large_shapes = true;

@@ -1,67 +1,12 @@
 // Attention against a float64 computation that stores every matrix.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/attention.cuh"
+#include "test/attention_reference.h"
 #include "test/kernel_test.cuh"
 
 namespace {
 
-struct Shape {
-  int batch, seq_len, heads, head_size;
-};
-
-// `..._terms`: the sums of absolute values through which one rounding of P, dS and `out` each, and one of the result,
-// change `out` and dqkv: a relative error u of all of them changes an element by u times its terms at most.
-struct Reference {
-  std::vector<double> out, lse, dqkv, out_terms, dqkv_terms;
-};
-
-Reference reference(const std::vector<double>& qkv, const std::vector<double>& dout, const Shape& s) {
-  const int T = s.seq_len, H = s.head_size, C = s.heads * H;
-  Reference r{std::vector<double>(size_t(s.batch) * T * C), std::vector<double>(size_t(s.batch) * s.heads * T),
-              std::vector<double>(qkv.size()), std::vector<double>(size_t(s.batch) * T * C),
-              std::vector<double>(qkv.size())};
-  const double scale = 1 / std::sqrt(double(H));
-  for (int b = 0; b < s.batch; ++b)
-    for (int h = 0; h < s.heads; ++h)
-      for (int t = 0; t < T; ++t) {
-        const size_t row = size_t(b) * T + t;
-        auto at = [&](int t2, int part) { return (size_t(b) * T + t2) * 3 * C + part * C + h * H; };
-        const size_t q = at(t, 0), o = row * C + h * H;
-        std::vector<double> p(t + 1), dp(t + 1);
-        double sum = 0, dot = 0, dot_terms = 0;
-        for (int j = 0; j <= t; ++j) {
-          for (int d = 0; d < H; ++d) p[j] += scale * qkv[q + d] * qkv[at(j, 1) + d];
-          p[j] = std::exp(p[j]);
-          sum += p[j];
-        }
-        r.lse[(size_t(b) * s.heads + h) * T + t] = std::log(sum);
-        for (int j = 0; j <= t; ++j) {
-          p[j] /= sum;
-          for (int d = 0; d < H; ++d) {
-            r.out[o + d] += p[j] * qkv[at(j, 2) + d];
-            r.out_terms[o + d] += p[j] * std::abs(qkv[at(j, 2) + d]);
-            dp[j] += dout[o + d] * qkv[at(j, 2) + d];
-            r.dqkv[at(j, 2) + d] += p[j] * dout[o + d];
-            r.dqkv_terms[at(j, 2) + d] += p[j] * std::abs(dout[o + d]);
-          }
-          dot += p[j] * dp[j];
-        }
-        for (int d = 0; d < H; ++d) {  // backward reads `out` as it was rounded
-          r.out_terms[o + d] += std::abs(r.out[o + d]);
-          dot_terms += std::abs(dout[o + d]) * r.out_terms[o + d];
-        }
-        for (int j = 0; j <= t; ++j)
-          for (int d = 0; d < H; ++d) {
-            const double ds = p[j] * (dp[j] - dot) * scale, terms = std::abs(ds) + p[j] * scale * dot_terms;
-            r.dqkv[q + d] += ds * qkv[at(j, 1) + d];
-            r.dqkv[at(j, 1) + d] += ds * qkv[q + d];
-            r.dqkv_terms[q + d] += terms * std::abs(qkv[at(j, 1) + d]);
-            r.dqkv_terms[at(j, 1) + d] += terms * std::abs(qkv[q + d]);
-          }
-      }
-  for (size_t i = 0; i < r.dqkv.size(); ++i) r.dqkv_terms[i] += std::abs(r.dqkv[i]);
-  return r;
-}
+using Shape = AttentionShape;
 
 // Largest |actual − expected| in units of what is allowed: `relative` of the element's terms and `absolute`.
 double worst_excess(const std::vector<double>& actual, const std::vector<double>& expected,
@@ -106,7 +51,7 @@ void check(const Shape& s, Body body) {
   CAPTURE(s.head_size);
   const size_t rows = size_t(s.batch) * s.seq_len, channels = size_t(s.heads) * s.head_size;
   const auto qkv = random_values<T>(rows * 3 * channels), dout = random_values<T>(rows * channels, 1, 0, 2);
-  const Reference expected = reference(as_double(qkv), as_double(dout), s);
+  const AttentionReference expected = attention_reference(as_double(qkv), as_double(dout), s);
   const Results r = run(s, body, qkv, dout);
   // Float arithmetic on sums of up to T and HS terms of size about 1, and the roundings of P, dS and results to T.
   const double f = 2e-6 * std::sqrt(double(s.seq_len)) + 1e-6 * std::sqrt(double(s.head_size)), u = rounding<T>;

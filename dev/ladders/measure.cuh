@@ -72,6 +72,7 @@ Times measure(Launch launch, size_t sets, cudaStream_t stream) {
   constexpr int rounds = 21;
   constexpr double round_seconds = 2e-3;
   ceilings::seconds(sets, stream, launch);
+  CUDA_CHECK(cudaGetLastError());  // a launch that the device refuses takes no time
   const double once = ceilings::seconds(sets, stream, launch);
   const size_t count = std::max(sets, size_t(round_seconds / once));
   std::vector<double> times;

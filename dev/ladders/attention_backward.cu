@@ -1,0 +1,287 @@
+// The ladder of causal self-attention's backward pass, from what forward left, out and lse (kernels/attention.cuh):
+//
+//   P = exp(S − lse),  dP = dO·Vᵀ,  D = Σ_d dO·O,  dS = P·(dP − D)
+//   dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
+//
+// Least bytes: q, k, v, out and dout read once, dq, dk and dv written once: 8 elements of T for an element of the
+// output, and lse. FLOPs: 5·B·NH·T²·HS, the causal half of five products. As in the forward pass the cost of a pair of
+// a query and a key decides. What is new: a pair adds to sums of both, dQ over keys, dK and dV over queries, and only
+// one of the two can own its sums. Bytes are at HS = 64 in bf16, what is "counted" at T = 256: what the CPU device's
+// table says.
+#include "dev/ladders/attention.cuh"
+
+namespace {
+
+using namespace ladder;
+
+template <class T>
+struct AttentionBackward : Attention<T> {
+  static constexpr const char* name = "attention_backward";
+  static std::vector<Rung<AttentionBackward>> rungs();
+
+  explicit AttentionBackward(const Shape& shape)
+      : Attention<T>(shape), dout(this->out_count(), 1, 0, 2), out(this->out_count()), dqkv(this->qkv.size()),
+        lse(this->lse_count()), row_dots(this->lse_count()), p(this->matrix_count()), dp(this->matrix_count()),
+        sums(this->qkv.size()) {
+    attention_forward<T>(out, lse, this->qkv, this->batch, this->seq_len, this->heads, this->head_size, nullptr);
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  }
+
+  void reset() { dqkv.poison(), row_dots.poison(), p.poison(), dp.poison(), sums.poison(); }
+  double bytes() const { return 8.0 * out.size() * sizeof(T) + lse.size() * sizeof(float); }
+  double flops() const { return 5 * this->product_flops(); }
+
+  std::vector<Output> outputs() const {
+    const AttentionReference expected = this->reference(dout.numbers());
+    return {in_terms("dqkv", dqkv.numbers(), expected.dqkv, expected.dqkv_terms, rounding<T> + 4 * this->sum_error())};
+  }
+
+  RandomBuffer<T> dout;
+  Buffer<T> out, dqkv;
+  Buffer<float> lse, row_dots;  // D (B, NH, T)
+  Buffer<float> p, dp;          // (B, NH, T, T): S, then P; dP, then dS
+  Buffer<float> sums;           // dqkv's shape
+};
+
+// ---- 1: four kernels, and two matrices between them
+
+// The formulas, a kernel for each step. Two matrices go to memory, come back, are overwritten and come back again: 44
+// bytes a pair, of 2·B·NH·T² floats that no cache holds, where all that must be moved is 1,028/(T/2). Counted (9,740
+// bytes an element, 606 times the least), it is S and dP that cost most: a sector of 32 bytes for each element of a key
+// and of a value, 4,096 bytes a pair. dK and dV go down the matrices' columns, a sector for each 4 bytes.
+template <class T>
+__global__ void products_kernel(float* p, float* dp, const T* dout, const T* qkv, int seq_len, int head_size,
+                                float scale) {
+  const int query = blockIdx.x;
+  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
+  dot_rows(matrix_row(p, seq_len, query), query + 1, q[query], k, scale);
+  dot_rows(matrix_row(dp, seq_len, query), query + 1, head_rows(dout, 1, 0, seq_len, head_size)[query], v, 1);
+}
+
+// In place: S becomes P, and dP becomes dS, with D = Σ_j P·dP, which is Σ_d dO·O.
+__global__ void softmax_backward_kernel(float* p, float* dp, const float* lse, int seq_len) {
+  __shared__ float scratch[32];
+  const int query = blockIdx.x;
+  const float log_sum = head_statistics(lse, seq_len)[query];
+  float *p_row = matrix_row(p, seq_len, query), *dp_row = matrix_row(dp, seq_len, query), dot = 0;
+  for (int j = threadIdx.x; j <= query; j += blockDim.x) {
+    p_row[j] = expf(p_row[j] - log_sum);
+    dot += p_row[j] * dp_row[j];
+  }
+  dot = block_reduce_sum(dot, scratch);
+  for (int j = threadIdx.x; j <= query; j += blockDim.x) dp_row[j] = p_row[j] * (dp_row[j] - dot);
+}
+
+template <class T>
+__global__ void query_sums_kernel(T* dqkv, const float* ds, const T* qkv, int seq_len, int head_size, float scale) {
+  const int query = blockIdx.x;
+  const HeadRows<const T> k = head_rows(qkv, 3, 1, seq_len, head_size);
+  sum_rows(head_rows(dqkv, 3, 0, seq_len, head_size)[query], matrix_row(ds, seq_len, query), query + 1, k, scale);
+}
+
+template <class T>
+__global__ void key_sums_kernel(T* dqkv, const float* p, const float* ds, const T* dout, const T* qkv,
+                                int seq_len, int head_size, float scale) {
+  const int key = blockIdx.x;
+  const HeadRows<const T> q = head_rows(qkv, 3, 0, seq_len, head_size), d_o = head_rows(dout, 1, 0, seq_len, head_size);
+  for (int d = threadIdx.x; d < head_size; d += blockDim.x) {
+    float dk = 0, dv = 0;
+    for (int query = key; query < seq_len; ++query) {
+      dk += matrix_row(ds, seq_len, query)[key] * to_float(q[query][d]);
+      dv += matrix_row(p, seq_len, query)[key] * to_float(d_o[query][d]);
+    }
+    head_rows(dqkv, 3, 1, seq_len, head_size)[key][d] = from_float<T>(scale * dk);
+    head_rows(dqkv, 3, 2, seq_len, head_size)[key][d] = from_float<T>(dv);
+  }
+}
+
+template <class T>
+void four_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
+  const dim3 grid = o.grid(o.seq_len);
+  float *p = o.p, *dp = o.dp;
+  products_kernel<T><<<grid, row_threads, 0, stream>>>(p, dp, o.dout.data(), o.qkv.data(), o.seq_len, o.head_size,
+                                                       o.scale);
+  softmax_backward_kernel<<<grid, row_threads, 0, stream>>>(p, dp, o.lse.data(), o.seq_len);
+  query_sums_kernel<T><<<grid, row_threads, 0, stream>>>(o.dqkv.data(), dp, o.qkv.data(), o.seq_len, o.head_size,
+                                                         o.scale);
+  key_sums_kernel<T><<<grid, row_threads, 0, stream>>>(o.dqkv.data(), p, dp, o.dout.data(), o.qkv.data(), o.seq_len,
+                                                       o.head_size, o.scale);
+}
+
+// ---- 2: P again from lse, a warp a query, dK and dV added up in memory
+
+// lse and two products of 64 numbers make P and dS of a pair anew: no matrix, any T; D is dO·O, before the first key.
+// The lanes lie along the head, so that sectors are full, 256 bytes a pair: counted, a sixth of before. But all queries
+// add to the dK and dV of a key: 128 atomic additions of floats a pair, 512 bytes that the L2 cache reads and writes,
+// and they queue, for all queries begin at key 0. Their order differs from run to run, and so do the last bits of the
+// result.
+template <int N>
+__device__ inline void atomic_add_lane(float* row, float factor, const float (&x)[N], int head_size) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int d = threadIdx.x % 32 + 32 * i;
+    if (d < head_size) atomicAdd(row + d, factor * x[i]);
+  }
+}
+
+template <int N, class T>
+__global__ void atomics_kernel(float* sums, const T* dout, const T* out, const T* qkv, const float* lse, int seq_len,
+                               int head_size, float scale) {
+  const int query = warp_row();
+  if (query >= seq_len) return;
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, seq_len, head_size);
+  const HeadRows<float> dk_rows = head_rows(sums, 3, 1, seq_len, head_size);
+  const HeadRows<float> dv_rows = head_rows(sums, 3, 2, seq_len, head_size);
+  float q[N], d_out[N], o[N], dq[N] = {};
+  load_lane(q, q_rows[query], head_size);
+  load_lane(d_out, head_rows(dout, 1, 0, seq_len, head_size)[query], head_size);
+  load_lane(o, head_rows(out, 1, 0, seq_len, head_size)[query], head_size);
+  const float dot = warp_dot(d_out, o), log_sum = head_statistics(lse, seq_len)[query];
+  for (int key = 0; key <= query; ++key) {
+    float k[N], v[N];
+    load_lane(k, k_rows[key], head_size);
+    load_lane(v, v_rows[key], head_size);
+    const float p = expf(scale * warp_dot(q, k) - log_sum), ds = p * (warp_dot(d_out, v) - dot);
+    add_lane(dq, ds, k);
+    atomic_add_lane(dk_rows[key], scale * ds, q, head_size);
+    atomic_add_lane(dv_rows[key], p, d_out, head_size);
+  }
+  store_lane(head_rows(sums, 3, 0, seq_len, head_size)[query], dq, head_size, scale);
+}
+
+template <class T>
+__global__ void round_kernel(T* out, const float* input, size_t count) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) out[i] = from_float<T>(input[i]);
+}
+
+template <class T>
+void atomics(AttentionBackward<T>& o, cudaStream_t stream) {
+  const size_t count = o.sums.size();
+  CUDA_CHECK(cudaMemsetAsync(o.sums, 0, count * sizeof(float), stream));
+  with_lane_elements(o.head_size, [&](auto n) {
+    atomics_kernel<decltype(n)::value, T><<<o.grid(warp_blocks(o.seq_len)), 32 * warps_per_block, 0, stream>>>(
+        o.sums.data(), o.dout.data(), o.out.data(), o.qkv.data(), o.lse.data(), o.seq_len, o.head_size, o.scale);
+  });
+  round_kernel<T><<<unsigned(ceil_div(count, size_t(256))), 256, 0, stream>>>(o.dqkv.data(), o.sums.data(), count);
+}
+
+// ---- 3: a warp a query, then a warp a key
+
+// Whose sum it is keeps it in registers: first queries sum dQ over keys, then keys sum dK and dV over queries. No
+// atomics, no fp32 workspace, no queues, the same bits every time. The price: S and dP are computed twice, 7 products
+// for 5, twice the shuffles (20 a pair), and 320 bytes a pair are read once more, q, dO and a sector each for lse and
+// D: still a quarter less than with the 512 of the atomics.
+template <int N, class T>
+__global__ void warp_per_query_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv,
+                                      const float* lse, int seq_len, int head_size, float scale) {
+  const int query = warp_row();
+  if (query >= seq_len) return;
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, seq_len, head_size);
+  float q[N], d_out[N], o[N], dq[N] = {};
+  load_lane(q, q_rows[query], head_size);
+  load_lane(d_out, head_rows(dout, 1, 0, seq_len, head_size)[query], head_size);
+  load_lane(o, head_rows(out, 1, 0, seq_len, head_size)[query], head_size);
+  const float dot = warp_dot(d_out, o), log_sum = head_statistics(lse, seq_len)[query];
+  for (int key = 0; key <= query; ++key) {
+    float k[N], v[N];
+    load_lane(k, k_rows[key], head_size);
+    load_lane(v, v_rows[key], head_size);
+    const float p = expf(scale * warp_dot(q, k) - log_sum);
+    add_lane(dq, p * (warp_dot(d_out, v) - dot), k);
+  }
+  store_lane(head_rows(dqkv, 3, 0, seq_len, head_size)[query], dq, head_size, scale);
+  if (threadIdx.x % 32 == 0) head_statistics(row_dots, seq_len)[query] = dot;
+}
+
+template <int N, class T>
+__global__ void warp_per_key_kernel(T* dqkv, const float* row_dots, const T* dout, const T* qkv, const float* lse,
+                                    int seq_len, int head_size, float scale) {
+  const int key = warp_row();
+  if (key >= seq_len) return;
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, seq_len, head_size);
+  const HeadRows<const T> d_out_rows = head_rows(dout, 1, 0, seq_len, head_size);
+  const float *log_sums = head_statistics(lse, seq_len), *dots = head_statistics(row_dots, seq_len);
+  float k[N], v[N], dk[N] = {}, dv[N] = {};
+  load_lane(k, k_rows[key], head_size);
+  load_lane(v, v_rows[key], head_size);
+  for (int query = key; query < seq_len; ++query) {
+    float q[N], d_out[N];
+    load_lane(q, q_rows[query], head_size);
+    load_lane(d_out, d_out_rows[query], head_size);
+    const float p = expf(scale * warp_dot(q, k) - log_sums[query]);
+    add_lane(dk, p * (warp_dot(d_out, v) - dots[query]), q);
+    add_lane(dv, p, d_out);
+  }
+  store_lane(head_rows(dqkv, 3, 1, seq_len, head_size)[key], dk, head_size, scale);
+  store_lane(head_rows(dqkv, 3, 2, seq_len, head_size)[key], dv, head_size, 1);
+}
+
+template <class T>
+void two_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
+  const dim3 grid = o.grid(warp_blocks(o.seq_len));
+  with_lane_elements(o.head_size, [&](auto n) {
+    constexpr int N = decltype(n)::value, threads = 32 * warps_per_block;
+    warp_per_query_kernel<N, T><<<grid, threads, 0, stream>>>(o.dqkv.data(), o.row_dots.data(), o.dout.data(),
+                                                              o.out.data(), o.qkv.data(), o.lse.data(), o.seq_len,
+                                                              o.head_size, o.scale);
+    warp_per_key_kernel<N, T><<<grid, threads, 0, stream>>>(o.dqkv.data(), o.row_dots.data(), o.dout.data(),
+                                                            o.qkv.data(), o.lse.data(), o.seq_len, o.head_size,
+                                                            o.scale);
+  });
+}
+
+// ---- 4: tiles of the other side in shared memory
+
+// As in the forward pass: 64 queries, or keys, share tiles of the other side, 8 bytes a pair instead of 576; with their
+// own rows, counted, a 22nd. A thread has a row to itself: no shuffle is left, an exponential is done once, not by 32
+// lanes. A pair is 448 multiply-adds, 14 instructions of a warp. What the model runs in fp32.
+template <class T>
+void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
+  const dim3 grid = o.grid(ceil_div(o.seq_len, attention_rows));
+  with_tile_sizes<T>(o.head_size, [&](auto size, auto width) {
+    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
+    attention_backward_queries_kernel<T, HS, N><<<grid, attention_rows, 0, stream>>>(
+        o.dqkv.data(), o.row_dots.data(), o.dout.data(), o.out.data(), o.qkv.data(), o.lse.data(), o.seq_len,
+        o.head_size, o.scale);
+    attention_backward_keys_kernel<T, HS, N><<<grid, attention_rows, 0, stream>>>(
+        o.dqkv.data(), o.row_dots.data(), o.dout.data(), o.qkv.data(), o.lse.data(), o.seq_len, o.head_size, o.scale);
+  });
+}
+
+// ---- 5: the products on tensor cores
+
+// Seven products are 7·4 mma for 16 × 8 pairs, 0.22 a pair, and P and dS pass from one to the next in registers,
+// rounded to 16 bits. Operands come by ldmatrix: counted, 1,070 wavefronts for 1,000 elements instead of 36,000. 128
+// rows share those of the other side, 4 bytes a pair. kernels/flash_attention.cuh: what the model runs in 16 bits.
+template <class T>
+void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2)
+    flash_attention_backward<T>(o.dqkv, o.row_dots, o.dout, o.out, o.qkv, o.lse, o.batch, o.seq_len, o.heads,
+                                o.head_size, stream);
+}
+
+// ---- beside a library, which the model prefers where it is compiled in
+
+template <class T>
+void library(AttentionBackward<T>& o, cudaStream_t stream) {
+  attention_backward<T>(o.dqkv, o.row_dots, o.dout, o.out, o.qkv, o.lse, o.batch, o.seq_len, o.heads, o.head_size,
+                        stream);
+}
+
+template <class T>
+std::vector<Rung<AttentionBackward<T>>> AttentionBackward<T>::rungs() {
+  return {
+      {"four_kernels", "the formulas: products, softmax, sums, two T×T matrices between them", four_kernels<T>},
+      {"atomics", "P anew from lse: no matrix; a warp a query adds to its keys' dK, dV", atomics<T>},
+      {"two_kernels", "a warp a query, then a warp a key: 7 products for 5, no atomics", two_kernels<T>},
+      {"tiles", "kernels/attention.cuh: 64 rows share each row of the other side", tiles<T>},
+      {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, false,
+       suits_tensor_cores},
+      {"library", "attention_backward by cuDNN", library<T>, true, suits_library},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<AttentionBackward>(count, arguments); }

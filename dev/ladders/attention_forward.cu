@@ -1,0 +1,197 @@
+// The ladder of causal self-attention's forward pass: S = scale·Q·Kᵀ (keys ≤ query), P = softmax(S), O = P·V.
+//
+// Least bytes: q, k and v read once, out written once: 4 elements of T for an element of the output, and lse. FLOPs:
+// 2·B·NH·T²·HS, the causal half of two products. At T = 1024 that is 256 for a byte of bf16, and an H100 can do 295 for
+// a byte that it reads (989 TFLOP/s, 3.35 TB/s): keys must not be read again for each query, and the products must be
+// done on tensor cores. The bytes below are at HS = 64 in bf16, what is "counted" at T = 256: what the CPU device's
+// table says.
+#include "dev/ladders/attention.cuh"
+
+namespace {
+
+using namespace ladder;
+
+template <class T>
+struct AttentionForward : Attention<T> {
+  static constexpr const char* name = "attention_forward";
+  static std::vector<Rung<AttentionForward>> rungs();
+
+  explicit AttentionForward(const Shape& shape)
+      : Attention<T>(shape), out(this->out_count()), lse(this->lse_count()), scores(this->matrix_count()) {}
+
+  void reset() { out.poison(), lse.poison(), scores.poison(); }
+  double bytes() const { return 4.0 * out.size() * sizeof(T) + lse.size() * sizeof(float); }
+  double flops() const { return 2 * this->product_flops(); }
+
+  std::vector<Output> outputs() const {
+    const AttentionReference expected = this->reference(std::vector<double>(out.size()));
+    return {{"lse", lse.numbers(), expected.lse, 1, this->sum_error()},
+            in_terms("out", out.numbers(), expected.out, expected.out_terms, rounding<T> + this->sum_error())};
+  }
+
+  Buffer<T> out;
+  Buffer<float> lse, scores;  // scores (B, NH, T, T): S, then P
+};
+
+// ---- 1: three kernels, and a matrix between them
+
+// The formula, a kernel for each step. S goes to memory and comes back, for the softmax three times: 28 bytes a pair,
+// of B·NH·T² floats that no cache holds, where all that must be moved is 516/(T/2). Counted (4,690 bytes an element,
+// 582 times the least), something else is worse: a warp's 32 threads read 32 keys, which are rows apart, a sector of 32
+// bytes for each element of 2. A pair asks for 2,048 bytes of K to use 128, and L1 has to have the other 15 of the
+// sector.
+template <class T>
+__global__ void scores_kernel(float* scores, const T* qkv, int seq_len, int head_size, float scale) {
+  const int query = blockIdx.x;
+  const T* q = head_rows(qkv, 3, 0, seq_len, head_size)[query];
+  const HeadRows<const T> k = head_rows(qkv, 3, 1, seq_len, head_size);
+  dot_rows(matrix_row(scores, seq_len, query), query + 1, q, k, scale);
+}
+
+// The block turns scores into probabilities, in place; each thread those that it wrote. Returns log Σ eˢ.
+__device__ inline float softmax(float* row, int count) {
+  __shared__ float scratch[2][32];
+  float maximum = -INFINITY, sum = 0;
+  for (int j = threadIdx.x; j < count; j += blockDim.x) maximum = fmaxf(maximum, row[j]);
+  maximum = block_reduce_max(maximum, scratch[0]);
+  for (int j = threadIdx.x; j < count; j += blockDim.x) sum += row[j] = expf(row[j] - maximum);
+  sum = block_reduce_sum(sum, scratch[1]);
+  for (int j = threadIdx.x; j < count; j += blockDim.x) row[j] /= sum;
+  return maximum + logf(sum);
+}
+
+__global__ void softmax_kernel(float* scores, float* lse, int seq_len) {
+  const int query = blockIdx.x;
+  const float log_sum = softmax(matrix_row(scores, seq_len, query), query + 1);
+  if (threadIdx.x == 0) head_statistics(lse, seq_len)[query] = log_sum;
+}
+
+template <class T>
+__global__ void weighted_sum_kernel(T* out, const float* p, const T* qkv, int seq_len, int head_size) {
+  const int query = blockIdx.x;
+  const HeadRows<const T> v = head_rows(qkv, 3, 2, seq_len, head_size);
+  sum_rows(head_rows(out, 1, 0, seq_len, head_size)[query], matrix_row(p, seq_len, query), query + 1, v, 1);
+}
+
+template <class T>
+void three_kernels(AttentionForward<T>& o, cudaStream_t stream) {
+  const dim3 grid = o.grid(o.seq_len);
+  scores_kernel<T><<<grid, row_threads, 0, stream>>>(o.scores.data(), o.qkv.data(), o.seq_len, o.head_size, o.scale);
+  softmax_kernel<<<grid, row_threads, 0, stream>>>(o.scores.data(), o.lse.data(), o.seq_len);
+  weighted_sum_kernel<T><<<grid, row_threads, 0, stream>>>(o.out.data(), o.scores.data(), o.qkv.data(), o.seq_len,
+                                                           o.head_size);
+}
+
+// ---- 2: a row of the matrix in shared memory
+
+// The three kernels in one, a row of the matrix at a time: 4·T bytes fit into shared memory, and the 28 bytes a pair no
+// longer go to memory and back. Of the bytes counted that is 4 %, but those are the ones that L1 can't help with. The
+// price: T is limited (to 58,000 on Hopper), and a block waits for its slowest thread three times a row instead of
+// twice.
+template <class T>
+__global__ void row_in_shared_memory_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
+  extern __shared__ float row[];
+  const int query = blockIdx.x;
+  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
+  dot_rows(row, query + 1, q[query], k, scale);
+  const float log_sum = softmax(row, query + 1);
+  if (threadIdx.x == 0) head_statistics(lse, seq_len)[query] = log_sum;
+  __syncthreads();
+  sum_rows(head_rows(out, 1, 0, seq_len, head_size)[query], row, query + 1, v, 1);
+}
+
+template <class T>
+void row_in_shared_memory(AttentionForward<T>& o, cudaStream_t stream) {
+  const int bytes = o.seq_len * int(sizeof(float));
+  allow_shared_memory(row_in_shared_memory_kernel<T>, bytes);
+  row_in_shared_memory_kernel<T><<<o.grid(o.seq_len), row_threads, bytes, stream>>>(
+      o.out.data(), o.lse.data(), o.qkv.data(), o.seq_len, o.head_size, o.scale);
+}
+
+// ---- 3: a running maximum instead of a row
+
+// With a maximum and a sum that are corrected as keys go by (arXiv:1805.02867) no row is kept: a warp has a query, its
+// q and its sums in registers; any T, no shared memory, no barrier. The lanes lie along the head, so that sectors are
+// full: a pair reads its key and its value, 256 bytes; counted, a ninth of before. Instructions are what is wasted now:
+// 5 shuffles and 2 exponentials by all 32 lanes for 4 multiply-adds.
+template <int N, class T>
+__global__ void running_maximum_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
+  const int query = warp_row();
+  if (query >= seq_len) return;
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, seq_len, head_size);
+  float q[N], o[N] = {}, maximum = -INFINITY, sum = 0;
+  load_lane(q, q_rows[query], head_size);
+  for (int key = 0; key <= query; ++key) {
+    float k[N], v[N];
+    load_lane(k, k_rows[key], head_size);
+    load_lane(v, v_rows[key], head_size);
+    const float score = scale * warp_dot(q, k), new_maximum = fmaxf(maximum, score);
+    const float correction = expf(maximum - new_maximum), p = expf(score - new_maximum);
+    maximum = new_maximum;
+    sum = sum * correction + p;
+#pragma unroll
+    for (float& x : o) x *= correction;
+    add_lane(o, p, v);
+  }
+  store_lane(head_rows(out, 1, 0, seq_len, head_size)[query], o, head_size, 1.0f / sum);
+  if (threadIdx.x % 32 == 0) head_statistics(lse, seq_len)[query] = maximum + logf(sum);
+}
+
+template <class T>
+void running_maximum(AttentionForward<T>& o, cudaStream_t stream) {
+  with_lane_elements(o.head_size, [&](auto n) {
+    running_maximum_kernel<decltype(n)::value, T><<<o.grid(warp_blocks(o.seq_len)), 32 * warps_per_block, 0, stream>>>(
+        o.out.data(), o.lse.data(), o.qkv.data(), o.seq_len, o.head_size, o.scale);
+  });
+}
+
+// ---- 4: tiles of keys in shared memory: FlashAttention
+
+// 64 queries see the same keys, so a block loads a tile of 32 once for all: 4 bytes a pair instead of 256. With the
+// queries' own rows that is, counted, a 29th. A thread has a query to itself: no product is summed over lanes, no
+// shuffle is left, and sums are corrected once a tile. A pair is 128 multiply-adds, 4 instructions of a warp: at best
+// the 67 TFLOP/s that an H100 does without tensor cores. What the model runs in fp32.
+template <class T>
+void tiles(AttentionForward<T>& o, cudaStream_t stream) {
+  const dim3 grid = o.grid(ceil_div(o.seq_len, attention_rows));
+  with_tile_sizes<T>(o.head_size, [&](auto size, auto width) {
+    attention_forward_kernel<T, decltype(size)::value, decltype(width)::value><<<grid, attention_rows, 0, stream>>>(
+        o.out.data(), o.lse.data(), o.qkv.data(), o.seq_len, o.head_size, o.scale);
+  });
+}
+
+// ---- 5: the products on tensor cores
+
+// An mma is 2,048 multiply-adds, 16 elements of the head for 16 × 8 pairs: a sixteenth of an instruction a pair. Its
+// operands come by ldmatrix, 16 bytes a lane and no bank twice: counted, 258 wavefronts for 1,000 elements instead of
+// 10,200 (of loads of 4 bytes: nvcc may join four). 128 queries share a key, 2 bytes a pair, and the next tile is
+// copied while this one is used. kernels/flash_attention.cuh: what the model runs in 16 bits.
+template <class T>
+void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2)
+    flash_attention_forward<T>(o.out, o.lse, o.qkv, o.batch, o.seq_len, o.heads, o.head_size, stream);
+}
+
+// ---- beside a library, which the model prefers where it is compiled in
+
+template <class T>
+void library(AttentionForward<T>& o, cudaStream_t stream) {
+  attention_forward<T>(o.out, o.lse, o.qkv, o.batch, o.seq_len, o.heads, o.head_size, stream);
+}
+
+template <class T>
+std::vector<Rung<AttentionForward<T>>> AttentionForward<T>::rungs() {
+  return {
+      {"three_kernels", "the formula: scores, softmax and sums, a T×T matrix between them", three_kernels<T>},
+      {"row_in_shared_memory", "one kernel: a row of the matrix never leaves the SM", row_in_shared_memory<T>},
+      {"running_maximum", "no row at all: a warp a query, sums corrected as keys go by", running_maximum<T>},
+      {"tiles", "kernels/attention.cuh: 64 queries share each key that is read", tiles<T>},
+      {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>, false,
+       suits_tensor_cores},
+      {"library", "attention_forward by cuDNN", library<T>, true, suits_library},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<AttentionForward>(count, arguments); }
