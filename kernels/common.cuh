@@ -63,12 +63,22 @@ __host__ __device__ inline T from_float(float x) {
   else return __float2half_rn(x);
 }
 
-// x[k] = p[k] for k < N, in one load. `p` is aligned to N elements.
+// p[0..N) in one load. `p` is aligned to N elements.
 template <int N, class T>
-__device__ inline void load(const T* p, float (&x)[N]) {
-  Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(p);
+__device__ inline Pack<T, N> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+
+template <int N, class T>
+__device__ inline void unpack(const Pack<T, N>& pack, float (&x)[N]) {
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] = to_float(pack.values[k]);
+}
+
+// x[k] = p[k] for k < N, in one load.
+template <int N, class T>
+__device__ inline void load(const T* p, float (&x)[N]) {
+  unpack(load_pack<N>(p), x);
 }
 
 // p[k] = x[k] rounded to T, in one store.

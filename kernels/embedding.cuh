@@ -2,7 +2,8 @@
 //
 // Backward scatters dout (B,T,C) into two tables. Floats are never added atomically, so the bits never depend on timing:
 //   wte: the host sorts the positions b·T+t by token, stably (sort_by_token). A block starts at each sorted place; the
-//        first place of each token's run adds up the whole run, the other blocks leave at once.
+//        first place of each token's run adds up the whole run, the other blocks leave at once. Runs are as uneven as
+//        words are, and the longest (a twentieth of all tokens) ends last: rows are loaded eight at a time.
 //   wpe: a thread owns a pack of columns of one position and adds over b.
 // A thread handles a pack of columns, so that neighbouring threads read neighbouring bytes.
 // Forward moves 3·B·T·C elements (two reads, one write); backward reads dout twice and reads and writes touched rows.
@@ -28,18 +29,34 @@ __global__ void embedding_forward_kernel(T* out, const int* tokens, const T* wte
   store(out + row * channels + column, token);
 }
 
+constexpr int embedding_rows_at_once = 8;
+
 template <class T, int N>
 __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const T* dout,
                                                 int rows, int channels) {
+  constexpr int R = embedding_rows_at_once;
   const int first = blockIdx.x, token = tokens[order[first]];
   if (first > 0 && tokens[order[first - 1]] == token) return;
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
-    float sum[N], d[N];
+    float sum[N], x[N];
     load(dwte + size_t(token) * channels + column, sum);
-    for (int i = first; i < rows && tokens[order[i]] == token; ++i) {
-      load(dout + size_t(order[i]) * channels + column, d);
+    bool more = true;
+    for (int i = first; more; i += R) {
+      int row[R];
+      Pack<T, N> d[R] = {};  // zeros after the run's end
 #pragma unroll
-      for (int k = 0; k < N; ++k) sum[k] += d[k];
+      for (int r = 0; r < R; ++r) row[r] = order[min(i + r, rows - 1)];
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        more = (i + r < rows) & (tokens[row[r]] == token);
+        if (more) d[r] = load_pack<N>(dout + size_t(row[r]) * channels + column);
+      }
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        unpack(d[r], x);
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum[k] += x[k];
+      }
     }
     store(dwte + size_t(token) * channels + column, sum);
   }

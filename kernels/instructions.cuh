@@ -26,6 +26,7 @@
 constexpr int pack_bytes = 16;  // the widest load or store of a thread
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 1024;  // threads that share a row of thousands of elements
+constexpr int kept_row_block = 512;   // at most so many share a row that they keep in registers, a pack each
 
 // Butterfly over the 32 lanes; every lane gets the result.
 __device__ inline float warp_reduce_sum(float value) {
@@ -41,6 +42,13 @@ __device__ inline float warp_reduce_max(float value) {
     value = other > value ? other : value;
   }
   return value;
+}
+
+// Several sums over the 32 lanes.
+template <int count>
+__device__ inline void warp_reduce_sums(float (&values)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) values[i] = warp_reduce_sum(values[i]);
 }
 
 // x[k] = eˣ for every k.
@@ -133,10 +141,12 @@ __device__ inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4]
 constexpr int pack_bytes = 16;
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 1024;
+constexpr int kept_row_block = 512;
 #else
 constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
 constexpr bool has_tensor_cores = false;  // they are emulated, for tests: loops over packs are faster
 constexpr int long_row_block = 256;       // what fibers wait for each other costs more than they bring
+constexpr int kept_row_block = 32;        // and more than to read the row again
 #endif
 
 // `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
@@ -159,6 +169,23 @@ inline float warp_reduce_sum(float value, cpu::Location where = cpu::Location::c
 
 inline float warp_reduce_max(float value, cpu::Location where = cpu::Location::current()) {
   return cpu::reduce(0xffffffffu, value, cpu::Reduction::max, where);
+}
+
+// One collective for them all.
+template <int count>
+inline void warp_reduce_sums(float (&values)[count], cpu::Location where = cpu::Location::current()) {
+  struct Lane {
+    float values[count];
+  } lane;
+  std::memcpy(lane.values, values, sizeof lane);
+  cpu::counting::record(cpu::counting::Event::shuffle, nullptr, 5 * count);  // as a GPU needs
+  cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
+    for (int offset = 16; offset > 0; offset /= 2)
+      for (int l = 0; l < offset; ++l)
+        for (int i = 0; i < count; ++i) lanes[l].values[i] += lanes[l + offset].values[i];
+    for (int l = 1; l < 32; ++l) lanes[l] = lanes[0];
+  }, where);
+  std::memcpy(values, lane.values, sizeof lane);
 }
 
 inline float exp2_approximate(float x) { return exp2f(x); }

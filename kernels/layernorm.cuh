@@ -7,9 +7,10 @@
 //
 // Forward: a warp a row, so that only shuffles are needed; the row is read again from cache for the variance (two
 // passes: Σx² − mean² would cancel). Moves 4 elements a channel: reads residual and branch, writes r and out.
-// Backward: a block owns 32 rows. First a warp a row computes the two means, then each thread owns columns and walks
-// the rows, which the cache still holds: dr is updated, and the thread's columns of dweight and dbias are summed in
-// registers without any atomics. Moves 4 elements a channel: reads dout, r, dr, writes dr; partial sums are 1/32 of it.
+// Backward: a block owns 32 rows, and each of its threads a pack of columns, whose parts of dweight and dbias it sums in
+// registers without any atomics. Two rows at a time are read once and stay in registers: the block adds up their means,
+// then dr is updated. Moves 4 elements a channel: reads dout, r, dr, writes dr; partial sums are 1/32 of it. Rows of more
+// packs than kept_row_block are read twice, mostly from cache: by a warp a row for the means, then by columns.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 
 constexpr float layernorm_epsilon = 1e-5f;
 constexpr int layernorm_rows_per_block = 32;  // backward
+constexpr int layernorm_rows_at_once = 2;     // backward: more bytes in flight and fewer barriers, against registers
 
 // Adds branch to residual (null: nothing to add), and returns the lane's part of the row's sum.
 template <class T, int N>
@@ -76,10 +78,83 @@ __global__ void residual_layernorm_forward_kernel(T* out, T* sum_out, float* mea
   }
 }
 
+// Sums over a block, with one barrier; every thread gets them. `scratch`: untouched since the barrier before the last.
+template <int count>
+__device__ void block_reduce_sums(float (&values)[count], float (&scratch)[32][count]) {
+  warp_reduce_sums(values);
+  if (threadIdx.x % 32 == 0) store(scratch[threadIdx.x / 32], values);
+  __syncthreads();
+  for (int i = 0; i < count; ++i) values[i] = 0;
+#pragma unroll 1  // warps are few, registers fewer
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
+    float of_warp[count];
+    load(scratch[warp], of_warp);
+#pragma unroll
+    for (int i = 0; i < count; ++i) values[i] += of_warp[i];
+  }
+}
+
 template <class T, int N>
-__global__ void layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_partial, const T* dout,
-                                          const T* residual, const T* weight, const float* means, const float* rstds,
-                                          int rows, int channels) {
+__global__ void __launch_bounds__(kept_row_block)
+layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_partial, const T* dout, const T* residual,
+                          const T* weight, const float* means, const float* rstds, int rows, int channels) {
+  constexpr int R = layernorm_rows_at_once;
+  alignas(64) __shared__ float scratch[2][32][2 * R];  // in turn, for warps that are ahead of others
+  const int c = threadIdx.x * N, first = blockIdx.x * layernorm_rows_per_block;
+  const int last = min(first + layernorm_rows_per_block, rows);
+  const float one_of_channels = 1.0f / channels;
+  float dweight[N] = {}, dbias[N] = {}, w[N] = {};
+  if (c < channels) load(weight + c, w);
+
+  for (int row = first; row < last; row += R) {
+    Pack<T, N> d_pack[R] = {}, x_pack[R] = {}, dr_pack[R] = {};
+    float mean[R] = {}, rstd[R] = {}, d[N], n[N], dr[N], sums[2 * R] = {};  // Σ g of R rows, then Σ g·n
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (row + r < last && c < channels) {
+        const size_t offset = size_t(row + r) * channels + c;
+        d_pack[r] = load_pack<N>(dout + offset);
+        x_pack[r] = load_pack<N>(residual + offset);
+        dr_pack[r] = load_pack<N>(dresidual + offset);
+        mean[r] = means[row + r];
+        rstd[r] = rstds[row + r];
+      }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      unpack(d_pack[r], d);
+      unpack(x_pack[r], n);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        n[k] = (n[k] - mean[r]) * rstd[r];
+        sums[r] += d[k] * w[k];
+        sums[R + r] += d[k] * w[k] * n[k];
+        dweight[k] += d[k] * n[k];
+        dbias[k] += d[k];
+      }
+    }
+    block_reduce_sums(sums, scratch[row / R % 2]);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (row + r < last && c < channels) {
+        const float g_bar = sums[r] * one_of_channels, gn_bar = sums[R + r] * one_of_channels;
+        unpack(d_pack[r], d);
+        unpack(x_pack[r], n);
+        unpack(dr_pack[r], dr);
+#pragma unroll
+        for (int k = 0; k < N; ++k) dr[k] += rstd[r] * (d[k] * w[k] - g_bar - (n[k] - mean[r]) * rstd[r] * gn_bar);
+        store(dresidual + size_t(row + r) * channels + c, dr);
+      }
+  }
+  if (c < channels) {
+    store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
+    store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
+  }
+}
+
+template <class T, int N>
+__global__ void layernorm_backward_long_rows_kernel(T* dresidual, float* dweight_partial, float* dbias_partial,
+                                                    const T* dout, const T* residual, const T* weight,
+                                                    const float* means, const float* rstds, int rows, int channels) {
   __shared__ float mean_g[layernorm_rows_per_block], mean_gn[layernorm_rows_per_block];
   const int first = blockIdx.x * layernorm_rows_per_block;
   const int count = min(layernorm_rows_per_block, rows - first);
@@ -87,22 +162,21 @@ __global__ void layernorm_backward_kernel(T* dresidual, float* dweight_partial, 
   for (int r = threadIdx.x / 32; r < count; r += blockDim.x / 32) {
     const size_t offset = size_t(first + r) * channels;
     const float mean = means[first + r], rstd = rstds[first + r];
-    float sum_g = 0, sum_gn = 0, d[N], w[N], x[N];
+    float sums[2] = {}, d[N], w[N], x[N];  // Σ g, Σ g·n
     for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
       load(dout + offset + c, d);
       load(weight + c, w);
       load(residual + offset + c, x);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        sum_g += d[k] * w[k];
-        sum_gn += d[k] * w[k] * (x[k] - mean) * rstd;
+        sums[0] += d[k] * w[k];
+        sums[1] += d[k] * w[k] * (x[k] - mean) * rstd;
       }
     }
-    sum_g = warp_reduce_sum(sum_g);
-    sum_gn = warp_reduce_sum(sum_gn);
+    warp_reduce_sums(sums);
     if (threadIdx.x % 32 == 0) {
-      mean_g[r] = sum_g / channels;
-      mean_gn[r] = sum_gn / channels;
+      mean_g[r] = sums[0] / channels;
+      mean_gn[r] = sums[1] / channels;
     }
   }
   __syncthreads();
@@ -171,9 +245,13 @@ void layernorm_backward(T* dresidual, float* dweight, float* dbias, const T* dou
   const size_t stride = round_up(size_t(blocks) * channels, size_t(64));
   with_pack<T>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    const int threads = std::clamp(round_up(channels / N, 32), 64, 256);
-    layernorm_backward_kernel<T, N><<<blocks, threads, 0, stream>>>(
-        dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
+    const int threads = round_up(channels / N, 32);
+    if (threads <= kept_row_block)
+      layernorm_backward_kernel<T, N><<<blocks, threads, 0, stream>>>(
+          dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
+    else
+      layernorm_backward_long_rows_kernel<T, N><<<blocks, std::min(threads, 256), 0, stream>>>(
+          dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
   });
   CUDA_CHECK(cudaGetLastError());
   column_sum_level<float>(dweight, workspace, blocks, channels, accumulate, workspace + 2 * stride, stream);

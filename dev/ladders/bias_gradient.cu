@@ -1,0 +1,144 @@
+// The ladder of a bias's gradient: dbias = Σ_rows dout, the column sums of a matrix (rows, columns).
+//
+// Least bytes: dout read once, 1 element each; the result is small. One addition an element, so that memory alone
+// decides. The difficulty is its shape: thousands of rows end in one number, and the order of additions must not depend
+// on timing. A column sum taken down the columns of a row-major matrix has full sectors from the start; threads are
+// what is scarce.
+#include "dev/ladders/harness.cuh"
+#include "kernels/column_sum.cuh"
+
+namespace {
+
+using ladder::Output;
+using ladder::RandomBuffer;
+using ladder::Rung;
+using ladder::Shape;
+
+template <class T>
+struct BiasGradient {
+  static constexpr const char* name = "bias_gradient";
+  static std::vector<Shape> checked_shapes() {
+    return {{{"rows", 5}, {"columns", 64}}, {{"rows", 67}, {"columns", 77}}, {{"rows", 130}, {"columns", 32}}};
+  }
+  static Shape counted_shape() { return {{"rows", 512}, {"columns", 768}}; }
+  static Shape timed_shape() { return {{"rows", 65536}, {"columns", 3072}}; }
+  static std::vector<Rung<BiasGradient>> rungs();
+
+  explicit BiasGradient(const Shape& shape)
+      : rows(shape["rows"]), columns(shape["columns"]), dout(count()), dbias(columns),
+        workspace(column_sum_workspace(rows, columns)) {}
+
+  void reset() { dbias.poison(), workspace.poison(); }
+  size_t count() const { return size_t(rows) * columns; }
+  double elements() const { return double(count()); }
+  double bytes() const { return elements() * sizeof(T); }
+  double flops() const { return elements(); }
+
+  std::vector<Output> outputs() const {
+    const std::vector<double> d = dout.numbers();
+    std::vector<double> right(columns);
+    for (size_t i = 0; i < d.size(); ++i) right[i % columns] += d[i];
+    // Terms of size 1 that cancel to √rows, with a rounding of a sum of at most that size for each of the additions, as
+    // many as rows at the worst, and the root of that as it happens.
+    return {{"dbias", dbias.numbers(), right, std::sqrt(double(rows)), 3 * std::sqrt(double(rows)) * rounding<float>}};
+  }
+
+  int rows, columns;
+  RandomBuffer<T> dout;
+  Buffer<float> dbias, workspace;
+};
+
+// ---- 1: a thread an element
+//
+// Plenty of threads, full sectors, and an atomic for each element: 4 bytes beside the 2 that are read in bf16, and all
+// rows queue for the same few addresses, one addition after the other at each. Which comes first is chance: so are the
+// last bits.
+
+template <class T>
+__global__ void thread_per_element_kernel(float* dbias, const T* dout, size_t count, int columns) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) atomicAdd(&dbias[i % columns], to_float(dout[i]));
+}
+
+template <class T>
+void thread_per_element(BiasGradient<T>& o, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemsetAsync(o.dbias.data(), 0, o.columns * sizeof(float), stream));
+  const unsigned blocks = unsigned(ceil_div(o.count(), size_t(256)));
+  thread_per_element_kernel<T><<<blocks, 256, 0, stream>>>(o.dbias.data(), o.dout.data(), o.count(), o.columns);
+}
+
+// ---- 2: a thread a column
+//
+// The thread adds its column up in a register: no atomics, one order, the same bits every time, and the least bytes.
+// But there are only as many threads as columns: 3,072 are two warps on each of 48 multiprocessors, with a few loads of
+// 2 bytes under way in each thread. The counts are perfect and the time is not: a memory needs thousands of bytes asked
+// for on each multiprocessor, all the time.
+
+template <class T>
+__global__ void thread_per_column_kernel(float* dbias, const T* dout, int rows, int columns) {
+  const int column = blockIdx.x * blockDim.x + threadIdx.x;
+  if (column >= columns) return;
+  float sum = 0;
+  for (int row = 0; row < rows; ++row) sum += to_float(dout[size_t(row) * columns + column]);
+  dbias[column] = sum;
+}
+
+template <class T>
+void thread_per_column(BiasGradient<T>& o, cudaStream_t stream) {
+  thread_per_column_kernel<T>
+      <<<ceil_div(o.columns, 64), 64, 0, stream>>>(o.dbias.data(), o.dout.data(), o.rows, o.columns);
+}
+
+// ---- 3: a tree
+//
+// A thread adds 64 rows of a column, and its sum is an element of a matrix of a 64th of the rows, which is added up in
+// turn. There is a thread for 64 elements, enough to fill a GPU; a 64th of the elements is written as float and read
+// again, 4·2/64 bytes an element, 6 % of bf16's 2. The tree depends on the shape alone: the bits stay the same.
+
+template <class T>
+__global__ void sums_of_rows_kernel(float* sums, const T* dout, int rows, int columns) {
+  const int column = blockIdx.x * blockDim.x + threadIdx.x, group = blockIdx.y;
+  if (column >= columns) return;
+  float sum = 0;
+  for (int row = group * column_sum_fan_in; row < min(rows, (group + 1) * column_sum_fan_in); ++row)
+    sum += to_float(dout[size_t(row) * columns + column]);
+  sums[size_t(group) * columns + column] = sum;
+}
+
+template <class T, class U>
+void tree_level(BiasGradient<T>& o, const U* input, int rows, float* sums, cudaStream_t stream) {
+  const int groups = ceil_div(rows, column_sum_fan_in);
+  const dim3 grid(ceil_div(o.columns, 64), groups);
+  sums_of_rows_kernel<U><<<grid, 64, 0, stream>>>(groups == 1 ? o.dbias.data() : sums, input, rows, o.columns);
+  float* next = sums + round_up(size_t(groups) * o.columns, size_t(64));
+  if (groups > 1) tree_level<T, float>(o, sums, groups, next, stream);
+}
+
+template <class T>
+void tree(BiasGradient<T>& o, cudaStream_t stream) {
+  tree_level<T, T>(o, o.dout.data(), o.rows, o.workspace.data(), stream);
+}
+
+// ---- 4: packs of 16 bytes: the kernel of the model
+//
+// 8 columns of bf16 to a thread: an eighth of the loads, and eight times the bytes under way for each of them. Four
+// rows are loaded before the first is added, so that a thread waits once for four.
+
+template <class T>
+void packs(BiasGradient<T>& o, cudaStream_t stream) {
+  column_sum<T>(o.dbias, o.dout, o.rows, o.columns, false, o.workspace, stream);
+}
+
+template <class T>
+std::vector<Rung<BiasGradient<T>>> BiasGradient<T>::rungs() {
+  return {
+      {"thread_per_element", "an atomic an element: rows queue for the same few addresses", thread_per_element<T>},
+      {"thread_per_column", "sums in registers: no atomics, the same bits; too few threads", thread_per_column<T>},
+      {"tree", "64 rows a thread, then 64 sums a thread: threads enough, for 1/16 more bytes", tree<T>},
+      {"packs", "kernels/column_sum.cuh: 16 bytes a load, four loads at once", packs<T>},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<BiasGradient>(count, arguments); }

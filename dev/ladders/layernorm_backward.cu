@@ -1,0 +1,223 @@
+// The ladder of LayerNorm's backward pass (kernels/layernorm.cuh has the maths), over rows of C channels:
+//
+//   n = (x − mean)·rstd,  g = dout·weight
+//   dx += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
+//
+// Sums go both ways: dx needs two along each row, before any of it can be written; dweight and dbias need two down each
+// column. Least bytes: dout, x and dx read once, dx written once: 4 elements a channel. About 20 FLOPs an element, so
+// memory decides: who reads what, how often, and where the columns are added up.
+#include "dev/ladders/harness.cuh"
+#include "kernels/layernorm.cuh"
+
+namespace {
+
+using ladder::Output;
+using ladder::RandomBuffer;
+using ladder::Rung;
+using ladder::Shape;
+
+template <class T>
+struct LayerNormBackward {
+  static constexpr const char* name = "layernorm_backward";
+  static std::vector<Shape> checked_shapes() {
+    return {{{"rows", 5}, {"channels", 64}}, {{"rows", 35}, {"channels", 77}}, {{"rows", 3}, {"channels", 768}}};
+  }
+  static Shape counted_shape() { return {{"rows", 64}, {"channels", 768}}; }
+  static Shape timed_shape() { return {{"rows", 65536}, {"channels", 768}}; }
+  static std::vector<Rung<LayerNormBackward>> rungs();
+
+  explicit LayerNormBackward(const Shape& shape)
+      : rows(shape["rows"]), channels(shape["channels"]), dout(count(), 1, 0, 2), x(count(), 2, 3),
+        weight(channels, 0.3, 1), dx_before(count(), 1, 0, 4), dx(count()), mean(rows, 0.1, 3), rstd(rows, 0.05, 0.5),
+        dweight(channels), dbias(channels), workspace(layernorm_workspace(rows, channels)) {}
+
+  void reset() {
+    CUDA_CHECK(cudaMemcpy(dx.data(), dx_before.data(), count() * sizeof(T), cudaMemcpyDeviceToDevice));
+    dweight.poison(), dbias.poison(), workspace.poison();
+  }
+  size_t count() const { return size_t(rows) * channels; }
+  double elements() const { return double(count()); }
+  double bytes() const { return 4 * elements() * sizeof(T); }
+  double flops() const { return 20 * elements(); }
+
+  std::vector<Output> outputs() const {
+    const std::vector<double> d = dout.numbers(), in = x.numbers(), w = weight.numbers();
+    const std::vector<double> means = mean.numbers(), rstds = rstd.numbers();
+    std::vector<double> dx_right = dx_before.numbers(), dweight_right(channels), dbias_right(channels), n(channels);
+    for (int r = 0; r < rows; ++r) {
+      const size_t first = size_t(r) * channels;
+      double mean_g = 0, mean_gn = 0;
+      for (int c = 0; c < channels; ++c) {
+        n[c] = (in[first + c] - means[r]) * rstds[r];
+        mean_g += d[first + c] * w[c] / channels;
+        mean_gn += d[first + c] * w[c] * n[c] / channels;
+        dweight_right[c] += d[first + c] * n[c];
+        dbias_right[c] += d[first + c];
+      }
+      for (int c = 0; c < channels; ++c)
+        dx_right[first + c] += rstds[r] * (d[first + c] * w[c] - mean_g - n[c] * mean_gn);
+    }
+    // Terms of size 1 that cancel to √rows or √C, a rounding of float for each addition: 30 of them, as it happens. The
+    // statistics are inputs here, so that nothing but these sums and the last rounding to T is inexact.
+    const double sums = 30 * rounding<float>, size = std::sqrt(double(rows));
+    return {{"dx", dx.numbers(), dx_right, 1, rounding<T> + sums},
+            {"dweight", dweight.numbers(), dweight_right, size, sums},
+            {"dbias", dbias.numbers(), dbias_right, size, sums}};
+  }
+
+  int rows, channels;
+  RandomBuffer<T> dout, x, weight, dx_before;
+  Buffer<T> dx;
+  RandomBuffer<float> mean, rstd;
+  Buffer<float> dweight, dbias, workspace;
+};
+
+// dweight and dbias start at zero where they are added to atomically.
+template <class T>
+void clear_sums(LayerNormBackward<T>& o, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemsetAsync(o.dweight.data(), 0, o.channels * sizeof(float), stream));
+  CUDA_CHECK(cudaMemsetAsync(o.dbias.data(), 0, o.channels * sizeof(float), stream));
+}
+
+// ---- 1: a thread a row
+//
+// The formulas as they stand. Neighbours in a warp read rows apart: a sector of 32 bytes for each 2 asked for, five
+// times an element (dout and x twice, dx), and once more to write. All rows add to the same 2·C floats, two atomics an
+// element, which arrive in another order each time: the last bits change from run to run.
+
+template <class T>
+__global__ void thread_per_row_kernel(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight,
+                                      const float* means, const float* rstds, int rows, int channels) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const size_t first = size_t(row) * channels;
+  const float mean = means[row], rstd = rstds[row];
+  float sum_g = 0, sum_gn = 0;
+  for (int c = 0; c < channels; ++c) {
+    const float g = to_float(dout[first + c]) * to_float(weight[c]);
+    sum_g += g;
+    sum_gn += g * (to_float(x[first + c]) - mean) * rstd;
+  }
+  for (int c = 0; c < channels; ++c) {
+    const float d = to_float(dout[first + c]), n = (to_float(x[first + c]) - mean) * rstd;
+    const float change = rstd * (d * to_float(weight[c]) - sum_g / channels - n * sum_gn / channels);
+    dx[first + c] = from_float<T>(to_float(dx[first + c]) + change);
+    atomicAdd(&dweight[c], d * n);
+    atomicAdd(&dbias[c], d);
+  }
+}
+
+template <class T>
+void thread_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
+  clear_sums(o, stream);
+  thread_per_row_kernel<T><<<ceil_div(o.rows, 128), 128, 0, stream>>>(
+      o.dx.data(), o.dweight.data(), o.dbias.data(), o.dout.data(), o.x.data(), o.weight.data(), o.mean.data(),
+      o.rstd.data(), o.rows, o.channels);
+}
+
+// ---- 2: a warp a row
+//
+// The same, with 32 threads side by side along the row: sectors are full, a sixteenth of those in bf16, and ten
+// shuffles a row add up its two sums. The atomics remain, two an element, 8 bytes beside the 12 that are read and
+// written: memory is not the limit yet, the 2·C addresses are that all rows queue for.
+
+template <class T>
+__global__ void warp_per_row_kernel(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight,
+                                    const float* means, const float* rstds, int rows, int channels) {
+  const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (row >= rows) return;
+  const size_t first = size_t(row) * channels;
+  const float mean = means[row], rstd = rstds[row];
+  float sums[2] = {};
+  for (int c = lane; c < channels; c += 32) {
+    const float g = to_float(dout[first + c]) * to_float(weight[c]);
+    sums[0] += g;
+    sums[1] += g * (to_float(x[first + c]) - mean) * rstd;
+  }
+  warp_reduce_sums(sums);
+  for (int c = lane; c < channels; c += 32) {
+    const float d = to_float(dout[first + c]), n = (to_float(x[first + c]) - mean) * rstd;
+    const float change = rstd * (d * to_float(weight[c]) - sums[0] / channels - n * sums[1] / channels);
+    dx[first + c] = from_float<T>(to_float(dx[first + c]) + change);
+    atomicAdd(&dweight[c], d * n);
+    atomicAdd(&dbias[c], d);
+  }
+}
+
+template <class T>
+void warp_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
+  clear_sums(o, stream);
+  warp_per_row_kernel<T><<<ceil_div(o.rows, 4), 128, 0, stream>>>(
+      o.dx.data(), o.dweight.data(), o.dbias.data(), o.dout.data(), o.x.data(), o.weight.data(), o.mean.data(),
+      o.rstd.data(), o.rows, o.channels);
+}
+
+// ---- 3: a block owns 32 rows
+//
+// A warp a row for the two means, as before; then, after one barrier, a thread owns columns and walks the block's 32
+// rows, so that dweight and dbias grow in registers. What leaves the block is a partial sum for 32 rows, added up by
+// kernels/column_sum.cuh: 2·2/32 floats an element instead of two atomics, and the same bits every time.
+
+// The partial sums of 32 rows each are in the workspace: first those of dweight, then those of dbias.
+template <class T>
+void add_partial_sums(LayerNormBackward<T>& o, cudaStream_t stream) {
+  const int blocks = ceil_div(o.rows, layernorm_rows_per_block);
+  const size_t stride = round_up(size_t(blocks) * o.channels, size_t(64));
+  float *dweights = o.workspace, *dbiases = dweights + stride, *rest = dbiases + stride;
+  column_sum_level<float>(o.dweight, dweights, blocks, o.channels, false, rest, stream);
+  column_sum_level<float>(o.dbias, dbiases, blocks, o.channels, false, rest, stream);
+}
+
+template <class T, int N>
+void block_owns_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
+  const int blocks = ceil_div(o.rows, layernorm_rows_per_block);
+  const size_t stride = round_up(size_t(blocks) * o.channels, size_t(64));
+  layernorm_backward_long_rows_kernel<T, N><<<blocks, 256, 0, stream>>>(
+      o.dx.data(), o.workspace.data(), o.workspace.data() + stride, o.dout.data(), o.x.data(), o.weight.data(),
+      o.mean.data(), o.rstd.data(), o.rows, o.channels);
+  add_partial_sums(o, stream);
+}
+
+template <class T>
+void owned_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
+  block_owns_rows<T, 1>(o, stream);
+}
+
+// ---- 4: packs of 16 bytes
+//
+// The same kernel, with 8 elements of bf16 at once: an eighth of the loads and stores, and of the loop around them. The
+// bytes stay what they were, 6 elements a channel, since dout and x are still read twice: 32 rows of two tensors are 98
+// KB at 768 channels, and those of all blocks at work exceed the L2 cache, so that the second time costs what the first
+// did.
+
+template <class T>
+void packs(LayerNormBackward<T>& o, cudaStream_t stream) {
+  with_pack<T>(o.channels, [&](auto width) { block_owns_rows<T, decltype(width)::value>(o, stream); });
+}
+
+// ---- 5: rows kept in registers: the kernel of the model
+//
+// A block's threads own a pack of columns each from the start, and hold it of two rows at a time: 4 elements a channel,
+// two thirds of the bytes. The price is that a row's sums are a block's, not a warp's: a barrier for every two rows
+// instead of one for 32, and six loads of a thread in flight before each.
+
+template <class T>
+void kept_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
+  layernorm_backward<T>(o.dx, o.dweight, o.dbias, o.dout, o.x, o.weight, o.mean, o.rstd, o.rows, o.channels, false,
+                        o.workspace, stream);
+}
+
+template <class T>
+std::vector<Rung<LayerNormBackward<T>>> LayerNormBackward<T>::rungs() {
+  return {
+      {"thread_per_row", "the formulas as they stand: a sector and two atomics an element", thread_per_row<T>},
+      {"warp_per_row", "32 threads side by side along the row: full sectors, the same atomics", warp_per_row<T>},
+      {"owned_rows", "a block sums the columns of 32 rows in registers: no atomics, the same bits", owned_rows<T>},
+      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>},
+      {"kept_rows", "kernels/layernorm.cuh: two rows at a time stay in registers: each is read once", kept_rows<T>},
+  };
+}
+
+}  // namespace
+
+int main(int count, char** arguments) { return ladder::run<LayerNormBackward>(count, arguments); }
