@@ -82,15 +82,23 @@ int64_t count_units(const Request& request, size_t size, size_t unit) {
 
 constexpr size_t sector = 32, banks = 32, word = 4;
 
-int64_t wavefronts(const Request& request, size_t size) {
+// Those that are needed, and those that would be without bank conflicts.
+std::pair<int64_t, int64_t> wavefronts(const Request& request, size_t size) {
   const int lanes_at_once = int(std::min<size_t>(warp_size, banks * word / size));
-  int64_t sum = 0;
+  int64_t needed = 0, ideal = 0;
   for (int first = 0; first < warp_size; first += lanes_at_once) {
     int64_t words[banks] = {};  // that a bank has to give
     for_each_unit(request, first, lanes_at_once, size, word, [&](uintptr_t w) { ++words[w % banks]; });
-    sum += *std::ranges::max_element(words);
+    const int64_t most = *std::ranges::max_element(words);
+    needed += most;
+    ideal += most > 0;
   }
-  return sum;
+  return {needed, ideal};
+}
+
+// Those that are touched, and those that could hold as many bytes.
+std::pair<int64_t, int64_t> sectors(const Request& request, size_t size) {
+  return {count_units(request, size, sector), (count_units(request, size, 1) + int64_t(sector) - 1) / int64_t(sector)};
 }
 
 // What one instruction does in one warp of a block.
@@ -108,10 +116,9 @@ struct Instruction {
       counts.*instruction_fields[int(event) - int(Event::barrier)] += int64_t(size);
       return;
     }
-    const int64_t threads = std::popcount(request.lanes), at_once = shared ? banks * word : sector;
-    counts.*memory_fields[shared][int(event)] +=
-        {1, threads, threads * int64_t(size), shared ? wavefronts(request, size) : count_units(request, size, sector),
-         (count_units(request, size, 1) + at_once - 1) / at_once};
+    const int64_t threads = std::popcount(request.lanes);
+    const auto [transactions, ideal] = shared ? wavefronts(request, size) : sectors(request, size);
+    counts.*memory_fields[shared][int(event)] += {1, threads, threads * int64_t(size), transactions, ideal};
   }
 
   void lanes_meet() {

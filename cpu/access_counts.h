@@ -34,7 +34,7 @@ struct MemoryCounts {
   int64_t threads = 0;       // accesses of threads
   int64_t bytes = 0;         // that threads asked for
   int64_t transactions = 0;  // global memory: sectors of 32 bytes; shared memory: wavefronts
-  int64_t ideal = 0;         // the fewest transactions that could move the distinct bytes asked for
+  int64_t ideal = 0;         // sectors that could hold the distinct bytes asked for; wavefronts without bank conflicts
 
   MemoryCounts& operator+=(const MemoryCounts& other);
   bool operator==(const MemoryCounts&) const = default;

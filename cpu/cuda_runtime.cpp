@@ -307,11 +307,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
-// Compute capability 9.0: Hopper's instructions are there (kernels/hopper.cuh). A worker counts as a multiprocessor.
+// Compute capability 9.0: Hopper's instructions are there (kernels/hopper.cuh). A worker counts as a multiprocessor; to
+// count like a GPU, there are an H100's.
+#if defined(CPU_LIKE_A_GPU)
+static int multiprocessors() { return 132; }
+#else
+static int multiprocessors() { return omp_get_max_threads(); }
+#endif
+
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device != 0) return remember(cudaErrorInvalidDevice);
   switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = omp_get_max_threads(); break;
+    case cudaDevAttrMultiProcessorCount: *value = multiprocessors(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     default: return remember(cudaErrorInvalidValue);

@@ -153,9 +153,9 @@ void shared_tiles(Matmul<T>& o, cudaStream_t stream) {
 //
 // A warp's 32 FMAs took two wavefronts of shared memory, in whose time the SM does 256. Here a thread has 8×8 outputs,
 // and what it loads it uses 8 times; all loads are of 16 bytes. For 8 of k it loads 8 times from A, 8 times from B and
-// does 512 FMAs. Such a load takes a warp 4 wavefronts, a quarter-warp each, also where these ask for the same (which
-// the table calls conflicts): an eighth of a wavefront for 32 FMAs, a sixteenth of before (fp32: a quarter, an eighth).
-// And a block's tile of 128×128 reads a quarter of the sectors that 32×32 ones read.
+// does 512 FMAs. Such a load takes a warp 4 wavefronts, a quarter-warp each, also where these ask for the same: an
+// eighth of a wavefront for 32 FMAs, a sixteenth of before (fp32: a quarter, an eighth). And a block's tile of 128×128
+// reads a quarter of the sectors that 32×32 ones read.
 
 constexpr int fma_threads = 256, fma_side = 128;
 template <class T>

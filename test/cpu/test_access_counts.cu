@@ -199,6 +199,8 @@ TEST_CASE("shared memory: half-warps take 8 bytes a thread, quarter-warps 16") {
   CHECK(shared<float4>(1) == AccessCounts{.shared_loads = packs, .shared_stores = packs});
   CHECK(shared<float2>(2) == AccessCounts{.shared_loads = {1, 32, 256, 4, 2}, .shared_stores = pairs});
   CHECK(shared<float4>(2) == AccessCounts{.shared_loads = {1, 32, 512, 8, 4}, .shared_stores = packs});
+  // All want the same 16 bytes: still a wavefront for each quarter-warp, but no conflict.
+  CHECK(shared<float4>(0) == AccessCounts{.shared_loads = packs, .shared_stores = packs});
   // The whole warp wants as much of each bank, but a half-warp or a quarter-warp does not.
   CHECK(shared<float2>(2, 16) == AccessCounts{.shared_loads = {1, 32, 256, 4, 2}, .shared_stores = pairs});
   CHECK(shared<float4>(4, 8) == AccessCounts{.shared_loads = {1, 32, 512, 16, 4}, .shared_stores = packs});
