@@ -36,7 +36,7 @@ ifeq ($(HOST_ARCH),x86_64)
 endif
 FLAGS_ := $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER
+FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
 FLAGS_debug := -O0 -g
 # counts memory accesses (cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs stay whole, no
 # code is duplicated, and (-O1) nothing is inferred about addresses from types

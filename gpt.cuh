@@ -195,11 +195,10 @@ class GPT {
   // Logits (V) that follow `tokens`, at most T of them.
   std::vector<float> next_token_logits(const std::vector<int>& tokens) {
     const int count = int(tokens.size()), C = options_.shape.channels, padded = options_.shape.padded_vocabulary();
-    const bool timed = std::exchange(gemm_choices().by_timing, false);  // the next count is another
+    const Untimed untimed;  // the next count is another
     send_batch(tokens.data(), nullptr, count);
     forward(1, count);
     head_forward(logits_, final_norm_ + size_t(count - 1) * C, store_.acquire(0, Pass::backward), 1, C, padded, stream_);
-    gemm_choices().by_timing = timed;
     return read_logits(1);
   }
 

@@ -27,6 +27,13 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
                            cudaGetErrorString(error));
 }
 
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
 // Shared memory beyond 48 KB must be asked for.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {

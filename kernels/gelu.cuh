@@ -21,7 +21,7 @@ __global__ void gelu_forward_kernel(T* out, const T* input, size_t count) {
   load(input + i, x);
 #pragma unroll
   for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  sigmoid_pack(s);
+  sigmoid_pack<T>(s);
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] *= s[k];
   store(out + i, x);
@@ -36,7 +36,7 @@ __global__ void gelu_backward_kernel(T* gradient, const T* input, size_t count) 
   load(gradient + i, d);
 #pragma unroll
   for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  sigmoid_pack(s);
+  sigmoid_pack<T>(s);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const float slope = 2 * gelu_scale * (1.0f + 3.0f * gelu_cubic * x[k] * x[k]);

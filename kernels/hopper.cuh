@@ -51,13 +51,6 @@ constexpr int bytes_of_8_rows = 8 * 128;       // of a box, after which the perm
 constexpr int bytes_of_16_along_k = 16 * 2;    // from one product's operand to the next one's
 constexpr int bytes_of_16_along_n = 16 * 128;
 
-inline int device_attribute(cudaDeviceAttr attribute) {
-  int device, value;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
 inline bool has_wgmma() {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
          device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;

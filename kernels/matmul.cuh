@@ -23,7 +23,9 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "kernels/column_sum.cuh"
 #include "kernels/common.cuh"
@@ -44,38 +46,62 @@ struct GemmChoices {
   std::map<std::string, std::string> known;
   std::function<std::string(const Choose&)> agree;  // with the other ranks, if there are any
   bool by_timing = true;                            // false: for shapes that hardly come again
+
+  // What is known of `name`; if nothing is, what choose() finds, or `untimed`.
+  std::string choose(const std::string& name, const std::string& untimed, const Choose& choose) {
+    const auto found = known.find(name);
+    if (found != known.end()) return found->second;
+    if (!by_timing) return untimed;
+    return known[name] = agree ? agree(choose) : choose();
+  }
 };
 inline GemmChoices& gemm_choices() {
   static GemmChoices instance;
   return instance;
 }
 
+// While it lives, nothing is timed.
+class Untimed {
+ public:
+  Untimed() : before_(std::exchange(gemm_choices().by_timing, false)) {}
+  ~Untimed() { gemm_choices().by_timing = before_; }
+  Untimed(const Untimed&) = delete;
+  Untimed& operator=(const Untimed&) = delete;
+
+ private:
+  bool before_;
+};
+
 #include <gemm.h>
 
-// Times fused() and separate(), which do the same, and may be done again and again.
+// Whether to do `name` by fused() or by separate(), which do the same, and may be done again and again, as both are
+// timed. fused() returns false, and does nothing, if it can't.
 template <class Fused, class Separate>
-std::string faster_way(Fused fused, Separate separate, cudaStream_t stream) {
-  const Unobserved unobserved;
-  const bool can_fuse = fused();
-  separate();  // has chosen its algorithm after that, too
-  const GemmChoices::Choose choose = [&] {
+bool fusing_is_faster(const std::string& name, Fused fused, Separate separate, cudaStream_t stream) {
+  GemmChoices& choices = gemm_choices();
+  bool can_fuse = false;
+  if (!choices.known.contains(name) && choices.by_timing) {  // each chooses its algorithms before the two are timed
+    const Unobserved unobserved;
+    can_fuse = fused();
+    separate();
+  }
+  return choices.choose(name, "separate", [&] {
+    const Unobserved unobserved;
     return can_fuse && best_seconds(stream, fused) < best_seconds(stream, separate) ? "fused" : "separate";
-  };
-  return gemm_choices().agree ? gemm_choices().agree(choose) : choose();
+  }) == "fused";
 }
 
-// Does the work on matrices of T that `name` stands for, the faster way. fused() returns false, and does nothing, if it
-// can't.
+// Does the work on matrices of T that `name` stands for, the faster way.
 template <class T, class Fused, class Separate>
 void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Separate separate, cudaStream_t stream) {
   if (!gemm_has_epilogues<T>) return separate();
-  GemmChoices& choices = gemm_choices();
-  std::string key = gemm_library() + ' ' + dtype_name<T> + ' ' + name;
-  for (int size : {shape.m, shape.n, shape.k}) key += ' ' + std::to_string(size);
-  auto known = choices.known.find(key);
-  if (known == choices.known.end() && choices.by_timing && !shape.accumulate)  // a sum can't be done again
-    known = choices.known.emplace(key, faster_way(fused, separate, stream)).first;
-  if ((known != choices.known.end() && known->second == "separate") || !fused()) separate();
+  std::string full_name = gemm_library() + ' ' + dtype_name<T> + ' ' + name;
+  for (int size : {shape.m, shape.n, shape.k}) full_name += ' ' + std::to_string(size);
+  std::optional<Untimed> untimed;
+  if (shape.accumulate) untimed.emplace();  // a sum can't be done again
+  const bool fuse = fusing_is_faster(full_name, fused, separate, stream);
+  untimed.reset();
+  if (!fuse || !fused()) separate();
 }
 
 template <class T, class Out>

@@ -6,7 +6,10 @@
 namespace {
 
 // Every test but the first is skipped where the instructions are not.
-const auto on_hopper = doctest::skip(!has_wgmma());
+const auto on_hopper = doctest::skip([] {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && !has_wgmma();  // without a device the tests say what is wrong
+}());
 
 // Where element (row, column) of a box is, in elements.
 __host__ __device__ int in_box(int row, int column) {
@@ -252,8 +255,7 @@ void check_products(bool add) {
   const TensorMap b_map = b_along_n ? make_tensor_map(b_d.data(), depth, N, depth)
                                     : make_tensor_map(b_d.data(), N, depth, N);
   const int bytes = (64 + N) * depth * int(sizeof(T));
-  const auto kernel = products_kernel<T, b_along_n, N>;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  allow_shared_memory(products_kernel<T, b_along_n, N>, bytes);
   products_kernel<T, b_along_n, N><<<1, 128, bytes, test_stream()>>>(sums.data(), a_map, b_map, add);
   CHECK(sums.get() == expected);
 }
@@ -274,8 +276,8 @@ TEST_CASE_TEMPLATE("multiply_m64k16: both widths, both ways that b can lie" * on
 namespace {
 
 template <class T>
-void check_matmul(int m, int n, int k) {
-  CAPTURE(m); CAPTURE(n); CAPTURE(k);
+void check_matmul(int m, int n, int k, int most_blocks = INT_MAX) {
+  CAPTURE(m); CAPTURE(n); CAPTURE(k); CAPTURE(most_blocks);
   const auto a = random_values<T>(size_t(m) * k), b = random_values<T>(size_t(k) * n, 1, 0, 2);
   std::vector<double> expected(size_t(m) * n);
   for (int i = 0; i < m; ++i)
@@ -283,7 +285,7 @@ void check_matmul(int m, int n, int k) {
       for (int j = 0; j < n; ++j)
         expected[size_t(i) * n + j] += double(to_float(a[size_t(i) * k + p])) * to_float(b[size_t(p) * n + j]);
   Buffer<T> a_d(a), b_d(b), c(expected.size());
-  matmul_wgmma<T>(c, a_d, b_d, m, n, k, test_stream());
+  matmul_wgmma<T>(c, a_d, b_d, m, n, k, test_stream(), most_blocks);
   CHECK_CLOSE(c.numbers(), expected, std::sqrt(double(k)), rounding<T> + 1.2e-7 * std::sqrt(double(k)));
 }
 
@@ -295,6 +297,8 @@ TEST_CASE_TEMPLATE("matmul_wgmma" * on_hopper, T, __nv_bfloat16, __half) {
   check_matmul<T>(129, 264, 64);
   if (!large_shapes) return;
   check_matmul<T>(256, 384, 192);
-  check_matmul<T>(300, 520, 328);   // 6 steps a tile: more than there are stages
-  check_matmul<T>(2200, 264, 8);    // two groups of tile rows
+  check_matmul<T>(300, 520, 328);    // 6 steps a tile: more than there are stages
+  check_matmul<T>(300, 520, 328, 1);  // all 9 tiles are one block's: the ring goes on from tile to tile
+  check_matmul<T>(2200, 264, 8);     // two groups of tile rows
+  check_matmul<T>(2200, 264, 72, 5);
 }

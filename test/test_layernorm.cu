@@ -129,6 +129,7 @@ TEST_CASE_TEMPLATE("layernorm forward and backward", T, float, __nv_bfloat16, __
   check<T>(1, 51);     // one row, packs of one element
   check<T>(32, 64);    // exactly one block of backward
   check<T>(37, 211);   // a second block of five rows
+  check<T>(35, 256);   // on a GPU several warps a row, rows by two and an odd one
   check<T>(6, 768);
   check<T>(5, 2056);   // more packs than threads
   if (large_shapes) check<T>(2100, 32);  // 66 blocks: their partial sums take two levels to add

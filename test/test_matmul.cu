@@ -228,15 +228,21 @@ TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
   const auto quick = [&] { return write(1), true; };
   const auto slow = [&] { return write(20), true; };
   const auto impossible = [] { return false; };
-  CHECK(faster_way(quick, slow, test_stream()) == "fused");
-  CHECK(faster_way(slow, quick, test_stream()) == "separate");
-  CHECK(faster_way(impossible, slow, test_stream()) == "separate");
+  CHECK(fusing_is_faster("test, quick", quick, slow, test_stream()));
+  CHECK(fusing_is_faster("test, quick", slow, quick, test_stream()));  // as is known
+  CHECK(!fusing_is_faster("test, slow", slow, quick, test_stream()));
+  CHECK(!fusing_is_faster("test, impossible", impossible, slow, test_stream()));
   gemm_choices().agree = [&](const GemmChoices::Choose&) { return ++asked, "fused"; };  // as another rank found
-  CHECK(faster_way(slow, quick, test_stream()) == "fused");
+  CHECK(fusing_is_faster("test, agreed", slow, quick, test_stream()));
   CHECK(asked == 1);
+  {
+    const Untimed untimed;
+    CHECK(!fusing_is_faster("test, untimed", quick, slow, test_stream()));
+    CHECK(!gemm_choices().known.contains("test, untimed"));
+  }
   CHECK(listened == 0);
   write(1);
   CHECK(listened == 1);
-  gemm_choices().agree = nullptr;
+  gemm_choices() = {};
   Profiler::instance().listener = nullptr;
 }

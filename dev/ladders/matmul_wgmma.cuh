@@ -8,11 +8,12 @@
 //   2 · 128·256·64 FLOPs / 4,096              1,024 cycles of the tensor cores
 //   (128·64 + 64·256) · 2 bytes = 48 KB       48 bytes a cycle from L2, if the tensor cores never wait
 //
-// The second is the tighter one: of H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes a cycle for each SM. So the
-// tile is large: its 128·256 sums take half of the registers. (To go further, blocks share what they load: clusters.)
+// The second is the tighter one: of H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes a cycle for each SM, which
+// would let tensor cores work half to two thirds of the time. So the tile is as large as it can be: its 128·256 sums take
+// half of the registers. (To go further, blocks share what they load: clusters.)
 // L2 gets it from device memory once for all tiles that are in work at a time, if these lie together: 16 tiles down and
 // 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes, 1,024 a byte, where 300 would
-// do. The rest is to keep the tensor cores from waiting: copies run up to 4 steps ahead, into the next tile, too; a
+// do. The rest is that the tensor cores wait for nothing else: copies run up to 4 steps ahead, into the next tile, too; a
 // step's products start before those of the step before are done; and the copy engine brings the results to C.
 //
 // Who does what. A block of 3 warpgroups works on one tile after another:
@@ -27,6 +28,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels/hopper.cuh"
 
@@ -215,16 +217,15 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
 
 }  // namespace wgmma_rung
 
-// Where has_wgmma().
+// Where has_wgmma(), for sizes of at least 1. Fewer blocks than the device has room for leave more tiles to each.
 template <class T>
-void matmul_wgmma(T* c, const T* a, const T* b, int m, int n, int k, cudaStream_t stream) {
+void matmul_wgmma(T* c, const T* a, const T* b, int m, int n, int k, cudaStream_t stream, int most_blocks = INT_MAX) {
   using namespace wgmma_rung;
   const Problem problem{ceil_div(m, tile_rows), ceil_div(n, tile_columns), k};
   const TensorMap a_boxes = make_tensor_map(a, m, k, tile_rows), b_boxes = make_tensor_map(b, k, n, step);
   const TensorMap c_boxes = make_tensor_map(c, m, n, warp_rows);
-  const int blocks = std::min(problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount));
-  CUDA_CHECK(cudaFuncSetAttribute(matmul_wgmma_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  sizeof(Shared<T>)));
+  const int blocks = std::min({problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount), most_blocks});
+  allow_shared_memory(matmul_wgmma_kernel<T>, sizeof(Shared<T>));
   matmul_wgmma_kernel<T><<<blocks, threads, sizeof(Shared<T>), stream>>>(a_boxes, b_boxes, c_boxes, problem);
   CUDA_CHECK(cudaGetLastError());
 }

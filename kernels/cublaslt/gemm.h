@@ -6,7 +6,7 @@
 //
 // Plans (layouts and an algorithm) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes, the
 // fastest is taken: when a plan is made, each multiplies the operands at hand a few times. Products that are not worth it
-// (kernels/matmul.cuh) take the first.
+// (kernels/matmul.cuh) have plans of their own, which take the first.
 #pragma once
 
 #include <cublasLt.h>
@@ -33,13 +33,16 @@ constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for
 template <class T>
 constexpr bool gemm_has_epilogues = sizeof(T) == 2;
 
-// And the device that it runs on.
-inline std::string gemm_library() {
-  int device = 0;
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
+// And the device that it runs on: this process's only one, asked once, as that takes a millisecond.
+inline const std::string& gemm_library() {
+  static const std::string name = [] {
+    int device = 0;
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    return properties.name + std::string(", cuBLASLt ") + std::to_string(cublasLtGetVersion());
+  }();
+  return name;
 }
 
 namespace cublaslt {
@@ -145,11 +148,11 @@ double time_of(const Plan& plan, const Algorithm& algorithm, const Operands<In, 
   return works ? seconds : INFINITY;
 }
 
-// Its number among the candidates, as text. D is overwritten, or, if it is a sum that must stay, a scratch one.
+// Its number among the candidates, as text; "none" if none of them works. D is overwritten, or, if it is a sum that must
+// stay, a scratch one.
 template <class In, class Out>
 std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Operands<In, Out> o,
                     const GemmShape& shape, cudaStream_t stream) {
-  if (algorithms.size() < 2) return "0";
   Out* scratch = nullptr;
   if (shape.accumulate) CUDA_CHECK(cudaMalloc(&scratch, size_t(shape.m) * shape.n * sizeof(Out)));
   if (scratch) o.d = scratch;
@@ -160,7 +163,7 @@ std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, 
     if (time < best_time) best = i, best_time = time;
   }
   CUDA_CHECK(cudaFree(scratch));
-  return std::to_string(best);
+  return best_time < INFINITY ? std::to_string(best) : "none";
 }
 
 // Names the product, and all that the heuristic's proposals depend on.
@@ -196,22 +199,18 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   const std::vector<Algorithm> algorithms = candidates(
       plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))});
   if (algorithms.empty()) return plan;
-  if (!gemm_choices().by_timing) {
-    plan.algorithm = algorithms.front();
-    return plan;
-  }
-  std::string& choice = gemm_choices().known[name_of<In, Out>(s, epilogue)];
-  const GemmChoices::Choose choose = [&] { return fastest(plan, algorithms, o, s, stream); };
-  if (choice.empty()) choice = gemm_choices().agree ? gemm_choices().agree(choose) : choose();
-  plan.algorithm = algorithms[std::min<size_t>(std::strtoul(choice.c_str(), nullptr, 10), algorithms.size() - 1)];
+  const std::string choice = gemm_choices().choose(
+      name_of<In, Out>(s, epilogue), "0", [&] { return fastest(plan, algorithms, o, s, stream); });
+  if (choice != "none")
+    plan.algorithm = algorithms[std::min<size_t>(std::strtoul(choice.c_str(), nullptr, 10), algorithms.size() - 1)];
   return plan;
 }
 
 // False if cuBLASLt can't.
 template <class In, class Out>
 bool run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue>, Plan> plans;
-  const auto key = std::make_tuple(shape, epilogue);
+  static std::map<std::tuple<GemmShape, Epilogue, bool>, Plan> plans;
+  const auto key = std::make_tuple(shape, epilogue, gemm_choices().by_timing);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   const Plan& plan = found->second;
