@@ -165,7 +165,7 @@ part_bench() {
 }
 
 part_ladders() {
-  local ladder launcher=dev/cluster/torchrun.sh limit=300 profiler metrics='' kind
+  local ladder launcher=dev/cluster/torchrun.sh limit=300 profiler metrics='' kind plot=()
   if [ "$device" = cpu ]; then launcher=dev/cluster/mpirun.sh; fi
   if [ -n "$quick" ]; then limit=60; fi
   check "build of the ladders" 1800 make "DEVICE=$device" ladders
@@ -173,13 +173,20 @@ part_ladders() {
     case $ladder in
       *.*) ;;  # no program
       *_all_reduce) GPT_PROGRAM=$ladder check "all_reduce, two ranks" $limit "$launcher" 2 --share-gpu ;;
-      *) check "$(basename "$ladder")" $limit "$ladder" --plot "${output%.md}-$(basename "$ladder").png" ;;
+      *)
+        if "$python" -c 'import matplotlib' 2> /dev/null; then plot=(--plot "${output%.md}-$(basename "$ladder").png"); fi
+        PYTHON=$python check "$(basename "$ladder")" $limit "$ladder" "${plot[@]}"
+        ;;
     esac
   done
   # What the CPU device counts, counted by the hardware: to be compared with dev/ladders/README.md.
   profiler=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu)
   if [ "$device" = cpu ] || [ -z "$profiler" ]; then
     leave_out "counts by Nsight Compute" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
+    return
+  fi
+  if "$profiler" "$build/ladder_gelu" --once 2>&1 | grep -q ERR_NVGPUCTRPERM; then
+    leave_out "counts by Nsight Compute" "this user may not read the GPU's counters (ERR_NVGPUCTRPERM)"
     return
   fi
   for kind in global_op_ld global_op_st shared_op_ld shared_op_st; do
@@ -190,7 +197,8 @@ part_ladders() {
     esac
   done
   for ladder in layernorm_forward layernorm_backward softmax_cross_entropy matmul; do
-    check "$ladder by Nsight Compute" 300 "$profiler" --metrics "${metrics#,}" "$build/ladder_$ladder" --once
+    check "$ladder by Nsight Compute" 300 "$profiler" --csv --page raw --metrics "${metrics#,}" \
+      "$build/ladder_$ladder" --once
   done
 }
 

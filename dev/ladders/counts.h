@@ -3,7 +3,7 @@
 //   moved        bytes an element that cross to and from memory: 32 a sector; no cache is modelled
 //   × least      that, in times of what the operation must move at least
 //   width        bytes a thread asks for at once, on average
-//   full         how much of the sectors is asked for: 100 % if a warp's addresses are side by side
+//   full %       how much of the sectors is asked for: 100 % if a warp's addresses are side by side
 //   conflicts    wavefronts that shared memory takes, in times of those that suffice without bank conflicts
 //   barriers, shuffles, mma    instructions of warps, for 1,000 elements
 #pragma once
@@ -21,8 +21,8 @@ namespace ladder {
 constexpr int sector_bytes = 32;
 
 inline std::vector<std::string> count_columns() {
-  return {"rung",      "moved", "× least",   "load width", "full %",   "store width", "full %", "shared",
-          "conflicts", "barriers", "shuffles", "mma",        "atomics", "idea"};
+  return {"rung",   "moved",     "× least",  "load width", "load full %", "store width", "store full %",
+          "shared", "conflicts", "barriers", "shuffles",   "mma",         "atomics",     "idea"};
 }
 
 inline std::string ratio(double a, double b, int significant = 3) {

@@ -11,7 +11,8 @@
 //     static Shape counted_shape(), timed_shape();       what the CPU device counts; what a GPU times
 //     static std::vector<Rung<Gelu>> rungs();            from the obvious one to the best
 //
-//     explicit Gelu(const Shape& shape);                 inputs, the same ones for the same shape; outputs
+//     explicit Gelu(const Shape& shape);                 inputs, the same ones for the same shape; outputs. Throws
+//                                                        std::invalid_argument if there is no such shape
 //     void reset();                                      poisons outputs, restores what rungs change in place
 //     std::vector<Output> outputs() const;               what came out, and what float64 on the host says
 //     double elements() const;                           what counts are stated by
@@ -24,6 +25,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -58,14 +60,42 @@ bool suits(const Rung<Operation>& rung, const Operation& operation) {
   return !rung.suits || rung.suits(operation);
 }
 
+// The rungs that were asked for and suit; says which of the others do not.
+template <class Operation>
+std::vector<Rung<Operation>> choose_rungs(const Options& options, const char* dtype, const Shape& shape,
+                                          const Operation& operation) {
+  std::vector<Rung<Operation>> chosen;
+  std::string left_out;
+  for (const Rung<Operation>& rung : Operation::rungs()) {
+    if (!options.wants(rung.name)) continue;
+    if (suits(rung, operation)) chosen.push_back(rung);
+    else left_out += (left_out.empty() ? "" : ", ") + std::string(rung.name);
+  }
+  const std::string why = left_out + ": not in " + dtype + " at " + shape.text() + " on this device";
+  if (chosen.empty()) throw std::invalid_argument(why);
+  if (!left_out.empty()) std::printf("\nleft out: %s\n", why.c_str());
+  return chosen;
+}
+
+// Waits for it; says whose launch it was that the device refused.
+template <class Operation>
+void launch(const Rung<Operation>& rung, Operation& operation, cudaStream_t stream) {
+  try {
+    rung.launch(operation, stream);
+    CUDA_CHECK(cudaGetLastError());
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string(rung.name) + ": " + error.what());
+  }
+}
+
 // ---- is it right?
 
 // The line that says what is wrong; empty: nothing is.
 template <class Operation>
 std::string mistake(const Rung<Operation>& rung, Operation& operation, cudaStream_t stream) {
   operation.reset();
-  rung.launch(operation, stream);
-  CUDA_CHECK(cudaStreamSynchronize(stream));
+  launch(rung, operation, stream);
   for (const Output& output : operation.outputs()) {
     const double error = worst_error(output.actual, output.expected, output.floor);
     if (!(error <= output.tolerance))
@@ -82,12 +112,14 @@ template <class Operation>
 void check(const Options& options, const char* dtype, Verdict& verdict, cudaStream_t stream) {
   for (const Shape& shape : options.shapes_or(Operation::checked_shapes())) {
     Operation operation(shape);
+    if (!options.shape.empty()) std::printf("checked in %s at %s\n", dtype, shape.text().c_str());
     for (const Rung<Operation>& rung : Operation::rungs()) {
       if (!options.wants(rung.name) || !suits(rung, operation)) continue;
       const std::string wrong = mistake(rung, operation, stream);
       (wrong.empty() ? verdict.passed : verdict.failed)++;
       if (!wrong.empty())
-        std::printf("WRONG: %s, %s, %s, %s: %s\n", Operation::name, rung.name, dtype, shape.text().c_str(), wrong.c_str());
+        std::printf("WRONG: %s, %s, %s, %s: %s\n", Operation::name, rung.name, dtype, shape.text().c_str(),
+                    wrong.c_str());
     }
   }
 }
@@ -100,12 +132,10 @@ Table count(const Options& options, const char* dtype, cudaStream_t stream) {
   const Shape shape = options.shape_or(Operation::counted_shape());
   Operation operation(shape);
   Table table(count_columns());
-  for (const Rung<Operation>& rung : Operation::rungs()) {
-    if (!options.wants(rung.name) || !suits(rung, operation)) continue;
+  for (const Rung<Operation>& rung : choose_rungs(options, dtype, shape, operation)) {
     operation.reset();
     cpu::start_counting();
-    rung.launch(operation, stream);
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+    launch(rung, operation, stream);
     table.add(count_row(rung.name, rung.idea, cpu::stop_counting(), operation.elements(), operation.bytes()));
     if (options.lines) print_lines(rung.name, cpu::counts_by_line());
   }
@@ -119,17 +149,18 @@ Table count(const Options& options, const char* dtype, cudaStream_t stream) {
 template <class Operation, class T>
 Table time(const Options& options, const char* dtype, cudaStream_t stream) {
   const Shape shape = options.shape_or(Operation::timed_shape());
-  RotatingSets<Operation> sets(shape);
+  SetsOfOperands<Operation> sets(shape);
   const Work work = work_at_best<T>(sets.one().bytes(), sets.one().flops(), stream);
   std::vector<std::pair<Rung<Operation>, Times>> timed;
   double library = 0;
-  for (const Rung<Operation>& rung : Operation::rungs()) {
-    if (!options.wants(rung.name) || !suits(rung, sets.one())) continue;
-    timed.emplace_back(rung, measure([&] { rung.launch(sets.next(), stream); }, sets.count(), stream));
+  for (const Rung<Operation>& rung : choose_rungs(options, dtype, shape, sets.one())) {
+    launch(rung, sets.one(), stream);
+    timed.emplace_back(rung, measure(rung.launch, sets, stream));
     if (rung.is_library) library = timed.back().second.median;
   }
-  std::printf("\n%s, %s, %s: %.4g MB, %.4g GFLOP, at best %.4g µs; %zu sets of operands in turn\n\n", Operation::name,
-              dtype, shape.text().c_str(), work.bytes / 1e6, work.flops / 1e9, work.best_seconds * 1e6, sets.count());
+  std::printf("\n%s, %s, %s: %.4g MB, %.4g GFLOP, at best %.4g µs; %zu sets of operands%s\n\n", Operation::name, dtype,
+              shape.text().c_str(), work.bytes / 1e6, work.flops / 1e9, work.best_seconds * 1e6, sets.count(),
+              sets.exceed_caches() ? "" : ", which the L2 cache may hold in part");
   Table table(time_columns());
   for (const auto& [rung, times] : timed)
     table.add(time_row(rung.name, rung.idea, times, timed.front().second.median, library, work));
@@ -140,10 +171,12 @@ Table time(const Options& options, const char* dtype, cudaStream_t stream) {
 
 template <class Operation>
 void launch_once(const Options& options, cudaStream_t stream) {
-  Operation operation(options.shape_or(Operation::counted_shape()));
-  for (const Rung<Operation>& rung : Operation::rungs())
-    if (options.wants(rung.name) && suits(rung, operation)) rung.launch(operation, stream);
-  CUDA_CHECK(cudaStreamSynchronize(stream));
+  const Shape shape = options.shape_or(Operation::counted_shape());
+  Operation operation(shape);
+  for (const Rung<Operation>& rung : choose_rungs(options, options.dtype.c_str(), shape, operation)) {
+    operation.reset();
+    launch(rung, operation, stream);
+  }
 }
 
 template <class Operation, class T>
@@ -171,6 +204,7 @@ int climb(const Options& options, cudaStream_t stream) {
 
 template <template <class> class Operation>
 int run(int count, char** arguments) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   Options options;
   std::vector<std::string> names;
   for (const auto& rung : Operation<float>::rungs()) names.push_back(rung.name);
@@ -186,7 +220,7 @@ int run(int count, char** arguments) {
     return code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ladder %s: %s\n", Operation<float>::name, error.what());
-    return 1;
+    return dynamic_cast<const std::invalid_argument*>(&error) ? 2 : 1;  // it was asked for what does not exist
   }
 }
 

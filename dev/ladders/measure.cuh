@@ -1,8 +1,8 @@
 // How long a rung takes on a GPU, and how that compares with what the card can do at best.
 //
-// A round is as many launches, one after another, as take two milliseconds; each launch has another set of operands, of
-// which there are so many that together they exceed the L2 cache four times: no rung finds its inputs there. Stated is the
-// median of 21 rounds, and the spread from the 10th to the 90th percentile.
+// A round launches once on each of so many sets of operands that together they exceed the L2 cache four times: no rung
+// finds its inputs there. Between rounds all sets are made anew, as some operations change their operands. Stated is the
+// median of 21 rounds, after three that are not counted, and the spread from the 10th to the 90th percentile.
 #pragma once
 
 #include <algorithm>
@@ -36,47 +36,59 @@ struct RandomBuffer : Buffer<T> {
   }
 };
 
-// Sets of operands that launches take in turn.
+// So many sets of operands of one shape that no cache holds them, or as many as there is memory for.
 template <class Operation>
-class RotatingSets {
+class SetsOfOperands {
  public:
-  explicit RotatingSets(const Shape& shape) {
-    sets_.push_back(std::make_unique<Operation>(shape));
-    const double wanted = 4.0 * l2_bytes() / one().bytes();
-    while (double(sets_.size()) < std::min(wanted, 64.0)) sets_.push_back(std::make_unique<Operation>(shape));
-    for (auto& set : sets_) set->reset();
+  explicit SetsOfOperands(const Shape& shape) : wanted_bytes_(4.0 * l2_bytes()) {
+    const size_t free_before = free_bytes();
+    add(shape);
+    const double bytes_of_one = double(std::max(free_before - free_bytes(), size_t(1)));
+    while (!exceed_caches() && sets_.size() < 256 && double(free_bytes()) > 2 * bytes_of_one) add(shape);
   }
 
   Operation& one() { return *sets_.front(); }
-  Operation& next() { return *sets_[next_++ % sets_.size()]; }
   size_t count() const { return sets_.size(); }
+  bool exceed_caches() const { return double(count()) * sets_.front()->bytes() >= wanted_bytes_; }
+
+  void reset() {
+    for (auto& set : sets_) set->reset();
+  }
+  void launch_on_each(void (*launch)(Operation&, cudaStream_t), cudaStream_t stream) {
+    for (auto& set : sets_) launch(*set, stream);
+  }
 
  private:
+  void add(const Shape& shape) { sets_.push_back(std::make_unique<Operation>(shape)); }
+
   static double l2_bytes() {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     return properties.l2CacheSize;
   }
+  static size_t free_bytes() {
+    size_t free = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return free;
+  }
 
+  double wanted_bytes_;
   std::vector<std::unique_ptr<Operation>> sets_;
-  size_t next_ = 0;
 };
 
 struct Times {
   double median, low, high;  // seconds a launch
 };
 
-// `launch` launches once. At least `sets` launches make a round, so that all operands have been in use between two of one.
-template <class Launch>
-Times measure(Launch launch, size_t sets, cudaStream_t stream) {
-  constexpr int rounds = 21;
-  constexpr double round_seconds = 2e-3;
-  ceilings::seconds(sets, stream, launch);
-  CUDA_CHECK(cudaGetLastError());  // a launch that the device refuses takes no time
-  const double once = ceilings::seconds(sets, stream, launch);
-  const size_t count = std::max(sets, size_t(round_seconds / once));
+template <class Operation>
+Times measure(void (*launch)(Operation&, cudaStream_t), SetsOfOperands<Operation>& sets, cudaStream_t stream) {
+  constexpr int rounds = 21, warm_up = 3;
   std::vector<double> times;
-  for (int round = 0; round < rounds; ++round) times.push_back(ceilings::seconds(count, stream, launch));
+  for (int round = -warm_up; round < rounds; ++round) {
+    sets.reset();
+    const double seconds = ceilings::seconds(1, stream, [&] { sets.launch_on_each(launch, stream); });
+    if (round >= 0) times.push_back(seconds / double(sets.count()));
+  }
   std::sort(times.begin(), times.end());
   return {times[rounds / 2], times[rounds / 10], times[rounds - 1 - rounds / 10]};
 }
@@ -86,8 +98,8 @@ struct Work {
   double bytes, flops, best_seconds;
 };
 
-// The ceiling max(bytes / copy bandwidth, FLOPs / rate of products in T), both measured on this card when they are first
-// needed; the rate matters where an operation does more than a few FLOPs with each byte.
+// The ceiling max(bytes / copy bandwidth, FLOPs / rate of products in T), both measured on this card when they are
+// first needed; the rate matters where an operation does more than a few FLOPs with each byte.
 template <class T>
 Work work_at_best(double bytes, double flops, cudaStream_t stream) {
   static const double copy = ceilings::copy_rate(stream);
@@ -100,7 +112,7 @@ Work work_at_best(double bytes, double flops, cudaStream_t stream) {
 }
 
 inline std::vector<std::string> time_columns() {
-  return {"rung", "µs", "spread", "GB/s", "TFLOP/s", "% of ceiling", "× the first", "× the library", "idea"};
+  return {"rung", "µs", "low", "high", "GB/s", "TFLOP/s", "% of ceiling", "× the first", "× the library", "idea"};
 }
 
 // `library`: its time; 0: there is none.
@@ -108,7 +120,8 @@ inline std::vector<std::string> time_row(const std::string& name, const std::str
                                          double library, const Work& work) {
   return {name,
           digits(t.median * 1e6, 4),
-          digits(t.low * 1e6, 4) + "–" + digits(t.high * 1e6, 4),
+          digits(t.low * 1e6, 4),
+          digits(t.high * 1e6, 4),
           digits(work.bytes / t.median / 1e9, 4),
           digits(work.flops / t.median / 1e12, 3),
           digits(100 * work.best_seconds / t.median, 3),

@@ -9,9 +9,13 @@ Usage: build/gpu/ladder_gelu --plot gelu.png             which calls
 """
 import argparse
 import csv
+import sys
 from pathlib import Path
 
-import matplotlib
+try:
+  import matplotlib
+except ImportError:
+  sys.exit("plot.py needs matplotlib: python3 -m pip install matplotlib")
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
@@ -22,7 +26,7 @@ def bars_of(rows):
     return [float(row["% of ceiling"]) for row in rows], [f"{row['µs']} µs" for row in rows], "% of the ceiling", 100
   if "bus GB/s" in rows[0]:
     return [float(row["bus GB/s"]) for row in rows], [f"{row['µs']} µs" for row in rows], "GB/s of the bus", None
-  least = [float(row["× least"]) if row["× least"] != "–" else float("inf") for row in rows]
+  least = [float(row["× least"] or "inf") for row in rows]
   return ([100 / times for times in least], [f"{row['moved']} bytes" for row in rows],
           "% of the moved bytes that had to be moved", 100)
 

@@ -15,13 +15,13 @@ namespace ladder {
 
 // `value` to so many significant digits, without an exponent.
 inline std::string digits(double value, int significant) {
+  if (value == 0) return "0";
   char text[64];
   std::snprintf(text, sizeof text, "%.*g", significant, value);
   double rounded = std::stod(text);
   int decimals = 0;
-  for (double magnitude = std::max(std::abs(rounded), 1e-9); magnitude < std::pow(10.0, significant - 1) && decimals < 9;
-       magnitude *= 10)
-    ++decimals;
+  const double enough = std::pow(10.0, significant - 1);
+  for (double magnitude = std::abs(rounded); magnitude < enough && decimals < 9; magnitude *= 10) ++decimals;
   std::snprintf(text, sizeof text, "%.*f", decimals, rounded);
   return text;
 }
@@ -69,7 +69,7 @@ class Table {
   static void write_row(std::ofstream& file, const std::vector<std::string>& cells) {
     for (size_t c = 0; c < cells.size(); ++c) {
       std::string quoted;
-      for (char letter : cells[c]) quoted += letter == '"' ? "\"\"" : std::string(1, letter);
+      for (char letter : cells[c] == "–" ? "" : cells[c]) quoted += letter == '"' ? "\"\"" : std::string(1, letter);
       file << (c ? "," : "") << '"' << quoted << '"';
     }
     file << '\n';
@@ -85,7 +85,8 @@ inline void plot(const Table& table, const std::string& title, const std::string
   const std::filesystem::path script = program.parent_path() / "../../dev/ladders/plot.py";
   const std::string csv = png + ".csv";
   table.write_csv(csv);
-  const std::string command = "python3 '" + script.string() + "' --title '" + title + "' '" + csv + "' '" + png + "'";
+  const char* python = std::getenv("PYTHON");
+  const std::string command = std::string(python ? python : "python3") + " '" + script.string() + "' --title '" + title + "' '" + csv + "' '" + png + "'";
   const int status = std::system(command.c_str());
   std::filesystem::remove(csv);
   if (status != 0) throw std::runtime_error("no plot: " + command + " failed");
