@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(long_row_block, 2)
 cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded, float weight,
                      const float* loss_scale) {
   __shared__ float max_scratch[32], sum_scratch[32];
-  extern __shared__ __align__(64) char memory[];
+  extern __shared__ __align__(128) char memory[];
   T *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<T*>(memory) : row;
   const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // the last pack may hold padding
 

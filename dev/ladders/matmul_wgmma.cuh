@@ -195,8 +195,8 @@ template <class T>
 __global__ void __launch_bounds__(threads, 1)
 matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                     const __grid_constant__ TensorMap c, const Problem problem) {
-  extern __shared__ __align__(1024) char memory[];
-  Shared<T>& shared = *reinterpret_cast<Shared<T>*>(memory);
+  extern __shared__ __align__(1024) char boxes[];
+  Shared<T>& shared = *reinterpret_cast<Shared<T>*>(boxes);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stage_count; ++stage) {
       init_barrier(shared.full[stage], 1);
