@@ -162,7 +162,7 @@ test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(CPU_TESTS)"
 # (the + hands make's job slots on to the script)
 test-race:
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures $(LADDERS)"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures $(LADDERS) $(RANK_LADDERS)"
 	+@test/remove_barriers.sh
 	+@test/remove_events.sh
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)

@@ -5,7 +5,10 @@
 // Each rung is made of NCCL's sends and receives and of a few kernels (wire.cuh). What a rank sends and receives within
 // one group is a step. In the α-β-γ model (Thakur, Rabenseifner, Gropp, 2005) a step takes α seconds to get going, each
 // byte that passes a link β, and each byte that is added γ; links work both ways at once, and those of different ranks
-// side by side. What the ranks wait for (log: of base 2; P: the largest power of two that is not above N):
+// side by side. Two things are added here. A kernel takes λ to be launched: half of the steps bring what is then added,
+// so there are half as many adds as steps. And α is larger for long messages, on which ranks agree before they travel.
+//
+// What the ranks wait for (log: of base 2; P: the largest power of two that is not above N):
 //
 //                      steps              through a link            added              most sent by a rank
 //   server             2                  2(N−1)·S                  (N−1)·S            (N−1)·S
@@ -27,8 +30,9 @@
 // Each sum is finished by one rank and then only copied, so all ranks end with the same bits, whatever its order.
 //
 // With 8 bits a number (wire.cuh), β counts 260 bytes for 256 numbers; packing them costs π a byte of S, and unpacking
-// the sums υ. Finished sums travel as the rank that finished them has packed them: all ranks unpack the same. The price
-// is precision: packing a sum of m inputs x rounds it by m·max|x|/254 at most, and a number goes through packings of so
+// the sums υ. A pack precedes each add, another one the sending of finished sums, and an unpack comes last: as many λ.
+// Finished sums travel as the rank that finished them has packed them: all ranks unpack the same. The price is
+// precision: packing a sum of m inputs x rounds it by m·max|x|/254 at most, and a number goes through packings of so
 // many inputs together:
 //
 //   server, direct   N−1 alone, and the sum of N          2N − 1

@@ -103,13 +103,14 @@ struct CollectiveOptions : Options {
     CLI::App app("The ladder of all-reduce, for several ranks (mpirun -np N): checks each rung, then measures it.");
     app.add_option("--rung", rungs, "this rung alone (may be repeated)")->check(CLI::IsMember(names));
     app.add_option("--bytes", bytes, "what is measured: sizes of a rank's numbers, as 64KB or 1MB (may be repeated)")
-        ->transform(CLI::AsSizeValue(false));
+        ->transform(CLI::AsSizeValue(false))
+        ->check([](const std::string& size) { return std::stoull(size) < 4 ? "4 bytes at least: a number" : ""; });
     app.add_option("--dtype", dtype, "what is measured: bf16 or fp32 (both are checked)")
         ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--check", check_only, "check, and don't measure");
     app.add_flag("--share-gpu", share_gpu, "several ranks on a GPU (slow, for tests)");
     app.add_option("--csv", csv, "write the table to this file, too");
-    app.add_option("--plot", plot, "draw a bar a rung, of the last size, into this PNG (needs python3 with matplotlib)");
+    app.add_option("--plot", plot, "draw a bar a rung, of the last size, into this PNG (needs python3, matplotlib)");
     try {
       app.parse(count, arguments);
       return go_on;
@@ -225,14 +226,18 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
 
 constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // of which rates are measured
 
+// On longer messages ranks agree before they travel: Open MPI's limit between processes of a host.
+constexpr size_t short_message = 4096;
+
 struct Link {
-  double latency, seconds_per_byte;  // α, β
+  double short_latency, long_latency, seconds_per_byte;  // α of either kind, β
+
+  double latency(double step_bytes) const { return step_bytes < short_message ? short_latency : long_latency; }
 };
 
 // Every rank sends to its right neighbour and hears from its left one, as in a ring: a ping-pong that all play at once.
 inline Link measure_link(World& world) {
   const int n = world.size(), right = (world.rank() + 1) % n, left = (world.rank() + n - 1) % n;
-  if (n == 1) return {};
   Buffer<char> from(rate_bytes), to(rate_bytes);
   const auto seconds = [&](size_t bytes) {
     const auto shift = [&] {
@@ -243,35 +248,51 @@ inline Link measure_link(World& world) {
     };
     return world.time([] {}, shift).low;
   };
-  const double latency = seconds(4);
-  return {latency, (seconds(rate_bytes) - latency) / double(rate_bytes)};
+  constexpr size_t long_message = 2 * short_message;
+  const double short_latency = seconds(4), long_seconds = seconds(long_message);
+  const double per_byte = (seconds(rate_bytes) - long_seconds) / double(rate_bytes - long_message);
+  return {short_latency, std::max(long_seconds - long_message * per_byte, short_latency), per_byte};
 }
 
-// Seconds a byte of the numbers.
-struct KernelRates {
-  double add, pack, unpack;  // γ, π, υ
+struct Kernel {
+  double launch, seconds_per_byte;  // λ; γ, π or υ: of the numbers' bytes
 };
 
+struct Kernels {
+  Kernel add, pack, unpack;
+};
+
+// A launch: of one block of numbers, for which a single block of threads is enough.
 template <class T, class Wire>
-KernelRates measure_kernels(AllReduce<T>& o, Wire& wire) {
-  const auto rate = [&](auto kernel) {
-    return o.world.time([&] { o.reset(); }, kernel).low / double(o.count * sizeof(T));
+Kernels measure_kernels(AllReduce<T>& o, Wire& wire) {
+  const auto measured = [&](auto kernel) {
+    const auto seconds = [&](Range range) { return o.world.time([&] { o.reset(); }, [&] { kernel(range); }).low; };
+    const double launch = seconds({0, 1});
+    return Kernel{launch, (seconds(wire.whole()) - launch) / double(o.count * sizeof(T))};
   };
-  const double pack = rate([&] { wire.pack(wire.whole()); });
-  return {rate([&] { wire.add(wire.whole()); }), pack, rate([&] { wire.unpack(wire.whole()); })};
+  const Kernel pack = measured([&](Range range) { wire.pack(range); });
+  return {measured([&](Range range) { wire.add(range); }), pack, measured([&](Range range) { wire.unpack(range); })};
 }
 
 struct Model {
   Link link;
-  KernelRates plain, eight_bits;
+  Kernels plain, eight_bits;
 
   // What `cost` says of `bytes` of numbers, of which `on_wire` bytes travel.
   double seconds(const Cost& cost, bool packed, double bytes, double on_wire) const {
-    const KernelRates& kernels = packed ? eight_bits : plain;
-    return cost.steps * link.latency + cost.moved * on_wire * link.seconds_per_byte +
-           (cost.added * kernels.add + cost.packed * kernels.pack + kernels.unpack) * bytes;
+    const auto& [add, pack, unpack] = packed ? eight_bits : plain;
+    const double moved = cost.moved * on_wire, adds = cost.steps / 2;
+    return cost.steps * link.latency(moved / cost.steps) + moved * link.seconds_per_byte +
+           adds * add.launch + (adds + 1) * pack.launch + unpack.launch +
+           (cost.added * add.seconds_per_byte + cost.packed * pack.seconds_per_byte + unpack.seconds_per_byte) * bytes;
   }
 };
+
+// "λ 2.50 µs, 1/π 0.310 GB/s"
+inline std::string described(const Kernel& kernel, const char* rate) {
+  return "λ " + digits(1e6 * kernel.launch, 3) + " µs, 1/" + rate + " " +
+         ratio(1e-9, kernel.seconds_per_byte) + " GB/s";
+}
 
 template <class T>
 Model measure_model(World& world) {
@@ -279,11 +300,15 @@ Model measure_model(World& world) {
   const Model model = {measure_link(world), measure_kernels(operation, operation.plain),
                        measure_kernels(operation, operation.eight_bits)};
   if (world.rank() == 0) {
-    std::printf("\n%d ranks: α %s µs a step, 1/β %s GB/s a link\n", world.size(),
-                digits(1e6 * model.link.latency, 3).c_str(), ratio(1e-9, model.link.seconds_per_byte).c_str());
-    std::printf("GB/s of numbers: 1/γ %s; with 8 bits 1/γ %s, 1/π %s, 1/υ %s\n", ratio(1e-9, model.plain.add).c_str(),
-                ratio(1e-9, model.eight_bits.add).c_str(), ratio(1e-9, model.eight_bits.pack).c_str(),
-                ratio(1e-9, model.eight_bits.unpack).c_str());
+    const auto& [add, pack, unpack] = model.eight_bits;
+    std::printf("\n%d ranks\n", world.size());
+    std::printf("link:           α %s µs a step (%s above %zu bytes), 1/β %s GB/s\n",
+                digits(1e6 * model.link.short_latency, 3).c_str(), digits(1e6 * model.link.long_latency, 3).c_str(),
+                short_message, ratio(1e-9, model.link.seconds_per_byte).c_str());
+    std::printf("add:            %s\n", described(model.plain.add, "γ").c_str());
+    std::printf("add of 8 bits:  %s\n", described(add, "γ").c_str());
+    std::printf("pack:           %s\n", described(pack, "π").c_str());
+    std::printf("unpack:         %s\n", described(unpack, "υ").c_str());
   }
   return model;
 }
@@ -323,7 +348,7 @@ void measure(const CollectiveOptions& options, const std::vector<Algorithm<T>>& 
   const Model model = measure_model<T>(world);
   Table all(collective_columns());
   for (size_t bytes : options.bytes) {
-    AllReduce<T> operation(world, std::max(bytes / sizeof(T), size_t(1)));
+    AllReduce<T> operation(world, bytes / sizeof(T));
     Table table(collective_columns());
     for (const Algorithm<T>& rung : rungs) {
       if (!options.wants(rung.name)) continue;
@@ -333,7 +358,8 @@ void measure(const CollectiveOptions& options, const std::vector<Algorithm<T>>& 
     }
     if (world.rank() > 0) continue;
     if (!options.plot.empty() && bytes == options.bytes.back()) plot(table, "all_reduce", options.plot);
-    std::printf("\nall_reduce, %s, %d ranks, %zu bytes each\n\n", options.dtype.c_str(), world.size(), bytes);
+    std::printf("\nall_reduce, %s, %d ranks, %zu bytes each\n\n", options.dtype.c_str(), world.size(),
+                operation.count * sizeof(T));
     table.print();
   }
   if (world.rank() == 0 && !options.csv.empty()) all.write_csv(options.csv);
@@ -351,11 +377,11 @@ int climb(const CollectiveOptions& options, Control& control) {
   if (world.rank() == 0)
     std::printf("[ladder] test cases: %d | %d passed | %d failed\n", verdict.passed + verdict.failed, verdict.passed,
                 verdict.failed);
-  if (!options.check_only && !verdict.failed) {
-    if (options.dtype == "fp32") measure(options, Ladder::template rungs<float>(), world);
-    else measure(options, Ladder::template rungs<__nv_bfloat16>(), world);
-  }
-  return verdict.failed ? 1 : 0;
+  if (options.check_only || verdict.failed) return verdict.failed ? 1 : 0;
+  if (world.size() == 1) std::printf("[ladder] start it with mpirun -np 4 ...: one rank has nothing to reduce\n");
+  else if (options.dtype == "fp32") measure(options, Ladder::template rungs<float>(), world);
+  else measure(options, Ladder::template rungs<__nv_bfloat16>(), world);
+  return 0;
 }
 
 template <class Ladder>
