@@ -179,6 +179,7 @@ part_ladders() {
         ;;
     esac
   done
+  if [ "$device" = cpu ]; then check "tables of dev/ladders/README.md" 120 "$python" dev/ladders/tables.py --check; fi
   # What the CPU device counts, counted by the hardware: to be compared with dev/ladders/README.md.
   profiler=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu)
   if [ "$device" = cpu ] || [ -z "$profiler" ]; then
