@@ -231,8 +231,8 @@ class GPT {
     dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 
-  // Is this micro-step's work the same as before? Not where ranks gather and reduce during it, and not while the profiler
-  // wants to see each launch. Batches come in two places, and gradients are written or added to.
+  // Is this micro-step's work the same as before? Not where ranks gather and reduce during it, and not while the
+  // profiler wants to see each launch. Batches come in two places, and gradients are written or added to.
   bool can_be_recorded(double tokens) {
     const Profiler& profiler = Profiler::instance();
     if (dp_.size() > 1 || profiler.enabled || profiler.trace || profiler.listener) return false;
@@ -277,8 +277,8 @@ class GPT {
     linear_gelu_forward(a.gelu, a.up, a.norm2, w.up_weight, w.up_bias, rows, C, 4 * C, stream_);
   }
 
-  // The loss, += weight · Σ losses, and in training the gradients of final_norm_ (in branch_) and of wte. Some rows at a
-  // time, so that the logits, R·Vp, need not all be there at once.
+  // The loss, += weight · Σ losses, and in training the gradients of final_norm_ (in branch_) and of wte. Some rows at
+  // a time, so that the logits, R·Vp, need not all be there at once.
   void head(float weight, bool training) {
     const ModelShape& s = options_.shape;
     const int rows = options_.micro_batch * options_.seq_len, C = s.channels, padded = s.padded_vocabulary();

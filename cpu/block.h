@@ -1,7 +1,7 @@
 // Runs the threads of one block on fibers: the scheduler of the CPU device.
 //
-// A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. Threads that are *runnable* have not started or
-// have been woken; the others wait or have ended.
+// A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. Threads that are *runnable* have not started
+// or have been woken; the others wait or have ended.
 #pragma once
 
 #include <cstdlib>

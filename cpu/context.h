@@ -1,6 +1,6 @@
-// Switching stacks, the one thing that C++ cannot say. On x86-64 twenty instructions of our own: they save what a called
-// function must preserve and nothing else, and end in a jump, because a `ret` to a stack that never called is always
-// mispredicted. Waiting then costs a third of what it does with Boost.Context, which serves other processors.
+// Switching stacks, the one thing that C++ cannot say. On x86-64 twenty instructions of our own: they save what a
+// called function must preserve and nothing else, and end in a jump, because a `ret` to a stack that never called is
+// always mispredicted. Waiting then costs a third of what it does with Boost.Context, which serves other processors.
 #pragma once
 
 #include <cstddef>

@@ -321,6 +321,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMultiProcessorCount: *value = multiprocessors(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = cpu_max_dynamic_shared_bytes; break;
     default: return remember(cudaErrorInvalidValue);
   }
   return cudaSuccess;

@@ -10,8 +10,8 @@
 
 namespace cpu {
 
-// Calls body(i) once for each i < count, on the calling thread and the workers, `chunk` numbers at a time. Inside, OpenMP
-// regions (oneDNN's) have one thread. Not to be nested.
+// Calls body(i) once for each i < count, on the calling thread and the workers, `chunk` numbers at a time. Inside,
+// OpenMP regions (oneDNN's) have one thread. Not to be nested.
 void parallel_for(size_t count, size_t chunk, const std::function<void(size_t)>& body);
 
 }  // namespace cpu

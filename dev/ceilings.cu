@@ -1,4 +1,5 @@
-// Prints what this device can do at best (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and dev/bench.py:
+// Prints what this device can do at best (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and
+// dev/bench.py:
 //
 //   make build/gpu/ceilings && build/gpu/ceilings > ceilings.json
 #include <cstdio>

@@ -34,7 +34,9 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Shared memory beyond 48 KB must be asked for.
+// Shared memory beyond 48 KB must be asked for, and cards differ in how much of it a block can have.
+inline bool fits_shared_memory(int bytes) { return bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

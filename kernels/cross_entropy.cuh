@@ -1,21 +1,21 @@
 // Softmax and cross-entropy over the padded vocabulary, forward and backward in one pass over the logits.
 //
 //   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight · S,   v < V
-// Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` of a token's loss in the step's:
-// 1 / (tokens of the global batch). S: the loss scale (kernels/norm.cuh), in device memory.
+// Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` of a token's loss in the
+// step's: 1 / (tokens of the global batch). S: the loss scale (kernels/norm.cuh), in device memory.
 //
-// A block a row, three passes: maximum, sum, gradient, which overwrites the logits. The first pass keeps the row in shared
-// memory if it fits (50,257 logits of 16 bits do, 98 KB): blocks enough to fill a GPU hold more than its L2 cache, so that
-// a second look at device memory would cost a second read. A thread looks at its own packs alone: no barrier is needed.
-// Reads and writes rows·Vp elements once; about 6 FLOPs an element.
+// A block a row, three passes: maximum, sum, gradient, which overwrites the logits. The first pass keeps the row in
+// shared memory if it fits (50,257 logits of 16 bits do, 98 KB): blocks enough to fill a GPU hold more than its L2
+// cache, so that a second look at device memory would cost a second read. A thread looks at its own packs alone: no
+// barrier is needed. Reads and writes rows·Vp elements once; about 6 FLOPs an element.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/common.cuh"
 
-// What every GPU of compute capability 8.0 or later has for a block, less some for the reductions. On Hopper two blocks of
-// 1,024 threads share an SM.
+// What every GPU of compute capability 8.0 or later has for a block, less some for the reductions. On Hopper two blocks
+// of 1,024 threads share an SM.
 constexpr int kept_row_bytes = 98 * 1024 + 512;
 
 // Calls function(column, x) for the thread's packs of row[begin..end).
@@ -110,8 +110,8 @@ void launch_cross_entropy(T* logits, float* losses, const int* targets, int rows
   }
 }
 
-// logits (rows, Vp) in place: gradients afterwards, unless `write_gradient` is false. losses (rows). targets (rows) < V.
-// A multiple of the pack width divides Vp. *total_loss += weight · Σ losses.
+// logits (rows, Vp) in place: gradients afterwards, unless `write_gradient` is false. losses (rows). targets (rows) <
+// V. A multiple of the pack width divides Vp. *total_loss += weight · Σ losses.
 template <class T>
 void cross_entropy(T* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
                    int padded, float weight, const float* loss_scale, bool write_gradient, cudaStream_t stream) {

@@ -1,6 +1,7 @@
 // Token and position embedding: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:].
 //
-// Backward scatters dout (B,T,C) into two tables. Floats are never added atomically, so the bits never depend on timing:
+// Backward scatters dout (B,T,C) into two tables. Floats are never added atomically, so the bits never depend on
+// timing:
 //   wte: the host sorts the positions b·T+t by token, stably (sort_by_token). A block starts at each sorted place; the
 //        first place of each token's run adds up the whole run, the other blocks leave at once. Runs are as uneven as
 //        words are, and the longest (a twentieth of all tokens) ends last: rows are loaded eight at a time.

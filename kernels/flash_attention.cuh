@@ -18,7 +18,8 @@
 //
 // What bounds the loops on Hopper, in cycles of an SM for a warp and a tile: a multiply_m16n8k16 takes 1.6 (mma reaches
 // about 62% of wgmma's 4096 FLOPs a cycle), a load_matrices 4 (128 bytes a cycle), an exp2 of all lanes 2, and 4
-// instructions are issued a cycle. The 8 warps of an SM overlap most of it; the largest number is a tile's time at best:
+// instructions are issued a cycle. The 8 warps of an SM overlap most of it; the largest number is a tile's time at
+// best:
 //
 //                     M   J   products   load_matrices   exp2   issue
 //   forward, HS 64    2  64        205             160    136     168
@@ -30,7 +31,8 @@
 //
 // M = 2 loads half of what M = 1 does for a product; the sums of dK and dV at HS = 128 leave no registers for it.
 // gpt2, B=64, T=1024, a layer: 103 GFLOP forward, 361 backward. At the 35% of 989 TFLOP/s that FlashAttention-2 reaches
-// on an H100 (arXiv:2407.08608; ours is not yet measured) 0.3 and 1.0 ms; the bytes alone take 0.1 and 0.2 ms at 4.3 TB/s.
+// on an H100 (arXiv:2407.08608; ours is not yet measured) 0.3 and 1.0 ms; the bytes alone take 0.1 and 0.2 ms at 4.3
+// TB/s.
 #pragma once
 
 #include "kernels/tensor_tiles.cuh"

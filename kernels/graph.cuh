@@ -1,6 +1,6 @@
-// Work that is the same every time, as a CUDA graph: recorded once, it is launched as a whole, and the host no longer pays
-// some microseconds for each kernel of it (CUDA C++ Programming Guide, "CUDA Graphs"). Pointers and sizes are recorded,
-// too; what lies there may change.
+// Work that is the same every time, as a CUDA graph: recorded once, it is launched as a whole, and the host no longer
+// pays some microseconds for each kernel of it (CUDA C++ Programming Guide, "CUDA Graphs"). Pointers and sizes are
+// recorded, too; what lies there may change.
 #pragma once
 
 #include "kernels/common.cuh"
@@ -12,7 +12,8 @@ class RecordedWork {
   RecordedWork(const RecordedWork&) = delete;
   RecordedWork& operator=(const RecordedWork&) = delete;
 
-  // work(): launches on `stream`, and nothing else. The first time it is not recorded, as products choose their algorithms.
+  // work(): launches on `stream`, and nothing else. The first time it is not recorded, as products choose their
+  // algorithms.
   template <class Work>
   void run(cudaStream_t stream, Work work) {
     if (calls_++ == 0) return work();

@@ -1,5 +1,5 @@
-// Warp-level and architecture-specific instructions, each wrapped once by name. With kernels/hopper.cuh the only file in
-// kernels/ that asks which device it is compiled for; each wrapper has a body for both.
+// Warp-level and architecture-specific instructions, each wrapped once by name. With kernels/hopper.cuh the only file
+// in kernels/ that asks which device it is compiled for; each wrapper has a body for both.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -72,8 +72,8 @@ __device__ inline float reciprocal_approximate(float x) {
   return result;
 }
 
-// x[k] = 1 / (1 + e⁻ˣ) for every k; for results in 16 bits, in four instructions each: an IEEE division alone takes twice
-// as many.
+// x[k] = 1 / (1 + e⁻ˣ) for every k; for results in 16 bits, in four instructions each: an IEEE division alone takes
+// twice as many.
 template <class T, int N>
 __device__ inline void sigmoid_pack(float (&x)[N]) {
   constexpr float log2_e = 1.4426950408889634f;

@@ -7,11 +7,11 @@
 //
 // Forward: a warp a row, so that only shuffles are needed; the row is read again from cache for the variance (two
 // passes: Σx² − mean² would cancel). Moves 4 elements a channel: reads residual and branch, writes r and out.
-// Backward: a block owns 32 rows, and each of its threads a pack of columns, whose parts of dweight and dbias it sums in
-// registers without any atomics. Two rows at a time are read once and stay in registers: the block adds up their means,
-// then dr is updated. Moves 4 elements a channel: reads dout, r, dr, writes dr; partial sums are 1/32 of it. Rows of more
-// packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: by a warp a row for
-// the means, then by columns.
+// Backward: a block owns 32 rows, and each of its threads a pack of columns, whose parts of dweight and dbias it sums
+// in registers without any atomics. Two rows at a time are read once and stay in registers: the block adds up their
+// means, then dr is updated. Moves 4 elements a channel: reads dout, r, dr, writes dr; partial sums are 1/32 of it.
+// Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: by a
+// warp a row for the means, then by columns.
 #pragma once
 
 #include <algorithm>

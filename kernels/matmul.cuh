@@ -3,9 +3,9 @@
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
-// row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends them
-// gemm_workspace_bytes of device memory, which they otherwise allocate themselves; gemm_library() names what multiplies.
-// There are also
+// row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends
+// them gemm_workspace_bytes of device memory, which they otherwise allocate themselves; gemm_library() names what
+// multiplies. There are also
 //
 //   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)
 //   gemm_gelu_gradient(d, before, a, b, ...):         D = A·B ⊙ gelu'(before)
@@ -38,9 +38,9 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-// Which algorithm a product takes, by what it is, and which of two ways: chosen by timing when it is first asked for. The
-// same job gives the same bits only if all ranks choose alike, and a resumed run as the one before: so choices are kept in
-// checkpoints.
+// Which algorithm a product takes, by what it is, and which of two ways: chosen by timing when it is first asked for.
+// The same job gives the same bits only if all ranks choose alike, and a resumed run as the one before: so choices are
+// kept in checkpoints.
 struct GemmChoices {
   using Choose = std::function<std::string()>;
   std::map<std::string, std::string> known;

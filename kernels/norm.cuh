@@ -2,15 +2,15 @@
 //
 //   norm = √Σ g² / S,   factor = min(1, clip / (norm + 1e-6)) / S   (clip 0: 1 / S)
 //
-// Where loss or norm is not finite, or beyond its limit, the factor is −1: the optimizer then changes nothing. The device
-// decides, from numbers that are the same on all ranks.
+// Where loss or norm is not finite, or beyond its limit, the factor is −1: the optimizer then changes nothing. The
+// device decides, from numbers that are the same on all ranks.
 //
-// S is the loss scale: gradients are those of S times the loss, so that small ones don't vanish in fp16 (Micikevicius et
-// al., arXiv:1710.03740, section 3.2). It is halved when they overflow, and doubled after `window` steps in which they
-// did not, as PyTorch's GradScaler does. fp32 and bf16 need none: S = 1, window 0.
+// S is the loss scale: gradients are those of S times the loss, so that small ones don't vanish in fp16 (Micikevicius
+// et al., arXiv:1710.03740, section 3.2). It is halved when they overflow, and doubled after `window` steps in which
+// they did not, as PyTorch's GradScaler does. fp32 and bf16 need none: S = 1, window 0.
 //
-// The gradients may lie in several parts, and those of other ranks elsewhere: square_sums of each part, add_up of all of
-// them, a sum over ranks, clip_factor.
+// The gradients may lie in several parts, and those of other ranks elsewhere: square_sums of each part, add_up of all
+// of them, a sum over ranks, clip_factor.
 //
 // A tree: each thread adds eight packs, a block's width apart, and writes one partial sum; partial sums are added the
 // same way until few are left, which one block adds in double. No thread ever waits for another in the big levels.

@@ -3,8 +3,8 @@
 //
 // A launcher opens `KernelRange range("name", stream, bytes, flops)` where bytes is the least its kernels must move
 // through device memory and flops the arithmetic they do; both come from the formulas in the launcher's header comment.
-// `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A range
-// is one of NVTX, too: NVIDIA's profilers show the launchers' names.
+// `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A
+// range is one of NVTX, too: NVIDIA's profilers show the launchers' names.
 //
 // Two events on the range's stream take its time. The timeline is in the Trace Event Format (JSON), which
 // ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times are microseconds.

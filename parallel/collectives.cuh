@@ -148,8 +148,8 @@ class Communicator {
     return taken;
   }
 
-  // Tells the flight recorder what has finished, and throws what NCCL has noticed since. For the thread that looks after
-  // the mesh.
+  // Tells the flight recorder what has finished, and throws what NCCL has noticed since. For the thread that looks
+  // after the mesh.
   void refresh() {
     ncclResult_t error = ncclSuccess;
     if (comm_) NCCL_CHECK(ncclCommGetAsyncError(comm_, &error));

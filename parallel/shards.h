@@ -1,5 +1,5 @@
-// How units are cut into pieces, one a rank. A unit of `count` elements has N pieces of ⌈count / N⌉ elements, rounded up
-// to TensorList::alignment, and is padded to N pieces: any number of ranks fits any model.
+// How units are cut into pieces, one a rank. A unit of `count` elements has N pieces of ⌈count / N⌉ elements, rounded
+// up to TensorList::alignment, and is padded to N pieces: any number of ranks fits any model.
 //
 // Arrays that hold whole units, and arrays that hold one rank's pieces, have the units one after another.
 #pragma once

@@ -1,6 +1,6 @@
-// The parameter store: where weights, gradients and optimizer state live, how ranks share them (ZeRO: Rajbhandari et al.,
-// arXiv:1910.02054), and the update that turns gradients into weights. The model asks for units and never for memory, so
-// its code is the same in every stage:
+// The parameter store: where weights, gradients and optimizer state live, how ranks share them (ZeRO: Rajbhandari et
+// al., arXiv:1910.02054), and the update that turns gradients into weights. The model asks for units and never for
+// memory, so its code is the same in every stage:
 //
 //   stage   weights   gradients   optimizer   travels a step of A micro-steps, in units of (N−1)/N · parameters
 //   0       whole     whole       whole       2    all_reduce of the gradients

@@ -1,6 +1,6 @@
-// Writes checkpoints while training goes on. The loop stands still only for the snapshot, a copy of this rank's slices to
-// the host's memory; a thread writes them in place into files that all ranks share, and flushes them to the disk. When
-// every rank is done, the folder gets its name.
+// Writes checkpoints while training goes on. The loop stands still only for the snapshot, a copy of this rank's slices
+// to the host's memory; a thread writes them in place into files that all ranks share, and flushes them to the disk.
+// When every rank is done, the folder gets its name.
 //
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them

@@ -70,8 +70,8 @@ class Guard {
   size_t left_out() const { return left_out_; }  // updates in the whole run
   size_t rollbacks() const { return rollbacks_; }
 
-  // What makes a spike of the next step. The one before it may still be under way, and never counts, so that it does not
-  // matter whether it is.
+  // What makes a spike of the next step. The one before it may still be under way, and never counts, so that it does
+  // not matter whether it is.
   SpikeLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
 
   // Does the update that follows a spike have to be left out?

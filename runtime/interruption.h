@@ -1,5 +1,6 @@
-// Requests to stop early: SIGTERM, SIGINT, SIGUSR1 (Slurm's warning), or --max-hours. The step is finished, a checkpoint
-// is written, and the program ends with exit code 75: start it again with --resume. A second SIGINT ends it at once.
+// Requests to stop early: SIGTERM, SIGINT, SIGUSR1 (Slurm's warning), or --max-hours. The step is finished, a
+// checkpoint is written, and the program ends with exit code 75: start it again with --resume. A second SIGINT ends it
+// at once.
 //
 // A signal may reach one rank only: ranks tell one another with the sums of the next step (gpt.cuh, StepSums), and all
 // stop after the same step.

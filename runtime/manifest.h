@@ -1,5 +1,5 @@
-// What a checkpoint's folder holds, byte for byte, so that no damage goes unnoticed. Every rank that writes a checkpoint
-// leaves a manifest of what it wrote, manifest_00002_of_00004.json:
+// What a checkpoint's folder holds, byte for byte, so that no damage goes unnoticed. Every rank that writes a
+// checkpoint leaves a manifest of what it wrote, manifest_00002_of_00004.json:
 //
 //   {"step": 100, "rank": 2, "ranks": 4, "extents": [["model.safetensors", OFFSET, BYTES, "XXH3 CHECKSUM"], ...]}
 //   the XXH3 checksum of that line

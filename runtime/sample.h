@@ -1,5 +1,5 @@
-// Text from a model: the next token drawn from logits by temperature and top-k (Fan et al. 2018), with a seeded generator
-// of its own, so that sampling never disturbs training.
+// Text from a model: the next token drawn from logits by temperature and top-k (Fan et al. 2018), with a seeded
+// generator of its own, so that sampling never disturbs training.
 #pragma once
 
 #include <algorithm>

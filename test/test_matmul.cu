@@ -130,8 +130,8 @@ void check_linear(int rows, int inputs, int outputs, bool accumulate) {
   CHECK_SUMS(dbias.numbers(), expected_dbias, rows, float);
 }
 
-// A product and gelu, or its gradient, in one launcher: what gelu gets is off by the rounding of the product, and gelu's
-// slopes are at most 1.13, its curvature 0.8.
+// A product and gelu, or its gradient, in one launcher: what gelu gets is off by the rounding of the product, and
+// gelu's slopes are at most 1.13, its curvature 0.8.
 template <class T>
 void check_gelu(int rows, int inputs, int outputs) {
   CAPTURE(rows);

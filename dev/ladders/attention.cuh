@@ -6,11 +6,33 @@
 // T²/2 of them, and what a rung costs is what it does for a pair.
 #pragma once
 
+#include <optional>
+
 #include "dev/ladders/harness.cuh"
+#include "dev/ladders/operation.cuh"
 #include "kernels/attention.cuh"
 #include "test/attention_reference.h"
 
 namespace ladder {
+
+// A tensor (B, NH, T, T), many times as large as all others together: allocated when a rung first asks for it, so that
+// long sequences fit where no such rung runs.
+class Matrices {
+ public:
+  explicit Matrices(size_t count) : count_(count) {}
+
+  float* data() {
+    if (!buffer_) buffer_.emplace(count_);
+    return *buffer_;
+  }
+  void poison() {
+    if (buffer_) buffer_->poison();
+  }
+
+ private:
+  size_t count_;
+  std::optional<Buffer<float>> buffer_;
+};
 
 template <class T>
 struct Attention {
@@ -23,7 +45,8 @@ struct Attention {
   static Shape timed_shape() { return shape(16, 1024, 12, 64); }
 
   explicit Attention(const Shape& shape)
-      : batch(shape["batch"]), seq_len(shape["seq_len"]), heads(shape["heads"]), head_size(shape["head_size"]),
+      : batch(at_most(most_blocks_along_y, shape, "batch")), seq_len(at_most(most_warps, shape, "seq_len")),
+        heads(at_most(most_blocks_along_y, shape, "heads")), head_size(at_most(128, shape, "head_size")),
         scale(1.0f / std::sqrt(float(head_size))), qkv(3 * out_count()) {}
 
   size_t out_count() const { return size_t(batch) * seq_len * heads * head_size; }

@@ -30,16 +30,18 @@ struct AttentionForward : Attention<T> {
   }
 
   Buffer<T> out;
-  Buffer<float> lse, scores;  // scores (B, NH, T, T): S, then P
+  Buffer<float> lse;
+  Matrices scores;  // S, then P
 };
 
 // ---- 1: three kernels, and a matrix between them
-
+//
 // The formula, a kernel for each step. S goes to memory and comes back, for the softmax three times: 28 bytes a pair,
 // of B·NH·T² floats that no cache holds, where all that must be moved is 516/(T/2). Counted (4,690 bytes an element,
 // 582 times the least), something else is worse: a warp's 32 threads read 32 keys, which are rows apart, a sector of 32
 // bytes for each element of 2. A pair asks for 2,048 bytes of K to use 128, and L1 has to have the other 15 of the
 // sector.
+
 template <class T>
 __global__ void scores_kernel(float* scores, const T* qkv, int seq_len, int head_size, float scale) {
   const int query = blockIdx.x;
@@ -83,11 +85,12 @@ void three_kernels(AttentionForward<T>& o, cudaStream_t stream) {
 }
 
 // ---- 2: a row of the matrix in shared memory
-
+//
 // The three kernels in one, a row of the matrix at a time: 4·T bytes fit into shared memory, and the 28 bytes a pair no
 // longer go to memory and back. Of the bytes counted that is 4 %, but those are the ones that L1 can't help with. The
 // price: T is limited (to 58,000 on Hopper), and a block waits for its slowest thread three times a row instead of
 // twice.
+
 template <class T>
 __global__ void row_in_shared_memory_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
   extern __shared__ float row[];
@@ -101,6 +104,12 @@ __global__ void row_in_shared_memory_kernel(T* out, float* lse, const T* qkv, in
 }
 
 template <class T>
+bool row_fits(const AttentionForward<T>& o) {
+  constexpr int scratch_bytes = 2 * 32 * sizeof(float);  // of softmax
+  return fits_shared_memory(o.seq_len * int(sizeof(float)) + scratch_bytes);
+}
+
+template <class T>
 void row_in_shared_memory(AttentionForward<T>& o, cudaStream_t stream) {
   const int bytes = o.seq_len * int(sizeof(float));
   allow_shared_memory(row_in_shared_memory_kernel<T>, bytes);
@@ -109,11 +118,12 @@ void row_in_shared_memory(AttentionForward<T>& o, cudaStream_t stream) {
 }
 
 // ---- 3: a running maximum instead of a row
-
+//
 // With a maximum and a sum that are corrected as keys go by (arXiv:1805.02867) no row is kept: a warp has a query, its
 // q and its sums in registers; any T, no shared memory, no barrier. The lanes lie along the head, so that sectors are
 // full: a pair reads its key and its value, 256 bytes; counted, a ninth of before. Instructions are what is wasted now:
 // 5 shuffles and 2 exponentials by all 32 lanes for 4 multiply-adds.
+
 template <int N, class T>
 __global__ void running_maximum_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
   const int query = warp_row();
@@ -146,11 +156,12 @@ void running_maximum(AttentionForward<T>& o, cudaStream_t stream) {
 }
 
 // ---- 4: tiles of keys in shared memory: FlashAttention
-
+//
 // 64 queries see the same keys, so a block loads a tile of 32 once for all: 4 bytes a pair instead of 256. With the
 // queries' own rows that is, counted, a 29th. A thread has a query to itself: no product is summed over lanes, no
 // shuffle is left, and sums are corrected once a tile. A pair is 128 multiply-adds, 4 instructions of a warp: at best
 // the 67 TFLOP/s that an H100 does without tensor cores. What the model runs in fp32.
+
 template <class T>
 void tiles(AttentionForward<T>& o, cudaStream_t stream) {
   const dim3 grid = o.grid(ceil_div(o.seq_len, attention_rows));
@@ -161,11 +172,12 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
 }
 
 // ---- 5: the products on tensor cores
-
+//
 // An mma is 2,048 multiply-adds, 16 elements of the head for 16 × 8 pairs: a sixteenth of an instruction a pair. Its
 // operands come by ldmatrix, 16 bytes a lane and no bank twice: counted, 258 wavefronts for 1,000 elements instead of
 // 10,200 (of loads of 4 bytes: nvcc may join four). 128 queries share a key, 2 bytes a pair, and the next tile is
 // copied while this one is used. kernels/flash_attention.cuh: what the model runs in 16 bits.
+
 template <class T>
 void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2)
@@ -183,12 +195,13 @@ template <class T>
 std::vector<Rung<AttentionForward<T>>> AttentionForward<T>::rungs() {
   return {
       {"three_kernels", "the formula: scores, softmax and sums, a T×T matrix between them", three_kernels<T>},
-      {"row_in_shared_memory", "one kernel: a row of the matrix never leaves the SM", row_in_shared_memory<T>},
+      {"row_in_shared_memory", "one kernel: a row of the matrix never leaves the SM", row_in_shared_memory<T>,
+       row_fits},
       {"running_maximum", "no row at all: a warp a query, sums corrected as keys go by", running_maximum<T>},
       {"tiles", "kernels/attention.cuh: 64 queries share each key that is read", tiles<T>},
-      {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>, false,
+      {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>,
        suits_tensor_cores},
-      {"library", "attention_forward by cuDNN", library<T>, true, suits_library},
+      {"library", "attention_forward by cuDNN", library<T>, suits_library, true},
   };
 }
 

@@ -5,14 +5,12 @@
 // on timing. A column sum taken down the columns of a row-major matrix has full sectors from the start; threads are
 // what is scarce.
 #include "dev/ladders/harness.cuh"
+#include "dev/ladders/operation.cuh"
 #include "kernels/column_sum.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 template <class T>
 struct BiasGradient {
@@ -25,8 +23,8 @@ struct BiasGradient {
   static std::vector<Rung<BiasGradient>> rungs();
 
   explicit BiasGradient(const Shape& shape)
-      : rows(shape["rows"]), columns(shape["columns"]), dout(count()), dbias(columns),
-        workspace(column_sum_workspace(rows, columns)) {}
+      : rows(at_most(column_sum_fan_in * most_blocks_along_y, shape, "rows")), columns(shape["columns"]),
+        dout(count()), dbias(columns), workspace(column_sum_workspace(rows, columns)) {}
 
   void reset() { dbias.poison(), workspace.poison(); }
   size_t count() const { return size_t(rows) * columns; }
@@ -63,8 +61,8 @@ __global__ void thread_per_element_kernel(float* dbias, const T* dout, size_t co
 template <class T>
 void thread_per_element(BiasGradient<T>& o, cudaStream_t stream) {
   CUDA_CHECK(cudaMemsetAsync(o.dbias.data(), 0, o.columns * sizeof(float), stream));
-  const unsigned blocks = unsigned(ceil_div(o.count(), size_t(256)));
-  thread_per_element_kernel<T><<<blocks, 256, 0, stream>>>(o.dbias.data(), o.dout.data(), o.count(), o.columns);
+  thread_per_element_kernel<T>
+      <<<blocks_for(o.count(), 256), 256, 0, stream>>>(o.dbias.data(), o.dout.data(), o.count(), o.columns);
 }
 
 // ---- 2: a thread a column

@@ -6,17 +6,16 @@
 // is a scatter with collisions, and as uneven as words are: a few tokens make up most of a text, and the commonest
 // alone a twentieth of it. A rung must say who adds when two rows meet; and in which order, if runs are to agree to the
 // last bit.
+#include <climits>
 #include <set>
 
 #include "dev/ladders/harness.cuh"
+#include "dev/ladders/operation.cuh"
 #include "kernels/embedding.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 // Zipf's law: the k-th commonest token has probability 1/k, up to a factor.
 std::vector<int> text_like_tokens(size_t count, int vocabulary) {
@@ -46,7 +45,8 @@ struct EmbeddingBackward {
   static std::vector<Rung<EmbeddingBackward>> rungs();
 
   explicit EmbeddingBackward(const Shape& shape)
-      : batch(shape["batch"]), seq_len(shape["seq_len"]), channels(shape["channels"]), vocabulary(shape["vocabulary"]),
+      : batch(shape["batch"]), seq_len(at_most(INT_MAX / batch, shape, "seq_len")), channels(shape["channels"]),
+        vocabulary(shape["vocabulary"]),
         host_tokens(text_like_tokens(size_t(rows()), vocabulary)), tokens(host_tokens),
         order(sorted_by_token(host_tokens)), dout(count()), dwte_before(size_t(vocabulary) * channels, 1, 0, 2),
         dwte(dwte_before.size()), dwpe(size_t(seq_len) * channels) {}
@@ -107,9 +107,8 @@ __global__ void thread_per_element_kernel(float* dwte, float* dwpe, const int* t
 template <class T>
 void thread_per_element(EmbeddingBackward<T>& o, cudaStream_t stream) {
   CUDA_CHECK(cudaMemsetAsync(o.dwpe.data(), 0, o.dwpe.size() * sizeof(float), stream));
-  const unsigned blocks = unsigned(ceil_div(o.count(), size_t(256)));
-  thread_per_element_kernel<T><<<blocks, 256, 0, stream>>>(o.dwte.data(), o.dwpe.data(), o.tokens.data(), o.dout.data(),
-                                                           o.count(), o.seq_len, o.channels);
+  thread_per_element_kernel<T><<<blocks_for(o.count(), 256), 256, 0, stream>>>(
+      o.dwte.data(), o.dwpe.data(), o.tokens.data(), o.dout.data(), o.count(), o.seq_len, o.channels);
 }
 
 // ---- 2: positions are gathered
@@ -133,9 +132,8 @@ void gather_positions(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 template <class T>
 void gathered_positions(EmbeddingBackward<T>& o, cudaStream_t stream) {
-  const unsigned blocks = unsigned(ceil_div(o.count(), size_t(256)));
-  scatter_tokens_kernel<T><<<blocks, 256, 0, stream>>>(o.dwte.data(), o.tokens.data(), o.dout.data(), o.count(),
-                                                       o.channels);
+  scatter_tokens_kernel<T><<<blocks_for(o.count(), 256), 256, 0, stream>>>(
+      o.dwte.data(), o.tokens.data(), o.dout.data(), o.count(), o.channels);
   gather_positions<T, 1>(o, stream);
 }
 

@@ -6,14 +6,12 @@
 // any time; what takes time is that all of them end in one place. And it should be the same number every time: floats
 // added in another order give another sum, and so another clip factor, for all weights, in every step.
 #include "dev/ladders/harness.cuh"
+#include "dev/ladders/operation.cuh"
 #include "kernels/norm.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 template <class T>
 struct GlobalNorm {
@@ -57,10 +55,11 @@ void clear_total(GlobalNorm<T>& o, cudaStream_t stream) {
 }
 
 // ---- 1: an atomic for each element
-
+//
 // What a mutex is to threads of a CPU. Reads are perfect, and yet memory idles: additions to one address are done one
 // after another, in the one slice of L2 that holds it, at best one a clock: 134 million take 80 ms, reading them 0.16.
 // (A total in float would not even be right: from 2²⁴ on, adding 1 to it changes nothing.)
+
 __global__ void atomic_per_element_kernel(double* total, const float* gradients, size_t count) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) atomicAdd(total, double(gradients[i] * gradients[i]));
@@ -69,15 +68,16 @@ __global__ void atomic_per_element_kernel(double* total, const float* gradients,
 template <class T>
 void atomic_per_element(GlobalNorm<T>& o, cudaStream_t stream) {
   clear_total(o, stream);
-  atomic_per_element_kernel<<<unsigned(ceil_div(o.count, size_t(norm_block))), norm_block, 0, stream>>>(
+  atomic_per_element_kernel<<<blocks_for(o.count, norm_block), norm_block, 0, stream>>>(
       o.total.data(), o.gradients.data(), o.count);
 }
 
 // ---- 2: an atomic for each block
-
+//
 // One address took all additions. A block adds up its own 256 elements first, by shuffles in the warps and then through
 // shared memory: a 256th of the atomics, 524,288, which hide behind the loads. But a warp now executes 27 instructions
 // and waits at a barrier to add up what one instruction has squared, and its threads have 4 bytes each on the way.
+
 __global__ void atomic_per_block_kernel(double* total, const float* gradients, size_t count) {
   __shared__ float scratch[32];
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -88,15 +88,16 @@ __global__ void atomic_per_block_kernel(double* total, const float* gradients, s
 template <class T>
 void atomic_per_block(GlobalNorm<T>& o, cudaStream_t stream) {
   clear_total(o, stream);
-  atomic_per_block_kernel<<<unsigned(ceil_div(o.count, size_t(norm_block))), norm_block, 0, stream>>>(
+  atomic_per_block_kernel<<<blocks_for(o.count, norm_block), norm_block, 0, stream>>>(
       o.total.data(), o.gradients.data(), o.count);
 }
 
 // ---- 3: many elements a thread
-
+//
 // Meeting took longer than adding. A thread adds eight packs of 16 bytes (thread_sum of kernels/norm.cuh) before it
 // meets others: a 32nd of the shuffles, barriers and atomics. As all its loads come before the first addition, 128
 // bytes of a thread are on the way instead of 4.
+
 __global__ void packs_kernel(double* total, const float* gradients, size_t count) {
   __shared__ float scratch[32];
   const float sum = block_reduce_sum(thread_sum<true>(gradients, count), scratch);
@@ -106,15 +107,16 @@ __global__ void packs_kernel(double* total, const float* gradients, size_t count
 template <class T>
 void packs(GlobalNorm<T>& o, cudaStream_t stream) {
   clear_total(o, stream);
-  packs_kernel<<<unsigned(ceil_div(o.count, size_t(norm_block * norm_fan_in))), norm_block, 0, stream>>>(
+  packs_kernel<<<blocks_for(o.count, norm_block * norm_fan_in), norm_block, 0, stream>>>(
       o.total.data(), o.gradients.data(), o.count);
 }
 
 // ---- 4: a tree: the kernels of the model
-
+//
 // Fast, but blocks reach the atomic in another order each time, and the sum has other last bits each time. Here every
 // sum has its place: a thread writes its own, the next level adds those in the same way, and one block the last few
 // thousand. That costs a 16th of the bytes (a 32nd written, and read again), and saves all barriers but one.
+
 template <class T>
 void tree(GlobalNorm<T>& o, cudaStream_t stream) {
   square_sums(o.partials, o.gradients, o.count, stream);

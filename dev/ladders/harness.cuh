@@ -44,8 +44,8 @@ struct Rung {
   const char* name;  // what it is, in two or three words
   const char* idea;  // what it changes, in a line
   void (*launch)(Operation&, cudaStream_t);
-  bool is_library = false;                      // what the others are held beside
-  bool (*suits)(const Operation&) = nullptr;    // null: it runs on every device, for every shape
+  bool (*suits)(const Operation&) = nullptr;  // null: it runs on every device, for every shape
+  bool is_library = false;                    // what the others are held beside
 };
 
 // One result: right where |actual − expected| <= tolerance·(|expected| + floor) everywhere.

@@ -6,28 +6,24 @@
 // Sums go both ways: dx needs two along each row, before any of it can be written; dweight and dbias need two down each
 // column. Least bytes: dout, x and dx read once, dx written once: 4 elements a channel. About 20 FLOPs an element, so
 // memory decides: who reads what, how often, and where the columns are added up.
-#include "dev/ladders/harness.cuh"
-#include "kernels/layernorm.cuh"
+#include "dev/ladders/layernorm.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 template <class T>
 struct LayerNormBackward {
   static constexpr const char* name = "layernorm_backward";
   static std::vector<Shape> checked_shapes() {
-    return {{{"rows", 5}, {"channels", 64}}, {{"rows", 35}, {"channels", 77}}, {{"rows", 3}, {"channels", 768}}};
+    return {rows_of_channels(5, 64), rows_of_channels(35, 77), rows_of_channels(3, 768)};
   }
-  static Shape counted_shape() { return {{"rows", 64}, {"channels", 768}}; }
-  static Shape timed_shape() { return {{"rows", 65536}, {"channels", 768}}; }
+  static Shape counted_shape() { return rows_of_channels(64, 768); }
+  static Shape timed_shape() { return rows_of_channels(65536, 768); }
   static std::vector<Rung<LayerNormBackward>> rungs();
 
   explicit LayerNormBackward(const Shape& shape)
-      : rows(shape["rows"]), channels(shape["channels"]), dout(count(), 1, 0, 2), x(count(), 2, 3),
+      : rows(at_most(most_warps, shape, "rows")), channels(shape["channels"]), dout(count(), 1, 0, 2), x(count(), 2, 3),
         weight(channels, 0.3, 1), dx_before(count(), 1, 0, 4), dx(count()), mean(rows, 0.1, 3), rstd(rows, 0.05, 0.5),
         dweight(channels), dbias(channels), workspace(layernorm_workspace(rows, channels)) {}
 

@@ -1,28 +1,29 @@
 // The ladder of the matrix product: C (m,n) = A (m,k) · B (k,n), all row-major, in T with sums in float.
 //
 // Least bytes: A and B read once, C written once, (m·k + k·n + m·n) elements; FLOPs 2·m·n·k. gpt2's products of 65,536
-// tokens do 380 to 610 FLOPs for each of these bytes, and an H200 does about 200 in the time that a byte takes: there
-// is time to move each once, but not for every FLOP. So each rung is about how often an element is brought closer, from
-// memory and caches to shared memory, from there to registers, and how often it is used when it is there.
+// tokens do 380 to 610 FLOPs for each of these bytes, and an H100 does 295 in the time that a byte takes (989 TFLOP/s,
+// 3.35 TB/s): there is time to move each once, but not for every FLOP. So each rung is about how often an element is
+// brought closer, from memory and caches to shared memory, from there to registers, and how often it is used when it is
+// there.
 //
 // What the comments count with. A warp asks for sectors of 32 bytes. An SM of Hopper does, in a cycle, 128 FMAs of
-// float or 2,048 of bf16 on tensor cores, serves one *wavefront* (128 bytes) of shared memory, and gets some 30 bytes
-// from the L2 cache (the 5 to 6 TB/s that microbenchmarks see). Numbers are for bf16, unless they say fp32.
+// float or 2,048 of bf16 on tensor cores, serves one *wavefront* (128 bytes) of shared memory, and gets up to 30
+// bytes from the L2 cache (7 TB/s, the most that microbenchmarks see). Numbers are for bf16, unless they say fp32.
 //
 // gpt2's products have (n, k) = (2304, 768), (768, 768), (3072, 768), (768, 3072), gpt2-xl's (4800, 1600), (1600,
 // 1600), (6400, 1600), (1600, 6400): ladder_matmul --shape n=2304,k=768. Blocks that run together share rows of A, and
 // B stays in the L2 cache, which is right for these; the head's B (n = 50,304) does not fit there.
+#include <numeric>
+
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/matmul_wgmma.cuh"
+#include "dev/ladders/operation.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/tensor_tiles.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 template <class T>
 struct Matmul {
@@ -37,7 +38,8 @@ struct Matmul {
   static std::vector<Rung<Matmul>> rungs();
 
   explicit Matmul(const Shape& shape)
-      : m(shape["m"]), n(shape["n"]), k(shape["k"]), a(size_t(m) * k, 1, 0, 1), b(size_t(k) * n, 1, 0, 2),
+      : m(at_most(32 * most_blocks_along_y, shape, "m")), n(at_most(32 * most_blocks_along_y, shape, "n")),
+        k(at_most(1 << 30, shape, "k")), a(size_t(m) * k, 1, 0, 1), b(size_t(k) * n, 1, 0, 2),
         c(size_t(m) * n) {}
 
   void reset() { c.poison(); }
@@ -45,18 +47,11 @@ struct Matmul {
   double bytes() const { return (double(m) * k + double(k) * n + double(m) * n) * sizeof(T); }
   double flops() const { return 2 * elements() * k; }
 
-  // Up to 65,536 elements, evenly spread.
   std::vector<Output> outputs() const {
-    const std::vector<T> left = a.get(), right = b.get(), out = c.get();
-    const size_t step = out.size() / 65536 + 1;
-    std::vector<double> actual, expected;
-    for (size_t i = 0; i < out.size(); i += step) {
-      const T *row = &left[i / n * k], *column = &right[i % n];
-      double sum = 0;
-      for (int j = 0; j < k; ++j) sum += double(to_float(row[j])) * double(to_float(column[size_t(j) * n]));
-      actual.push_back(to_float(out[i]));
-      expected.push_back(sum);
-    }
+    const std::vector<T> out = c.get();
+    std::vector<double> actual;
+    for (size_t i = 0; i < out.size(); i += sample_step()) actual.push_back(to_float(out[i]));
+    if (expected.empty()) expected = samples();
     // Products of normal numbers: a sum of k of them has standard deviation √k, and stays below 6√k on the way. Each of
     // its k additions is off by up to half a unit in the last place, on tensor cores, which cut, by a whole one.
     const double sums = k * 2 * rounding<float> * 6 * std::sqrt(double(k));
@@ -66,6 +61,29 @@ struct Matmul {
   int m, n, k;
   RandomBuffer<T> a, b;
   Buffer<T> c;
+
+ private:
+  // What is checked: up to 65,536 elements, fewer where k is large, evenly spread over rows and columns.
+  size_t sample_step() const {
+    const size_t most = std::clamp((1 << 26) / k, 1024, 65536);
+    size_t step = size_t(m) * n / most + 1;
+    while (std::gcd(step, size_t(n)) > 1) ++step;
+    return step;
+  }
+
+  std::vector<double> samples() const {
+    const std::vector<T> left = a.get(), right = b.get();
+    std::vector<double> sums;
+    for (size_t i = 0; i < size_t(m) * n; i += sample_step()) {
+      const T *row = &left[i / n * k], *column = &right[i % n];
+      double sum = 0;
+      for (int j = 0; j < k; ++j) sum += double(to_float(row[j])) * double(to_float(column[size_t(j) * n]));
+      sums.push_back(sum);
+    }
+    return sums;
+  }
+
+  mutable std::vector<double> expected;  // samples(), once a rung is checked
 };
 
 // Rows of B and C, and of A, can be cut into 16 bytes.
@@ -299,8 +317,16 @@ double_buffer_kernel(T* c, const T* a, const T* b, int m, int n, int k) {
 }
 
 template <class T>
+constexpr int double_buffer_bytes = 2 * sizeof(FmaTiles<T>);
+
+template <class T>
+bool suits_double_buffer(const Matmul<T>& o) {
+  return has_chunks(o) && fits_shared_memory(double_buffer_bytes<T>);
+}
+
+template <class T>
 void double_buffer(Matmul<T>& o, cudaStream_t stream) {
-  constexpr int bytes = 2 * sizeof(FmaTiles<T>);
+  constexpr int bytes = double_buffer_bytes<T>;
   allow_shared_memory(double_buffer_kernel<T>, bytes);
   double_buffer_kernel<T>
       <<<fma_grid(o), fma_threads, bytes, stream>>>(o.c.data(), o.a.data(), o.b.data(), o.m, o.n, o.k);
@@ -310,8 +336,10 @@ void double_buffer(Matmul<T>& o, cudaStream_t stream) {
 //
 // An instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM: that is 62 % of what tensor cores do
 // by wgmma, but ten times the FMAs of before. Now all else must keep up. A warp has 64×64 outputs, so that 16 of k take
-// 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a sixth of before, with no bank conflicts, as tiles are swizzled
-// (kernels/tensor_tiles.cuh). A block's tile of 128×128 would take 40 bytes a cycle from L2, 128×256 takes 30.
+// 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a 64th of a wavefront for 32 FMAs, an eighth of before, with no
+// bank conflicts, as tiles are swizzled (kernels/tensor_tiles.cuh). Counted, with those that write the tiles, 172 for
+// 1,000 outputs instead of 1,060: a sixth. A block's tile of 128×128 would take 40 bytes a cycle from L2, 128×256 takes
+// 30.
 //
 // ---- 7: three tiles in turn
 //
@@ -417,15 +445,18 @@ tensor_cores_kernel(T* c, const T* a, const T* b, int m, int n, int k) {
   }
 }
 
-template <class T>
+template <class T, int stages>
+constexpr int stage_bytes = stages * sizeof(MmaTiles<T>);  // 96 KB for two, 144 KB for three
+
+template <class T, int stages>
 bool suits_tensor_cores(const Matmul<T>& o) {
-  return sizeof(T) == 2 && has_chunks(o);
+  return sizeof(T) == 2 && has_chunks(o) && fits_shared_memory(stage_bytes<T, stages>);
 }
 
 template <class T, int stages, bool whole_sectors>
 void tensor_cores(Matmul<T>& o, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
-    constexpr int bytes = stages * sizeof(MmaTiles<T>);
+    constexpr int bytes = stage_bytes<T, stages>;
     const dim3 grid(ceil_div(o.n, mma_columns), ceil_div(o.m, mma_rows));
     allow_shared_memory(tensor_cores_kernel<T, stages, whole_sectors>, bytes);
     tensor_cores_kernel<T, stages, whole_sectors>
@@ -437,7 +468,7 @@ void tensor_cores(Matmul<T>& o, cudaStream_t stream) {
 
 template <class T>
 bool suits_wgmma(const Matmul<T>& o) {
-  return suits_tensor_cores(o) && has_wgmma();
+  return sizeof(T) == 2 && has_chunks(o) && has_wgmma();
 }
 
 template <class T>
@@ -460,18 +491,17 @@ std::vector<Rung<Matmul<T>>> Matmul<T>::rungs() {
       {"coalesced", "a warp has 32 neighbouring columns of B: 3 sectors", coalesced<T>},
       {"shared_tiles", "32×32 outputs a block share what they read: 24 times fewer sectors", shared_tiles<T>},
       {"register_tiles", "8×8 outputs a thread, 16 bytes a load: 16 times fewer wavefronts of shared memory",
-       register_tiles<T>, false, has_chunks<T>},
+       register_tiles<T>, has_chunks<T>},
       {"double_buffer", "cp.async brings the next tile while this one is used; half the barriers", double_buffer<T>,
-       false, has_chunks<T>},
-      {"tensor_cores", "mma: 2,048 FMAs an instruction; ldmatrix from swizzled tiles", tensor_cores<T, 2, false>, false,
-       suits_tensor_cores<T>},
-      {"pipeline", "the same kernel with two tiles on the way", tensor_cores<T, 3, false>, false,
-       suits_tensor_cores<T>},
+       suits_double_buffer<T>},
+      {"tensor_cores", "mma: 2,048 FMAs an instruction; ldmatrix from swizzled tiles", tensor_cores<T, 2, false>,
+       suits_tensor_cores<T, 2>},
+      {"pipeline", "the same kernel with two tiles on the way", tensor_cores<T, 3, false>, suits_tensor_cores<T, 3>},
       {"whole_sectors", "C goes through shared memory, from where a thread stores 16 bytes", tensor_cores<T, 3, true>,
-       false, suits_tensor_cores<T>},
-      {"wgmma", "Hopper's tensor cores read shared memory by themselves, and its copy engine fills it", wgmma<T>, false,
+       suits_tensor_cores<T, 3>},
+      {"wgmma", "Hopper's tensor cores read shared memory by themselves, and its copy engine fills it", wgmma<T>,
        suits_wgmma<T>},
-      {"library", "kernels/matmul.cuh: cuBLASLt (on the CPU device oneDNN)", library<T>, true},
+      {"library", "kernels/matmul.cuh: cuBLASLt (on the CPU device oneDNN)", library<T>, nullptr, true},
   };
 }
 

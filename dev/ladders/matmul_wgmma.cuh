@@ -9,12 +9,12 @@
 //   (128·64 + 64·256) · 2 bytes = 48 KB       48 bytes a cycle from L2, if the tensor cores never wait
 //
 // The second is the tighter one: of H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes a cycle for each SM, which
-// would let tensor cores work half to two thirds of the time. So the tile is as large as it can be: its 128·256 sums take
-// half of the registers. (To go further, blocks share what they load: clusters.)
-// L2 gets it from device memory once for all tiles that are in work at a time, if these lie together: 16 tiles down and
-// 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes, 1,024 a byte, where 300 would
-// do. The rest is that the tensor cores wait for nothing else: copies run up to 4 steps ahead, into the next tile, too; a
-// step's products start before those of the step before are done; and the copy engine brings the results to C.
+// would let tensor cores work half to two thirds of the time. So the tile is as large as it can be: its 128·256 sums
+// take half of the registers. (To go further, blocks share what they load: clusters.) L2 gets it from device memory
+// once for all tiles that are in work at a time, if these lie together: 16 tiles down and 8 across, 2,048 × 2,048 of C,
+// are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes, 1,024 a byte, where 300 would do. The rest is that the
+// tensor cores wait for nothing else: copies run up to 4 steps ahead, into the next tile, too; a step's products start
+// before those of the step before are done; and the copy engine brings the results to C.
 //
 // Who does what. A block of 3 warpgroups works on one tile after another:
 //
@@ -137,8 +137,8 @@ __device__ inline void multiply_tile(float (&sum)[tile_columns / 8][4], Shared<T
   release_stage(previous);
 }
 
-// Both by one instruction. (With one for each, ptxas of CUDA 13.0 has every product wait for the one before, and says so:
-// message C7514.)
+// Both by one instruction. (With one for each, ptxas of CUDA 13.0 has every product wait for the one before, and says
+// so: message C7514.)
 template <class T>
 __device__ inline uint32_t round_together(float x, float y) {
   uint32_t bits;

@@ -1,8 +1,8 @@
 // How long a rung takes on a GPU, and how that compares with what the card can do at best.
 //
 // A round launches once on each of so many sets of operands that together they exceed the L2 cache four times: no rung
-// finds its inputs there. Between rounds all sets are made anew, as some operations change their operands. Stated is the
-// median of 21 rounds, after three that are not counted, and the spread from the 10th to the 90th percentile.
+// finds its inputs there. Between rounds all sets are made anew, as some operations change their operands. Stated is
+// the median of 21 rounds, after three that are not counted, and the spread from the 10th to the 90th percentile.
 #pragma once
 
 #include <algorithm>

@@ -74,12 +74,14 @@ struct Options {
             char** arguments) {
     CLI::App app("The kernel ladder of " + operation + ": checks each rung against float64, then measures it.");
     app.add_option("--rung", rungs, "this rung alone (may be repeated)")->check(CLI::IsMember(names));
-    app.add_option("--shape", shape, "other sizes than " + usual.text() + ", as NAME=SIZE,... (what is checked has these "
-                                     "sizes, and small ones where none is given)");
-    app.add_option("--dtype", dtype, "what is measured: bf16 or fp32 (both are checked)")->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--shape", shape,
+                   "other sizes than " + usual.text() + ", as NAME=SIZE,... (what is checked has these sizes, and small "
+                   "ones where none is given)");
+    app.add_option("--dtype", dtype, "what is measured: bf16 or fp32 (both are checked)")
+        ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--check", check_only, "check, and don't measure");
-    app.add_flag("--once", once, "launch each rung once, neither checked nor measured, at the shape that is counted: for "
-                                 "a profiler");
+    app.add_flag("--once", once,
+                 "launch each rung once, neither checked nor measured, at the shape that is counted: for a profiler");
     app.add_flag("--lines", lines, "on the CPU device: the source lines that move the most, for each rung");
     app.add_option("--csv", csv, "write the table to this file, too");
     app.add_option("--plot", plot, "draw a bar a rung into this PNG (PYTHON or python3, with matplotlib)");

@@ -5,29 +5,26 @@
 // What it teaches is fusion: two operations that each wait for memory, the second of which reads what the first has
 // just written. Least bytes: residual and branch read once, sum and out written once: 4 elements a channel; as
 // operations apart they are 3 and 2. About 9 FLOPs an element.
-#include "dev/ladders/harness.cuh"
-#include "kernels/layernorm.cuh"
+#include "dev/ladders/layernorm.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 template <class T>
 struct ResidualLayerNorm {
   static constexpr const char* name = "residual_layernorm";
   static std::vector<Shape> checked_shapes() {
-    return {{{"rows", 5}, {"channels", 64}}, {{"rows", 3}, {"channels", 77}}, {{"rows", 9}, {"channels", 768}}};
+    return {rows_of_channels(5, 64), rows_of_channels(3, 77), rows_of_channels(9, 768)};
   }
-  static Shape counted_shape() { return {{"rows", 64}, {"channels", 768}}; }
-  static Shape timed_shape() { return {{"rows", 65536}, {"channels", 768}}; }
+  static Shape counted_shape() { return rows_of_channels(64, 768); }
+  static Shape timed_shape() { return rows_of_channels(65536, 768); }
   static std::vector<Rung<ResidualLayerNorm>> rungs();
 
   explicit ResidualLayerNorm(const Shape& shape)
-      : rows(shape["rows"]), channels(shape["channels"]), residual(count(), 2, 3), branch(count(), 1, 0, 2),
-        weight(channels, 0.3, 1), bias(channels, 0.5), sum(count()), out(count()), mean(rows), rstd(rows) {}
+      : rows(at_most(most_warps, shape, "rows")), channels(shape["channels"]), residual(count(), 2, 3),
+        branch(count(), 1, 0, 2), weight(channels, 0.3, 1), bias(channels, 0.5), sum(count()), out(count()), mean(rows),
+        rstd(rows) {}
 
   void reset() { sum.poison(), out.poison(), mean.poison(), rstd.poison(); }
   size_t count() const { return size_t(rows) * channels; }
@@ -37,25 +34,12 @@ struct ResidualLayerNorm {
 
   std::vector<Output> outputs() const {
     const std::vector<double> a = residual.numbers(), b = branch.numbers();
-    const std::vector<double> w = weight.numbers(), shift = bias.numbers();
-    std::vector<double> sums(a.size()), means(rows), rstds(rows), normed(a.size());
+    std::vector<double> sums(a.size());
     for (size_t i = 0; i < a.size(); ++i) sums[i] = to_float(from_float<T>(float(a[i] + b[i])));
-    for (int r = 0; r < rows; ++r) {
-      const double* row = &sums[size_t(r) * channels];
-      double variance = 0;
-      for (int c = 0; c < channels; ++c) means[r] += row[c] / channels;
-      for (int c = 0; c < channels; ++c) variance += (row[c] - means[r]) * (row[c] - means[r]) / channels;
-      rstds[r] = 1 / std::sqrt(variance + layernorm_epsilon);
-      for (int c = 0; c < channels; ++c)
-        normed[size_t(r) * channels + c] = (row[c] - means[r]) * rstds[r] * w[c] + shift[c];
-    }
-    // The sum is one rounding, of the very number: nothing is allowed. A mean of C numbers near 3 is off by less than C
-    // roundings of float at the worst, by √C or so as it happens.
-    const double roundings = 30 * rounding<float>;
-    return {{"sum", sum.numbers(), sums, 1, 0},
-            {"mean", mean.numbers(), means, 1, roundings},
-            {"rstd", rstd.numbers(), rstds, 0, roundings},
-            {"out", out.numbers(), normed, 1, rounding<T> + 3 * roundings}};
+    std::vector<Output> outputs = layernorm_outputs(*this, layernorm_reference(sums, weight.numbers(), bias.numbers()));
+    // One rounding, of the very number: nothing is allowed.
+    outputs.insert(outputs.begin(), {"sum", sum.numbers(), sums, 1, 0});
+    return outputs;
   }
 
   int rows, channels;
@@ -77,33 +61,14 @@ __global__ void add_kernel(T* sum, const T* residual, const T* branch, size_t co
 
 template <class T>
 void add(ResidualLayerNorm<T>& o, cudaStream_t stream) {
-  const unsigned blocks = unsigned(ceil_div(o.count(), size_t(256)));
-  add_kernel<T><<<blocks, 256, 0, stream>>>(o.sum.data(), o.residual.data(), o.branch.data(), o.count());
-}
-
-template <class T>
-__global__ void norm_thread_per_row_kernel(T* out, float* means, float* rstds, const T* sum, const T* weight,
-                                           const T* bias, int rows, int channels) {
-  const int row = blockIdx.x * blockDim.x + threadIdx.x;
-  if (row >= rows) return;
-  sum += size_t(row) * channels;
-  out += size_t(row) * channels;
-  float mean = 0, variance = 0;
-  for (int c = 0; c < channels; ++c) mean += to_float(sum[c]);
-  mean /= channels;
-  for (int c = 0; c < channels; ++c) variance += (to_float(sum[c]) - mean) * (to_float(sum[c]) - mean);
-  const float rstd = 1.0f / sqrtf(variance / channels + layernorm_epsilon);
-  for (int c = 0; c < channels; ++c)
-    out[c] = from_float<T>((to_float(sum[c]) - mean) * rstd * to_float(weight[c]) + to_float(bias[c]));
-  means[row] = mean;
-  rstds[row] = rstd;
+  add_kernel<T>
+      <<<blocks_for(o.count(), 256), 256, 0, stream>>>(o.sum.data(), o.residual.data(), o.branch.data(), o.count());
 }
 
 template <class T>
 void thread_per_row(ResidualLayerNorm<T>& o, cudaStream_t stream) {
   add(o, stream);
-  norm_thread_per_row_kernel<T><<<ceil_div(o.rows, 128), 128, 0, stream>>>(
-      o.out.data(), o.mean.data(), o.rstd.data(), o.sum.data(), o.weight.data(), o.bias.data(), o.rows, o.channels);
+  norm_thread_per_row(o, o.sum.data(), stream);
 }
 
 // ---- 2: two kernels, a warp a row
@@ -112,30 +77,9 @@ void thread_per_row(ResidualLayerNorm<T>& o, cudaStream_t stream) {
 // whole sum goes to memory and comes back: 3 + 2 elements a channel, 5/4 of the least.
 
 template <class T>
-__global__ void norm_warp_per_row_kernel(T* out, float* means, float* rstds, const T* sum, const T* weight,
-                                         const T* bias, int rows, int channels) {
-  const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
-  if (row >= rows) return;
-  sum += size_t(row) * channels;
-  out += size_t(row) * channels;
-  float total = 0, squares = 0;
-  for (int c = lane; c < channels; c += 32) total += to_float(sum[c]);
-  const float mean = warp_reduce_sum(total) / channels;
-  for (int c = lane; c < channels; c += 32) squares += (to_float(sum[c]) - mean) * (to_float(sum[c]) - mean);
-  const float rstd = 1.0f / sqrtf(warp_reduce_sum(squares) / channels + layernorm_epsilon);
-  for (int c = lane; c < channels; c += 32)
-    out[c] = from_float<T>((to_float(sum[c]) - mean) * rstd * to_float(weight[c]) + to_float(bias[c]));
-  if (lane == 0) {
-    means[row] = mean;
-    rstds[row] = rstd;
-  }
-}
-
-template <class T>
 void two_kernels(ResidualLayerNorm<T>& o, cudaStream_t stream) {
   add(o, stream);
-  norm_warp_per_row_kernel<T><<<ceil_div(o.rows, 4), 128, 0, stream>>>(
-      o.out.data(), o.mean.data(), o.rstd.data(), o.sum.data(), o.weight.data(), o.bias.data(), o.rows, o.channels);
+  norm_warp_per_row(o, o.sum.data(), stream);
 }
 
 // ---- 3: one kernel

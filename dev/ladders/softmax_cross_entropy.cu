@@ -8,14 +8,12 @@
 #include <cfloat>
 
 #include "dev/ladders/harness.cuh"
+#include "dev/ladders/operation.cuh"
 #include "kernels/cross_entropy.cuh"
 
 namespace {
 
-using ladder::Output;
-using ladder::RandomBuffer;
-using ladder::Rung;
-using ladder::Shape;
+using namespace ladder;
 
 template <class T>
 struct SoftmaxCrossEntropy {
@@ -31,9 +29,9 @@ struct SoftmaxCrossEntropy {
   static std::vector<Rung<SoftmaxCrossEntropy>> rungs();
 
   explicit SoftmaxCrossEntropy(const Shape& shape)
-      : rows(shape["rows"]), vocabulary(shape["vocabulary"]), padded(shape["padded"]), weight(1.0f / rows),
-        original(size_t(rows) * padded, 3), logits(original.size()), losses(rows), targets(last_tokens()),
-        loss_scale(std::vector<float>{1}) {}
+      : rows(shape["rows"]), vocabulary(shape["vocabulary"]), padded(at_least("vocabulary", shape, "padded")),
+        weight(1.0f / rows), original(size_t(rows) * padded, 3), logits(original.size()), losses(rows),
+        targets(last_tokens()), loss_scale(std::vector<float>{1}) {}
 
   void reset() {
     losses.poison();
@@ -89,10 +87,11 @@ std::vector<Output> SoftmaxCrossEntropy<T>::outputs() const {
 }
 
 // ---- 1: a thread a row
-
+//
 // The three looks as one would write them down. Neighbours in a warp are a row apart, so each element costs a sector of
 // 32 bytes, of which 2 are asked for: 128 bytes an element for three loads and a store, 32 times the least (less what
 // the L1 cache keeps). And 8,192 rows are 8,192 threads, where a GPU has room for 270,000.
+
 template <class T>
 __global__ void thread_per_row_kernel(T* logits, float* losses, const int* targets, int rows, int vocabulary,
                                       int padded, float weight) {
@@ -117,6 +116,9 @@ void thread_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 }
 
 // ---- 2: a block a row
+//
+// Sectors were used to a sixteenth. Here neighbours read neighbours: 3·2 bytes in and 2 out, 8 an element, twice the
+// least. The price is a maximum and a sum over the block, a barrier each, once in 50,304 elements.
 
 constexpr int block = 512;  // threads; four such blocks fill an SM
 
@@ -133,8 +135,6 @@ __device__ void write_gradients(T* z, float* loss, int target, int vocabulary, i
   }
 }
 
-// Sectors were used to a sixteenth. Here neighbours read neighbours: 3·2 bytes in and 2 out, 8 an element, twice the
-// least. The price is a maximum and a sum over the block, a barrier each, once in 50,304 elements.
 template <class T>
 __global__ void block_per_row_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded,
                                      float weight) {
@@ -156,6 +156,10 @@ void block_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 }
 
 // ---- 3: online softmax
+//
+// Maximum and sum were a look each. They come from one if the sum is scaled whenever the maximum rises (Milakov,
+// Gimelshein, arXiv:1805.02867), which happens about log n times in the n numbers that a thread sees. 2·2 bytes in and
+// 2 out are 6 an element, 1.5 times the least.
 
 // Σ exp(x − maximum) over what was seen so far. It starts below every number, yet finite: −∞ − −∞ is no number.
 struct OnlineSum {
@@ -168,9 +172,6 @@ struct OnlineSum {
   }
 };
 
-// Maximum and sum were a look each. They come from one if the sum is scaled whenever the maximum rises (Milakov,
-// Gimelshein, arXiv:1805.02867), which happens about log n times in the n numbers that a thread sees. 2·2 bytes in and
-// 2 out are 6 an element, 1.5 times the least.
 template <class T>
 __global__ void online_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded, float weight) {
   __shared__ float max_scratch[32], sum_scratch[32];
@@ -195,10 +196,11 @@ void online(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 }
 
 // ---- 4: packs of 16 bytes
-
+//
 // The sectors are full, but a warp asks for two at a time, and each element costs two loads, a store, their addresses
 // and a branch where the maximum may rise. With 8 elements a thread at once all of these are an eighth, and eight times
 // as many bytes are on the way. What is moved stays the same.
+
 template <class T, int N>
 __device__ void load_logits(float (&x)[N], const T* z, int column, int vocabulary) {
   load(z + column, x);
@@ -247,11 +249,12 @@ void packs(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 }
 
 // ---- 5: the row in shared memory: the kernel of the model
-
+//
 // Two looks at memory were one too many. A row of 16-bit logits, 98 KB, fits into shared memory, twice on Hopper's SMs:
 // the first look leaves it there; 2 bytes in and 2 out remain, the least. Further looks are at shared memory, so the
 // sum may have one of its own again, without online softmax's scaling; and no thread waits to look at its own packs. (A
 // row of floats, 201 KB, is not kept: three looks and 16 bytes an element, where the rung before has 12.)
+
 template <class T>
 void kept_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
   launch_cross_entropy<T, true>(o.logits, o.losses, o.targets, o.rows, o.vocabulary, o.padded, o.weight, o.loss_scale,
@@ -269,8 +272,8 @@ std::vector<Rung<SoftmaxCrossEntropy<T>>> SoftmaxCrossEntropy<T>::rungs() {
       {"thread_per_row", "maximum, sum, gradient: three looks, a sector for each element", thread_per_row<T>},
       {"block_per_row", "neighbours read neighbours: full sectors, two reductions of a block", block_per_row<T>},
       {"online", "maximum and sum in one look: the sum is scaled when the maximum rises", online<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>, false, rows_of_packs<T>},
-      {"kept_row", "kernels/cross_entropy.cuh: the row in shared memory: one look at memory", kept_row<T>, false,
+      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>, rows_of_packs<T>},
+      {"kept_row", "kernels/cross_entropy.cuh: the row in shared memory: one look at memory", kept_row<T>,
        rows_of_packs<T>},
   };
 }

@@ -86,7 +86,8 @@ inline void plot(const Table& table, const std::string& title, const std::string
   const std::string csv = png + ".csv";
   table.write_csv(csv);
   const char* python = std::getenv("PYTHON");
-  const std::string command = std::string(python ? python : "python3") + " '" + script.string() + "' --title '" + title + "' '" + csv + "' '" + png + "'";
+  std::string command = python ? python : "python3";
+  for (const std::string& word : {script.string(), std::string("--title"), title, csv, png}) command += " '" + word + "'";
   const int status = std::system(command.c_str());
   std::filesystem::remove(csv);
   if (status != 0) throw std::runtime_error("no plot: " + command + " failed");

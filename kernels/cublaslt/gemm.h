@@ -4,9 +4,9 @@
 // Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too, and a bias over n is one over Dᵀ's rows, as its epilogue
 // wants it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
-// Plans (layouts and an algorithm) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes, the
-// fastest is taken: when a plan is made, each multiplies the operands at hand a few times. Products that are not worth it
-// (kernels/matmul.cuh) have plans of their own, which take the first.
+// Plans (layouts and an algorithm) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes,
+// the fastest is taken: when a plan is made, each multiplies the operands at hand a few times. Products that are not
+// worth it (kernels/matmul.cuh) have plans of their own, which take the first.
 #pragma once
 
 #include <cublasLt.h>
@@ -148,8 +148,8 @@ double time_of(const Plan& plan, const Algorithm& algorithm, const Operands<In, 
   return works ? seconds : INFINITY;
 }
 
-// Its number among the candidates, as text; "none" if none of them works. D is overwritten, or, if it is a sum that must
-// stay, a scratch one.
+// Its number among the candidates, as text; "none" if none of them works. D is overwritten, or, if it is a sum that
+// must stay, a scratch one.
 template <class In, class Out>
 std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Operands<In, Out> o,
                     const GemmShape& shape, cudaStream_t stream) {

@@ -10,8 +10,8 @@
 // so it reads and writes our tensors where they are. A shape is planned once, forward and backward together: two graphs
 // of one operation each, for which cuDNN's heuristics choose an engine.
 //
-// Backward is deterministic. On Hopper cuDNN then stores dS, B·NH·T²·2 bytes (T rounded up to tiles), and dQ = dS·K is a
-// product of its own: 1.5 GiB of workspace for gpt2 at B=64, T=1024. CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the
+// Backward is deterministic. On Hopper cuDNN then stores dS, B·NH·T²·2 bytes (T rounded up to tiles), and dQ = dS·K is
+// a product of its own: 1.5 GiB of workspace for gpt2 at B=64, T=1024. CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the
 // environment makes it add dQ up in a fixed order instead (cuDNN 9.25): less memory, more time.
 #include "kernels/cudnn/attention.h"
 

@@ -1,5 +1,5 @@
-// What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a benchmark
-// months later.
+// What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a
+// benchmark months later.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "gpt.cuh"
 #include "test/kernel_test.cuh"

@@ -1,5 +1,6 @@
 // Any file as metrics.jsonl of a resumed run: what is kept are whole leading lines, all that may be kept, and a line
-// can be appended. The bill takes from it whatever there is. Input: the step of the checkpoint in a byte, then the file.
+// can be appended. The bill takes from it whatever there is. Input: the step of the checkpoint in a byte, then the
+// file.
 #include "test/fuzz/fuzz.h"
 
 #include "runtime/bill.h"

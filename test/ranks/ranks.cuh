@@ -1,4 +1,5 @@
-// For tests that several ranks run together, under mpirun (test/run.sh): every rank runs every test case, rank 0 reports.
+// For tests that several ranks run together, under mpirun (test/run.sh): every rank runs every test case, rank 0
+// reports.
 //
 // What must hold is checked on every rank. A rank that leaves a test case early would let the others wait for ever: the
 // watchdog ends the job then.

@@ -1,5 +1,5 @@
-// NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted so
-// that every sum is exact in every type, so nothing is tolerated.
+// NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
+// so that every sum is exact in every type, so nothing is tolerated.
 #include "test/ranks/ranks.cuh"
 
 namespace {

@@ -1,5 +1,5 @@
-// The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of one
-// rank, sends the bytes of the formulas and allocates the bytes of the formulas.
+// The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of
+// one rank, sends the bytes of the formulas and allocates the bytes of the formulas.
 #include <functional>
 
 #include "gpt.cuh"

@@ -1,0 +1,35 @@
+// What operations of the ladders share: which sizes they take, and how many blocks a thread an element is.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "dev/ladders/options.h"
+#include "kernels/common.cuh"
+
+namespace ladder {
+
+// Limits of a grid: its y and z, and the warps whose threads an unsigned can number.
+constexpr int most_blocks_along_y = 65535, most_warps = 1 << 27;
+
+// A size of a shape; throws what is wrong with it in a line, as constructors of operations do before they allocate.
+inline int size_that(bool fits, const Shape& shape, const std::string& name, const std::string& rule) {
+  if (!fits) throw std::invalid_argument(name + "=" + std::to_string(shape[name]) + ": must be " + rule);
+  return shape[name];
+}
+
+// "head_size=200: must be at most 128"
+inline int at_most(int limit, const Shape& shape, const std::string& name) {
+  return size_that(shape[name] <= limit, shape, name, "at most " + std::to_string(limit));
+}
+
+// "padded=64: must be at least vocabulary=50257"
+inline int at_least(const std::string& other, const Shape& shape, const std::string& name) {
+  const std::string rule = "at least " + other + "=" + std::to_string(shape[other]);
+  return size_that(shape[name] >= shape[other], shape, name, rule);
+}
+
+// Blocks of `block` threads that are `threads` at least.
+inline unsigned blocks_for(size_t threads, int block) { return unsigned(ceil_div(threads, size_t(block))); }
+
+}  // namespace ladder
