@@ -69,7 +69,7 @@ USE_CUDNN ?= $(if $(MISSING_FOR_CUDNN),0,1)
 ATTENTION := $(if $(filter 0,$(USE_CUDNN)),without_cudnn,cudnn)
 CUDNN_VERSION = $(shell sed -n 's/^.define CUDNN_\(MAJOR\|MINOR\|PATCHLEVEL\) //p' $(call cudnn_part,cudnn_version.h) | paste -sd.)
 BY_CUDNN = $(if $(filter cudnn,$(ATTENTION)),attention by cuDNN $(CUDNN_VERSION),without cuDNN)
-GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-fopenmp \
+GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
   -I. -Ikernels/cublaslt -Ikernels/$(ATTENTION) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
 GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filter cudnn,$(ATTENTION)),$(CUDNN_LIBRARIES)),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
   $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
