@@ -1,17 +1,15 @@
 // What a device can do at best: its copy bandwidth and its rate of matrix products.
 //
 // Stated is the median of ten rounds of a tenth of a second, after one that lets the clocks settle. All numbers are
-// random: with zeros a processor draws less power, and keeps a higher clock.
+// random.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "kernels/convert.cuh"
+#include "dev/random_buffer.cuh"
 #include "kernels/event.cuh"
 #include "kernels/matmul.cuh"
-#include "kernels/random.cuh"
-#include "test/buffer.cuh"
 
 namespace ceilings {
 
@@ -45,22 +43,13 @@ double steady_seconds(cudaStream_t stream, Work work) {
 // Bytes a second of a copy to another place in device memory: bytes read and bytes written count.
 inline double copy_rate(cudaStream_t stream) {
   const size_t count = copy_bytes / sizeof(float);
-  Buffer<float> from(count), to(count);
-  fill_normal(from.data(), 0, count, 3, 1.0f, stream);
+  RandomBuffer<float> from(count);
+  Buffer<float> to(count);
   const auto copy = [&] {
     CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data(), copy_bytes, cudaMemcpyDeviceToDevice, stream));
   };
   copy();
   return 2 * double(copy_bytes) / steady_seconds(stream, copy);
-}
-
-// out (count) of standard normal numbers; another `key`, others.
-template <class T>
-void fill_random(T* out, size_t count, uint64_t key, cudaStream_t stream) {
-  Buffer<float> wide(count);
-  fill_normal(wide.data(), 0, count, key, 1.0f, stream);
-  narrow(out, wide.data(), count, stream);
-  CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 struct ProductRate {
@@ -74,9 +63,8 @@ template <class T>
 ProductRate product_rate(cudaStream_t stream) {
   for (int n = 1024;; n *= 2) {
     const size_t count = size_t(n) * n;
-    Buffer<T> a(count), b(count), d(count);
-    fill_random(a.data(), count, 1, stream);
-    fill_random(b.data(), count, 2, stream);
+    RandomBuffer<T> a(count), b(count, 1, 0, 2);
+    Buffer<T> d(count);
     const auto product = [&] { linear_forward<T>(d, a, b, nullptr, n, n, n, stream); };
     product();  // chooses an algorithm
     if (n < largest_side && seconds(3, stream, product) < 1e-3) continue;

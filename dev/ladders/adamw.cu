@@ -129,12 +129,6 @@ __global__ void weight_kernel(float* weights, const float* first, const float* s
 }
 
 template <class T>
-__global__ void round_kernel(T* weights, const float* masters, size_t count) {
-  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) weights[i] = from_float<T>(masters[i]);
-}
-
-template <class T>
 unsigned blocks(const AdamWUpdate<T>& o) {
   return blocks_for(o.count, adamw_block);
 }

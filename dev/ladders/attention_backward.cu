@@ -126,6 +126,25 @@ __device__ inline void atomic_add_lane(float* row, float factor, const float (&x
   }
 }
 
+// A lane's part of what belongs to a query, and what all lanes know of it: D and lse.
+template <int N>
+struct Query {
+  float q[N], d_out[N], dot, log_sum;
+};
+
+template <int N, class T>
+__device__ Query<N> load_query(int query, const HeadRows<const T>& q_rows, const T* dout, const T* out, const float* lse,
+                               int seq_len, int head_size) {
+  Query<N> lane;
+  float o[N];
+  load_lane(lane.q, q_rows[query], head_size);
+  load_lane(lane.d_out, head_rows(dout, 1, 0, seq_len, head_size)[query], head_size);
+  load_lane(o, head_rows(out, 1, 0, seq_len, head_size)[query], head_size);
+  lane.dot = warp_dot(lane.d_out, o);
+  lane.log_sum = head_statistics(lse, seq_len)[query];
+  return lane;
+}
+
 template <int N, class T>
 __global__ void atomics_kernel(float* sums, const T* dout, const T* out, const T* qkv, const float* lse, int seq_len,
                                int head_size, float scale) {
@@ -134,11 +153,8 @@ __global__ void atomics_kernel(float* sums, const T* dout, const T* out, const T
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, seq_len, head_size);
   const HeadRows<float> dk_rows = head_rows(sums, 3, 1, seq_len, head_size);
   const HeadRows<float> dv_rows = head_rows(sums, 3, 2, seq_len, head_size);
-  float q[N], d_out[N], o[N], dq[N] = {};
-  load_lane(q, q_rows[query], head_size);
-  load_lane(d_out, head_rows(dout, 1, 0, seq_len, head_size)[query], head_size);
-  load_lane(o, head_rows(out, 1, 0, seq_len, head_size)[query], head_size);
-  const float dot = warp_dot(d_out, o), log_sum = head_statistics(lse, seq_len)[query];
+  const auto [q, d_out, dot, log_sum] = load_query<N>(query, q_rows, dout, out, lse, seq_len, head_size);
+  float dq[N] = {};
   for (int key = 0; key <= query; ++key) {
     float k[N], v[N];
     load_lane(k, k_rows[key], head_size);
@@ -149,12 +165,6 @@ __global__ void atomics_kernel(float* sums, const T* dout, const T* out, const T
     atomic_add_lane(dv_rows[key], p, d_out, head_size);
   }
   store_lane(head_rows(sums, 3, 0, seq_len, head_size)[query], dq, head_size, scale);
-}
-
-template <class T>
-__global__ void round_kernel(T* out, const float* input, size_t count) {
-  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < count) out[i] = from_float<T>(input[i]);
 }
 
 template <class T>
@@ -181,11 +191,8 @@ __global__ void warp_per_query_kernel(T* dqkv, float* row_dots, const T* dout, c
   const int query = warp_row();
   if (query >= seq_len) return;
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, seq_len, head_size);
-  float q[N], d_out[N], o[N], dq[N] = {};
-  load_lane(q, q_rows[query], head_size);
-  load_lane(d_out, head_rows(dout, 1, 0, seq_len, head_size)[query], head_size);
-  load_lane(o, head_rows(out, 1, 0, seq_len, head_size)[query], head_size);
-  const float dot = warp_dot(d_out, o), log_sum = head_statistics(lse, seq_len)[query];
+  const auto [q, d_out, dot, log_sum] = load_query<N>(query, q_rows, dout, out, lse, seq_len, head_size);
+  float dq[N] = {};
   for (int key = 0; key <= query; ++key) {
     float k[N], v[N];
     load_lane(k, k_rows[key], head_size);

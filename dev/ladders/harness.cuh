@@ -34,6 +34,7 @@
 #include "dev/ladders/measure.cuh"
 #include "dev/ladders/options.h"
 #include "dev/ladders/table.h"
+#include "dev/ladders/verdict.h"
 #include "test/buffer.cuh"
 
 namespace ladder {
@@ -104,10 +105,6 @@ std::string mistake(const Rung<Operation>& rung, Operation& operation, cudaStrea
   return "";
 }
 
-struct Verdict {
-  int passed = 0, failed = 0;
-};
-
 template <class Operation>
 void check(const Options& options, const char* dtype, Verdict& verdict, cudaStream_t stream) {
   for (const Shape& shape : options.shapes_or(Operation::checked_shapes())) {
@@ -116,7 +113,7 @@ void check(const Options& options, const char* dtype, Verdict& verdict, cudaStre
     for (const Rung<Operation>& rung : Operation::rungs()) {
       if (!options.wants(rung.name) || !suits(rung, operation)) continue;
       const std::string wrong = mistake(rung, operation, stream);
-      (wrong.empty() ? verdict.passed : verdict.failed)++;
+      verdict.add(wrong.empty());
       if (!wrong.empty())
         std::printf("WRONG: %s, %s, %s, %s: %s\n", Operation::name, rung.name, dtype, shape.text().c_str(),
                     wrong.c_str());
@@ -195,8 +192,7 @@ int climb(const Options& options, cudaStream_t stream) {
   Verdict verdict;
   check<Operation<float>>(options, "fp32", verdict, stream);
   check<Operation<__nv_bfloat16>>(options, "bf16", verdict, stream);
-  std::printf("[ladder] test cases: %d | %d passed | %d failed\n", verdict.passed + verdict.failed, verdict.passed,
-              verdict.failed);
+  verdict.print();
   if (verdict.failed) return 1;
   if (!options.check_only && (is_gpu || cpu::counts_accesses)) measure<Operation<T>, T>(options, stream);
   return 0;

@@ -14,6 +14,7 @@
 #include "dev/ceilings.cuh"
 #include "dev/ladders/options.h"
 #include "dev/ladders/table.h"
+#include "dev/random_buffer.cuh"
 #include "kernels/event.cuh"
 
 namespace ladder {
@@ -23,18 +24,6 @@ constexpr bool is_gpu = true;  // times mean something
 #else
 constexpr bool is_gpu = false;
 #endif
-
-// Operands whose values are random and whose bytes are not in any cache: values repeat after a million.
-template <class T>
-struct RandomBuffer : Buffer<T> {
-  RandomBuffer(size_t count, double scale = 1, double mean = 0, unsigned seed = 1) : Buffer<T>(count) {
-    const std::vector<T> values = random_values<T>(std::min(count, size_t(1) << 20), scale, mean, seed);
-    for (size_t first = 0; first < count; first += values.size())
-      CUDA_CHECK(cudaMemcpy(this->data() + first, values.data(), std::min(values.size(), count - first) * sizeof(T),
-                            cudaMemcpyHostToDevice));
-    CUDA_CHECK(cudaStreamSynchronize(nullptr));
-  }
-};
 
 // So many sets of operands of one shape that no cache holds them, or as many as there is memory for.
 template <class Operation>

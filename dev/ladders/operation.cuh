@@ -1,4 +1,4 @@
-// What operations of the ladders share: which sizes they take, and how many blocks a thread an element is.
+// What operations of the ladders share: which sizes they take, how many blocks a thread an element is, and rounding.
 #pragma once
 
 #include <stdexcept>
@@ -31,5 +31,12 @@ inline int at_least(const std::string& other, const Shape& shape, const std::str
 
 // Blocks of `block` threads that are `threads` at least.
 inline unsigned blocks_for(size_t threads, int block) { return unsigned(ceil_div(threads, size_t(block))); }
+
+// out = input, rounded to T, a thread an element.
+template <class T>
+__global__ void round_kernel(T* out, const float* input, size_t count) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) out[i] = from_float<T>(input[i]);
+}
 
 }  // namespace ladder

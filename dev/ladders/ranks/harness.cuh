@@ -22,6 +22,7 @@
 #include "dev/ladders/counts.h"
 #include "dev/ladders/ranks/wire.cuh"
 #include "dev/ladders/ranks/world.cuh"
+#include "dev/ladders/verdict.h"
 #include "parallel/launch.h"
 
 namespace ladder {
@@ -125,10 +126,6 @@ struct CollectiveOptions : Options {
 
 inline std::string integer(double value) { return std::to_string(std::llround(value)); }
 
-struct Verdict {
-  int passed = 0, failed = 0;
-};
-
 // A checksum of what a run ends with on each rank.
 template <class T>
 std::vector<std::string> run(const Algorithm<T>& rung, AllReduce<T>& o) {
@@ -215,7 +212,7 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
     for (const Algorithm<T>& rung : rungs) {
       if (!options.wants(rung.name)) continue;
       const std::string wrong = mistake(rung, operation);
-      (wrong.empty() ? verdict.passed : verdict.failed)++;
+      verdict.add(wrong.empty());
       if (!wrong.empty() && world.rank() == 0)
         std::printf("WRONG: %s, %s, %zu numbers: %s\n", rung.name, dtype, count, wrong.c_str());
     }
@@ -374,9 +371,7 @@ int climb(const CollectiveOptions& options, Control& control) {
   Verdict verdict;
   check(options, "fp32", Ladder::template rungs<float>(), world, verdict);
   check(options, "bf16", Ladder::template rungs<__nv_bfloat16>(), world, verdict);
-  if (world.rank() == 0)
-    std::printf("[ladder] test cases: %d | %d passed | %d failed\n", verdict.passed + verdict.failed, verdict.passed,
-                verdict.failed);
+  if (world.rank() == 0) verdict.print();
   if (options.check_only || verdict.failed) return verdict.failed ? 1 : 0;
   if (world.size() == 1) std::printf("[ladder] start it with mpirun -np 4 ...: one rank has nothing to reduce\n");
   else if (options.dtype == "fp32") measure(options, Ladder::template rungs<float>(), world);

@@ -1,0 +1,18 @@
+// How many checks have passed.
+#pragma once
+
+#include <cstdio>
+
+namespace ladder {
+
+struct Verdict {
+  int passed = 0, failed = 0;
+
+  void add(bool is_right) { ++(is_right ? passed : failed); }
+  // As doctest says it, for test/run.sh.
+  void print() const {
+    std::printf("[ladder] test cases: %d | %d passed | %d failed\n", passed + failed, passed, failed);
+  }
+};
+
+}  // namespace ladder
