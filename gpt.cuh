@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "model.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
@@ -24,19 +25,6 @@
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
 #include "parallel/zero.cuh"
-
-// What backward computes again instead of keeping it: nothing; gelu's output (4C of 16C elements a row and layer); all
-// of a block but its input (C elements).
-enum class Recompute { none, gelu, block };
-
-struct ModelOptions {
-  ModelShape shape = {};
-  int micro_batch = 0, seq_len = 0;
-  Recompute recompute = Recompute::none;
-  int logit_chunks = 1;  // the head's rows at a time: ⌈R / logit_chunks⌉
-  bool library_attention = false;  // attention of micro-batches by a library, if there is one that can
-  StoreOptions store = {};
-};
 
 // The tensors of a block's unit, in the order of TensorList. E is const T for weights, float for gradients.
 template <class E>
@@ -67,27 +55,13 @@ struct BlockActivations {
   float* lse;                   // (B,NH,T)
 };
 
-// What is added up over the ranks with every step: the loss, and what else all must know at the same step.
-struct StepSums {
-  float loss = 0;
-  float stop = 0;   // ranks that were asked to stop
-  float saved = 0;  // ranks that have written their part of the checkpoint under way
-};
-
-// What a step came to.
-struct StepResults {
-  StepSums sums;
-  GradientSummary gradients;
-  double seconds = 0;  // on the device, from begin_step to end_step
-};
-
 template <class T>
-class GPT {
+class GPT final : public Model {
  public:
-  // Data-parallel ranks are those of `dp`: calls below are collective, each rank with its own samples.
   GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
-      : options_(options), list_(options.shape), dp_(dp), stream_(stream),
+      : Model(options), dp_(dp), stream_(stream),
         store_(list_, options.store, memory_, dp, stream), pinned_(sizeof(PinnedStep) * 2 + batch_bytes() * 2) {
+    if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
       attention_problem_ = plan_attention<T>(options.micro_batch, options.seq_len, options.shape.heads,
                                              options.shape.head_size());
@@ -110,31 +84,18 @@ class GPT {
   GPT(const GPT&) = delete;
   GPT& operator=(const GPT&) = delete;
 
-  const TensorList& tensors() const { return list_; }
-  const DeviceMemory& memory() const { return memory_; }
-  ParameterStore<T>& store() { return store_; }
-  const ModelOptions& options() const { return options_; }
-  // Why no library does attention; empty: one does, or was not asked to.
-  const std::string& attention_problem() const { return attention_problem_; }
+  Parameters& store() override { return store_; }
 
-  // 6·N + 6·L·C·T FLOPs a token: N parameters, forward and backward; causal attention counted once.
-  double flops_per_token() const {
-    const ModelShape& s = options_.shape;
-    return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
-  }
+  // ---- steps
 
-  // ---- steps. The host may be one ahead: it learns what a step came to while the device computes the next.
-
-  // votes: this rank's part of the step's sums; the loss is not looked at. A number for results().
-  int begin_step(const StepSums& votes) {
+  int begin_step(const StepSums& votes) override {
     step_ ^= 1;
     steps_[step_].host->votes = votes;
     steps_[step_].begin.record(stream_);
     return step_;
   }
 
-  // After the update.
-  void end_step() {
+  void end_step() override {
     Step& step = steps_[step_];
     CUDA_CHECK(cudaMemcpyAsync(&step.host->sums, reduced_sums_, sizeof(StepSums), cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaMemcpyAsync(&step.host->gradients, store_.summary(), sizeof(GradientSummary), cudaMemcpyDeviceToHost,
@@ -142,19 +103,15 @@ class GPT {
     step.end.record(stream_);
   }
 
-  // Of a step that has been given to the device, this or the one before. Waits for it to end.
-  StepResults results(int number) {
+  StepResults results(int number) override {
     const Step& step = steps_[number];
     CUDA_CHECK(cudaEventSynchronize(step.end));
     return {step.host->sums, step.host->gradients, elapsed_ms(step.begin, step.end) / 1e3};
   }
 
-  // Has the device done all it was given?
-  bool is_idle() const { return cudaStreamQuery(stream_) == cudaSuccess; }
+  bool is_idle() const override { return cudaStreamQuery(stream_) == cudaSuccess; }
 
-  // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` to `last`. Host memory, which is
-  // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
-  void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
+  void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) override {
     store_.begin_micro_step(first, last);
     begin_micro_step(inputs, targets, first);
     const auto compute_loss = [&] {
@@ -171,29 +128,24 @@ class GPT {
     }
   }
 
-  // One micro-batch of validation: adds to the loss only.
-  void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) {
+  void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) override {
     begin_micro_step(inputs, targets, first);
     forward(options_.micro_batch, options_.seq_len);
     head(float(1 / tokens), false);
     if (last) reduce_sums();
   }
 
-  // Clips and applies the gradients of the micro-steps, unless loss or norm are beyond `limits` or not finite.
-  void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
+  void update(const AdamW& options, float clip, const StepLimits& limits) override {
     store_.update(options, clip, &reduced_sums_->loss, limits);
   }
 
-  // Of the micro-steps from the last `first` to `last`, on all ranks. These wait for the device.
-  StepSums sums() {
+  StepSums sums() override {
     dp_.wait_for_all(stream_);
     return read(reduced_sums_);
   }
-  float loss() { return sums().loss; }
-  GradientSummary gradient_summary() { return read(store_.summary()); }
+  GradientSummary gradient_summary() override { return read(store_.summary()); }
 
-  // Logits (V) that follow `tokens`, at most T of them.
-  std::vector<float> next_token_logits(const std::vector<int>& tokens) {
+  std::vector<float> next_token_logits(const std::vector<int>& tokens) override {
     const int count = int(tokens.size()), C = options_.shape.channels, padded = options_.shape.padded_vocabulary();
     const Untimed untimed;  // the next count is another
     send_batch(tokens.data(), nullptr, count);
@@ -202,8 +154,7 @@ class GPT {
     return read_logits(1);
   }
 
-  // Logits (B,T,V) of a whole batch, for tests.
-  std::vector<float> batch_logits(const int* inputs) {
+  std::vector<float> batch_logits(const int* inputs) override {
     const int rows = options_.micro_batch * options_.seq_len, C = options_.shape.channels;
     send_batch(inputs, nullptr, rows);
     forward(options_.micro_batch, options_.seq_len);
@@ -450,13 +401,9 @@ class GPT {
     return logits;
   }
 
-  ModelOptions options_;
-  TensorList list_;
   Communicator& dp_;
   cudaStream_t stream_;
-  DeviceMemory memory_;
   ParameterStore<T> store_;
-  std::string attention_problem_;
 
   std::vector<BlockActivations<T>> blocks_;
   T *final_input_, *final_norm_, *logits_;             // (R,C) (R,C) (logit_rows,Vp)

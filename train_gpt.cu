@@ -5,7 +5,8 @@
 #include <deque>
 #include <memory>
 
-#include "gpt.cuh"
+#include "model.cuh"
+#include "kernels/gemm_choices.h"
 #include "kernels/tensor_log.cuh"
 #include "parallel/agreement.h"
 #include "parallel/launch.h"
@@ -56,7 +57,6 @@ Recompute recompute_of(const std::string& name) {
 
 // ---- the run
 
-template <class T>
 class Run {
  public:
   Run(Options options, Control& control, Mesh& mesh)
@@ -70,7 +70,6 @@ class Run {
   }
   ~Run() {
     writer_.reset();
-    sync_check_.reset();
     model_.reset();  // it works on the stream
     cudaStreamDestroy(stream_);
   }
@@ -107,8 +106,7 @@ class Run {
     describe();
     report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(),
                     peak() * control_.size());
-    if (o_.check_ranks) RankCheck<T>(control_, mesh_.dp(), stream_).run();
-    if (o_.check_sync) sync_check_.emplace(control_, stream_);
+    if (o_.check_ranks) check_ranks(o_.dtype, control_, mesh_.dp(), stream_);
     if (start_ >= o_.schedule.steps) {
       std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
       return 0;
@@ -195,19 +193,20 @@ class Run {
 
   void build_model(const ModelShape& shape, bool training) {
     const bool cudnn = o_.attention == "cudnn" || (o_.attention == "auto" && training);
-    model_ = std::make_unique<GPT<T>>(ModelOptions{.shape = shape,
-                                                   .micro_batch = o_.micro_batch,
-                                                   .seq_len = o_.seq_len,
-                                                   .recompute = recompute_of(o_.recompute),
-                                                   .logit_chunks = logit_chunks(),
-                                                   .library_attention = cudnn,
-                                                   .store = {.stage = o_.zero,
-                                                             .training = training,
-                                                             .stochastic_rounding = o_.stochastic_rounding,
-                                                             .loss_scale = loss_scale_of(o_),
-                                                             .reduce_narrow = o_.reduce_dtype == "bf16",
-                                                             .seed = o_.seed}},
-                                      mesh_.dp(), stream_);
+    model_ = make_model(o_.dtype,
+                        {.shape = shape,
+                         .micro_batch = o_.micro_batch,
+                         .seq_len = o_.seq_len,
+                         .recompute = recompute_of(o_.recompute),
+                         .logit_chunks = logit_chunks(),
+                         .library_attention = cudnn,
+                         .store = {.stage = o_.zero,
+                                   .training = training,
+                                   .stochastic_rounding = o_.stochastic_rounding,
+                                   .loss_scale = loss_scale_of(o_),
+                                   .reduce_narrow = o_.reduce_dtype == "bf16",
+                                   .seed = o_.seed}},
+                        mesh_.dp(), stream_);
     if (o_.attention == "cudnn" && !model_->attention_problem().empty())
       usage_error("--attention cudnn: ", model_->attention_problem(), "; leave the option out");
   }
@@ -338,7 +337,7 @@ class Run {
   // ---- what is printed
 
   std::string attention_body() const {
-    if (o_.attention != "own" && model_->attention_problem().empty()) return library_attention_name();
+    if (o_.attention != "own" && model_->attention_problem().empty()) return model_->library_attention();
     return "own kernels" + (o_.attention == "own" ? "" : ": " + model_->attention_problem());
   }
 
@@ -348,7 +347,7 @@ class Run {
                 s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model_->tensors().parameters())).c_str(),
                 o_.dtype.c_str(), o_.stochastic_rounding ? " with stochastic rounding" : "");
     std::printf("device    %s\n", device_.c_str());
-    if (has_library_attention) std::printf("attention %s\n", attention_body().c_str());
+    if (!model_->library_attention().empty()) std::printf("attention %s\n", attention_body().c_str());
     if (control_.size() > 1)
       std::printf("mesh      data parallel %d, ZeRO %d, gradients travel in %s\n", mesh_.shape().dp, o_.zero,
                   o_.reduce_dtype.c_str());
@@ -497,7 +496,7 @@ class Run {
   }
 
   void after_step() {
-    if (divides(o_.check_sync, done_)) sync_check_->run(model_->store(), done_);
+    if (divides(o_.check_sync, done_)) check_sync(control_, model_->store(), done_, stream_);
     if (validation_is_due()) validate_now(done_);
     if (divides(o_.sample_every, done_)) std::printf("---\n%s\n---\n", sampler_->text(done_, next_logits()).c_str());
     if (checkpoint_is_due()) save();
@@ -591,7 +590,7 @@ class Run {
             {o_.temperature, o_.top_k}, o_.seed};
   }
 
-  auto next_logits() {
+  NextLogits next_logits() {
     return [this](const std::vector<int>& tokens) {
       const size_t visible = std::min(tokens.size(), size_t(o_.seq_len));
       return model_->next_token_logits({tokens.end() - long(visible), tokens.end()});
@@ -607,12 +606,11 @@ class Run {
   std::string device_;
   cudaStream_t stream_ = nullptr;
   std::optional<TokenData> train_, val_;
-  std::unique_ptr<GPT<T>> model_;
+  std::unique_ptr<Model> model_;
   std::optional<MetricsLog> metrics_;
   std::optional<Report> report_;
   std::optional<Ceilings> ceilings_;  // of this device, for --profile
   std::optional<TensorLog> tensor_log_;
-  std::optional<SyncCheck<T>> sync_check_;
   std::vector<std::string> timeline_;  // of the steps, for --trace
   std::optional<Sampler> sampler_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
@@ -640,9 +638,8 @@ void guarded(Control& control, Work work) {
   }
 }
 
-template <class T>
 int run(const Options& options, Control& control, Mesh& mesh) {
-  Run<T> run(options, control, mesh);
+  Run run(options, control, mesh);
   int code = 0;
   guarded(control, [&] { code = options.generate ? run.generate() : run.train(); });
   return code;
@@ -654,15 +651,13 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   require_agreement(control, {{"options", std::vector<std::string>(argv + 1, argv + argc)}}, "give every rank the same");
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return 0;
+  if (!model_makers().contains(options->dtype))
+    usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   complete_options(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
   Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
   int code = 0;
-  guarded(control, [&] {
-    if (options->dtype == "fp32") code = run<float>(*options, control, mesh);
-    if (options->dtype == "bf16") code = run<__nv_bfloat16>(*options, control, mesh);
-    if (options->dtype == "fp16") code = run<__half>(*options, control, mesh);
-  });
+  guarded(control, [&] { code = run(*options, control, mesh); });
   return code;
 }
 

@@ -4,7 +4,7 @@
 //   python dev/check_huggingface.py CHECKPOINT logits.safetensors
 #include <random>
 
-#include "gpt.cuh"
+#include "model.cuh"
 #include "runtime/checkpoint.h"
 
 namespace {
@@ -15,17 +15,18 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Communicator alone;
-  GPT<float> model({.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
-  const auto tensors = stored_tensors(model.tensors());
+  const auto model = make_model(
+      "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
+  const auto tensors = stored_tensors(model->tensors());
   load_weights(folder, shape, tensors, whole_tensors(tensors),
                [&](const CheckpointSlice& slice, char, const std::vector<float>& values) {
-                 model.store().copy_in(stored_slice(model.tensors(), slice), State::weight, values);
+                 model->store().copy_in(stored_slice(model->tensors(), slice), State::weight, values);
                });
 
   std::mt19937 generator(1);
   std::vector<int> tokens;
   for (int i = 0; i < batch * seq_len; ++i) tokens.push_back(int(generator() % unsigned(shape.vocabulary)));
-  const std::vector<float> logits = model.batch_logits(tokens.data()), ids(tokens.begin(), tokens.end());
+  const std::vector<float> logits = model->batch_logits(tokens.data()), ids(tokens.begin(), tokens.end());
   const size_t B = size_t(batch), T = size_t(seq_len), V = size_t(shape.vocabulary);
   SafetensorsWriter writer(output, {{"tokens", {B, T}}, {"logits", {B, T, V}}}, {});
   writer.write("tokens", 0, ids.size(), ids.data());

@@ -14,12 +14,9 @@
 
 #include "kernels/common.cuh"
 #include "kernels/random.cuh"
+#include "kernels/update.h"
 
 constexpr int adamw_block = 256;  // threads, a pack each
-
-struct AdamW {
-  float learning_rate, beta1, beta2, epsilon, weight_decay;
-};
 
 // In device memory.
 struct AdamWState {

@@ -17,9 +17,8 @@
 // Reads 4·n bytes (and a thirty-second of it again), 2 FLOPs an element.
 #pragma once
 
-#include <cmath>
-
 #include "kernels/common.cuh"
+#include "kernels/update.h"
 
 constexpr int norm_block = 256, norm_packs = 8;
 constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats a thread
@@ -66,25 +65,6 @@ __global__ void last_sum_kernel(double* total, const float* values, int count) {
   for (unsigned i = 1; i < blockDim.x; ++i) sum += sums[i];
   *total = sum;
 }
-
-// Gradients of a step beyond these are not applied.
-struct StepLimits {
-  float loss = INFINITY, norm = INFINITY;
-};
-
-struct LossScale {
-  static constexpr float least = 1, most = 1 << 24;
-  float value = 1;
-  int window = 0;      // steps without overflow after which it is doubled; 0: it stays
-  int good_steps = 0;  // of them, so far
-};
-
-// What a step's gradients came to.
-struct GradientSummary {
-  static constexpr float left_out = -1;
-  float norm = 0, factor = 0;
-  LossScale scale;  // of the next step
-};
 
 __global__ void clip_factor_kernel(GradientSummary* summary, const double* total, const float* loss, float clip,
                                    StepLimits limits) {

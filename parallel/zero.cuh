@@ -29,30 +29,14 @@
 #include "kernels/random.cuh"
 #include "parallel/collectives.cuh"
 #include "parallel/memory.cuh"
-#include "parallel/shards.h"
+#include "parallel/parameters.h"
 
-enum class State { weight, first_moment, second_moment, gradient };
 enum class Pass { forward, backward };
 
-struct StoreOptions {
-  int stage = 0;
-  bool training = true;              // false: weights alone
-  bool stochastic_rounding = false;  // bf16 without masters
-  LossScale loss_scale = {};         // for fp16
-  bool reduce_narrow = false;        // gradients travel as T, not as float
-  uint64_t seed = 1337;
-};
-
 template <class T>
-class ParameterStore {
+class ParameterStore final : public Parameters {
  public:
   static constexpr bool is_float = std::is_same_v<T, float>;
-
-  // A gradient to be written, or added to.
-  struct Gradient {
-    float* data;
-    bool accumulate;
-  };
 
   // Adds its categories to `memory`; usable when that has been allocated and clear() called. The work of the model is
   // on `stream`.
@@ -78,8 +62,7 @@ class ParameterStore {
     if (stage_ >= 2 || narrows()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
   }
 
-  int stage() const { return stage_; }
-  const Shards& shards() const { return shards_; }
+  const Shards& shards() const override { return shards_; }
   // Of the last step's gradients, and the loss scale for the next. Device memory.
   GradientSummary* summary() { return summary_; }
 
@@ -110,7 +93,7 @@ class ParameterStore {
     last_micro_step_ = last;
   }
 
-  Gradient gradients(int unit) {
+  Gradient gradients(int unit) override {
     Slot<float>& slot = slot_of(gradient_slots_, unit);
     settle(slot);
     return {slot.data, accumulates(unit) && !first_micro_step_};
@@ -140,16 +123,14 @@ class ParameterStore {
 
   // ---- state, from and to the host
 
-  // The parts of tensors whose state this rank keeps: all in stage 0, else its pieces.
-  std::vector<Slice> own_slices() const {
+  std::vector<Slice> own_slices() const override {
     std::vector<Slice> all;
     for (int unit = 0; unit < shards_.units(); ++unit)
-      for (const Slice& slice : own_slices(unit)) all.push_back(slice);
+      for (const Slice& slice : slices_of_unit(unit)) all.push_back(slice);
     return all;
   }
 
-  // Fresh weights drawn from the seed (training stores only; gradients serve as scratch and are zero again after it).
-  void initialize() {
+  void initialize() override {
     for (const Slice& slice : own_slices()) {
       const TensorDescriptor& tensor = *slice.tensor;
       if (tensor.initial == Initial::one) copy_in(slice, State::weight, std::vector<float>(slice.count, 1.0f));
@@ -165,27 +146,23 @@ class ParameterStore {
     weights_changed();
   }
 
-  // Calls visit(tensor, what, values) for everything that all ranks must hold alike. Collective.
-  template <class Visit>
-  void visit_replicated(Visit visit) {
+  void visit_replicated(const Visit& visit) override {
     for (const TensorDescriptor& tensor : list_.tensors()) {
-      if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset);
+      if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset, sizeof(T));
       if (stage_ > 0) continue;
       for (const auto& [what, values] : {std::pair("masters", masters_), {"first moments", first_}, {"second moments", second_}})
-        if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset);
+        if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset, sizeof(float));
     }
   }
 
-  // Updates that were applied so far, and the loss scale for the next step.
-  void set_progress(size_t updates, const LossScale& scale) {
+  void set_progress(size_t updates, const LossScale& scale) override {
     const GradientSummary summary = {.scale = scale};
     const AdamWState state = {.updates = int(updates)};
     CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
     CUDA_CHECK(cudaMemcpyAsync(adamw_state_, &state, sizeof state, cudaMemcpyHostToDevice, stream_));
   }
 
-  // On the stream, if `to` is pinned: it is filled when that has been waited for.
-  void copy_out(const Slice& slice, State state, float* to) const {
+  void copy_out(const Slice& slice, State state, float* to) const override {
     if (const float* from = array(state, slice.tensor->unit)) {
       CUDA_CHECK(cudaMemcpyAsync(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
       return;
@@ -197,7 +174,7 @@ class ParameterStore {
     std::transform(narrow.begin(), narrow.end(), to, [](T x) { return to_float(x); });
   }
 
-  void copy_in(const Slice& slice, State state, const std::vector<float>& from) {
+  void copy_in(const Slice& slice, State state, const std::vector<float>& from) override {
     CUDA_CHECK(cudaDeviceSynchronize());
     if (float* to = array(state, slice.tensor->unit))
       CUDA_CHECK(cudaMemcpyAsync(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice,
@@ -321,7 +298,7 @@ class ParameterStore {
   size_t own_offset(int unit) const { return stage_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
   size_t own_total() const { return stage_ ? shards_.all_pieces() : shards_.all_whole(); }
   size_t gradient_total() const { return stage_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
-  std::vector<Slice> own_slices(int unit) const { return shards_.slices(unit, own_begin(unit), own_count(unit)); }
+  std::vector<Slice> slices_of_unit(int unit) const { return shards_.slices(unit, own_begin(unit), own_count(unit)); }
 
   T* own_weights(int unit) const {
     return stage_ == 3 ? weight_pieces_ + own_offset(unit) : weights_ + shards_.whole_offset(unit) + own_begin(unit);

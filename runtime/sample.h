@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ inline int sample_token(const std::vector<float>& logits, const SampleOptions& o
   return ids[std::min(index, ids.size() - 1)];
 }
 
+// Of the token that follows `tokens`.
+using NextLogits = std::function<std::vector<float>(const std::vector<int>& tokens)>;
+
 class Sampler {
  public:
   // Fails if the prompt can't be turned into tokens: better before training than at the first sample. An empty one
@@ -46,9 +50,8 @@ class Sampler {
     prompt_ = prompt.empty() ? std::vector<int>{vocabulary == 50257 ? 50256 : line_end} : tokenizer_.encode(prompt);
   }
 
-  // next_logits(tokens): of the token that follows. `number` makes each sample of a run its own.
-  template <class NextLogits>
-  std::string text(uint64_t number, NextLogits next_logits) const {
+  // `number` makes each sample of a run its own.
+  std::string text(uint64_t number, const NextLogits& next_logits) const {
     std::vector<int> tokens = prompt_;
     std::mt19937_64 generator(seed_ * 1000003 + number);
     for (size_t i = 0; i < length_; ++i) tokens.push_back(sample_token(next_logits(tokens), options_, generator));

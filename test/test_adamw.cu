@@ -1,5 +1,4 @@
 // AdamW against float64: float weights, bf16 weights with float masters, and bf16 weights alone.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/adamw.cuh"
 #include "test/kernel_test.cuh"
 

@@ -1,5 +1,4 @@
 // Attention against a float64 computation that stores every matrix.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/attention.cuh"
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"

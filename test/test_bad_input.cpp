@@ -1,5 +1,4 @@
 // What clumsy users and broken files do to train_gpt: one clear line, an exit code, nothing half-written.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cstring>

@@ -1,5 +1,4 @@
 // Checkpoint folders: runtime/checkpoint.h and runtime/model_shape.h.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <chrono>

@@ -1,5 +1,4 @@
 // Column sums: exact on integers, and close to float64 on random numbers.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/column_sum.cuh"
 #include "test/kernel_test.cuh"
 

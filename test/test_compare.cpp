@@ -1,5 +1,4 @@
 // dev/compare.py on small logs of the format that kernels/tensor_log.cuh describes. Left out where there is no Python.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cstdio>

@@ -1,6 +1,5 @@
 // The control plane between processes of this machine: joining, what stray connections cannot do, all_gather, and how
 // a job ends when a rank dies, stops, fails or hangs.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "parallel/control.h"
 
 #include "test/ranks.h"

@@ -1,5 +1,4 @@
 // Cross-entropy and its gradient over the padded vocabulary against float64.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/cross_entropy.cuh"
 #include "test/kernel_test.cuh"
 

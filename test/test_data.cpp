@@ -1,5 +1,4 @@
 // Token files and the order of samples: runtime/data.h.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

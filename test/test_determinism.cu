@@ -1,7 +1,6 @@
 // Every kernel gives the same bits again: with 1, 2, 5 and 16 threads on the CPU, in four runs on a GPU.
 //
 // Random numbers, so that any other order of additions would show; sizes of several blocks and several tiles.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <omp.h>
 
 #include "kernels/adamw.cuh"

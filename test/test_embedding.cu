@@ -1,6 +1,5 @@
 // Token and position embedding. Nothing here needs a tolerance: forward rounds one sum, and backward adds
 // small integers, whose sums are exact in any order.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/embedding.cuh"
 #include "test/kernel_test.cuh"
 

@@ -1,5 +1,4 @@
 // GELU forward and backward against float64.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/gelu.cuh"
 #include "test/gelu_reference.h"
 #include "test/kernel_test.cuh"

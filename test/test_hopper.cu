@@ -1,5 +1,4 @@
 // Hopper's asynchronous instructions against what the PTX ISA documents of them, and the matrix product made of them.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "dev/ladders/matmul_wgmma.cuh"
 #include "test/kernel_test.cuh"
 

@@ -1,5 +1,4 @@
 // Each special instruction against what the PTX ISA documents of it: known matrices in, exact results out.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "test/kernel_test.cuh"
 
 namespace {

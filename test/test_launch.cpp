@@ -1,5 +1,4 @@
 // Who a process is, by its launcher's variables; and ranks that meet by them.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "parallel/device_choice.h"
 #include "parallel/launch.h"
 

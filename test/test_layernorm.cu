@@ -1,5 +1,4 @@
 // LayerNorm and the residual addition before it, forward and backward, against float64.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/layernorm.cuh"
 #include "test/kernel_test.cuh"
 

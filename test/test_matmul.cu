@@ -1,5 +1,4 @@
 // Matrix products against float64: exactly, on small integers, and closely on random numbers.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/matmul.cuh"
 #include "test/gelu_reference.h"
 #include "test/kernel_test.cuh"

@@ -1,6 +1,5 @@
 // train_gpt on several ranks, as people run it: with mpirun, from a shell. What the ranks compute is the business of
 // test/ranks/test_zero.cu.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // The whole model against test/reference/, which dev/reference.py computed in float64 with PyTorch.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <fstream>
 
-#include "gpt.cuh"
+#include "kernels/matmul.cuh"
+#include "model.cuh"
 #include "runtime/checkpoint.h"
 #include "runtime/schedule.h"
 #include "test/kernel_test.cuh"
@@ -52,13 +52,13 @@ template <class T>
 constexpr float loss_scale = std::is_same_v<T, __half> ? 4096 : 1;
 
 template <class T>
-std::unique_ptr<GPT<T>> load_model(const Reference& reference, ModelOptions options) {
+std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions options) {
   options.shape = reference.shape;
   options.micro_batch = options.micro_batch ? options.micro_batch : reference.batch;
   options.seq_len = reference.seq_len;
   options.store.loss_scale.value = loss_scale<T>;
   static Communicator alone;
-  auto model = std::make_unique<GPT<T>>(options, alone, test_stream());
+  auto model = make_model(dtype_name<T>, options, alone, test_stream());
   const auto tensors = stored_tensors(model->tensors());
   load_weights(reference.folder, reference.shape, tensors, whole_tensors(tensors),
                [&](const CheckpointSlice& slice, char, const std::vector<float>& values) {
@@ -67,8 +67,7 @@ std::unique_ptr<GPT<T>> load_model(const Reference& reference, ModelOptions opti
   return model;
 }
 
-template <class T>
-std::vector<float> values_of(GPT<T>& model, const TensorDescriptor& tensor, State state) {
+std::vector<float> values_of(Model& model, const TensorDescriptor& tensor, State state) {
   std::vector<float> values(tensor.count());
   model.store().copy_out({&tensor, 0, tensor.count(), tensor.offset}, state, values.data());
   return values;
@@ -92,8 +91,7 @@ std::vector<float> without_key_third(const std::string& name, std::vector<float>
   return values;
 }
 
-template <class T>
-void train_step(GPT<T>& model, const Reference& reference, int step, int micro_batch) {
+void train_step(Model& model, const Reference& reference, int step, int micro_batch) {
   auto [inputs, targets] = reference.tokens(step);
   const int micro_steps = reference.batch / micro_batch, size = micro_batch * reference.seq_len;
   for (int i = 0; i < micro_steps; ++i)
@@ -127,8 +125,7 @@ struct Curve {
   bool operator==(const Curve&) const = default;
 };
 
-template <class T>
-Curve train(GPT<T>& model, const Reference& reference) {
+Curve train(Model& model, const Reference& reference) {
   const nlohmann::json& s = reference.settings;
   Schedule schedule{"cosine", s["lr"], s["min_lr"], s["steps"], s["warmup"], 0};
   Curve curve;

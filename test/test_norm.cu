@@ -1,5 +1,4 @@
 // The global gradient norm and the clip factor.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/norm.cuh"
 #include "test/kernel_test.cuh"
 

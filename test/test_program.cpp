@@ -1,5 +1,4 @@
 // train_gpt as people run it: run folders, resuming, determinism, the reference, checkpoints, sampling.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,6 +1,5 @@
 // Philox against the known answers of its authors, the normal quantile against an inversion of erfc, and
 // initial weights against both.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/random.cuh"
 #include "test/kernel_test.cuh"
 

@@ -1,5 +1,4 @@
 // Tokenizer, learning rate, metrics, rules for --out: runtime/{tokenizer,schedule,metrics,run_folder}.h.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,5 +1,4 @@
 // The safetensors reader and writer: runtime/safetensors.h. Hostile files must be refused, never followed.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,5 +1,4 @@
 // Statistics of tensors: sum, absolute maximum and checksum.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "kernels/statistics.cuh"
 #include "test/kernel_test.cuh"
 

@@ -1,5 +1,4 @@
 // What is seen of a run: table and timeline of the launchers, and the log of what they write.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <nlohmann/json.hpp>
 
 #include "kernels/adamw.cuh"

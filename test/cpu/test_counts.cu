@@ -1,20 +1,19 @@
 // What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a
 // benchmark months later.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include "gpt.cuh"
+#include "model.cuh"
 #include "test/kernel_test.cuh"
 
 namespace {
 
 constexpr size_t L = 12;  // layers
 
-struct Model {
+struct Run {
   static constexpr int B = 1, T = 64;
   Communicator alone;
-  GPT<__nv_bfloat16> gpt{
+  std::unique_ptr<Model> model = make_model(
+      "bf16",
       {.shape = {.layers = L, .heads = 12, .channels = 768, .vocabulary = 50257, .positions = 1024}, .micro_batch = B, .seq_len = T},
-      alone,
-      test_stream()};
+      alone, test_stream());
   std::vector<int> tokens = std::vector<int>(B * T, 17);
   int steps = 0, number = 0;
 
@@ -22,12 +21,12 @@ struct Model {
   cpu::Counts step(int micro_steps) {
     const cpu::Counts before = cpu::counts;
     const int previous = number;
-    number = gpt.begin_step({});
+    number = model->begin_step({});
     for (int i = 0; i < micro_steps; ++i)
-      gpt.train_micro_step(tokens.data(), tokens.data(), 2 * B * T, i == 0, i + 1 == micro_steps);
-    gpt.update({1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1.0f);
-    gpt.end_step();
-    if (steps++ > 0) gpt.results(previous);
+      model->train_micro_step(tokens.data(), tokens.data(), 2 * B * T, i == 0, i + 1 == micro_steps);
+    model->update({1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1.0f);
+    model->end_step();
+    if (steps++ > 0) model->results(previous);
     return cpu::counts - before;
   }
 };
@@ -36,20 +35,20 @@ struct Model {
 
 TEST_CASE("one step of gpt2") {
   const size_t before = cpu::counts.allocated_bytes;
-  Model model;
-  CHECK(cpu::counts.allocated_bytes - before == model.gpt.memory().total());
-  model.gpt.store().initialize();
-  CHECK(model.step(1).graphs == 0);  // graphs are recorded the second time, for two places of the batch, first and later
-  for (int i = 0; i < 4; ++i) model.step(1), model.step(2);
+  Run run;
+  CHECK(cpu::counts.allocated_bytes - before == run.model->memory().total());
+  run.model->store().initialize();
+  CHECK(run.step(1).graphs == 0);  // graphs are recorded the second time, for two places of the batch, first and later
+  for (int i = 0; i < 4; ++i) run.step(1), run.step(2);
 
-  const cpu::Counts one = model.step(1), two = model.step(2);
+  const cpu::Counts one = run.step(1), two = run.step(2);
   CHECK(one.graphs == 1);
   CHECK(two.graphs == 2);
   CHECK(one.allocations == 0);
   CHECK(two.allocations == 0);
   CHECK(one.waits == 2);   // for the pinned memory of the batch before last, and for the results of the step before
   CHECK(one.copies == 5);  // votes, batch, the loss's sums to be reduced; results: sums, gradients
-  CHECK(one.copied_bytes == 3 * Model::B * Model::T * sizeof(int) + 3 * sizeof(StepSums) + sizeof(GradientSummary));
+  CHECK(one.copied_bytes == 3 * Run::B * Run::T * sizeof(int) + 3 * sizeof(StepSums) + sizeof(GradientSummary));
   CHECK(one.memsets == 1);  // the stream's gradient
   CHECK(one.products == 3 * (4 * L + 1));
 

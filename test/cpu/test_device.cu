@@ -1,6 +1,5 @@
 // The CPU device as a kernel and its host code see it: indices, barriers, warp collectives, atomics, cooperative
 // groups, memory and streams. What must fail, and what only a permuted schedule shows, is in test_failures.cu.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <access_counts.h>
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>

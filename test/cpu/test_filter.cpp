@@ -2,7 +2,6 @@
 //
 // Runs the program named by the environment variable GPT_FILTER, else build/cpu/filter. The last test cases
 // compile what it wrote with g++, run it, and ask the compiler and gdb for line numbers.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 #include <stdlib.h>
 #include <sys/wait.h>

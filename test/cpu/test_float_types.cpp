@@ -5,7 +5,6 @@
 // Every one of the 65,536 bit patterns is decoded, and floats on and beside every rounding boundary (each
 // value and each midpoint of two neighbours) are encoded: as an array, for which g++ makes vector code, and
 // one by one.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Nothing is lost: ranks that are killed at random moments, and disks that fail at every operation in turn.
 // FAULTS_COUNT: kills (default 12); FAULTS_SEED: which (default 1).
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <cerrno>

@@ -2,7 +2,9 @@
 // one rank, sends the bytes of the formulas and allocates the bytes of the formulas.
 #include <functional>
 
-#include "gpt.cuh"
+#include "kernels/norm.cuh"
+#include "model.cuh"
+#include "parallel/mesh.cuh"
 #include "parallel/sync_check.cuh"
 #include "runtime/schedule.h"
 #include "test/ranks/ranks.cuh"
@@ -41,8 +43,8 @@ double transport_bytes() {
 }
 
 // Calls work(inputs, targets, first, last) with each micro-batch of this rank.
-template <class T, class Work>
-void for_micro_batches(const GPT<T>& model, const Communicator& dp, size_t step, Work work) {
+template <class Work>
+void for_micro_batches(const Model& model, const Communicator& dp, size_t step, Work work) {
   const int B = model.options().micro_batch;
   const size_t micro_steps = size_t(global_batch / (B * dp.size()));
   for (size_t a = 0; a < micro_steps; ++a) {
@@ -57,8 +59,7 @@ void for_micro_batches(const GPT<T>& model, const Communicator& dp, size_t step,
   }
 }
 
-template <class T>
-void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
+void train_step(Model& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
   for_micro_batches(model, dp, step, [&](const int* inputs, const int* targets, bool first, bool last) {
     model.train_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
     if (first) after_first();
@@ -68,8 +69,7 @@ void train_step(GPT<T>& model, Communicator& dp, size_t step, const std::functio
   model.update(options, 1.0f);
 }
 
-template <class T>
-float validation_loss(GPT<T>& model, Communicator& dp) {
+float validation_loss(Model& model, Communicator& dp) {
   for_micro_batches(model, dp, steps, [&](const int* inputs, const int* targets, bool first, bool last) {
     model.evaluate_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
   });
@@ -77,9 +77,17 @@ float validation_loss(GPT<T>& model, Communicator& dp) {
 }
 
 template <class T>
+std::unique_ptr<Model> model_of(const ModelShape& shape, Communicator& dp, int micro_batch, const StoreOptions& store) {
+  const ModelOptions options = {.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store};
+  std::unique_ptr<Model> model = make_model(dtype_name<T>, options, dp, test_stream());
+  model->store().initialize();
+  return model;
+}
+
+template <class T>
 Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOptions store) {
-  GPT<T> model({.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store}, dp, test_stream());
-  model.store().initialize();
+  const std::unique_ptr<Model> owner = model_of<T>(shape, dp, micro_batch, store);
+  Model& model = *owner;
   Curve curve;
   const auto add = [&](const StepResults& results) {
     curve.losses.push_back(results.sums.loss);
@@ -290,15 +298,16 @@ TEST_CASE_TEMPLATE("--check-sync names the rank and the tensor that drifted", T,
   if (dp().size() == 1) return;
   for (int stage : {0, 1, 2}) {
     CAPTURE(stage);
-    GPT<T> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = {.stage = stage}}, dp(), test_stream());
-    model.store().initialize();
-    train_step(model, dp(), 0);
-    SyncCheck<T> check(*ranks().control, test_stream());
-    CHECK_NOTHROW(check.run(model.store(), 1));
+    const std::unique_ptr<Model> model = model_of<T>(odd, dp(), 2, {.stage = stage});
+    train_step(*model, dp(), 0);
+    const auto check = [&] { check_sync(*ranks().control, model->store(), 1, test_stream()); };
+    CHECK_NOTHROW(check());
 
-    const TensorDescriptor& tensor = model.tensors().find("h.1.mlp.c_fc.weight");
+    T* weight = nullptr;
+    model->store().visit_replicated([&](const TensorDescriptor& tensor, std::string what, const void* values, size_t) {
+      if (tensor.name == "h.1.mlp.c_fc.weight" && what == "weights") weight = static_cast<T*>(const_cast<void*>(values)) + 1000;
+    });
     if (dp().rank() == dp().size() - 1) {  // the sign of one weight
-      T* weight = const_cast<T*>(model.store().acquire(tensor.unit, Pass::forward)) + tensor.offset + 1000;
       T value;
       CUDA_CHECK(cudaMemcpy(&value, weight, sizeof value, cudaMemcpyDefault));
       value = from_float<T>(-to_float(value));
@@ -306,7 +315,7 @@ TEST_CASE_TEMPLATE("--check-sync names the rank and the tensor that drifted", T,
     }
     std::string message;
     try {
-      check.run(model.store(), 1);
+      check();
     } catch (const std::exception& error) {
       message = error.what();
     }
@@ -318,8 +327,7 @@ TEST_CASE_TEMPLATE("--check-sync names the rank and the tensor that drifted", T,
 }
 
 // Weights and moments that this rank keeps.
-template <class T>
-std::vector<float> own_state(const ParameterStore<T>& store) {
+std::vector<float> own_state(const Parameters& store) {
   std::vector<float> all;
   for (const Slice& slice : store.own_slices())
     for (State state : {State::weight, State::first_moment, State::second_moment}) {
@@ -330,8 +338,7 @@ std::vector<float> own_state(const ParameterStore<T>& store) {
   return all;
 }
 
-template <class T>
-bool was_applied(GPT<T>& model) {
+bool was_applied(Model& model) {
   return model.gradient_summary().factor >= 0;
 }
 
@@ -341,8 +348,8 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
       if (stochastic && std::is_same_v<T, float>) continue;
       CAPTURE(stage);
       const StoreOptions store = {.stage = stage, .stochastic_rounding = stochastic};
-      GPT<T> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = store}, dp(), test_stream());
-      model.store().initialize();
+      const std::unique_ptr<Model> owner = model_of<T>(odd, dp(), 2, store);
+      Model& model = *owner;
       train_step(model, dp(), 0);
       CHECK(was_applied(model));
       const std::vector<float> before = own_state(model.store());
@@ -367,8 +374,8 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
     CAPTURE(stage);
     const LossScale scale = {.value = 0x1p40f, .window = 3};  // overflows at once, and is halved until it doesn't
     const StoreOptions store = {.stage = stage, .loss_scale = scale};
-    GPT<__half> model({.shape = odd, .micro_batch = 2, .seq_len = odd.positions, .store = store}, dp(), test_stream());
-    model.store().initialize();
+    const std::unique_ptr<Model> owner = model_of<__half>(odd, dp(), 2, store);
+    Model& model = *owner;
     const std::vector<float> before = own_state(model.store());
     int left_out = 0;
     for (train_step(model, dp(), 0); !was_applied(model); train_step(model, dp(), 0)) {
@@ -391,8 +398,8 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
 }
 
 TEST_CASE("votes of the ranks are summed with the loss") {
-  GPT<float> model({.shape = deep, .micro_batch = 2, .seq_len = deep.positions}, dp(), test_stream());
-  model.store().initialize();
+  const std::unique_ptr<Model> owner = model_of<float>(deep, dp(), 2, {});
+  Model& model = *owner;
   for (int step = 0; step < 3; ++step) {
     model.begin_step({.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)});
     train_step(model, dp(), size_t(step));

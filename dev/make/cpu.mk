@@ -1,0 +1,65 @@
+# The CPU device: g++ compiles the filtered sources (build/.../src) against cpu/. VARIANT chooses another way to compile:
+# asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb.
+FILTER := $(BUILD)/filter
+MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime nccl $(if $(filter counts,$(VARIANT)),access_counts))
+
+FLAGS_fast := -O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
+ifneq ($(filter x86_64 aarch64,$(HOST_ARCH)),)
+  FLAGS_fast += -march=native
+endif
+ifeq ($(HOST_ARCH),x86_64)
+  FLAGS_fast += -mprefer-vector-width=512
+endif
+FLAGS_ = $(FLAGS_fast)
+FLAGS_asan := -O1 -g -fno-omit-frame-pointer
+FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
+FLAGS_debug := -O0 -g
+# counts memory accesses (cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs stay whole, no
+# code is duplicated, and (-O1) nothing is inferred about addresses from types
+FLAGS_counts := -O1 -g -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
+  -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
+SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined)
+CPU_FLAGS = -std=c++20 $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
+  -I$(BUILD)/src -I. -Icpu -Ikernels/without_cudnn $(MPI_FLAGS)
+CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context $(HOST_LIBRARIES)
+KERNEL_FLAGS := $(if $(filter tsan counts,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
+
+$(FILTER): cpu/filter.cpp
+	@mkdir -p $(@D)
+	g++ -std=c++20 -O1 $(WARNINGS) -o $@ $<
+$(BUILD)/src/%: % $(FILTER)
+	@mkdir -p $(@D)
+	@$(FILTER) $< $@
+$(BUILD)/%.o: cpu/%.cpp
+	@mkdir -p $(@D)
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt.cu | $(MIRRORED)
+	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -c -o $@ -x c++ $<
+# $(1): the folder of the sources; $(2): what programs of theirs are called before their name
+define compile
+$(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
+	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
+endef
+$(eval $(call compile,))
+$(foreach folder,kernels/ parallel/ test/ test/cpu/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
+$(BUILD)/%.o: test/cpu/%.cpp
+	@mkdir -p $(@D)
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/train_gpt.o: FLAGS_fast := -O1  # it has no kernels
+$(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
+	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
+
+ifeq ($(VARIANT),)
+# What counts accesses to memory is of a build of its own. (Ladders of ranks are timed.)
+COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
+device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
+counting-device:
+	+@$(COUNTS) device-objects
+$(LADDERS:%=$(BUILD)/%) $(BUILD)/test_access_counts: $(BUILD)/%: counting-device
+	+@$(COUNTS) $(BUILD)-counts/$*
+	@mkdir -p $(@D); ln -f $(BUILD)-counts/$* $@
+else
+device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
+endif

@@ -1,0 +1,52 @@
+// The parameters of a model as the program sees them, whatever their storage type: their state, from and to the host.
+// parallel/zero.cuh has them in memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/update.h"
+#include "parallel/shards.h"
+
+enum class State { weight, first_moment, second_moment, gradient };
+
+struct StoreOptions {
+  int stage = 0;
+  bool training = true;              // false: weights alone
+  bool stochastic_rounding = false;  // bf16 without masters
+  LossScale loss_scale = {};         // for fp16
+  bool reduce_narrow = false;        // gradients travel as T, not as float
+  uint64_t seed = 1337;
+};
+
+// A gradient to be written, or added to.
+struct Gradient {
+  float* data;
+  bool accumulate;
+};
+
+class Parameters {
+ public:
+  // values: device memory, an element for each of the tensor's, of `bytes` bytes
+  using Visit = std::function<void(const TensorDescriptor&, const char* what, const void* values, size_t bytes)>;
+
+  virtual ~Parameters() = default;
+
+  virtual const Shards& shards() const = 0;
+  // The parts of tensors whose state this rank keeps: all in stage 0, else its pieces.
+  virtual std::vector<Slice> own_slices() const = 0;
+
+  // Fresh weights drawn from the seed (training stores only; gradients serve as scratch and are zero again after it).
+  virtual void initialize() = 0;
+  // Updates that were applied so far, and the loss scale for the next step.
+  virtual void set_progress(size_t updates, const LossScale& scale) = 0;
+  // On the stream, if `to` is pinned: it is filled when that has been waited for.
+  virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
+  virtual void copy_in(const Slice& slice, State state, const std::vector<float>& from) = 0;
+
+  // Everything that all ranks must hold alike. Collective.
+  virtual void visit_replicated(const Visit& visit) = 0;
+  // Of a unit that is to be computed next: where its gradients go.
+  virtual Gradient gradients(int unit) = 0;
+};
