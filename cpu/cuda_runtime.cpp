@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpu/sanitizers.h"
@@ -185,12 +186,30 @@ bool is_stuck() {
   return std::ranges::all_of(streams, [](auto* s) { return s->queue.empty() || s->queue.front().waits_for; });
 }
 
+// Waits for other ranks, which may need this core to go on: it yields a few times, then sleeps, for MPI's own waiting
+// would keep the core. MPI moves long messages only when it is asked, so the longest sleep is short.
+class Patience {
+ public:
+  void wait() {
+    if (++turns_ <= 20) sched_yield();
+    else std::this_thread::sleep_for(std::chrono::microseconds(std::min(turns_, 100)));
+  }
+  void renew() { turns_ = 0; }
+
+ private:
+  int turns_ = 0;
+};
+
 template <class Finished>
 void drain(Finished finished) {
+  Patience patience;
   while (!finished()) {
-    if (advance_any()) continue;
+    if (advance_any()) {
+      patience.renew();
+      continue;
+    }
     if (is_stuck()) fatal("streams wait for an event that nothing records any more");
-    sched_yield();  // other ranks may need this core to go on
+    patience.wait();
   }
 }
 
@@ -236,7 +255,7 @@ void keep(cudaStream_t stream, std::function<bool()> poll) {
 void enqueue(cudaStream_t stream, std::function<bool()> poll) {
   if (runs_at_once(stream) && poll()) return;
   if (stream) return keep(stream, std::move(poll));
-  while (!poll()) sched_yield();
+  for (Patience patience; !poll();) patience.wait();
 }
 
 bool check_launch(const Launch& launch) {

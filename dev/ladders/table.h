@@ -1,30 +1,14 @@
 // Tables of text, as Markdown and as CSV.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ladder {
 
 // `value` to so many significant digits, without an exponent.
-inline std::string digits(double value, int significant) {
-  if (value == 0) return "0";
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*g", significant, value);
-  double rounded = std::stod(text);
-  int decimals = 0;
-  const double enough = std::pow(10.0, significant - 1);
-  for (double magnitude = std::abs(rounded); magnitude < enough && decimals < 9; magnitude *= 10) ++decimals;
-  std::snprintf(text, sizeof text, "%.*f", decimals, rounded);
-  return text;
-}
+std::string digits(double value, int significant);
 
 class Table {
  public:
@@ -33,64 +17,18 @@ class Table {
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
 
   // The first and the last column hold text, the others numbers.
-  void print() const {
-    print_row(columns_);
-    std::string rule = "|";
-    for (size_t c = 0; c < columns_.size(); ++c) rule += is_text(c) ? "---|" : "---:|";
-    std::printf("%s\n", rule.c_str());
-    for (const auto& row : rows_) print_row(row);
-  }
-
-  void write_csv(const std::string& path) const {
-    std::ofstream file(path);
-    write_row(file, columns_);
-    for (const auto& row : rows_) write_row(file, row);
-    if (!file.flush()) throw std::runtime_error("cannot write " + path);
-  }
+  void print() const;
+  void write_csv(const std::string& path) const;
 
  private:
   bool is_text(size_t column) const { return column == 0 || column + 1 == columns_.size(); }
-
-  static size_t letters(const std::string& text) {  // of UTF-8
-    return size_t(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-  }
-
-  void print_row(const std::vector<std::string>& cells) const {
-    std::string line = "|";
-    for (size_t c = 0; c < columns_.size(); ++c) {
-      size_t width = letters(columns_[c]);
-      for (const auto& row : rows_) width = std::max(width, letters(row[c]));
-      const std::string space(c + 1 == columns_.size() ? 0 : width - letters(cells[c]), ' ');
-      line += " " + (is_text(c) ? cells[c] + space : space + cells[c]) + " |";
-    }
-    std::printf("%s\n", line.c_str());
-  }
-
-  static void write_row(std::ofstream& file, const std::vector<std::string>& cells) {
-    for (size_t c = 0; c < cells.size(); ++c) {
-      std::string quoted;
-      for (char letter : cells[c] == "–" ? "" : cells[c]) quoted += letter == '"' ? "\"\"" : std::string(1, letter);
-      file << (c ? "," : "") << '"' << quoted << '"';
-    }
-    file << '\n';
-  }
+  void print_row(const std::vector<std::string>& cells) const;
 
   std::vector<std::string> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
 
 // Draws a bar a rung into a PNG: dev/ladders/plot.py does it, from a CSV.
-inline void plot(const Table& table, const std::string& title, const std::string& png) {
-  const std::filesystem::path program = std::filesystem::canonical("/proc/self/exe");
-  const std::filesystem::path script = program.parent_path() / "../../dev/ladders/plot.py";
-  const std::string csv = png + ".csv";
-  table.write_csv(csv);
-  const char* python = std::getenv("PYTHON");
-  std::string command = python ? python : "python3";
-  for (const std::string& word : {script.string(), std::string("--title"), title, csv, png}) command += " '" + word + "'";
-  const int status = std::system(command.c_str());
-  std::filesystem::remove(csv);
-  if (status != 0) throw std::runtime_error("no plot: " + command + " failed");
-}
+void plot(const Table& table, const std::string& title, const std::string& png);
 
 }  // namespace ladder

@@ -1,19 +1,20 @@
 # Host code: objects that programs of both devices share. It needs no CUDA, and little optimization: what takes time there
 # is the disk, the network and the compiler.
-HOST_BUILD := build/host$(VARIANT:%=-%)
+HOST_BUILD := build/host$(if $(filter asan debug,$(VARIANT)),-$(VARIANT))
 HOST_FLAGS := -std=c++20 $(WARNINGS) -I. $(MPI_FLAGS)
 HOST_OBJECTS := $(patsubst %.cpp,$(HOST_BUILD)/%.o,$(notdir $(HOST_SOURCES)))
 HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
 
-# $(1): a folder of sources; $(2): how its objects are optimized
+# $(1): a folder of sources; $(2): how its objects are optimized; $(3): what they are called before their name
 define compile_host
-$(HOST_BUILD)/%.o: $(1)/%.cpp
+$(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
-	g++ $$(HOST_FLAGS) $(2) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
+	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(2)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
 endef
 $(foreach folder,runtime parallel,$(eval $(call compile_host,$(folder),-O1)))
 $(foreach folder,test test/faults,$(eval $(call compile_host,$(folder),-O0)))
+$(eval $(call compile_host,dev/ladders,-O1,ladder_))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
 	@mkdir -p $(@D); rm -f $@
 	@ar rcs $@ $^

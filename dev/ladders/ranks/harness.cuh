@@ -12,6 +12,7 @@
 //   error %         the largest, of the largest sum there can be
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <xxhash.h>
 
 #include <bit>
