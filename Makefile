@@ -32,6 +32,7 @@ RANK_LADDERS := $(patsubst dev/ladders/ranks/%.cu,ladder_%,$(wildcard dev/ladder
 BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(RANK_LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
 
 all: $(DEVICE)
+	@$(if $(filter cpu,$(DEVICE)),echo "train_gpt: for the CPU, as $(WHY_CPU); make gpu builds for GPUs all the same")
 # What is missing is found when a Makefile is read, so what follows an installation is a make of its own.
 cpu gpu:
 	@$(MAKE) --no-print-directory DEVICE=$@ packages-are-there
@@ -71,10 +72,10 @@ train:
 	@$(MAKE) --no-print-directory deps
 	@$(MAKE) --no-print-directory all
 	./train_gpt --train '$(HEADERS)/[!st]*' '$(HEADERS)/bits/[!st]*' '$(HEADERS)/ext/*' --val '$(HEADERS)/[st]*' '$(HEADERS)/bits/[st]*' \
-	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --steps 1150 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
-	  --beta2 0.99 --shuffle --val-every 230 --val-batches 40 --log-every 23 --sample-every 1150 --sample-len 500 \
-	  --checkpoint-every 230 \
-	  --out runs/cpp --resume $(TRAIN_OPTIONS)
+	  --layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --train-minutes 2 --lr 2e-3 --min-lr 1e-4 --warmup 50 \
+	  --beta2 0.99 --shuffle --val-every 250 --val-batches 40 --log-every 25 --checkpoint-every 250 --out runs/cpp \
+	  --resume $(TRAIN_OPTIONS)
+	./train_gpt --generate --resume runs/cpp --seq-len 256 --sample-len 500
 
 test: $(DEVICE)-tests
 	@test/run.sh $(BUILD)

@@ -99,6 +99,7 @@ class Run {
     const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
+    if (o_.train_minutes > 0 && !checkpoint) choose_steps();
     start_ = done_;
     tokenizer_folder_ = checkpoint ? checkpoint->folder.string() : !o_.init.empty() ? o_.init : o_.out;
     if (o_.sample_every) sampler_.emplace(sampler(tokenizer_folder_));
@@ -256,6 +257,7 @@ class Run {
     const nlohmann::json trainer = load_trainer(checkpoint->folder);
     check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, train_->tokens()),
                           checkpoint->folder);
+    if (o_.train_minutes > 0) keep_steps(trainer, checkpoint->folder);
     load_model_weights(checkpoint->folder);
     load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
                    checkpoint_slices(model_->store().own_slices()), copy_in());
@@ -267,6 +269,47 @@ class Run {
     const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
     for (const auto& [product, choice] : algorithms.items())
       if (choice.is_string()) gemm_choices().known.try_emplace(product, choice);
+  }
+
+  // --train-minutes: as many steps as fit, by a few that are measured and undone. Rank 0's clock decides for all.
+  void choose_steps() {
+    const Clock::time_point begin = Clock::now();
+    std::vector<double> seconds;
+    for (size_t step = 0; step < unprofiled + 5; ++step) {
+      const Clock::time_point start = Clock::now();
+      start_step(false, false);
+      model_->results(in_flight_.back().number);
+      if (step >= unprofiled) seconds.push_back(seconds_since(start));
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
+    double validation = 0;
+    for (int time = 0; val_ && time < 2; ++time) {  // the first one chooses algorithms
+      const Clock::time_point start = Clock::now();
+      accumulate(*val_, 0, false, false);
+      model_->sums();
+      validation = double(o_.val_batches) * seconds_since(start);
+    }
+    in_flight_.clear();
+    done_ = 0;
+    Profiler::instance().take_trace();
+    model_->store().clear();
+    load_state({});
+    const size_t steps = steps_within(60 * o_.train_minutes - seconds_since(begin), seconds[2], validation, o_.val_every);
+    o_.schedule.steps = std::stoull(control_.all_gather(std::to_string(steps))[0]);
+    try {
+      validate(o_.schedule);
+    } catch (const std::exception& error) {
+      usage_error("--train-minutes ", o_.train_minutes, " is ", o_.schedule.steps, " steps here: ", error.what());
+    }
+  }
+
+  // Of the run that goes on: its learning rate is on the way to its last step.
+  void keep_steps(const nlohmann::json& trainer, const std::filesystem::path& folder) {
+    const nlohmann::json minutes = trainer.value("train_minutes", nlohmann::json()), steps = trainer.value("steps", nlohmann::json());
+    if (minutes != o_.train_minutes || !steps.is_number_unsigned())
+      usage_error("--resume: --train-minutes ", o_.train_minutes, " is not what the run in ", folder.string(),
+                  " was started with; give --steps to train longer");
+    o_.schedule.steps = steps;
   }
 
   nlohmann::json scale_state() {
@@ -301,7 +344,7 @@ class Run {
                                .tensors = stored_tensors(model_->tensors()),
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
-                               .trainer = {{"samples", first_sample(done_)}, {"arithmetic", arithmetic(o_, train_->tokens())},
+                               .trainer = {{"samples", first_sample(done_)}, {"steps", o_.schedule.steps}, {"train_minutes", o_.train_minutes}, {"arithmetic", arithmetic(o_, train_->tokens())},
                                            {"guard", guard_.state()}, {"loss_scale", scale_state()},
                                            {"algorithms", gemm_choices().known}},
                                .tokenizer_folder = tokenizer_folder_,
@@ -363,8 +406,10 @@ class Run {
     std::printf("total %s\n", gibibytes(model_->memory().total()).c_str());
     std::printf("work      6N + 6LCT = %.3f GFLOP a token", model_->flops_per_token() / 1e9);
     if (peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak() / 1e12, o_.dtype.c_str());
-    std::printf("\nsteps     %zu to %zu, learning rate %g (%s), output %s\n", start_ + 1, o_.schedule.steps, o_.schedule.lr,
-                o_.schedule.kind.c_str(), o_.out.empty() ? "none" : o_.out.c_str());
+    std::printf("\nsteps     %zu to %zu", start_ + 1, o_.schedule.steps);
+    if (o_.train_minutes > 0) std::printf(" (%g minutes)", o_.train_minutes);
+    std::printf(", learning rate %g (%s), output %s\n", o_.schedule.lr, o_.schedule.kind.c_str(),
+                o_.out.empty() ? "none" : o_.out.c_str());
     std::fflush(stdout);
   }
 
@@ -419,7 +464,7 @@ class Run {
     Profiler::instance().context.step = int(done_ + 1);
     const double rate = learning_rate(o_.schedule, done_);
     const SpikeLimits limits = guard_.limits(!in_flight_.empty()), none;
-    const bool saved = writer_->under_way() && writer_->is_written();
+    const bool saved = writer_ && writer_->under_way() && writer_->is_written();
     const int traffic = mesh_.dp().begin_traffic();
     const int number = model_->begin_step({.stop = asked_to_stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f});
     accumulate(*train_, first_sample(done_), o_.shuffle, true);

@@ -37,6 +37,8 @@ class Parameters {
   // The parts of tensors whose state this rank keeps: all in stage 0, else its pieces.
   virtual std::vector<Slice> own_slices() const = 0;
 
+  // All zero, padding included, no update applied, and the loss scale that the options give.
+  virtual void clear() = 0;
   // Fresh weights drawn from the seed (training stores only; gradients serve as scratch and are zero again after it).
   virtual void initialize() = 0;
   // Updates that were applied so far, and the loss scale for the next step.

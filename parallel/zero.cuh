@@ -66,8 +66,7 @@ class ParameterStore final : public Parameters {
   // Of the last step's gradients, and the loss scale for the next. Device memory.
   GradientSummary* summary() { return summary_; }
 
-  // All zero, padding included, and the loss scale that the options give.
-  void clear() {
+  void clear() override {
     clear(weights_, shards_.all_whole());
     clear(weight_pieces_, shards_.all_pieces());
     clear(gradients_, gradient_total());

@@ -50,7 +50,7 @@ struct Options {
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
 
   GuardOptions guard;
-  double max_hours = 0, price = 0;
+  double train_minutes = 0, max_hours = 0, price = 0;
 
   size_t sample_every = 0, sample_len = 256;
   std::string prompt;
@@ -163,6 +163,8 @@ inline void add_training_options(CLI::App& app, Options& o) {
 
   app.option_defaults()->group("Optimizer");
   app.add_option("--steps", s.steps, "updates")->check(positive);
+  app.add_option("--train-minutes", o.train_minutes, "instead of --steps: as many as fit, by a few that are measured first")
+      ->check(in_range(0.001, 1e7));
   app.add_option("--lr", s.lr, "learning rate")->check(rate);
   app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->check(rate);
   app.add_option("--warmup", s.warmup, "steps of linear warm-up")->check(count);
@@ -259,6 +261,9 @@ inline std::optional<Options> parse_options(int argc, char** argv) {
   }
   for (const char* flag : {"--loss-scale", "--loss-scale-window"})
     if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
+  if (app.count("--steps") && app.count("--train-minutes"))
+    usage_error("--steps and --train-minutes both say how long to train: give one of them");
+  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until they are measured
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   return o;

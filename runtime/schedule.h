@@ -36,6 +36,13 @@ inline void validate(const Schedule& schedule) {
   }
 }
 
+// How many steps of `step_s` seconds fit in `seconds`, with a validation of `validation_s` every `every` (0: none) of them
+// and after the last. One at least.
+inline size_t steps_within(double seconds, double step_s, double validation_s, size_t every) {
+  const double each = step_s + (every ? validation_s / double(every) : 0);
+  return size_t(std::max(1.0, (seconds - validation_s) / each));
+}
+
 inline double learning_rate(const Schedule& schedule, size_t step) {
   const auto& [kind, lr, min_lr, steps, warmup, cooldown] = schedule;
   if (step < warmup) return lr * double(step + 1) / double(warmup);

@@ -130,6 +130,13 @@ TEST_CASE("constant and wsd") {
   CHECK(learning_rate(schedule, 25) == 0);
 }
 
+TEST_CASE("steps that fit in a time") {
+  CHECK(steps_within(100, 2, 0, 0) == 50);
+  CHECK(steps_within(100, 2, 10, 0) == 45);   // a validation after the last step
+  CHECK(steps_within(110, 2, 10, 20) == 40);  // and one every 20
+  CHECK(steps_within(1, 2, 10, 20) == 1);
+}
+
 TEST_CASE("contradictory schedules are refused") {
   auto refusal = [](const Schedule& schedule) { return error_of([&] { validate(schedule); }); };
   const double nan = std::nan("");

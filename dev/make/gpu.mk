@@ -1,12 +1,16 @@
 # The GPU: nvcc compiles each source to an object for each of ARCHS, and links.
-known_archs = $(shell $(NVCC) --list-gpu-arch 2>/dev/null)
-arch_of = $(patsubst 120,120a,$(patsubst 100,100a,$(patsubst 90,90a,$(subst .,,$(1)))))
-ARCHS ?= $(if $(CAPABILITIES),$(call arch_of,$(CAPABILITIES)),80 90a $(if $(findstring compute_100,$(known_archs)),100a))
-GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
+# ARCHS: those of this machine's cards, from 80 (Ampere) on, that this nvcc knows; on a machine without one, the three
+# kinds that people rent. A card that is newer than nvcc runs what its driver makes of compute_80's PTX.
+KNOWN_ARCHS := $(patsubst compute_%,%,$(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
+SEEN_ARCHS := $(filter-out 5% 6% 7%,$(subst .,,$(CAPABILITIES)))
+ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS),$(SEEN_ARCHS)),$(SEEN_ARCHS:%=80)))),80 90a $(filter 100a,$(KNOWN_ARCHS:=a)))
+PTX := $(if $(filter 80,$(ARCHS))$(filter-out $(KNOWN_ARCHS),$(SEEN_ARCHS)),-gencode arch=compute_80$(comma)code=compute_80)
+GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
   -I. -Ikernels/cublaslt -Ikernels/$(ATTENTION) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
-CUDNN_LIBRARIES := $(call cudnn_part,libcudnn.so*) $(call cudnn_part,libnvrtc.so*)
+# NVRTC, by which cuDNN compiles at run time, opens its builtins by name: they are found if they have been loaded.
+CUDNN_LIBRARIES := $(foreach library,libcudnn libnvrtc libnvrtc-builtins,$(call cudnn_part,$(library).so*))
 CUDNN_INCLUDES := $(patsubst %,-isystem %/include,$(filter build/%,$(CUDNN_HOMES)))  # compilers know the others
-GPU_LIBRARIES = $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filter cudnn,$(ATTENTION)),$(CUDNN_LIBRARIES)),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
+GPU_LIBRARIES = -Xlinker --no-as-needed $(foreach library,$(CUBLAS_LIBRARY) $(NCCL_LIBRARY) $(if $(filter cudnn,$(ATTENTION)),$(CUDNN_LIBRARIES)),-Xlinker $(library) -Xlinker -rpath=$(dir $(library))) \
   $(filter -L% -l%,$(MPI_LIBRARIES)) -lxxhash -lgomp
 ATTENTION_OBJECTS := $(patsubst kernels/$(ATTENTION)/%.cpp,$(BUILD)/$(ATTENTION)_%.o,$(wildcard kernels/$(ATTENTION)/*.cpp))
 ATTENTION_CHOICE := $(BUILD)/attention

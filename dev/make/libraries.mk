@@ -7,6 +7,7 @@ NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 # Compute capabilities as nvidia-smi prints them, 9.0; where something is wrong it prints its error instead.
 CAPABILITIES := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -xE '[0-9]+\.[0-9]+' | sort -u)
 DEVICE ?= $(if $(and $(NVCC),$(CAPABILITIES)),gpu,cpu)
+WHY_CPU := $(if $(NVCC),nvidia-smi finds no GPU,$(if $(CAPABILITIES),there is a GPU but no nvcc,there is no nvcc))
 
 # MPI, where it is installed, brings several ranks together (parallel/launch.h)
 MPI_FLAGS := $(shell mpicc --showme:compile 2>/dev/null)
