@@ -172,7 +172,7 @@ part_tests() {
 # Every dtype learns the same, and who stops and resumes gets the same bits.
 part_training() {
   local dtype job=("$build/train_gpt" --train README.md --layers 2 --heads 2 --channels 128 --seq-len 64 --micro-batch 8)
-  job+=(--lr 1e-3 --schedule constant --overwrite)
+  job+=(--lr 3e-4 --schedule constant)
   for dtype in fp32 bf16 fp16; do
     check "40 steps in $dtype" 60 "${job[@]}" --dtype $dtype --steps 40 --out "$runs/$dtype"
     check "20 steps in $dtype" 60 "${job[@]}" --dtype $dtype --steps 20 --out "$runs/resumed-$dtype"
