@@ -116,11 +116,14 @@ class Run {
     if (checkpoint && continues(o_.out, start, checkpoint)) bill_.restore(metrics_path(o_.out), start_);
     if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint, lock_);
     const auto all_gather = [this](const std::string& mine) { return control_.all_gather(mine, checkpoint_patience); };
-    const auto pinned = [](size_t floats) {
-      auto memory = std::make_shared<HostMemory>(floats * sizeof(float));
+    const auto snapshot = [this](size_t floats) {
+      auto memory = std::make_shared<HostMemory>(floats * sizeof(float), true);
+      if (!memory->is_pinned())
+        print_error("rank " + std::to_string(control_.rank()) + " (" + control_.host(control_.rank()) + ") has no " +
+                    gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
       return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
     };
-    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather}, pinned);
+    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather}, snapshot);
     if (o_.checkpoint_every) writer_->reserve(checkpoint_slices(model_->store().shards().slices_of_rank()));
     return loop();
   }

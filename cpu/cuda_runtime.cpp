@@ -54,6 +54,7 @@ struct CUgraph_st {
 
 struct CUstream_st {
   bool blocking = true;  // waits for the null stream and is waited for by it
+  int priority = 0;
   std::deque<StreamOperation> queue;
   CUgraph_st* recording = nullptr;
 };
@@ -338,6 +339,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (device != 0) return remember(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = multiprocessors(); break;
+    case cudaDevAttrIntegrated: *value = 1; break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = cpu_max_dynamic_shared_bytes; break;
@@ -378,6 +380,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 cudaError_t cudaFree(void* pointer) { return cpu::free_allocation(pointer, cpu::device_memory); }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  if (bytes > cpu::available_bytes()) return remember(cudaErrorMemoryAllocation);  // it cannot be paged out
   return cpu::allocate(pointer, 256, std::max<size_t>(bytes, 1), cpu::pinned_memory);
 }
 
@@ -439,10 +442,16 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphD
 
 // ---- streams and events
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   *stream = new CUstream_st;
   (*stream)->blocking = !(flags & cudaStreamNonBlocking);
+  (*stream)->priority = priority;
   cpu::streams.push_back(*stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = stream->priority;
   return cudaSuccess;
 }
 

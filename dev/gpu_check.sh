@@ -3,8 +3,8 @@
 # into one results file, with hardware, versions, date and the exact commands.
 #
 #   dev/gpu_check.sh                        everything: about two hours on one GPU
-#   dev/gpu_check.sh --quick                what ten minutes allow
-#   dev/gpu_check.sh --quick build bench    some parts: build tests ceilings bench ladders torch ranks sanitizers
+#   dev/gpu_check.sh --quick                what ten minutes allow, after the build
+#   dev/gpu_check.sh --quick build bench    some parts: build tests training ranks bench sanitizers torch ceilings ladders
 #   DEVICE=cpu dev/gpu_check.sh --quick     tries the script itself, on the CPU device
 #
 # --output FILE: instead of dev/results/DATE-DEVICE-check.md. PYTHON: the one that has torch. Nothing stops at a
@@ -13,7 +13,7 @@
 cd "$(dirname "$0")/.." || exit 1
 set -u
 
-all_parts=(build tests ceilings bench ladders torch ranks sanitizers)
+all_parts=(build tests training ranks bench sanitizers torch ceilings ladders)
 device=${DEVICE:-gpu} python=${PYTHON:-python3} quick='' output='' parts=()
 usage() { echo "gpu_check.sh: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
@@ -39,19 +39,22 @@ rm -rf "$runs"
 trap 'rm -rf "$runs"' EXIT
 trap 'exit 130' INT TERM
 passed=0 failed=0
-deadline=$((SECONDS + 86400))
-if [ -n "$quick" ]; then deadline=$((SECONDS + 600)); fi
+never=$((SECONDS + 86400))
+start_clock() { if [ -n "$quick" ]; then deadline=$((SECONDS + 600)); else deadline=$never; fi; }
+start_clock
 
 # ---- what is written
 
 write() { printf '%s\n' "$@" >> "$output"; }
 
-# check LABEL SECONDS COMMAND...: runs the command, at most so long, and writes what became of it. In a quick run all of
-# them share ten minutes.
-check() {
+log_of() { echo "$logs/${1//[^A-Za-z0-9]/_}.log"; }
+
+# attempt LABEL SECONDS COMMAND...: runs the command, at most so long, and leaves beside its log what became of it. In a
+# quick run all of them share ten minutes.
+attempt() {
   local label=$1 limit=$2 status begin=$SECONDS left=$((deadline - SECONDS)) log
   shift 2
-  log=$logs/${label//[^A-Za-z0-9]/_}.log
+  log=$(log_of "$label")
   if [ "$limit" -gt "$left" ]; then limit=$left; fi
   if [ "$limit" -le 0 ]; then
     status="failed: no time was left"
@@ -64,11 +67,39 @@ check() {
       *) status=failed ;;
     esac
   fi
-  if [ "$status" = passed ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-  printf '%-44s %s, %d s\n' "$label" "$status" $((SECONDS - begin))
-  write "" "### $label: $status, $((SECONDS - begin)) s" "" '```' "\$ $(printf '%q ' "$@" | sed 's, $,,')"
-  tail -n 120 "$log" | cut -c 1-400 >> "$output"
-  write '```'
+  echo "$status, $((SECONDS - begin)) s" > "$log.status"
+  { echo '```'; echo "\$ $(printf '%q ' "$@" | sed 's, $,,')"; tail -n 120 "$log" | cut -c 1-400; echo '```'; } > "$log.md"
+}
+
+# report LABEL: writes what became of an attempt.
+report() {
+  local log status
+  log=$(log_of "$1")
+  status=$(cat "$log.status")
+  case $status in passed*) passed=$((passed + 1)) ;; *) failed=$((failed + 1)) ;; esac
+  printf '%-44s %s\n' "$1" "$status"
+  write "" "### $1: $status" "" "$(cat "$log.md")"
+  rm -f "$log.status" "$log.md"
+}
+
+# check LABEL SECONDS COMMAND...: one command after the other.
+check() {
+  attempt "$@"
+  report "$1"
+}
+
+# start LABEL SECONDS COMMAND...: several commands side by side; report_started waits for all.
+started=()
+start() {
+  while [ "$(jobs -rp | wc -l)" -ge 8 ] || [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+  attempt "$@" &
+  started+=("$1")
+}
+report_started() {
+  local label
+  wait
+  for label in "${started[@]}"; do report "$label"; done
+  started=()
 }
 
 # leave_out WHAT WHY
@@ -113,14 +144,12 @@ describe_machine() {
 
 # ---- the parts
 
+# Ten minutes of a quick run begin when all is built.
 part_build() {
-  if [ -n "$quick" ]; then
-    check "build of the program" 420 make "$device"
-    # shellcheck disable=SC2046  # one word a test
-    check "build of the kernel tests" 420 make "DEVICE=$device" $(kernel_tests "$build/")
-  else
-    check "build of program and tests" 3600 make "$device-tests"
-  fi
+  deadline=$never
+  check "build of program and tests" 3600 make -j "$(nproc)" "$device-tests"
+  check "build of ceilings" 600 make "DEVICE=$device" "$build/ceilings"
+  start_clock
 }
 
 kernel_tests() {  # prefix
@@ -138,6 +167,21 @@ part_tests() {
     return
   fi
   for test in $(kernel_tests "$build/"); do check "$(basename "$test")" 60 "$test"; done
+}
+
+# Every dtype learns the same, and who stops and resumes gets the same bits.
+part_training() {
+  local dtype job=("$build/train_gpt" --train README.md --layers 2 --heads 2 --channels 128 --seq-len 64 --micro-batch 8)
+  job+=(--lr 3e-4 --schedule constant)
+  for dtype in fp32 bf16 fp16; do
+    check "40 steps in $dtype" 60 "${job[@]}" --dtype $dtype --steps 40 --out "$runs/$dtype"
+    check "20 steps in $dtype" 60 "${job[@]}" --dtype $dtype --steps 20 --out "$runs/resumed-$dtype"
+    check "20 more in $dtype" 60 "${job[@]}" --dtype $dtype --steps 40 --out "$runs/resumed-$dtype" --resume
+    check "the same bits in $dtype" 30 "$python" dev/same_losses.py "$runs/$dtype" "$runs/resumed-$dtype" --tolerance 0
+  done
+  for dtype in bf16 fp16; do
+    check "$dtype has the curve of fp32" 30 "$python" dev/same_losses.py "$runs/fp32" "$runs/$dtype" --tolerance 0.01
+  done
 }
 
 part_ceilings() {
@@ -181,12 +225,12 @@ part_ladders() {
   done
   if [ "$device" = cpu ]; then check "tables of dev/ladders/README.md" 120 "$python" dev/ladders/tables.py --check; fi
   # What the CPU device counts, counted by the hardware: to be compared with dev/ladders/README.md.
-  profiler=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu)
+  profiler=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu)  # the card's clocks stay as they are
   if [ "$device" = cpu ] || [ -z "$profiler" ]; then
     leave_out "counts by Nsight Compute" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
     return
   fi
-  if "$profiler" "$build/ladder_gelu" --once 2>&1 | grep -q ERR_NVGPUCTRPERM; then
+  if "$profiler" --clock-control none "$build/ladder_gelu" --once 2>&1 | grep -q ERR_NVGPUCTRPERM; then
     leave_out "counts by Nsight Compute" "this user may not read the GPU's counters (ERR_NVGPUCTRPERM)"
     return
   fi
@@ -198,7 +242,7 @@ part_ladders() {
     esac
   done
   for ladder in layernorm_forward layernorm_backward softmax_cross_entropy matmul; do
-    check "$ladder by Nsight Compute" 300 "$profiler" --csv --page raw --metrics "${metrics#,}" \
+    check "$ladder by Nsight Compute" 300 "$profiler" --clock-control none --csv --page raw --metrics "${metrics#,}" \
       "$build/ladder_$ladder" --once
   done
 }
@@ -235,28 +279,36 @@ part_ranks() {
 }
 
 part_sanitizers() {
-  local tool test sanitizer limit=900 programs job ladder ladders=()
-  if [ -n "$quick" ]; then limit=60; fi
+  local tool test sanitizer job ladder limit=900 tools=(memcheck racecheck initcheck) programs=() ladders=()
   sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
   if [ "$device" = cpu ] || [ -z "$sanitizer" ]; then
     leave_out "compute-sanitizer" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
     return
   fi
+  # Training has each array by itself, so that whoever runs past one's end does not meet the next.
   job=("$build/train_gpt" --train README.md --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2)
   job+=(--steps 2 --dtype bf16 --out '')
-  read -ra programs <<< "$(kernel_tests "$build/" | tr '\n' ' ')"
-  for ladder in "$build"/ladder_*; do
-    case $ladder in *.* | *_all_reduce) ;; *) ladders+=("$ladder") ;; esac
-  done
-  for tool in memcheck racecheck initcheck; do
-    check "$tool of training" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "${job[@]}"
+  if [ -n "$quick" ]; then
+    limit=240 tools=(memcheck racecheck)
+    for test in gelu layernorm adamw cross_entropy embedding column_sum norm attention; do
+      programs+=("$build/test_$test")
+    done
+  else
+    read -ra programs <<< "$(kernel_tests "$build/" | tr '\n' ' ')"
+    for ladder in "$build"/ladder_*; do
+      case $ladder in *.* | *_all_reduce) ;; *) ladders+=("$ladder") ;; esac
+    done
+  fi
+  for tool in "${tools[@]}"; do
+    start "$tool of training" $limit env GPT_SEPARATE_ARRAYS=1 "$sanitizer" --tool "$tool" --error-exitcode 3 "${job[@]}"
     for test in "${programs[@]}"; do
-      check "$tool of $(basename "$test")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$test"
+      start "$tool of $(basename "$test")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$test"
     done
     for ladder in "${ladders[@]}"; do
-      check "$tool of $(basename "$ladder")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$ladder" --check
+      start "$tool of $(basename "$ladder")" $limit "$sanitizer" --tool "$tool" --error-exitcode 3 "$ladder" --check
     done
   done
+  report_started
 }
 
 : > "$output" || exit 1

@@ -49,7 +49,9 @@ class Communicator {
   Communicator(ncclComm_t comm, FlightRecorder& recorder) : comm_(comm), recorder_(&recorder) {
     NCCL_CHECK(ncclCommCount(comm, &size_));
     NCCL_CHECK(ncclCommUserRank(comm, &rank_));
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;  // else NCCL's few blocks would queue behind all those of a matrix product
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
     Profiler::instance().name_stream(stream_, "communication");
   }
   ~Communicator() {

@@ -7,6 +7,9 @@
 // too long. It waits a moment for what others have to say, decides, prints the line, and sends its verdict, the exit
 // code, to all, who end quietly. If rank 0 itself is gone, each rank says so for itself. All end by _exit: destructors
 // and MPI would wait for ranks that are no more.
+//
+// When ranks meet (all_gather, gather, barrier, finish), each says where in the source it does. Ranks that meet in
+// different places have parted ways, by an error of the program: the job ends, and the line names the places.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +17,9 @@
 #include <cmath>
 #include <condition_variable>
 #include <csignal>
+#include <filesystem>
 #include <map>
+#include <source_location>
 
 #include <sys/eventfd.h>
 
@@ -48,14 +53,21 @@ class Control {
   const std::string& host(int rank) const { return peers_.at(size_t(rank)).host; }
   long pid(int rank) const { return peers_.at(size_t(rank)).pid; }
 
-  // Everybody's `mine`, by rank. Called by all ranks in the same order, in one thread each; so are barrier and finish.
+  using Place = std::source_location;
+
+  // Everybody's `mine`, by rank. Called by all ranks in the same order and at the same place of the source, in one
+  // thread each; so are gather, barrier and finish.
   // patience: how many times the collective time-out the others may take
-  std::vector<std::string> all_gather(const std::string& mine, double patience = 1) {
-    return meet("host all_gather", FrameType::for_all, mine, patience);
+  std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current()) {
+    return meet("host all_gather", place, FrameType::for_all, mine, patience);
   }
   // The same for rank 0; the others get empty texts.
-  std::vector<std::string> gather(const std::string& mine) { return meet("host gather", FrameType::for_rank_0, mine); }
-  void barrier(double patience = 1) { meet("host barrier", FrameType::for_rank_0, "", patience); }
+  std::vector<std::string> gather(const std::string& mine, Place place = Place::current()) {
+    return meet("host gather", place, FrameType::for_rank_0, mine);
+  }
+  void barrier(double patience = 1, Place place = Place::current()) {
+    meet("host barrier", place, FrameType::for_rank_0, "", patience);
+  }
 
   // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`
   // (0: it may take any time) ends the job, as does a rank that is silent for `silence_s`.
@@ -77,10 +89,10 @@ class Control {
   }
 
   // The good end, when all ranks have come to it: from then on they may go as they like.
-  void finish() {
+  void finish(Place place = Place::current()) {
     if (!thread_.joinable()) return;
     leaving_ = true;
-    meet("finish", FrameType::for_rank_0, "");
+    meet("finish", place, FrameType::for_rank_0, "");
     stop_thread();
   }
 
@@ -88,13 +100,18 @@ class Control {
   using Json = nlohmann::json;
 
   // In order of precedence: what comes first here is likely the cause of what follows.
-  enum class Fault { died, reported, silent, hung };
+  enum class Fault { died, reported, parted, silent, hung };
 
   struct Failure {
     Fault fault;
     int rank;
     std::string message;  // after the rank's name
     int exit_code = 1;
+  };
+
+  // What a rank brings to a meeting.
+  struct Contribution {
+    std::string place, bytes;
   };
 
   Control(int rank, Peers peers)
@@ -123,13 +140,16 @@ class Control {
     eventfd_write(wake_.get(), 1);
   }
 
-  std::vector<std::string> meet(const char* name, FrameType type, const std::string& mine, double patience = 1) {
+  // A contribution travels as a line with the meeting's name and place, then the bytes.
+  std::vector<std::string> meet(const char* name, const Place& place, FrameType type, const std::string& mine,
+                                double patience = 1) {
     if (size() == 1) return {mine};
     if (mine.size() > longest_frame / size_t(size()) - sizeof(uint64_t))
       throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
     FlightRecorder* recorder = recorder_;
     const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
-    submit({type, mine});
+    const std::string file = std::filesystem::path(place.file_name()).filename();
+    submit({type, std::string(name) + " (" + file + ":" + std::to_string(place.line()) + ")\n" + mine});
     std::unique_lock lock(mutex_);
     gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
     if (recorder) recorder->leave(sequence);
@@ -202,20 +222,25 @@ class Control {
     }
   }
 
-  // Rank 0: when all have contributed, they get the sizes (uint64 each), then the bytes.
-  void collect(int from, Frame contribution) {
-    const bool for_all = contribution.type == FrameType::for_all;
-    contributions_[size_t(from)] = std::move(contribution.payload);
+  // Rank 0: when all have come to the same place, they get the sizes (uint64 each), then the bytes.
+  void collect(int from, Frame frame) {
+    const bool for_all = frame.type == FrameType::for_all;
+    const size_t line = frame.payload.find('\n');
+    const std::string place = frame.payload.substr(0, line);
+    contributions_[size_t(from)] = {place, std::move(frame.payload.erase(0, line + 1))};
     std::string sizes, bytes;
+    for (const auto& one : contributions_)
+      if (one && one->place != place) return add_failure({Fault::parted, from, ""}, 0.3);
     for (const auto& one : contributions_) {
       if (!one) return;
-      const uint64_t length = one->size();
+      const uint64_t length = one->bytes.size();
       sizes.append(reinterpret_cast<const char*>(&length), sizeof length);
     }
     for (auto& one : contributions_) {
-      bytes += *one;
+      bytes += one->bytes;
       one.reset();
     }
+    ++meetings_;
     const std::string nothing(sizes.size(), 0);
     sizes += bytes;
     send_to_all(peers_, FrameType::gathered, for_all ? sizes : nothing);
@@ -296,6 +321,9 @@ class Control {
     if (cause.fault == Fault::hung)
       print_error("a collective takes longer than " + seconds(collective_timeout_s_) + " (--collective-timeout): " +
                   where_ranks_are());
+    else if (cause.fault == Fault::parted)
+      print_error("ranks meet in different places of the program (meeting " + std::to_string(meetings_ + 1) + "): " +
+                  where_ranks_meet() + ": see that all hosts have the same build and the same files");
     else if (cause.fault == Fault::reported)
       print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
     else
@@ -305,21 +333,36 @@ class Control {
     _exit(cause.exit_code);
   }
 
-  // "rank 2 not yet in #119, ranks 0, 1, 3 in #119 all_gather of 4096 bytes", the smaller groups first; then a line a
-  // rank with its last collectives.
-  std::string where_ranks_are() const {
-    std::map<std::string, std::vector<int>> ranks_at;
-    std::string table;
-    for (int rank = 0; rank < size(); ++rank) {
-      ranks_at[heartbeats_[size_t(rank)].at(1)].push_back(rank);
-      table += "\n  " + who(peers_, rank) + ": " + heartbeats_[size_t(rank)].at(2).get<std::string>();
-    }
+  using RanksAt = std::map<std::string, std::vector<int>>;  // by place
+
+  // The smaller groups first.
+  std::string list_groups(const RanksAt& ranks_at) const {
     std::multimap<size_t, std::string> by_size;
     for (const auto& [place, ranks] : ranks_at)
       by_size.insert({ranks.size(), (ranks.size() == 1 ? who(peers_, ranks[0]) : rank_list(ranks)) + " " + place});
     std::string line;
     for (const auto& [size, group] : by_size) line += (line.empty() ? "" : ", ") + group;
-    return line + table;
+    return line;
+  }
+
+  // "rank 1 in host barrier (train_gpt.cu:116), ranks 0, 2 in host all_gather (mesh.cuh:67)": those that have come.
+  std::string where_ranks_meet() const {
+    RanksAt ranks_at;
+    for (int rank = 0; rank < size(); ++rank)
+      if (const auto& one = contributions_[size_t(rank)]) ranks_at["in " + one->place].push_back(rank);
+    return list_groups(ranks_at);
+  }
+
+  // "rank 2 not yet in #119, ranks 0, 1, 3 in #119 all_gather of 4096 bytes"; then a line a rank with its last
+  // collectives.
+  std::string where_ranks_are() const {
+    RanksAt ranks_at;
+    std::string table;
+    for (int rank = 0; rank < size(); ++rank) {
+      ranks_at[heartbeats_[size_t(rank)].at(1)].push_back(rank);
+      table += "\n  " + who(peers_, rank) + ": " + heartbeats_[size_t(rank)].at(2).get<std::string>();
+    }
+    return list_groups(ranks_at) + table;
   }
 
   static std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
@@ -342,8 +385,9 @@ class Control {
   int rank_ = 0;
   Peers peers_;
 
-  // Of the control thread. By rank, on rank 0: contributions to the all_gather under way, last heartbeats, who failed
-  std::vector<std::optional<std::string>> contributions_;
+  // Of the control thread. By rank, on rank 0: contributions to the meeting under way, last heartbeats, who failed
+  std::vector<std::optional<Contribution>> contributions_;
+  size_t meetings_ = 0;  // that have taken place, on rank 0
   std::vector<Json> heartbeats_;
   std::vector<bool> failed_;
   std::vector<Failure> failures_;

@@ -1,5 +1,6 @@
-// Which of the devices that it sees a rank takes: the one of its place among the ranks of its host, or the only one
-// that the launcher lets it see.
+// Which of the devices that it sees a rank takes: the one of its place among the ranks of its host. Some launchers choose
+// themselves: they set CUDA_VISIBLE_DEVICES so that each rank sees its own device alone, or first (0,1,2 for one rank,
+// 1,2,0 for the next). Then it is the first.
 #pragma once
 
 #include <fstream>
@@ -44,7 +45,7 @@ inline DeviceChoice choose_device(const std::vector<SeenDevices>& all, int rank,
     ++neighbours;
     distinct.insert(other.first);
   }
-  if (mine.count == 1 && int(distinct.size()) == neighbours) return {};  // one each, given by the launcher
+  if (int(distinct.size()) == neighbours) return {};  // the launcher chose
   const bool shared = neighbours > mine.count;
   if (shared && !may_share)
     fail(mine.host, " has ", neighbours, " ranks and ", mine.count, mine.count == 1 ? " GPU" : " GPUs",

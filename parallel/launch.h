@@ -1,6 +1,7 @@
 // Which rank is this process, of how many, and where do they meet? Only the launcher's environment variables say so:
 //
-//   mpirun    OMPI_COMM_WORLD_{RANK,SIZE}, or PMI_{RANK,SIZE} outside Slurm. Rank 0's endpoint travels over MPI.
+//   mpirun    OMPI_COMM_WORLD_{RANK,SIZE}, or PMI_{RANK,SIZE} outside Slurm. Rank 0's endpoint travels over MPI. Its port
+//             is MASTER_PORT (a firewall may let only some through), else any that is free.
 //   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Torchrun's agent may itself listen on MASTER_PORT
 //             (TORCHELASTIC_USE_AGENT_STORE=True): the next port is used then.
 //   srun      SLURM_PROCID, SLURM_STEP_NUM_TASKS. With PMIX_RANK (--mpi=pmix) over MPI if the program was built with
@@ -81,11 +82,17 @@ inline std::string first_host(const std::string& list) {
   return host;
 }
 
+// Where rank 0 is to listen, if the environment says so.
+inline std::optional<long> master_port() {
+  std::optional<long> port = environment_number("MASTER_PORT", 1, 65534);
+  if (port && environment("TORCHELASTIC_USE_AGENT_STORE") == "True") ++*port;
+  return port;
+}
+
 // Where a job without MPI meets.
 inline void find_endpoint(Launch& launch) {
   std::string host = environment("MASTER_ADDR"), token = environment("GPT_JOB_TOKEN");
-  auto port = environment_number("MASTER_PORT", 1, 65534);
-  if (port && environment("TORCHELASTIC_USE_AGENT_STORE") == "True") ++*port;
+  std::optional<long> port = master_port();
   if (launch.how == "srun") {
     const long job = environment_number("SLURM_JOB_ID", 0, UINT32_MAX).value_or(0);
     const long step = environment_number("SLURM_STEP_ID", 0, UINT32_MAX).value_or(0);
@@ -163,7 +170,7 @@ inline std::unique_ptr<Control> start_over_mpi(const Launch& launch, double time
   if (level < MPI_THREAD_SERIALIZED) fail("this MPI cannot be used from several threads: use one that can");
 
   std::optional<Listener> listener;
-  if (rank == 0) listener.emplace(0);
+  if (rank == 0) listener.emplace(int(master_port().value_or(0)));
   std::string text = rank == 0 ? describe_rank_0(*listener) : "";
   text.resize(4096);
   MPI_Bcast(text.data(), int(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);

@@ -3,10 +3,16 @@
 //
 // A category is described by a function that takes its arrays from an Arena, one after another. It runs twice: first
 // on an empty arena, which only counts; then, when all categories are known to fit, on the allocated memory.
+//
+// A kernel that runs past the end of an array meets the next array of its category, and nobody notices. With
+// GPT_SEPARATE_ARRAYS=1 in the environment each array is an allocation of its own, and compute-sanitizer (on the CPU
+// device AddressSanitizer) notices.
 #pragma once
 
+#include <cstdlib>
 #include <functional>
 #include <iomanip>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -15,19 +21,27 @@
 
 class Arena {
  public:
-  explicit Arena(char* base = nullptr) : base_(base) {}
+  Arena() = default;  // only counts
+  explicit Arena(char* base) : base_(base) {}
+  // Each array is an allocation of its own, which the caller frees.
+  explicit Arena(std::vector<void*>& allocations) : allocations_(&allocations) {}
 
   // `count` elements, starting on a multiple of 256 bytes; null while only counting.
   template <class T>
   T* take(size_t count) {
-    T* array = base_ ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
+    void* array = base_ ? base_ + bytes_ : nullptr;
+    if (allocations_) {
+      CUDA_CHECK(cudaMalloc(&array, count * sizeof(T)));
+      allocations_->push_back(array);
+    }
     bytes_ += round_up(count * sizeof(T), size_t(256));
-    return array;
+    return static_cast<T*>(array);
   }
   size_t bytes() const { return bytes_; }
 
  private:
-  char* base_;
+  char* base_ = nullptr;
+  std::vector<void*>* allocations_ = nullptr;
   size_t bytes_ = 0;
 };
 
@@ -39,22 +53,38 @@ inline std::string gibibytes(size_t bytes) {
   return text.str();
 }
 
-// Pinned memory of the host, which the device copies to at full speed. All pages are there from the start.
+// Pinned memory of the host, which the device copies to at full speed. All pages are there from the start. Where the
+// system gives no more of it (containers have limits), pageable memory takes its place, if it may.
 class HostMemory {
  public:
-  explicit HostMemory(size_t bytes) {
-    CUDA_CHECK(cudaMallocHost(&data_, bytes));
-    std::memset(data_, 0, bytes);
+  explicit HostMemory(size_t bytes, bool may_be_pageable = false) {
+    const cudaError_t error = cudaMallocHost(&data_, bytes);
+    if (error == cudaSuccess) {
+      std::memset(data_, 0, bytes);
+    } else {
+      if (!may_be_pageable) check_cuda(error, "cudaMallocHost", __FILE__, __LINE__);
+      cudaGetLastError();  // the next call that asks is not to find it
+      pageable_ = std::make_unique_for_overwrite<char[]>(bytes);
+      data_ = pageable_.get();
+    }
   }
-  ~HostMemory() { cudaFreeHost(data_); }
+  ~HostMemory() {
+    if (is_pinned()) cudaFreeHost(data_);
+  }
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
   void* data() const { return data_; }
+  bool is_pinned() const { return !pageable_; }
 
  private:
   void* data_ = nullptr;
+  std::unique_ptr<char[]> pageable_;
 };
+
+// Memory that a GPU still needs when the model has its own: for modules that CUDA loads at their first kernel, local
+// memory of kernels that spill registers, and NCCL's buffers. A device in the host's memory finds it there.
+inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? 0 : size_t(1) << 30; }
 
 class DeviceMemory {
  public:
@@ -78,16 +108,20 @@ class DeviceMemory {
     layouts_.push_back(std::move(layout));
   }
 
-  // Allocates everything that was added, or throws with the need by category.
-  void allocate() {
+  // Allocates everything that was added, or throws with the need by category. Leaves `reserve` bytes free.
+  void allocate(size_t reserve = memory_reserve()) {
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    if (total() > free_bytes) refuse(free_bytes);
+    if (total() + reserve > free_bytes) refuse(free_bytes, reserve);
+    const char* separate = std::getenv("GPT_SEPARATE_ARRAYS");
     for (size_t i = 0; i < layouts_.size(); ++i) {
-      void* allocation = nullptr;
-      if (cudaMalloc(&allocation, categories_[i].bytes) != cudaSuccess) refuse(free_bytes);
-      allocations_.push_back(allocation);
-      Arena arena(static_cast<char*>(allocation));
+      Arena arena(allocations_);
+      if (!separate || std::string(separate) != "1") {
+        void* allocation = nullptr;
+        if (cudaMalloc(&allocation, categories_[i].bytes) != cudaSuccess) refuse(free_bytes, reserve);
+        allocations_.push_back(allocation);
+        arena = Arena(static_cast<char*>(allocation));
+      }
       layouts_[i](arena);
     }
   }
@@ -101,12 +135,13 @@ class DeviceMemory {
   }
 
  private:
-  [[noreturn]] void refuse(size_t free_bytes) const {
+  [[noreturn]] void refuse(size_t free_bytes, size_t reserve) const {
     std::string text = "not enough memory: " + gibibytes(total()) + " needed (";
     for (const Category& category : categories_)
       text += (&category == &categories_.front() ? "" : ", ") + category.name + " " + gibibytes(category.bytes);
-    throw std::runtime_error(text + "), " + gibibytes(free_bytes) +
-                             " free: try a smaller --micro-batch, --recompute block, or a smaller model");
+    text += "), " + gibibytes(free_bytes) + " free";
+    if (reserve > 0) text += ", of which " + gibibytes(reserve) + " are left to CUDA and NCCL";
+    throw std::runtime_error(text + ": try a smaller --micro-batch, --recompute block, or a smaller model");
   }
 
   std::vector<Category> categories_;

@@ -62,6 +62,8 @@ class Mesh {
       dp_ = std::make_unique<Communicator>();
       return;
     }
+    // Sums that NVSwitch makes (NVLS) are not the same bits in every call: https://github.com/NVIDIA/nccl/issues/1497
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
     ncclUniqueId id{};
     if (control.rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     const std::string of_rank_0 = control.all_gather(std::string(id.internal, sizeof id.internal))[0];
@@ -72,6 +74,7 @@ class Mesh {
     recorder.leave(sequence);
     dp_ = std::make_unique<Communicator>(world, recorder);
     caretaker_ = std::jthread([this, &control](std::stop_token stop) { look_after(control, stop); });
+    connect();
   }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -82,6 +85,22 @@ class Mesh {
   Communicator& dp() { return *dp_; }
 
  private:
+  // One of each collective: NCCL takes the memory for a kind when it is first called, and the model is to see how much
+  // is left (parallel/memory.cuh).
+  void connect() {
+    float* data = nullptr;
+    const size_t ranks = size_t(dp_->size());
+    CUDA_CHECK(cudaMalloc(&data, ranks * sizeof(float)));
+    CUDA_CHECK(cudaMemset(data, 0, ranks * sizeof(float)));
+    dp_->after(nullptr);
+    dp_->all_reduce(data, ranks);
+    dp_->reduce_scatter(data + dp_->rank(), data, 1);
+    dp_->all_gather(data, data + dp_->rank(), 1);
+    dp_->broadcast(data, ranks, 0);
+    CUDA_CHECK(cudaStreamSynchronize(dp_->stream()));
+    CUDA_CHECK(cudaFree(data));
+  }
+
   // Asks the device what has finished. A thread of its own, since a driver that is stuck may not answer, and the
   // heartbeats must go on then.
   void look_after(Control& control, const std::stop_token& stop) {

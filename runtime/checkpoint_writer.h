@@ -90,7 +90,9 @@ class CheckpointWriter {
   void reserve(const std::vector<CheckpointSlice>& slices) {
     size_t floats = 0;
     for (const CheckpointSlice& slice : slices) floats += std::size(kinds) * (slice.count + File::block / sizeof(float));
-    if (floats > snapshot_floats_) snapshot_ = allocate_(snapshot_floats_ = floats);
+    if (floats <= snapshot_floats_) return;
+    snapshot_ = allocate_(floats);  // may fail, and succeed at the next checkpoint
+    snapshot_floats_ = floats;
   }
 
   // Removes older checkpoints, meanwhile: gigabytes take their time.

@@ -129,6 +129,20 @@ TEST_CASE("a checkpoint appears only when complete, and what a failure or a cras
   CHECK(newest_checkpoint(folder.path())->step == 3);
 }
 
+TEST_CASE("a checkpoint that no memory was left for does not keep the next one from being written") {
+  TemporaryFolder folder;
+  int calls = 0;
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {}, [&](size_t floats) {
+    if (calls++ == 0) throw std::runtime_error("no memory");
+    return std::make_shared<float[]>(floats);
+  });
+  CHECK(writer.begin(1, content({})) == "no memory");
+  CHECK(writer.begin(2, content({})) == "");
+  CHECK(writer.complete() == "");
+  CHECK(list_checkpoints(folder.path()).size() == 1);
+  CHECK(newest_checkpoint(folder.path())->step == 2);
+}
+
 TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
   TemporaryFolder folder;
   save(folder.path(), 5);

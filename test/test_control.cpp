@@ -115,6 +115,37 @@ TEST_CASE("a barrier waits for the last rank") {
   check_silent_success(ranks);
 }
 
+TEST_CASE("ranks that meet in different places are told where, and nobody gets the other's data") {
+  struct Job {
+    std::string places;  // a letter a rank: g gathers, b enters a barrier, B another one, - comes too late to be heard
+    std::string ranks_in_first, ranks_in_second;
+    std::unique_ptr<Ranks> ranks;
+  };
+  std::vector<Job> jobs;
+  jobs.push_back({"gb", ") in host all_gather (test_control.cpp:", ") in host barrier (test_control.cpp:", {}});
+  jobs.push_back({"gbg", ") in host barrier (test_control.cpp:", ", ranks 0, 2 in host all_gather (test_", {}});
+  jobs.push_back({"Bbb", ") in host barrier (test_control.cpp:", ", ranks 1, 2 in host barrier (test_control.cpp:", {}});
+  jobs.push_back({"gb-", ") in host all_gather (test_control.cpp:", ") in host barrier (test_control.cpp:", {}});
+  for (Job& job : jobs)
+    job.ranks = std::make_unique<Ranks>(int(job.places.size()), [&, port = free_port()](int rank) {
+      const auto control = start(rank, int(job.places.size()), port);
+      control->barrier();
+      control->all_gather("both");
+      switch (job.places[size_t(rank)]) {
+        case 'g': control->all_gather("gathered"); break;
+        case 'b': control->barrier(); break;
+        case 'B': control->barrier(); break;
+        default: sleep_for(10);
+      }
+      throw std::runtime_error("rank " + std::to_string(rank) + " went on");
+    });
+  for (Job& job : jobs) {
+    CAPTURE(job.places);
+    check_one_line(*job.ranks, -1, 1, 4, "ranks meet in different places of the program (meeting 3): ",
+                   named(*job.ranks, job.places == "gbg" ? 1 : 0), job.ranks_in_first, job.ranks_in_second);
+  }
+}
+
 TEST_CASE("strays can neither join nor hold up a job") {
   const int size = 3, port = free_port();
   const uint32_t huge[] = {0xffffffffu, uint32_t(FrameType::hello)}, half[] = {100, uint32_t(FrameType::hello)};

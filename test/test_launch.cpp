@@ -197,6 +197,9 @@ TEST_CASE("which device a rank takes") {
   CHECK(choose({two, other, two, other}) == "0011");  // round-robin over hosts
   CHECK(choose({two, two, same_name, same_name}) == "0101");
   CHECK(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "y"}}) == "00");  // the launcher shows each its own
+  CHECK(choose({{"a", "1", 3, "x"}, {"a", "1", 3, "y"}, {"a", "1", 3, "z"}}) == "000");  // its own first
+  CHECK(choose({{"a", "1", 2, "x"}, {"b", "2", 2, "x"}, {"a", "1", 2, "y"}, {"b", "2", 2, "x"}}) == "0001");
+  CHECK_THROWS_WITH(choose({{"a", "1", 2, "x"}, {"a", "1", 2, "y"}, {"a", "1", 2, "x"}}), doctest::Contains("3 ranks and 2"));
   CHECK(choose({two, two, two}, true) == "0s1s0s");
   CHECK(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}, true) == "0s0s");
   CHECK_THROWS_WITH(choose({two, two, two}), "a has 3 ranks and 2 GPUs: start fewer ranks there, or let them share with "

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "parallel/socket.h"
 #include "test/workplace.h"
 
 namespace {
@@ -154,6 +155,14 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   shell.ranks_refuse(two + "--out run", {"run", "holds a run", "--resume"});
   shell.ranks_refuse(two + "--out run --resume --global-batch 8", {"global_batch is 8 and was 2"}, 2);
   CHECK(shell.output("ls") == "elsewhere\nnothing\nother\nrun\ntext\n");
+}
+
+TEST_CASE("under mpirun rank 0 listens at MASTER_PORT" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const Listener other(0);
+  const std::string port = std::to_string(other.port());
+  shell.ranks_refuse("MASTER_PORT=" + port + " $MPIRUN 2 $TEXT --share-gpu --out ''",
+                     {"port " + port + " is in use", "choose another MASTER_PORT"});
 }
 
 TEST_CASE("SIGTERM to one rank of four: all save after the same step, and go on from there" * doctest::skip(!mpirun_found)) {

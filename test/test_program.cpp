@@ -123,7 +123,7 @@ TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
   CHECK(half[24]["val_loss"].get<double>() == doctest::Approx(full[24]["val_loss"].get<double>()).epsilon(0.05));
 }
 
-TEST_CASE("threads and recomputation change no bit, micro-batches hardly any") {
+TEST_CASE("threads, recomputation and separate arrays change no bit, micro-batches hardly any") {
   Workplace shell;
   const std::string train = "$GPT --train text --layers 2 --heads 3 --channels 51 --seq-len 40 --steps 10 "
                             "--lr 1e-3 --global-batch 4 --out ";
@@ -136,6 +136,7 @@ TEST_CASE("threads and recomputation change no bit, micro-batches hardly any") {
     };
     for (std::string count : {"2", "5", "16"}) check_same("OMP_NUM_THREADS=" + count + " " + train + options);
     for (std::string part : {"gelu", "block"}) check_same(train + options + " --recompute " + part);
+    check_same("GPT_SEPARATE_ARRAYS=1 " + train + options);
     shell.output("rm -r wanted");
   }
   const std::vector<Json> whole = shell.metrics("fp32");

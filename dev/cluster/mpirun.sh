@@ -5,7 +5,8 @@
 #   HOSTS=node1:8,node2:8 dev/cluster/mpirun.sh 16 --train 'data/*.bin' --model gpt2     8 ranks on each of two
 #
 # HOSTS are names that ssh reaches without a password; program and data lie at the same place on each of them.
-# Exported variables OMP_*, NCCL_*, GPT_* and CUDA_VISIBLE_DEVICES reach every rank; OMPI_MCA_* steer Open MPI itself.
+# Exported variables OMP_*, NCCL_*, GPT_*, MASTER_PORT and CUDA_VISIBLE_DEVICES reach every rank; OMPI_MCA_* steer Open
+# MPI itself. MASTER_PORT is for firewalls: the port at which rank 0 hears the others (else any that is free).
 # To stop a run, send mpirun SIGUSR1: all ranks finish the step, save and end with exit code 75. After SIGTERM or Ctrl-C
 # they have five seconds for that.
 # GPT_PROGRAM: a program other than ./train_gpt of this repository.
@@ -43,7 +44,7 @@ else
 fi
 if [ -n "$hosts" ]; then options+=(--host "$hosts"); else options+=(--oversubscribe); fi
 if [ "$(id -u)" = 0 ]; then options+=(--allow-run-as-root); fi
-for name in $(compgen -e | grep -E '^(OMP_|NCCL_|GPT_|CUDA_VISIBLE_DEVICES$)'); do options+=(-x "$name"); done
+for name in $(compgen -e | grep -E '^(OMP_|NCCL_|GPT_|MASTER_PORT$|CUDA_VISIBLE_DEVICES$)'); do options+=(-x "$name"); done
 
 # What Open MPI's defaults make slow or cut short; a variable that is already set wins.
 : "${OMPI_MCA_mpi_yield_when_idle:=1}"        # a rank that waits leaves its core to the threads of others

@@ -17,15 +17,13 @@
 
 struct Ranks {
   FlightRecorder recorder;
-  std::unique_ptr<Control> control = start_control(find_launch());
+  Control* control;
   Mesh mesh{*control, {.dp = control->size()}, true, recorder};
-  Ranks() { control->watch(recorder, 60, 120); }
+  explicit Ranks(Control& started) : control(&started) { control->watch(recorder, 60, 120); }
 };
 
-inline Ranks& ranks() {
-  static Ranks* instance = new Ranks;  // ended by hand, not by a destructor
-  return *instance;
-}
+inline Ranks* all_ranks = nullptr;  // ended by hand, not by a destructor
+inline Ranks& ranks() { return *all_ranks; }
 
 // All ranks' values, one rank's after the other's.
 inline std::vector<float> all_values(const std::vector<float>& mine) {
@@ -38,8 +36,11 @@ inline std::vector<float> all_values(const std::vector<float>& mine) {
 }
 
 int main(int argc, char** argv) {
+  Control alone, *reporter = &alone;
   try {
-    Control& control = *ranks().control;
+    Control& control = *start_control(find_launch()).release();
+    reporter = &control;
+    all_ranks = new Ranks(control);
     doctest::Context context(argc, argv);
     std::ostringstream log;  // of ranks whose success goes without saying
     if (control.rank()) context.setCout(&log);
@@ -56,6 +57,6 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     _exit(failed || !others.empty());
   } catch (const std::exception& error) {
-    ranks().control->fail(error.what());
+    reporter->fail(error.what());
   }
 }

@@ -1,5 +1,7 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
 // so that every sum is exact in every type, so nothing is tolerated.
+#include <set>
+
 #include "test/ranks/ranks.cuh"
 
 namespace {
@@ -196,6 +198,19 @@ TEST_CASE("collectives keep their place in a stream, and streams wait for events
   }
   CHECK(same(copy, std::vector<float>(count, 0.0f)));
   CUDA_CHECK(cudaStreamDestroy(other));
+}
+
+TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch, and lets its work go first") {
+  if (size() == 1) return;
+  std::set<std::string> seen;
+  for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+    if (entry.sequence <= 5) seen.insert(entry.name);
+  CHECK(seen == std::set<std::string>{"ncclCommInitRank", "all_reduce", "reduce_scatter", "all_gather", "broadcast"});
+  CHECK(std::getenv("NCCL_NVLS_ENABLE"));
+  int priority, least, greatest;
+  CUDA_CHECK(cudaStreamGetPriority(ranks().mesh.dp().stream(), &priority));
+  CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  CHECK(priority == greatest);
 }
 
 TEST_CASE("the communicator counts what is sent") {

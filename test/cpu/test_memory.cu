@@ -1,0 +1,71 @@
+// Device memory by category, and pinned memory: what is refused, what takes its place, and what a kernel that runs past
+// the end of an array meets.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include "parallel/memory.cuh"
+#include "test/temporary_folder.h"
+
+namespace {
+
+size_t free_memory() {
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return free;
+}
+
+struct TwoArrays {
+  DeviceMemory memory;
+  char* first = nullptr;
+  float* second = nullptr;
+
+  TwoArrays() {
+    memory.add("arrays", [this](Arena& arena) {
+      first = arena.take<char>(1000);
+      second = arena.take<float>(100);
+    });
+    memory.allocate();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("arrays of a category lie side by side, or each by itself") {
+  CHECK(memory_reserve() == 0);
+  const TwoArrays together;
+  CHECK(reinterpret_cast<char*>(together.second) - together.first == 1024);
+  CHECK(cudaMemset(together.first, 0, 1001) == cudaSuccess);
+
+  setenv("GPT_SEPARATE_ARRAYS", "1", 1);
+  const TwoArrays separate;
+  unsetenv("GPT_SEPARATE_ARRAYS");
+  CHECK(separate.memory.total() == together.memory.total());
+  CHECK(cudaMemset(separate.first, 0, 1000) == cudaSuccess);
+  CHECK(cudaMemset(separate.first, 0, 1001) == cudaErrorInvalidValue);
+  CHECK(cudaMemset(separate.second, 0, 400) == cudaSuccess);
+  CHECK(cudaMemset(separate.second, 0, 401) == cudaErrorInvalidValue);
+}
+
+TEST_CASE("what is kept in reserve counts as taken") {
+  const size_t need = size_t(256) << 20, reserve = free_memory() - need / 8;  // other programs' memory changes
+  DeviceMemory memory;
+  memory.add("weights", [](Arena& arena) { arena.take<char>(need); });
+  const std::string problem = error_of([&] { memory.allocate(reserve); });
+  CAPTURE(problem);
+  CHECK(is_line_with(problem, "not enough memory: 256.0 MiB needed (weights 256.0 MiB), ", " free, of which ",
+                     gibibytes(reserve) + " are left to CUDA and NCCL", "--micro-batch"));
+  memory.allocate(0);
+}
+
+TEST_CASE("memory of the host is pageable where no more can be pinned, if it may be") {
+  const HostMemory pinned(1000, true);
+  CHECK(pinned.is_pinned());
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  const size_t too_much = free + (total - free) / 2;  // no page of it is touched
+  CHECK(contains(error_of([&] { HostMemory refused(too_much); }), "out of memory"));
+  const HostMemory pageable(too_much, true);
+  CHECK(!pageable.is_pinned());
+  CHECK(cudaGetLastError() == cudaSuccess);
+  static_cast<char*>(pageable.data())[too_much - 1] = 1;
+}
