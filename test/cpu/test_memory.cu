@@ -1,6 +1,5 @@
 // Device memory by category, and pinned memory: what is refused, what takes its place, and what a kernel that runs past
 // the end of an array meets.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include "parallel/memory.cuh"
