@@ -106,6 +106,8 @@ class GPT {
   ~GPT() {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(copies_);
+    use_gemm_workspace(nullptr);
+    use_library_attention_workspace(nullptr, 0);
   }
   GPT(const GPT&) = delete;
   GPT& operator=(const GPT&) = delete;
@@ -150,7 +152,7 @@ class GPT {
   }
 
   // Has the device done all it was given?
-  bool is_idle() const { return cudaStreamQuery(stream_) == cudaSuccess; }
+  bool is_idle() const { return is_ready(stream_); }
 
   // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` to `last`. Host memory, which is
   // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
@@ -231,11 +233,11 @@ class GPT {
     dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 
-  // Is this micro-step's work the same as before? Not where ranks gather and reduce during it, and not while the
+  // Is this micro-step's work the same as before? Not where the store gathers and reduces during it, and not while the
   // profiler wants to see each launch. Batches come in two places, and gradients are written or added to.
   bool can_be_recorded(double tokens) {
     const Profiler& profiler = Profiler::instance();
-    if (dp_.size() > 1 || profiler.enabled || profiler.trace || profiler.listener) return false;
+    if (!store_.is_quiet() || profiler.enabled || profiler.trace || profiler.listener) return false;
     if (std::exchange(recorded_tokens_, tokens) != tokens)
       for (auto& of_place : recorded_)
         for (RecordedWork& work : of_place) work.clear();
@@ -245,6 +247,8 @@ class GPT {
   // ---- forward
 
   void forward(int batch, int seq_len) {
+    use_gemm_workspace(gemm_workspace_);  // there may have been another model's
+    use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
     const ModelShape& s = options_.shape;
     const int rows = batch * seq_len;
     const T* wte = store_.acquire(0, Pass::forward);
@@ -405,9 +409,9 @@ class GPT {
     for (Batch& batch : batches_) batch.device = arena.take<int>(size_t(3) * rows);
     sums_ = arena.take<StepSums>(1);
     reduced_sums_ = arena.take<StepSums>(1);
-    use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
-    const size_t attention_bytes = library_attention_workspace_bytes();
-    use_library_attention_workspace(arena.take<char>(attention_bytes), attention_bytes);
+    gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
+    attention_workspace_bytes_ = library_attention_workspace_bytes();
+    attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
   // ---- host and device
@@ -432,11 +436,11 @@ class GPT {
 
   size_t batch_bytes() const { return size_t(3) * options_.micro_batch * options_.seq_len * sizeof(int); }
 
-  // A copy to pageable memory is complete when the call returns.
   template <class Value>
   Value read(const Value* value) const {
     Value result;
     CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof result, cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
     return result;
   }
 
@@ -444,6 +448,7 @@ class GPT {
     const size_t padded = options_.shape.padded_vocabulary(), vocabulary = options_.shape.vocabulary;
     std::vector<T> narrow(rows * padded);
     CUDA_CHECK(cudaMemcpyAsync(narrow.data(), logits_, narrow.size() * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
     std::vector<float> logits(rows * vocabulary);
     for (int row = 0; row < rows; ++row)
       for (size_t v = 0; v < vocabulary; ++v) logits[row * vocabulary + v] = to_float(narrow[row * padded + v]);
@@ -463,6 +468,8 @@ class GPT {
   float *final_mean_, *final_rstd_, *losses_;          // (R) each
   T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
   float *row_dots_, *reductions_;                      // (B,NH,T), workspace of reductions
+  char *gemm_workspace_, *attention_workspace_;        // lent to the libraries
+  size_t attention_workspace_bytes_;
   StepSums *sums_, *reduced_sums_;                     // of this rank, of all ranks
   const int *inputs_, *targets_, *order_;              // (R) each; order: positions sorted by token
 

@@ -126,10 +126,22 @@ class ParameterStore {
     slot.moving = true;
   }
 
+  // Will this micro-step neither send anything nor wait for anything sent? Then its work on the stream is the same each
+  // time. It is not where blocks take turns, nor where gradients are reduced (last) or updated weights gathered (the
+  // first of stage 1).
+  bool is_quiet() const {
+    if (dp_.size() == 1) return true;
+    if (stage_ > 1 || last_micro_step_) return false;
+    const auto is_there = [](const auto& slot) { return slot.unit >= 0 && !slot.moving; };
+    return (stage_ == 0 || std::all_of(weight_slots_.begin(), weight_slots_.end(), is_there)) &&
+           std::none_of(gradient_slots_.begin(), gradient_slots_.end(), [](const auto& slot) { return slot.moving; });
+  }
+
   // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
   // its way on the stream of collectives) or the norm is not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits = {}) {
     dp_.wait_for_all(stream_);
+    for (Slot<float>& slot : gradient_slots_) slot.moving = false;
     compute_norm(loss, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
@@ -182,9 +194,10 @@ class ParameterStore {
     const AdamWState state = {.updates = int(updates)};
     CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
     CUDA_CHECK(cudaMemcpyAsync(adamw_state_, &state, sizeof state, cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));  // before the two end
   }
 
-  // On the stream, if `to` is pinned: it is filled when that has been waited for.
+  // On the stream: `to` is filled when that has been waited for.
   void copy_out(const Slice& slice, State state, float* to) const {
     if (const float* from = array(state, slice.tensor->unit)) {
       CUDA_CHECK(cudaMemcpyAsync(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
@@ -199,16 +212,18 @@ class ParameterStore {
 
   void copy_in(const Slice& slice, State state, const std::vector<float>& from) {
     CUDA_CHECK(cudaDeviceSynchronize());
+    std::vector<T> narrow;
     if (float* to = array(state, slice.tensor->unit))
       CUDA_CHECK(cudaMemcpyAsync(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice,
                                  stream_));
-    if (state != State::weight) return;
-    weights_changed();
-    if constexpr (is_float) return;
-    std::vector<T> narrow(slice.count);
-    std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
-    T* to = place(own_weights(slice.tensor->unit), slice);
-    CUDA_CHECK(cudaMemcpyAsync(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice, stream_));
+    if (state == State::weight && !is_float) {
+      narrow.resize(slice.count);
+      std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
+      T* to = place(own_weights(slice.tensor->unit), slice);
+      CUDA_CHECK(cudaMemcpyAsync(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice, stream_));
+    }
+    if (state == State::weight) weights_changed();
+    CUDA_CHECK(cudaStreamSynchronize(stream_));  // before `narrow` and, with the caller, `from` end
   }
 
  private:

@@ -71,6 +71,7 @@ template <class T>
 std::vector<float> values_of(GPT<T>& model, const TensorDescriptor& tensor, State state) {
   std::vector<float> values(tensor.count());
   model.store().copy_out({&tensor, 0, tensor.count(), tensor.offset}, state, values.data());
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
   return values;
 }
 
