@@ -66,6 +66,7 @@ class Run {
     gemm_choices().agree = [this](const GemmChoices::Choose& choose) {
       return control_.all_gather(is_first() ? choose() : "")[0];
     };
+    gemm_choices().library = gemm_choices().agree(gemm_library);
     start_tracing();
   }
   ~Run() {

@@ -4,15 +4,16 @@
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
 // row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends
-// them gemm_workspace_bytes of device memory, which they otherwise allocate themselves; gemm_library() names what
-// multiplies. There are also
+// them gemm_workspace_bytes of device memory, or takes them back (null): they then allocate their own. gemm_library()
+// names what multiplies. There are also
 //
 //   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)
 //   gemm_gelu_gradient(d, before, a, b, ...):         D = A·B ⊙ gelu'(before)
 //   gemm_column_sums(d, sums, a, b, ...):             D = op(A)·B [+ D],  sums (n) of B's columns, in float
 //
 // which spare passes over memory. They return false, and do nothing, if a shape does not suit them, and always unless
-// gemm_has_epilogues<T>. Each is used where it is faster than a product and a kernel of its own: both are timed once.
+// gemm_has_epilogues<T>. Each is used where it is faster than a product and a kernel of its own: both are timed once
+// (kernels/gemm_choices.cuh).
 //
 // FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
 //
@@ -21,16 +22,12 @@
 // The output head uses the token embedding (V, C) the other way round: logits = x·wteᵀ.
 #pragma once
 
-#include <functional>
-#include <map>
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "kernels/column_sum.cuh"
 #include "kernels/common.cuh"
-#include "kernels/event.cuh"
 #include "kernels/gelu.cuh"
+#include "kernels/gemm_choices.cuh"
 
 struct GemmShape {
   int m, n, k;
@@ -38,70 +35,22 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-// Which algorithm a product takes, by what it is, and which of two ways: chosen by timing when it is first asked for.
-// The same job gives the same bits only if all ranks choose alike, and a resumed run as the one before: so choices are
-// kept in checkpoints.
-struct GemmChoices {
-  using Choose = std::function<std::string()>;
-  std::map<std::string, std::string> known;
-  std::function<std::string(const Choose&)> agree;  // with the other ranks, if there are any
-  bool by_timing = true;                            // false: for shapes that hardly come again
-
-  // What is known of `name`; if nothing is, what choose() finds, or `untimed`.
-  std::string choose(const std::string& name, const std::string& untimed, const Choose& choose) {
-    const auto found = known.find(name);
-    if (found != known.end()) return found->second;
-    if (!by_timing) return untimed;
-    return known[name] = agree ? agree(choose) : choose();
-  }
-};
-inline GemmChoices& gemm_choices() {
-  static GemmChoices instance;
-  return instance;
-}
-
-// While it lives, nothing is timed.
-class Untimed {
- public:
-  Untimed() : before_(std::exchange(gemm_choices().by_timing, false)) {}
-  ~Untimed() { gemm_choices().by_timing = before_; }
-  Untimed(const Untimed&) = delete;
-  Untimed& operator=(const Untimed&) = delete;
-
- private:
-  bool before_;
-};
-
 #include <gemm.h>
-
-// Whether to do `name` by fused() or by separate(), which do the same, and may be done again and again, as both are
-// timed. fused() returns false, and does nothing, if it can't.
-template <class Fused, class Separate>
-bool fusing_is_faster(const std::string& name, Fused fused, Separate separate, cudaStream_t stream) {
-  GemmChoices& choices = gemm_choices();
-  bool can_fuse = false;
-  if (!choices.known.contains(name) && choices.by_timing) {  // each chooses its algorithms before the two are timed
-    const Unobserved unobserved;
-    can_fuse = fused();
-    separate();
-  }
-  return choices.choose(name, "separate", [&] {
-    const Unobserved unobserved;
-    return can_fuse && best_seconds(stream, fused) < best_seconds(stream, separate) ? "fused" : "separate";
-  }) == "fused";
-}
 
 // Does the work on matrices of T that `name` stands for, the faster way.
 template <class T, class Fused, class Separate>
 void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Separate separate, cudaStream_t stream) {
   if (!gemm_has_epilogues<T>) return separate();
-  std::string full_name = gemm_library() + ' ' + dtype_name<T> + ' ' + name;
+  std::string full_name = std::string(name) + ' ' + dtype_name<T>;
   for (int size : {shape.m, shape.n, shape.k}) full_name += ' ' + std::to_string(size);
-  std::optional<Untimed> untimed;
-  if (shape.accumulate) untimed.emplace();  // a sum can't be done again
-  const bool fuse = fusing_is_faster(full_name, fused, separate, stream);
-  untimed.reset();
-  if (!fuse || !fused()) separate();
+  bool fuse;
+  {
+    const Untimed untimed(shape.accumulate);  // a sum can't be done again
+    fuse = fusing_is_faster(full_name, fused, separate, stream);
+  }
+  if (fuse && fused()) return;
+  const Untimed untimed(fuse);  // only this rank can't: the others would not come to agree
+  separate();
 }
 
 template <class T, class Out>
