@@ -439,16 +439,14 @@ class GPT {
   template <class Value>
   Value read(const Value* value) const {
     Value result;
-    CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof result, cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    copy_and_wait(&result, value, 1, cudaMemcpyDeviceToHost, stream_);
     return result;
   }
 
   std::vector<float> read_logits(int rows) {
     const size_t padded = options_.shape.padded_vocabulary(), vocabulary = options_.shape.vocabulary;
     std::vector<T> narrow(rows * padded);
-    CUDA_CHECK(cudaMemcpyAsync(narrow.data(), logits_, narrow.size() * sizeof(T), cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    copy_and_wait(narrow.data(), logits_, narrow.size(), cudaMemcpyDeviceToHost, stream_);
     std::vector<float> logits(rows * vocabulary);
     for (int row = 0; row < rows; ++row)
       for (size_t v = 0; v < vocabulary; ++v) logits[row * vocabulary + v] = to_float(narrow[row * padded + v]);

@@ -34,6 +34,14 @@ void allow_shared_memory(Kernel* kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+// Between host and device, on the stream, and waits for it: for host memory that is read or gone soon after. If that is
+// pageable, a copy "might be synchronous", says CUDA, and nobody should count on it.
+template <class T>
+void copy_and_wait(T* to, const T* from, size_t count, cudaMemcpyKind kind, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(T), kind, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
 template <class T>
 constexpr const char* dtype_name = std::is_same_v<T, float> ? "fp32" : std::is_same_v<T, __half> ? "fp16" : "bf16";
 

@@ -39,8 +39,7 @@ class SyncCheck {
   uint64_t checksum(const E* values, size_t count) {
     tensor_statistics(workspace_, values, count, workspace_ + 1, stream_);
     TensorStatistics result;
-    CUDA_CHECK(cudaMemcpyAsync(&result, workspace_, sizeof result, cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    copy_and_wait(&result, workspace_, 1, cudaMemcpyDeviceToHost, stream_);
     return result.checksum;
   }
 

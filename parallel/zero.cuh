@@ -192,9 +192,8 @@ class ParameterStore {
   void set_progress(size_t updates, const LossScale& scale) {
     const GradientSummary summary = {.scale = scale};
     const AdamWState state = {.updates = int(updates)};
-    CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
-    CUDA_CHECK(cudaMemcpyAsync(adamw_state_, &state, sizeof state, cudaMemcpyHostToDevice, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));  // before the two end
+    copy_and_wait(summary_, &summary, 1, cudaMemcpyHostToDevice, stream_);
+    copy_and_wait(adamw_state_, &state, 1, cudaMemcpyHostToDevice, stream_);
   }
 
   // On the stream: `to` is filled when that has been waited for.
@@ -205,25 +204,21 @@ class ParameterStore {
     }
     std::vector<T> narrow(slice.count);
     const T* from = place(own_weights(slice.tensor->unit), slice);
-    CUDA_CHECK(cudaMemcpyAsync(narrow.data(), from, slice.count * sizeof(T), cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    copy_and_wait(narrow.data(), from, slice.count, cudaMemcpyDeviceToHost, stream_);
     std::transform(narrow.begin(), narrow.end(), to, [](T x) { return to_float(x); });
   }
 
   void copy_in(const Slice& slice, State state, const std::vector<float>& from) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    std::vector<T> narrow;
     if (float* to = array(state, slice.tensor->unit))
-      CUDA_CHECK(cudaMemcpyAsync(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice,
-                                 stream_));
-    if (state == State::weight && !is_float) {
-      narrow.resize(slice.count);
-      std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
-      T* to = place(own_weights(slice.tensor->unit), slice);
-      CUDA_CHECK(cudaMemcpyAsync(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice, stream_));
-    }
-    if (state == State::weight) weights_changed();
-    CUDA_CHECK(cudaStreamSynchronize(stream_));  // before `narrow` and, with the caller, `from` end
+      copy_and_wait(place(to, slice), from.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+    if (state != State::weight) return;
+    weights_changed();
+    if constexpr (is_float) return;
+    std::vector<T> narrow(slice.count);
+    std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
+    T* to = place(own_weights(slice.tensor->unit), slice);
+    copy_and_wait(to, narrow.data(), slice.count, cudaMemcpyHostToDevice, stream_);
   }
 
  private:
