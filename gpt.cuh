@@ -61,6 +61,7 @@ class GPT final : public Model {
   GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
       : Model(options), dp_(dp), stream_(stream),
         store_(list_, options.store, memory_, dp, stream), pinned_(sizeof(PinnedStep) * 2 + batch_bytes() * 2) {
+    gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
       attention_problem_ = plan_attention<T>(options.micro_batch, options.seq_len, options.shape.heads,
@@ -80,6 +81,8 @@ class GPT final : public Model {
   ~GPT() {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(copies_);
+    use_gemm_workspace(nullptr);
+    use_library_attention_workspace(nullptr, 0);
   }
   GPT(const GPT&) = delete;
   GPT& operator=(const GPT&) = delete;
@@ -109,7 +112,7 @@ class GPT final : public Model {
     return {step.host->sums, step.host->gradients, elapsed_ms(step.begin, step.end) / 1e3};
   }
 
-  bool is_idle() const override { return cudaStreamQuery(stream_) == cudaSuccess; }
+  bool is_idle() const override { return is_ready(stream_); }
 
   void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) override {
     store_.begin_micro_step(first, last);
@@ -182,11 +185,11 @@ class GPT final : public Model {
     dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 
-  // Is this micro-step's work the same as before? Not where ranks gather and reduce during it, and not while the
+  // Is this micro-step's work the same as before? Not where the store gathers and reduces during it, and not while the
   // profiler wants to see each launch. Batches come in two places, and gradients are written or added to.
   bool can_be_recorded(double tokens) {
     const Profiler& profiler = Profiler::instance();
-    if (dp_.size() > 1 || profiler.enabled || profiler.trace || profiler.listener) return false;
+    if (!store_.is_quiet() || profiler.enabled || profiler.trace || profiler.listener) return false;
     if (std::exchange(recorded_tokens_, tokens) != tokens)
       for (auto& of_place : recorded_)
         for (RecordedWork& work : of_place) work.clear();
@@ -196,6 +199,8 @@ class GPT final : public Model {
   // ---- forward
 
   void forward(int batch, int seq_len) {
+    use_gemm_workspace(gemm_workspace_);  // there may have been another model's
+    use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
     const ModelShape& s = options_.shape;
     const int rows = batch * seq_len;
     const T* wte = store_.acquire(0, Pass::forward);
@@ -356,9 +361,9 @@ class GPT final : public Model {
     for (Batch& batch : batches_) batch.device = arena.take<int>(size_t(3) * rows);
     sums_ = arena.take<StepSums>(1);
     reduced_sums_ = arena.take<StepSums>(1);
-    use_gemm_workspace(arena.take<char>(gemm_workspace_bytes));
-    const size_t attention_bytes = library_attention_workspace_bytes();
-    use_library_attention_workspace(arena.take<char>(attention_bytes), attention_bytes);
+    gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
+    attention_workspace_bytes_ = library_attention_workspace_bytes();
+    attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
   // ---- host and device
@@ -383,18 +388,17 @@ class GPT final : public Model {
 
   size_t batch_bytes() const { return size_t(3) * options_.micro_batch * options_.seq_len * sizeof(int); }
 
-  // A copy to pageable memory is complete when the call returns.
   template <class Value>
   Value read(const Value* value) const {
     Value result;
-    CUDA_CHECK(cudaMemcpyAsync(&result, value, sizeof result, cudaMemcpyDeviceToHost, stream_));
+    copy_and_wait(&result, value, 1, cudaMemcpyDeviceToHost, stream_);
     return result;
   }
 
   std::vector<float> read_logits(int rows) {
     const size_t padded = options_.shape.padded_vocabulary(), vocabulary = options_.shape.vocabulary;
     std::vector<T> narrow(rows * padded);
-    CUDA_CHECK(cudaMemcpyAsync(narrow.data(), logits_, narrow.size() * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    copy_and_wait(narrow.data(), logits_, narrow.size(), cudaMemcpyDeviceToHost, stream_);
     std::vector<float> logits(rows * vocabulary);
     for (int row = 0; row < rows; ++row)
       for (size_t v = 0; v < vocabulary; ++v) logits[row * vocabulary + v] = to_float(narrow[row * padded + v]);
@@ -410,6 +414,8 @@ class GPT final : public Model {
   float *final_mean_, *final_rstd_, *losses_;          // (R) each
   T *branch_, *dstream_, *dwide_;                      // (R,C) (R,C) (R,4C)
   float *row_dots_, *reductions_;                      // (B,NH,T), workspace of reductions
+  char *gemm_workspace_, *attention_workspace_;        // lent to the libraries
+  size_t attention_workspace_bytes_;
   StepSums *sums_, *reduced_sums_;                     // of this rank, of all ranks
   const int *inputs_, *targets_, *order_;              // (R) each; order: positions sorted by token
 

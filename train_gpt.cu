@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "model.cuh"
-#include "kernels/gemm_choices.h"
+#include "kernels/gemm_choices.cuh"
 #include "kernels/tensor_log.cuh"
 #include "parallel/agreement.h"
 #include "parallel/launch.h"

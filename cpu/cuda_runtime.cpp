@@ -100,8 +100,6 @@ size_t bytes_from(const void* p, const Sizes& sizes) {
   return offset < size ? size - offset : 0;
 }
 
-bool is_pinned(const void* p) { return bytes_from(p, pinned_memory) > 0; }
-
 // False if [p, p + bytes) starts inside a device allocation and runs past its end.
 bool fits(const void* p, size_t bytes) {
   const size_t room = bytes_from(p, device_memory);
@@ -386,15 +384,14 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 
 cudaError_t cudaFreeHost(void* pointer) { return cpu::free_allocation(pointer, cpu::pinned_memory); }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+// As late as any other operation of the stream, be the host's memory pinned or pageable: CUDA says that copies of
+// pageable memory "might be synchronous", and nobody may count on that.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   if (!cpu::fits(to, bytes) || !cpu::fits(from, bytes)) return remember(cudaErrorInvalidValue);
   ++cpu::counts.copies;
   cpu::counts.copied_bytes += bytes;
   cpu::enqueue(stream, [=] { return bytes == 0 || std::memcpy(to, from, bytes); });
-  // Copies from or to pageable memory are complete, as far as the host can tell, when the call returns.
-  bool pageable = (kind == cudaMemcpyHostToDevice && !cpu::is_pinned(from)) ||
-                  (kind == cudaMemcpyDeviceToHost && !cpu::is_pinned(to)) || kind == cudaMemcpyDefault;
-  return pageable ? cudaStreamSynchronize(stream) : cudaSuccess;
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
@@ -469,7 +466,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return stream->queue.empty() ? cudaSuccess : cudaErrorNotReady; }
+// NVIDIA does not say whether "not ready" becomes the last error: here it does, so that nobody forgets to clear it.
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return remember(stream->queue.empty() ? cudaSuccess : cudaErrorNotReady);
+}
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (!event) return remember(cudaErrorInvalidResourceHandle);
@@ -491,6 +491,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (stream && stream->recording) return remember(cudaErrorInvalidValue);
   auto recording = event->latest = std::make_shared<Recording>();
   cpu::enqueue(stream, [recording] {
     recording->when = Clock::now();
@@ -506,7 +507,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return !event->latest || event->latest->done ? cudaSuccess : cudaErrorNotReady;
+  return remember(!event->latest || event->latest->done ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {

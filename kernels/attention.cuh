@@ -21,7 +21,7 @@
 //   2. kernels/flash_attention.cuh, where there are tensor cores and T has 16 bits
 //   3. the kernels below
 // The library's workspace, if it needs any for the shapes planned, can be lent: library_attention_workspace_bytes() and
-// use_library_attention_workspace(). What is not lent it allocates itself. Its backward pass computes S and dP once:
+// use_library_attention_workspace(), with null to take it back. What is not lent it allocates itself. Its backward pass computes S and dP once:
 // 5/2 of the FLOPs forward.
 #pragma once
 

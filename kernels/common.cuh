@@ -1,4 +1,5 @@
-// What every kernel file shares: 16-byte packs, block reductions, error checks, and the range that profiles a launcher.
+// What every kernel file shares: 16-byte packs, block reductions, error checks (kernels/check.cuh), and the range that
+// profiles a launcher (kernels/profile.cuh).
 //
 // A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device, when a
 // row's length allows it, else a single element, so that any size works. Arithmetic is in float whatever the type T.
@@ -11,21 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 
+#include "kernels/check.cuh"
 #include "kernels/instructions.cuh"
 #include "kernels/profile.cuh"
-
-// Throws when a CUDA call fails; the message names the call, the place and CUDA's reason.
-#define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
-
-inline void check_cuda(cudaError_t error, const char* call, const char* file, int line) {
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string(call) + " at " + file + ":" + std::to_string(line) + ": " +
-                           cudaGetErrorString(error));
-}
 
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
@@ -40,6 +32,14 @@ inline bool fits_shared_memory(int bytes) { return bytes <= device_attribute(cud
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+// Between host and device, on the stream, and waits for it: for host memory that is read or gone soon after. If that is
+// pageable, a copy "might be synchronous", says CUDA, and nobody should count on it.
+template <class T>
+void copy_and_wait(T* to, const T* from, size_t count, cudaMemcpyKind kind, cudaStream_t stream) {
+  CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(T), kind, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
 template <class T>

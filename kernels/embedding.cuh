@@ -98,9 +98,12 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
 }
 
 // order[0..count) = the positions 0..count-1 sorted by token, equal tokens in order of position.
+// A counting sort: the host does this for every batch.
 inline void sort_by_token(const int* tokens, int count, int* order) {
-  std::iota(order, order + count, 0);
-  std::stable_sort(order, order + count, [tokens](int a, int b) { return tokens[a] < tokens[b]; });
+  std::vector<int> place(*std::max_element(tokens, tokens + count) + 2);  // place[v]: where the next v goes
+  for (int i = 0; i < count; ++i) ++place[tokens[i] + 1];
+  std::partial_sum(place.begin(), place.end(), place.begin());
+  for (int i = 0; i < count; ++i) order[place[tokens[i]]++] = i;
 }
 
 // dwte (V,C) += scattered dout; dwpe (positions,C) = or += the sum of dout over the batch, 0 from position T on.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <vector>
 
 #include "kernels/common.cuh"
 
@@ -26,17 +28,48 @@ inline float elapsed_ms(const Event& start, const Event& end) {
   return milliseconds;
 }
 
+// Of work() on `stream`, once.
+template <class Work>
+double seconds_of(cudaStream_t stream, Work work) {
+  Event start(cudaEventDefault), end(cudaEventDefault);
+  start.record(stream);
+  work();
+  end.record(stream);
+  CUDA_CHECK(cudaEventSynchronize(end));
+  return elapsed_ms(start, end) / 1e3;
+}
+
 // Of work() on `stream`: the shortest of three runs, after one that is not counted.
 template <class Work>
 double best_seconds(cudaStream_t stream, Work work) {
   double best = INFINITY;
-  Event start(cudaEventDefault), end(cudaEventDefault);
-  for (int i = 0; i < 4; ++i) {
-    start.record(stream);
-    work();
-    end.record(stream);
-    CUDA_CHECK(cudaEventSynchronize(end));
-    if (i > 0) best = std::min(best, elapsed_ms(start, end) / 1e3);
+  for (int run = 0; run < 4; ++run) {
+    const double seconds = seconds_of(stream, work);
+    if (run > 0) best = std::min(best, seconds);
   }
+  return best;
+}
+
+inline std::chrono::steady_clock::time_point last_comparison;  // its end
+
+// Of work(0), work(1), ... to work(count - 1) each, to be compared: the same as above, but they take turns, on a device
+// that has been busy for 0.2 s. An idle one has low clocks, and what is timed while they rise looks slow.
+template <class Work>
+std::vector<double> best_seconds_of_each(cudaStream_t stream, size_t count, Work work) {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
+  const Clock::time_point begin = Clock::now();
+  const bool was_idle = begin - last_comparison > milliseconds(500);
+  while (was_idle && Clock::now() - begin < milliseconds(200)) {
+    for (size_t i = 0; i < count; ++i) work(i);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
+  std::vector<double> best(count, INFINITY);
+  for (int turn = 0; turn < 4; ++turn)
+    for (size_t i = 0; i < count; ++i) {
+      const double seconds = seconds_of(stream, [&] { work(i); });
+      if (turn > 0) best[i] = std::min(best[i], seconds);
+    }
+  last_comparison = Clock::now();
   return best;
 }

@@ -4,15 +4,16 @@
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
 // row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends
-// them gemm_workspace_bytes of device memory, which they otherwise allocate themselves; gemm_library() names what
-// multiplies. There are also
+// them gemm_workspace_bytes of device memory, or takes them back (null): they then allocate their own. gemm_library()
+// names what multiplies. There are also
 //
 //   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)
 //   gemm_gelu_gradient(d, before, a, b, ...):         D = A·B ⊙ gelu'(before)
 //   gemm_column_sums(d, sums, a, b, ...):             D = op(A)·B [+ D],  sums (n) of B's columns, in float
 //
 // which spare passes over memory. They return false, and do nothing, if a shape does not suit them, and always unless
-// gemm_has_epilogues<T>. Each is used where it is faster than a product and a kernel of its own: both are timed once.
+// gemm_has_epilogues<T>. Each is used where it is faster than a product and a kernel of its own: both are timed once
+// (kernels/gemm_choices.cuh).
 //
 // FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
 //
@@ -21,14 +22,12 @@
 // The output head uses the token embedding (V, C) the other way round: logits = x·wteᵀ.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "kernels/column_sum.cuh"
 #include "kernels/common.cuh"
-#include "kernels/event.cuh"
 #include "kernels/gelu.cuh"
-#include "kernels/gemm_choices.h"
+#include "kernels/gemm_choices.cuh"
 
 struct GemmShape {
   int m, n, k;
@@ -38,34 +37,20 @@ struct GemmShape {
 
 #include <gemm.h>
 
-// Whether to do `name` by fused() or by separate(), which do the same, and may be done again and again, as both are
-// timed. fused() returns false, and does nothing, if it can't.
-template <class Fused, class Separate>
-bool fusing_is_faster(const std::string& name, Fused fused, Separate separate, cudaStream_t stream) {
-  GemmChoices& choices = gemm_choices();
-  bool can_fuse = false;
-  if (!choices.known.contains(name) && choices.by_timing) {  // each chooses its algorithms before the two are timed
-    const Unobserved unobserved;
-    can_fuse = fused();
-    separate();
-  }
-  return choices.choose(name, "separate", [&] {
-    const Unobserved unobserved;
-    return can_fuse && best_seconds(stream, fused) < best_seconds(stream, separate) ? "fused" : "separate";
-  }) == "fused";
-}
-
 // Does the work on matrices of T that `name` stands for, the faster way.
 template <class T, class Fused, class Separate>
 void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Separate separate, cudaStream_t stream) {
   if (!gemm_has_epilogues<T>) return separate();
-  std::string full_name = gemm_library() + ' ' + dtype_name<T> + ' ' + name;
+  std::string full_name = std::string(name) + ' ' + dtype_name<T>;
   for (int size : {shape.m, shape.n, shape.k}) full_name += ' ' + std::to_string(size);
-  std::optional<Untimed> untimed;
-  if (shape.accumulate) untimed.emplace();  // a sum can't be done again
-  const bool fuse = fusing_is_faster(full_name, fused, separate, stream);
-  untimed.reset();
-  if (!fuse || !fused()) separate();
+  bool fuse;
+  {
+    const Untimed untimed(shape.accumulate);  // a sum can't be done again
+    fuse = fusing_is_faster(full_name, fused, separate, stream);
+  }
+  if (fuse && fused()) return;
+  const Untimed untimed(fuse);  // only this rank can't: the others would not come to agree
+  separate();
 }
 
 template <class T, class Out>

@@ -6,7 +6,7 @@
 // `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A
 // range is one of NVTX, too: NVIDIA's profilers show the launchers' names.
 //
-// Two events on the range's stream take its time. The timeline is in the Trace Event Format (JSON), which
+// Two events on the range's stream take its time, until they have been recorded and read. The timeline is in the Trace Event Format (JSON), which
 // ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times are microseconds.
 #pragma once
 
@@ -22,6 +22,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <fstream>
 #include <functional>
@@ -31,6 +32,8 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "kernels/check.cuh"
 
 // Where in the run a launcher was called; -1: not known, or in none.
 struct TraceContext {
@@ -76,16 +79,24 @@ class Profiler {
 
   // A number for end().
   size_t begin(const char* name, cudaStream_t stream, double bytes, double flops) {
-    if (samples_.empty()) set_base();
+    if (!std::exchange(has_base_, true)) set_base();
+    while (!samples_.empty() && samples_.front().closed && is_ready(samples_.front().end)) resolve_first();
     Sample sample{name, stream, nullptr, nullptr, bytes, flops, context, enabled, trace};
     cudaEventCreate(&sample.start);
     cudaEventCreate(&sample.end);
     cudaEventRecord(sample.start, stream);
     samples_.push_back(sample);
-    return samples_.size() - 1;
+    return resolved_ + samples_.size() - 1;
   }
 
-  void end(size_t number) { cudaEventRecord(samples_[number].end, samples_[number].stream); }
+  void end(size_t number) {
+    Sample& sample = samples_[number - resolved_];
+    cudaEventRecord(sample.end, sample.stream);
+    sample.closed = true;
+  }
+
+  // Ranges that hold two events.
+  size_t unresolved() const { return samples_.size(); }
 
   // Totals by name since the last call. Waits for the device.
   std::map<std::string, Total> collect() {
@@ -113,6 +124,7 @@ class Profiler {
     double bytes, flops;
     TraceContext context;
     bool totalled, traced;
+    bool closed = false;
   };
 
   // From here on events are placed by their distance from an event on an idle device, whose wall-clock time is known.
@@ -126,13 +138,18 @@ class Profiler {
 
   void resolve() {
     cudaDeviceSynchronize();
-    for (const Sample& sample : samples_) {
-      if (sample.totalled) add_to_totals(sample);
-      if (sample.traced) add_to_timeline(sample);
-      cudaEventDestroy(sample.start);
-      cudaEventDestroy(sample.end);
-    }
-    samples_.clear();
+    while (!samples_.empty()) resolve_first();
+    has_base_ = false;
+  }
+
+  void resolve_first() {
+    const Sample& sample = samples_.front();
+    if (sample.totalled) add_to_totals(sample);
+    if (sample.traced) add_to_timeline(sample);
+    cudaEventDestroy(sample.start);
+    cudaEventDestroy(sample.end);
+    samples_.pop_front();
+    ++resolved_;
   }
 
   void add_to_totals(const Sample& sample) {
@@ -194,7 +211,9 @@ class Profiler {
 
   cudaEvent_t base_ = nullptr;
   int64_t base_time_ = 0;
-  std::vector<Sample> samples_;  // since the last resolve()
+  bool has_base_ = false;         // since the last resolve()
+  std::deque<Sample> samples_;    // whose end may not have come yet
+  size_t resolved_ = 0;           // samples before them
   std::map<std::string, Total> totals_;
   std::string events_;
   std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's place here is its thread number

@@ -197,12 +197,12 @@ class Communicator {
   }
 
   void collect_finished() {
-    while (!pending_.empty() && cudaEventQuery(pending_.front().end) == cudaSuccess) {
+    while (!pending_.empty() && is_ready(pending_.front().end)) {
       recorder_->leave(pending_.front().sequence);
       traffic_[pending_.front().count].milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
       free_.splice(free_.end(), pending_, pending_.begin());
     }
-    while (!waits_.empty() && cudaEventQuery(waits_.front().end) == cudaSuccess) {
+    while (!waits_.empty() && is_ready(waits_.front().end)) {
       traffic_[waits_.front().count].exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
       free_.splice(free_.end(), waits_, waits_.begin());
     }

@@ -43,7 +43,7 @@ class Parameters {
   virtual void initialize() = 0;
   // Updates that were applied so far, and the loss scale for the next step.
   virtual void set_progress(size_t updates, const LossScale& scale) = 0;
-  // On the stream, if `to` is pinned: it is filled when that has been waited for.
+  // On the stream: `to` is filled when that has been waited for.
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
   virtual void copy_in(const Slice& slice, State state, const std::vector<float>& from) = 0;
 

@@ -25,8 +25,7 @@ class Checksums {
     if (bytes == sizeof(float)) tensor_statistics(workspace_, static_cast<const float*>(values), count, workspace_ + 1, stream_);
     else tensor_statistics(workspace_, static_cast<const __half*>(values), count, workspace_ + 1, stream_);
     TensorStatistics result;
-    CUDA_CHECK(cudaMemcpyAsync(&result, workspace_, sizeof result, cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    copy_and_wait(&result, workspace_, 1, cudaMemcpyDeviceToHost, stream_);
     return result.checksum;
   }
 

@@ -108,10 +108,22 @@ class ParameterStore final : public Parameters {
     slot.moving = true;
   }
 
+  // Will this micro-step neither send anything nor wait for anything sent? Then its work on the stream is the same each
+  // time. It is not where blocks take turns, nor where gradients are reduced (last) or updated weights gathered (the
+  // first of stage 1).
+  bool is_quiet() const {
+    if (dp_.size() == 1) return true;
+    if (stage_ > 1 || last_micro_step_) return false;
+    const auto is_there = [](const auto& slot) { return slot.unit >= 0 && !slot.moving; };
+    return (stage_ == 0 || std::all_of(weight_slots_.begin(), weight_slots_.end(), is_there)) &&
+           std::none_of(gradient_slots_.begin(), gradient_slots_.end(), [](const auto& slot) { return slot.moving; });
+  }
+
   // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
   // its way on the stream of collectives) or the norm is not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits = {}) {
     dp_.wait_for_all(stream_);
+    for (Slot<float>& slot : gradient_slots_) slot.moving = false;
     compute_norm(loss, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
@@ -157,8 +169,8 @@ class ParameterStore final : public Parameters {
   void set_progress(size_t updates, const LossScale& scale) override {
     const GradientSummary summary = {.scale = scale};
     const AdamWState state = {.updates = int(updates)};
-    CUDA_CHECK(cudaMemcpyAsync(summary_, &summary, sizeof summary, cudaMemcpyHostToDevice, stream_));
-    CUDA_CHECK(cudaMemcpyAsync(adamw_state_, &state, sizeof state, cudaMemcpyHostToDevice, stream_));
+    copy_and_wait(summary_, &summary, 1, cudaMemcpyHostToDevice, stream_);
+    copy_and_wait(adamw_state_, &state, 1, cudaMemcpyHostToDevice, stream_);
   }
 
   void copy_out(const Slice& slice, State state, float* to) const override {
@@ -168,23 +180,21 @@ class ParameterStore final : public Parameters {
     }
     std::vector<T> narrow(slice.count);
     const T* from = place(own_weights(slice.tensor->unit), slice);
-    CUDA_CHECK(cudaMemcpyAsync(narrow.data(), from, slice.count * sizeof(T), cudaMemcpyDeviceToHost, stream_));
-    CUDA_CHECK(cudaStreamSynchronize(stream_));
+    copy_and_wait(narrow.data(), from, slice.count, cudaMemcpyDeviceToHost, stream_);
     std::transform(narrow.begin(), narrow.end(), to, [](T x) { return to_float(x); });
   }
 
   void copy_in(const Slice& slice, State state, const std::vector<float>& from) override {
     CUDA_CHECK(cudaDeviceSynchronize());
     if (float* to = array(state, slice.tensor->unit))
-      CUDA_CHECK(cudaMemcpyAsync(place(to, slice), from.data(), slice.count * sizeof(float), cudaMemcpyHostToDevice,
-                                 stream_));
+      copy_and_wait(place(to, slice), from.data(), slice.count, cudaMemcpyHostToDevice, stream_);
     if (state != State::weight) return;
     weights_changed();
     if constexpr (is_float) return;
     std::vector<T> narrow(slice.count);
     std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
     T* to = place(own_weights(slice.tensor->unit), slice);
-    CUDA_CHECK(cudaMemcpyAsync(to, narrow.data(), slice.count * sizeof(T), cudaMemcpyHostToDevice, stream_));
+    copy_and_wait(to, narrow.data(), slice.count, cudaMemcpyHostToDevice, stream_);
   }
 
  private:

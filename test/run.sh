@@ -30,7 +30,7 @@ run_scheduled() {  # name, options: on the CPU device, under each schedule
   esac
 }
 
-for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp; do
+for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu; do
   name=$(basename "${source%.*}")
   case $build-$source in
     build/gpu*-test/cpu/*) ;;

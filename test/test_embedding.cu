@@ -88,4 +88,12 @@ TEST_CASE("positions are sorted by token, stably") {
   std::vector<int> order(tokens.size());
   sort_by_token(tokens.data(), int(tokens.size()), order.data());
   CHECK(order == std::vector<int>{1, 4, 3, 0, 2, 5});
+
+  const std::vector<int> many = random_tokens({8, 1000, 1000, 1, 50257});
+  std::vector<int> expected(many.size());
+  std::iota(expected.begin(), expected.end(), 0);
+  std::stable_sort(expected.begin(), expected.end(), [&](int a, int b) { return many[a] < many[b]; });
+  order.resize(many.size());
+  sort_by_token(many.data(), int(many.size()), order.data());
+  CHECK(order == expected);
 }

@@ -70,6 +70,7 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
 std::vector<float> values_of(Model& model, const TensorDescriptor& tensor, State state) {
   std::vector<float> values(tensor.count());
   model.store().copy_out({&tensor, 0, tensor.count(), tensor.offset}, state, values.data());
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
   return values;
 }
 

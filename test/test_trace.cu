@@ -91,6 +91,23 @@ TEST_CASE("table and timeline do not take from each other") {
   CHECK(Profiler::instance().take_trace().empty());
 }
 
+TEST_CASE("ranges give their events back as they end, not when the table is wanted") {
+  Recording both(true, true);
+  Buffer<float> values(elements);
+  for (int i = 0; i < 5; ++i) {
+    KernelRange outer("outer", test_stream(), 0, 0);
+    gelu(values);
+    CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+    gelu(values);  // the first has ended by now, but not the range around it
+  }
+  CHECK(Profiler::instance().unresolved() <= 3);
+  CHECK(ranges_of(parse_trace({Profiler::instance().take_trace()})).size() == 15);
+  CHECK(Profiler::instance().unresolved() == 0);
+  auto table = Profiler::instance().collect();
+  CHECK(table["outer"].calls == 5);
+  CHECK(table["gelu_forward"].calls == 10);
+}
+
 TEST_CASE("the timeline has processes, threads, times and what is known of each range") {
   Recording timeline(false, true);
   Profiler& profiler = Profiler::instance();

@@ -20,7 +20,7 @@ FLAGS_debug := -O0 -g
 FLAGS_counts := -O1 -g -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
   -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
 SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined)
-CPU_FLAGS = -std=c++20 $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
+CPU_FLAGS = -std=c++20 $(FIRST_INCLUDES) $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
   -I$(BUILD)/src -I. -Icpu -Ikernels/without_cudnn $(MPI_FLAGS)
 CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context $(HOST_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan counts,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
@@ -42,12 +42,15 @@ $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
-$(foreach folder,kernels/ parallel/ test/ test/cpu/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,kernels/ parallel/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
 $(BUILD)/train_gpt.o: FLAGS_fast := -O1  # it has no kernels
+# The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
+$(BUILD)/test_cublaslt.o: FIRST_INCLUDES := -Ikernels/cublaslt -Itest/cpu/cublaslt
+$(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
 

@@ -4,22 +4,25 @@
 // Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too, and a bias over n is one over Dᵀ's rows, as its epilogue
 // wants it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
-// Plans (layouts and an algorithm) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes,
-// the fastest is taken: when a plan is made, each multiplies the operands at hand a few times. Products that are not
-// worth it (kernels/matmul.cuh) have plans of their own, which take the first.
+// Plans (layouts and algorithms) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes, the
+// fastest is taken (kernels/gemm_choices.cuh): when a plan is made, each multiplies the operands at hand a few times. A
+// product that adds to D can't be done twice, and takes what the same product without the sum took; others that are not
+// worth it take the first. An algorithm that fails when it is used is left out, and the next one is tried.
 #pragma once
 
 #include <cublasLt.h>
 
 #include <map>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "kernels/bias.cuh"
 #include "kernels/common.cuh"
-#include "kernels/event.cuh"
+#include "kernels/gemm_choices.cuh"
 
 #define CUBLAS_CHECK(call) check_cublas((call), #call, __FILE__, __LINE__)
 
@@ -52,11 +55,16 @@ constexpr cudaDataType data_type = std::is_same_v<T, float>           ? CUDA_R_3
                                    : std::is_same_v<T, __nv_bfloat16> ? CUDA_R_16BF
                                                                       : CUDA_R_16F;
 
-// The handle and the workspace that products on one stream share, for the whole run.
+// The handle and the workspace that products on one stream share.
 struct Context {
   Context() { CUBLAS_CHECK(cublasLtCreate(&handle)); }
+  void* workspace() {
+    if (!lent && !own) CUDA_CHECK(cudaMalloc(&own, gemm_workspace_bytes));
+    return lent ? lent : own;
+  }
+
   cublasLtHandle_t handle;
-  void* workspace = nullptr;
+  void *lent = nullptr, *own = nullptr;
 };
 
 inline Context& context() {
@@ -83,7 +91,8 @@ struct Algorithm {
 struct Plan {
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, d;
-  std::optional<Algorithm> algorithm;  // none: cuBLASLt can't do this
+  std::vector<Algorithm> algorithms;                      // those that may work, the chosen one first
+  cublasStatus_t problem = CUBLAS_STATUS_NOT_SUPPORTED;  // why none does
 };
 
 template <class Value>
@@ -101,10 +110,12 @@ void set_pointers(const Plan& plan, const Operands<In, Out>& o) {
 template <class In, class Out>
 cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o,
                         bool accumulate, cudaStream_t stream) {
-  if (!context().workspace) CUDA_CHECK(cudaMalloc(&context().workspace, gemm_workspace_bytes));
   const float alpha = 1, beta = accumulate ? 1 : 0;
-  return cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d,
-                        plan.d, &algorithm.data, context().workspace, gemm_workspace_bytes, stream);
+  const cublasStatus_t status =
+      cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d, plan.d,
+                     &algorithm.data, context().workspace(), gemm_workspace_bytes, stream);
+  if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();  // of a launch that failed: the next launcher's is another
+  return status;
 }
 
 // The largest power of two up to 16 bytes that divides the row length: the alignment cuBLASLt may count on.
@@ -113,8 +124,18 @@ inline uint32_t row_alignment(int columns, size_t element_bytes) {
   return uint32_t(std::min<size_t>(16, bytes & (~bytes + 1)));
 }
 
-// What the heuristic proposes, best guess first.
-inline std::vector<Algorithm> candidates(const Plan& plan, const uint32_t (&alignments)[3]) {
+// Are parts of each sum over k computed apart?
+inline bool splits_sums(const Algorithm& algorithm) {
+  int32_t parts = 1;
+  size_t written = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm.data, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+                                                                     &parts, sizeof parts, &written);
+  return status == CUBLAS_STATUS_SUCCESS && parts > 1;
+}
+
+// What the heuristic proposes, best guess first. It may split sums only if the parts are added in float (by default they
+// may be in D's 16 bits), and not where there is a bias, which then might be added to a sum rounded to 16 bits.
+inline void find_candidates(Plan& plan, const uint32_t (&alignments)[3], bool has_bias) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -122,6 +143,7 @@ inline std::vector<Algorithm> candidates(const Plan& plan, const uint32_t (&alig
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, gemm_workspace_bytes);
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignments[0]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignments[1]);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignments[2]);
@@ -131,49 +153,71 @@ inline std::vector<Algorithm> candidates(const Plan& plan, const uint32_t (&alig
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(context().handle, plan.operation, plan.a, plan.b, plan.d,
                                                                plan.d, preference, most, results, &found);
   CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-  if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-  std::vector<Algorithm> algorithms;
-  for (int i = 0; i < found; ++i)
-    if (results[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back({results[i].algo});
-  return algorithms;
-}
-
-// Seconds; infinite if the algorithm can't do it after all.
-template <class In, class Out>
-double time_of(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o, cudaStream_t stream) {
-  bool works = true;
-  const double seconds = best_seconds(stream, [&] {
-    works = works && multiply(plan, algorithm, o, false, stream) == CUBLAS_STATUS_SUCCESS;
-  });
-  return works ? seconds : INFINITY;
-}
-
-// Its number among the candidates, as text; "none" if none of them works. D is overwritten, or, if it is a sum that
-// must stay, a scratch one.
-template <class In, class Out>
-std::string fastest(const Plan& plan, const std::vector<Algorithm>& algorithms, Operands<In, Out> o,
-                    const GemmShape& shape, cudaStream_t stream) {
-  Out* scratch = nullptr;
-  if (shape.accumulate) CUDA_CHECK(cudaMalloc(&scratch, size_t(shape.m) * shape.n * sizeof(Out)));
-  if (scratch) o.d = scratch;
-  size_t best = 0;
-  double best_time = INFINITY;
-  for (size_t i = 0; i < algorithms.size(); ++i) {
-    const double time = time_of(plan, algorithms[i], o, stream);
-    if (time < best_time) best = i, best_time = time;
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    plan.problem = status;
+    return;
   }
-  CUDA_CHECK(cudaFree(scratch));
-  return best_time < INFINITY ? std::to_string(best) : "none";
+  for (int i = 0; i < found; ++i) {
+    const Algorithm algorithm = {results[i].algo};
+    if (results[i].state == CUBLAS_STATUS_SUCCESS && !(has_bias && splits_sums(algorithm)))
+      plan.algorithms.push_back(algorithm);
+  }
 }
 
-// Names the product, and all that the heuristic's proposals depend on.
+// As text, for checkpoints: cuBLASLt's version, without which the bits mean nothing, and the bits.
+inline std::string text_of(const Algorithm& algorithm) {
+  std::ostringstream text;
+  text << cublasLtGetVersion() << std::hex;
+  for (uint64_t word : algorithm.data.data) text << ' ' << word;
+  return text.str();
+}
+
+// None, if the text is not one that this card and library can use.
+inline std::optional<Algorithm> algorithm_of(const std::string& text, const Plan& plan) {
+  std::istringstream words(text);
+  size_t version = 0;
+  Algorithm algorithm;
+  words >> version >> std::hex;
+  for (uint64_t& word : algorithm.data.data) words >> word;
+  if (!words || version != cublasLtGetVersion()) return {};
+  cublasLtMatmulHeuristicResult_t result;
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(context().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
+                                                        &algorithm.data, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > gemm_workspace_bytes) return {};
+  return algorithm;
+}
+
+// The fastest of those that work, as text; "none" if none does. D is overwritten.
+template <class In, class Out>
+std::string fastest(const Plan& plan, const Operands<In, Out>& o, cudaStream_t stream) {
+  std::vector<bool> works(plan.algorithms.size(), true);
+  const std::vector<double> seconds = best_seconds_of_each(stream, works.size(), [&](size_t i) {
+    works[i] = works[i] && multiply(plan, plan.algorithms[i], o, false, stream) == CUBLAS_STATUS_SUCCESS;
+  });
+  std::string best = "none";
+  double least = INFINITY;
+  for (size_t i = 0; i < works.size(); ++i)
+    if (works[i] && seconds[i] < least) best = text_of(plan.algorithms[i]), least = seconds[i];
+  return best;
+}
+
+// Names the product, with a sum or without.
 template <class In, class Out>
 std::string name_of(const GemmShape& s, Epilogue epilogue) {
-  std::string name = gemm_library();
-  for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(s.accumulate), int(epilogue),
-                   int(data_type<In>), int(data_type<Out>)})
+  std::string name = "product";
+  for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(epilogue), int(data_type<In>),
+                   int(data_type<Out>)})
     name += ' ' + std::to_string(part);
   return name;
+}
+
+// The chosen algorithm, if there is one, comes first, then the others.
+template <class In, class Out>
+void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
+  const Untimed untimed(s.accumulate);
+  const std::string choice =
+      gemm_choices().choose(name_of<In, Out>(s, epilogue), [&] { return fastest(plan, o, stream); });
+  if (const auto chosen = algorithm_of(choice, plan)) plan.algorithms.insert(plan.algorithms.begin(), *chosen);
 }
 
 template <class In, class Out>
@@ -196,57 +240,69 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, data_type<In>, b_columns, b_rows, b_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, data_type<In>, a_columns, a_rows, a_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.d, data_type<Out>, s.n, s.m, s.n));
-  const std::vector<Algorithm> algorithms = candidates(
-      plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))});
-  if (algorithms.empty()) return plan;
-  const std::string choice = gemm_choices().choose(
-      name_of<In, Out>(s, epilogue), "0", [&] { return fastest(plan, algorithms, o, s, stream); });
-  if (choice != "none")
-    plan.algorithm = algorithms[std::min<size_t>(std::strtoul(choice.c_str(), nullptr, 10), algorithms.size() - 1)];
+  find_candidates(
+      plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))},
+      epilogue == Epilogue::bias || epilogue == Epilogue::gelu);
+  choose_algorithm(plan, s, epilogue, o, stream);
   return plan;
 }
 
-// False if cuBLASLt can't.
+// Success, or why no algorithm can do it.
 template <class In, class Out>
-bool run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
+cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
   static std::map<std::tuple<GemmShape, Epilogue, bool>, Plan> plans;
   const auto key = std::make_tuple(shape, epilogue, gemm_choices().by_timing);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
-  const Plan& plan = found->second;
-  if (!plan.algorithm) return false;
+  Plan& plan = found->second;
   set_pointers(plan, o);
-  CUBLAS_CHECK(multiply(plan, *plan.algorithm, o, shape.accumulate, stream));
-  return true;
+  while (!plan.algorithms.empty()) {
+    const cublasStatus_t status = multiply(plan, plan.algorithms[0], o, shape.accumulate, stream);
+    if (status == CUBLAS_STATUS_SUCCESS) return status;
+    plan.problem = status;
+    plan.algorithms.erase(plan.algorithms.begin());
+  }
+  return plan.problem;
+}
+
+template <class In, class Out>
+bool can_run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
+  return run(shape, epilogue, o, stream) == CUBLAS_STATUS_SUCCESS;
 }
 
 }  // namespace cublaslt
 
-inline void use_gemm_workspace(void* workspace) { cublaslt::context().workspace = workspace; }
+inline void use_gemm_workspace(void* workspace) { cublaslt::context().lent = workspace; }
 
 template <class In, class Out>
-void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, cudaStream_t stream) {
+void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStream_t stream) {
   using namespace cublaslt;
-  if (!run<In, Out>(s, bias ? Epilogue::bias : Epilogue::none, {d, a, b, bias}, stream))
-    throw std::runtime_error("cuBLASLt has no algorithm for a matrix product of m=" + std::to_string(s.m) + " n=" +
-                             std::to_string(s.n) + " k=" + std::to_string(s.k));
+  if (bias) {
+    if (can_run<In, Out>(s, Epilogue::bias, {d, a, b, bias}, stream)) return;
+    bias_rows(d, bias, s.m, s.n, s.accumulate, stream);
+    s.accumulate = true;
+  }
+  const cublasStatus_t status = run<In, Out>(s, Epilogue::none, {d, a, b}, stream);
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error("cuBLASLt can't do a matrix product of m=" + std::to_string(s.m) + " n=" +
+                             std::to_string(s.n) + " k=" + std::to_string(s.k) + ": " + cublasLtGetStatusString(status));
 }
 
 // cuBLASLt wants rows of gelu's input to start at multiples of 16 bytes.
 template <class T>
 bool gemm_gelu(T* d, T* before, const T* a, const T* b, const T* bias, const GemmShape& shape, cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && run<T, T>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream);
+  return shape.n % 8 == 0 && can_run<T, T>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream);
 }
 
 template <class T>
 bool gemm_gelu_gradient(T* d, const T* before, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && run<T, T>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream);
+  return shape.n % 8 == 0 && can_run<T, T>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream);
 }
 
 template <class T>
 bool gemm_column_sums(float* d, float* sums, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
   using namespace cublaslt;
-  return run<T, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream);
+  return can_run<T, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream);
 }

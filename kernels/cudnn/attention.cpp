@@ -63,8 +63,8 @@ struct Context {
   cudnnHandle_t handle = nullptr;
   std::map<Shape, Plan> plans;
   int64_t most_bytes = 0;  // of workspace that a plan needs
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
+  void *lent = nullptr, *own = nullptr;  // workspaces
+  size_t lent_bytes = 0, own_bytes = 0;
 };
 
 // Never destroyed: at exit the library may be gone before it.
@@ -138,17 +138,20 @@ int64_t build(Graph& graph, const Shape& s) {
 
 // ---- running them
 
-// As much as any plan needs. Where none, or too little, was lent, it is allocated.
+// As much as any plan needs. Where none, or too little, is lent, it is allocated.
 void* workspace() {
   Context& c = context();
-  if (c.workspace_bytes < size_t(c.most_bytes)) {
-    const cudaError_t error = cudaMalloc(&c.workspace, c.most_bytes);
-    if (error != cudaSuccess)
-      throw std::runtime_error("cuDNN's attention needs a workspace of " + std::to_string(c.most_bytes) + " bytes: " +
-                               cudaGetErrorString(error));
-    c.workspace_bytes = c.most_bytes;
-  }
-  return c.workspace;
+  const size_t needed = size_t(c.most_bytes);
+  if (c.lent_bytes >= needed) return c.lent;
+  if (c.own_bytes >= needed) return c.own;
+  cudaFree(c.own);
+  c.own_bytes = 0;
+  const cudaError_t error = cudaMalloc(&c.own, needed);
+  if (error != cudaSuccess)
+    throw std::runtime_error("cuDNN's attention needs a workspace of " + std::to_string(needed) + " bytes: " +
+                             cudaGetErrorString(error));
+  c.own_bytes = needed;
+  return c.own;
 }
 
 void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t stream) {
@@ -199,8 +202,8 @@ bool library_attention_is_planned(int batch, int seq_len, int heads, int head_si
 size_t library_attention_workspace_bytes() { return context().most_bytes; }
 
 void use_library_attention_workspace(void* workspace, size_t bytes) {
-  context().workspace = workspace;
-  context().workspace_bytes = workspace ? bytes : 0;
+  context().lent = workspace;
+  context().lent_bytes = workspace ? bytes : 0;
 }
 
 template <class T>

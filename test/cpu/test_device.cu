@@ -460,23 +460,41 @@ TEST_CASE("the null stream waits for blocking streams, and they for it") {
   CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
-TEST_CASE("pinned copies are deferred, pageable ones are done when the call returns") {
+TEST_CASE("copies are deferred, of pageable memory too") {
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Buffer<int> device(std::vector<int>{3});
-  int pageable = 0, *pinned = nullptr;
+  int pageable = 1, *pinned = nullptr;
   CUDA_CHECK(cudaMallocHost(&pinned, sizeof(int)));
   *pinned = 1;
-  CUDA_CHECK(cudaMemcpyAsync(&pageable, device, sizeof(int), cudaMemcpyDeviceToHost, stream));
-  CHECK(pageable == 3);
+  for (int* host : {&pageable, pinned}) {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof(int), cudaMemcpyDeviceToHost, stream));
+    if (cpu::streams_are_deferred()) CHECK(*host == 1);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CHECK(*host == 3);
+  }
   pageable = 4;
   CUDA_CHECK(cudaMemcpyAsync(device, &pageable, sizeof(int), cudaMemcpyHostToDevice, stream));
-  pageable = 5;  // the copy has already left
-  CUDA_CHECK(cudaMemcpyAsync(pinned, device, sizeof(int), cudaMemcpyDeviceToHost, stream));
-  if (cpu::streams_are_deferred()) CHECK(*pinned == 1);
+  if (cpu::streams_are_deferred()) pageable = 5;  // too early
   CUDA_CHECK(cudaStreamSynchronize(stream));
-  CHECK(*pinned == 4);
+  CHECK(device.get()[0] == pageable);
   CUDA_CHECK(cudaFreeHost(pinned));
+  CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+TEST_CASE("whether an event is ready can be asked without leaving an error behind") {
+  cudaStream_t stream;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaEvent_t event;
+  CUDA_CHECK(cudaEventCreate(&event));
+  CHECK(is_ready(event));  // never recorded
+  CUDA_CHECK(cudaEventRecord(event, stream));
+  for (const bool ready : {is_ready(event), is_ready(stream)}) CHECK(ready == !cpu::streams_are_deferred());
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  CHECK(is_ready(event));
+  CHECK(is_ready(stream));
+  CUDA_CHECK(cudaEventDestroy(event));
   CUDA_CHECK(cudaStreamDestroy(stream));
 }
 

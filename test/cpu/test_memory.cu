@@ -30,6 +30,7 @@ struct TwoArrays {
 }  // namespace
 
 TEST_CASE("arrays of a category lie side by side, or each by itself") {
+  unsetenv("GPT_SEPARATE_ARRAYS");
   CHECK(memory_reserve() == 0);
   const TwoArrays together;
   CHECK(reinterpret_cast<char*>(together.second) - together.first == 1024);

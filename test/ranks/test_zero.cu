@@ -30,6 +30,7 @@ struct Curve {
   std::vector<float> losses, norms;
   std::map<std::string, double> bytes_sent;
   double really_sent = 0;  // as the device's transport counts it
+  size_t graphs = 0;       // in the last step
   std::vector<DeviceMemory::Category> memory;
 };
 
@@ -39,6 +40,15 @@ double transport_bytes() {
   return 0;
 #else
   return double(cpu::nccl_bytes_sent());
+#endif
+}
+
+// Launched so far; 0 where nobody counts them.
+size_t graphs() {
+#ifdef __NVCC__
+  return 0;
+#else
+  return cpu::counts.graphs;
 #endif
 }
 
@@ -100,6 +110,7 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
       CUDA_CHECK(cudaDeviceSynchronize());
       last_step = dp.begin_traffic();
       before = transport_bytes();
+      curve.graphs = graphs();
     }
     const int previous = number;
     number = model.begin_step({});
@@ -110,6 +121,7 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   add(model.results(number));
   CUDA_CHECK(cudaDeviceSynchronize());
   curve.really_sent = transport_bytes() - before;
+  curve.graphs = graphs() - curve.graphs;
   curve.bytes_sent = dp.take_traffic(last_step).bytes_sent;
   curve.memory = model.memory().categories();
   curve.losses.push_back(validation_loss(model, dp));
@@ -233,6 +245,19 @@ TEST_CASE_TEMPLATE("every stage and micro-batch gives the curve of one rank: eve
   for (const ModelShape& shape : {even, odd}) check_all_stages<T>(shape);
 }
 
+#ifndef __NVCC__
+TEST_CASE("micro-steps without a collective are launched as graphs") {
+  if (dp().size() == 1) return;
+  const size_t micro_steps = size_t(global_batch / dp().size());
+  // All but the last, which reduces the gradients, and in stage 1 the first, which gathers the new weights.
+  const size_t expected[] = {micro_steps - 1, micro_steps - 2, 0, 0};
+  for (int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    CHECK(train<float>(deep, dp(), 1, {.stage = stage}).graphs == expected[stage]);
+  }
+}
+#endif
+
 TEST_CASE("gradients that travel in bf16") {
   for (int stage = 0; stage <= 3; ++stage) {
     CAPTURE(stage);
@@ -333,6 +358,7 @@ std::vector<float> own_state(const Parameters& store) {
     for (State state : {State::weight, State::first_moment, State::second_moment}) {
       std::vector<float> values(slice.count);
       store.copy_out(slice, state, values.data());
+      CUDA_CHECK(cudaStreamSynchronize(test_stream()));
       all.insert(all.end(), values.begin(), values.end());
     }
   return all;
@@ -358,6 +384,7 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
         if (dp().rank() == dp().size() - 1)
           CUDA_CHECK(cudaMemcpyAsync(model.store().gradients(0).data + 77, &nan, sizeof nan, cudaMemcpyHostToDevice,
                                      test_stream()));
+        CUDA_CHECK(cudaStreamSynchronize(test_stream()));
       });
       CHECK(std::isnan(model.gradient_summary().norm));
       CHECK(!was_applied(model));

@@ -1,0 +1,32 @@
+// What a matrix product with a bias starts from where its library has no epilogue that adds one:
+//
+//   out (rows, columns) = bias (columns) in each row [+ out]
+//
+// The product is then added to it in float, so that bias and product are rounded once, together. Nothing is profiled
+// here: it is a part of the product. Writes rows·columns elements.
+#pragma once
+
+#include "kernels/common.cuh"
+
+template <class T, class Out, int N>
+__global__ void bias_rows_kernel(Out* out, const T* bias, size_t packs, int packs_per_row, bool accumulate) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= packs) return;
+  float sum[N], before[N] = {};
+  load(bias + i % packs_per_row * N, sum);
+  if (accumulate) load(out + i * N, before);
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[k] += before[k];
+  store(out + i * N, sum);
+}
+
+template <class T, class Out>
+void bias_rows(Out* out, const T* bias, int rows, int columns, bool accumulate, cudaStream_t stream) {
+  with_pack<T>(columns, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    const size_t packs = size_t(rows) * columns / N;
+    bias_rows_kernel<T, Out, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(out, bias, packs, columns / N,
+                                                                                        accumulate);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

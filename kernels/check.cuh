@@ -1,0 +1,32 @@
+// What becomes of the error codes of CUDA's calls.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+// Throws when a CUDA call fails; the message names the call, the place and CUDA's reason.
+#define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+
+inline void check_cuda(cudaError_t error, const char* call, const char* file, int line) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(call) + " at " + file + ":" + std::to_string(line) + ": " +
+                           cudaGetErrorString(error));
+}
+
+// Has the event been recorded? Throws if work before it failed.
+inline bool is_ready(cudaEvent_t event) {
+  const cudaError_t answer = cudaEventQuery(event);
+  if (answer != cudaErrorNotReady) CUDA_CHECK(answer);
+  else cudaGetLastError();  // CUDA may remember this answer, and the next launcher would take it for its own error
+  return answer == cudaSuccess;
+}
+
+// Has the stream done all that it was given?
+inline bool is_ready(cudaStream_t stream) {
+  const cudaError_t answer = cudaStreamQuery(stream);
+  if (answer != cudaErrorNotReady) CUDA_CHECK(answer);
+  else cudaGetLastError();
+  return answer == cudaSuccess;
+}

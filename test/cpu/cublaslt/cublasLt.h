@@ -1,0 +1,239 @@
+// cuBLASLt for tests on the CPU device, so that the host's code in kernels/cublaslt/gemm.h runs where there is no GPU.
+// The part of NVIDIA's interface that it uses, with the same names; products are plain loops over columns. What the
+// library proposes, how long each algorithm takes and how it fails is up to the test.
+#pragma once
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cpu/cuda_bf16.h"
+#include "cpu/cuda_fp16.h"
+#include "cpu/cuda_runtime.h"
+#include "cpu/device.h"
+
+enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
+enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
+enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
+enum cublasLtEpilogue_t {
+  CUBLASLT_EPILOGUE_DEFAULT = 1,
+  CUBLASLT_EPILOGUE_BIAS = 4,
+  CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164,
+  CUBLASLT_EPILOGUE_DGELU = 192,
+  CUBLASLT_EPILOGUE_BGRADA = 256
+};
+enum cublasLtReductionScheme_t {
+  CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4
+};
+enum cublasLtMatmulDescAttributes_t {
+  CUBLASLT_MATMUL_DESC_TRANSA,
+  CUBLASLT_MATMUL_DESC_TRANSB,
+  CUBLASLT_MATMUL_DESC_EPILOGUE,
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+  CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+  CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+};
+enum cublasLtMatmulAlgoConfigAttributes_t { CUBLASLT_ALGO_CONFIG_SPLITK_NUM };
+
+struct cublasLtMatmulAlgo_t {
+  uint64_t data[8];  // data[0]: its number
+};
+struct cublasLtMatmulHeuristicResult_t {
+  cublasLtMatmulAlgo_t algo;
+  size_t workspaceSize;
+  cublasStatus_t state;
+};
+struct MatmulDesc {
+  uint64_t attributes[7] = {};
+};
+struct MatrixLayout {
+  cudaDataType type;
+  uint64_t rows, columns;
+  int64_t leading;
+};
+struct MatmulPreference {
+  uint64_t attributes[6] = {};
+};
+using cublasLtHandle_t = void*;
+using cublasLtMatmulDesc_t = MatmulDesc*;
+using cublasLtMatrixLayout_t = MatrixLayout*;
+using cublasLtMatmulPreference_t = MatmulPreference*;
+
+// What the test decides, and sees.
+struct FakeLibrary {
+  struct Algorithm {
+    int number = 1;
+    int splits = 1;
+    cublasLtReductionScheme_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+    int microseconds = 0;
+  };
+  std::vector<Algorithm> proposed = {{}};
+  std::set<int> unsuitable;                    // numbers that no product can run on this card
+  std::map<int, cublasStatus_t> failures;      // by epilogue, of running any algorithm
+  std::map<int, cublasStatus_t> failing;       // by number of an algorithm, of running it
+  size_t version = 130002;
+  std::vector<int> ran;  // numbers, in the order of the calls that succeeded
+  const void* workspace = nullptr;  // of the last call
+
+  const Algorithm& of(const cublasLtMatmulAlgo_t& algorithm) const {
+    for (const Algorithm& known : proposed)
+      if (known.number == int(algorithm.data[0])) return known;
+    static const Algorithm unknown;
+    return unknown;
+  }
+};
+inline FakeLibrary fake_library;
+
+inline const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_EXECUTION_FAILED ? "execution failed" : "not supported";
+}
+inline size_t cublasLtGetVersion() { return fake_library.version; }
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = nullptr, CUBLAS_STATUS_SUCCESS; }
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t, cudaDataType) {
+  *desc = new MatmulDesc;
+  (*desc)->attributes[CUBLASLT_MATMUL_DESC_EPILOGUE] = CUBLASLT_EPILOGUE_DEFAULT;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                                     const void* value, size_t bytes) {
+  return std::memcpy(&desc->attributes[attribute], value, bytes), CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                                 uint64_t columns, int64_t leading) {
+  *layout = new MatrixLayout{type, rows, columns, leading};
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new MatmulPreference;
+  (*preference)->attributes[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK] = 7;
+  return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void* value, size_t bytes) {
+  return std::memcpy(&preference->attributes[attribute], value, bytes), CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatmulPreference_t preference,
+                                                     int most, cublasLtMatmulHeuristicResult_t* results, int* found) {
+  *found = 0;
+  for (const FakeLibrary::Algorithm& algorithm : fake_library.proposed) {
+    const bool allowed = algorithm.splits == 1 ||
+                         (preference->attributes[CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK] & algorithm.scheme);
+    if (allowed && !fake_library.unsuitable.contains(algorithm.number) && *found < most)
+      results[(*found)++] = {{{uint64_t(algorithm.number)}}, 0, CUBLAS_STATUS_SUCCESS};
+  }
+  return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              const cublasLtMatmulAlgo_t* algorithm,
+                                              cublasLtMatmulHeuristicResult_t* result) {
+  result->workspaceSize = 0;
+  return fake_library.unsuitable.contains(int(algorithm->data[0])) ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+                                                           cublasLtMatmulAlgoConfigAttributes_t, void* value,
+                                                           size_t bytes, size_t*) {
+  return std::memcpy(value, &fake_library.of(*algorithm).splits, bytes), CUBLAS_STATUS_SUCCESS;
+}
+
+// Elements of an array, whatever its type.
+struct Elements {
+  double operator[](size_t i) const {
+    if (type == CUDA_R_32F) return static_cast<float*>(data)[i];
+    if (type == CUDA_R_16F) return __half2float(static_cast<__half*>(data)[i]);
+    return __bfloat162float(static_cast<__nv_bfloat16*>(data)[i]);
+  }
+  void set(size_t i, double value) const {
+    if (type == CUDA_R_32F) static_cast<float*>(data)[i] = float(value);
+    else if (type == CUDA_R_16F) static_cast<__half*>(data)[i] = __float2half_rn(float(value));
+    else static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(float(value));
+  }
+  void* data;
+  cudaDataType type;
+};
+
+// D (m,n) = op(A) (m,k) · op(B) (k,n) [+ D], all of them in columns, then what the epilogue asks for.
+inline void fake_product(const MatmulDesc& desc, const MatrixLayout& a_layout, const void* a_data,
+                         const MatrixLayout& b_layout, const void* b_data, const MatrixLayout& d_layout, void* d_data,
+                         bool accumulate) {
+  const auto of = [&](cublasLtMatmulDescAttributes_t attribute) { return desc.attributes[attribute]; };
+  const auto pointer = [&](cublasLtMatmulDescAttributes_t attribute) { return reinterpret_cast<void*>(of(attribute)); };
+  const bool at = of(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T, bt = of(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T;
+  const Elements a = {const_cast<void*>(a_data), a_layout.type}, b = {const_cast<void*>(b_data), b_layout.type};
+  const Elements d = {d_data, d_layout.type};
+  const Elements bias = {pointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER), cudaDataType(of(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE))};
+  const Elements aux = {pointer(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER), d_layout.type};
+  const auto epilogue = cublasLtEpilogue_t(of(CUBLASLT_MATMUL_DESC_EPILOGUE));
+  const size_t m = d_layout.rows, n = d_layout.columns, k = at ? a_layout.rows : a_layout.columns;
+  const auto a_at = [&](size_t i, size_t p) { return a[at ? p + i * a_layout.leading : i + p * a_layout.leading]; };
+  const auto b_at = [&](size_t p, size_t j) { return b[bt ? j + p * b_layout.leading : p + j * b_layout.leading]; };
+  const double scale = std::sqrt(2 / M_PI), cubic = 0.044715;
+  for (size_t i = 0; i < m; ++i) {
+    double column_sum = 0;
+    for (size_t p = 0; p < k; ++p) column_sum += a_at(i, p);
+    if (epilogue == CUBLASLT_EPILOGUE_BGRADA) bias.set(i, column_sum);
+    for (size_t j = 0; j < n; ++j) {
+      double x = accumulate ? d[i + j * d_layout.leading] : 0;
+      for (size_t p = 0; p < k; ++p) x += a_at(i, p) * b_at(p, j);
+      if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) x += bias[i];
+      const size_t at_aux = i + j * of(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
+      if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+        aux.set(at_aux, x);
+        x = 0.5 * x * (1 + std::tanh(scale * (x + cubic * x * x * x)));
+      }
+      if (epilogue == CUBLASLT_EPILOGUE_DGELU) {
+        const double y = aux[at_aux], t = std::tanh(scale * (y + cubic * y * y * y));
+        x *= 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * scale * (1 + 3 * cubic * y * y);
+      }
+      d.set(i + j * d_layout.leading, x);
+    }
+  }
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void*, const void* a,
+                                     cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                                     const void* beta, const void*, cublasLtMatrixLayout_t, void* d,
+                                     cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
+                                     void* workspace, size_t, cudaStream_t stream) {
+  const int number = int(algorithm->data[0]), epilogue = int(desc->attributes[CUBLASLT_MATMUL_DESC_EPILOGUE]);
+  if (fake_library.failures.contains(epilogue)) return fake_library.failures[epilogue];
+  if (fake_library.failing.contains(number)) return fake_library.failing[number];
+  fake_library.ran.push_back(number);
+  fake_library.workspace = workspace;
+  const bool accumulate = *static_cast<const float*>(beta) != 0;
+  const int microseconds = fake_library.of(*algorithm).microseconds;
+  cpu::enqueue(stream, [=, desc = *desc, a_layout = *a_layout, b_layout = *b_layout, d_layout = *d_layout] {
+    if (microseconds) usleep(unsigned(microseconds));
+    fake_product(desc, a_layout, a, b_layout, b, d_layout, d, accumulate);
+    return true;
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
