@@ -5,7 +5,8 @@ KNOWN_ARCHS := $(patsubst compute_%,%,$(if $(NVCC),$(shell $(NVCC) --list-gpu-ar
 SEEN_ARCHS := $(filter-out 5% 6% 7%,$(subst .,,$(CAPABILITIES)))
 ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS),$(SEEN_ARCHS)),$(SEEN_ARCHS:%=80)))),80 90a $(filter 100a,$(KNOWN_ARCHS:=a)))
 PTX := $(if $(filter 80,$(ARCHS))$(filter-out $(KNOWN_ARCHS),$(SEEN_ARCHS)),-gencode arch=compute_80$(comma)code=compute_80)
-GPU_FLAGS = -std=c++20 -O3 $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
+GPU_OPTIMIZE := -O3
+GPU_FLAGS = -std=c++20 $(GPU_OPTIMIZE) $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
   -I. -Ikernels/cublaslt -Ikernels/$(ATTENTION) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
 # NVRTC, by which cuDNN compiles at run time, opens its builtins by name: they are found if they have been loaded.
 CUDNN_LIBRARIES := $(foreach library,libcudnn libnvrtc libnvrtc-builtins,$(call cudnn_part,$(library).so*))
@@ -32,6 +33,7 @@ $(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
 endef
 $(eval $(call compile,))
+$(BUILD)/train_gpt.o: GPU_OPTIMIZE := -O1  # it has no kernels
 $(foreach folder,kernels/ parallel/ test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%: $(BUILD)/%.o $(ATTENTION_OBJECTS)
