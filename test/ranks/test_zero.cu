@@ -281,8 +281,9 @@ std::map<std::string, std::vector<float>> stochastically_rounded(Communicator& d
 
 // A weight that is to become x is rounded the other way where sums in another order move x across its random number:
 // with probability |δx| / ulp(x). AdamW's first update is ±lr whatever the size of the gradient, so δx is nothing but
-// where a gradient is all noise and its sign is open: in the key third of c_attn.bias, 0.13 % of the weights. Random
-// numbers that depend on the mesh would round a third of all weights, 2f(1 − f) over all fractions f, to the other side.
+// where a gradient is all noise and its sign is open: in the key third of c_attn.bias, 0.1 % of the weights, and in some
+// more. Random numbers that depend on the mesh would round a third of all weights, the mean of 2f(1 − f) over the
+// fractions f of a unit, to the other side.
 TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
   Communicator alone;
   const auto wanted = stochastically_rounded(alone, 0);
