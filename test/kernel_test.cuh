@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "test/bounds.h"
 #include "test/buffer.cuh"
 
 // The work stream of a test: not the null stream, so that permuted schedules defer what is issued to it.
@@ -23,7 +24,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
-#define CHECK_CLOSE(actual, expected, floor, tolerance) CHECK(worst_error(actual, expected, floor) <= (tolerance))
+#define CHECK_CLOSE(actual, expected, floor, tolerance) CHECK_WITHIN(#actual, worst_error(actual, expected, floor), tolerance)
 
 TYPE_TO_STRING(float);
 TYPE_TO_STRING(__nv_bfloat16);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "parallel/socket.h"
+#include "test/bounds.h"
 #include "test/workplace.h"
 
 namespace {
@@ -54,6 +55,14 @@ double largest_difference(const std::vector<Json>& a, const std::vector<Json>& b
   return largest;
 }
 
+// Root-mean-square of the relative differences.
+double distance(const std::vector<Json>& a, const std::vector<Json>& b, const char* key) {
+  REQUIRE(a.size() == b.size());
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += std::pow(a[i][key].get<double>() / b[i][key].get<double>() - 1, 2);
+  return std::sqrt(squares / double(a.size()));
+}
+
 }  // namespace
 
 TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" * doctest::skip(!mpirun_found)) {
@@ -62,19 +71,17 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
   const std::string job = " $GPT --share-gpu --train text --layers 3 --heads 3 --channels 51 --seq-len 24 --steps 8 "
                           "--lr 1e-3 --global-batch 12 --checkpoint-every 4 --out ";
   const std::vector<Spread> meshes = {{1, 0, 2}, {3, 3, 1}, {2, 1, 3}, {4, 2, 1}, {2, 3, 2}, {3, 0, 2}};
+  std::vector<Json> wanted;
   for (std::string dtype : {"fp32", "bf16"}) {
     auto train = [&](const std::string& out, const Spread& mesh, const std::string& more) {
       shell.output("$MPIRUN " + std::to_string(mesh.ranks) + job + out + mesh.options() + "--dtype " + dtype + more);
     };
     auto out = [&](size_t mesh) { return dtype + std::to_string(mesh); };
-    train("wanted", {1, 0, 1}, " --overwrite");
     for (size_t i = 0; i < meshes.size(); ++i) train(out(i), meshes[i], "");
-    const std::vector<Json> wanted = shell.metrics("wanted");
-    // Design, section 4: fp32 within 1e-5, bf16 within three times what another micro-batch makes of one rank's curve.
-    auto tolerance = [&](const char* key) {
-      return dtype == "fp32" ? 1e-5 : 3 * largest_difference(shell.metrics(out(0)), wanted, key);
-    };
-    const double of_losses = tolerance("loss"), of_norms = tolerance("grad_norm");
+    // Design, section 4, of one rank's fp32 curve: fp32 within 1e-5, in bf16 losses within twice the distance of one
+    // rank's bf16 curve, in root-mean-square. (Norms in bf16: test/ranks/test_zero.cu.)
+    if (dtype == "fp32") wanted = shell.metrics(out(0));
+    const double own = distance(shell.metrics(out(0)), wanted, "loss");
     for (size_t from = 0; from < meshes.size(); ++from) {
       const size_t to = (from + 1) % meshes.size();
       CAPTURE(dtype);
@@ -82,8 +89,10 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
       CAPTURE(to);
       shell.output("rm -r " + out(from) + "/step_00000008");
       train(out(from), meshes[to], " --resume");
-      CHECK(largest_difference(shell.metrics(out(from)), wanted, "loss") <= of_losses);
-      CHECK(largest_difference(shell.metrics(out(from)), wanted, "grad_norm") <= of_norms);
+      const std::vector<Json> resumed = shell.metrics(out(from));
+      if (dtype == "fp32") CHECK_WITHIN("fp32 losses", largest_difference(resumed, wanted, "loss"), 1e-5);
+      if (dtype == "fp32") CHECK_WITHIN("fp32 norms", largest_difference(resumed, wanted, "grad_norm"), 1e-5);
+      if (dtype == "bf16") CHECK_WITHIN("bf16 losses", distance(resumed, wanted, "loss"), 2 * own);
     }
   }
 }

@@ -43,11 +43,23 @@ struct Reference {
   int batch, seq_len;
 };
 
-// Float sums of some hundred terms leave errors of about 1e-6 in a tensor's norm; bf16 rounds every activation by
-// 2^-9 = 0.2 %, and about ten of these roundings, of random sign, lie between a weight and the loss. fp16 rounds by an
-// eighth of that, as long as gradients don't vanish: loss_scale sees to it.
+// How far a tensor may be from float64, in its norm. A rounding to bf16 takes 0.17 % of a number (the root-mean-square;
+// 2^-8 at most). Of these roundings of random sign there are, with those of weights, 2 before the first of the two
+// blocks, 15 in each, 2 after them: √34 · 0.17 % = 1 % for logits. Backward, 3 before the last block and 10 in each:
+// √57 · 0.17 % = 1.3 % for gradients. Twice both, as small tensors are worse than others. fp16 rounds by an eighth of that, as long as
+// gradients don't vanish: loss_scale sees to it. In float the sums count, not the roundings of their results: a product
+// that adds k = 50 to 250 terms is off by 2.4e-8·√k, 3e-7 (test/test_matmul.cu). Twelve of them lie before the logits,
+// 24 before a gradient: 1e-6 and 1.5e-6; twice and three times that.
 template <class T>
-constexpr double tensor_tolerance = std::is_same_v<T, float> ? 5e-6 : std::is_same_v<T, __half> ? 0.03 / 8 : 0.03;
+constexpr double of_16_bits = std::is_same_v<T, __half> ? 1.0 / 8 : 1;
+template <class T>
+constexpr double logit_tolerance = std::is_same_v<T, float> ? 2e-6 : 0.02 * of_16_bits<T>;
+template <class T>
+constexpr double tensor_tolerance = std::is_same_v<T, float> ? 5e-6 : 0.03 * of_16_bits<T>;
+// The loss, relative. Logits are of size 1, the loss is 5.4, and the mean over 64 tokens of a target's error less the
+// others' makes an eighth of it: 0.02 / 5.4 / 8 = 0.05 %, twice. In float the loss itself is rounded, and some sums.
+template <class T>
+constexpr double loss_tolerance = std::is_same_v<T, float> ? 5e-7 : 1e-3 * of_16_bits<T>;
 template <class T>
 constexpr float loss_scale = std::is_same_v<T, __half> ? 4096 : 1;
 
@@ -74,15 +86,28 @@ std::vector<float> values_of(Model& model, const TensorDescriptor& tensor, State
   return values;
 }
 
+double norm(const std::vector<float>& values) {
+  double squares = 0;
+  for (float x : values) squares += double(x) * x;
+  return std::sqrt(squares);
+}
+
 // ‖actual − expected‖ / ‖expected‖, the error of a tensor as a whole.
 double relative_error(const std::vector<float>& actual, const std::vector<float>& expected) {
   REQUIRE(actual.size() == expected.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    difference += std::pow(double(actual[i]) - expected[i], 2);
-    norm += std::pow(double(expected[i]), 2);
+  double squares = 0;
+  for (size_t i = 0; i < actual.size(); ++i) squares += std::pow(double(actual[i]) - expected[i], 2);
+  return std::sqrt(squares) / norm(expected);
+}
+
+// The largest relative difference of a curve.
+double largest_difference(const std::vector<float>& actual, const std::vector<float>& expected) {
+  double largest = actual.size() == expected.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(actual.size(), expected.size()); ++i) {
+    const double difference = std::abs(actual[i] / double(expected[i]) - 1);
+    if (!(difference <= largest)) largest = std::isnan(difference) ? INFINITY : difference;
   }
-  return std::sqrt(difference / norm);
+  return largest;
 }
 
 // The part of c_attn.bias that shifts keys: softmax ignores it, so its gradient is zero in theory, noise in practice.
@@ -90,6 +115,14 @@ std::vector<float> without_key_third(const std::string& name, std::vector<float>
   if (name.find("c_attn.bias") != std::string::npos)
     values.erase(values.begin() + values.size() / 3, values.begin() + 2 * values.size() / 3);
   return values;
+}
+
+// The root-mean-square of its relative differences, which no single step decides.
+double distance(const std::vector<float>& actual, const std::vector<float>& expected) {
+  REQUIRE(actual.size() == expected.size());
+  double squares = 0;
+  for (size_t i = 0; i < actual.size(); ++i) squares += std::pow(actual[i] / double(expected[i]) - 1, 2);
+  return std::sqrt(squares / double(actual.size()));
 }
 
 void train_step(Model& model, const Reference& reference, int step, int micro_batch) {
@@ -107,17 +140,17 @@ void check_gradients(const std::string& name, ModelOptions options) {
   auto model = load_model<T>(reference, options);
   train_step(*model, reference, 0, model->options().micro_batch);
   const double loss = reference.tensor("losses")[0];
-  CHECK(std::abs(model->loss() - loss) / loss <= (std::is_same_v<T, float> ? 1e-6 : tensor_tolerance<T> / 15));
+  CHECK_WITHIN("loss", model->loss() / loss - 1, loss_tolerance<T>);
   for (const TensorDescriptor& tensor : model->tensors().tensors()) {
     CAPTURE(tensor.name);
     std::vector<float> actual = values_of(*model, tensor, State::gradient);
     for (float& value : actual) value /= loss_scale<T>;
     std::vector<float> expected = reference.tensor("grad.transformer." + tensor.name);
-    CHECK(relative_error(without_key_third(tensor.name, actual), without_key_third(tensor.name, expected)) <=
-          tensor_tolerance<T>);
-    if (actual.size() != without_key_third(tensor.name, actual).size())
-      for (size_t i = actual.size() / 3; i < 2 * actual.size() / 3; ++i)
-        CHECK(std::abs(actual[i]) <= tensor_tolerance<T> * 0.1);
+    const std::vector<float> others = without_key_third(tensor.name, actual);
+    CHECK_WITHIN("gradients", relative_error(others, without_key_third(tensor.name, expected)), tensor_tolerance<T>);
+    // The sum of what should cancel: as much noise as the two other thirds may have.
+    const std::vector<float> keys(actual.begin() + actual.size() / 3, actual.begin() + 2 * actual.size() / 3);
+    if (others.size() != actual.size()) CHECK_WITHIN("key third", norm(keys), tensor_tolerance<T> * norm(others));
   }
 }
 
@@ -142,17 +175,14 @@ Curve train(Model& model, const Reference& reference) {
 
 }  // namespace
 
-TEST_CASE("logits equal the reference") {
-  for (std::string name : {"tiny", "odd"}) {
-    CAPTURE(name);
-    Reference reference(name);
-    auto inputs = reference.tokens(0).first;
-    std::vector<float> expected = reference.tensor("logits");
-    CHECK(relative_error(load_model<float>(reference, {})->batch_logits(inputs.data()), expected) <= 2e-6);
-    CHECK(relative_error(load_model<float>(reference, {.logit_chunks = 3})->batch_logits(inputs.data()), expected) <= 2e-6);
-    CHECK(relative_error(load_model<__nv_bfloat16>(reference, {})->batch_logits(inputs.data()), expected) <= 0.02);
-    CHECK(relative_error(load_model<__half>(reference, {})->batch_logits(inputs.data()), expected) <= 0.02 / 8);
-  }
+TEST_CASE_TEMPLATE("logits equal the reference", T, float, __nv_bfloat16, __half) {
+  for (std::string name : {"tiny", "odd"})
+    for (int chunks : {1, 3}) {
+      CAPTURE(name);
+      Reference reference(name);
+      const auto actual = load_model<T>(reference, {.logit_chunks = chunks})->batch_logits(reference.tokens(0).first.data());
+      CHECK_WITHIN("logits", relative_error(actual, reference.tensor("logits")), logit_tolerance<T>);
+    }
 }
 
 TEST_CASE_TEMPLATE("loss and every gradient equal the reference", T, float, __nv_bfloat16, __half) {
@@ -169,24 +199,22 @@ TEST_CASE("ten steps of AdamW equal the reference") {
     Reference reference(name);
     auto model = load_model<float>(reference, {});
     Curve curve = train(*model, reference);
-    // Design, section 4: fp32 within 1e-5 relative over ten steps.
-    for (int step = 0; step < 10; ++step) {
-      CAPTURE(step);
-      CHECK(curve.losses[step] == doctest::Approx(reference.tensor("losses")[step]).epsilon(1e-5));
-      CHECK(curve.norms[step] == doctest::Approx(reference.tensor("norms")[step]).epsilon(1e-4));
-    }
+    // Design, section 4: fp32 within 1e-5 relative over ten steps. Weights: after ten steps mostly made of updates, each
+    // about as far off as its gradient, which the error of the updates before has doubled; twice that.
+    CHECK_WITHIN("losses", largest_difference(curve.losses, reference.tensor("losses")), 1e-5);
+    CHECK_WITHIN("norms", largest_difference(curve.norms, reference.tensor("norms")), 1e-5);
     for (const TensorDescriptor& tensor : model->tensors().tensors()) {
       CAPTURE(tensor.name);
       std::vector<float> actual = values_of(*model, tensor, State::weight);
       std::vector<float> expected = reference.tensor("final.transformer." + tensor.name);
-      CHECK(relative_error(without_key_third(tensor.name, actual), without_key_third(tensor.name, expected)) <= 1e-4);
+      CHECK_WITHIN("weights", relative_error(without_key_third(tensor.name, actual), without_key_third(tensor.name, expected)),
+                   4 * tensor_tolerance<float>);
     }
     const Curve bf16 = train(*load_model<__nv_bfloat16>(reference, {}), reference);
     const Curve fp16 = train(*load_model<__half>(reference, {}), reference);
-    for (int step = 0; step < 10; ++step) {
-      CHECK(bf16.losses[step] == doctest::Approx(reference.tensor("losses")[step]).epsilon(0.01));
-      CHECK(fp16.losses[step] == doctest::Approx(reference.tensor("losses")[step]).epsilon(0.01 / 8));
-    }
+    // Weights are rounded from fp32 masters anew in each step: the loss is no further off than that of the first.
+    CHECK_WITHIN("bf16 losses", distance(bf16.losses, reference.tensor("losses")), loss_tolerance<__nv_bfloat16>);
+    CHECK_WITHIN("fp16 losses", distance(fp16.losses, reference.tensor("losses")), loss_tolerance<__half>);
   }
 }
 
@@ -201,7 +229,6 @@ TEST_CASE_TEMPLATE("recomputation and repetition give the same bits", T, float, 
   CHECK(kept == run(Recompute::block));
   const Curve again = run(Recompute::gelu);
   if (!gemm_has_epilogues<T>) CHECK(kept == again);
-  else  // gelu of what was rounded already
-    for (size_t step = 0; step < kept.losses.size(); ++step)
-      CHECK(kept.losses[step] == doctest::Approx(again.losses[step]).epsilon(tensor_tolerance<T> / 3));
+  else  // gelu of what was rounded already: two curves, either as far off as it may be
+    CHECK_WITHIN("losses", largest_difference(again.losses, kept.losses), std::max(1e-5, 2 * loss_tolerance<T>));
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "runtime/safetensors.h"
+#include "test/bounds.h"
 #include "test/workplace.h"
 
 TEST_CASE("run folders: a run is never lost by mistake") {
@@ -120,7 +121,9 @@ TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
   }
   CHECK(left_out > 0);
   CHECK(!full[0].contains("loss_scale"));
-  CHECK(half[24]["val_loss"].get<double>() == doctest::Approx(full[24]["val_loss"].get<double>()).epsilon(0.05));
+  // 24 updates lower the loss by 7 %. Without the six that are left out, the first and largest, it falls by 4 %; 2 % at
+  // least show that the others were applied, and at their size.
+  CHECK_WITHIN("val_loss", half[24]["val_loss"].get<double>() / full[24]["val_loss"].get<double>() - 1, 0.05);
 }
 
 TEST_CASE("threads, recomputation and separate arrays change no bit, micro-batches hardly any") {
@@ -144,7 +147,7 @@ TEST_CASE("threads, recomputation and separate arrays change no bit, micro-batch
     shell.output(train + "parts --overwrite --micro-batch " + size);
     const std::vector<Json> parts = shell.metrics("parts");
     for (size_t i = 0; i < 10; ++i)  // design, section 4: fp32 within 1e-5 over ten steps
-      CHECK(parts[i]["loss"].get<double>() == doctest::Approx(whole[i]["loss"].get<double>()).epsilon(1e-5));
+      CHECK_WITHIN("loss", parts[i]["loss"].get<double>() / whole[i]["loss"].get<double>() - 1, 1e-5);
   }
 }
 
@@ -175,9 +178,10 @@ TEST_CASE("a run over the reference's tokens gives the reference's losses, norms
     const auto losses = floats(file, "losses"), norms = floats(file, "norms"), rates = floats(file, "lrs");
     REQUIRE(metrics.size() == losses.size());
     for (size_t i = 0; i < losses.size(); ++i) {
-      CHECK(metrics[i]["loss"].get<double>() == doctest::Approx(losses[i]).epsilon(1e-5));
-      CHECK(metrics[i]["grad_norm"].get<double>() == doctest::Approx(norms[i]).epsilon(1e-4));
-      CHECK(metrics[i]["lr"].get<double>() == doctest::Approx(rates[i]).epsilon(1e-6));
+      // Design, section 4: fp32 within 1e-5 over ten steps. The reference's rates are floats.
+      CHECK_WITHIN("loss", metrics[i]["loss"].get<double>() / losses[i] - 1, 1e-5);
+      CHECK_WITHIN("grad_norm", metrics[i]["grad_norm"].get<double>() / norms[i] - 1, 1e-5);
+      CHECK_WITHIN("lr", metrics[i]["lr"].get<double>() / rates[i] - 1, 1e-7);
     }
     const SafetensorsFile checkpoint(shell / (name + "/step_00000010/model.safetensors"));
     for (const TensorInfo& tensor : checkpoint.tensors()) {
@@ -189,7 +193,7 @@ TEST_CASE("a run over the reference's tokens gives the reference's losses, norms
         difference += std::pow(double(actual[i]) - wanted[i], 2);
         norm += std::pow(double(wanted[i]), 2);
       }
-      CHECK(std::sqrt(difference / norm) <= 1e-4);
+      CHECK_WITHIN("weights", std::sqrt(difference / norm), 2e-5);  // test/test_model.cu says why
     }
   }
 }

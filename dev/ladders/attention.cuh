@@ -61,7 +61,7 @@ struct Attention {
     return attention_reference(qkv.numbers(), dout, {batch, seq_len, heads, head_size});
   }
   // The relative error of sums of T and of HS floats, as test/test_attention.cu has it.
-  double sum_error() const { return 2e-6 * std::sqrt(double(seq_len)) + 1e-6 * std::sqrt(double(head_size)); }
+  double sum_error() const { return 2e-7 * std::sqrt(double(seq_len)) + 3e-7 * std::sqrt(double(head_size)); }
 
   int batch, seq_len, heads, head_size;
   float scale;

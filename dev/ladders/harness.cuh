@@ -35,6 +35,7 @@
 #include "dev/ladders/options.h"
 #include "dev/ladders/table.h"
 #include "dev/ladders/verdict.h"
+#include "test/bounds.h"
 #include "test/buffer.cuh"
 
 namespace ladder {
@@ -99,7 +100,7 @@ std::string mistake(const Rung<Operation>& rung, Operation& operation, cudaStrea
   launch(rung, operation, stream);
   for (const Output& output : operation.outputs()) {
     const double error = worst_error(output.actual, output.expected, output.floor);
-    if (!(error <= output.tolerance))
+    if (share_of_bound(output.name, error, output.tolerance) > 1)
       return std::string(output.name) + " is off by " + digits(error, 2) + ", allowed " + digits(output.tolerance, 2);
   }
   return "";

@@ -1,188 +1,98 @@
 // The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of
 // one rank, sends the bytes of the formulas and allocates the bytes of the formulas.
-#include <functional>
-
 #include "kernels/norm.cuh"
-#include "model.cuh"
-#include "parallel/mesh.cuh"
 #include "parallel/sync_check.cuh"
-#include "runtime/schedule.h"
-#include "test/ranks/ranks.cuh"
+#include "test/ranks/training.cuh"
 #include "test/temporary_folder.h"
 
 namespace {
 
-constexpr int global_batch = 48, steps = 10;
-constexpr ModelShape even = {2, 4, 64, 256, 16};
-constexpr ModelShape odd = {2, 3, 51, 211, 48};  // nothing divides anything
-constexpr ModelShape deep = {5, 1, 16, 61, 8};   // more blocks than the ring has slots
-
-// Learnable, and different for each sample.
-std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
-  std::vector<int> tokens(size_t(shape.positions) + 1);
-  for (size_t t = 0; t < tokens.size(); ++t)
-    tokens[t] = int((sample * 31 + t * (1 + sample % 5) + sample * sample % 7) % size_t(shape.vocabulary));
-  return tokens;
+template <class T>
+void check_all_stages(const ModelShape& shape, int micro_batch, size_t steps) {
+  CAPTURE(shape.channels);
+  CAPTURE(micro_batch);
+  for (int stage = 0; stage <= (dp().size() > 1 ? 3 : 0); ++stage) {  // one rank has one stage
+    CAPTURE(stage);
+    const Curve curve = train<T>(shape, dp(), micro_batch, {.stage = stage}, steps);
+    if constexpr (std::is_same_v<T, float>) check_fp32_curve(curve, shape);
+    else check_16_bit_curves<T>({curve}, shape);
+  }
 }
 
-// Losses of ten steps and of a validation, gradient norms, and the bytes of the last step.
-struct Curve {
-  std::vector<float> losses, norms;
-  std::map<std::string, double> bytes_sent;
-  double really_sent = 0;  // as the device's transport counts it
-  size_t graphs = 0;       // in the last step
-  std::vector<DeviceMemory::Category> memory;
+// ---- gradients beside what they are summed from
+
+// Of a tensor's gradient: the sums over all micro-batches of all ranks, and the sums of their magnitudes.
+struct Terms {
+  std::vector<double> sums, magnitudes;
 };
 
-// Bytes that left this rank so far; 0 where nobody counts them.
-double transport_bytes() {
-#ifdef __NVCC__
-  return 0;
-#else
-  return double(cpu::nccl_bytes_sent());
-#endif
+void add_over_ranks(std::vector<double>& values) {
+  Buffer<double> device(values);
+  dp().after(test_stream());
+  dp().all_reduce(device.data(), device.size());
+  dp().wait_for_all(test_stream());
+  values = device.get();
 }
 
-// Launched so far; 0 where nobody counts them.
-size_t graphs() {
-#ifdef __NVCC__
-  return 0;
-#else
-  return cpu::counts.graphs;
-#endif
-}
-
-// Calls work(inputs, targets, first, last) with each micro-batch of this rank.
-template <class Work>
-void for_micro_batches(const Model& model, const Communicator& dp, size_t step, Work work) {
-  const int B = model.options().micro_batch;
-  const size_t micro_steps = size_t(global_batch / (B * dp.size()));
-  for (size_t a = 0; a < micro_steps; ++a) {
-    std::vector<int> inputs, targets;
-    for (int b = 0; b < B; ++b) {
-      const size_t number = (a * size_t(dp.size()) + size_t(dp.rank())) * size_t(B) + size_t(b);
-      const std::vector<int> tokens = sample_tokens(model.tensors().shape(), step * global_batch + number);
-      inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
-      targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
-    }
-    work(inputs.data(), targets.data(), a == 0, a + 1 == micro_steps);
-  }
-}
-
-void train_step(Model& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
-  for_micro_batches(model, dp, step, [&](const int* inputs, const int* targets, bool first, bool last) {
-    model.train_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
-    if (first) after_first();
-  });
-  const Schedule schedule{"cosine", 3e-3, 3e-4, steps, 3, 0};
-  const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
-  model.update(options, 1.0f);
-}
-
-float validation_loss(Model& model, Communicator& dp) {
-  for_micro_batches(model, dp, steps, [&](const int* inputs, const int* targets, bool first, bool last) {
-    model.evaluate_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
-  });
-  return model.loss();
-}
-
+// By tensor. Each rank computes its own micro-batches one by one, on its own.
 template <class T>
-std::unique_ptr<Model> model_of(const ModelShape& shape, Communicator& dp, int micro_batch, const StoreOptions& store) {
-  const ModelOptions options = {.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store};
-  std::unique_ptr<Model> model = make_model(dtype_name<T>, options, dp, test_stream());
-  model->store().initialize();
-  return model;
-}
-
-template <class T>
-Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOptions store) {
-  const std::unique_ptr<Model> owner = model_of<T>(shape, dp, micro_batch, store);
+std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_batch) {
+  Communicator alone;
+  const std::unique_ptr<Model> owner = model_of<T>(shape, alone, micro_batch);
   Model& model = *owner;
-  Curve curve;
-  const auto add = [&](const StepResults& results) {
-    curve.losses.push_back(results.sums.loss);
-    curve.norms.push_back(results.gradients.norm);
-  };
-  double before = 0;
-  int number = 0, last_step = 0;
-  for (size_t step = 0; step < steps; ++step) {  // the host runs one step ahead
-    if (step + 1 == steps) {
-      CUDA_CHECK(cudaDeviceSynchronize());
-      last_step = dp.begin_traffic();
-      before = transport_bytes();
-      curve.graphs = graphs();
+  std::map<std::string, Terms> all;
+  for_micro_batches(model, dp(), 0, [&](const int* inputs, const int* targets, bool, bool) {
+    model.train_micro_step(inputs, targets, double(global_batch) * shape.positions, true, true);
+    for (const Slice& slice : model.store().own_slices()) {
+      std::vector<float> gradient(slice.count);
+      model.store().copy_out(slice, State::gradient, gradient.data());
+      Terms& terms = all[slice.tensor->name];
+      terms.sums.resize(slice.count);
+      terms.magnitudes.resize(slice.count);
+      for (size_t i = 0; i < slice.count; ++i) {
+        terms.sums[i] += gradient[i];
+        terms.magnitudes[i] += std::abs(gradient[i]);
+      }
     }
-    const int previous = number;
-    number = model.begin_step({});
-    train_step(model, dp, step);
-    model.end_step();
-    if (step > 0) add(model.results(previous));
+  });
+  for (auto& [name, terms] : all) {
+    add_over_ranks(terms.sums);
+    add_over_ranks(terms.magnitudes);
   }
-  add(model.results(number));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  curve.really_sent = transport_bytes() - before;
-  curve.graphs = graphs() - curve.graphs;
-  curve.bytes_sent = dp.take_traffic(last_step).bytes_sent;
-  curve.memory = model.memory().categories();
-  curve.losses.push_back(validation_loss(model, dp));
-  return curve;
+  return all;
 }
 
-// What one rank alone gives, by channels and micro-batch. The ranks share the work of finding out.
+// The gradients of a first step are the sums of their terms. Each addition of floats rounds a sum that is no larger
+// than the largest sum of magnitudes in the tensor; there are as many as micro-batches of all ranks, and as tokens in a
+// micro-batch, as kernels add these to the sum of the micro-batches before. In bf16 each rank rounds what it sends, and
+// each of the N − 1 additions its result, by 2^-8 of the element's own magnitudes at most. The norm is off by no more
+// than the norm of all that.
 template <class T>
-const Curve& of_one_rank(const ModelShape& shape, int micro_batch) {
-  static std::map<std::pair<int, int>, Curve> known;
-  if (!known.count({shape.channels, 1})) {
-    Communicator alone;
-    int owner = 0;
-    for (int size : {1, 2, 4, 8}) {
-      const bool mine = owner == ranks().control->rank();
-      known[{shape.channels, size}] = mine ? train<T>(shape, alone, size, {}) : Curve{};
-      owner = (owner + 1) % ranks().control->size();
-    }
-    for (int size : {1, 2, 4, 8}) {
-      Curve& curve = known[{shape.channels, size}];
-      curve.losses = all_values(curve.losses);  // the others have none
-      curve.norms = all_values(curve.norms);
+void check_gradients(const ModelShape& shape, int micro_batch, const std::map<std::string, Terms>& terms, StoreOptions store) {
+  const std::unique_ptr<Model> owner = model_of<T>(shape, dp(), micro_batch, store);
+  Model& model = *owner;
+  train_step(model, dp(), 0);
+  const double additions = global_batch / micro_batch + micro_batch * shape.positions;
+  const double of_element = store.reduce_narrow ? dp().size() * rounding<T> : 0;
+  double worst = 0, squares = 0, allowed_squares = 0;
+  for (const Slice& slice : model.store().own_slices()) {
+    std::vector<float> actual(slice.count);
+    model.store().copy_out(slice, State::gradient, actual.data());
+    const auto& [sums, magnitudes] = terms.at(slice.tensor->name);
+    const double of_tensor = additions * rounding<float> * *std::max_element(magnitudes.begin(), magnitudes.end());
+    for (size_t i = 0; i < slice.count; ++i) {
+      const double wanted = sums[slice.first + i], allowed = of_element * magnitudes[slice.first + i] + of_tensor;
+      const double share = std::abs(actual[i] - wanted) / allowed;
+      if (!(share <= worst)) worst = std::isnan(share) ? INFINITY : share;
+      squares += wanted * wanted;
+      allowed_squares += allowed * allowed;
     }
   }
-  return known.at({shape.channels, micro_batch});
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = a.size() == b.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const double difference = std::abs(double(a[i]) - b[i]) / std::abs(b[i]);
-    largest = std::isfinite(difference) ? std::max(largest, difference) : INFINITY;
-  }
-  return largest;
-}
-
-// fp32: within 1e-5. bf16: within 3 times the spread that other micro-batches make of one rank's curve.
-template <class T>
-void check_equal(const Curve& curve, const ModelShape& shape, int micro_batch) {
-  const Curve& wanted = of_one_rank<T>(shape, micro_batch);
-  double losses = 1e-5 / 3, norms = 1e-5 / 3;
-  if (!std::is_same_v<T, float>)
-    for (int other : {1, 2, 4, 8}) {
-      losses = std::max(losses, largest_difference(of_one_rank<T>(shape, other).losses, wanted.losses));
-      norms = std::max(norms, largest_difference(of_one_rank<T>(shape, other).norms, wanted.norms));
-    }
-  CHECK(largest_difference(curve.losses, wanted.losses) <= 3 * losses);
-  CHECK(largest_difference(curve.norms, wanted.norms) <= 3 * norms);
-}
-
-Communicator& dp() { return ranks().mesh.dp(); }
-
-template <class T>
-void check_all_stages(const ModelShape& shape) {
-  for (int stage = 0; stage <= (dp().size() > 1 ? 3 : 0); ++stage)  // one rank has one stage
-    for (int micro_batch : {1, 2}) {
-      CAPTURE(shape.channels);
-      CAPTURE(stage);
-      CAPTURE(micro_batch);
-      check_equal<T>(train<T>(shape, dp(), micro_batch, {.stage = stage}), shape, micro_batch);
-    }
+  CHECK_WITHIN(store.reduce_narrow ? "sent in bf16" : "sent in fp32", worst, 1);
+  std::vector<double> totals = {squares, allowed_squares};
+  if (store.stage > 0) add_over_ranks(totals);  // each has its pieces
+  const double norm = std::sqrt(totals[0]);
+  CHECK_WITHIN("norm", model.gradient_summary().norm - norm, std::sqrt(totals[1]) + additions * rounding<float> * norm);
 }
 
 // ---- what the design's section 6 says of bytes, for this model's units
@@ -237,12 +147,29 @@ std::map<std::string, double> bytes_of_memory(const Shards& shards, int layers, 
 
 // test/remove_events.sh runs this one.
 TEST_CASE("every stage and micro-batch gives the curve of one rank: blocks that take turns") {
-  check_all_stages<float>(deep);
+  for (int micro_batch : {1, 2}) check_all_stages<float>(deep, micro_batch, all_steps);
 }
 
-TEST_CASE_TEMPLATE("every stage and micro-batch gives the curve of one rank: even and odd sizes", T, float,
-                   __nv_bfloat16) {
-  for (const ModelShape& shape : {even, odd}) check_all_stages<T>(shape);
+TEST_CASE("every stage and micro-batch gives the curve of one rank: even sizes") {
+  for (int micro_batch : {1, 2}) check_all_stages<float>(even, micro_batch, some_steps);
+}
+
+TEST_CASE_TEMPLATE("every stage and micro-batch gives the curve of one rank: odd sizes", T, float, __nv_bfloat16) {
+  check_all_stages<T>(odd, 2, all_steps);
+  check_all_stages<T>(odd, 1, some_steps);
+}
+
+TEST_CASE_TEMPLATE("gradients are summed over micro-batches and ranks", T, float, __nv_bfloat16) {
+  for (const ModelShape& shape : {even, odd}) {
+    CAPTURE(shape.channels);
+    const std::map<std::string, Terms> terms = gradient_terms<T>(shape, 2);
+    for (int stage = 0; stage <= 3; ++stage)
+      for (bool narrow : {false, true}) {
+        CAPTURE(stage);
+        CAPTURE(narrow);
+        if (!narrow || !std::is_same_v<T, float>) check_gradients<T>(shape, 2, terms, {.stage = stage, .reduce_narrow = narrow});
+      }
+  }
 }
 
 #ifndef __NVCC__
@@ -253,40 +180,29 @@ TEST_CASE("micro-steps without a collective are launched as graphs") {
   const size_t expected[] = {micro_steps - 1, micro_steps - 2, 0, 0};
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    CHECK(train<float>(deep, dp(), 1, {.stage = stage}).graphs == expected[stage]);
+    CHECK(train<float>(deep, dp(), 1, {.stage = stage}, some_steps).graphs == expected[stage]);
   }
 }
 #endif
 
-TEST_CASE("gradients that travel in bf16") {
-  for (int stage = 0; stage <= 3; ++stage) {
-    CAPTURE(stage);
-    const Curve curve = train<__nv_bfloat16>(odd, dp(), 2, {.stage = stage, .reduce_narrow = true});
-    const Curve& wanted = of_one_rank<__nv_bfloat16>(odd, 2);
-    // Each element of a gradient is rounded by up to 2^-9 = 0.2 %, at random; AdamW's update hardly more than that.
-    CHECK(largest_difference(curve.losses, wanted.losses) <= 2e-3);
-    CHECK(largest_difference(curve.norms, wanted.norms) <= 2e-2);
-  }
+// Stage 0 reduces whole units once, stage 3 pieces in each micro-step.
+TEST_CASE("gradients that travel in bf16 give the curve of one rank") {
+  std::vector<Curve> curves;
+  for (int stage : {0, 3})
+    curves.push_back(train<__nv_bfloat16>(odd, dp(), 2, {.stage = stage, .reduce_narrow = true}));
+  check_16_bit_curves<__nv_bfloat16>(curves, odd);
 }
 
 TEST_CASE("the same mesh gives the same bits, and so do stages that add in the same order") {
   // One micro-step: every stage reduces the same sums. From stage 1 on the norm is added up in the same parts too.
   const int micro_batch = global_batch / dp().size();
-  const Curve first = train<float>(odd, dp(), micro_batch, {.stage = 1});
+  const Curve first = train<float>(odd, dp(), micro_batch, {.stage = 1}, some_steps);
   for (int stage : {1, 2, 3}) {
     CAPTURE(stage);
-    const Curve again = train<float>(odd, dp(), micro_batch, {.stage = stage});
+    const Curve again = train<float>(odd, dp(), micro_batch, {.stage = stage}, some_steps);
     CHECK(again.losses == first.losses);
     CHECK(again.norms == first.norms);
   }
-}
-
-TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
-  const StoreOptions store = {.stage = 3, .stochastic_rounding = true};
-  const Curve curve = train<__nv_bfloat16>(even, dp(), 2, store);
-  Communicator alone;
-  const std::vector<float> losses = train<__nv_bfloat16>(even, alone, 2, {.stochastic_rounding = true}).losses;
-  CHECK(largest_difference(curve.losses, losses) <= 0.01);  // a weight may be rounded the other way: 2^-9 of it
 }
 
 TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
@@ -299,7 +215,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       const int micro_batch = global_batch / dp().size() / 2;
       const TensorList list(shape);
       const Shards shards(list, dp().size(), dp().rank());
-      const Curve curve = train<T>(shape, dp(), micro_batch, {.stage = stage});
+      const Curve curve = train<T>(shape, dp(), micro_batch, {.stage = stage}, 2);
       for (const auto& [name, bytes] : bytes_of_step<T>(shards, layers, stage, 2)) {
         CAPTURE(name);
         CHECK(curve.bytes_sent.at(name) == doctest::Approx(bytes));
@@ -358,10 +274,44 @@ std::vector<float> own_state(const Parameters& store) {
     for (State state : {State::weight, State::first_moment, State::second_moment}) {
       std::vector<float> values(slice.count);
       store.copy_out(slice, state, values.data());
-      CUDA_CHECK(cudaStreamSynchronize(test_stream()));
       all.insert(all.end(), values.begin(), values.end());
     }
   return all;
+}
+
+// After one step on `dp`, the weights by tensor; of other ranks' pieces NaN.
+std::map<std::string, std::vector<float>> stochastically_rounded(Communicator& dp, int stage) {
+  const StoreOptions store = {.stage = stage, .stochastic_rounding = true};
+  const std::unique_ptr<Model> owner = model_of<__nv_bfloat16>(even, dp, 2, store);
+  Model& model = *owner;
+  train_step(model, dp, 0);
+  std::map<std::string, std::vector<float>> weights;
+  for (const Slice& slice : model.store().own_slices()) {
+    std::vector<float>& values = weights.try_emplace(slice.tensor->name, slice.tensor->count(), NAN).first->second;
+    model.store().copy_out(slice, State::weight, values.data() + slice.first);
+  }
+  return weights;
+}
+
+// A weight that is to become x is rounded the other way where sums in another order move x across its random number:
+// with probability |δx| / ulp(x). AdamW's first update is ±lr whatever the size of the gradient, so δx is nothing but
+// where a gradient is all noise and its sign is open: in the key third of c_attn.bias, 0.1 % of the weights, and in some
+// more. Random numbers that depend on the mesh would round a third of all weights, the mean of 2f(1 − f) over the
+// fractions f of a unit, to the other side.
+TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
+  Communicator alone;
+  const auto wanted = stochastically_rounded(alone, 0);
+  for (int stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    size_t all = 0, different = 0;
+    for (const auto& [name, weights] : stochastically_rounded(dp(), stage))
+      for (size_t i = 0; i < weights.size(); ++i) {
+        all += !std::isnan(weights[i]);
+        different += !std::isnan(weights[i]) && weights[i] != wanted.at(name)[i];
+      }
+    CHECK(all > 0);
+    CHECK_WITHIN("share of weights", double(different) / double(all), 0.02);
+  }
 }
 
 bool was_applied(Model& model) {
@@ -384,7 +334,6 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
         if (dp().rank() == dp().size() - 1)
           CUDA_CHECK(cudaMemcpyAsync(model.store().gradients(0).data + 77, &nan, sizeof nan, cudaMemcpyHostToDevice,
                                      test_stream()));
-        CUDA_CHECK(cudaStreamSynchronize(test_stream()));
       });
       CHECK(std::isnan(model.gradient_summary().norm));
       CHECK(!was_applied(model));
@@ -399,7 +348,7 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
 TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on it") {
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    const LossScale scale = {.value = 0x1p40f, .window = 3};  // overflows at once, and is halved until it doesn't
+    const LossScale scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
     const StoreOptions store = {.stage = stage, .loss_scale = scale};
     const std::unique_ptr<Model> owner = model_of<__half>(odd, dp(), 2, store);
     Model& model = *owner;
@@ -408,24 +357,24 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
     for (train_step(model, dp(), 0); !was_applied(model); train_step(model, dp(), 0)) {
       CHECK(own_state(model.store()) == before);
       CHECK(model.gradient_summary().scale.value == std::ldexp(scale.value, -++left_out));
-      REQUIRE(left_out < 40);
+      REQUIRE(left_out < 20);
     }
     CHECK(left_out > 0);
-    std::vector<float> losses = {model.loss()};
-    for (size_t step = 1; step < 4; ++step) {
-      train_step(model, dp(), step);
-      losses.push_back(model.loss());
+    Curve curve;
+    for (size_t step = 0; step < 4; ++step) {
+      if (step > 0) train_step(model, dp(), step);
+      curve.losses.push_back(model.loss());
+      curve.norms.push_back(model.gradient_summary().norm);
     }
     const LossScale last = model.gradient_summary().scale;
     const std::vector<float> all = all_values({last.value, float(last.good_steps)});
     for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 2]);
-    const std::vector<float>& wanted = of_one_rank<float>(odd, 2).losses;
-    for (size_t step = 0; step < 4; ++step) CHECK(std::abs(losses[step] / wanted[step] - 1) < 0.01 / 8);
+    check_16_bit_curves<__half>({curve}, odd);
   }
 }
 
 TEST_CASE("votes of the ranks are summed with the loss") {
-  const std::unique_ptr<Model> owner = model_of<float>(deep, dp(), 2, {});
+  const std::unique_ptr<Model> owner = model_of<float>(deep, dp(), 2);
   Model& model = *owner;
   for (int step = 0; step < 3; ++step) {
     model.begin_step({.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)});
