@@ -44,8 +44,7 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
   for_micro_batches(model, dp(), 0, [&](const int* inputs, const int* targets, bool, bool) {
     model.train_micro_step(inputs, targets, double(global_batch) * shape.positions, true, true);
     for (const Slice& slice : model.store().own_slices()) {
-      std::vector<float> gradient(slice.count);
-      model.store().copy_out(slice, State::gradient, gradient.data());
+      const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
       Terms& terms = all[slice.tensor->name];
       terms.sums.resize(slice.count);
       terms.magnitudes.resize(slice.count);
@@ -76,8 +75,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   const double of_element = store.reduce_narrow ? dp().size() * rounding<T> : 0;
   double worst = 0, squares = 0, allowed_squares = 0;
   for (const Slice& slice : model.store().own_slices()) {
-    std::vector<float> actual(slice.count);
-    model.store().copy_out(slice, State::gradient, actual.data());
+    const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
     const auto& [sums, magnitudes] = terms.at(slice.tensor->name);
     const double of_tensor = additions * rounding<float> * *std::max_element(magnitudes.begin(), magnitudes.end());
     for (size_t i = 0; i < slice.count; ++i) {
@@ -272,8 +270,7 @@ std::vector<float> own_state(const Parameters& store) {
   std::vector<float> all;
   for (const Slice& slice : store.own_slices())
     for (State state : {State::weight, State::first_moment, State::second_moment}) {
-      std::vector<float> values(slice.count);
-      store.copy_out(slice, state, values.data());
+      const std::vector<float> values = values_of(store, slice, state);
       all.insert(all.end(), values.begin(), values.end());
     }
   return all;
@@ -288,7 +285,7 @@ std::map<std::string, std::vector<float>> stochastically_rounded(Communicator& d
   std::map<std::string, std::vector<float>> weights;
   for (const Slice& slice : model.store().own_slices()) {
     std::vector<float>& values = weights.try_emplace(slice.tensor->name, slice.tensor->count(), NAN).first->second;
-    model.store().copy_out(slice, State::weight, values.data() + slice.first);
+    std::ranges::copy(values_of(model.store(), slice, State::weight), values.begin() + long(slice.first));
   }
   return weights;
 }

@@ -126,6 +126,14 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   return curve;
 }
 
+// Of a part of a tensor: what this rank keeps.
+inline std::vector<float> values_of(const Parameters& store, const Slice& slice, State state) {
+  std::vector<float> values(slice.count);
+  store.copy_out(slice, state, values.data());
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+  return values;
+}
+
 inline Communicator& dp() { return ranks().mesh.dp(); }
 
 // ---- curves beside those of one rank
