@@ -56,8 +56,8 @@ struct OneThread {
   int threads = omp_get_max_threads();
 };
 
-// How a tile's matrices lie in memory: how many elements apart the rows of A, B and D are (of Aᵀ and Bᵀ if the product
-// transposes them), or that B is packed.
+// How a tile's matrices lie in memory: how many elements apart the rows of A, B and D are (of Aᵀ and Bᵀ if the
+// product transposes them), or that B is packed.
 struct Layout {
   int lda, ldb, ldd;
   bool b_is_packed = false;
@@ -122,22 +122,6 @@ const TileProduct& cached_tile(const GemmShape& tile, const Layout& layout, bool
   return found->second;
 }
 
-template <class In, class Out>
-void multiply(const TileProduct& p, Out* d, const In* a, const In* b, const In* bias) {
-  thread_local dnnl::stream stream(dnnl_engine());
-  thread_local std::vector<char> scratchpad;
-  if (scratchpad.size() < p.scratchpad.get_size()) scratchpad.resize(p.scratchpad.get_size());
-  auto memory = [](const dnnl::memory::desc& description, const void* data) {
-    return dnnl::memory(description, dnnl_engine(), const_cast<void*>(data));
-  };
-  std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, memory(p.a, a)},
-                                                     {DNNL_ARG_WEIGHTS, memory(p.b, b)},
-                                                     {DNNL_ARG_DST, memory(p.d, d)},
-                                                     {DNNL_ARG_SCRATCHPAD, memory(p.scratchpad, scratchpad.data())}};
-  if (bias) arguments.emplace(DNNL_ARG_BIAS, memory(p.bias, bias));
-  p.primitive.execute(stream, arguments);
-}
-
 // Memory that is kept from tile to tile.
 class Scratch {
  public:
@@ -155,62 +139,90 @@ class Scratch {
   std::vector<CacheLine> lines_;
 };
 
+template <class In, class Out>
+void multiply(const TileProduct& p, Out* d, const In* a, const In* b, const In* bias) {
+  thread_local dnnl::stream stream(dnnl_engine());
+  thread_local Scratch scratch;
+  auto memory = [](const dnnl::memory::desc& description, const void* data) {
+    return dnnl::memory(description, dnnl_engine(), const_cast<void*>(data));
+  };
+  const char* scratchpad = scratch.of<char>(p.scratchpad.get_size());
+  std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, memory(p.a, a)},
+                                                     {DNNL_ARG_WEIGHTS, memory(p.b, b)},
+                                                     {DNNL_ARG_DST, memory(p.d, d)},
+                                                     {DNNL_ARG_SCRATCHPAD, memory(p.scratchpad, scratchpad)}};
+  if (bias) arguments.emplace(DNNL_ARG_BIAS, memory(p.bias, bias));
+  p.primitive.execute(stream, arguments);
+}
+
 template <class T>
 void copy_rows(T* to, int to_stride, const T* from, int from_stride, int rows, int width) {
   for (int row = 0; row < rows; ++row)
     std::memcpy(static_cast<void*>(to + size_t(row) * to_stride), from + size_t(row) * from_stride, width * sizeof(T));
 }
 
-// One tile of matrices whose rows of A and D are lda and ldd apart. Copies those that the product wants dense.
-template <class In, class Out>
-void run_tile(const TileProduct& p, Out* d, int ldd, const In* a, int lda, const In* b, const In* bias) {
-  thread_local Scratch scratch_a, scratch_d;
-  const auto& [m, n, k, transpose_a, transpose_b, accumulate] = p.shape;
-  if (const int rows = transpose_a ? k : m, width = p.layout.lda; width != lda) {
-    In* dense = scratch_a.of<In>(size_t(rows) * width);
-    copy_rows(dense, width, a, lda, rows, width);
-    a = dense;
-  }
-  if (p.layout.ldd == ldd) return multiply(p, d, a, b, bias);
-  Out* dense = scratch_d.of<Out>(size_t(m) * n);
-  if (accumulate) copy_rows(dense, n, d, ldd, m, n);
-  multiply(p, dense, a, b, bias);
-  copy_rows(d, ldd, dense, n, m, n);
-}
-
-// oneDNN's layout BA16a64b2a: blocks of 64 columns, in which pairs of rows are interleaved, packed[row / 2][column][row % 2].
-// Rows and columns that are missing at the end are zeros.
+// oneDNN's layout BA16a64b2a: blocks of 64 columns, in which pairs of rows are interleaved,
+//
+//   packed[column / 64][row / 2][column % 64][row % 2],   missing rows of the last 32 and columns of the last 64 zeros
 constexpr int packed_columns = 64, packed_rows = 32;
 inline size_t packed_size(int rows, int columns) {
   const auto round_up = [](int size, int unit) { return size_t(size + unit - 1) / unit * unit; };
   return round_up(rows, packed_rows) * round_up(columns, packed_columns);
 }
 
+// Packs some columns of a matrix whose rows are ldb apart.
 template <class T>
-void pack_block(T* packed, const T* b, int ldb, int rows, int columns) {
+void pack(T* packed, const T* b, int ldb, int rows, int columns) {
   static const T zeros[packed_columns] = {};
-  T* const end = packed + packed_size(rows, columns);
-  if (columns < packed_columns) std::fill(packed, end, T(0.0f));
-  for (int row = 0; packed < end; row += 2, packed += 2 * packed_columns) {
-    const T* even = row < rows ? b + size_t(row) * ldb : zeros;
-    const T* odd = row + 1 < rows ? even + ldb : zeros;
-    for (int column = 0; column < columns; ++column) {
-      packed[2 * column] = even[column];
-      packed[2 * column + 1] = odd[column];
+  for (int first = 0; first < columns; first += packed_columns, b += packed_columns) {
+    const int width = std::min(packed_columns, columns - first);
+    T* const end = packed + packed_size(rows, packed_columns);
+    if (width < packed_columns) std::fill(packed, end, T(0.0f));
+    for (int row = 0; packed < end; row += 2, packed += 2 * packed_columns) {
+      const T* even = row < rows ? b + size_t(row) * ldb : zeros;
+      const T* odd = row + 1 < rows ? even + ldb : zeros;
+      for (int column = 0; column < width; ++column) {
+        packed[2 * column] = even[column];
+        packed[2 * column + 1] = odd[column];
+      }
     }
   }
 }
 
+// The same, by all threads, to memory that they share until the next product.
 template <class T>
-const T* pack(const T* b, int rows, int columns) {
+const T* pack_in_parallel(const T* b, int rows, int columns) {
   static Scratch scratch;
   T* packed = scratch.of<T>(packed_size(rows, columns));
-  const size_t blocks = (columns + packed_columns - 1) / packed_columns;
-  parallel_for(blocks, 1, [&](size_t block) {
+  parallel_for((columns + packed_columns - 1) / packed_columns, 1, [&](size_t block) {
     const int first = int(block) * packed_columns;
-    pack_block(packed + packed_size(rows, first), b + first, columns, rows, std::min(packed_columns, columns - first));
+    pack(packed + packed_size(rows, first), b + first, columns, rows, std::min(packed_columns, columns - first));
   });
   return packed;
+}
+
+// Multiplies one tile. Its matrices lie as `given` tells: what the product wants otherwise is copied.
+template <class In, class Out>
+void run_tile(const TileProduct& p, const Layout& given, Out* d, const In* a, const In* b, const In* bias) {
+  thread_local Scratch scratch_a, scratch_b, scratch_d;
+  const auto& [m, n, k, transpose_a, transpose_b, accumulate] = p.shape;
+  const Layout& wanted = p.layout;
+  if (given.lda != wanted.lda) {
+    const int rows = transpose_a ? k : m;
+    In* copy = scratch_a.of<In>(size_t(rows) * wanted.lda);
+    copy_rows(copy, wanted.lda, a, given.lda, rows, wanted.lda);
+    a = copy;
+  }
+  if (wanted.b_is_packed && !given.b_is_packed) {
+    In* copy = scratch_b.of<In>(packed_size(k, n));
+    pack(copy, b, given.ldb, k, n);
+    b = copy;
+  }
+  if (given.ldd == wanted.ldd) return multiply(p, d, a, b, bias);
+  Out* copy = scratch_d.of<Out>(size_t(m) * n);
+  if (accumulate) copy_rows(copy, n, d, given.ldd, m, n);
+  multiply(p, copy, a, b, bias);
+  copy_rows(d, given.ldd, copy, n, m, n);
 }
 
 // Tiles of about equal size, at most `largest`, a multiple of 64 unless the whole side is one tile.
@@ -222,67 +234,78 @@ inline int tile_side(int side, int largest) {
 
 // How a product's matrices reach oneDNN:
 //
-//   in place  as windows, by kernels that every CPU has
-//   packed    dense: B packed once for all tiles, unless its tiles are dense because it is transposed; windows of Aᵀ and D
-//             copied by the thread that has the tile. A float D, a weight gradient, has as many bytes as take long to
-//             copy: tiles of whole rows spare that.
-enum class Operands { in_place, packed };
+//   in place  as windows.
+//   dense     The thread that has a tile copies its part of Aᵀ and its result. B is packed, by that thread too if there
+//             is one row of tiles; a Bᵀ needs no copy, as its tiles are whole rows. The result of a product with Aᵀ is a
+//             weight gradient, in float, and copying it would take long: its tiles are whole rows, too.
+enum class Operands { in_place, dense };
 
-// A product cut into tiles; the last ones of a row and of a column may be smaller.
+// A product cut into tiles; those at its lower and right edges may be smaller.
 struct Cut {
   int tile_m, tile_n, tiles_m, tiles_n;
-  const TileProduct* products[2][2];  // [in the last row of tiles][in the last column]
+  const TileProduct* products[2][2];  // [at the lower edge][at the right edge]
 };
 
 template <class In, class Out>
 Cut cut_product(const GemmShape& s, bool has_bias, Operands operands) {
-  const bool packed = operands == Operands::packed, whole_rows = packed && s.transpose_a;
+  const bool dense = operands == Operands::dense, whole_rows = dense && s.transpose_a;
   Cut cut;
   cut.tile_m = tile_side(s.m, whole_rows ? 128 : 512);
   cut.tile_n = whole_rows ? s.n : tile_side(s.n, 384);
   cut.tiles_m = (s.m + cut.tile_m - 1) / cut.tile_m;
   cut.tiles_n = (s.n + cut.tile_n - 1) / cut.tile_n;
-  // Created here, before the threads start: the cache is not locked.
-  for (bool last_m : {false, true})
-    for (bool last_n : {false, true}) {
+  for (bool lower : {false, true})
+    for (bool right : {false, true}) {
       GemmShape tile = s;
-      tile.m = last_m ? s.m - (cut.tiles_m - 1) * cut.tile_m : cut.tile_m;
-      tile.n = last_n ? s.n - (cut.tiles_n - 1) * cut.tile_n : cut.tile_n;
-      Layout layout = rows_in_place(packed ? tile : s);
-      layout.b_is_packed = packed && !s.transpose_b;
-      cut.products[last_m][last_n] = &cached_tile<In, Out>(tile, layout, has_bias);
+      tile.m = lower ? s.m - (cut.tiles_m - 1) * cut.tile_m : cut.tile_m;
+      tile.n = right ? s.n - (cut.tiles_n - 1) * cut.tile_n : cut.tile_n;
+      Layout layout = rows_in_place(dense ? tile : s);
+      layout.b_is_packed = dense && !s.transpose_b;
+      cut.products[lower][right] = &cached_tile<In, Out>(tile, layout, has_bias);
     }
   return cut;
 }
 
-// Whether to pack: if oneDNN then takes its block kernels, named brg, for all tiles. They are no faster for floats, and
-// packing is no use for a B that is larger than caches.
+// Whether oneDNN multiplies all of its tiles by the kernels that it names brg, which multiply blocks.
+inline bool by_blocks(const Cut& cut) {
+  for (const auto& products : cut.products)
+    for (const TileProduct* p : products)
+      if (!p->implementation.starts_with("brg")) return false;
+  return true;
+}
+
+// Whether dense tiles are worth the copies, by the kernel that oneDNN has for them. AMX's are, unless B is larger than
+// the caches. AVX-512's gain so little that A and B must not need copies. Those for floats gain nothing.
 template <class In, class Out>
-bool packing_pays(const GemmShape& s, bool has_bias) {
-  if (sizeof(In) > 2 || (!s.transpose_b && size_t(s.k) * s.n * sizeof(In) > 64 << 20)) return false;
-  const Cut cut = cut_product<In, Out>(s, has_bias, Operands::packed);
-  const auto by_blocks = [](const TileProduct* p) { return p->implementation.starts_with("brg"); };
-  return std::ranges::all_of(cut.products[0], by_blocks) && std::ranges::all_of(cut.products[1], by_blocks);
+bool better_dense(const GemmShape& s, bool has_bias) {
+  if (sizeof(In) > 2) return false;
+  const Cut cut = cut_product<In, Out>(s, has_bias, Operands::dense);
+  if (!by_blocks(cut)) return false;
+  if (s.transpose_b && !s.transpose_a) return true;
+  const std::string& kernel = cut.products[0][0]->implementation;
+  return kernel.find("amx") != kernel.npos && (s.transpose_b || size_t(s.k) * s.n * sizeof(In) <= 64 << 20);
 }
 
 template <class In, class Out>
 void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, Operands operands) {
-  const Cut cut = cut_product<In, Out>(s, bias, operands);
-  const Layout whole = rows_in_place(s);
-  const bool b_is_packed = cut.products[0][0]->layout.b_is_packed;
-  if (b_is_packed) b = pack(b, s.k, s.n);
+  const Cut cut = cut_product<In, Out>(s, bias, operands);  // before the threads start: its cache is not locked
+  Layout layout = rows_in_place(s);
+  if (cut.products[0][0]->layout.b_is_packed && cut.tiles_m > 1) {
+    b = pack_in_parallel(b, s.k, s.n);
+    layout.b_is_packed = true;
+  }
   parallel_for(size_t(cut.tiles_m) * cut.tiles_n, 1, [&](size_t tile) {
     const int i = int(tile % cut.tiles_m), j = int(tile / cut.tiles_m);
     const size_t row = size_t(i) * cut.tile_m, column = size_t(j) * cut.tile_n;
-    const size_t b_offset = b_is_packed ? packed_size(s.k, column) : s.transpose_b ? column * whole.ldb : column;
-    run_tile(*cut.products[i == cut.tiles_m - 1][j == cut.tiles_n - 1], d + row * s.n + column, whole.ldd,
-             a + (s.transpose_a ? row : row * whole.lda), whole.lda, b + b_offset, bias ? bias + column : nullptr);
+    const size_t b_start = layout.b_is_packed ? packed_size(s.k, column) : s.transpose_b ? column * layout.ldb : column;
+    run_tile(*cut.products[i == cut.tiles_m - 1][j == cut.tiles_n - 1], layout, d + row * layout.ldd + column,
+             a + (s.transpose_a ? row : row * layout.lda), b + b_start, bias ? bias + column : nullptr);
   });
 }
 
 template <class In, class Out>
 void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s) {
-  gemm_tiles(d, a, b, bias, s, packing_pays<In, Out>(s, bias) ? Operands::packed : Operands::in_place);
+  gemm_tiles(d, a, b, bias, s, better_dense<In, Out>(s, bias) ? Operands::dense : Operands::in_place);
 }
 
 // Whether oneDNN multiplies In on this CPU (bf16 needs AVX-512).
