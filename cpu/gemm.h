@@ -274,16 +274,14 @@ inline bool by_blocks(const Cut& cut) {
   return true;
 }
 
-// Whether dense tiles are worth the copies, by the kernel that oneDNN has for them. AMX's are, unless B is larger than
-// the caches. AVX-512's gain so little that A and B must not need copies. Those for floats gain nothing.
+// Whether dense tiles are worth the copies (dev/results/2026-11-22-products.md): not for floats, nor to pack a B that is
+// larger than the caches, nor for a long Aᵀ by AVX-512.
 template <class In, class Out>
 bool better_dense(const GemmShape& s, bool has_bias) {
-  if (sizeof(In) > 2) return false;
+  if (sizeof(In) > 2 || (!s.transpose_b && size_t(s.k) * s.n * sizeof(In) > 64 << 20)) return false;
   const Cut cut = cut_product<In, Out>(s, has_bias, Operands::dense);
-  if (!by_blocks(cut)) return false;
-  if (s.transpose_b && !s.transpose_a) return true;
-  const std::string& kernel = cut.products[0][0]->implementation;
-  return kernel.find("amx") != kernel.npos && (s.transpose_b || size_t(s.k) * s.n * sizeof(In) <= 64 << 20);
+  const bool by_amx = cut.products[0][0]->implementation.find("amx") != std::string::npos;
+  return by_blocks(cut) && (!s.transpose_a || s.k <= 512 || by_amx);
 }
 
 template <class In, class Out>
