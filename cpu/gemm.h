@@ -3,14 +3,20 @@
 // Deterministic for any number of threads: D is cut into tiles whose size depends on the shape alone, each tile is one
 // single-threaded oneDNN matmul over the whole of K, and the workers take the tiles. (Left to itself oneDNN splits by
 // the number of threads, and its bits change with it.)
+//
+// A tile is a window of larger matrices: its rows do not follow one another in memory. oneDNN's fastest kernels for
+// bf16, which use AMX where the CPU has it, want dense tiles. For them a product is packed first, see Operands.
+//
 // bf16 needs a CPU that oneDNN has bf16 kernels for (AVX-512); elsewhere, and for fp16, inputs are widened to float.
 #pragma once
 
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -50,20 +56,37 @@ struct OneThread {
   int threads = omp_get_max_threads();
 };
 
-// One prepared product: a tile's shape, the leading dimensions of the whole matrices, and the primitive for them.
+// How a tile's matrices lie in memory: how many elements apart the rows of A, B and D are (of Aᵀ and Bᵀ if the
+// product transposes them), or that B is packed.
+struct Layout {
+  int lda, ldb, ldd;
+  bool b_is_packed = false;
+  auto operator<=>(const Layout&) const = default;
+};
+inline Layout rows_in_place(const GemmShape& s) {
+  return {s.transpose_a ? s.m : s.k, s.transpose_b ? s.k : s.n, s.n};
+}
+
+// One prepared product: a tile's shape and layout, and the primitive for them (none if oneDNN has none on this CPU).
 struct TileProduct {
+  GemmShape shape;
+  Layout layout;
   dnnl::matmul primitive;
+  std::string implementation;
   dnnl::memory::desc a, b, bias, d, scratchpad;
 };
 
 template <class In, class Out>
-TileProduct prepare_tile(const GemmShape& tile, int lda, int ldb, int ldd, bool has_bias) {
+TileProduct prepare_tile(const GemmShape& tile, const Layout& layout, bool has_bias) {
   using Dims = dnnl::memory::dims;
   OneThread one_thread;
   TileProduct p;
-  p.a = {Dims{tile.m, tile.k}, dnnl_type<In>, tile.transpose_a ? Dims{1, lda} : Dims{lda, 1}};
-  p.b = {Dims{tile.k, tile.n}, dnnl_type<In>, tile.transpose_b ? Dims{1, ldb} : Dims{ldb, 1}};
-  p.d = {Dims{tile.m, tile.n}, dnnl_type<Out>, Dims{ldd, 1}};
+  p.shape = tile;
+  p.layout = layout;
+  p.a = {Dims{tile.m, tile.k}, dnnl_type<In>, tile.transpose_a ? Dims{1, layout.lda} : Dims{layout.lda, 1}};
+  p.b = {Dims{tile.k, tile.n}, dnnl_type<In>, tile.transpose_b ? Dims{1, layout.ldb} : Dims{layout.ldb, 1}};
+  if (layout.b_is_packed) p.b = {Dims{tile.k, tile.n}, dnnl_type<In>, dnnl::memory::format_tag::BA16a64b2a};
+  p.d = {Dims{tile.m, tile.n}, dnnl_type<Out>, Dims{layout.ldd, 1}};
   if (has_bias) p.bias = {Dims{1, tile.n}, dnnl_type<In>, Dims{tile.n, 1}};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -72,15 +95,18 @@ TileProduct prepare_tile(const GemmShape& tile, int lda, int ldb, int ldd, bool 
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
+  const bool may_be_empty = true;
 #if DNNL_VERSION_MAJOR >= 3
   dnnl::matmul::primitive_desc description =
-      has_bias ? dnnl::matmul::primitive_desc(dnnl_engine(), p.a, p.b, p.bias, p.d, attributes)
-               : dnnl::matmul::primitive_desc(dnnl_engine(), p.a, p.b, p.d, attributes);
+      has_bias ? dnnl::matmul::primitive_desc(dnnl_engine(), p.a, p.b, p.bias, p.d, attributes, may_be_empty)
+               : dnnl::matmul::primitive_desc(dnnl_engine(), p.a, p.b, p.d, attributes, may_be_empty);
 #else
   dnnl::matmul::primitive_desc description(
       has_bias ? dnnl::matmul::desc(p.a, p.b, p.bias, p.d) : dnnl::matmul::desc(p.a, p.b, p.d), attributes,
-      dnnl_engine());
+      dnnl_engine(), may_be_empty);
 #endif
+  if (!description) return p;
+  p.implementation = description.impl_info_str();
   p.scratchpad = description.scratchpad_desc();
   p.primitive = dnnl::matmul(description);
   return p;
@@ -88,28 +114,115 @@ TileProduct prepare_tile(const GemmShape& tile, int lda, int ldb, int ldd, bool 
 
 // Primitives take milliseconds to create: each is kept.
 template <class In, class Out>
-const TileProduct& cached_tile(const GemmShape& tile, int lda, int ldb, int ldd, bool has_bias) {
-  static std::map<std::tuple<GemmShape, int, int, int, bool>, TileProduct> cache;
-  auto key = std::make_tuple(tile, lda, ldb, ldd, has_bias);
+const TileProduct& cached_tile(const GemmShape& tile, const Layout& layout, bool has_bias) {
+  static std::map<std::tuple<GemmShape, Layout, bool>, TileProduct> cache;
+  auto key = std::make_tuple(tile, layout, has_bias);
   auto found = cache.find(key);
-  if (found == cache.end()) found = cache.emplace(key, prepare_tile<In, Out>(tile, lda, ldb, ldd, has_bias)).first;
+  if (found == cache.end()) found = cache.emplace(key, prepare_tile<In, Out>(tile, layout, has_bias)).first;
   return found->second;
 }
 
+// Memory that is kept from tile to tile.
+class Scratch {
+ public:
+  template <class T>
+  T* of(size_t count) {
+    const size_t lines = (count * sizeof(T) + sizeof(CacheLine) - 1) / sizeof(CacheLine);
+    if (lines_.size() < lines) lines_.resize(lines);
+    return reinterpret_cast<T*>(lines_.data());
+  }
+
+ private:
+  struct alignas(64) CacheLine {
+    char bytes[64];
+  };
+  std::vector<CacheLine> lines_;
+};
+
 template <class In, class Out>
-void run_tile(const TileProduct& p, Out* d, const In* a, const In* b, const In* bias) {
+void multiply(const TileProduct& p, Out* d, const In* a, const In* b, const In* bias) {
   thread_local dnnl::stream stream(dnnl_engine());
-  thread_local std::vector<char> scratchpad;
-  if (scratchpad.size() < p.scratchpad.get_size()) scratchpad.resize(p.scratchpad.get_size());
+  thread_local Scratch scratch;
   auto memory = [](const dnnl::memory::desc& description, const void* data) {
     return dnnl::memory(description, dnnl_engine(), const_cast<void*>(data));
   };
+  const char* scratchpad = scratch.of<char>(p.scratchpad.get_size());
   std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, memory(p.a, a)},
                                                      {DNNL_ARG_WEIGHTS, memory(p.b, b)},
                                                      {DNNL_ARG_DST, memory(p.d, d)},
-                                                     {DNNL_ARG_SCRATCHPAD, memory(p.scratchpad, scratchpad.data())}};
+                                                     {DNNL_ARG_SCRATCHPAD, memory(p.scratchpad, scratchpad)}};
   if (bias) arguments.emplace(DNNL_ARG_BIAS, memory(p.bias, bias));
   p.primitive.execute(stream, arguments);
+}
+
+template <class T>
+void copy_rows(T* to, int to_stride, const T* from, int from_stride, int rows, int width) {
+  for (int row = 0; row < rows; ++row)
+    std::memcpy(static_cast<void*>(to + size_t(row) * to_stride), from + size_t(row) * from_stride, width * sizeof(T));
+}
+
+// oneDNN's layout BA16a64b2a: blocks of 64 columns, in which pairs of rows are interleaved,
+//
+//   packed[column / 64][row / 2][column % 64][row % 2],   missing rows of the last 32 and columns of the last 64 zeros
+constexpr int packed_columns = 64, packed_rows = 32;
+inline size_t packed_size(int rows, int columns) {
+  const auto round_up = [](int size, int unit) { return size_t(size + unit - 1) / unit * unit; };
+  return round_up(rows, packed_rows) * round_up(columns, packed_columns);
+}
+
+// Packs some columns of a matrix whose rows are ldb apart.
+template <class T>
+void pack(T* packed, const T* b, int ldb, int rows, int columns) {
+  static const T zeros[packed_columns] = {};
+  for (int first = 0; first < columns; first += packed_columns, b += packed_columns) {
+    const int width = std::min(packed_columns, columns - first);
+    T* const end = packed + packed_size(rows, packed_columns);
+    if (width < packed_columns) std::fill(packed, end, T(0.0f));
+    for (int row = 0; packed < end; row += 2, packed += 2 * packed_columns) {
+      const T* even = row < rows ? b + size_t(row) * ldb : zeros;
+      const T* odd = row + 1 < rows ? even + ldb : zeros;
+      for (int column = 0; column < width; ++column) {
+        packed[2 * column] = even[column];
+        packed[2 * column + 1] = odd[column];
+      }
+    }
+  }
+}
+
+// The same, by all threads, to memory that they share until the next product.
+template <class T>
+const T* pack_in_parallel(const T* b, int rows, int columns) {
+  static Scratch scratch;
+  T* packed = scratch.of<T>(packed_size(rows, columns));
+  parallel_for((columns + packed_columns - 1) / packed_columns, 1, [&](size_t block) {
+    const int first = int(block) * packed_columns;
+    pack(packed + packed_size(rows, first), b + first, columns, rows, std::min(packed_columns, columns - first));
+  });
+  return packed;
+}
+
+// Multiplies one tile. Its matrices lie as `given` tells: what the product wants otherwise is copied.
+template <class In, class Out>
+void run_tile(const TileProduct& p, const Layout& given, Out* d, const In* a, const In* b, const In* bias) {
+  thread_local Scratch scratch_a, scratch_b, scratch_d;
+  const auto& [m, n, k, transpose_a, transpose_b, accumulate] = p.shape;
+  const Layout& wanted = p.layout;
+  if (given.lda != wanted.lda) {
+    const int rows = transpose_a ? k : m;
+    In* copy = scratch_a.of<In>(size_t(rows) * wanted.lda);
+    copy_rows(copy, wanted.lda, a, given.lda, rows, wanted.lda);
+    a = copy;
+  }
+  if (wanted.b_is_packed && !given.b_is_packed) {
+    In* copy = scratch_b.of<In>(packed_size(k, n));
+    pack(copy, b, given.ldb, k, n);
+    b = copy;
+  }
+  if (given.ldd == wanted.ldd) return multiply(p, d, a, b, bias);
+  Out* copy = scratch_d.of<Out>(size_t(m) * n);
+  if (accumulate) copy_rows(copy, n, d, given.ldd, m, n);
+  multiply(p, copy, a, b, bias);
+  copy_rows(d, given.ldd, copy, n, m, n);
 }
 
 // Tiles of about equal size, at most `largest`, a multiple of 64 unless the whole side is one tile.
@@ -119,41 +232,84 @@ inline int tile_side(int side, int largest) {
   return ((side + tiles - 1) / tiles + 63) / 64 * 64;
 }
 
+// How a product's matrices reach oneDNN:
+//
+//   in place  as windows.
+//   dense     The thread that has a tile copies its part of Aᵀ and its result. B is packed, by that thread too if there
+//             is one row of tiles; a Bᵀ needs no copy, as its tiles are whole rows. The result of a product with Aᵀ is a
+//             weight gradient, in float, and copying it would take long: its tiles are whole rows, too.
+enum class Operands { in_place, dense };
+
+// A product cut into tiles; those at its lower and right edges may be smaller.
+struct Cut {
+  int tile_m, tile_n, tiles_m, tiles_n;
+  const TileProduct* products[2][2];  // [at the lower edge][at the right edge]
+};
+
+template <class In, class Out>
+Cut cut_product(const GemmShape& s, bool has_bias, Operands operands) {
+  const bool dense = operands == Operands::dense, whole_rows = dense && s.transpose_a;
+  Cut cut;
+  cut.tile_m = tile_side(s.m, whole_rows ? 128 : 512);
+  cut.tile_n = whole_rows ? s.n : tile_side(s.n, 384);
+  cut.tiles_m = (s.m + cut.tile_m - 1) / cut.tile_m;
+  cut.tiles_n = (s.n + cut.tile_n - 1) / cut.tile_n;
+  for (bool lower : {false, true})
+    for (bool right : {false, true}) {
+      GemmShape tile = s;
+      tile.m = lower ? s.m - (cut.tiles_m - 1) * cut.tile_m : cut.tile_m;
+      tile.n = right ? s.n - (cut.tiles_n - 1) * cut.tile_n : cut.tile_n;
+      Layout layout = rows_in_place(dense ? tile : s);
+      layout.b_is_packed = dense && !s.transpose_b;
+      cut.products[lower][right] = &cached_tile<In, Out>(tile, layout, has_bias);
+    }
+  return cut;
+}
+
+// Whether oneDNN multiplies all of its tiles by the kernels that it names brg, which multiply blocks.
+inline bool by_blocks(const Cut& cut) {
+  for (const auto& products : cut.products)
+    for (const TileProduct* p : products)
+      if (!p->implementation.starts_with("brg")) return false;
+  return true;
+}
+
+// Whether dense tiles are worth the copies (dev/results/2026-11-22-products.md): not for floats, nor to pack a B that is
+// larger than the caches, nor for a long Aᵀ by AVX-512.
+template <class In, class Out>
+bool better_dense(const GemmShape& s, bool has_bias) {
+  if (sizeof(In) > 2 || (!s.transpose_b && size_t(s.k) * s.n * sizeof(In) > 64 << 20)) return false;
+  const Cut cut = cut_product<In, Out>(s, has_bias, Operands::dense);
+  const bool by_amx = cut.products[0][0]->implementation.find("amx") != std::string::npos;
+  return by_blocks(cut) && (!s.transpose_a || s.k <= 512 || by_amx);
+}
+
+template <class In, class Out>
+void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, Operands operands) {
+  const Cut cut = cut_product<In, Out>(s, bias, operands);  // before the threads start: its cache is not locked
+  Layout layout = rows_in_place(s);
+  if (cut.products[0][0]->layout.b_is_packed && cut.tiles_m > 1) {
+    b = pack_in_parallel(b, s.k, s.n);
+    layout.b_is_packed = true;
+  }
+  parallel_for(size_t(cut.tiles_m) * cut.tiles_n, 1, [&](size_t tile) {
+    const int i = int(tile % cut.tiles_m), j = int(tile / cut.tiles_m);
+    const size_t row = size_t(i) * cut.tile_m, column = size_t(j) * cut.tile_n;
+    const size_t b_start = layout.b_is_packed ? packed_size(s.k, column) : s.transpose_b ? column * layout.ldb : column;
+    run_tile(*cut.products[i == cut.tiles_m - 1][j == cut.tiles_n - 1], layout, d + row * layout.ldd + column,
+             a + (s.transpose_a ? row : row * layout.lda), b + b_start, bias ? bias + column : nullptr);
+  });
+}
+
 template <class In, class Out>
 void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s) {
-  const int lda = s.transpose_a ? s.m : s.k, ldb = s.transpose_b ? s.k : s.n;
-  const int tile_m = tile_side(s.m, 512), tile_n = tile_side(s.n, 384);
-  const int tiles_m = (s.m + tile_m - 1) / tile_m, tiles_n = (s.n + tile_n - 1) / tile_n;
-  // Created here, before the threads start: the cache is not locked.
-  const TileProduct* products[2][2];
-  for (int last_m = 0; last_m < 2; ++last_m)
-    for (int last_n = 0; last_n < 2; ++last_n) {
-      GemmShape tile = s;
-      tile.m = last_m ? s.m - (tiles_m - 1) * tile_m : tile_m;
-      tile.n = last_n ? s.n - (tiles_n - 1) * tile_n : tile_n;
-      products[last_m][last_n] = &cached_tile<In, Out>(tile, lda, ldb, s.n, bias);
-    }
-  parallel_for(size_t(tiles_m) * tiles_n, 1, [&](size_t tile) {
-    const int i = int(tile % tiles_m), j = int(tile / tiles_m);
-    const size_t row = size_t(i) * tile_m, column = size_t(j) * tile_n;
-    run_tile(*products[i == tiles_m - 1][j == tiles_n - 1], d + row * s.n + column,
-             a + (s.transpose_a ? row : row * lda), b + (s.transpose_b ? column * ldb : column),
-             bias ? bias + column : nullptr);
-  });
+  gemm_tiles(d, a, b, bias, s, better_dense<In, Out>(s, bias) ? Operands::dense : Operands::in_place);
 }
 
 // Whether oneDNN multiplies In on this CPU (bf16 needs AVX-512).
 template <class In>
 bool dnnl_multiplies() {
-  if constexpr (std::is_same_v<In, float>) return true;
-  static const bool works = [] {
-    try {
-      prepare_tile<In, float>({16, 16, 16}, 16, 16, 16, false);
-      return true;
-    } catch (const dnnl::error&) {
-      return false;
-    }
-  }();
+  static const bool works = bool(prepare_tile<In, float>({16, 16, 16}, {16, 16, 16}, false).primitive);
   return works;
 }
 
