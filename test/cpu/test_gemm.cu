@@ -1,5 +1,4 @@
 // The CPU device's two ways to hand a product to oneDNN, whichever it prefers on this machine: exactly, on integers.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <omp.h>
 
 #include "kernels/matmul.cuh"
