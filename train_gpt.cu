@@ -1,14 +1,23 @@
 // train_gpt: ranks, options, data, model, loop. `train_gpt --help` lists the options; README.md shows runs.
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "model.cuh"
 #include "kernels/gemm_choices.cuh"
 #include "kernels/tensor_log.cuh"
 #include "parallel/agreement.h"
+#include "parallel/json.h"
 #include "parallel/launch.h"
 #include "parallel/mesh.cuh"
 #include "parallel/rank_check.cuh"
@@ -20,6 +29,7 @@
 #include "runtime/data.h"
 #include "runtime/hardware.h"
 #include "runtime/interruption.h"
+#include "runtime/manifest.h"
 #include "runtime/metrics.h"
 #include "runtime/options.h"
 #include "runtime/report.h"
@@ -334,6 +344,12 @@ class Run {
     model_->store().set_progress(done_ - guard_.left_out(), scale);
   }
 
+  nlohmann::json trainer_state() {
+    return {{"samples", first_sample(done_)}, {"steps", o_.schedule.steps}, {"train_minutes", o_.train_minutes},
+            {"arithmetic", arithmetic(o_, train_->tokens())}, {"guard", guard_.state()}, {"loss_scale", scale_state()},
+            {"algorithms", gemm_choices().known}};
+  }
+
   // Takes a snapshot, which is written while training goes on. Disks may fail: the run can do without a checkpoint that
   // is not its last.
   void save() {
@@ -347,9 +363,7 @@ class Run {
                                .tensors = stored_tensors(model_->tensors()),
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
-                               .trainer = {{"samples", first_sample(done_)}, {"steps", o_.schedule.steps}, {"train_minutes", o_.train_minutes}, {"arithmetic", arithmetic(o_, train_->tokens())},
-                                           {"guard", guard_.state()}, {"loss_scale", scale_state()},
-                                           {"algorithms", gemm_choices().known}},
+                               .trainer = trainer_state().dump(),
                                .tokenizer_folder = tokenizer_folder_,
                                .wait = [this] { CUDA_CHECK(cudaStreamSynchronize(stream_)); }});
     if (!problem.empty()) report_unsaved(problem);
@@ -446,11 +460,18 @@ class Run {
     const double tokens = double(done_) * tokens_per_step();
     bill_.print(tokens, tokens * model_->flops_per_token(), peak(),
                 seconds_since(begin) / double(steps) * double(o_.schedule.steps - done_));
-    if (o_.profile && steps > unprofiled) print_profile(Profiler::instance().collect(), steps - unprofiled, ceilings_);
+    if (o_.profile && steps > unprofiled) print_profile(kernel_totals(), steps - unprofiled, ceilings_);
     if (!stopping_) return 0;
     std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), done_,
                 o_.out.empty() ? "" : ", and saved: go on with --resume");
     return interrupted_exit_code;
+  }
+
+  static std::vector<KernelTotal> kernel_totals() {
+    std::vector<KernelTotal> totals;
+    for (const auto& [name, total] : Profiler::instance().collect())
+      totals.push_back({name, size_t(total.calls), total.milliseconds, total.bytes, total.flops});
+    return totals;
   }
 
   // A step that the device was given.

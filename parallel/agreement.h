@@ -2,48 +2,18 @@
 // refused with the difference, not with a wrong result hours later.
 #pragma once
 
-#include <cstdio>
-#include <fstream>
-#include <iterator>
+#include <cstddef>
 #include <string>
-#include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "parallel/control.h"
-#include "runtime/error.h"
 
 // FNV-1a over 64-bit words: not for security.
-inline std::string checksum(const void* data, size_t bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  const char* from = static_cast<const char*>(data);
-  for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, from + i, std::min(sizeof word, bytes - i));
-    hash = (hash ^ word) * 0x100000001b3u;
-    hash ^= hash >> 29;
-  }
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
+std::string checksum(const void* data, size_t bytes);
 
 // Of the running program's file, so that two builds are told apart.
-inline std::string program_checksum() {
-  std::ifstream file("/proc/self/exe", std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  return checksum(bytes.data(), bytes.size());
-}
+std::string program_checksum();
 
 // `mine`: an object; `cure` follows the difference. Fails alike on every rank.
-inline void require_agreement(Control& control, const nlohmann::json& mine, const std::string& cure) {
-  const std::vector<std::string> all = control.all_gather(mine.dump());
-  const nlohmann::json first = nlohmann::json::parse(all[0]);
-  for (int rank = 1; rank < control.size(); ++rank) {
-    const nlohmann::json other = nlohmann::json::parse(all[size_t(rank)]);
-    for (const auto& [key, value] : first.items())
-      if (other.value(key, nlohmann::json()) != value)
-        fail("ranks differ: ", key, " is ", value.dump(), " on rank 0 (", control.host(0), ") and ",
-             other.value(key, nlohmann::json()).dump(), " on rank ", rank, " (", control.host(rank), "): ", cure);
-  }
-}
+void require_agreement(Control& control, const nlohmann::json& mine, const std::string& cure);

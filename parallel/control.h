@@ -14,37 +14,27 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <condition_variable>
-#include <csignal>
-#include <filesystem>
+#include <mutex>
 #include <map>
+#include <optional>
 #include <source_location>
-
-#include <sys/eventfd.h>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "parallel/rendezvous.h"
-
-// SIGTERM: a launcher that lost one rank sends it to the others, who would be gone before they know why. So the control
-// thread notes it and gives the verdict a moment to come, before it lets the signal have its way.
-inline std::atomic<bool> sigterm_came = false;
-inline void note_sigterm(int) { sigterm_came = true; }
 
 class Control {
  public:
   // One rank alone: no socket, no thread, nothing that can go wrong.
   Control() : peers_(1) { peers_[0] = this_process(); }
   // Rank 0 of `size`: returns when all have come.
-  Control(Listener listener, int size, const std::string& token, double timeout_s)
-      : Control(0, Reception(std::move(listener), size, token).wait_for_all(timeout_s)) {}
+  Control(Listener listener, int size, const std::string& token, double timeout_s);
   // Another rank.
-  Control(const Endpoint& rank_0, int rank, int size, double timeout_s)
-      : Control(rank, Visitor(rank_0, rank, size).join(timeout_s)) {}
+  Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
   // Without finish() the others take this rank for dead.
-  ~Control() {
-    stopping_ = true;
-    stop_thread();
-  }
+  ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
@@ -58,47 +48,22 @@ class Control {
   // Everybody's `mine`, by rank. Called by all ranks in the same order and at the same place of the source, in one
   // thread each; so are gather, barrier and finish.
   // patience: how many times the collective time-out the others may take
-  std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current()) {
-    return meet("host all_gather", place, FrameType::for_all, mine, patience);
-  }
+  std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current());
   // The same for rank 0; the others get empty texts.
-  std::vector<std::string> gather(const std::string& mine, Place place = Place::current()) {
-    return meet("host gather", place, FrameType::for_rank_0, mine);
-  }
-  void barrier(double patience = 1, Place place = Place::current()) {
-    meet("host barrier", place, FrameType::for_rank_0, "", patience);
-  }
+  std::vector<std::string> gather(const std::string& mine, Place place = Place::current());
+  void barrier(double patience = 1, Place place = Place::current());
 
   // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`
   // (0: it may take any time) ends the job, as does a rank that is silent for `silence_s`.
-  void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
-    silence_s_ = silence_s;
-    collective_timeout_s_ = collective_timeout_s;
-    recorder_ = &recorder;
-  }
+  void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
 
   // This rank's own error ends the job. What several ranks report in the same words is said once.
-  [[noreturn]] void fail(const std::string& message, int exit_code = 1) {
-    std::fflush(stdout);
-    if (thread_.joinable()) {
-      submit({FrameType::report, std::to_string(exit_code) + " " + message});
-      std::this_thread::sleep_for(std::chrono::seconds(2));  // the verdict ends this process before
-    }
-    print_error(one_line(size() == 1 ? message : who(peers_, rank_) + ": " + message));
-    _exit(exit_code);
-  }
+  [[noreturn]] void fail(const std::string& message, int exit_code = 1);
 
   // The good end, when all ranks have come to it: from then on they may go as they like.
-  void finish(Place place = Place::current()) {
-    if (!thread_.joinable()) return;
-    leaving_ = true;
-    meet("finish", place, FrameType::for_rank_0, "");
-    stop_thread();
-  }
+  void finish(Place place = Place::current());
 
  private:
-  using Json = nlohmann::json;
-
   // In order of precedence: what comes first here is likely the cause of what follows.
   enum class Fault { died, reported, parted, silent, hung };
 
@@ -114,273 +79,39 @@ class Control {
     std::string place, bytes;
   };
 
-  Control(int rank, Peers peers)
-      : rank_(rank), peers_(std::move(peers)), contributions_(peers_.size()),
-        heartbeats_(peers_.size(), Json{0, "not heard of yet", ""}), failed_(peers_.size()),
-        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
-    std::signal(SIGTERM, note_sigterm);
-    thread_ = std::thread([this] { serve(); });
-  }
-
-  void stop_thread() {
-    if (!thread_.joinable()) return;
-    eventfd_write(wake_.get(), 1);
-    thread_.join();
-    std::signal(SIGTERM, SIG_DFL);
-  }
+  Control(int rank, Peers peers);
+  void stop_thread();
 
   // ---- from the program's threads to the control thread and back
 
-  void submit(Frame frame) {
-    {
-      const std::lock_guard lock(mutex_);
-      outbox_.push_back(std::move(frame));
-    }
-    eventfd_write(wake_.get(), 1);
-  }
-
-  // A contribution travels as a line with the meeting's name and place, then the bytes.
+  void submit(Frame frame);
   std::vector<std::string> meet(const char* name, const Place& place, FrameType type, const std::string& mine,
-                                double patience = 1) {
-    if (size() == 1) return {mine};
-    if (mine.size() > longest_frame / size_t(size()) - sizeof(uint64_t))
-      throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
-    FlightRecorder* recorder = recorder_;
-    const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
-    const std::string file = std::filesystem::path(place.file_name()).filename();
-    submit({type, std::string(name) + " (" + file + ":" + std::to_string(place.line()) + ")\n" + mine});
-    std::unique_lock lock(mutex_);
-    gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
-    if (recorder) recorder->leave(sequence);
-    return std::exchange(gathered_, {});
-  }
+                                double patience = 1);
 
   // ---- the control thread
 
   double period() const { return std::min(1.0, silence_s_ / 5); }  // of heartbeats, seconds
 
-  void serve() try {
-    double last = steady_seconds(), last_beat = 0;
-    while (!stopping_ && !finished_) {
-      exchange(open_connections(peers_), wake_.get(), 100);
-      const double now = steady_seconds();
-      if (now - last > 3 * period()) forgive(now, now - last);
-      last = now;
-      take_outbox();
-      for (int rank = 0; rank < size(); ++rank)
-        if (Connection* connection = peers_[size_t(rank)].connection.get())
-          while (std::optional<Frame> frame = connection->next()) handle(rank, std::move(*frame));
-      if (finished_) break;
-      if (now - last_beat > period()) {
-        beat(now);
-        last_beat = now;
-      }
-      judge(now);
-      heed_sigterm(now);
-    }
-    if (finished_ && rank_ == 0) linger(peers_, 2);
-    peers_[0].connection.reset();
-  } catch (const std::exception& error) {
-    print_error(one_line(who(peers_, rank_) + ": control thread: " + error.what()));
-    _exit(1);
-  }
-
-  // This process stood still, perhaps the whole job did: stopped and continued. Nobody else was silent.
-  void forgive(double now, double seconds) {
-    for (Connection* connection : open_connections(peers_)) connection->last_heard = now;
-    if (FlightRecorder* recorder = recorder_) recorder->forgive(seconds);
-  }
-
-  void take_outbox() {
-    uint64_t wakes;
-    eventfd_read(wake_.get(), &wakes);
-    std::vector<Frame> frames;
-    {
-      const std::lock_guard lock(mutex_);
-      frames.swap(outbox_);
-    }
-    for (Frame& frame : frames) {
-      if (rank_ == 0) handle(0, std::move(frame));
-      else peers_[0].connection->send(frame.type, frame.payload);
-    }
-  }
-
-  void handle(int from, Frame frame) {
-    switch (frame.type) {
-      case FrameType::heartbeat: heartbeats_[size_t(from)] = Json::parse(frame.payload); break;
-      case FrameType::for_all:
-      case FrameType::for_rank_0: collect(from, std::move(frame)); break;
-      case FrameType::gathered: deliver(frame.payload); break;
-      case FrameType::report: {
-        const std::string message = frame.payload.substr(frame.payload.find(' ') + 1);
-        add_failure({Fault::reported, from, message, std::stoi(frame.payload)}, 0.3);
-        break;
-      }
-      case FrameType::verdict: _exit(std::stoi(frame.payload));
-      default: throw std::runtime_error("a frame of type " + std::to_string(int(frame.type)) + " out of turn");
-    }
-  }
-
-  // Rank 0: when all have come to the same place, they get the sizes (uint64 each), then the bytes.
-  void collect(int from, Frame frame) {
-    const bool for_all = frame.type == FrameType::for_all;
-    const size_t line = frame.payload.find('\n');
-    const std::string place = frame.payload.substr(0, line);
-    contributions_[size_t(from)] = {place, std::move(frame.payload.erase(0, line + 1))};
-    std::string sizes, bytes;
-    for (const auto& one : contributions_)
-      if (one && one->place != place) return add_failure({Fault::parted, from, ""}, 0.3);
-    for (const auto& one : contributions_) {
-      if (!one) return;
-      const uint64_t length = one->bytes.size();
-      sizes.append(reinterpret_cast<const char*>(&length), sizeof length);
-    }
-    for (auto& one : contributions_) {
-      bytes += one->bytes;
-      one.reset();
-    }
-    ++meetings_;
-    const std::string nothing(sizes.size(), 0);
-    sizes += bytes;
-    send_to_all(peers_, FrameType::gathered, for_all ? sizes : nothing);
-    deliver(sizes);
-  }
-
-  void deliver(const std::string& sizes_and_bytes) {
-    std::vector<std::string> all;
-    std::vector<uint64_t> sizes(peers_.size());
-    size_t at = sizes.size() * sizeof(uint64_t);
-    std::memcpy(sizes.data(), sizes_and_bytes.data(), at);
-    for (uint64_t size : sizes) {
-      all.push_back(sizes_and_bytes.substr(at, size));
-      at += size;
-    }
-    finished_ = leaving_.load();
-    const std::lock_guard lock(mutex_);
-    gathered_ = std::move(all);
-    gathered_changed_.notify_one();
-  }
-
-  void beat(double now) {
-    FlightBrief record;
-    if (const FlightRecorder* recorder = recorder_) record = brief(recorder->entries(), now);
-    heartbeats_[size_t(rank_)] = {record.waiting, record.place, record.history};
-    const Packet packet = pack(FrameType::heartbeat, heartbeats_[size_t(rank_)].dump());
-    for (Connection* connection : open_connections(peers_))
-      if (!connection->has_unsent()) connection->send(packet);  // else there is sign of life enough
-  }
+  void serve();
+  void forgive(double now, double seconds);
+  void take_outbox();
+  void handle(int from, Frame frame);
+  void collect(int from, Frame frame);
+  void deliver(const std::string& sizes_and_bytes);
+  void beat(double now);
 
   // ---- what ends the job
 
-  void judge(double now) {
-    const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // a launcher may notice first
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5 * period());  // all say where they are
-      const Connection* connection = peers_[size_t(rank)].connection.get();
-      if (connection && !connection->is_open())
-        lose({Fault::died, rank, " died" + reason(connection->error())});
-      else if (connection && now - connection->last_heard > patience_s)
-        lose({Fault::silent, rank, " has not answered for " + seconds(std::round(now - connection->last_heard)) +
-                                       ": stopped, or its host or link is down"});
-    }
-    if (!failures_.empty() && (now > decide_at_ || failures_.size() == peers_.size())) end_job();
-  }
-
-  bool is_hung(int rank) const {
-    return collective_timeout_s_ > 0 && heartbeats_[size_t(rank)].at(0).get<double>() > collective_timeout_s_;
-  }
-
-  void lose(const Failure& failure) {
-    if (rank_ == 0) return add_failure(failure, 0.3);
-    print_error(who(peers_, rank_) + ": " + who(peers_, failure.rank) + failure.message);
-    _exit(1);
-  }
-
-  // The first one of a rank counts.
-  void add_failure(const Failure& failure, double patience_s) {
-    if (failed_[size_t(failure.rank)]) return;
-    failed_[size_t(failure.rank)] = true;
-    const double then = steady_seconds() + patience_s;
-    decide_at_ = failures_.empty() ? then : std::min(decide_at_, then);
-    failures_.push_back(failure);
-  }
-
-  [[noreturn]] void end_job() {
-    std::stable_sort(failures_.begin(), failures_.end(), [](auto& a, auto& b) {
-      if (a.fault != b.fault) return a.fault < b.fault;
-      return a.fault != Fault::reported && a.rank < b.rank;  // the first report counts; deaths come in any order
-    });
-    const Failure& cause = failures_[0];
-    std::vector<int> alike;
-    for (const Failure& other : failures_) {
-      const bool same_words = other.message == cause.message || cause.fault != Fault::reported;
-      if (other.fault == cause.fault && same_words && other.rank != cause.rank) alike.push_back(other.rank);
-    }
-    std::sort(alike.begin(), alike.end());
-    if (cause.fault == Fault::hung)
-      print_error("a collective takes longer than " + seconds(collective_timeout_s_) + " (--collective-timeout): " +
-                  where_ranks_are());
-    else if (cause.fault == Fault::parted)
-      print_error("ranks meet in different places of the program (meeting " + std::to_string(meetings_ + 1) + "): " +
-                  where_ranks_meet() + ": see that all hosts have the same build and the same files");
-    else if (cause.fault == Fault::reported)
-      print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
-    else
-      print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
-    send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code));
-    linger(peers_, 1);
-    _exit(cause.exit_code);
-  }
-
+  void judge(double now);
+  bool is_hung(int rank) const;
+  void lose(const Failure& failure);
+  void add_failure(const Failure& failure, double patience_s);
+  [[noreturn]] void end_job();
   using RanksAt = std::map<std::string, std::vector<int>>;  // by place
-
-  // The smaller groups first.
-  std::string list_groups(const RanksAt& ranks_at) const {
-    std::multimap<size_t, std::string> by_size;
-    for (const auto& [place, ranks] : ranks_at)
-      by_size.insert({ranks.size(), (ranks.size() == 1 ? who(peers_, ranks[0]) : rank_list(ranks)) + " " + place});
-    std::string line;
-    for (const auto& [size, group] : by_size) line += (line.empty() ? "" : ", ") + group;
-    return line;
-  }
-
-  // "rank 1 in host barrier (train_gpt.cu:116), ranks 0, 2 in host all_gather (mesh.cuh:67)": those that have come.
-  std::string where_ranks_meet() const {
-    RanksAt ranks_at;
-    for (int rank = 0; rank < size(); ++rank)
-      if (const auto& one = contributions_[size_t(rank)]) ranks_at["in " + one->place].push_back(rank);
-    return list_groups(ranks_at);
-  }
-
-  // "rank 2 not yet in #119, ranks 0, 1, 3 in #119 all_gather of 4096 bytes"; then a line a rank with its last
-  // collectives.
-  std::string where_ranks_are() const {
-    RanksAt ranks_at;
-    std::string table;
-    for (int rank = 0; rank < size(); ++rank) {
-      ranks_at[heartbeats_[size_t(rank)].at(1)].push_back(rank);
-      table += "\n  " + who(peers_, rank) + ": " + heartbeats_[size_t(rank)].at(2).get<std::string>();
-    }
-    return list_groups(ranks_at) + table;
-  }
-
-  static std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
-
-  static std::string seconds(double number) {
-    std::ostringstream text;
-    text << number << " s";
-    return text.str();
-  }
-
-  void heed_sigterm(double now) {
-    constexpr double patience_s = 0.6;  // mpirun's SIGKILL may follow after 1 s
-    if (!sigterm_came) return;
-    if (sigterm_deadline_ == 0) sigterm_deadline_ = now + patience_s;
-    if (now < sigterm_deadline_) return;
-    std::signal(SIGTERM, SIG_DFL);
-    std::raise(SIGTERM);
-  }
+  std::string list_groups(const RanksAt& ranks_at) const;
+  std::string where_ranks_meet() const;
+  std::string where_ranks_are() const;
+  void heed_sigterm(double now);
 
   int rank_ = 0;
   Peers peers_;
@@ -388,7 +119,7 @@ class Control {
   // Of the control thread. By rank, on rank 0: contributions to the meeting under way, last heartbeats, who failed
   std::vector<std::optional<Contribution>> contributions_;
   size_t meetings_ = 0;  // that have taken place, on rank 0
-  std::vector<Json> heartbeats_;
+  std::vector<FlightBrief> heartbeats_;
   std::vector<bool> failed_;
   std::vector<Failure> failures_;
   double decide_at_ = 0, sigterm_deadline_ = 0;

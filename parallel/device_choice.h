@@ -3,14 +3,8 @@
 // 1,2,0 for the next). Then it is the first.
 #pragma once
 
-#include <fstream>
-#include <set>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
-
-#include "runtime/error.h"
 
 // What a rank tells the others of its host and devices.
 struct SeenDevices {
@@ -20,7 +14,10 @@ struct SeenDevices {
 
   bool same_host(const SeenDevices& other) const { return host == other.host && boot == other.boot; }
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SeenDevices, host, boot, count, first)
+
+// As ranks tell one another.
+std::string text_of(const SeenDevices& seen);
+SeenDevices seen_devices(const std::string& text);
 
 struct DeviceChoice {
   int device = 0;
@@ -28,27 +25,7 @@ struct DeviceChoice {
 };
 
 // Different on every host, and after every start of it.
-inline std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
-}
+std::string boot_id();
 
 // `all`: by rank. Fails if a host has more ranks than devices and they may not share.
-inline DeviceChoice choose_device(const std::vector<SeenDevices>& all, int rank, bool may_share) {
-  const SeenDevices& mine = all[size_t(rank)];
-  int place = 0, neighbours = 0;
-  std::set<std::string> distinct;
-  for (const SeenDevices& other : all) {
-    if (!mine.same_host(other)) continue;
-    if (&other < &mine) ++place;
-    ++neighbours;
-    distinct.insert(other.first);
-  }
-  if (int(distinct.size()) == neighbours) return {};  // the launcher chose
-  const bool shared = neighbours > mine.count;
-  if (shared && !may_share)
-    fail(mine.host, " has ", neighbours, " ranks and ", mine.count, mine.count == 1 ? " GPU" : " GPUs",
-         ": start fewer ranks there, or let them share with --share-gpu (slow; for tests)");
-  return {place % mine.count, shared};
-}
+DeviceChoice choose_device(const std::vector<SeenDevices>& all, int rank, bool may_share);

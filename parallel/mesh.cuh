@@ -41,8 +41,7 @@ inline int take_device(Control& control, bool may_share) {
     for (unsigned char byte : properties.uuid.bytes) mine.first += std::to_string(byte) + " ";
   }
   std::vector<SeenDevices> all;
-  for (const std::string& text : control.all_gather(nlohmann::json(mine).dump()))
-    all.push_back(nlohmann::json::parse(text));
+  for (const std::string& text : control.all_gather(text_of(mine))) all.push_back(seen_devices(text));
   if (mine.count == 0)
     throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
                              "): check nvidia-smi, or build for the CPU with `make cpu`");

@@ -1,20 +1,15 @@
 // What a run says about its steps: a line on the terminal, an object for metrics.jsonl, a summary at the end.
 #pragma once
 
-#include <sys/resource.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "runtime/ceilings.h"
-#include "runtime/console.h"
 
 // What a step came to.
 struct StepResult {
@@ -27,81 +22,31 @@ struct StepResult {
 class Report {
  public:
   // tokens, flops: of a step; peak: FLOP/s of all devices, 0 if not known
-  Report(size_t steps, double tokens, double flops, double peak)
-      : steps_(steps), tokens_(tokens), flops_(flops), peak_(peak) {}
+  Report(size_t steps, double tokens, double flops, double peak);
 
-  nlohmann::ordered_json metrics(const StepResult& s) const {
-    nlohmann::ordered_json fields = {{"step", s.step},
-                                     {"loss", s.loss},
-                                     {"grad_norm", s.norm},
-                                     {"lr", s.rate},
-                                     {"tokens", s.step * size_t(tokens_)},
-                                     {"step_ms", s.seconds * 1e3},
-                                     {"tokens_per_s", tokens_ / s.seconds},
-                                     {"flops_per_s", flops_ / s.seconds},
-                                     {"mfu", peak_ > 0 ? flops_ / s.seconds / peak_ : NAN}};
-    if (!s.applied) fields["left_out"] = true;
-    if (s.loss_scale > 0) fields["loss_scale"] = s.loss_scale;
-    return fields;
-  }
+  nlohmann::ordered_json metrics(const StepResult& s) const;
 
   // metrics: of the step, with what ranks sent if there are several
-  void print(const StepResult& s, const nlohmann::ordered_json& metrics, double seconds_left) const {
-    std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", s.step, steps_, s.loss,
-                s.norm, s.rate, s.seconds * 1e3, with_commas(tokens_ / s.seconds).c_str());
-    if (peak_ > 0) std::printf("MFU %.1f%% | ", 100 * flops_ / s.seconds / peak_);
-    else std::printf("%.0f GFLOP/s | ", flops_ / s.seconds / 1e9);
-    if (metrics.contains("comm_ms"))
-      std::printf("comm %.1f ms, %.1f exposed | ", double(metrics["comm_ms"]), double(metrics["comm_exposed_ms"]));
-    std::printf("%s left\n", duration(seconds_left).c_str());
-    std::fflush(stdout);
-  }
+  void print(const StepResult& s, const nlohmann::ordered_json& metrics, double seconds_left) const;
 
   // What went wrong with a step, and what was done about it.
-  void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const {
-    std::printf("step %5zu/%zu | %s%s", s.step, steps_, reason.c_str(), consequence.c_str());
-    if (s.loss_scale > 0) std::printf(", loss scale %g", s.loss_scale);
-    std::printf("\n");
-  }
+  void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const;
 
   // Of `steps` steps in this run.
-  void print_summary(size_t steps, double shortest_s, double seconds) const {
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    std::printf("%zu steps in %s; fastest step %.1f ms; peak host memory %s MiB\n", steps, duration(seconds).c_str(),
-                shortest_s * 1e3, with_commas(double(usage.ru_maxrss) / 1024).c_str());
-  }
+  void print_summary(size_t steps, double shortest_s, double seconds) const;
 
  private:
   size_t steps_;
   double tokens_, flops_, peak_;
 };
 
-// totals: of `steps` steps, by the name of a kernel, as Profiler::collect gives them. "of ceiling": the shortest time
-// in which the device could move a kernel's bytes and do its FLOPs, as a share of the time it took.
-template <class Totals>
-void print_profile(const Totals& totals, size_t steps, const std::optional<Ceilings>& ceilings) {
-  double milliseconds = 0, shortest = 0;
-  for (const auto& [name, total] : totals) {
-    milliseconds += total.milliseconds;
-    if (ceilings) shortest += ceilings->milliseconds(total.bytes, total.flops);
-  }
-  std::printf("%-28s %8s %10s %7s %9s %10s%s   (a step, mean of %zu)\n", "kernel", "calls", "ms", "share", "GB/s",
-              "GFLOP/s", ceilings ? "  of ceiling" : "", steps);
-  std::vector<typename Totals::const_pointer> sorted;
-  for (const auto& entry : totals) sorted.push_back(&entry);
-  std::sort(sorted.begin(), sorted.end(), [](auto a, auto b) { return a->second.milliseconds > b->second.milliseconds; });
-  for (const auto* entry : sorted) {
-    const auto& [name, total] = *entry;
-    std::printf("%-28s %8.1f %10.3f %6.1f%% %9.1f %10.1f", name.c_str(), double(total.calls) / double(steps),
-                total.milliseconds / double(steps), 100 * total.milliseconds / milliseconds,
-                total.bytes / total.milliseconds / 1e6, total.flops / total.milliseconds / 1e6);
-    if (ceilings) std::printf(" %10.1f%%", 100 * ceilings->milliseconds(total.bytes, total.flops) / total.milliseconds);
-    std::printf("\n");
-  }
-  std::printf("%-28s %8s %10.3f", "all", "", milliseconds / double(steps));
-  if (ceilings)
-    std::printf("%29s %10.1f%%\nceiling: the longer of bytes at %.1f GB/s and FLOPs at %.1f GFLOP/s", "",
-                100 * shortest / milliseconds, ceilings->copy / 1e9, ceilings->product / 1e9);
-  std::printf("\n");
-}
+// What a run spent in a kernel.
+struct KernelTotal {
+  std::string name;
+  size_t calls;
+  double milliseconds, bytes, flops;
+};
+
+// totals: of `steps` steps. "of ceiling": the shortest time in which the device could move a kernel's bytes and do its
+// FLOPs, as a share of the time it took.
+void print_profile(std::vector<KernelTotal> totals, size_t steps, const std::optional<Ceilings>& ceilings);

@@ -9,21 +9,17 @@
 // creates the file at its full size and then fills in slices in any order, which several ranks can share.
 #pragma once
 
-#include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
-#include "runtime/error.h"
 #include "runtime/files.h"
 
 struct NamedShape {
@@ -39,201 +35,40 @@ struct TensorInfo {
 };
 
 // "(2, 3)", as error lines show a shape. Files may hold shapes of any length.
-inline std::string shape_text(const std::vector<size_t>& shape) {
-  constexpr size_t longest = 160;
-  std::string text;
-  for (size_t extent : shape) {
-    text += (text.empty() ? "" : ", ") + std::to_string(extent);
-    if (text.size() > longest) return "(" + text + " ...)";
-  }
-  return "(" + text + ")";
-}
+std::string shape_text(const std::vector<size_t>& shape);
 
-inline size_t element_count(const std::vector<size_t>& shape) {
-  size_t count = 1;
-  for (size_t extent : shape) count *= extent;
-  return count;
-}
+size_t element_count(const std::vector<size_t>& shape);
 
 // Bytes an element of a safetensors dtype takes; 0 if the dtype is unknown.
-inline size_t bytes_per_element(const std::string& dtype) {
-  static const std::map<std::string, size_t> bytes = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
-      {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},     {"I32", 4},
-      {"F32", 4},  {"U64", 8}, {"I64", 8}, {"F64", 8},     {"C64", 8}};
-  auto found = bytes.find(dtype);
-  return found == bytes.end() ? 0 : found->second;
-}
+size_t bytes_per_element(const std::string& dtype);
 
 // bfloat16 is the upper half of a float.
 inline float float_from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t(bits) << 16); }
 
 // IEEE 754 binary16 has 5 exponent bits (bias 15) and 10 mantissa bits, a float has 8 (bias 127) and 23.
-inline float float_from_fp16(uint16_t bits) {
-  uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  if (exponent == 0) {  // zero or subnormal: mantissa times 2^-24
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(mantissa) * 0x1p-24f));
-  }
-  uint32_t wide_exponent = exponent == 31 ? 255 : exponent - 15 + 127;  // 31: infinity or NaN
-  return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
-}
+float float_from_fp16(uint16_t bits);
 
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path) {
-    constexpr uint64_t longest_header = 100'000'000;  // the limit of the format's own library
-    uint64_t header_bytes;
-    if (file_.size() < sizeof header_bytes) {
-      fail(path_, ": has ", file_.size(), " bytes: it is cut short or no safetensors file");
-    }
-    std::memcpy(&header_bytes, file_.data(), sizeof header_bytes);
-    if (header_bytes > longest_header || header_bytes > file_.size() - sizeof header_bytes) {
-      fail(path_, ": says its header has ", header_bytes, " bytes, the file has ", file_.size(),
-           " and a header at most ", longest_header, ": it is cut short or no safetensors file");
-    }
-    data_ = file_.data() + sizeof header_bytes + header_bytes;
-    data_bytes_ = file_.size() - sizeof header_bytes - header_bytes;
-    read_header(file_.text().substr(sizeof header_bytes, header_bytes));
-    index_tensors();
-  }
+  explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  const TensorInfo* find(const std::string& name) const {
-    auto found = index_.find(name);
-    return found == index_.end() ? nullptr : &tensors_[found->second];
-  }
+  const TensorInfo* find(const std::string& name) const;
 
-  std::string_view bytes(const TensorInfo& tensor) const {
-    return {reinterpret_cast<const char*>(data_) + tensor.begin, tensor.end - tensor.begin};
-  }
+  std::string_view bytes(const TensorInfo& tensor) const;
 
   // Elements [first, first + count) of a tensor, as float.
-  void read(const TensorInfo& tensor, size_t first, size_t count, float* to) const {
-    size_t elements = element_count(tensor.shape);
-    if (first > elements || count > elements - first) {
-      fail(path_, ": ", excerpt(tensor.name), " has ", elements, " elements, not ", first, " + ", count);
-    }
-    // The format does not promise alignment, hence memcpy.
-    const unsigned char* from = data_ + tensor.begin + first * bytes_per_element(tensor.dtype);
-    if (tensor.dtype == "F32") {
-      if (count > 0) std::memcpy(to, from, count * sizeof(float));
-    } else if (tensor.dtype == "BF16") {
-      read_16_bit<float_from_bf16>(from, count, to);
-    } else if (tensor.dtype == "F16") {
-      read_16_bit<float_from_fp16>(from, count, to);
-    } else {
-      fail(path_, ": ", excerpt(tensor.name), " is ", tensor.dtype,
-           ", only F32, BF16 and F16 can be read: convert it");
-    }
-  }
+  void read(const TensorInfo& tensor, size_t first, size_t count, float* to) const;
 
  private:
-  template <float (*convert)(uint16_t)>
-  static void read_16_bit(const unsigned char* from, size_t count, float* to) {
-    for (size_t i = 0; i < count; ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, from + i * sizeof bits, sizeof bits);
-      to[i] = convert(bits);
-    }
-  }
-
-  // Entries are taken over and dropped one by one while the text is parsed, and whatever cannot belong to a
-  // header ends the parsing at once, so a hostile header costs little memory. Depths: 0 the header, 1 its
-  // entries, 2 their fields, 3 the numbers of a shape.
-  void read_header(std::string_view text) {
-    using Json = nlohmann::json;
-    using Event = Json::parse_event_t;
-    constexpr size_t most_values = 100'000;  // of one entry
-    std::string name;
-    size_t values = 0;
-    auto on_event = [&](int depth, Event event, Json& parsed) {
-      bool opens = event == Event::object_start || event == Event::array_start;
-      bool no_object = event == Event::array_start || event == Event::value;
-      if (depth == 0 && no_object) fail(path_, ": header is no JSON object");
-      if (depth == 1 && event == Event::key) {
-        name = parsed.get<std::string>();
-        values = 0;
-      }
-      if (depth == 1 && no_object) refuse(name, "is no JSON object");
-      bool too_deep = (depth == 2 && event == Event::object_start) || (depth > 2 && opens);
-      if (too_deep) refuse(name, "is nested too deep");
-      if (++values > most_values) refuse(name, "has too many values");
-      if (depth != 1 || event != Event::object_end) return true;
-      add_entry(name, parsed);
-      return false;
-    };
-    try {
-      std::ignore = Json::parse(text, on_event);
-    } catch (const Json::exception& error) {
-      fail(path_, ": header is not valid JSON: ", excerpt(error.what()));
-    }
-  }
-
-  void add_entry(const std::string& name, const nlohmann::json& entry) {
-    if (name == "__metadata__") {
-      for (const auto& [key, value] : entry.items()) {
-        if (!value.is_string()) refuse(name, "holds something that is not text");
-        metadata_[key] = value;
-      }
-      return;
-    }
-    auto dtype = entry.find("dtype");
-    if (dtype == entry.end() || !dtype->is_string()) refuse(name, "has no dtype");
-    TensorInfo tensor{name, *dtype, sizes(name, entry, "shape"), 0, 0};
-    size_t bytes = bytes_per_element(tensor.dtype);
-    if (bytes == 0) refuse(name, "has unknown dtype " + excerpt(tensor.dtype));
-    for (size_t extent : tensor.shape) {
-      if (__builtin_mul_overflow(bytes, extent, &bytes)) refuse(name, "has a shape too large to count");
-    }
-    std::vector<size_t> offsets = sizes(name, entry, "data_offsets");
-    if (offsets.size() != 2) refuse(name, "must have two data_offsets");
-    tensor.begin = offsets[0];
-    tensor.end = offsets[1];
-    std::string range = "data_offsets " + std::to_string(tensor.begin) + " to " + std::to_string(tensor.end);
-    if (tensor.begin > tensor.end || tensor.end > data_bytes_) {
-      refuse(name, range + " lie outside the file's " + std::to_string(data_bytes_) + " bytes of data");
-    }
-    if (tensor.end - tensor.begin != bytes) {
-      refuse(name, range + " do not span its " + std::to_string(bytes) + " bytes");
-    }
-    tensors_.push_back(std::move(tensor));
-  }
-
-  std::vector<size_t> sizes(const std::string& name, const nlohmann::json& entry, const char* field) const {
-    auto array = entry.find(field);
-    if (array == entry.end() || !array->is_array()) refuse(name, std::string("has no ") + field);
-    std::vector<size_t> result;
-    for (const auto& number : *array) {
-      if (!number.is_number_unsigned()) refuse(name, std::string("has a ") + field + " that is no count");
-      result.push_back(number);
-    }
-    return result;
-  }
-
-  // Names are unique, and the tensors cover the data from its first byte to its last.
-  void index_tensors() {
-    std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
-      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-    });
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!index_.emplace(tensors_[i].name, i).second) refuse(tensors_[i].name, "appears twice");
-    }
-    size_t position = 0;
-    for (const TensorInfo& tensor : tensors_) {
-      if (tensor.begin < position) refuse(tensor.name, "overlaps another tensor");
-      if (tensor.begin > position) refuse(tensor.name, "leaves a hole before its data");
-      position = tensor.end;
-    }
-    size_t rest = data_bytes_ - position;
-    if (rest > 0) fail(path_, ": ", rest, " bytes at its end belong to no tensor");
-  }
-
-  [[noreturn]] void refuse(const std::string& name, const std::string& defect) const {
-    fail(path_, ": ", excerpt(name), " ", defect);
-  }
+  void read_header(std::string_view text);
+  void add_entry(const std::string& name, const nlohmann::json& entry);
+  std::vector<size_t> sizes(const std::string& name, const nlohmann::json& entry, const char* field) const;
+  void index_tensors();
+  [[noreturn]] void refuse(const std::string& name, const std::string& defect) const;
 
   std::filesystem::path path_;
   MappedFile file_;
@@ -249,49 +84,17 @@ class SafetensorsWriter {
  public:
   // create false: the file is one that another rank has created, with the same tensors.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<NamedShape>& tensors,
-                    const std::map<std::string, std::string>& metadata, bool create = true)
-      : file_(path, create ? O_WRONLY | O_CREAT | O_TRUNC : O_WRONLY) {
-    nlohmann::ordered_json header = nlohmann::ordered_json::object();
-    if (!metadata.empty()) header["__metadata__"] = metadata;
-    size_t end = 0;
-    for (const auto& [name, shape] : tensors) {
-      size_t begin = end, elements = element_count(shape);
-      end += elements * sizeof(float);
-      bool is_new = slots_.emplace(name, Slot{begin, elements}).second;
-      if (!is_new) fail(path, ": two tensors are named ", excerpt(name));
-      header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, end}}};
-    }
-    std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
-    const uint64_t header_bytes = text.size();
-    header_.assign(reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes);
-    header_ += text;
-    if (!create) return;
-    reserve(header_.size() + end);
-    file_.write(0, header_.data(), header_.size());
-  }
+                    const std::map<std::string, std::string>& metadata, bool create = true);
 
   // What the file begins with; the tensors follow.
   const std::string& header() const { return header_; }
 
   // Where elements [first, first + count) of a tensor lie in the file.
-  size_t offset(const std::string& name, size_t first, size_t count) const {
-    auto found = slots_.find(name);
-    if (found == slots_.end()) fail(file_.path(), ": has no tensor ", excerpt(name));
-    const Slot& slot = found->second;
-    if (first > slot.elements || count > slot.elements - first) {
-      fail(file_.path(), ": ", excerpt(name), " has ", slot.elements, " elements, not ", first, " + ", count);
-    }
-    return header_.size() + slot.begin + first * sizeof(float);
-  }
+  size_t offset(const std::string& name, size_t first, size_t count) const;
 
   // Slices may be written in any order.
-  void write(const std::string& name, size_t first, size_t count, const float* from) {
-    write_at(offset(name, first, count), count, from);
-  }
-  void write_at(size_t offset, size_t count, const float* from) {
-    file_.write_past_cache(offset, from, count * sizeof(float));
-  }
+  void write(const std::string& name, size_t first, size_t count, const float* from);
+  void write_at(size_t offset, size_t count, const float* from);
 
   // After this the file is on disk.
   void close() { file_.sync_and_close(); }
@@ -302,16 +105,7 @@ class SafetensorsWriter {
     size_t elements;
   };
 
-  // The whole size is claimed first, so that a disk without room is noticed before anything is written.
-  void reserve(size_t bytes) {
-    int error = posix_fallocate(file_.descriptor(), 0, off_t(bytes));
-    // Not every file system can; there a full disk shows while writing.
-    if (error == EOPNOTSUPP || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
-    if (error != 0) {
-      fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error),
-           ": free space or choose another --out");
-    }
-  }
+  void reserve(size_t bytes);
 
   File file_;
   std::map<std::string, Slot> slots_;

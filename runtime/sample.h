@@ -2,11 +2,9 @@
 // generator of its own, so that sampling never disturbs training.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -17,26 +15,6 @@ struct SampleOptions {
   int top_k = 0;           // 0: all tokens
 };
 
-// A token id with probability softmax(logits / temperature), among the top_k likeliest.
-inline int sample_token(const std::vector<float>& logits, const SampleOptions& options, std::mt19937_64& generator) {
-  std::vector<int> ids(logits.size());
-  std::iota(ids.begin(), ids.end(), 0);
-  auto likelier = [&](int a, int b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
-  if (options.temperature == 0) return *std::min_element(ids.begin(), ids.end(), likelier);
-  if (options.top_k > 0 && size_t(options.top_k) < ids.size()) {
-    std::nth_element(ids.begin(), ids.begin() + options.top_k, ids.end(), likelier);
-    ids.resize(options.top_k);
-    std::sort(ids.begin(), ids.end());  // nth_element leaves an order that depends on the library
-  }
-  double maximum = -INFINITY, sum = 0;
-  for (int id : ids) maximum = std::max(maximum, double(logits[id]));
-  std::vector<double> cumulative;
-  for (int id : ids) cumulative.push_back(sum += std::exp((logits[id] - maximum) / options.temperature));
-  const double uniform = double(generator() >> 11) * 0x1p-53 * sum;
-  const size_t index = std::upper_bound(cumulative.begin(), cumulative.end(), uniform) - cumulative.begin();
-  return ids[std::min(index, ids.size() - 1)];
-}
-
 // Of the token that follows `tokens`.
 using NextLogits = std::function<std::vector<float>(const std::vector<int>& tokens)>;
 
@@ -44,19 +22,10 @@ class Sampler {
  public:
   // Fails if the prompt can't be turned into tokens: better before training than at the first sample. An empty one
   // starts from a line end, or from GPT-2's <|endoftext|>.
-  Sampler(Tokenizer tokenizer, const std::string& prompt, size_t length, const SampleOptions& options, uint64_t seed)
-      : tokenizer_(std::move(tokenizer)), length_(length), options_(options), seed_(seed), shown_(prompt.empty() ? 1 : 0) {
-    const int vocabulary = tokenizer_.vocabulary(), line_end = std::min(int('\n'), vocabulary - 1);
-    prompt_ = prompt.empty() ? std::vector<int>{vocabulary == 50257 ? 50256 : line_end} : tokenizer_.encode(prompt);
-  }
+  Sampler(Tokenizer tokenizer, const std::string& prompt, size_t length, const SampleOptions& options, uint64_t seed);
 
   // `number` makes each sample of a run its own.
-  std::string text(uint64_t number, const NextLogits& next_logits) const {
-    std::vector<int> tokens = prompt_;
-    std::mt19937_64 generator(seed_ * 1000003 + number);
-    for (size_t i = 0; i < length_; ++i) tokens.push_back(sample_token(next_logits(tokens), options_, generator));
-    return tokenizer_.decode({tokens.begin() + long(shown_), tokens.end()});
-  }
+  std::string text(uint64_t number, const NextLogits& next_logits) const;
 
  private:
   Tokenizer tokenizer_;

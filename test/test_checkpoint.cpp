@@ -12,7 +12,9 @@
 
 #include <sys/resource.h>
 
+#include "parallel/json.h"
 #include "runtime/checkpoint_writer.h"
+#include "runtime/manifest.h"
 #include "test/temporary_folder.h"
 
 using Values = std::map<std::pair<char, std::string>, std::vector<float>>;
@@ -42,7 +44,7 @@ CopyIn copy_into(Values& values) {
   };
 }
 
-CheckpointContent content(nlohmann::json trainer, CopyOut source = copy_out) {
+CheckpointContent content(const std::string& trainer, CopyOut source = copy_out) {
   return {shape, tensors, whole_tensors(tensors), source, trainer};
 }
 
@@ -56,7 +58,7 @@ void check_values(const Values& values, const std::string& kinds) {
 }
 
 void save(const std::filesystem::path& out, size_t step) {
-  save_checkpoint(out, step, content({{"seed", 7}}));
+  save_checkpoint(out, step, content(R"({"seed": 7})"));
 }
 
 std::string load_error(const std::filesystem::path& folder) {
@@ -118,7 +120,7 @@ TEST_CASE("a checkpoint appears only when complete, and what a failure or a cras
   auto interrupted = [](const CheckpointSlice&, char kind, float*) {
     if (kind == 'v') throw std::runtime_error("interrupted");
   };
-  auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, content({}, interrupted)); };
+  auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, content("{}", interrupted)); };
   CHECK(error_of(save_interrupted) == "interrupted");
   CHECK(!std::filesystem::exists(folder / "step_00000002.partial"));
   put(folder / "step_00000002.partial" / "trainer.json", R"({"step": 2})");  // as a killed program leaves it
@@ -146,7 +148,7 @@ TEST_CASE("a checkpoint that no memory was left for does not keep the next one f
 TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
   TemporaryFolder folder;
   save(folder.path(), 5);
-  save_checkpoint(folder.path(), 5, content({{"seed", 8}}));
+  save_checkpoint(folder.path(), 5, content(R"({"seed": 8})"));
   CHECK(load_trainer(folder / "step_00000005")["seed"] == 8);
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
   rlimit before;
@@ -383,7 +385,7 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
 
 TEST_CASE("large models are split into files, and loaded again") {
   TemporaryFolder folder;
-  save_checkpoint(folder.path(), 1, content({}), 200);
+  save_checkpoint(folder.path(), 1, content("{}"), 200);
   const std::filesystem::path saved = folder / "step_00000001";
   CHECK(std::filesystem::exists(saved / "model.safetensors.index.json"));
   CHECK(std::filesystem::exists(saved / "optimizer.safetensors.index.json"));

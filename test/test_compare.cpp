@@ -7,8 +7,7 @@
 
 #include <sys/wait.h>
 
-#include <nlohmann/json.hpp>
-
+#include "parallel/json.h"
 #include "test/temporary_folder.h"
 
 namespace {

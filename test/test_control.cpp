@@ -2,6 +2,7 @@
 // a job ends when a rank dies, stops, fails or hangs.
 #include "parallel/control.h"
 
+#include "parallel/json.h"
 #include "test/ranks.h"
 
 namespace {

@@ -5,10 +5,12 @@
 #include <csignal>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/resource.h>
 
+#include "parallel/json.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"

@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 
 #include <doctest/doctest.h>
-#include <nlohmann/json.hpp>
 
+#include "parallel/json.h"
 #include "test/temporary_folder.h"
 
 using Json = nlohmann::json;

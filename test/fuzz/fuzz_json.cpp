@@ -2,6 +2,7 @@
 // back, and the number of a step and perhaps the state of a guard. Input: the file.
 #include "test/fuzz/fuzz.h"
 
+#include "parallel/json.h"
 #include "runtime/checkpoint.h"
 #include "runtime/guard.h"
 

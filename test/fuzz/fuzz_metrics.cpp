@@ -3,6 +3,7 @@
 // file.
 #include "test/fuzz/fuzz.h"
 
+#include "parallel/json.h"
 #include "runtime/bill.h"
 #include "runtime/metrics.h"
 

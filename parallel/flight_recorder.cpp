@@ -1,0 +1,45 @@
+#include "parallel/flight_recorder.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
+
+uint64_t FlightRecorder::enter(const char* name, size_t bytes, double patience) {
+  const std::lock_guard lock(mutex_);
+  ++last_;
+  entries_[last_ % capacity] = {last_, name, bytes, steady_seconds(), {}, patience};
+  return last_;
+}
+
+void FlightRecorder::leave(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  Entry& entry = entries_[sequence % capacity];
+  if (entry.sequence == sequence) entry.left = steady_seconds();  // else a newer one has taken its place
+}
+
+std::vector<FlightRecorder::Entry> FlightRecorder::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> result;
+  for (uint64_t i = last_ - std::min(last_, uint64_t(capacity)) + 1; i <= last_; ++i)
+    result.push_back(entries_[i % capacity]);
+  return result;
+}
+
+void FlightRecorder::forgive(double seconds) {
+  const std::lock_guard lock(mutex_);
+  for (Entry& entry : entries_) entry.entered += entry.left ? 0 : seconds;
+}
+
+FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, double now) {
+  const auto under_way = std::find_if(entries.begin(), entries.end(), [](const auto& entry) { return !entry.left; });
+  const auto end = entries.end() - under_way > 2 ? under_way + 2 : entries.end();
+  std::ostringstream place, history;
+  if (under_way == entries.end()) place << "not yet in #" << (entries.empty() ? 1 : entries.back().sequence + 1);
+  else place << "in #" << under_way->sequence << " " << under_way->name;
+  if (under_way != entries.end() && under_way->bytes) place << " of " << under_way->bytes << " bytes";
+  history << std::fixed << std::setprecision(3);
+  for (auto entry = end - std::min<long>(4, end - entries.begin()); entry != end; ++entry)
+    history << (history.tellp() > 0 ? " | #" : "#") << entry->sequence << " " << entry->name << " " << entry->bytes
+            << " bytes " << entry->left.value_or(now) - entry->entered << (entry->left ? " s" : " s, not left");
+  return {under_way == entries.end() ? 0 : (now - under_way->entered) / under_way->patience, place.str(), history.str()};
+}

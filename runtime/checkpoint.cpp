@@ -1,0 +1,235 @@
+#include "runtime/checkpoint.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "parallel/json.h"
+#include "runtime/error.h"
+#include "runtime/files.h"
+
+namespace {
+
+// A tensor where it is stored.
+struct StoredTensor {
+  const SafetensorsFile* file;
+  const TensorInfo* tensor;
+};
+
+void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
+  if (stored.tensor->shape == wanted.shape) return;
+  fail(stored.file->path(), ": tensor ", wanted.name, " has shape ", shape_text(stored.tensor->shape),
+       ", the model needs ", shape_text(wanted.shape));
+}
+
+void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, char kind, const CopyIn& copy_in) {
+  std::vector<float> values(wanted.count);
+  stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
+  copy_in(wanted, kind, values);
+}
+
+// The files of an index, {"weight_map": {"TENSOR": "FILE", ...}}; they lie in its folder.
+std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
+  std::vector<std::filesystem::path> files;
+  const nlohmann::json json = read_json_object(index);
+  if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map");
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (!is_file_name(name))
+      fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder");
+    files.push_back(index.parent_path() / name);
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
+}
+
+// The tensors of a folder's model, from one file or several, by their names without "transformer.".
+class WeightFiles {
+ public:
+  explicit WeightFiles(const std::filesystem::path& folder) : folder_(folder) {
+    for (const std::filesystem::path& path : weight_files()) {
+      const auto& file = files_.emplace_back(std::make_unique<SafetensorsFile>(path));
+      for (const TensorInfo& tensor : file->tensors()) add(*file, tensor);
+    }
+    drop_tied_head();
+  }
+
+  // Hands out slices of the wanted tensors; missing, misshapen and unknown ones are refused before the first is read.
+  void load(const std::vector<CheckpointTensor>& wanted, const std::vector<CheckpointSlice>& slices,
+            const CopyIn& copy_in) const {
+    std::map<std::string, StoredTensor> unknown = stored_;
+    for (const CheckpointTensor& tensor : wanted) {
+      auto found = stored_.find(tensor.name);
+      if (found == stored_.end()) {
+        fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing");
+      }
+      check_shape(found->second, tensor);
+      unknown.erase(tensor.name);
+    }
+    if (!unknown.empty()) {
+      fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
+    }
+    for (const CheckpointSlice& slice : slices) read_slice(stored_.at(slice.tensor.name), slice, 'w', copy_in);
+  }
+
+ private:
+  std::vector<std::filesystem::path> weight_files() const {
+    const std::vector<std::filesystem::path> files = find_tensor_files(folder_, "model");
+    if (files.empty() && std::filesystem::exists(folder_ / "pytorch_model.bin"))
+      fail(folder_, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
+           "with transformers and call save_pretrained, which writes model.safetensors");
+    if (files.empty()) fail(folder_, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
+    return files;
+  }
+
+  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
+    std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
+    // Old versions of transformers stored the constant causal mask of every layer.
+    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    if (mask) return;
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+      fail(file.path(), ": tensor ", excerpt(name), " is stored twice");
+    }
+  }
+
+  // Some programs store the tied head as well; a head of its own is another model.
+  void drop_tied_head() {
+    auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
+    if (head == stored_.end() || embedding == stored_.end()) return;
+    auto bytes = [](const StoredTensor& stored) { return stored.file->bytes(*stored.tensor); };
+    if (bytes(head->second) != bytes(embedding->second)) {
+      fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head");
+    }
+    stored_.erase(head);
+  }
+
+  std::filesystem::path folder_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, StoredTensor> stored_;
+};
+
+}  // namespace
+
+std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
+  std::vector<CheckpointTensor> stored;
+  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
+  return stored;
+}
+
+std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors) {
+  std::vector<CheckpointSlice> slices;
+  for (const CheckpointTensor& tensor : tensors) slices.push_back({tensor, 0, element_count(tensor.shape)});
+  return slices;
+}
+
+std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Slice>& slices) {
+  std::vector<CheckpointSlice> stored;
+  for (const Slice& slice : slices) stored.push_back({{slice.tensor->name, slice.tensor->shape}, slice.first, slice.count});
+  return stored;
+}
+
+Slice stored_slice(const TensorList& list, const CheckpointSlice& stored) {
+  const TensorDescriptor& tensor = list.find(stored.tensor.name);
+  return {&tensor, stored.first, stored.count, tensor.offset + stored.first};
+}
+
+// ---- which checkpoints there are --------------------------------------------------------------------------
+
+std::string checkpoint_name(size_t step) {
+  std::string digits = std::to_string(step);
+  return "step_" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+}
+
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints;
+  std::error_code not_there;
+  for (const auto& entry : std::filesystem::directory_iterator(out, not_there)) {
+    std::string name = entry.path().filename();
+    bool digits_only = name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (!name.starts_with("step_") || !digits_only || name.size() < 13 || name.size() > 23) continue;
+    if (entry.is_directory()) checkpoints.push_back({std::stoull(name.substr(5)), entry.path()});
+  }
+  std::sort(checkpoints.begin(), checkpoints.end(), [](auto& a, auto& b) { return a.step < b.step; });
+  return checkpoints;
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  if (checkpoints.empty()) return std::nullopt;
+  return checkpoints.back();
+}
+
+void remove_partial_checkpoints(const std::filesystem::path& out) {
+  std::vector<std::filesystem::path> leftovers;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    std::string name = entry.path().filename();
+    if (name.starts_with("step_") && name.ends_with(".partial")) leftovers.push_back(entry.path());
+  }
+  for (const auto& leftover : leftovers) std::filesystem::remove_all(leftover);
+}
+
+void remove_checkpoint(const std::filesystem::path& folder) {
+  std::filesystem::path doomed = folder.string() + ".removed.partial";
+  std::filesystem::rename(folder, doomed);
+  std::filesystem::remove_all(doomed);
+}
+
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  for (size_t i = 0; keep > 0 && i + keep < checkpoints.size(); ++i) {
+    bool milestone = keep_every > 0 && checkpoints[i].step % keep_every == 0;
+    if (!milestone) remove_checkpoint(checkpoints[i].folder);
+  }
+}
+
+// ---- reading ----------------------------------------------------------------------------------------------
+
+std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem) {
+  const std::filesystem::path single = folder / (stem + ".safetensors"), index = single.string() + ".index.json";
+  if (std::filesystem::exists(single)) return {single};
+  if (std::filesystem::exists(index)) return files_of_index(index);
+  return {};
+}
+
+void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
+                  const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
+                  const CopyIn& copy_in) {
+  int heads = load_shape(folder).heads;  // the only part of the shape that no tensor shows
+  if (heads != shape.heads) {
+    fail(folder, ": has ", heads, " heads, the model ", shape.heads, ": leave out --heads");
+  }
+  WeightFiles(folder).load(tensors, slices, copy_in);
+}
+
+void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
+                    const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in) {
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  std::map<std::string, StoredTensor> stored;
+  for (const std::filesystem::path& path : find_tensor_files(folder, "optimizer")) {
+    files.push_back(std::make_unique<SafetensorsFile>(path));
+    for (const TensorInfo& tensor : files.back()->tensors()) stored[tensor.name] = {files.back().get(), &tensor};
+  }
+  if (files.empty()) fail(folder, ": holds no optimizer.safetensors: start from its weights with --init");
+  for (char kind : {'m', 'v'}) {
+    const std::string prefix = std::string(1, kind) + ".transformer.";
+    for (const CheckpointTensor& tensor : tensors) {
+      const auto found = stored.find(prefix + tensor.name);
+      if (found == stored.end())
+        fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing");
+      check_shape(found->second, tensor);
+    }
+    for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, kind, copy_in);
+  }
+  if (stored.size() != 2 * tensors.size()) fail(files[0]->path(), ": holds tensors of another model");
+}
+
+nlohmann::json load_trainer(const std::filesystem::path& folder) {
+  nlohmann::json trainer = read_json_object(folder / "trainer.json");
+  if (!trainer.contains("step") || !trainer["step"].is_number_unsigned()) {
+    fail(folder, ": its trainer.json names no step: it is no checkpoint of this program");
+  }
+  return trainer;
+}

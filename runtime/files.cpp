@@ -1,0 +1,148 @@
+#include "runtime/files.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "parallel/json.h"
+#include "runtime/error.h"
+
+static_assert(std::endian::native == std::endian::little, "token shards and safetensors are little-endian");
+
+namespace {
+
+// How deep the brackets of a JSON text are nested. The parser's callback could tell, too, but makes its time quadratic:
+// it then looks through all earlier neighbours at the end of each object.
+size_t nesting(std::string_view text) {
+  size_t depth = 0, deepest = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') quoted = !quoted;
+    else if (quoted) i += c == '\\';  // what follows is escaped
+    else if (c == '[' || c == '{') deepest = std::max(deepest, ++depth);
+    else if ((c == ']' || c == '}') && depth > 0) --depth;
+  }
+  return deepest;
+}
+
+}  // namespace
+
+File::File(const std::filesystem::path& path, int flags)
+    : path_(path), descriptor_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) fail(path_, ": cannot open: ", std::strerror(errno));
+}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+size_t File::size() const {
+  struct stat status;
+  if (fstat(descriptor_, &status) != 0) fail(path_, ": cannot read its size: ", std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) fail(path_, ": is not a regular file");
+  return size_t(status.st_size);
+}
+
+void File::write(size_t offset, const void* data, size_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {  // pwrite may write less than asked for: at most 2 GiB a call, or what still fits on the disk
+    ssize_t written = pwrite(descriptor_, from, bytes, off_t(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINVAL && past_cache_) {  // not as this file system or its disk wants it
+      set_past_cache(false);
+      continue;
+    }
+    if (written <= 0) fail(path_, ": cannot write ", bytes, " bytes: ", std::strerror(errno));
+    from += written;
+    offset += size_t(written);
+    bytes -= size_t(written);
+  }
+}
+
+void File::write_past_cache(size_t offset, const void* data, size_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  const size_t before = std::min(bytes, (block - offset % block) % block), whole = (bytes - before) / block * block;
+  write(offset, from, before);
+  if (reinterpret_cast<uintptr_t>(from + before) % block == 0) set_past_cache(true);
+  write(offset + before, from + before, whole);
+  set_past_cache(false);
+  write(offset + before + whole, from + before + whole, bytes - before - whole);
+}
+
+void File::read(size_t offset, void* data, size_t bytes) const {
+  char* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t count = pread(descriptor_, to, bytes, off_t(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail(path_, ": cannot read ", bytes, " bytes: ", count < 0 ? std::strerror(errno) : "the file ends");
+    to += count;
+    offset += size_t(count);
+    bytes -= size_t(count);
+  }
+}
+
+void File::sync_and_close() {
+  if (fsync(descriptor_) != 0) fail(path_, ": cannot flush to disk: ", std::strerror(errno));
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail(path_, ": cannot close: ", std::strerror(errno));
+}
+
+void File::set_past_cache(bool wanted) {
+  const int flags = fcntl(descriptor_, F_GETFL);
+  past_cache_ = fcntl(descriptor_, F_SETFL, wanted ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && wanted;
+}
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  File file(path, O_RDONLY | O_NONBLOCK);  // else the opening of a pipe would wait for a writer
+  size_ = file.size();
+  if (size_ == 0) return;  // nothing can be mapped
+  void* address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
+  if (address == MAP_FAILED) fail(path, ": cannot map ", size_, " bytes: ", std::strerror(errno));
+  data_ = static_cast<const unsigned char*>(address);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) munmap(const_cast<unsigned char*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+void write_file(const std::filesystem::path& path, std::string_view content) {
+  File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+  file.write(0, content.data(), content.size());
+  file.sync_and_close();
+}
+
+void sync_folder(const std::filesystem::path& path) {
+  File folder(path, O_RDONLY | O_DIRECTORY);
+  // Some network file systems cannot flush a folder and say EINVAL.
+  if (fsync(folder.descriptor()) != 0 && errno != EINVAL) {
+    fail(path, ": cannot flush the folder to disk: ", std::strerror(errno));
+  }
+}
+
+bool is_file_name(const std::string& name) {
+  const bool plain = name.find('/') == std::string::npos && name == one_line(name);
+  return plain && !name.empty() && name.size() <= 255;
+}
+
+nlohmann::json read_json_object(const std::filesystem::path& path) {
+  MappedFile file(path);
+  if (nesting(file.text()) > 32) fail(path, ": the JSON is nested more than 32 deep");
+  nlohmann::json result;
+  try {
+    result = nlohmann::json::parse(file.text());
+  } catch (const nlohmann::json::exception& error) {
+    fail(path, ": is not valid JSON: ", excerpt(error.what()));
+  }
+  if (!result.is_object()) fail(path, ": is not a JSON object");
+  return result;
+}

@@ -1,0 +1,154 @@
+#include "runtime/manifest.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include <xxhash.h>
+
+#include "parallel/json.h"
+#include "runtime/error.h"
+#include "runtime/files.h"
+
+namespace {
+
+std::string hexadecimal(XXH64_hash_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+// Of bytes [offset, offset + bytes) of a file; read, not mapped, so that a broken disk is an error and no signal.
+std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
+  constexpr size_t block_bytes = 1 << 20;
+  std::string block(std::min(bytes, block_bytes), 0);
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  while (bytes > 0) {
+    const size_t count = std::min(bytes, block_bytes);
+    file.read(offset, block.data(), count);
+    XXH3_64bits_update(state.get(), block.data(), count);
+    offset += count;
+    bytes -= count;
+  }
+  return hexadecimal(XXH3_64bits_digest(state.get()));
+}
+
+// Fails if it is not what Manifest::text() makes.
+Manifest read_manifest(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  const std::string_view text = file.text();
+  const size_t end = text.find('\n') + 1;
+  if (end == 0 || text.substr(end) != xxh3(text.substr(0, end)) + "\n") fail(path, ": is damaged");
+  try {
+    const nlohmann::json json = nlohmann::json::parse(text.substr(0, end));
+    const auto count = [&](const nlohmann::json& value) {
+      if (!value.is_number_unsigned()) fail(path, ": is no manifest: ", excerpt(value.dump()), " is no count");
+      return value.get<size_t>();
+    };
+    Manifest manifest = {count(json.at("step")), int(count(json.at("rank"))), int(count(json.at("ranks"))), {}};
+    for (const auto& e : json.at("extents")) {
+      manifest.extents.push_back({e.at(0), count(e.at(1)), count(e.at(2)), e.at(3)});
+      if (!is_file_name(e.at(0))) fail(path, ": names ", excerpt(e.at(0).dump()), ", not a file of this folder");
+    }
+    if (manifest.rank < 0 || manifest.rank >= manifest.ranks)
+      fail(path, ": is no manifest: there is no rank ", manifest.rank, " of ", manifest.ranks);
+    if (path.filename() != manifest.name()) fail(path, ": is that of another rank, ", manifest.name());
+    return manifest;
+  } catch (const nlohmann::json::exception& error) {
+    fail(path, ": is no manifest: ", excerpt(error.what()));
+  }
+}
+
+}  // namespace
+
+std::string xxh3(std::string_view bytes) { return hexadecimal(XXH3_64bits(bytes.data(), bytes.size())); }
+
+void Manifest::add(const std::string& file, size_t offset, std::string_view bytes) {
+  extents.push_back({file, offset, bytes.size(), xxh3(bytes)});
+}
+
+std::string Manifest::name() const {
+  char text[64];
+  std::snprintf(text, sizeof text, "manifest_%05d_of_%05d.json", rank, ranks);
+  return text;
+}
+
+std::string Manifest::text() const {
+  nlohmann::ordered_json json = {{"step", step}, {"rank", rank}, {"ranks", ranks},
+                                 {"extents", nlohmann::ordered_json::array()}};
+  for (const Extent& e : extents) json["extents"].push_back({e.file, e.offset, e.bytes, e.checksum});
+  const std::string line = json.dump() + "\n";
+  return line + xxh3(line) + "\n";
+}
+
+std::vector<Manifest> read_manifests(const std::filesystem::path& folder) {
+  std::map<int, Manifest> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with("manifest_")) {
+      Manifest manifest = read_manifest(entry.path());
+      found[manifest.rank] = std::move(manifest);
+    }
+  if (found.empty()) fail(folder, ": has no manifest");
+  std::vector<Manifest> all;
+  for (int rank = 0; rank < found.begin()->second.ranks; ++rank) {
+    if (!found.count(rank))
+      fail(folder, ": what rank ", rank, " of ", found.begin()->second.ranks, " wrote is missing: has each host its own disk? ",
+           "Copy the folders of all into one");
+    all.push_back(std::move(found[rank]));
+  }
+  return all;
+}
+
+void check_coverage(const std::filesystem::path& folder, const std::vector<Manifest>& manifests) {
+  std::map<std::string, std::vector<Extent>> files;
+  for (const Manifest& manifest : manifests) {
+    if (manifest.step != manifests[0].step || manifest.ranks != int(manifests.size()))
+      fail(folder, ": ", manifest.name(), " is of another checkpoint");
+    for (const Extent& extent : manifest.extents) files[extent.file].push_back(extent);
+  }
+  for (auto& [name, extents] : files) {
+    std::sort(extents.begin(), extents.end(), [](auto& a, auto& b) { return a.offset < b.offset; });
+    size_t end = 0;
+    for (const Extent& extent : extents) {
+      if (extent.offset != end) fail(folder / name, ": bytes ", end, " to ", extent.offset, " were not written by any rank");
+      if (__builtin_add_overflow(end, extent.bytes, &end)) fail(folder / name, ": no file has so many bytes as are claimed");
+    }
+    const size_t size = File(folder / name, O_RDONLY | O_NONBLOCK).size();  // else a pipe would wait for a writer
+    if (size != end) fail(folder / name, ": has ", size, " bytes and should have ", end, ": it is cut short or damaged");
+  }
+}
+
+void check_extents(const std::filesystem::path& folder, const std::vector<Manifest>& manifests, size_t share,
+                   size_t of) {
+  size_t number = 0;
+  for (const Manifest& manifest : manifests)
+    for (const Extent& extent : manifest.extents) {
+      if (number++ % of != share || extent.bytes == 0) continue;
+      const File file(folder / extent.file, O_RDONLY);
+      if (xxh3_of(file, extent.offset, extent.bytes) != extent.checksum)
+        fail(folder / extent.file, ": bytes ", extent.offset, " to ", extent.offset + extent.bytes, " are damaged");
+    }
+}
+
+bool has_manifest(const std::filesystem::path& folder) {
+  std::error_code not_there;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, not_there))
+    if (entry.path().filename().string().starts_with("manifest_")) return true;
+  return false;
+}
+
+std::string damage_of(const std::filesystem::path& folder, size_t share, size_t of) {
+  try {
+    const std::vector<Manifest> manifests = read_manifests(folder);
+    check_coverage(folder, manifests);
+    check_extents(folder, manifests, share, of);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}

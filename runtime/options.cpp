@@ -1,0 +1,301 @@
+#include "runtime/options.h"
+
+#include <charconv>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <system_error>
+#include <type_traits>
+
+#include <CLI/CLI.hpp>
+
+#include "runtime/error.h"
+
+namespace {
+
+// A number as it is written: CLI11 takes -1 for 2^64 - 1, nothing for 0, and lets NaN pass its own ranges.
+template <class Number>
+auto in_range(Number least, Number most) {
+  return [least, most](const std::string& text) {
+    Number number{};
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    const bool fits = error == std::errc() && stop == end && least <= number && number <= most;
+    std::ostringstream problem;
+    if (!fits)
+      problem << excerpt(text) << " is no " << (std::is_integral_v<Number> ? "whole " : "") << "number from " << least
+              << " to " << most;
+    return problem.str();
+  };
+}
+
+// What the design has a flag for and this version can't do: known by name, so that the refusal says what is missing.
+// `neutral` is the value that asks for nothing.
+void add_planned_options(CLI::App& app) {
+  struct Planned {
+    const char *flag, *feature, *neutral;
+  };
+  static const Planned planned[] = {{"--tp", "tensor parallelism", "1"},
+                                    {"--pp", "pipeline parallelism", "1"},
+                                    {"--pp-schedule", "pipeline parallelism", "gpipe"},
+                                    {"--cp", "context parallelism", "1"},
+                                    {"--offload", "offloading", "none"}};
+  for (const Planned& p : planned)
+    app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
+      if (value != p.neutral)
+        usage_error(p.flag, " ", value, ": ", p.feature, " is not there yet; leave the option out");
+    })->group("")->expected(0, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  for (const char* flag : {"--fp8", "--plan"})
+    app.add_flag_callback(flag, [flag] { usage_error(flag, ": not there yet; leave the option out"); })->group("");
+}
+
+void add_data_and_model_options(CLI::App& app, Options& o) {
+  app.option_defaults()->group("Data");
+  app.add_option("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)")
+      ->type_name("FILES");
+  app.add_option("--val", o.val, "the same, for validation")->type_name("FILES");
+  app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed");
+
+  app.option_defaults()->group("Model");
+  app.add_option("--model", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m, gpt3-350m, gpt3-760m, "
+                 "gpt3-1.3b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, or dN: N layers, 64·N channels");
+  app.add_option("--layers", o.layers, "instead of the model's")->check(in_range(1, ModelShape::most_layers));
+  app.add_option("--heads", o.heads, "instead of the model's; a head has 16 to 128 channels")
+      ->check(in_range(1, ModelShape::most_channels));
+  app.add_option("--channels", o.channels, "instead of the model's")->check(in_range(1, ModelShape::most_channels));
+  app.add_option("--vocab", o.vocabulary, "vocabulary (default: 256 for text, 50257 for .bin)")
+      ->check(in_range(2, ModelShape::most_vocabulary));
+  app.add_option("--positions", o.positions, "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)")
+      ->check(in_range(1, ModelShape::most_positions));
+  app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")->type_name("DIR");
+  app.add_option("--dtype", o.dtype, "fp32, bf16 or fp16 (weights, activations; sums and optimizer state stay fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
+  app.add_option("--logit-chunks", o.logit_chunks, "the logits' rows in so many parts, to save memory; 0: of 16,384 at most")
+      ->check(in_range(0, 1 << 20));
+  app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
+      ->check(CLI::IsMember({"none", "gelu", "block"}));
+  app.add_option("--attention", o.attention, "cudnn, own (our kernels), or auto: cudnn where it is compiled in and can")
+      ->check(CLI::IsMember({"auto", "cudnn", "own"}));
+}
+
+void add_training_options(CLI::App& app, Options& o) {
+  const auto count = in_range(size_t(0), Options::most_steps);
+  const auto positive = in_range(size_t(1), Options::most_steps);
+  const auto rate = in_range(0., 1e3);
+  const auto decay = in_range(0., 0.99999);
+  Schedule& s = o.schedule;
+  app.option_defaults()->group("Batch");
+  app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
+      ->check(in_range(1, ModelShape::most_positions));
+  app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, 1 << 20));
+  app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks)")
+      ->check(in_range(1, most_samples));
+
+  app.option_defaults()->group("Optimizer");
+  app.add_option("--steps", s.steps, "updates")->check(positive);
+  app.add_option("--train-minutes", o.train_minutes, "instead of --steps: as many as fit, by a few that are measured first")
+      ->check(in_range(0.001, 1e7));
+  app.add_option("--lr", s.lr, "learning rate")->check(rate);
+  app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->check(rate);
+  app.add_option("--warmup", s.warmup, "steps of linear warm-up")->check(count);
+  app.add_option("--schedule", s.kind, "cosine, wsd or constant");
+  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->check(count);
+  app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->check(rate);
+  app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->check(decay);
+  app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->check(decay);
+  app.add_option("--eps", o.epsilon, "AdamW's epsilon")->check(in_range(1e-30, 1.));
+  app.add_option("--grad-clip", o.grad_clip, "largest gradient norm; 0: no clipping")->check(in_range(0., 1e30));
+  app.add_option("--loss-scale", o.loss_scale, "fp16: what the loss is multiplied by at first; halved on overflow")
+      ->check(in_range(1., double(1 << 24)));
+  app.add_option("--loss-scale-window", o.loss_scale_window, "fp16: steps without overflow that double it; 0: never, nor halved")
+      ->check(in_range(0, 1'000'000'000));
+}
+
+void add_run_options(CLI::App& app, Options& o) {
+  const auto count = in_range(size_t(0), Options::most_steps);
+  const auto positive = in_range(size_t(1), Options::most_steps);
+  app.option_defaults()->group("Run");
+  app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->type_name("DIR");
+  app.add_option("--resume", o.resume_from, "continue from the newest checkpoint in --out, or from DIR")
+      ->expected(0, 1)->type_name("[DIR]");
+  app.add_flag("--overwrite", o.overwrite, "replace the run in --out");
+  app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: only after the last")
+      ->check(count);
+  app.add_option("--shard-size", o.shard_size, "GB of a checkpoint's file at most (or one tensor)")->check(in_range(1e-6, 1e6));
+  app.add_option("--keep", o.keep, "newest checkpoints kept")->check(positive);
+  app.add_option("--keep-every", o.keep_every, "and those of every so many steps; 0: none")->check(count);
+  app.add_option("--val-every", o.val_every, "steps between validations; 0: only after the last")->check(count);
+  app.add_option("--val-batches", o.val_batches, "global batches a validation")->check(positive);
+  app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->check(positive);
+  app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->check(in_range(uint64_t(0), UINT64_MAX));
+  app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
+  app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile")
+      ->type_name("FILE");
+  app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev")->type_name("FILE");
+  app.add_option("--trace-tensors", o.trace_tensors, "sums and checksums of all that is written, for dev/compare.py")
+      ->type_name("FILE");
+
+  app.option_defaults()->group("Guards");
+  GuardOptions& g = o.guard;
+  app.add_option("--on-spike", g.on_spike, "a loss or norm far above the last ones: log it, skip the update, or roll back")
+      ->check(CLI::IsMember({"log", "skip", "rollback"}));
+  app.add_option("--spike-z", g.z, "standard deviations above the mean that make a spike")->check(in_range(0.1, 1e6));
+  app.add_option("--spike-window", g.window, "good steps that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
+  app.add_option("--max-rollbacks", g.most_rollbacks, "after which another spike ends the run")->check(count);
+  app.add_option("--max-skips", g.most_in_a_row, "updates left out in a row that end the run")->check(positive);
+  app.add_option("--max-hours", o.max_hours, "after which the run is saved and ends with exit code 75; 0: no limit")
+      ->check(in_range(0., 1e6));
+  app.add_option("--price", o.price, "of a rank's device for an hour, in any currency, for the bill")->check(in_range(0., 1e6));
+
+  app.option_defaults()->group("Ranks");
+  app.add_option("--zero", o.zero, "shared out over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
+      ->check(in_range(0, 3));
+  app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)");
+  app.add_option("--collective-timeout", o.collective_timeout, "seconds after which a collective counts as hung; 0: never")
+      ->check(in_range(0., 1e6));
+  app.add_option("--check-sync", o.check_sync, "steps between comparisons of what all ranks must hold alike; 0: none")
+      ->check(count);
+  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first, and name slow ones");
+
+  app.option_defaults()->group("Sampling");
+  app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
+  app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->check(count);
+  app.add_option("--sample-len", o.sample_len, "tokens a sample")->check(count);
+  app.add_option("--prompt", o.prompt, "text that a sample continues")->type_name("TEXT");
+  app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->check(in_range(0., 100.));
+  app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->check(in_range(0, ModelShape::most_vocabulary));
+}
+
+// Layers, heads and channels of a name; positions 0 when they follow the sequence length.
+ModelShape named_shape(const std::string& name) {
+  static const std::map<std::string, ModelShape> shapes = {
+      {"gpt2", {12, 12, 768, 0, 1024}},        {"gpt2-medium", {24, 16, 1024, 0, 1024}},
+      {"gpt2-large", {36, 20, 1280, 0, 1024}}, {"gpt2-xl", {48, 25, 1600, 0, 1024}},
+      {"gpt3-125m", {12, 12, 768, 0, 2048}},   {"gpt3-350m", {24, 16, 1024, 0, 2048}},
+      {"gpt3-760m", {24, 16, 1536, 0, 2048}},  {"gpt3-1.3b", {24, 16, 2048, 0, 2048}},
+      {"gpt3-2.7b", {32, 32, 2560, 0, 2048}},  {"gpt3-6.7b", {32, 32, 4096, 0, 2048}},
+      {"gpt3-13b", {40, 40, 5120, 0, 2048}}};
+  if (auto found = shapes.find(name); found != shapes.end()) return found->second;
+  const bool numbered = name.size() >= 2 && name.size() <= 4 && name[0] == 'd' &&
+                        name.find_first_not_of("0123456789", 1) == std::string::npos;
+  const int depth = numbered ? std::stoi(name.substr(1)) : 0;
+  if (depth == 0) usage_error("--model ", excerpt(name), " is unknown: give gpt2, gpt3-125m, ... (--help) or dN");
+  return {depth, depth, 64 * depth, 0, 0};
+}
+
+void check_batch(const Options& o, int ranks) {
+  const int64_t at_once = int64_t(o.micro_batch) * ranks;
+  if (o.global_batch % at_once == 0) return;
+  if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
+  usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
+              ranks, " ranks: choose ", o.global_batch / at_once * at_once + at_once, ", or another number of ranks");
+}
+
+}  // namespace
+
+void usage_error_with(const std::string& text) { throw UsageError(text); }
+
+std::optional<Options> parse_options(int argc, char** argv) {
+  Options o;
+  o.schedule.steps = 100;
+  CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
+  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.get_formatter()->column_width(28);
+  add_data_and_model_options(app, o);
+  add_training_options(app, o);
+  add_run_options(app, o);
+  add_planned_options(app);
+  for (const char* files : {"--train", "--val"})
+    app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::printf("%s", app.help().c_str());
+    return {};
+  } catch (const CLI::ParseError& error) {
+    usage_error(error.what(), "; train_gpt --help lists all options");
+  }
+  for (const char* flag : {"--loss-scale", "--loss-scale-window"})
+    if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
+  if (app.count("--steps") && app.count("--train-minutes"))
+    usage_error("--steps and --train-minutes both say how long to train: give one of them");
+  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until they are measured
+  o.resume = app.count("--resume") > 0;
+  o.model_given = app.count("--model") > 0;
+  return o;
+}
+
+// ---- what the options mean together
+
+ModelShape shape_of(Options& o, int data_vocabulary) {
+  ModelShape shape = named_shape(o.model);
+  if (o.seq_len == 0) o.seq_len = o.positions ? o.positions : shape.positions ? shape.positions : 256;
+  if (o.layers) shape.layers = o.layers;
+  if (o.heads) shape.heads = o.heads;
+  if (o.channels) shape.channels = o.channels;
+  shape.vocabulary = o.vocabulary ? o.vocabulary : data_vocabulary;
+  shape.positions = o.positions ? o.positions : shape.positions ? shape.positions : o.seq_len;
+  return shape;
+}
+
+void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder) {
+  auto check = [&](const char* flag, int wanted, int found) {
+    if (wanted && wanted != found)
+      usage_error(flag, " ", wanted, ": the weights in ", folder, " have ", found, "; leave out ", flag);
+  };
+  check("--layers", o.layers, loaded.layers);
+  check("--heads", o.heads, loaded.heads);
+  check("--channels", o.channels, loaded.channels);
+  check("--vocab", o.vocabulary, loaded.vocabulary);
+  check("--positions", o.positions, loaded.positions);
+  if (!o.model_given) return;
+  const ModelShape named = named_shape(o.model);
+  auto differs = [](int asked_for, int named, int found) { return !asked_for && named != found; };
+  if (differs(o.layers, named.layers, loaded.layers) || differs(o.heads, named.heads, loaded.heads) ||
+      differs(o.channels, named.channels, loaded.channels))
+    usage_error("--model ", o.model, ": the weights in ", folder, " have ", loaded.layers, " layers, ", loaded.heads,
+                " heads, ", loaded.channels, " channels; leave out --model");
+}
+
+void check_shape(const ModelShape& s, int seq_len) {
+  if (s.channels % s.heads != 0)
+    usage_error("--heads ", s.heads, " do not divide --channels ", s.channels, ": choose a divisor");
+  if (s.head_size() < 16 || s.head_size() > 128)
+    usage_error("--channels ", s.channels, " over --heads ", s.heads, " gives head size ", s.head_size(),
+                ": choose heads of 16 to 128 channels");
+  if (seq_len > s.positions)
+    usage_error("--seq-len ", seq_len, " is longer than the model's ", s.positions,
+                " positions: lower it, or raise --positions of a fresh model");
+}
+
+void check_micro_batch(const Options& o) {
+  if (int64_t(o.micro_batch) * o.seq_len > std::numeric_limits<int>::max())
+    usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", int64_t(o.micro_batch) * o.seq_len,
+                " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
+}
+
+void complete_options(Options& o, int ranks) {
+  if (int64_t(o.micro_batch) * ranks > most_samples)
+    usage_error("--micro-batch ", o.micro_batch, " on ", ranks, " ranks is more than ", most_samples, " samples: lower it");
+  if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks;
+  check_batch(o, ranks);
+  if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
+  if (o.stochastic_rounding && o.dtype != "bf16")
+    usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");
+  try {
+    validate(o.schedule);
+  } catch (const std::exception& error) {
+    usage_error(error.what());
+  }
+  if (o.train.empty() && !o.generate) usage_error("--train is missing: name text files or .bin token shards");
+  if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
+  if (!o.ceilings.empty() && !o.profile)
+    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile: give both, or neither");
+  if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
+    usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
+  if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
+    usage_error("--out '' writes nothing: name a folder for checkpoints");
+}

@@ -1,0 +1,122 @@
+#include "runtime/run_folder.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <sys/file.h>
+
+#include "parallel/json.h"
+#include "runtime/error.h"
+
+namespace {
+
+// Creates the folder if need be, and learns now rather than after hours whether it can be written to.
+void make_writable(const std::filesystem::path& out) {
+  std::error_code error;
+  std::filesystem::create_directories(out, error);
+  if (error) fail("--out ", out, ": cannot create the folder: ", error.message(), ": choose another --out");
+  if (!std::filesystem::is_directory(out)) fail("--out ", out, ": is no folder: choose another --out");
+  std::filesystem::path probe = out / ".write_probe";
+  try {
+    write_file(probe, std::string(4096, ' '));
+  } catch (const std::exception& problem) {
+    std::filesystem::remove(probe, error);
+    fail("--out ", problem.what(), ": free space, or choose another --out");
+  }
+  std::filesystem::remove(probe);
+}
+
+void remove_run(const std::filesystem::path& out) {
+  for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
+  std::filesystem::remove(metrics_path(out));
+}
+
+// What a run does after going back must neither be pruned in favour of its old future nor resumed from there.
+void set_aside_later(const std::filesystem::path& out, size_t step) {
+  for (const Checkpoint& checkpoint : list_checkpoints(out)) {
+    if (checkpoint.step <= step) continue;
+    std::filesystem::path aside = checkpoint.folder.string() + ".abandoned";
+    std::filesystem::remove_all(aside);
+    std::filesystem::rename(checkpoint.folder, aside);
+  }
+}
+
+bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& out) {
+  return std::filesystem::weakly_canonical(folder / "..") == std::filesystem::weakly_canonical(out);
+}
+
+}  // namespace
+
+RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s) : folder_(out, O_RDONLY | O_DIRECTORY) {
+  for (double waited = 0; flock(folder_.descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
+    if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
+    if (waited >= patience_s)
+      fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
+std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
+
+bool holds_run(const std::filesystem::path& out) {
+  return std::filesystem::exists(metrics_path(out)) || newest_checkpoint(out);
+}
+
+std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "trainer.json")) return newest_checkpoint(folder);
+  return Checkpoint{load_trainer(folder)["step"], folder};
+}
+
+bool continues(const std::filesystem::path& out, const RunStart& start,
+               const std::optional<Checkpoint>& checkpoint) {
+  return start.resume && (start.resume_from.empty() || lies_in(checkpoint->folder, out));
+}
+
+std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start) {
+  const std::filesystem::path& from = start.resume_from;
+  std::optional<Checkpoint> checkpoint;
+  if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
+  if (!from.empty() && !checkpoint) {
+    fail("--resume ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders");
+  }
+  if (out.empty()) return checkpoint;
+  const bool goes_on = continues(out, start, checkpoint);
+  if (goes_on && start.overwrite) {
+    fail("--resume continues the run in ", out, ", --overwrite deletes it: give one of them");
+  }
+  if (!goes_on && !start.overwrite && holds_run(out)) {
+    fail("--out ", out,
+         ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
+  }
+  return checkpoint;
+}
+
+Checkpoint whole_checkpoint(Checkpoint found, const RunStart& start,
+                            const std::function<std::string(const std::filesystem::path&)>& damage) {
+  const std::filesystem::path run = found.folder.parent_path();
+  std::vector<Checkpoint> others = list_checkpoints(run);
+  for (std::string problem; !(problem = damage(found.folder)).empty(); found = others.back()) {
+    if (found.folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
+    std::printf("skipping checkpoint %s: %s\n", found.folder.c_str(), problem.c_str());
+    std::erase_if(others, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
+    if (others.empty())
+      fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
+  }
+  return found;
+}
+
+void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
+                      const std::optional<Checkpoint>& checkpoint, std::optional<RunFolderLock>& lock) {
+  make_writable(out);
+  if (!lock) {
+    lock.emplace(out);
+    choose_checkpoint(out, start);  // another run may have made the folder meanwhile
+  }
+  if (start.overwrite) remove_run(out);
+  if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
+}
