@@ -138,8 +138,8 @@ TEST_CASE("a checkpoint that no memory was left for does not keep the next one f
     if (calls++ == 0) throw std::runtime_error("no memory");
     return std::make_shared<float[]>(floats);
   });
-  CHECK(writer.begin(1, content({})) == "no memory");
-  CHECK(writer.begin(2, content({})) == "");
+  CHECK(writer.begin(1, content("{}")) == "no memory");
+  CHECK(writer.begin(2, content("{}")) == "");
   CHECK(writer.complete() == "");
   CHECK(list_checkpoints(folder.path()).size() == 1);
   CHECK(newest_checkpoint(folder.path())->step == 2);
