@@ -13,11 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "model.cuh"
 #include "kernels/gemm_choices.cuh"
 #include "kernels/tensor_log.cuh"
 #include "parallel/agreement.h"
-#include "parallel/json.h"
 #include "parallel/launch.h"
 #include "parallel/mesh.cuh"
 #include "parallel/rank_check.cuh"

@@ -8,7 +8,8 @@
 #include <iterator>
 #include <vector>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 std::string checksum(const void* data, size_t bytes) {

@@ -3,7 +3,8 @@
 #include <fstream>
 #include <set>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SeenDevices, host, boot, count, first)

@@ -8,7 +8,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 namespace {

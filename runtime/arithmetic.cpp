@@ -1,6 +1,6 @@
 #include "runtime/arithmetic.h"
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
 
 nlohmann::json arithmetic(const Options& o, size_t train_tokens) {
   const Schedule& s = o.schedule;

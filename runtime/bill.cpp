@@ -5,7 +5,8 @@
 #include <fstream>
 #include <string>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/console.h"
 
 namespace {

@@ -1,6 +1,7 @@
 #include "runtime/ceilings.h"
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 #include "runtime/files.h"
 

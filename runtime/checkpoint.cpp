@@ -6,7 +6,8 @@
 #include <system_error>
 #include <utility>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 #include "runtime/files.h"
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <sstream>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 namespace {

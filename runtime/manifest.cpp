@@ -10,7 +10,8 @@
 
 #include <xxhash.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 #include "runtime/files.h"
 

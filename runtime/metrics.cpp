@@ -8,7 +8,8 @@
 
 #include <unistd.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 namespace {

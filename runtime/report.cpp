@@ -6,7 +6,8 @@
 
 #include <sys/resource.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/console.h"
 
 Report::Report(size_t steps, double tokens, double flops, double peak)

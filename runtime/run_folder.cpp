@@ -10,7 +10,8 @@
 
 #include <sys/file.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 namespace {

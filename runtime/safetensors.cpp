@@ -9,7 +9,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 
 namespace {

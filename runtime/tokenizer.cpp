@@ -2,7 +2,8 @@
 
 #include <fstream>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/error.h"
 #include "runtime/files.h"
 

@@ -12,7 +12,8 @@
 
 #include <sys/resource.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/checkpoint_writer.h"
 #include "runtime/manifest.h"
 #include "test/temporary_folder.h"

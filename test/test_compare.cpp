@@ -7,7 +7,8 @@
 
 #include <sys/wait.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "test/temporary_folder.h"
 
 namespace {

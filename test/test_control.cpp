@@ -2,7 +2,8 @@
 // a job ends when a rank dies, stops, fails or hangs.
 #include "parallel/control.h"
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "test/ranks.h"
 
 namespace {

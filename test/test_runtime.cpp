@@ -10,7 +10,8 @@
 
 #include <sys/resource.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"

@@ -15,7 +15,8 @@
 
 #include <doctest/doctest.h>
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "test/temporary_folder.h"
 
 using Json = nlohmann::json;

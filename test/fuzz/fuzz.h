@@ -11,15 +11,19 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <typeinfo>
 #include <vector>
 
 #include <sanitizer/allocator_interface.h>
-#include <sys/mman.h>
-#include <unistd.h>
+
+#include "runtime/error.h"
+#include "runtime/files.h"
+#include "test/temporary_folder.h"
 
 // What does not hold ends the run; libFuzzer then keeps the input.
 template <class... Parts>
@@ -28,24 +32,6 @@ void require(bool holds, const Parts&... parts) {
   ((std::cerr << "finding: ") << ... << parts) << std::endl;
   std::abort();
 }
-
-// Files are copied, not mapped: a mapping ends with its last page, an array at the last byte of the file, and
-// AddressSanitizer sees who reads on. For this, a target includes this header before all others of the project.
-inline void* copy_of_file(void*, size_t bytes, int, int, int descriptor, off_t) {
-  void* copy = std::malloc(bytes);
-  require(pread(descriptor, copy, bytes, 0) == ssize_t(bytes), "cannot read the file");
-  return copy;
-}
-inline int free_copy(void* copy, size_t) {
-  std::free(copy);
-  return 0;
-}
-#define mmap copy_of_file
-#define munmap free_copy
-
-#include "runtime/error.h"
-#include "runtime/files.h"
-#include "test/temporary_folder.h"
 
 // Bytes that are allocated, and the most there were since the peak was last reset.
 struct Allocated {

@@ -2,7 +2,8 @@
 // back, and the number of a step and perhaps the state of a guard. Input: the file.
 #include "test/fuzz/fuzz.h"
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/checkpoint.h"
 #include "runtime/guard.h"
 

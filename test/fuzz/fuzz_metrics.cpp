@@ -3,7 +3,8 @@
 // file.
 #include "test/fuzz/fuzz.h"
 
-#include "parallel/json.h"
+#include <nlohmann/json.hpp>
+
 #include "runtime/bill.h"
 #include "runtime/metrics.h"
 

@@ -1,5 +1,6 @@
 // Any file as safetensors: either refused, or all of its data belongs to tensors that can be read, whole and in slices.
 // Input: see safetensors_of.
+#include <cstring>
 #include <optional>
 
 #include "test/fuzz/fuzz.h"

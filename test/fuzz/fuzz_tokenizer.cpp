@@ -1,5 +1,7 @@
 // Any files as a tokenizer, and any text: either refused, or the text comes back from its tokens.
 // Input: vocabulary / 4 in a byte, then vocab.json, merges.txt and the text.
+#include <cstring>
+
 #include "test/fuzz/fuzz.h"
 
 #include "runtime/tokenizer.h"

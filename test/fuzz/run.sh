@@ -12,8 +12,6 @@ cd "$(dirname "$0")/../.." || exit 1
 build=build/fuzz
 names=("$@")
 if [ $# -eq 0 ]; then for source in test/fuzz/fuzz_*.cpp; do names+=("$(basename "${source#*fuzz_}" .cpp)"); done; fi
-flags=(-std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fsanitize=fuzzer,address,undefined,float-cast-overflow
-       -fno-sanitize-recover=all -I. -lxxhash)
 
 clang=$(compgen -c clang++ | grep -Ex 'clang\+\+(-[0-9]+)?' | sort -V | tail -1)
 if [ -z "$clang" ]; then
@@ -22,7 +20,7 @@ if [ -z "$clang" ]; then
 fi
 mkdir -p $build
 if ! printf '#include <string>\nextern "C" int LLVMFuzzerTestOneInput(const char*, size_t) { return 0; }\n' |
-    "$clang" "${flags[@]}" -w -x c++ -o $build/probe - 2> $build/probe.log; then
+    "$clang" -std=c++20 -fsanitize=fuzzer,address,undefined -x c++ -o $build/probe - 2> $build/probe.log; then
   echo "fuzz: $clang lacks libFuzzer or C++ headers (see $build/probe.log), the readers of files are not fuzzed:" \
     "install libclang-rt-dev and libstdc++-dev of its version"
   exit 0
@@ -35,9 +33,7 @@ trap 'rm -rf "$TMPDIR"' EXIT
 export ASAN_OPTIONS=quarantine_size_mb=32 UBSAN_OPTIONS=print_stacktrace=1
 
 build_target() {  # name
-  local program=$build/fuzz_$1 sources=(runtime/*.h parallel/*.h test/*.h test/fuzz/fuzz*)
-  if [ -x "$program" ] && [ -z "$(find "${sources[@]}" -newer "$program")" ]; then return; fi
-  "$clang" "${flags[@]}" -o "$program" "test/fuzz/fuzz_$1.cpp"
+  make -s --no-print-directory -j"$(nproc)" -f test/fuzz/targets.mk CLANG="$clang" "$build/fuzz_$1"
 }
 
 # Prints how many inputs were run, the edges between blocks of code they covered of all that were compiled (much of it
