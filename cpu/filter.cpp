@@ -25,6 +25,9 @@
 //
 //     extern __shared__ __align__(16) float buffer[];   ->   float* buffer = ::cpu::dynamic_shared<float>();
 //
+// And `static __global__`, which several objects of a program need on the GPU, loses its `static`: here `__global__` says
+// how a kernel is linked (cpu/cuda_runtime.h).
+//
 // The output's first line is `#line 1 "INPUT"`; after it each input line is one output line, so that compiler
 // messages and breakpoints name the line the author wrote. What the filter does not understand it refuses as
 // `INPUT:LINE: found, supported` with exit code 1, and leaves no output behind.
@@ -167,7 +170,7 @@ class Lexer {
   std::vector<Token> tokens_;
 };
 
-// Rewrites the two forms in place. Positions are indices of tokens; boundaries at both ends stop every walk.
+// Rewrites these forms in place. Positions are indices of tokens; boundaries at both ends stop every walk.
 class Rewriter {
  public:
   explicit Rewriter(std::vector<Token>& tokens) : tokens_(tokens) {}
@@ -180,6 +183,7 @@ class Rewriter {
       if (text(at) == "}" && !braces.empty()) braces.pop_back();
       if (text(at) == "<<<") rewrite_launch(at);
       if (text(at) == "extern") rewrite_shared(at, in_function);
+      if (text(at) == "static" && text(next(at)) == "__global__") tokens_[at].output.clear();
     }
   }
 

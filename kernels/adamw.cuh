@@ -24,6 +24,7 @@ struct AdamWState {
   float correction1 = 0, correction2 = 0;  // 1 / (1 − β^t)
 };
 
+[[maybe_unused]] static
 __global__ void adamw_count_kernel(AdamWState* state, const float* factor, float beta1, float beta2) {
   if (*factor < 0) return;
   const double t = ++state->updates;
@@ -72,6 +73,7 @@ __device__ inline __nv_bfloat16 round_stochastically(float x, uint32_t random16)
   return __float2bfloat16_rn(__uint_as_float((bits + random16) & 0xffff0000u));
 }
 
+[[maybe_unused]] static
 __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
                                         const float* factor, const AdamWState* state, size_t count, size_t decayed,
                                         AdamW options, uint64_t key, uint64_t counter) {

@@ -3,6 +3,8 @@
 //
 // A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device, when a
 // row's length allows it, else a single element, so that any size works. Arithmetic is in float whatever the type T.
+//
+// A kernel that is no template is static: several objects of a program may each have it.
 #pragma once
 
 #include <cuda_bf16.h>

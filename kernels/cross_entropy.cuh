@@ -87,6 +87,7 @@ cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabular
 }
 
 // One block: threads add a stride of the rows each, then the block in a fixed tree.
+[[maybe_unused]] static
 __global__ void sum_losses_kernel(float* total, const float* losses, int rows, float scale) {
   __shared__ float scratch[32];
   float sum = 0;

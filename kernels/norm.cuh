@@ -55,6 +55,7 @@ __global__ void partial_sums_kernel(float* sums, const float* values, size_t cou
 }
 
 // *total = Σ values, in double.
+[[maybe_unused]] static
 __global__ void last_sum_kernel(double* total, const float* values, int count) {
   __shared__ double sums[norm_block];
   double sum = 0;
@@ -66,6 +67,7 @@ __global__ void last_sum_kernel(double* total, const float* values, int count) {
   *total = sum;
 }
 
+[[maybe_unused]] static
 __global__ void clip_factor_kernel(GradientSummary* summary, const double* total, const float* loss, float clip,
                                    StepLimits limits) {
   LossScale& scale = summary->scale;

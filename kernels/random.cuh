@@ -38,6 +38,7 @@ __device__ inline float normal_from_bits(uint32_t bits) {
 }
 
 // Four elements of the tensor a thread, one Philox call; elements [first, end) are written, out[0] being `first`.
+[[maybe_unused]] static
 __global__ void normal_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation) {
   const size_t group = first / 4 + size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = 4 * group;
   if (i >= end) return;

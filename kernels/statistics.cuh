@@ -71,6 +71,7 @@ __global__ void partial_statistics_kernel(TensorStatistics* partials, const T* v
   partials[size_t(blockIdx.x) * blockDim.x + threadIdx.x] = total;
 }
 
+[[maybe_unused]] static
 __global__ void total_statistics_kernel(TensorStatistics* result, const TensorStatistics* partials, int count) {
   __shared__ TensorStatistics totals[statistics_block];
   TensorStatistics total = {};

@@ -146,6 +146,10 @@ TEST_CASE("launches in macros keep the line continuations") {
   CHECK(filtered("#define RUN ::k<<<1, 2>>>()\n") == "#define RUN " + launch("::k", "::k", "1, 2") + "()\n");
 }
 
+TEST_CASE("a kernel's static is dropped, a function's stays") {
+  CHECK(filtered("static\n__global__ void k();\nstatic __device__ int f();") == "\n__global__ void k();\nstatic __device__ int f();");
+}
+
 TEST_CASE("everything else is left alone") {
   check_unchanged("");
   check_unchanged("int x = a << 2 >> b; bool y = a < b << c; std::cout << x << \"<<<\" << y;");
