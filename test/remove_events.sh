@@ -15,11 +15,13 @@ copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none -np 3)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
-mkdir -p $copy/whole
-cp -r Makefile gpt.cuh cpu kernels parallel runtime test $copy
+mkdir -p $copy/whole $copy/dev
+cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel runtime test $copy
+cp -r dev/make $copy/dev
 cp -r gpt.cuh parallel $copy/whole
 
-build() { make -s -C $copy DEVICE=cpu FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero; }
+# The test uses fp32 alone.
+build() { make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero; }
 runs_clean() {  # schedule
   (cd $copy && GPT_CPU_SCHEDULE=$1 timeout 300 "${mpirun[@]}" build/cpu/test_zero -tc='*take turns' > log 2>&1)
 }

@@ -3,11 +3,13 @@ BUILD := build/fuzz
 READERS := bill checkpoint data error files guard manifest metrics model_shape safetensors tokenizer
 SANITIZERS := address,undefined,float-cast-overflow
 FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fno-sanitize-recover=all -I. -include test/fuzz/copied_files.h
-vpath %.cpp runtime parallel test/fuzz
+vpath %.cpp runtime test/fuzz
 .SECONDARY:
 
-$(BUILD)/fuzz_%: $(BUILD)/fuzz_%.o $(READERS:%=$(BUILD)/%.o)
+$(BUILD)/fuzz_%: $(BUILD)/fuzz_%.o $(BUILD)/readers.a
 	$(CLANG) -fsanitize=fuzzer,$(SANITIZERS) -o $@ $^ -lxxhash
+$(BUILD)/readers.a: $(READERS:%=$(BUILD)/%.o)
+	@rm -f $@; ar rcs $@ $^
 $(BUILD)/%.o: %.cpp
 	$(CLANG) $(FLAGS) -fsanitize=fuzzer-no-link,$(SANITIZERS) -MMD -MP -c -o $@ $<
 -include $(wildcard $(BUILD)/*.d)
