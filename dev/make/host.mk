@@ -18,6 +18,6 @@ $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
 	@mkdir -p $(@D); rm -f $@
 	@ar rcs $@ $^
-$(BUILD)/%: $(HOST_BUILD)/%.o $(HOST_LIBRARY)
+$(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
