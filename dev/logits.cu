@@ -6,6 +6,7 @@
 
 #include "model.cuh"
 #include "runtime/checkpoint.h"
+#include "runtime/error.h"
 
 namespace {
 

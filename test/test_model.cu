@@ -1,6 +1,8 @@
 // The whole model against test/reference/, which dev/reference.py computed in float64 with PyTorch.
 #include <fstream>
 
+#include <nlohmann/json.hpp>
+
 #include "kernels/matmul.cuh"
 #include "model.cuh"
 #include "runtime/checkpoint.h"
