@@ -329,8 +329,7 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
       train_step(model, dp(), 1, [&] {
         const float nan = NAN;
         if (dp().rank() == dp().size() - 1)
-          CUDA_CHECK(cudaMemcpyAsync(model.store().gradients(0).data + 77, &nan, sizeof nan, cudaMemcpyHostToDevice,
-                                     test_stream()));
+          copy_and_wait(model.store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
       });
       CHECK(std::isnan(model.gradient_summary().norm));
       CHECK(!was_applied(model));
