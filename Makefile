@@ -107,7 +107,7 @@ run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_g
 # the readers of files under libFuzzer, where clang is installed
 SECONDS ?= 5
 fuzz:
-	@test/fuzz/run.sh $(SECONDS)
+	+@test/fuzz/run.sh $(SECONDS)
 
 # what the device can do, then gpt2 and (on a GPU) gpt2-xl beside it; BENCH_OPTIONS: of dev/bench.py
 bench: all

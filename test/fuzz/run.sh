@@ -19,6 +19,8 @@ if [ -z "$clang" ]; then
   exit 0
 fi
 mkdir -p $build
+jobs=()
+if [ -z "${MAKELEVEL:-}" ]; then jobs=(-j"$(nproc)"); fi  # `make fuzz` hands its own on
 if ! printf '#include <string>\nextern "C" int LLVMFuzzerTestOneInput(const char*, size_t) { return 0; }\n' |
     "$clang" -std=c++20 -fsanitize=fuzzer,address,undefined -x c++ -o $build/probe - 2> $build/probe.log; then
   echo "fuzz: $clang lacks libFuzzer or C++ headers (see $build/probe.log), the readers of files are not fuzzed:" \
@@ -33,7 +35,7 @@ trap 'rm -rf "$TMPDIR"' EXIT
 export ASAN_OPTIONS=quarantine_size_mb=32 UBSAN_OPTIONS=print_stacktrace=1
 
 build_target() {  # name
-  make -s --no-print-directory -j"$(nproc)" -f test/fuzz/targets.mk CLANG="$clang" "$build/fuzz_$1"
+  make -s --no-print-directory "${jobs[@]}" -f test/fuzz/targets.mk CLANG="$clang" "$build/fuzz_$1"
 }
 
 # Prints how many inputs were run, the edges between blocks of code they covered of all that were compiled (much of it
