@@ -32,7 +32,7 @@ RANK_LADDERS := $(patsubst dev/ladders/ranks/%.cu,ladder_%,$(wildcard dev/ladder
 BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(RANK_LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
 
 all: $(DEVICE)
-	@$(if $(filter cpu,$(DEVICE)),echo "train_gpt: for the CPU, as $(WHY_CPU); make gpu builds for GPUs all the same")
+	@$(if $(filter cpu,$(DEVICE)),echo "train_gpt: for the CPU$(comma) as $(WHY_CPU); make gpu builds for GPUs all the same")
 # What is missing is found when a Makefile is read, so what follows an installation is a make of its own.
 cpu gpu:
 	@$(MAKE) --no-print-directory DEVICE=$@ packages-are-there
