@@ -54,15 +54,13 @@ $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
 
+device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 ifeq ($(VARIANT),)
 # What counts accesses to memory is of a build of its own. (Ladders of ranks are timed.)
 COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
-device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 counting-device:
 	+@$(COUNTS) device-objects
 $(LADDERS:%=$(BUILD)/%) $(BUILD)/test_access_counts: $(BUILD)/%: counting-device
 	+@$(COUNTS) $(BUILD)-counts/$*
 	@mkdir -p $(@D); ln -f $(BUILD)-counts/$* $@
-else
-device-objects: $(DEVICE_OBJECTS) $(MIRRORED)
 endif
