@@ -13,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "model.cuh"
 #include "kernels/gemm_choices.cuh"
 #include "kernels/tensor_log.cuh"
@@ -23,7 +21,6 @@
 #include "parallel/mesh.cuh"
 #include "parallel/rank_check.cuh"
 #include "parallel/sync_check.cuh"
-#include "runtime/arithmetic.h"
 #include "runtime/bill.h"
 #include "runtime/checkpoint_writer.h"
 #include "runtime/console.h"
@@ -31,12 +28,12 @@
 #include "runtime/hardware.h"
 #include "runtime/interruption.h"
 #include "runtime/manifest.h"
-#include "runtime/metrics.h"
 #include "runtime/options.h"
 #include "runtime/report.h"
 #include "runtime/run_folder.h"
 #include "runtime/sample.h"
 #include "runtime/schedule.h"
+#include "runtime/trainer_state.h"
 
 namespace {
 
@@ -106,7 +103,7 @@ class Run {
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
     if (is_first() && std::filesystem::is_directory(o_.out)) lock_.emplace(o_.out);
-    require_agreement(control_, {{"data", data_summary()}}, "all ranks must see the same files");
+    require_agreement(control_, "data", data_summary(), "all ranks must see the same files");
     const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
@@ -117,7 +114,8 @@ class Run {
     if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
     describe();
     report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(),
-                    peak() * control_.size());
+                    peak() * control_.size(),
+                    o_.out.empty() || !is_first() ? std::filesystem::path() : metrics_path(o_.out), start_);
     if (o_.check_ranks) check_ranks(o_.dtype, control_, mesh_.dp(), stream_);
     if (start_ >= o_.schedule.steps) {
       std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
@@ -163,8 +161,8 @@ class Run {
   }
 
   // Sizes, and a checksum of samples from everywhere.
-  nlohmann::json data_summary() const {
-    nlohmann::json summary;
+  std::vector<std::string> data_summary() const {
+    std::vector<std::string> summary;
     for (const auto* data : {&train_, &val_}) {
       if (!*data) continue;
       const int length = int(std::clamp<size_t>((*data)->tokens(), 2, 1025)) - 1;
@@ -173,7 +171,8 @@ class Run {
       for (size_t i = 0; i < looked_at; ++i)
         (*data)->read_sample(i * (samples - 1) / std::max<size_t>(looked_at - 1, 1), length, 1 << 16,
                              &tokens[2 * i * length], &tokens[(2 * i + 1) * length]);
-      summary.push_back({{"tokens", (*data)->tokens()}, {"checksum", checksum(tokens.data(), tokens.size() * sizeof(int))}});
+      summary.push_back(std::to_string((*data)->tokens()) + " tokens, checksum " +
+                        checksum(tokens.data(), tokens.size() * sizeof(int)));
     }
     return summary;
   }
@@ -231,7 +230,7 @@ class Run {
   // The newest checkpoint that is whole. Those that are passed over are set aside when the run folder is claimed.
   std::optional<Checkpoint> choose_valid_checkpoint(const RunStart& start) {
     std::optional<Checkpoint> found = choose_checkpoint(o_.out, start);
-    require_agreement(control_, {{"checkpoint", found ? found->folder.string() : "none"}},
+    require_agreement(control_, "checkpoint", found ? found->folder.string() : "none",
                       "all ranks must see the same files: use a file system that they share, or a copy on each host");
     if (found) found = whole_checkpoint(*found, start, [this](const auto& folder) { return damage_anywhere(folder); });
     return found;
@@ -268,21 +267,17 @@ class Run {
       else load_initial_weights(o_.init);
       return;
     }
-    const nlohmann::json trainer = load_trainer(checkpoint->folder);
-    check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(o_, train_->tokens()),
-                          checkpoint->folder);
-    if (o_.train_minutes > 0) keep_steps(trainer, checkpoint->folder);
+    const TrainerState trainer =
+        load_trainer_state(checkpoint->folder, loss_scale_of(o_), guard_, o_, train_->tokens());
+    if (o_.train_minutes > 0) o_.schedule.steps = trainer.steps;
     load_model_weights(checkpoint->folder);
     load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
                    checkpoint_slices(model_->store().own_slices()), copy_in());
     saved_ = checkpoint;
     done_ = checkpoint->step;
-    samples_left_out_ = trainer.at("samples").get<size_t>() - done_ * size_t(o_.global_batch);
-    if (trainer.contains("guard")) guard_.restore(trainer["guard"]);
-    restore_progress(trainer);
-    const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
-    for (const auto& [product, choice] : algorithms.items())
-      if (choice.is_string()) gemm_choices().known.try_emplace(product, choice);
+    samples_left_out_ = trainer.samples - done_ * size_t(o_.global_batch);
+    model_->store().set_progress(done_ - guard_.left_out(), trainer.loss_scale);
+    for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
   }
 
   // --train-minutes: as many steps as fit, by a few that are measured and undone. Rank 0's clock decides for all.
@@ -317,40 +312,6 @@ class Run {
     }
   }
 
-  // Of the run that goes on: its learning rate is on the way to its last step.
-  void keep_steps(const nlohmann::json& trainer, const std::filesystem::path& folder) {
-    const nlohmann::json minutes = trainer.value("train_minutes", nlohmann::json()), steps = trainer.value("steps", nlohmann::json());
-    if (minutes != o_.train_minutes || !steps.is_number_unsigned())
-      usage_error("--resume: --train-minutes ", o_.train_minutes, " is not what the run in ", folder.string(),
-                  " was started with; give --steps to train longer");
-    o_.schedule.steps = steps;
-  }
-
-  nlohmann::json scale_state() {
-    const LossScale scale = model_->gradient_summary().scale;
-    return {{"value", scale.value}, {"good_steps", scale.good_steps}};
-  }
-
-  void restore_progress(const nlohmann::json& trainer) {
-    LossScale scale = loss_scale_of(o_);
-    const nlohmann::json stored = trainer.value("loss_scale", nlohmann::json::object());
-    const auto number = [&](const char* name, double otherwise, double most) {
-      const nlohmann::json value = stored.value(name, nlohmann::json(otherwise));
-      if (!value.is_number() || !(value >= 0 && value <= most))
-        fail("trainer.json: its \"loss_scale\" is not what this program writes: resume from another checkpoint");
-      return value.get<double>();
-    };
-    scale.value = float(number("value", scale.value, LossScale::most));
-    scale.good_steps = int(number("good_steps", 0, 1e9));
-    model_->store().set_progress(done_ - guard_.left_out(), scale);
-  }
-
-  nlohmann::json trainer_state() {
-    return {{"samples", first_sample(done_)}, {"steps", o_.schedule.steps}, {"train_minutes", o_.train_minutes},
-            {"arithmetic", arithmetic(o_, train_->tokens())}, {"guard", guard_.state()}, {"loss_scale", scale_state()},
-            {"algorithms", gemm_choices().known}};
-  }
-
   // Takes a snapshot, which is written while training goes on. Disks may fail: the run can do without a checkpoint that
   // is not its last.
   void save() {
@@ -359,12 +320,13 @@ class Run {
     CopyOut copy_out = [this](const CheckpointSlice& slice, char kind, float* to) {
       model_->store().copy_out(stored_slice(model_->tensors(), slice), state_of(kind), to);
     };
+    const TrainerState state = {first_sample(done_), o_.schedule.steps, model_->gradient_summary().scale, gemm_choices().known};
     const std::string problem =
         writer_->begin(done_, {.shape = model_->tensors().shape(),
                                .tensors = stored_tensors(model_->tensors()),
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
-                               .trainer = trainer_state().dump(),
+                               .trainer = trainer_text(state, guard_, o_, train_->tokens()),
                                .tokenizer_folder = tokenizer_folder_,
                                .wait = [this] { CUDA_CHECK(cudaStreamSynchronize(stream_)); }});
     if (!problem.empty()) report_unsaved(problem);
@@ -519,11 +481,7 @@ class Run {
 
   void report(const StepResult& step, const Started& started, double seconds_left) {
     const bool printed = step.step % o_.log_every == 0 || step.step == o_.schedule.steps;
-    nlohmann::ordered_json metrics = report_->metrics(step);
-    add_traffic(metrics, started.traffic, printed);
-    bill_.add_to(metrics);
-    if (printed) report_->print(step, metrics, seconds_left);
-    log(metrics);
+    report_->step(step, traffic_of(started.traffic, printed), bill_, printed, seconds_left);
     trace_step();
   }
 
@@ -546,9 +504,7 @@ class Run {
     in_flight_.clear();
     load_state(saved_);
     samples_left_out_ = next_sample - done_ * size_t(o_.global_batch);
-    if (metrics_) metrics_.emplace(metrics_path(o_.out), done_);
-    std::printf("rolled back to step %zu, and on without the samples of steps %zu to %zu\n", done_, done_ + 1, from);
-    log({{"step", done_}, {"rolled_back_from", from}, {"reason", reason}});
+    report_->rollback(done_, from, reason);
   }
 
   static bool divides(size_t every, size_t step) { return every > 0 && step % every == 0; }
@@ -601,15 +557,7 @@ class Run {
     }
     const double loss = sum / double(o_.val_batches);
     bill_.lost.evaluation += seconds_since(begin);
-    std::printf("step %5zu/%zu | val_loss %.4f\n", step, o_.schedule.steps, loss);
-    log({{"step", step}, {"val_loss", loss}});
-  }
-
-  // The first line creates the file: a run that fails before leaves nothing behind.
-  void log(const nlohmann::ordered_json& fields) {
-    if (o_.out.empty() || !is_first()) return;
-    if (!metrics_) metrics_.emplace(metrics_path(o_.out), start_);
-    metrics_->append(fields);
+    report_->validation(step, loss);
   }
 
   // ---- what tracing and the ranks tell
@@ -641,18 +589,13 @@ class Run {
     if (is_first()) write_trace(o_.trace, all);
   }
 
-  // Bytes sent in the step, and milliseconds: this rank's, and at the steps that are printed every rank's.
-  void add_traffic(nlohmann::ordered_json& metrics, int number, bool of_all_ranks) {
-    if (control_.size() == 1) return;
+  // This rank's, and at the steps that are printed every rank's; none if it is alone.
+  std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
+    if (control_.size() == 1) return {};
     const Traffic traffic = mesh_.dp().take_traffic(number);
-    nlohmann::ordered_json mine = {{"comm_bytes", nlohmann::ordered_json::object()},
-                                   {"comm_ms", traffic.milliseconds},
-                                   {"comm_exposed_ms", traffic.exposed_milliseconds}};
-    for (const auto& [name, bytes] : traffic.bytes_sent) mine["comm_bytes"][name] = size_t(bytes + 0.5);
-    metrics.update(mine);
-    if (!of_all_ranks) return;
-    for (const std::string& text : control_.gather(mine.dump()))
-      if (is_first()) metrics["ranks"].push_back(nlohmann::ordered_json::parse(text));
+    StepTraffic mine = {traffic.bytes_sent, traffic.milliseconds, traffic.exposed_milliseconds, {}};
+    if (of_all_ranks) mine.of_ranks = control_.gather(text_of(mine));
+    return mine;
   }
 
   Sampler sampler(const std::filesystem::path& folder_of_tokenizer) const {
@@ -677,7 +620,6 @@ class Run {
   cudaStream_t stream_ = nullptr;
   std::optional<TokenData> train_, val_;
   std::unique_ptr<Model> model_;
-  std::optional<MetricsLog> metrics_;
   std::optional<Report> report_;
   std::optional<Ceilings> ceilings_;  // of this device, for --profile
   std::optional<TensorLog> tensor_log_;
@@ -717,8 +659,8 @@ int run(const Options& options, Control& control, Mesh& mesh) {
 
 int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // rank 0 alone speaks
-  require_agreement(control, {{"program", program_checksum()}}, "start the same build on every host");
-  require_agreement(control, {{"options", std::vector<std::string>(argv + 1, argv + argc)}}, "give every rank the same");
+  require_agreement(control, "program", program_checksum(), "start the same build on every host");
+  require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return 0;
   if (!model_makers().contains(options->dtype))

@@ -6,11 +6,27 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
+
+namespace {
+
+// `mine`: an object.
+void require(Control& control, const nlohmann::json& mine, const std::string& cure) {
+  const std::vector<std::string> all = control.all_gather(mine.dump());
+  const nlohmann::json first = nlohmann::json::parse(all[0]);
+  for (int rank = 1; rank < control.size(); ++rank) {
+    const nlohmann::json other = nlohmann::json::parse(all[size_t(rank)]);
+    for (const auto& [key, value] : first.items())
+      if (other.value(key, nlohmann::json()) != value)
+        fail("ranks differ: ", key, " is ", value.dump(), " on rank 0 (", control.host(0), ") and ",
+             other.value(key, nlohmann::json()).dump(), " on rank ", rank, " (", control.host(rank), "): ", cure);
+  }
+}
+
+}  // namespace
 
 std::string checksum(const void* data, size_t bytes) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -32,14 +48,11 @@ std::string program_checksum() {
   return checksum(bytes.data(), bytes.size());
 }
 
-void require_agreement(Control& control, const nlohmann::json& mine, const std::string& cure) {
-  const std::vector<std::string> all = control.all_gather(mine.dump());
-  const nlohmann::json first = nlohmann::json::parse(all[0]);
-  for (int rank = 1; rank < control.size(); ++rank) {
-    const nlohmann::json other = nlohmann::json::parse(all[size_t(rank)]);
-    for (const auto& [key, value] : first.items())
-      if (other.value(key, nlohmann::json()) != value)
-        fail("ranks differ: ", key, " is ", value.dump(), " on rank 0 (", control.host(0), ") and ",
-             other.value(key, nlohmann::json()).dump(), " on rank ", rank, " (", control.host(rank), "): ", cure);
-  }
+void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure) {
+  require(control, {{name, mine}}, cure);
+}
+
+void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
+                       const std::string& cure) {
+  require(control, {{name, mine}}, cure);
 }

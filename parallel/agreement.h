@@ -4,8 +4,7 @@
 
 #include <cstddef>
 #include <string>
-
-#include <nlohmann/json_fwd.hpp>
+#include <vector>
 
 #include "parallel/control.h"
 
@@ -15,5 +14,7 @@ std::string checksum(const void* data, size_t bytes);
 // Of the running program's file, so that two builds are told apart.
 std::string program_checksum();
 
-// `mine`: an object; `cure` follows the difference. Fails alike on every rank.
-void require_agreement(Control& control, const nlohmann::json& mine, const std::string& cure);
+// What is called `name`: a text, or several; `cure` follows the difference. Fails alike on every rank.
+void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure);
+void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
+                       const std::string& cure);

@@ -10,8 +10,54 @@
 
 #include "runtime/console.h"
 
-Report::Report(size_t steps, double tokens, double flops, double peak)
-    : steps_(steps), tokens_(tokens), flops_(flops), peak_(peak) {}
+namespace {
+
+nlohmann::ordered_json object_of(const StepTraffic& traffic) {
+  nlohmann::ordered_json object = {{"comm_bytes", nlohmann::ordered_json::object()},
+                                   {"comm_ms", traffic.milliseconds},
+                                   {"comm_exposed_ms", traffic.exposed_milliseconds}};
+  for (const auto& [name, bytes] : traffic.bytes) object["comm_bytes"][name] = size_t(bytes + 0.5);
+  return object;
+}
+
+void add_traffic(nlohmann::ordered_json& fields, const StepTraffic& traffic) {
+  fields.update(object_of(traffic));
+  for (const std::string& text : traffic.of_ranks)
+    if (!text.empty()) fields["ranks"].push_back(nlohmann::ordered_json::parse(text));
+}
+
+}  // namespace
+
+std::string text_of(const StepTraffic& traffic) { return object_of(traffic).dump(); }
+
+Report::Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start)
+    : steps_(steps), tokens_(tokens), flops_(flops), peak_(peak), path_(metrics), start_(start) {}
+
+void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
+                  double seconds_left) {
+  nlohmann::ordered_json fields = metrics(s);
+  if (traffic) add_traffic(fields, *traffic);
+  bill.add_to(fields);
+  if (printed) print(s, traffic, seconds_left);
+  log(fields);
+}
+
+void Report::validation(size_t step, double loss) {
+  std::printf("step %5zu/%zu | val_loss %.4f\n", step, steps_, loss);
+  log({{"step", step}, {"val_loss", loss}});
+}
+
+void Report::rollback(size_t to, size_t from, const std::string& reason) {
+  if (log_) log_.emplace(path_, to);
+  std::printf("rolled back to step %zu, and on without the samples of steps %zu to %zu\n", to, to + 1, from);
+  log({{"step", to}, {"rolled_back_from", from}, {"reason", reason}});
+}
+
+void Report::log(const nlohmann::ordered_json& fields) {
+  if (path_.empty()) return;
+  if (!log_) log_.emplace(path_, start_);
+  log_->append(fields);
+}
 
 nlohmann::ordered_json Report::metrics(const StepResult& s) const {
   nlohmann::ordered_json fields = {{"step", s.step},
@@ -28,13 +74,12 @@ nlohmann::ordered_json Report::metrics(const StepResult& s) const {
   return fields;
 }
 
-void Report::print(const StepResult& s, const nlohmann::ordered_json& metrics, double seconds_left) const {
+void Report::print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const {
   std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", s.step, steps_, s.loss,
               s.norm, s.rate, s.seconds * 1e3, with_commas(tokens_ / s.seconds).c_str());
   if (peak_ > 0) std::printf("MFU %.1f%% | ", 100 * flops_ / s.seconds / peak_);
   else std::printf("%.0f GFLOP/s | ", flops_ / s.seconds / 1e9);
-  if (metrics.contains("comm_ms"))
-    std::printf("comm %.1f ms, %.1f exposed | ", double(metrics["comm_ms"]), double(metrics["comm_exposed_ms"]));
+  if (traffic) std::printf("comm %.1f ms, %.1f exposed | ", traffic->milliseconds, traffic->exposed_milliseconds);
   std::printf("%s left\n", duration(seconds_left).c_str());
   std::fflush(stdout);
 }

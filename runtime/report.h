@@ -2,14 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "runtime/bill.h"
 #include "runtime/ceilings.h"
+#include "runtime/metrics.h"
 
 // What a step came to.
 struct StepResult {
@@ -19,15 +22,30 @@ struct StepResult {
   double loss_scale;  // for the next step; 0: none is used
 };
 
+// What a rank sent in a step.
+struct StepTraffic {
+  std::map<std::string, double> bytes;        // by collective
+  double milliseconds, exposed_milliseconds;  // in collectives; the part in which the device did nothing else
+  std::vector<std::string> of_ranks;          // text_of() each rank's, where they were gathered, else empty texts or none
+};
+
+// As ranks tell one another, without of_ranks.
+std::string text_of(const StepTraffic& traffic);
+
 class Report {
  public:
-  // tokens, flops: of a step; peak: FLOP/s of all devices, 0 if not known
-  Report(size_t steps, double tokens, double flops, double peak);
+  // tokens, flops: of a step; peak: FLOP/s of all devices, 0 if not known; metrics: metrics.jsonl of a run that has done
+  // `start` steps (which its first line creates: a run that fails before leaves nothing behind), empty: none is written
+  Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start);
 
-  nlohmann::ordered_json metrics(const StepResult& s) const;
+  // traffic: none if there is one rank; printed: also on the terminal
+  void step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
+            double seconds_left);
 
-  // metrics: of the step, with what ranks sent if there are several
-  void print(const StepResult& s, const nlohmann::ordered_json& metrics, double seconds_left) const;
+  void validation(size_t step, double loss);
+
+  // The run went back `from` a step `to` an earlier one.
+  void rollback(size_t to, size_t from, const std::string& reason);
 
   // What went wrong with a step, and what was done about it.
   void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const;
@@ -36,8 +54,15 @@ class Report {
   void print_summary(size_t steps, double shortest_s, double seconds) const;
 
  private:
+  nlohmann::ordered_json metrics(const StepResult& s) const;
+  void print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const;
+  void log(const nlohmann::ordered_json& fields);
+
   size_t steps_;
   double tokens_, flops_, peak_;
+  std::filesystem::path path_;
+  size_t start_;
+  std::optional<MetricsLog> log_;
 };
 
 // What a run spent in a kernel.

@@ -1,0 +1,60 @@
+#include "runtime/trainer_state.h"
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/arithmetic.h"
+#include "runtime/checkpoint.h"
+#include "runtime/error.h"
+
+namespace {
+
+LossScale restored(LossScale scale, const nlohmann::json& stored) {
+  const auto number = [&](const char* name, double otherwise, double most) {
+    const nlohmann::json value = stored.value(name, nlohmann::json(otherwise));
+    if (!value.is_number() || !(value >= 0 && value <= most))
+      fail("trainer.json: its \"loss_scale\" is not what this program writes: resume from another checkpoint");
+    return value.get<double>();
+  };
+  scale.value = float(number("value", scale.value, LossScale::most));
+  scale.good_steps = int(number("good_steps", 0, 1e9));
+  return scale;
+}
+
+// --train-minutes fixes the number of steps once: the learning rate is on its way to the last of them.
+size_t steps_of(const nlohmann::json& trainer, const Options& options, const std::filesystem::path& folder) {
+  const nlohmann::json steps = trainer.value("steps", nlohmann::json());
+  const bool known = steps.is_number_unsigned();
+  if (options.train_minutes > 0 && (!known || trainer.value("train_minutes", nlohmann::json()) != options.train_minutes))
+    usage_error("--resume: --train-minutes ", options.train_minutes, " is not what the run in ", folder.string(),
+                " was started with; give --steps to train longer");
+  return known ? steps.get<size_t>() : 0;
+}
+
+}  // namespace
+
+std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, size_t train_tokens) {
+  const nlohmann::json trainer = {
+      {"samples", state.samples},
+      {"steps", state.steps},
+      {"train_minutes", options.train_minutes},
+      {"arithmetic", arithmetic(options, train_tokens)},
+      {"guard", guard.state()},
+      {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
+      {"algorithms", state.algorithms}};
+  return trainer.dump();
+}
+
+TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
+                                const Options& options, size_t train_tokens) {
+  const nlohmann::json trainer = load_trainer(folder);
+  check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, train_tokens), folder);
+  if (trainer.contains("guard")) guard.restore(trainer["guard"]);
+  TrainerState state;
+  state.samples = trainer.at("samples");
+  state.steps = steps_of(trainer, options, folder);
+  state.loss_scale = restored(loss_scale, trainer.value("loss_scale", nlohmann::json::object()));
+  const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
+  for (const auto& [product, choice] : algorithms.items())
+    if (choice.is_string()) state.algorithms[product] = choice;
+  return state;
+}

@@ -1,0 +1,26 @@
+// trainer.json of a checkpoint: what a resumed run needs beside weights and moments.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "kernels/update.h"
+#include "runtime/guard.h"
+#include "runtime/options.h"
+
+struct TrainerState {
+  size_t samples = 0;  // taken so far, or left out
+  size_t steps = 0;    // of the whole run; with --train-minutes the run that goes on must keep it
+  LossScale loss_scale;
+  std::map<std::string, std::string> algorithms;  // of matrix products, by what they are called
+};
+
+// For CheckpointContent::trainer, with the guard's state and the options that decide what a run computes.
+std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, size_t train_tokens);
+
+// Of a checkpoint that nobody vouches for; fails if its options are others. Restores the guard, too. loss_scale: what
+// holds where the checkpoint stores none.
+TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
+                                const Options& options, size_t train_tokens);
