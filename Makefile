@@ -21,7 +21,7 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 # ---- what is built
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
-SOURCES := $(wildcard *.cuh kernels/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
+SOURCES := $(wildcard *.cuh training/*.cuh kernels/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
 HOST_SOURCES := $(wildcard runtime/*.cpp parallel/*.cpp)
 DEVICE_SOURCES := $(wildcard kernels/*.cu parallel/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))

@@ -1,5 +1,5 @@
-// The model as the program sees it, whatever its storage type. gpt.cuh has the maths. The Makefile compiles that once for
-// each storage type, so that an edit of the program compiles no kernel.
+// The model as the program sees it, whatever its storage type. gpt.cuh has the maths: what Model declares as a pass,
+// GPT defines. The Makefile compiles that once for each storage type, so that an edit of the program compiles no kernel.
 #pragma once
 
 #include <map>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/graph.cuh"
 #include "parallel/collectives.cuh"
 #include "parallel/memory.cuh"
 #include "parallel/parameters.h"
@@ -19,32 +20,39 @@ struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
-  int logit_chunks = 1;  // the head's rows at a time: ⌈R / logit_chunks⌉
+  int logit_chunks = 1;            // the head's rows at a time: ⌈R / logit_chunks⌉
   bool library_attention = false;  // attention of micro-batches by a library, if there is one that can
   StoreOptions store = {};
 };
 
-// What is added up over the ranks with every step: the loss, and what else all must know at the same step.
+// A micro-batch in the device's memory (training/batch_buffers.cuh puts it there).
+struct Batch {
+  const int* inputs;          // (B,T)  token ids
+  const int* targets;         // (B,T)  the tokens that follow them
+  const int* order;           // (B·T)  positions of inputs, sorted by token
+  int batch_size, seq_len;    // B, T
+  bool first = true, last = true;  // of the step's micro-batches on this rank
+  bool training = true;       // gradients are wanted, too
+  float loss_weight = 0;      // of a token's loss: 1 / (tokens of the whole step on all ranks); 0: no loss is wanted
+};
+
+// What is added up over the ranks in every step: the loss, and two votes (training/steps_in_flight.cuh).
 struct StepSums {
   float loss = 0;
   float stop = 0;   // ranks that were asked to stop
   float saved = 0;  // ranks that have written their part of the checkpoint under way
 };
 
-// What a step came to.
-struct StepResults {
-  StepSums sums;
-  GradientSummary gradients;
-  double seconds = 0;  // on the device, from begin_step to end_step
-};
-
 class Model {
  public:
   virtual ~Model() = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
 
   const ModelOptions& options() const { return options_; }
   const TensorList& tensors() const { return list_; }
   const DeviceMemory& memory() const { return memory_; }
+  cudaStream_t stream() const { return stream_; }
   virtual Parameters& store() = 0;
   // The library that does attention in this build, if any, and why it can't do this model's; both may be empty.
   const std::string& library_attention() const { return library_attention_; }
@@ -56,42 +64,101 @@ class Model {
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- steps. The host may be one ahead: it learns what a step came to while the device computes the next.
+  // ---- a step: begin_sums, then forward and backward of each micro-batch, then update. The host waits for nothing.
 
-  // votes: this rank's part of the step's sums; the loss is not looked at. A number for results().
-  virtual int begin_step(const StepSums& votes) = 0;
-  // After the update.
-  virtual void end_step() = 0;
-  // Of a step that has been given to the device, this or the one before. Waits for it to end.
-  virtual StepResults results(int number) = 0;
-  // Has the device done all it was given?
-  virtual bool is_idle() const = 0;
+  // The step's sums start from zero, or from this rank's votes, in pinned memory that stays as it is meanwhile.
+  void begin_sums(const StepSums* votes = nullptr) {
+    if (votes) CUDA_CHECK(cudaMemcpyAsync(sums_, votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
+    else CUDA_CHECK(cudaMemsetAsync(sums_, 0, sizeof(StepSums), stream_));
+  }
 
-  // One micro-step: loss and gradients of inputs, targets (B,T), added up from `first` to `last`. Host memory, which is
-  // free again when the call returns. tokens: those of the whole step on all ranks, the loss's denominator.
-  virtual void train_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) = 0;
-  // One micro-batch of validation: adds to the loss only.
-  virtual void evaluate_micro_step(const int* inputs, const int* targets, double tokens, bool first, bool last) = 0;
-  // Clips and applies the gradients of the micro-steps, unless loss or norm are beyond `limits` or not finite.
-  virtual void update(const AdamW& options, float clip, const StepLimits& limits = {}) = 0;
+  // Adds the batch's loss to the sums. In training the gradients of its logits are computed as well (their rows come in
+  // chunks, and none is kept), and from them those of the head. After the last batch the ranks' sums are added up, which
+  // takes place during the backward pass.
+  void forward(const Batch& batch) {
+    if (batch.training) store().begin_micro_step(batch.first, batch.last);
+    launch(forward_graphs_, batch, [&] { forward_pass(batch); });
+    if (batch.last && batch.loss_weight > 0) reduce_sums();
+  }
 
-  // Of the micro-steps from the last `first` to `last`, on all ranks. These wait for the device.
-  virtual StepSums sums() = 0;
+  // Adds the batch's gradients to those of the step, or begins with them if it is the first.
+  void backward(const Batch& batch) {
+    launch(backward_graphs_, batch, [&] { backward_pass(batch); });
+  }
+
+  // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
+  void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
+    store().update(options, clip, &reduced_sums_->loss, limits);
+  }
+
+  // ---- what came of it. Device memory:
+  const StepSums* reduced_sums() const { return reduced_sums_; }  // over all ranks, after the last batch of a step
+  // These wait for the device.
+  StepSums sums() {
+    dp_.wait_for_all(stream_);
+    return read(reduced_sums_);
+  }
   float loss() { return sums().loss; }
-  virtual GradientSummary gradient_summary() = 0;
+  GradientSummary gradient_summary() { return read(store().summary()); }
 
-  // Logits (V) that follow `tokens`, at most T of them.
-  virtual std::vector<float> next_token_logits(const std::vector<int>& tokens) = 0;
-  // Logits (B,T,V) of a whole batch, for tests.
-  virtual std::vector<float> batch_logits(const int* inputs) = 0;
+  // Logits (count,V) of `count` rows of the batch that the last forward pass was of, from row `first` on. Waits.
+  virtual std::vector<float> logits(int first, int count) = 0;
 
  protected:
-  explicit Model(const ModelOptions& options) : options_(options), list_(options.shape) {}
+  Model(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
+      : options_(options), list_(options.shape), dp_(dp), stream_(stream) {}
+
+  virtual void forward_pass(const Batch& batch) = 0;
+  virtual void backward_pass(const Batch& batch) = 0;
+
+  void lay_out_sums(Arena& arena) {
+    sums_ = arena.take<StepSums>(1);
+    reduced_sums_ = arena.take<StepSums>(1);
+  }
 
   ModelOptions options_;
   TensorList list_;
   DeviceMemory memory_;
+  Communicator& dp_;  // the data-parallel ranks
+  cudaStream_t stream_;
+  StepSums* sums_ = nullptr;  // of this rank
   std::string library_attention_, attention_problem_;
+
+ private:
+  // Graphs of the same pass: by where the batch lies, and whether it is the first of a step, whose gradients are
+  // written, not added.
+  using Graphs = std::map<std::pair<const int*, bool>, RecordedWork>;
+
+  // As a graph, where the pass is the same every time: not where the store gathers and reduces during it, and not while
+  // the profiler wants to see each launch.
+  template <class Pass>
+  void launch(Graphs& graphs, const Batch& batch, Pass pass) {
+    const Profiler& profiler = Profiler::instance();
+    const bool watched = profiler.enabled || profiler.trace || profiler.listener;
+    if (!batch.training || watched || !store().is_quiet()) return pass();
+    if (std::exchange(recorded_weight_, batch.loss_weight) != batch.loss_weight) {
+      forward_graphs_.clear();
+      backward_graphs_.clear();
+    }
+    graphs[{batch.inputs, batch.first}].run(stream_, pass);
+  }
+
+  void reduce_sums() {
+    CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
+    dp_.after(stream_);
+    dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
+  }
+
+  template <class Value>
+  Value read(const Value* value) const {
+    Value result;
+    copy_and_wait(&result, value, 1, cudaMemcpyDeviceToHost, stream_);
+    return result;
+  }
+
+  StepSums* reduced_sums_ = nullptr;
+  Graphs forward_graphs_, backward_graphs_;
+  float recorded_weight_ = 0;
 };
 
 // Data-parallel ranks are those of `dp`: the model's calls are collective, each rank with its own samples.

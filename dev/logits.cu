@@ -7,6 +7,7 @@
 #include "model.cuh"
 #include "runtime/checkpoint.h"
 #include "runtime/error.h"
+#include "training/batch_buffers.cuh"
 
 namespace {
 
@@ -27,7 +28,11 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   std::mt19937 generator(1);
   std::vector<int> tokens;
   for (int i = 0; i < batch * seq_len; ++i) tokens.push_back(int(generator() % unsigned(shape.vocabulary)));
-  const std::vector<float> logits = model->batch_logits(tokens.data()), ids(tokens.begin(), tokens.end());
+  BatchBuffers buffers(batch * seq_len, stream);
+  Batch sent = buffers.send(tokens.data(), nullptr, batch, seq_len);
+  sent.training = false;
+  model->forward(sent);
+  const std::vector<float> logits = model->logits(0, batch * seq_len), ids(tokens.begin(), tokens.end());
   const size_t B = size_t(batch), T = size_t(seq_len), V = size_t(shape.vocabulary);
   SafetensorsWriter writer(output, {{"tokens", {B, T}}, {"logits", {B, T, V}}}, {});
   writer.write("tokens", 0, ids.size(), ids.data());

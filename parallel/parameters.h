@@ -49,6 +49,18 @@ class Parameters {
 
   // Everything that all ranks must hold alike. Collective.
   virtual void visit_replicated(const Visit& visit) = 0;
-  // Of a unit that is to be computed next: where its gradients go.
+  // ---- a step
+
+  // To be called before the micro-step's forward pass. Gradients of the first are written, of later ones added; after
+  // the last they are reduced over the ranks.
+  virtual void begin_micro_step(bool first, bool last) = 0;
+  // Will the pass that follows neither send anything nor wait for anything sent? Then its work is the same every time.
+  virtual bool is_quiet() const = 0;
+  // Where the gradients of a unit go that is to be computed next.
   virtual Gradient gradients(int unit) = 0;
+  // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
+  // its way on the stream of collectives) or the norm is not finite or beyond `limits`.
+  virtual void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) = 0;
+  // What the last step's gradients came to, and the loss scale for the next. Device memory.
+  virtual GradientSummary* summary() = 0;
 };

@@ -1,5 +1,5 @@
-// The list of parameters: the one description of the model's tensors that initialisation, optimizer, checkpoints and
-// the memory plan read (and later ZeRO and tensor parallelism).
+// The list of parameters: the one description of the model's tensors. The model takes its pointers from it, and
+// initialisation, optimizer, ZeRO, checkpoints and the memory plan read it.
 //
 // Tensors are grouped into *units*, which are stored as one contiguous padded buffer each: unit 0 is the embedding,
 // units 1..L are the blocks, unit L+1 is the final norm. Inside a unit the matrices come first, so that "does this
@@ -25,6 +25,15 @@ struct ModelShape {
 };
 
 enum class Initial { normal, residual_normal, zero, one };
+
+// The tensors of each kind of unit, by their numbers in it. TensorList says what they are.
+enum EmbeddingTensor { wte, wpe };
+enum BlockTensor {
+  qkv_weight, projection_weight, up_weight, down_weight,
+  qkv_bias, projection_bias, up_bias, down_bias,
+  norm1_weight, norm1_bias, norm2_weight, norm2_bias
+};
+enum FinalNormTensor { final_norm_weight, final_norm_bias };
 
 struct TensorDescriptor {
   std::string name;           // Hugging Face's, without "transformer."
@@ -54,36 +63,31 @@ class TensorList {
 
   explicit TensorList(const ModelShape& shape) : shape_(shape) {
     const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
-    begin_unit();
-    add("wte.weight", {V, C}, Initial::normal, size_t(shape.padded_vocabulary()) * C);
-    add("wpe.weight", {P, C}, Initial::normal);
-    end_unit();
-    for (int layer = 0; layer < shape.layers; ++layer) {
-      const std::string h = "h." + std::to_string(layer) + ".";
-      begin_unit();
-      add(h + "attn.c_attn.weight", {C, 3 * C}, Initial::normal);
-      add(h + "attn.c_proj.weight", {C, C}, Initial::residual_normal);
-      add(h + "mlp.c_fc.weight", {C, 4 * C}, Initial::normal);
-      add(h + "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal);
-      add(h + "attn.c_attn.bias", {3 * C}, Initial::zero);
-      add(h + "attn.c_proj.bias", {C}, Initial::zero);
-      add(h + "mlp.c_fc.bias", {4 * C}, Initial::zero);
-      add(h + "mlp.c_proj.bias", {C}, Initial::zero);
-      add(h + "ln_1.weight", {C}, Initial::one);
-      add(h + "ln_1.bias", {C}, Initial::zero);
-      add(h + "ln_2.weight", {C}, Initial::one);
-      add(h + "ln_2.bias", {C}, Initial::zero);
-      end_unit();
-    }
-    begin_unit();
-    add("ln_f.weight", {C}, Initial::one);
-    add("ln_f.bias", {C}, Initial::zero);
-    end_unit();
+    add_unit("", {{wte, "wte.weight", {V, C}, Initial::normal, size_t(shape.padded_vocabulary())},
+                  {wpe, "wpe.weight", {P, C}, Initial::normal}});
+    for (int layer = 0; layer < shape.layers; ++layer)
+      add_unit("h." + std::to_string(layer) + ".",
+               {{qkv_weight, "attn.c_attn.weight", {C, 3 * C}, Initial::normal},
+                {projection_weight, "attn.c_proj.weight", {C, C}, Initial::residual_normal},
+                {up_weight, "mlp.c_fc.weight", {C, 4 * C}, Initial::normal},
+                {down_weight, "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal},
+                {qkv_bias, "attn.c_attn.bias", {3 * C}, Initial::zero},
+                {projection_bias, "attn.c_proj.bias", {C}, Initial::zero},
+                {up_bias, "mlp.c_fc.bias", {4 * C}, Initial::zero},
+                {down_bias, "mlp.c_proj.bias", {C}, Initial::zero},
+                {norm1_weight, "ln_1.weight", {C}, Initial::one},
+                {norm1_bias, "ln_1.bias", {C}, Initial::zero},
+                {norm2_weight, "ln_2.weight", {C}, Initial::one},
+                {norm2_bias, "ln_2.bias", {C}, Initial::zero}});
+    add_unit("", {{final_norm_weight, "ln_f.weight", {C}, Initial::one},
+                  {final_norm_bias, "ln_f.bias", {C}, Initial::zero}});
   }
 
   const ModelShape& shape() const { return shape_; }
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
   const std::vector<Unit>& units() const { return units_; }
+  // The first tensor of a unit; the others follow it.
+  const TensorDescriptor* tensors_of(int unit) const { return &tensors_[units_[size_t(unit)].first_tensor]; }
   const TensorDescriptor& find(const std::string& name) const {
     for (const TensorDescriptor& tensor : tensors_)
       if (tensor.name == name) return tensor;
@@ -101,22 +105,40 @@ class TensorList {
   }
 
  private:
-  void begin_unit() { units_.push_back({padded_count_, 0, 0, tensors_.size()}); }
+  struct Row {
+    int number;  // in its unit
+    const char* name;
+    std::vector<size_t> shape;
+    Initial initial;
+    size_t rows_in_memory = 0;  // 0: as many as the shape has
+  };
 
-  void add(std::string name, std::vector<size_t> shape, Initial initial, size_t count_in_memory = 0) {
-    Unit& unit = units_.back();
-    tensors_.push_back({std::move(name), std::move(shape), initial, int(units_.size()) - 1, unit.count});
-    const TensorDescriptor& tensor = tensors_.back();
-    const size_t count = count_in_memory ? count_in_memory : tensor.count();
-    unit.count += (count + alignment - 1) / alignment * alignment;
-    if (tensor.decays()) unit.decayed = unit.count;
-    parameters_ += tensor.count();
+  void add_unit(const std::string& prefix, const std::vector<Row>& rows) {
+    Unit unit = {padded_count_, 0, 0, tensors_.size()};
+    for (const Row& row : rows) {
+      if (row.number != &row - rows.data()) throw std::logic_error("tensors.h: " + prefix + row.name + " is out of order");
+      tensors_.push_back({prefix + row.name, row.shape, row.initial, int(units_.size()), unit.count});
+      const TensorDescriptor& tensor = tensors_.back();
+      const size_t count = row.rows_in_memory ? row.rows_in_memory * row.shape[1] : tensor.count();
+      unit.count += (count + alignment - 1) / alignment * alignment;
+      if (tensor.decays()) unit.decayed = unit.count;
+      parameters_ += tensor.count();
+    }
+    units_.push_back(unit);
+    padded_count_ += unit.count;
   }
-
-  void end_unit() { padded_count_ += units_.back().count; }
 
   ModelShape shape_;
   std::vector<TensorDescriptor> tensors_;
   std::vector<Unit> units_;
   size_t padded_count_ = 0, parameters_ = 0;
+};
+
+// Pointers to the tensors of a unit that lies at `data`: tensors[qkv_weight]. E is the storage type, const for weights,
+// or float for gradients.
+template <class E>
+struct UnitTensors {
+  E* data;
+  const TensorDescriptor* tensors;  // TensorList::tensors_of
+  E* operator[](int number) const { return data + tensors[number].offset; }
 };

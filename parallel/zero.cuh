@@ -63,8 +63,7 @@ class ParameterStore final : public Parameters {
   }
 
   const Shards& shards() const override { return shards_; }
-  // Of the last step's gradients, and the loss scale for the next. Device memory.
-  GradientSummary* summary() { return summary_; }
+  GradientSummary* summary() override { return summary_; }
 
   void clear() override {
     clear(weights_, shards_.all_whole());
@@ -87,7 +86,7 @@ class ParameterStore final : public Parameters {
     return slot.data;
   }
 
-  void begin_micro_step(bool first, bool last) {
+  void begin_micro_step(bool first, bool last) override {
     first_micro_step_ = first;
     last_micro_step_ = last;
   }
@@ -108,10 +107,9 @@ class ParameterStore final : public Parameters {
     slot.moving = true;
   }
 
-  // Will this micro-step neither send anything nor wait for anything sent? Then its work on the stream is the same each
-  // time. It is not where blocks take turns, nor where gradients are reduced (last) or updated weights gathered (the
-  // first of stage 1).
-  bool is_quiet() const {
+  // Not where blocks take turns, nor where gradients are reduced (last) or updated weights gathered (the first of
+  // stage 1).
+  bool is_quiet() const override {
     if (dp_.size() == 1) return true;
     if (stage_ > 1 || last_micro_step_) return false;
     const auto is_there = [](const auto& slot) { return slot.unit >= 0 && !slot.moving; };
@@ -119,9 +117,7 @@ class ParameterStore final : public Parameters {
            std::none_of(gradient_slots_.begin(), gradient_slots_.end(), [](const auto& slot) { return slot.moving; });
   }
 
-  // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
-  // its way on the stream of collectives) or the norm is not finite or beyond `limits`.
-  void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits = {}) {
+  void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
     dp_.wait_for_all(stream_);
     for (Slot<float>& slot : gradient_slots_) slot.moving = false;
     compute_norm(loss, clip, limits);

@@ -8,6 +8,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/schedule.h"
 #include "test/kernel_test.cuh"
+#include "test/model_test.cuh"
 
 namespace {
 
@@ -82,10 +83,7 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
 }
 
 std::vector<float> values_of(Model& model, const TensorDescriptor& tensor, State state) {
-  std::vector<float> values(tensor.count());
-  model.store().copy_out({&tensor, 0, tensor.count(), tensor.offset}, state, values.data());
-  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
-  return values;
+  return values_of(model.store(), {&tensor, 0, tensor.count(), tensor.offset}, state);
 }
 
 double norm(const std::vector<float>& values) {
@@ -131,8 +129,8 @@ void train_step(Model& model, const Reference& reference, int step, int micro_ba
   auto [inputs, targets] = reference.tokens(step);
   const int micro_steps = reference.batch / micro_batch, size = micro_batch * reference.seq_len;
   for (int i = 0; i < micro_steps; ++i)
-    model.train_micro_step(&inputs[i * size], &targets[i * size], double(reference.batch) * reference.seq_len, i == 0,
-                           i + 1 == micro_steps);
+    train_micro_step(model, &inputs[i * size], &targets[i * size], double(reference.batch) * reference.seq_len, i == 0,
+                     i + 1 == micro_steps);
 }
 
 template <class T>
@@ -182,7 +180,8 @@ TEST_CASE_TEMPLATE("logits equal the reference", T, float, __nv_bfloat16, __half
     for (int chunks : {1, 3}) {
       CAPTURE(name);
       Reference reference(name);
-      const auto actual = load_model<T>(reference, {.logit_chunks = chunks})->batch_logits(reference.tokens(0).first.data());
+      const auto model = load_model<T>(reference, {.logit_chunks = chunks});
+      const std::vector<float> actual = batch_logits(*model, reference.tokens(0).first.data());
       CHECK_WITHIN("logits", relative_error(actual, reference.tensor("logits")), logit_tolerance<T>);
     }
 }

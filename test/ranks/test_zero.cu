@@ -42,7 +42,7 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
   Model& model = *owner;
   std::map<std::string, Terms> all;
   for_micro_batches(model, dp(), 0, [&](const int* inputs, const int* targets, bool, bool) {
-    model.train_micro_step(inputs, targets, double(global_batch) * shape.positions, true, true);
+    train_micro_step(model, inputs, targets, double(global_batch) * shape.positions, true, true);
     for (const Slice& slice : model.store().own_slices()) {
       const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
       Terms& terms = all[slice.tensor->name];
@@ -171,11 +171,12 @@ TEST_CASE_TEMPLATE("gradients are summed over micro-batches and ranks", T, float
 }
 
 #ifndef __NVCC__
-TEST_CASE("micro-steps without a collective are launched as graphs") {
+TEST_CASE("passes without a collective are launched as graphs") {
   if (dp().size() == 1) return;
   const size_t micro_steps = size_t(global_batch / dp().size());
-  // All but the last, which reduces the gradients, and in stage 1 the first, which gathers the new weights.
-  const size_t expected[] = {micro_steps - 1, micro_steps - 2, 0, 0};
+  // Forward and backward of all but the last micro-step, which reduces the gradients; in stage 1 but the first forward
+  // pass, which gathers the new weights.
+  const size_t expected[] = {2 * (micro_steps - 1), 2 * (micro_steps - 1) - 1, 0, 0};
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     CHECK(train<float>(deep, dp(), 1, {.stage = stage}, some_steps).graphs == expected[stage]);
@@ -372,9 +373,11 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
 TEST_CASE("votes of the ranks are summed with the loss") {
   const std::unique_ptr<Model> owner = model_of<float>(deep, dp(), 2);
   Model& model = *owner;
+  const HostMemory pinned(sizeof(StepSums));
+  StepSums& votes = *static_cast<StepSums*>(pinned.data());
   for (int step = 0; step < 3; ++step) {
-    model.begin_step({.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)});
-    train_step(model, dp(), size_t(step));
+    votes = {.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)};
+    train_step(model, dp(), size_t(step), [] {}, &votes);
     CHECK(model.sums().stop == float(step == 1));
     CHECK(model.sums().saved == float(step * dp().size()));
     CHECK(model.loss() > 1);

@@ -7,7 +7,9 @@
 
 #include "model.cuh"
 #include "runtime/schedule.h"
-#include "test/ranks/ranks.cuh"
+#include "test/ranks/ranks.cuh"  // before other tests' headers: it brings main()
+#include "test/model_test.cuh"
+#include "training/steps_in_flight.cuh"
 
 constexpr int global_batch = 48, all_steps = 10, some_steps = 3;
 constexpr ModelShape even = {2, 4, 64, 256, 16};
@@ -66,9 +68,10 @@ void for_micro_batches(const Model& model, const Communicator& dp, size_t step, 
   }
 }
 
-inline void train_step(Model& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {}) {
+inline void train_step(Model& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {},
+                       const StepSums* votes = nullptr) {
   for_micro_batches(model, dp, step, [&](const int* inputs, const int* targets, bool first, bool last) {
-    model.train_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
+    train_micro_step(model, inputs, targets, double(global_batch) * model.options().seq_len, first, last, votes);
     if (first) after_first();
   });
   const Schedule schedule{"cosine", 3e-3, 3e-4, all_steps, 3, 0};
@@ -78,7 +81,7 @@ inline void train_step(Model& model, Communicator& dp, size_t step, const std::f
 
 inline float validation_loss(Model& model, Communicator& dp) {
   for_micro_batches(model, dp, all_steps, [&](const int* inputs, const int* targets, bool first, bool last) {
-    model.evaluate_micro_step(inputs, targets, double(global_batch) * model.options().seq_len, first, last);
+    evaluate_micro_step(model, inputs, targets, double(global_batch) * model.options().seq_len, first, last);
   });
   return model.loss();
 }
@@ -97,41 +100,34 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   const std::unique_ptr<Model> owner = model_of<T>(shape, dp, micro_batch, store);
   Model& model = *owner;
   Curve curve;
-  const auto add = [&](const StepResults& results) {
-    curve.losses.push_back(results.sums.loss);
-    curve.norms.push_back(results.gradients.norm);
+  StepsInFlight in_flight(model, dp);
+  int traffic = 0;
+  const auto finish = [&] {
+    const FinishedStep step = in_flight.finish();
+    curve.losses.push_back(float(step.result.loss));
+    curve.norms.push_back(float(step.result.norm));
+    traffic = step.traffic;
   };
   double before = 0;
-  int number = 0, last_step = 0;
   for (size_t step = 0; step < steps; ++step) {  // the host runs one step ahead
     if (step + 1 == steps) {
       CUDA_CHECK(cudaDeviceSynchronize());
-      last_step = dp.begin_traffic();
       before = transport_bytes();
       curve.graphs = graphs();
     }
-    const int previous = number;
-    number = model.begin_step({});
+    in_flight.begin(false, false);
     train_step(model, dp, step);
-    model.end_step();
-    if (step > 0) add(model.results(previous));
+    in_flight.end(step + 1, 0, {});
+    if (step > 0) finish();
   }
-  add(model.results(number));
+  finish();
   CUDA_CHECK(cudaDeviceSynchronize());
   curve.really_sent = transport_bytes() - before;
   curve.graphs = graphs() - curve.graphs;
-  curve.bytes_sent = dp.take_traffic(last_step).bytes_sent;
+  curve.bytes_sent = dp.take_traffic(traffic).bytes_sent;
   curve.memory = model.memory().categories();
   if (steps == all_steps) curve.losses.push_back(validation_loss(model, dp));
   return curve;
-}
-
-// Of a part of a tensor: what this rank keeps.
-inline std::vector<float> values_of(const Parameters& store, const Slice& slice, State state) {
-  std::vector<float> values(slice.count);
-  store.copy_out(slice, state, values.data());
-  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
-  return values;
 }
 
 inline Communicator& dp() { return ranks().mesh.dp(); }

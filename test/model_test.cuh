@@ -1,0 +1,52 @@
+// What tests do with a model, from the host's memory.
+#pragma once
+
+#include <vector>
+
+#include "model.cuh"
+#include "test/kernel_test.cuh"
+#include "training/batch_buffers.cuh"
+
+// inputs, targets: (B,T) of the model's micro-batch; tokens: of the whole step on all ranks.
+inline Batch send_batch(const Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last) {
+  static BatchBuffers buffers(1 << 12, test_stream());
+  Batch batch = buffers.send(inputs, targets, model.options().micro_batch, model.options().seq_len);
+  batch.first = first;
+  batch.last = last;
+  batch.loss_weight = float(1 / tokens);
+  return batch;
+}
+
+// Loss and gradients of a micro-batch, whose sums go on from `votes`.
+inline void train_micro_step(Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last,
+                             const StepSums* votes = nullptr) {
+  const Batch batch = send_batch(model, inputs, targets, tokens, first, last);
+  if (first) model.begin_sums(votes);
+  model.forward(batch);
+  model.backward(batch);
+}
+
+// Its loss alone.
+inline void evaluate_micro_step(Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last) {
+  Batch batch = send_batch(model, inputs, targets, tokens, first, last);
+  batch.training = false;
+  if (first) model.begin_sums();
+  model.forward(batch);
+}
+
+// (B,T,V)
+inline std::vector<float> batch_logits(Model& model, const int* inputs) {
+  Batch batch = send_batch(model, inputs, nullptr, 1, true, true);
+  batch.training = false;
+  batch.loss_weight = 0;
+  model.forward(batch);
+  return model.logits(0, batch.batch_size * batch.seq_len);
+}
+
+// Of a part of a tensor: what this rank keeps.
+inline std::vector<float> values_of(const Parameters& store, const Slice& slice, State state) {
+  std::vector<float> values(slice.count);
+  store.copy_out(slice, state, values.data());
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+  return values;
+}

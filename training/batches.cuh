@@ -1,0 +1,135 @@
+// Which samples a step takes, and this rank's share of them, read and sent to the device. Micro-step a of rank r takes
+// the micro-batch number a·N + r of the step, N ranks: every mesh sees the same tokens.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "parallel/agreement.h"
+#include "runtime/bill.h"
+#include "runtime/data.h"
+#include "training/batch_buffers.cuh"
+#include "training/job.cuh"
+
+struct Datasets {
+  std::optional<TokenData> train, validation;
+};
+
+inline Datasets open_data(const Options& o) {
+  Datasets data;
+  data.train.emplace(o.train);
+  if (!o.val.empty()) data.validation.emplace(o.val);
+  if (data.validation && data.validation->is_text() != data.train->is_text())
+    usage_error("--train and --val: one is text, the other .bin shards; use one kind");
+  return data;
+}
+
+// Sizes, and a checksum of samples from everywhere, so that ranks notice when they see different files.
+inline std::vector<std::string> summary_of(const Datasets& sets) {
+  std::vector<std::string> summary;
+  for (const auto* data : {&sets.train, &sets.validation}) {
+    if (!*data) continue;
+    const int length = int(std::clamp<size_t>((*data)->tokens(), 2, 1025)) - 1;
+    const size_t samples = (*data)->samples(length), looked_at = std::min<size_t>(samples, 64);
+    std::vector<int> tokens(2 * size_t(length) * looked_at);
+    for (size_t i = 0; i < looked_at; ++i)
+      (*data)->read_sample(i * (samples - 1) / std::max<size_t>(looked_at - 1, 1), length, 1 << 16,
+                           &tokens[2 * i * size_t(length)], &tokens[(2 * i + 1) * size_t(length)]);
+    summary.push_back(std::to_string((*data)->tokens()) + " tokens, checksum " +
+                      checksum(tokens.data(), tokens.size() * sizeof(int)));
+  }
+  return summary;
+}
+
+inline void check_enough(const Options& o, const TokenData& data, const char* option, size_t samples) {
+  if (data.samples(o.seq_len) < samples)
+    fail(option, ": ", data.tokens(), " tokens hold ", data.samples(o.seq_len), " samples of ", o.seq_len, ", and ",
+         samples, " are needed: give more data, or lower --seq-len, --global-batch or --val-batches");
+}
+
+class Batches {
+ public:
+  Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
+      : options_(job.options), model_(model), data_(data), bill_(bill), place_(job.mesh.place().dp),
+        ranks_(job.mesh.shape().dp), loss_weight_(float(1 / job.tokens_per_step())),
+        buffers_(job.options.micro_batch * job.options.seq_len, job.stream) {}
+
+  // The micro-batches of this rank, to be gone through once: each is read and sent when it is come to.
+  class Range {
+   public:
+    struct End {};
+    class Iterator {
+     public:
+      Iterator(Range& range) : range_(range) {}
+      Batch operator*() const { return range_.batches_.load(range_, number_); }
+      Iterator& operator++() { return ++number_, *this; }
+      bool operator!=(End) const { return number_ < range_.batches_.micro_steps(); }
+
+     private:
+      Range& range_;
+      int number_ = 0;
+    };
+    Iterator begin() { return {*this}; }
+    End end() const { return {}; }
+    ~Range() { Profiler::instance().context.micro_batch = -1; }  // what follows belongs to none
+
+   private:
+    friend Batches;
+    Range(Batches& batches, const TokenData& data, size_t first, bool training)
+        : batches_(batches), data_(data), first_(first), training_(training),
+          order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
+    Batches& batches_;
+    const TokenData& data_;
+    size_t first_;  // sample of the global batch
+    bool training_;
+    SampleOrder order_;
+  };
+
+  Range of_step(const Progress& progress) {
+    return {*this, *data_.train, progress.first_sample(size_t(options_.global_batch)), true};
+  }
+  Range of_validation(size_t batch) { return {*this, *data_.validation, batch * size_t(options_.global_batch), false}; }
+
+  BatchBuffers& buffers() { return buffers_; }
+
+ private:
+  int micro_steps() const { return options_.global_batch / (options_.micro_batch * ranks_); }
+
+  Batch load(const Range& range, int micro_step) {
+    const Clock::time_point begin = Clock::now();
+    const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
+    const size_t number = size_t(micro_step) * size_t(ranks_) + size_t(place_);  // of the micro-batch in the step
+    std::vector<int> inputs(B * T), targets(B * T);
+    for (size_t b = 0; b < B; ++b)
+      range.data_.read_sample(range.order_(range.first_ + number * B + b), options_.seq_len,
+                              model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
+    if (range.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
+    Profiler::instance().context.micro_batch = int(number);
+    Batch batch = buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len);
+    batch.first = micro_step == 0;
+    batch.last = micro_step + 1 == micro_steps();
+    batch.training = range.training_;
+    batch.loss_weight = loss_weight_;
+    return batch;
+  }
+
+  const Options& options_;
+  const Model& model_;
+  const Datasets& data_;
+  Bill& bill_;
+  int place_, ranks_;
+  float loss_weight_;
+  BatchBuffers buffers_;
+};
+
+// The mean over so many global batches.
+inline double validation_loss(Model& model, Batches& batches, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    model.begin_sums();
+    for (const Batch& batch : batches.of_validation(i)) model.forward(batch);
+    sum += model.loss();
+  }
+  return sum / double(count);
+}

@@ -1,0 +1,96 @@
+// Checkpoints of a run: written while training goes on, and gone back to.
+#pragma once
+
+#include <memory>
+
+#include "runtime/bill.h"
+#include "runtime/checkpoint_writer.h"
+#include "training/state.cuh"
+
+class Checkpoints {
+ public:
+  // newest: the one that the run goes on from, if any. Without --out none is written.
+  Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest)
+      : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder(state.job.options, newest)),
+        writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), ranks(state.job), snapshot(state.job)) {
+    if (state.job.options.checkpoint_every)
+      writer_.reserve(checkpoint_slices(state.model.store().shards().slices_of_rank()));
+  }
+
+  const std::optional<Checkpoint>& newest() const { return newest_; }
+
+  // Has this rank written its part of the one under way?
+  bool is_written() const { return writer_.under_way() && writer_.is_written(); }
+
+  // Takes a snapshot, which is written while training goes on. Disks may fail: where `needed` that is an error, elsewhere
+  // the run can do without. Collective, as is the rest.
+  void save(bool needed) {
+    complete();
+    const Clock::time_point begin = Clock::now();
+    needed_ = needed;
+    const std::string problem = writer_.begin(state_.progress.step, content_of(state_, tokenizer_folder_));
+    if (!problem.empty()) report_unsaved(problem);
+    bill_.lost.checkpoints += seconds_since(begin);
+  }
+
+  // Waits until the checkpoint under way, if any, has got its name.
+  void complete() {
+    if (!writer_.under_way()) return;
+    const Options& o = state_.job.options;
+    const Clock::time_point begin = Clock::now();
+    const std::string problem = writer_.complete();
+    if (problem.empty()) {
+      newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
+      tokenizer_folder_ = newest_->folder;  // the one before may be pruned
+      writer_.prune(o.keep, o.keep_every);
+    } else {
+      report_unsaved(problem);
+    }
+    bill_.lost.checkpoints += seconds_since(begin);
+  }
+
+  // To the newest checkpoint, and on with the samples that follow step `from`, which went wrong.
+  void roll_back(size_t from) {
+    complete();
+    state_.guard.count_rollback();
+    const size_t global_batch = size_t(state_.job.options.global_batch), samples_left_out = state_.progress.samples_left_out;
+    load_checkpoint(state_, *newest_);
+    state_.progress.samples_left_out = samples_left_out + (from - newest_->step) * global_batch;
+  }
+
+  // Where a tokenizer may be that belongs to the weights.
+  static std::filesystem::path tokenizer_folder(const Options& o, const std::optional<Checkpoint>& checkpoint) {
+    return checkpoint ? checkpoint->folder.string() : !o.init.empty() ? o.init : o.out;
+  }
+
+ private:
+  static WritingRanks ranks(Job& job) {
+    return {job.control.rank(), job.control.size(), [&job](const std::string& mine) {
+              return job.control.all_gather(mine, Job::checkpoint_patience);
+            }};
+  }
+
+  static Allocate snapshot(Job& job) {
+    return [&job](size_t floats) {
+      auto memory = std::make_shared<HostMemory>(floats * sizeof(float), true);
+      if (!memory->is_pinned())
+        print_error("rank " + std::to_string(job.control.rank()) + " (" + job.control.host(job.control.rank()) + ") has no " +
+                    gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
+      return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
+    };
+  }
+
+  void report_unsaved(const std::string& problem) const {
+    if (needed_) fail(problem);
+    if (state_.job.is_first())
+      print_error("the checkpoint of step " + std::to_string(writer_.step()) + " could not be written, training goes on: " +
+                  one_line(problem));
+  }
+
+  TrainingState& state_;
+  Bill& bill_;
+  std::optional<Checkpoint> newest_;
+  std::filesystem::path tokenizer_folder_;
+  CheckpointWriter writer_;
+  bool needed_ = false;  // the one under way
+};

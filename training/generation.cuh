@@ -1,0 +1,25 @@
+// Text from the model, for --sample-every and --generate.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+
+#include "kernels/gemm_choices.cuh"
+#include "runtime/sample.h"
+#include "training/batches.cuh"
+
+inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::filesystem::path& tokenizer_folder) {
+  return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k}, o.seed};
+}
+
+// Logits (V) that follow the tokens, of which the model sees the last seq_len.
+inline NextLogits next_logits_of(Model& model, BatchBuffers& buffers) {
+  return [&](const std::vector<int>& tokens) {
+    const int count = int(std::min(tokens.size(), size_t(model.options().seq_len)));
+    Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count);
+    batch.training = false;
+    const Untimed untimed;  // the next sequence has another length
+    model.forward(batch);
+    return model.logits(count - 1, 1);
+  };
+}

@@ -1,0 +1,37 @@
+// What every part of a training job needs to know: its options, its ranks, its device.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "parallel/mesh.cuh"
+#include "runtime/hardware.h"
+#include "runtime/options.h"
+
+struct Job {
+  static constexpr double checkpoint_patience = 10;  // times the collectives' time-out: disks may be slow
+
+  Options options;
+  Control& control;
+  Mesh& mesh;
+  cudaStream_t stream;  // all of the model's work is on it
+  std::string device;   // its name
+
+  bool is_first() const { return control.rank() == 0; }
+  bool is_alone() const { return control.size() == 1; }
+  double tokens_per_step() const { return double(options.global_batch) * options.seq_len; }
+  double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of a device; 0: not known
+};
+
+// How far the job has come.
+struct Progress {
+  size_t step = 0;              // updates that the device has been given, those of earlier starts included
+  size_t samples_left_out = 0;  // by rollbacks
+
+  // Of the training data, in the step that follows `step` updates.
+  size_t first_sample(size_t global_batch) const { return step * global_batch + samples_left_out; }
+};
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }

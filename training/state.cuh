@@ -1,0 +1,78 @@
+// What training changes, and what a checkpoint holds of it: weights and moments, the guard, how far the job has come.
+#pragma once
+
+#include "kernels/gemm_choices.cuh"
+#include "runtime/checkpoint.h"
+#include "runtime/guard.h"
+#include "runtime/trainer_state.h"
+#include "training/setup.cuh"
+
+struct TrainingState {
+  Job& job;
+  const Datasets& data;
+  Model& model;
+  Guard guard;
+  Progress progress;
+};
+
+inline State state_of(char kind) {
+  return kind == 'w' ? State::weight : kind == 'm' ? State::first_moment : State::second_moment;
+}
+
+inline CopyIn copy_in(Model& model) {
+  return [&](const CheckpointSlice& slice, char kind, const std::vector<float>& values) {
+    model.store().copy_in(stored_slice(model.tensors(), slice), state_of(kind), values);
+  };
+}
+
+// The weights that this rank keeps.
+inline void load_model_weights(Model& model, const std::filesystem::path& folder) {
+  load_weights(folder, model.tensors().shape(), stored_tensors(model.tensors()),
+               checkpoint_slices(model.store().own_slices()), copy_in(model));
+}
+
+// --init: from a checkpoint, or from anyone's folder.
+inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
+  const std::string damage = has_manifest(folder) ? damage_anywhere(job, folder) : "";
+  if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
+  load_model_weights(model, folder);
+}
+
+inline void start_afresh(TrainingState& state) {
+  const std::string& init = state.job.options.init;
+  state.model.store().clear();
+  if (init.empty()) state.model.store().initialize();
+  else load_initial_weights(state.job, state.model, init);
+}
+
+inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) {
+  Options& o = state.job.options;
+  Model& model = state.model;
+  const TrainerState trainer =
+      load_trainer_state(checkpoint.folder, loss_scale_of(o), state.guard, o, state.data.train->tokens());
+  if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
+  load_model_weights(model, checkpoint.folder);
+  load_optimizer(checkpoint.folder, stored_tensors(model.tensors()), checkpoint_slices(model.store().own_slices()),
+                 copy_in(model));
+  state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
+  model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);
+  for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
+}
+
+// What a checkpoint of the present state holds. Its copies are made on the model's stream.
+inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
+  const Options& o = state.job.options;
+  Model& model = state.model;
+  const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
+                                model.gradient_summary().scale, gemm_choices().known};
+  return {.shape = model.tensors().shape(),
+          .tensors = stored_tensors(model.tensors()),
+          .slices = checkpoint_slices(model.store().shards().slices_of_rank()),
+          .copy_out =
+              [&model](const CheckpointSlice& slice, char kind, float* to) {
+                model.store().copy_out(stored_slice(model.tensors(), slice), state_of(kind), to);
+              },
+          .trainer = trainer_text(trainer, state.guard, o, state.data.train->tokens()),
+          .tokenizer_folder = tokenizer_folder,
+          .wait = [&model] { CUDA_CHECK(cudaStreamSynchronize(model.stream())); }};
+}

@@ -1,0 +1,98 @@
+// Steps that were given to the device and whose results the host has not looked at. The host may be one step ahead: it
+// learns what a step came to while the device computes the next, and so the device never waits for the host.
+//
+// What host and device tell each other about a step lies in pinned memory, in two places that are taken in turn.
+#pragma once
+
+#include <deque>
+
+#include "kernels/event.cuh"
+#include "model.cuh"
+#include "runtime/guard.h"
+#include "runtime/report.h"
+
+// Of a step that has ended.
+struct FinishedStep {
+  StepResult result;
+  SpikeLimits limits;  // that it was judged by
+  int traffic;         // the communicator's number of it
+  bool stop;           // a rank was asked to stop
+  bool saved;          // all ranks have written their part of the checkpoint under way
+};
+
+class StepsInFlight {
+ public:
+  StepsInFlight(Model& model, Communicator& dp)
+      : model_(model), dp_(dp), pinned_(2 * sizeof(Told)), told_(static_cast<Told*>(pinned_.data())) {}
+
+  size_t count() const { return started_.size(); }
+
+  // Before the step's first batch. stop, saved: this rank's votes.
+  void begin(bool stop, bool saved) {
+    place_ ^= 1;
+    told_[place_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f};
+    traffic_ = dp_.begin_traffic();
+    begin_[place_].record(model_.stream());
+    model_.begin_sums(&told_[place_].votes);
+  }
+
+  // After its update. step: updates done, this one included.
+  void end(size_t step, double learning_rate, const SpikeLimits& limits) {
+    Told& told = told_[place_];
+    const cudaStream_t stream = model_.stream();
+    CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
+                               stream));
+    end_[place_].record(stream);
+    dp_.begin_traffic();  // what comes next is of no step
+    started_.push_back({place_, traffic_, step, learning_rate, limits});
+  }
+
+  // Waits for the oldest.
+  FinishedStep finish() {
+    const Started started = started_.front();
+    started_.pop_front();
+    const int place = started.place;
+    CUDA_CHECK(cudaEventSynchronize(end_[place]));
+    const auto& [votes, sums, gradients] = told_[place];
+    const double loss_scale = model_.options().store.loss_scale.window > 0 ? gradients.scale.value : 0;
+    return {.result = {.step = started.step,
+                       .loss = sums.loss,
+                       .norm = gradients.norm,
+                       .rate = started.learning_rate,
+                       .seconds = elapsed_ms(begin_[place], end_[place]) / 1e3,
+                       .applied = gradients.factor >= 0,
+                       .loss_scale = loss_scale},
+            .limits = started.limits,
+            .traffic = started.traffic,
+            .stop = sums.stop > 0,
+            .saved = sums.saved == float(dp_.size())};
+  }
+
+  // Waits for all, and forgets what they came to.
+  void drop() {
+    CUDA_CHECK(cudaStreamSynchronize(model_.stream()));
+    started_.clear();
+  }
+
+ private:
+  struct Told {
+    StepSums votes, sums;
+    GradientSummary gradients;
+  };
+  struct Started {
+    int place, traffic;
+    size_t step;
+    double learning_rate;
+    SpikeLimits limits;
+  };
+
+  Model& model_;
+  Communicator& dp_;
+  HostMemory pinned_;
+  Told* told_;
+  Event begin_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
+  Event end_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
+  int place_ = 0, traffic_ = 0;
+  std::deque<Started> started_;
+};

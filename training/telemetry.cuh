@@ -1,0 +1,127 @@
+// What a job says about itself: what was set up, each step, and what it all came to.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "runtime/bill.h"
+#include "runtime/console.h"
+#include "runtime/report.h"
+#include "runtime/run_folder.h"
+#include "training/batches.cuh"
+#include "training/steps_in_flight.cuh"
+#include "training/tracing.cuh"
+
+inline std::string attention_body(const Options& o, const Model& model) {
+  if (o.attention != "own" && model.attention_problem().empty()) return model.library_attention();
+  return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
+}
+
+// `start`: steps that were done before.
+inline void describe(const Job& job, const Model& model, const Datasets& data, size_t start) {
+  const Options& o = job.options;
+  const ModelShape& s = model.tensors().shape();
+  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
+              s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model.tensors().parameters())).c_str(),
+              o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "");
+  std::printf("device    %s\n", job.device.c_str());
+  if (!model.library_attention().empty()) std::printf("attention %s\n", attention_body(o, model).c_str());
+  if (!job.is_alone())
+    std::printf("mesh      data parallel %d, ZeRO %d, gradients travel in %s\n", job.mesh.shape().dp, o.zero,
+                o.reduce_dtype.c_str());
+  std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
+              data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
+              data.train->samples(o.seq_len), o.seq_len);
+  if (data.validation) std::printf("; validation on %zu", o.val_batches * size_t(o.global_batch));
+  std::printf("\nbatch     %d samples in micro-batches of %d: %s tokens a step\n", o.global_batch, o.micro_batch,
+              with_commas(job.tokens_per_step()).c_str());
+  std::printf("memory    ");
+  for (const auto& category : model.memory().categories())
+    std::printf("%s %s, ", category.name.c_str(), gibibytes(category.bytes).c_str());
+  std::printf("total %s\n", gibibytes(model.memory().total()).c_str());
+  std::printf("work      6N + 6LCT = %.3f GFLOP a token", model.flops_per_token() / 1e9);
+  if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
+  std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
+  if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);
+  std::printf(", learning rate %g (%s), output %s\n", o.schedule.lr, o.schedule.kind.c_str(),
+              o.out.empty() ? "none" : o.out.c_str());
+  std::fflush(stdout);
+}
+
+class Telemetry {
+ public:
+  static constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
+
+  // start: steps that were done before.
+  Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
+      : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
+        report_(job.options.schedule.steps, job.tokens_per_step(), job.tokens_per_step() * flops_per_token_,
+                job.peak() * job.control.size(),
+                job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
+        bar_(job.options.schedule.steps, job.is_alone()) {}
+
+  // step: updates done when it ends.
+  void begin_step(size_t step) {
+    Profiler::instance().enabled = job_.options.profile && steps_ >= unprofiled;
+    Profiler::instance().context.step = int(step);
+    ++steps_;
+  }
+  void end_step() { Profiler::instance().enabled = false; }
+
+  // given: steps that the device has been given.
+  void finished(const FinishedStep& step, size_t given) {
+    const StepResult& result = step.result;
+    const Options& o = job_.options;
+    const bool printed = result.step % o.log_every == 0 || result.step == o.schedule.steps;
+    shortest_ = std::min(shortest_, result.seconds);
+    bar_.hide();
+    report_.step(result, traffic_of(step.traffic, printed), bill_, printed, seconds_left(given));
+    if (tracing_.wanted()) tracing_.take();
+  }
+
+  void went_wrong(const StepResult& step, const std::string& reason) {
+    report_.print_incident(step, reason, step.applied ? ": logged" : ": update left out");
+  }
+  void rolled_back(const StepResult& step, const std::string& reason, size_t to) {
+    report_.print_incident(step, reason, "");
+    report_.rollback(to, step.step, reason);
+  }
+  void validated(size_t step, double loss) { report_.validation(step, loss); }
+  void sampled(const std::string& text) { std::printf("---\n%s\n---\n", text.c_str()); }
+
+  void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
+
+  // What `step` steps came to.
+  void summarize(size_t step) {
+    bar_.hide();
+    tracing_.save();
+    report_.print_summary(steps_, shortest_, seconds_since(begin_));
+    const double tokens = double(step) * job_.tokens_per_step();
+    bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
+    if (job_.options.profile && steps_ > unprofiled) tracing_.print_profile_of(steps_ - unprofiled);
+  }
+
+ private:
+  double seconds_left(size_t step) const {
+    return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
+  }
+
+  // This rank's, and at the steps that are printed every rank's; none if it is alone.
+  std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
+    if (job_.is_alone()) return {};
+    const Traffic traffic = job_.mesh.dp().take_traffic(number);
+    StepTraffic mine = {traffic.bytes_sent, traffic.milliseconds, traffic.exposed_milliseconds, {}};
+    if (of_all_ranks) mine.of_ranks = job_.control.gather(text_of(mine));
+    return mine;
+  }
+
+  Job& job_;
+  Tracing& tracing_;
+  Bill& bill_;
+  double flops_per_token_;
+  Report report_;
+  ProgressBar bar_;
+  Clock::time_point begin_ = Clock::now();
+  size_t steps_ = 0;             // of this start, those that a rollback undid included
+  double shortest_ = INFINITY;   // seconds of a step
+};

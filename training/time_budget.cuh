@@ -1,0 +1,46 @@
+// --train-minutes: as many steps as fit, by a few that are measured and then undone.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "runtime/schedule.h"
+#include "training/state.cuh"
+
+// The schedule's number of steps. Rank 0's clock decides for all.
+inline void choose_steps(TrainingState& state, Batches& batches) {
+  Options& o = state.job.options;
+  Model& model = state.model;
+  const Unobserved unobserved;  // no trace is to show steps that are undone
+  const Clock::time_point begin = Clock::now();
+  std::vector<double> seconds;
+  constexpr size_t unmeasured = 2, measured = 5;  // the first ones allocate and choose algorithms
+  for (size_t step = 0; step < unmeasured + measured; ++step) {
+    const Clock::time_point start = Clock::now();
+    model.begin_sums();
+    for (const Batch& batch : batches.of_step({step})) {
+      model.forward(batch);
+      model.backward(batch);
+    }
+    model.update({}, float(o.grad_clip));
+    model.sums();
+    if (step >= unmeasured) seconds.push_back(seconds_since(start));
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + measured / 2, seconds.end());
+  double validation = 0;
+  for (int time = 0; state.data.validation && time < 2; ++time) {
+    const Clock::time_point start = Clock::now();
+    validation_loss(model, batches, 1);
+    validation = double(o.val_batches) * seconds_since(start);
+  }
+  start_afresh(state);
+  const double left = 60 * o.train_minutes - seconds_since(begin);
+  const size_t steps = steps_within(left, seconds[measured / 2], validation, o.val_every);
+  o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);
+  try {
+    validate(o.schedule);
+  } catch (const std::exception& error) {
+    usage_error("--train-minutes ", o.train_minutes, " is ", o.schedule.steps, " steps here: ", error.what());
+  }
+}

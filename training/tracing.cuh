@@ -1,0 +1,61 @@
+// --trace, --trace-tensors and --profile: what the device did, what it computed, and how long its kernels took.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/tensor_log.cuh"
+#include "runtime/ceilings.h"
+#include "runtime/report.h"
+#include "training/job.cuh"
+
+class Tracing {
+ public:
+  // To be made before the model, as it names the streams. Collective.
+  explicit Tracing(Job& job) : job_(job) {
+    const Options& o = job.options;
+    if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
+    Profiler& profiler = Profiler::instance();
+    profiler.rank = job.control.rank();
+    profiler.trace = !o.trace.empty();
+    profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);
+    profiler.name_stream(job.stream, "compute");
+    if (!o.trace_tensors.empty())
+      tensor_log_.emplace(o.trace_tensors, TensorLogRank{job.control.rank(), job.control.size(), job.mesh.shape().dp, o.micro_batch});
+  }
+
+  bool wanted() const { return Profiler::instance().trace || tensor_log_; }
+
+  // What has been traced since the last call belongs to one step, or to what follows it. Waits for the device.
+  void take() {
+    if (Profiler::instance().trace) timeline_.push_back(Profiler::instance().take_trace());
+    if (tensor_log_) tensor_log_->flush();
+    Profiler::instance().context.step = -1;
+  }
+
+  // All ranks' timelines in one file. Collective.
+  void save() {
+    if (!Profiler::instance().trace) return;
+    take();
+    std::string mine;
+    for (const std::string& part : timeline_)
+      if (!part.empty()) mine += (mine.empty() ? "" : ",\n") + part;
+    const std::vector<std::string> all = job_.control.gather(mine);
+    if (job_.is_first()) write_trace(job_.options.trace, all);
+  }
+
+  // Means of `steps` steps.
+  void print_profile_of(size_t steps) const {
+    std::vector<KernelTotal> totals;
+    for (const auto& [name, total] : Profiler::instance().collect())
+      totals.push_back({name, size_t(total.calls), total.milliseconds, total.bytes, total.flops});
+    print_profile(totals, steps, ceilings_);
+  }
+
+ private:
+  Job& job_;
+  std::optional<TensorLog> tensor_log_;
+  std::vector<std::string> timeline_;  // of the steps
+  std::optional<Ceilings> ceilings_;   // of this device
+};
