@@ -141,7 +141,10 @@ int train(Job& job) {
       if (rolled_back) continue;
       if (divides(o.check_sync, step)) check_sync(control, model->store(), step, job.stream);
       if (saves()) checkpoints.save(step == steps || stopping);
-      if (validates()) telemetry.validated(step, validation_loss(*model, batches, o.val_batches));
+      if (validates()) {
+        const AddTime timer(bill.lost.evaluation);
+        telemetry.validated(step, validation_loss(*model, batches, o.val_batches));
+      }
       if (divides(o.sample_every, step)) telemetry.sampled(sampler->text(step, next_logits_of(*model, batches.buffers())));
       telemetry.show_progress(step);
     }

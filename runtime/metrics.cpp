@@ -1,11 +1,17 @@
 #include "runtime/metrics.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <fstream>
+#include <istream>
+#include <sstream>
+#include <utility>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -29,10 +35,9 @@ std::string metrics_text(const nlohmann::ordered_json& value) {
 }
 
 // Length of the leading lines that are whole and of steps up to `step`; after a crash anything may follow.
-size_t bytes_until(const std::filesystem::path& path, size_t step) {
-  std::ifstream file(path);
+size_t bytes_until(std::istream& lines, size_t step) {
   size_t bytes = 0;
-  for (std::string line; std::getline(file, line) && !file.eof(); bytes += line.size() + 1) {
+  for (std::string line; std::getline(lines, line) && !lines.eof(); bytes += line.size() + 1) {
     nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
     if (!fields.is_object() || !fields.contains("step") || !fields["step"].is_number_unsigned()) break;
     if (fields["step"] > step) break;
@@ -44,22 +49,76 @@ size_t bytes_until(const std::filesystem::path& path, size_t step) {
 
 std::string metrics_line(const nlohmann::ordered_json& fields) { return metrics_text(fields) + "\n"; }
 
-MetricsLog::MetricsLog(const std::filesystem::path& path, std::optional<size_t> resumed_step)
-    : file_(path, O_WRONLY | O_CREAT | O_APPEND) {
-  cut(resumed_step ? bytes_until(path, *resumed_step) : 0);
-}
+MetricsLog::MetricsLog(std::filesystem::path path, std::optional<size_t> resumed_step)
+    : path_(std::move(path)), resumed_step_(resumed_step) {}
 
 void MetricsLog::append(const nlohmann::ordered_json& fields) {
-  std::string line = metrics_line(fields);
-  size_t before = file_.size();
-  ssize_t written = ::write(file_.descriptor(), line.data(), line.size());
-  if (written == ssize_t(line.size())) return;
-  std::string reason = written < 0 ? std::strerror(errno) : "no space for a whole line";
-  cut(before);
-  fail(file_.path(), ": cannot write: ", reason, ": free space, and continue with --resume");
+  waiting_ += metrics_line(fields);
+  try {
+    flush();
+    if (is_in_trouble_) print_error(path_.string() + ": can be written again, no line is lost");
+    is_in_trouble_ = false;
+  } catch (const std::exception& error) {
+    if (!is_in_trouble_) print_error(one_line(error.what()) + ": lines wait in memory, training goes on");
+    is_in_trouble_ = true;
+  }
+}
+
+void MetricsLog::go_back(size_t step) {
+  std::istringstream lines(waiting_);
+  waiting_.resize(bytes_until(lines, step));
+  if (!file_) return;
+  std::ifstream file(path_);
+  cut(bytes_until(file, step));
+}
+
+void MetricsLog::finish() {
+  if (waiting_.empty()) return;
+  try {
+    flush();
+  } catch (const std::exception& error) {
+    fail(error.what(), ": its last ", std::count(waiting_.begin(), waiting_.end(), '\n'),
+         " lines are lost; the checkpoint is not");
+  }
+}
+
+void MetricsLog::flush() {
+  find_file();
+  const size_t before = file_->size();
+  const ssize_t written = ::write(file_->descriptor(), waiting_.data(), waiting_.size());
+  if (written != ssize_t(waiting_.size())) {
+    const std::string reason = written < 0 ? std::strerror(errno) : "no space for a whole line";
+    cut(before);
+    fail(path_, ": cannot write: ", reason);
+  }
+  waiting_.clear();
+}
+
+// Opens the file, at first or again: somebody may have moved or deleted it (what is still open is copied), or an editor
+// has put another in its place.
+void MetricsLog::find_file() {
+  struct stat there, open;
+  const bool is_there = ::stat(path_.c_str(), &there) == 0;
+  if (file_ && is_there && fstat(file_->descriptor(), &open) == 0 && there.st_ino == open.st_ino && there.st_dev == open.st_dev)
+    return;
+  std::string lines;
+  if (file_ && !is_there) {
+    lines.resize(file_->size());
+    file_->read(0, lines.data(), lines.size());
+  }
+  const bool is_first = !file_;
+  std::filesystem::create_directories(path_.parent_path());
+  file_.emplace(path_, O_RDWR | O_CREAT | O_APPEND);
+  if (is_first) {
+    std::ifstream before(path_);
+    cut(resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
+  } else if (!is_there) {
+    waiting_.insert(0, lines);
+    print_error(path_.string() + ": was deleted or moved during the run: it is made anew, with all its lines");
+  }
 }
 
 void MetricsLog::cut(size_t bytes) {
-  if (ftruncate(file_.descriptor(), off_t(bytes)) == 0) return;
-  fail(file_.path(), ": cannot truncate: ", std::strerror(errno));
+  if (ftruncate(file_->descriptor(), off_t(bytes)) == 0) return;
+  fail(path_, ": cannot truncate: ", std::strerror(errno));
 }

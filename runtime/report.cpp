@@ -31,7 +31,9 @@ void add_traffic(nlohmann::ordered_json& fields, const StepTraffic& traffic) {
 std::string text_of(const StepTraffic& traffic) { return object_of(traffic).dump(); }
 
 Report::Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start)
-    : steps_(steps), tokens_(tokens), flops_(flops), peak_(peak), path_(metrics), start_(start) {}
+    : steps_(steps), tokens_(tokens), flops_(flops), peak_(peak) {
+  if (!metrics.empty()) log_.emplace(metrics, start);
+}
 
 void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
                   double seconds_left) {
@@ -48,15 +50,17 @@ void Report::validation(size_t step, double loss) {
 }
 
 void Report::rollback(size_t to, size_t from, const std::string& reason) {
-  if (log_) log_.emplace(path_, to);
+  if (log_) log_->go_back(to);
   std::printf("rolled back to step %zu, and on without the samples of steps %zu to %zu\n", to, to + 1, from);
   log({{"step", to}, {"rolled_back_from", from}, {"reason", reason}});
 }
 
 void Report::log(const nlohmann::ordered_json& fields) {
-  if (path_.empty()) return;
-  if (!log_) log_.emplace(path_, start_);
-  log_->append(fields);
+  if (log_) log_->append(fields);
+}
+
+void Report::finish() {
+  if (log_) log_->finish();
 }
 
 nlohmann::ordered_json Report::metrics(const StepResult& s) const {

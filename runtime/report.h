@@ -47,6 +47,9 @@ class Report {
   // The run went back `from` a step `to` an earlier one.
   void rollback(size_t to, size_t from, const std::string& reason);
 
+  // Writes what metrics.jsonl has not got yet; fails if that can't be done.
+  void finish();
+
   // What went wrong with a step, and what was done about it.
   void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const;
 
@@ -60,8 +63,6 @@ class Report {
 
   size_t steps_;
   double tokens_, flops_, peak_;
-  std::filesystem::path path_;
-  size_t start_;
   std::optional<MetricsLog> log_;
 };
 

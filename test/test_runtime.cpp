@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <functional>
 #include <limits>
 #include <string>
 #include <thread>
@@ -197,22 +198,48 @@ TEST_CASE("a fresh log is empty, a resumed one keeps the lines up to the checkpo
   CHECK(content_of(path) == nine);
 }
 
-TEST_CASE("a log that cannot be written says so and keeps whole lines") {
+TEST_CASE("lines that the disk does not take wait in memory") {
   TemporaryFolder folder;
-  auto open_nowhere = [&] { MetricsLog(folder / "none" / "m", std::nullopt); };
-  CHECK(is_line_with(error_of(open_nowhere), "none/m", "No such file"));
-  std::filesystem::path path = folder / "metrics.jsonl";
+  const std::filesystem::path path = folder / "run" / "metrics.jsonl";
   MetricsLog log(path, std::nullopt);
-  rlimit before;
-  getrlimit(RLIMIT_FSIZE, &before);
-  rlimit small = {30, before.rlim_max};  // stands in for a full disk
-  std::signal(SIGXFSZ, SIG_IGN);
-  setrlimit(RLIMIT_FSIZE, &small);
+  const auto with_full_disk = [](const std::function<void()>& work) {
+    rlimit before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit small = {30, before.rlim_max};
+    std::signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    const std::string error = error_of(work);
+    setrlimit(RLIMIT_FSIZE, &before);
+    return error;
+  };
+  const std::string one = "{\"step\": 1, \"loss\": 1.5}\n", two = "{\"step\": 2}\n", three = "{\"step\": 3}\n";
   log.append({{"step", 1}, {"loss", 1.5}});
-  std::string error = error_of([&] { log.append({{"step", 2}, {"loss", 1.5}}); });
-  setrlimit(RLIMIT_FSIZE, &before);
-  CHECK(is_line_with(error, "metrics.jsonl", "cannot write"));
-  CHECK(content_of(path) == "{\"step\": 1, \"loss\": 1.5}\n");
+  CHECK(with_full_disk([&] { log.append({{"step", 2}}), log.append({{"step", 3}}); }) == "");
+  CHECK(content_of(path) == one);
+  CHECK(is_line_with(with_full_disk([&] { log.finish(); }), "metrics.jsonl: cannot write: ", "its last 2 lines are lost"));
+  log.go_back(2);
+  CHECK(error_of([&] { log.finish(); }) == "");
+  CHECK(content_of(path) == one + two);
+  log.append({{"step", 3}});
+  CHECK(content_of(path) == one + two + three);
+}
+
+TEST_CASE("a log that was deleted, moved or edited goes on where it should be") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "run" / "metrics.jsonl";
+  MetricsLog log(path, std::nullopt);
+  log.append({{"step", 1}});
+  std::filesystem::rename(folder / "run", folder / "moved");
+  log.append({{"step", 2}});
+  CHECK(content_of(path) == "{\"step\": 1}\n{\"step\": 2}\n");
+  CHECK(content_of(folder / "moved" / "metrics.jsonl") == "{\"step\": 1}\n");
+  std::filesystem::remove_all(folder / "run");
+  log.append({{"step", 3}});
+  CHECK(content_of(path) == "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n");
+  put(folder / "edited", "{\"step\": 2}\n");  // as editors save: a new file in the place of the old
+  std::filesystem::rename(folder / "edited", path);
+  log.append({{"step", 4}});
+  CHECK(content_of(path) == "{\"step\": 2}\n{\"step\": 4}\n");
 }
 
 // ---- files ------------------------------------------------------------------------------------------------

@@ -26,18 +26,17 @@ class Checkpoints {
   // the run can do without. Collective, as is the rest.
   void save(bool needed) {
     complete();
-    const Clock::time_point begin = Clock::now();
+    const AddTime timer(bill_.lost.checkpoints);
     needed_ = needed;
     const std::string problem = writer_.begin(state_.progress.step, content_of(state_, tokenizer_folder_));
     if (!problem.empty()) report_unsaved(problem);
-    bill_.lost.checkpoints += seconds_since(begin);
   }
 
   // Waits until the checkpoint under way, if any, has got its name.
   void complete() {
     if (!writer_.under_way()) return;
     const Options& o = state_.job.options;
-    const Clock::time_point begin = Clock::now();
+    const AddTime timer(bill_.lost.checkpoints);
     const std::string problem = writer_.complete();
     if (problem.empty()) {
       newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
@@ -46,7 +45,6 @@ class Checkpoints {
     } else {
       report_unsaved(problem);
     }
-    bill_.lost.checkpoints += seconds_since(begin);
   }
 
   // To the newest checkpoint, and on with the samples that follow step `from`, which went wrong.

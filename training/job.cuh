@@ -35,3 +35,16 @@ struct Progress {
 using Clock = std::chrono::steady_clock;
 
 inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Adds the time it lives to `seconds`.
+class AddTime {
+ public:
+  explicit AddTime(double& seconds) : seconds_(seconds) {}
+  ~AddTime() { seconds_ += seconds_since(start_); }
+  AddTime(const AddTime&) = delete;
+  AddTime& operator=(const AddTime&) = delete;
+
+ private:
+  double& seconds_;
+  Clock::time_point start_ = Clock::now();
+};
