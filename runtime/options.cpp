@@ -141,7 +141,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--on-spike", g.on_spike, "a loss or norm far above the last ones: log it, skip the update, or roll back")
       ->check(CLI::IsMember({"log", "skip", "rollback"}));
   app.add_option("--spike-z", g.z, "standard deviations above the mean that make a spike")->check(in_range(0.1, 1e6));
-  app.add_option("--spike-window", g.window, "good steps that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
+  app.add_option("--spike-window", g.window, "steps trained on that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
   app.add_option("--max-rollbacks", g.most_rollbacks, "after which another spike ends the run")->check(count);
   app.add_option("--max-skips", g.most_in_a_row, "updates left out in a row that end the run")->check(positive);
   app.add_option("--max-hours", o.max_hours, "after which the run is saved and ends with exit code 75; 0: no limit")

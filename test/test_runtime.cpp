@@ -374,7 +374,8 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     using enum Guard::Action;
     CHECK(spike.action == (kind == "log" ? none : kind == "skip" ? left_out : roll_back));
     CHECK(contains(judge(fresh, 2, 1.1, applied).reason, "gradient norm 1.1 is a spike: above 1"));
-    CHECK(fresh.limits(true).norm == guard.limits(true).norm);  // spikes are not remembered
+    if (!applied) CHECK(fresh.limits(true).norm == guard.limits(true).norm);  // what was left out is not remembered
+    else CHECK(fresh.limits(true).norm > guard.limits(true).norm);
     CHECK(fresh.left_out() == (applied ? 0 : 2));
 
     Guard resumed({kind, 3, 4, 3, 2});
@@ -387,6 +388,21 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     fresh.count_rollback();
     CHECK(is_line_with(error_of([&] { fresh.count_rollback(); }), "after 2 rollbacks", "--max-rollbacks"));
   }
+  // The data changes for good.
+  const auto spikes_at_new_level = [&](const std::string& kind) {
+    Guard guard({kind, 6, 128, 100, 3});
+    size_t spikes = 0;
+    for (int i = 0; i < 128; ++i) judge(guard, 2 + 0.01 * (i % 7), 1, true);
+    for (int i = 0; i < 581; ++i) {
+      if (i % 50 == 0) judge(guard, NAN, NAN, false);  // never enters the window
+      const double loss = 5 + 0.01 * (i % 7);
+      spikes += !judge(guard, loss, 1, kind == "log" || loss <= guard.limits(true).loss).reason.empty();
+    }
+    return spikes;
+  };
+  CHECK(spikes_at_new_level("log") == 4);
+  CHECK(is_line_with(error_of([&] { spikes_at_new_level("skip"); }), "is a spike", "the 99 steps before"));
+
   Guard guard({"log", 3, 4, 3, 2});
   CHECK(judge(guard, NAN, 1, false).action == Guard::Action::left_out);
   CHECK(judge(guard, 1, INFINITY, false).action == Guard::Action::left_out);
