@@ -498,13 +498,16 @@ class Run {
   // To the newest checkpoint, and on with the samples that follow step `from`.
   void roll_back(size_t from, const std::string& reason) {
     complete_checkpoint();
+    const Clock::time_point begin = Clock::now();
     guard_.count_rollback();
     const size_t next_sample = first_sample(from);
     CUDA_CHECK(cudaStreamSynchronize(stream_));  // the step that had begun is of no use
     in_flight_.clear();
     load_state(saved_);
-    samples_left_out_ = next_sample - done_ * size_t(o_.global_batch);
-    report_->rollback(done_, from, reason);
+    const size_t first_left_out = first_sample(done_);
+    samples_left_out_ += next_sample - first_left_out;
+    if (is_first()) bill_.add_rollback(metrics_path(o_.out), done_, seconds_since(begin));
+    report_->rollback({done_, from, first_left_out, next_sample - 1, reason}, bill_);
   }
 
   static bool divides(size_t every, size_t step) { return every > 0 && step % every == 0; }

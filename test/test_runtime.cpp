@@ -1,4 +1,4 @@
-// Tokenizer, learning rate, metrics, rules for --out: runtime/{tokenizer,schedule,metrics,run_folder}.h.
+// Tokenizer, learning rate, metrics, bill, rules for --out, guard: headers of runtime/.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/bill.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
@@ -213,6 +214,71 @@ TEST_CASE("a log that cannot be written says so and keeps whole lines") {
   setrlimit(RLIMIT_FSIZE, &before);
   CHECK(is_line_with(error, "metrics.jsonl", "cannot write"));
   CHECK(content_of(path) == "{\"step\": 1, \"loss\": 1.5}\n");
+}
+
+// ---- the bill ---------------------------------------------------------------------------------------------
+
+namespace {
+
+// What the next line of metrics says of a run that goes on from this line.
+nlohmann::json bill_after(const std::string& line, double price, int devices) {
+  TemporaryFolder folder;
+  put(folder / "metrics.jsonl", line + "\n");
+  Bill bill(price, devices);
+  bill.restore(folder / "metrics.jsonl", 9);
+  nlohmann::ordered_json fields;
+  bill.add_to(fields);
+  return fields;
+}
+
+}  // namespace
+
+TEST_CASE("what was paid stays paid, on other devices and at another price") {
+  const auto about = [](double value) { return doctest::Approx(value).epsilon(1e-3); };
+  const std::string paid = R"({"step": 9, "hours": 10, "device_hours": 80, "cost": 160})";
+  nlohmann::json fields = bill_after(paid, 5, 2);
+  CHECK(fields["hours"] == about(10));
+  CHECK(fields["device_hours"] == about(80));
+  CHECK(fields["cost"] == about(160));
+  CHECK(!fields.contains("unpriced_device_hours"));
+
+  fields = bill_after(paid, 0, 2);  // --price was left out
+  CHECK(fields["cost"] == about(160));
+  CHECK(fields["unpriced_device_hours"].get<double>() > 0);
+  CHECK(fields["unpriced_device_hours"].get<double>() < 0.01);
+  CHECK(bill_after(fields.dump(), 5, 2)["unpriced_device_hours"] == fields["unpriced_device_hours"]);
+
+  fields = bill_after(R"({"step": 9, "hours": 10, "device_hours": 80})", 5, 2);  // or comes late
+  CHECK(fields["cost"].get<double>() < 0.01);
+  CHECK(fields["unpriced_device_hours"] == about(80));
+
+  // Older metrics: devices as many as now.
+  fields = bill_after(R"({"step": 9, "hours": 10, "cost": 160})", 5, 2);
+  CHECK(fields["device_hours"] == about(20));
+  CHECK(fields["cost"] == about(160));
+  CHECK(!fields.contains("unpriced_device_hours"));
+  CHECK(bill_after(R"({"step": 9, "hours": 10})", 5, 2)["unpriced_device_hours"] == about(20));
+  CHECK(!bill_after(R"({"step": 9, "hours": 10})", 0, 2).contains("cost"));
+}
+
+TEST_CASE("what is undone is lost: by a rollback, or by a restart") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "metrics.jsonl";
+  std::string lines;
+  for (int step = 1; step <= 4; ++step)
+    lines += R"({"hours": 1, "step_ms": 1000, "step": )" + std::to_string(step) + "}\n";
+  put(path, lines);
+  Bill bill(1, 1);
+  bill.add_rollback(path, 1, 0.5);
+  CHECK(bill.lost.rollbacks == doctest::Approx(3.5));
+  CHECK(bill.lost.restarts == 0);
+  nlohmann::ordered_json line = {{"step", 1}};
+  bill.add_to(line);
+  put(path, lines + line.dump() + "\n");
+  Bill resumed(1, 1);
+  resumed.restore(path, 3);
+  CHECK(resumed.lost.rollbacks == doctest::Approx(3.5));
+  CHECK(resumed.lost.restarts == doctest::Approx(1));
 }
 
 // ---- files ------------------------------------------------------------------------------------------------
