@@ -33,6 +33,7 @@
 #include "runtime/run_folder.h"
 #include "runtime/sample.h"
 #include "runtime/schedule.h"
+#include "runtime/trace_file.h"
 #include "runtime/trainer_state.h"
 
 namespace {
@@ -94,6 +95,7 @@ class Run {
     build_model(shape, false);
     load_initial_weights(folder);
     std::printf("%s\n", sampler(folder).text(0, next_logits()).c_str());
+    finish_trace();
     return 0;
   }
 
@@ -288,6 +290,7 @@ class Run {
       const Clock::time_point start = Clock::now();
       start_step(false, false);
       model_->results(in_flight_.back().number);
+      trace_step();
       if (step >= unprofiled) seconds.push_back(seconds_since(start));
     }
     std::nth_element(seconds.begin(), seconds.begin() + 2, seconds.end());
@@ -300,7 +303,7 @@ class Run {
     }
     in_flight_.clear();
     done_ = 0;
-    Profiler::instance().take_trace();
+    start_tracing();  // anew: what was measured is undone
     model_->store().clear();
     load_state({});
     const size_t steps = steps_within(60 * o_.train_minutes - seconds_since(begin), seconds[2], validation, o_.val_every);
@@ -418,7 +421,7 @@ class Run {
     }
     complete_checkpoint();
     bar.hide();
-    save_trace();
+    finish_trace();
     report_->print_summary(steps, shortest_, seconds_since(begin));
     const double tokens = double(done_) * tokens_per_step();
     bill_.print(tokens, tokens * model_->flops_per_token(), peak(),
@@ -516,7 +519,7 @@ class Run {
   bool checkpoint_is_due() const {
     return !o_.out.empty() && (is_last() || stopping_ || divides(o_.checkpoint_every, done_));
   }
-  bool traces() const { return !o_.trace.empty() || tensor_log_; }
+  bool traces() const { return trace_ || tensor_log_; }
 
   // Is there anything to do before the next step can start?
   bool is_due() const {
@@ -569,27 +572,27 @@ class Run {
     Profiler& profiler = Profiler::instance();
     profiler.rank = control_.rank();
     profiler.trace = !o_.trace.empty();
+    profiler.restart_trace();
+    if (profiler.trace && is_first()) TraceFile::remove_parts(o_.trace, control_.size());
     profiler.origin = std::stoll(control_.all_gather(std::to_string(wall_clock()))[0]);
     profiler.name_stream(stream_, "compute");
+    if (profiler.trace) trace_.emplace(o_.trace, control_.rank());
     if (!o_.trace_tensors.empty())
       tensor_log_.emplace(o_.trace_tensors, TensorLogRank{control_.rank(), control_.size(), mesh_.shape().dp, o_.micro_batch});
   }
 
   void trace_step() {
-    if (!o_.trace.empty()) timeline_.push_back(Profiler::instance().take_trace());
+    if (trace_) trace_->append(Profiler::instance().take_trace());
     if (tensor_log_) tensor_log_->flush();
     Profiler::instance().context.step = -1;
   }
 
   // All ranks' timelines in one file.
-  void save_trace() {
-    if (o_.trace.empty()) return;
+  void finish_trace() {
+    if (!trace_) return;
     trace_step();  // what came after the last step
-    std::string mine;
-    for (const std::string& part : timeline_)
-      if (!part.empty()) mine += (mine.empty() ? "" : ",\n") + part;
-    const std::vector<std::string> all = control_.gather(mine);
-    if (is_first()) write_trace(o_.trace, all);
+    trace_->merge(control_.gather(trace_->summary()));
+    control_.barrier(checkpoint_patience);
   }
 
   // This rank's, and at the steps that are printed every rank's; none if it is alone.
@@ -626,7 +629,7 @@ class Run {
   std::optional<Report> report_;
   std::optional<Ceilings> ceilings_;  // of this device, for --profile
   std::optional<TensorLog> tensor_log_;
-  std::vector<std::string> timeline_;  // of the steps, for --trace
+  std::optional<TraceFile> trace_;
   std::optional<Sampler> sampler_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
   std::optional<RunFolderLock> lock_;

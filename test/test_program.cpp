@@ -345,6 +345,42 @@ TEST_CASE("a spike: logged, left out, or rolled back from") {
   shell.refuses("$TEXT --on-spike rollback --out x", 2, {"--on-spike rollback", "--checkpoint-every"});
 }
 
+TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no step that was measured and undone") {
+  Workplace shell;
+  const auto events = [&](const std::string& name) { return Json::parse(shell.content(name))["traceEvents"]; };
+  const auto steps_of = [](const auto& lines, const std::string& operation) {
+    std::vector<int> steps;
+    for (const Json& line : lines)
+      if (line.value("op", line.value("name", "")) == operation)
+        steps.push_back((line.contains("args") ? line["args"] : line)["step"]);
+    return steps;
+  };
+  shell.output("$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --train-minutes 0.01 --out '' "
+               "--trace trace.json --trace-tensors log");
+  const Json timeline = events("trace.json");
+  std::vector<Json> log;
+  std::istringstream lines(shell.content("log"));
+  for (std::string line; std::getline(lines, line);) log.push_back(Json::parse(line));
+  const std::vector<int> steps = steps_of(log, "cross_entropy");
+  REQUIRE(steps.size() >= 2);
+  for (size_t i = 0; i < steps.size(); ++i) CHECK(steps[i] == int(i / 2 + 1));  // losses and gradients
+  CHECK(2 * steps_of(timeline, "cross_entropy").size() == steps.size());
+  CHECK(std::any_of(timeline.begin(), timeline.end(), [](const Json& event) { return event["name"] == "thread_name"; }));
+
+  // A run that is killed leaves its timeline, one whose disk is full ends well.
+  shell("$TEXT --steps 99999 --out '' --trace killed.json & \n"
+        "until [ $(grep -c cross_entropy killed.json) -ge 3 ]; do sleep 0.01; done; kill -KILL $!; wait $!");
+  CHECK(steps_of(events("killed.json"), "cross_entropy").size() >= 3);
+  const Result full = shell("ulimit -f 20; $TEXT --steps 20 --out '' --trace full.json");
+  CHECK(full.code == 0);
+  CHECK(std::count(full.error.begin(), full.error.end(), '\n') == 1);
+  CHECK(contains(full.error, "--trace full.json: cannot write"));
+  CHECK(contains(full.error, "incomplete"));
+  CHECK(!steps_of(events("full.json"), "cross_entropy").empty());
+  shell.refuses("$TEXT --out never --trace nowhere/trace.json", 1, {"--trace nowhere/trace.json: cannot open", "check"});
+  CHECK(!shell.exists("never"));
+}
+
 TEST_CASE("the bill counts over restarts") {
   Workplace shell;
   const std::string train = "$TEXT --steps 6 --checkpoint-every 2 --val text --val-every 2 --val-batches 2 --price 3.6 --out run";

@@ -1,4 +1,4 @@
-// Tokenizer, learning rate, metrics, bill, rules for --out, guard: headers of runtime/.
+// Tokenizer, learning rate, metrics, bill, timeline files, rules for --out, guard: headers of runtime/.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,6 +18,7 @@
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
 #include "runtime/tokenizer.h"
+#include "runtime/trace_file.h"
 #include "test/temporary_folder.h"
 
 using Ids = std::vector<int>;
@@ -279,6 +280,80 @@ TEST_CASE("what is undone is lost: by a rollback, or by a restart") {
   resumed.restore(path, 3);
   CHECK(resumed.lost.rollbacks == doctest::Approx(3.5));
   CHECK(resumed.lost.restarts == doctest::Approx(1));
+}
+
+// ---- the files of --trace -----------------------------------------------------------------------------------
+
+namespace {
+
+std::string event(int number) { return "{\"number\":" + std::to_string(number) + "}"; }
+
+std::vector<int> numbers_in(const std::filesystem::path& trace) {
+  std::vector<int> numbers;
+  const nlohmann::json file = nlohmann::json::parse(content_of(trace));
+  for (const auto& event : file["traceEvents"]) numbers.push_back(event["number"]);
+  return numbers;
+}
+
+}  // namespace
+
+TEST_CASE("a timeline's file is whole after every step") {
+  TemporaryFolder folder;
+  put(folder / "trace", "an old one");
+  TraceFile file(folder / "trace", 0);
+  CHECK(numbers_in(folder / "trace").empty());
+  file.append("");
+  file.append(event(1) + ",\n" + event(2));
+  CHECK(numbers_in(folder / "trace") == std::vector<int>{1, 2});
+  file.append(event(3));
+  CHECK(numbers_in(folder / "trace") == std::vector<int>{1, 2, 3});
+  for (const char* path : {"/nowhere/trace", "/dev/full", "/"})
+    CHECK(is_line_with(error_of([&] { TraceFile(path, 0); }), std::string("--trace ") + path + ": cannot", "check the folder"));
+}
+
+TEST_CASE("rank 0 moves into one file what it sees of the other ranks' timelines") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "trace";
+  put(folder / "trace.rank3", "of an earlier run");
+  TraceFile::remove_parts(path, 4);
+  CHECK(!std::filesystem::exists(folder / "trace.rank3"));  // rank 3 is on another host
+  TraceFile first(path, 0), second(path, 1), third(path, 2);
+  std::vector<int> expected = {0, 1};
+  std::string events = event(1);
+  for (int i = 2; i < 100000; expected.push_back(i++)) events += ",\n" + event(i);  // more than is copied at a time
+  first.append(event(0));
+  second.append(events);
+  first.merge({first.summary(), second.summary(), third.summary(), "22 elsewhere"});
+  CHECK(numbers_in(path) == expected);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+
+  TraceFile again(path, 1);  // grew after its rank told its size, or is another host's
+  const std::string summary = again.summary();
+  again.append(event(7));
+  first.merge({first.summary(), summary});
+  CHECK(numbers_in(path) == expected);
+  CHECK(numbers_in(folder / "trace.rank1") == std::vector<int>{7});
+}
+
+TEST_CASE("a disk that is full ends the timeline, which stays whole, and not the run") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "trace";
+  TraceFile file(path, 0), other(path, 1);
+  file.append(event(1));
+  other.append(event(2));
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = {60, before.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string much = event(3);
+  for (int i = 4; i < 10; ++i) much += ",\n" + event(i);
+  file.append(much);
+  file.append(event(10));  // would fit, but has a gap before it
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(numbers_in(path) == std::vector<int>{1});
+  file.merge({file.summary(), other.summary()});
+  CHECK(numbers_in(folder / "trace.rank1") == std::vector<int>{2});
 }
 
 // ---- files ------------------------------------------------------------------------------------------------
