@@ -6,8 +6,9 @@
 // `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A
 // range is one of NVTX, too: NVIDIA's profilers show the launchers' names.
 //
-// Two events on the range's stream take its time, until they have been recorded and read. The timeline is in the Trace Event Format (JSON), which
-// ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times are microseconds.
+// Two events on the range's stream take its time, until they have been recorded and read. The timeline is in the Trace
+// Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times
+// are microseconds. runtime/trace_file.h writes it.
 #pragma once
 
 #include <unistd.h>
