@@ -85,7 +85,7 @@ int train(Job& job) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
   }
-  control.barrier(Job::checkpoint_patience);  // all have read what the run folder may hold
+  control.barrier(Job::disk_patience);  // all have read what the run folder may hold
   if (checkpoint && continues(o.out, start, checkpoint)) bill.restore(metrics_path(o.out), step);
   if (!o.out.empty() && job.is_first()) claim_run_folder(o.out, start, checkpoint, lock);
   Checkpoints checkpoints(state, bill, checkpoint);
@@ -111,13 +111,12 @@ int train(Job& job) {
     const StepResult& result = finished.result;
     const Guard::Judgement judgement = guard.judge(result.loss, result.norm, result.applied, finished.limits);
     if (judgement.reason.empty()) return true;
-    if (judgement.action != Guard::Action::roll_back || !checkpoints.newest()) {
-      telemetry.went_wrong(result, judgement.reason);
-      return true;
-    }
+    const bool rolls_back = judgement.action == Guard::Action::roll_back && checkpoints.newest();
+    telemetry.went_wrong(result, judgement.reason, rolls_back);
+    if (!rolls_back) return true;
+    const Clock::time_point begin = Clock::now();
     in_flight.drop();
-    checkpoints.roll_back(result.step);
-    telemetry.rolled_back(result, judgement.reason, step);
+    telemetry.rolled_back(checkpoints.roll_back(result.step, judgement.reason), seconds_since(begin));
     return false;
   };
 
@@ -162,6 +161,7 @@ int train(Job& job) {
 // Prints a text that a checkpoint's model writes.
 int generate(Job& job) {
   Options& o = job.options;
+  Tracing tracing(job);
   const std::filesystem::path folder = weights_folder(o);
   const ModelShape shape = loaded_shape(o, folder);
   check_shape(shape, o.seq_len);
@@ -170,6 +170,7 @@ int generate(Job& job) {
   load_initial_weights(job, *model, folder);
   BatchBuffers buffers(o.seq_len, job.stream);
   std::printf("%s\n", sampler_of(o, shape, folder).text(0, next_logits_of(*model, buffers)).c_str());
+  tracing.finish();
   return 0;
 }
 

@@ -6,8 +6,9 @@
 // `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A
 // range is one of NVTX, too: NVIDIA's profilers show the launchers' names.
 //
-// Two events on the range's stream take its time, until they have been recorded and read. The timeline is in the Trace Event Format (JSON), which
-// ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times are microseconds.
+// Two events on the range's stream take its time, until they have been recorded and read. The timeline is in the Trace
+// Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times
+// are microseconds. runtime/trace_file.h writes it.
 #pragma once
 
 #include <unistd.h>
@@ -24,10 +25,8 @@
 #include <cstdio>
 #include <deque>
 #include <exception>
-#include <fstream>
 #include <functional>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <variant>
@@ -104,8 +103,8 @@ class Profiler {
     return std::exchange(totals_, {});
   }
 
-  // This rank's part of the timeline since the last call: JSON objects with commas between them, for write_trace().
-  // Waits for the device. Best called every step: what ran is placed by its distance, a float, from the call before.
+  // This rank's part of the timeline since the last call: JSON objects with commas between them, one a line. Waits for the
+  // device. Best called every step: what ran is placed by its distance, a float, from the call before.
   std::string take_trace() {
     resolve();
     std::string names;
@@ -114,6 +113,12 @@ class Profiler {
       names += name("thread_name", named_streams_, streams_[named_streams_].second);
     const std::string text = names + std::exchange(events_, "");
     return text.substr(0, text.size() - std::min<size_t>(text.size(), 2));  // without the last ",\n"
+  }
+
+  // Forgets what was not taken. What is taken next has all names once more.
+  void restart_trace() {
+    take_trace();
+    named_streams_ = 0;
   }
 
  private:
@@ -219,17 +224,6 @@ class Profiler {
   std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's place here is its thread number
   size_t named_streams_ = 0;                                   // those whose names were taken
 };
-
-// The texts of take_trace() of all ranks and steps, as one file.
-inline void write_trace(const std::string& path, const std::vector<std::string>& texts) {
-  std::ofstream file(path, std::ios::binary);
-  file << "{\"traceEvents\":[\n";
-  const char* separator = "";
-  for (const std::string& text : texts)
-    if (!text.empty()) file << std::exchange(separator, ",\n") << text;
-  file << "\n]}\n";
-  if (!file.flush()) throw std::runtime_error("--trace " + path + ": cannot write it: check the folder and its space");
-}
 
 class KernelRange {
  public:

@@ -11,50 +11,79 @@
 
 namespace {
 
-// 0 if there is none: after a crash, or an editor, a line may hold anything.
-double number(const nlohmann::json& fields, const char* name) {
-  return fields.contains(name) && fields[name].is_number() ? fields[name].get<double>() : 0;
+// Where there is none: after a crash, or an editor, a line may hold anything.
+double number(const nlohmann::json& fields, const char* name, double otherwise = 0) {
+  return fields.contains(name) && fields[name].is_number() ? fields[name].get<double>() : otherwise;
+}
+
+struct OldMetrics {
+  nlohmann::json last;           // line with a bill; null: none
+  double seconds_of_undone = 0;  // of the steps that are not kept
+};
+
+OldMetrics read_metrics(const std::filesystem::path& path, size_t kept) {
+  OldMetrics metrics;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
+    if (!fields.is_object() || !fields.contains("hours")) continue;
+    if (number(fields, "step") > double(kept)) metrics.seconds_of_undone += number(fields, "step_ms") / 1e3;
+    metrics.last = std::move(fields);
+  }
+  return metrics;
 }
 
 }  // namespace
 
+// Metrics of older programs have no device-hours: the devices are taken to have been as many as now.
 void Bill::restore(const std::filesystem::path& metrics, size_t step) {
-  std::ifstream file(metrics);
-  nlohmann::json last;
-  double repeated = 0;
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    const nlohmann::json fields = nlohmann::json::parse(line, nullptr, false);
-    if (!fields.is_object() || !fields.contains("hours")) continue;
-    if (number(fields, "step") > double(step)) repeated += number(fields, "step_ms") / 1e3;
-    last = fields;
-  }
+  const auto [last, repeated_s] = read_metrics(metrics, step);
   if (last.is_null()) return;
-  before_s_ = 3600 * number(last, "hours");
+  before_.hours = number(last, "hours");
+  before_.device_hours = number(last, "device_hours", before_.hours * devices_);
+  before_.cost = number(last, "cost");
+  before_.unpriced_device_hours = number(last, "unpriced_device_hours", last.contains("cost") ? 0 : before_.device_hours);
   const nlohmann::json old = last.value("lost_s", nlohmann::json());
-  lost = {number(old, "checkpoints"), number(old, "evaluation"), number(old, "data"), number(old, "restarts") + repeated};
+  lost = {number(old, "checkpoints"), number(old, "evaluation"), number(old, "data"), number(old, "rollbacks"),
+          number(old, "restarts") + repeated_s};
   restarts_ = size_t(std::clamp(number(last, "restarts"), 0.0, 1e9)) + 1;
 }
 
-double Bill::hours() const {
-  return (before_s_ + std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()) / 3600;
+void Bill::add_rollback(const std::filesystem::path& metrics, size_t step, double seconds) {
+  lost.rollbacks += seconds + read_metrics(metrics, step).seconds_of_undone;
+}
+
+Bill::Spent Bill::spent() const {
+  const double hours = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count() / 3600;
+  const double device_hours = hours * devices_;
+  return {before_.hours + hours, before_.device_hours + device_hours,
+          before_.unpriced_device_hours + (price_ > 0 ? 0 : device_hours), before_.cost + device_hours * price_};
 }
 
 void Bill::add_to(nlohmann::ordered_json& metrics) const {
-  metrics["hours"] = hours();
+  const Spent spent = this->spent();
+  metrics["hours"] = spent.hours;
   metrics["lost_s"] = {{"checkpoints", lost.checkpoints}, {"evaluation", lost.evaluation}, {"data", lost.data},
-                       {"restarts", lost.restarts}};
+                       {"rollbacks", lost.rollbacks}, {"restarts", lost.restarts}};
   metrics["restarts"] = restarts_;
-  if (price_ > 0) metrics["cost"] = cost(hours());
+  metrics["device_hours"] = spent.device_hours;
+  if (spent.cost <= 0) return;
+  metrics["cost"] = spent.cost;
+  if (spent.unpriced_device_hours > 0) metrics["unpriced_device_hours"] = spent.unpriced_device_hours;
 }
 
 void Bill::print(double tokens, double flops, double peak, double seconds_left) const {
-  const double seconds = 3600 * hours();
-  std::printf("bill      %s tokens, %.3g FLOPs in %s", with_commas(tokens).c_str(), flops, duration(seconds).c_str());
-  if (peak > 0) std::printf(", MFU %.1f%% of it all", 100 * flops / (seconds * peak * devices_));
-  std::printf("; lost: checkpoints %.1f s, evaluation %.1f s, data %.1f s, restarts %.1f s (%zu)\n", lost.checkpoints,
-              lost.evaluation, lost.data, lost.restarts, restarts_);
-  if (price_ <= 0) return;
-  std::printf("cost      %.2f so far, %.3f per million tokens", cost(hours()), cost(hours()) / tokens * 1e6);
-  if (seconds_left > 0) std::printf(", about %.2f at the end", cost(hours() + seconds_left / 3600));
-  std::printf(" (%d x %g an hour)\n", devices_, price_);
+  const Spent spent = this->spent();
+  std::printf("bill      %s tokens, %.3g FLOPs in %s", with_commas(tokens).c_str(), flops, duration(3600 * spent.hours).c_str());
+  if (peak > 0) std::printf(", MFU %.1f%% of it all", 100 * flops / (3600 * spent.device_hours * peak));
+  std::printf("; lost: checkpoints %.1f s, evaluation %.1f s, data %.1f s, rollbacks %.1f s, restarts %.1f s (%zu)\n",
+              lost.checkpoints, lost.evaluation, lost.data, lost.rollbacks, lost.restarts, restarts_);
+  if (spent.cost <= 0) return;
+  std::printf("cost      %.2f so far", spent.cost);
+  if (spent.unpriced_device_hours > 0) std::printf(", and %.3g device-hours that had no --price", spent.unpriced_device_hours);
+  else std::printf(", %.3f per million tokens", spent.cost / tokens * 1e6);
+  if (price_ > 0 && seconds_left > 0)
+    std::printf(", about %.2f at the end", spent.cost + seconds_left / 3600 * devices_ * price_);
+  if (price_ > 0) std::printf(" (%s%d x %g an hour)", before_.hours > 0 ? "now " : "", devices_, price_);
+  std::printf("\n");
 }

@@ -1,5 +1,7 @@
 // What a run has cost so far: hours, the part of them that was no training, and money. Counted over restarts: a resumed
-// run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of.
+// run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of. What was paid
+// before stays as it was, though the run may go on with more devices or at another price. Device-hours that ran
+// without a price cost nobody knows what: they are counted apart.
 #pragma once
 
 #include <chrono>
@@ -13,17 +15,18 @@ class Bill {
   // price: of a rank's device for an hour; 0: not known
   Bill(double price, int devices) : price_(price), devices_(devices) {}
 
-  // Seconds in which training stood still.
+  // Seconds in which training stood still, or did what was undone.
   struct Lost {
-    double checkpoints = 0, evaluation = 0, data = 0, restarts = 0;  // restarts: steps trained once more
-    double sum() const { return checkpoints + evaluation + data + restarts; }
+    double checkpoints = 0, evaluation = 0, data = 0;
+    double rollbacks = 0;  // steps that were undone, and the way back
+    double restarts = 0;   // steps trained once more
   } lost;
 
   // Reads what was spent by the run that left these metrics, of which steps up to `step` are kept.
   void restore(const std::filesystem::path& metrics, size_t step);
 
-  double hours() const;
-  double cost(double hours) const { return hours * devices_ * price_; }
+  // A rollback undoes what these metrics say of steps after `step`; going back took `seconds`.
+  void add_rollback(const std::filesystem::path& metrics, size_t step, double seconds);
 
   // For a line of metrics.
   void add_to(nlohmann::ordered_json& metrics) const;
@@ -32,9 +35,14 @@ class Bill {
   void print(double tokens, double flops, double peak, double seconds_left) const;
 
  private:
+  struct Spent {
+    double hours = 0, device_hours = 0, unpriced_device_hours = 0, cost = 0;
+  };
+  Spent spent() const;
+
   double price_;
   int devices_;
-  double before_s_ = 0;  // of earlier starts
+  Spent before_;  // by earlier starts
   size_t restarts_ = 0;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

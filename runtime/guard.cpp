@@ -45,11 +45,11 @@ Guard::Judgement Guard::judge(double loss, double norm, bool applied, const Spik
   else if (float(norm) > limit.norm) reason = text("gradient norm ", norm, " is a spike: above ", limit.norm);
   in_a_row_ = applied ? 0 : in_a_row_ + 1;
   left_out_ += !applied;
-  if (reason.empty()) {
+  if (finite && applied) {
     losses_.add(loss);
     norms_.add(norm);
-    return {};
   }
+  if (reason.empty()) return {};
   if (in_a_row_ >= options_.most_in_a_row)
     fail(reason, "; so were the ", in_a_row_ - 1, " steps before: lower --lr, check the data, or resume from an earlier "
          "checkpoint");

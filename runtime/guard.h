@@ -1,10 +1,14 @@
 // Watches loss and gradient norm, and says what is to be done about steps that went wrong:
 //
 //   not finite   the update was left out on the device (kernels/norm.cuh); so many in a row end the run
-//   a spike      loss or norm lies `z` standard deviations above its mean over the last `window` good steps.
-//                log: say so. skip: the update is left out. rollback: back to the last checkpoint, and on with the
-//                samples that follow the spike's, at most `most_rollbacks` times in a run (as for PaLM:
-//                Chowdhery et al., arXiv:2204.02311, section 5.1)
+//   a spike      loss or norm lies `z` standard deviations above its mean over the last `window` steps that were
+//                trained on. log: say so, and train on it. skip: the update is left out. rollback: back to the last
+//                checkpoint, and on with the samples that follow the spike's, at most `most_rollbacks` times in a run
+//                (as for PaLM: Chowdhery et al., arXiv:2204.02311, section 5.1)
+//
+// What was trained on belongs to the window, a spike that was merely logged too: when the data changes for good, the
+// first few steps are spikes, and then the window knows the new level. What was left out does not: there `most_in_a_row`
+// ends the run if the level stays.
 //
 // All ranks see the same losses and norms, so they decide alike. The state goes into checkpoints.
 #pragma once
@@ -22,7 +26,7 @@ struct GuardOptions {
   size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
 };
 
-// The last values of a quantity, good ones only.
+// The last values of a quantity, finite ones only.
 class SpikeWindow {
  public:
   explicit SpikeWindow(size_t size) : size_(size) {}

@@ -132,16 +132,16 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
   app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile")
       ->type_name("FILE");
-  app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev")->type_name("FILE");
+  app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")->type_name("FILE");
   app.add_option("--trace-tensors", o.trace_tensors, "sums and checksums of all that is written, for dev/compare.py")
       ->type_name("FILE");
 
   app.option_defaults()->group("Guards");
   GuardOptions& g = o.guard;
-  app.add_option("--on-spike", g.on_spike, "a loss or norm far above the last ones: log it, skip the update, or roll back")
+  app.add_option("--on-spike", g.on_spike, "a loss or norm far above the last ones: log it and train on, skip the update, or roll back")
       ->check(CLI::IsMember({"log", "skip", "rollback"}));
   app.add_option("--spike-z", g.z, "standard deviations above the mean that make a spike")->check(in_range(0.1, 1e6));
-  app.add_option("--spike-window", g.window, "good steps that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
+  app.add_option("--spike-window", g.window, "steps trained on that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
   app.add_option("--max-rollbacks", g.most_rollbacks, "after which another spike ends the run")->check(count);
   app.add_option("--max-skips", g.most_in_a_row, "updates left out in a row that end the run")->check(positive);
   app.add_option("--max-hours", o.max_hours, "after which the run is saved and ends with exit code 75; 0: no limit")

@@ -49,10 +49,17 @@ void Report::validation(size_t step, double loss) {
   log({{"step", step}, {"val_loss", loss}});
 }
 
-void Report::rollback(size_t to, size_t from, const std::string& reason) {
-  if (log_) log_->go_back(to);
-  std::printf("rolled back to step %zu, and on without the samples of steps %zu to %zu\n", to, to + 1, from);
-  log({{"step", to}, {"rolled_back_from", from}, {"reason", reason}});
+// The line takes over the bill of those that are cut off.
+void Report::rollback(const Rollback& r, const Bill& bill) {
+  if (log_) log_->go_back(r.to);
+  std::printf("rolled back from step %zu to step %zu, and on without samples %zu to %zu\n", r.from, r.to, r.first_sample,
+              r.last_sample);
+  nlohmann::ordered_json fields = {{"step", r.to},
+                                   {"rolled_back_from", r.from},
+                                   {"samples_left_out", {r.first_sample, r.last_sample}},
+                                   {"reason", r.reason}};
+  bill.add_to(fields);
+  log(fields);
 }
 
 void Report::log(const nlohmann::ordered_json& fields) {

@@ -29,6 +29,13 @@ struct StepTraffic {
   std::vector<std::string> of_ranks;          // text_of() each rank's, where they were gathered, else empty texts or none
 };
 
+// The run went back `from` a step `to` an earlier one. What followed that one until now is left out: these samples, in
+// the order in which they are taken.
+struct Rollback {
+  size_t to, from, first_sample, last_sample;
+  std::string reason;
+};
+
 // As ranks tell one another, without of_ranks.
 std::string text_of(const StepTraffic& traffic);
 
@@ -44,8 +51,7 @@ class Report {
 
   void validation(size_t step, double loss);
 
-  // The run went back `from` a step `to` an earlier one.
-  void rollback(size_t to, size_t from, const std::string& reason);
+  void rollback(const Rollback& r, const Bill& bill);
 
   // Writes what metrics.jsonl has not got yet; fails if that can't be done.
   void finish();

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <set>
 
 #include "parallel/socket.h"
 #include "test/bounds.h"
@@ -140,6 +141,13 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   }
   const std::string checked = shell.output("$MPIRUN 2 $TEXT --share-gpu --check-ranks --check-sync 1 --out ''");
   for (const char* part : {"rank", "TFLOP/s", "GB/s", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
+  shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 1 --out '' --trace trace.json");
+  std::set<int> traced;
+  const Json timeline = Json::parse(shell.content("trace.json"));
+  for (const Json& event : timeline["traceEvents"])
+    if (event["name"] == "adamw") traced.insert(event["pid"].get<int>());
+  CHECK(traced == std::set<int>{0, 1, 2});
+  CHECK(shell.output("ls") == "run\ntext\ntrace.json\n");
   CHECK(shell.output("$MPIRUN 2 $GPT --generate --out run --prompt line --sample-len 5 --share-gpu").size() == 10);
 }
 

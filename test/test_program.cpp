@@ -67,7 +67,7 @@ TEST_CASE("stop and resume gives the same bits") {
     shell.output("rm -rf a b; " + train + "a");
     // As a kill after step 8 leaves it: a checkpoint half written, a line half written.
     shell.output("cp -r a b && rm -r b/step_00000010 && cp -r b/step_00000005 b/step_00000009.partial && "
-                 "head -c 1900 a/metrics.jsonl >b/metrics.jsonl");
+                 "head -c $(($(wc -c <a/metrics.jsonl) * 2 / 3)) a/metrics.jsonl >b/metrics.jsonl");
     shell.output(train + "b --resume");
     CHECK(shell.metrics("a").size() == 15);
     CHECK(shell.same_metrics("a", "b"));
@@ -325,16 +325,60 @@ TEST_CASE("a spike: logged, left out, or rolled back from") {
     CHECK(contains(out, "step   150/200 | loss "));
     CHECK(contains(out, " is a spike: above "));
     CHECK(contains(out, "update left out") == (kind == "skip"));
-    CHECK(contains(out, "rolled back to step 120, and on without the samples of steps 121 to 150") == (kind == "rollback"));
+    // Step 121 to 150, of two samples each, then one batch more each time that step 121 sees noise.
+    for (std::string back : {"rolled back from step 150 to step 120, and on without samples 240 to 299\n",
+                             "rolled back from step 121 to step 120, and on without samples 240 to 301\n",
+                             "rolled back from step 121 to step 120, and on without samples 240 to 303\n"})
+      CHECK(contains(out, back) == (kind == "rollback"));
     CHECK(shell.same_metrics("plain", kind) == (kind == "log"));
     const std::vector<Json> lines = shell.metrics(kind);
     CHECK(lines.back()["step"] == 200);
     CHECK(lines.size() == (kind == "rollback" ? 203 : 200));  // three batches see noise: three rollbacks
     const Json trainer = Json::parse(shell.content(kind + "/step_00000200/trainer.json"));
     if (kind == "skip") CHECK(trainer["guard"]["left_out"].get<int>() >= 1);
-    if (kind == "rollback") CHECK(trainer["samples"] == 400 + 2 * 32);  // without steps 121 to 152
+    if (kind != "rollback") continue;
+    CHECK(trainer["samples"] == 400 + 2 * 32);  // without steps 121 to 152
+    const std::string metrics = shell.content("rollback/metrics.jsonl");
+    const Json last = Json::parse(metrics.substr(metrics.rfind('\n', metrics.size() - 2) + 1));
+    CHECK(last["lost_s"]["rollbacks"].get<double>() > 0);
   }
   shell.refuses("$TEXT --on-spike rollback --out x", 2, {"--on-spike rollback", "--checkpoint-every"});
+}
+
+TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no step that was measured and undone") {
+  Workplace shell;
+  const auto events = [&](const std::string& name) { return Json::parse(shell.content(name))["traceEvents"]; };
+  const auto steps_of = [](const auto& lines, const std::string& operation) {
+    std::vector<int> steps;
+    for (const Json& line : lines)
+      if (line.value("op", line.value("name", "")) == operation)
+        steps.push_back((line.contains("args") ? line["args"] : line)["step"]);
+    return steps;
+  };
+  shell.output("$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --train-minutes 0.01 --out '' "
+               "--trace trace.json --trace-tensors log");
+  const Json timeline = events("trace.json");
+  std::vector<Json> log;
+  std::istringstream lines(shell.content("log"));
+  for (std::string line; std::getline(lines, line);) log.push_back(Json::parse(line));
+  const std::vector<int> steps = steps_of(log, "cross_entropy");
+  REQUIRE(steps.size() >= 2);
+  for (size_t i = 0; i < steps.size(); ++i) CHECK(steps[i] == int(i / 2 + 1));  // losses and gradients
+  CHECK(2 * steps_of(timeline, "cross_entropy").size() == steps.size());
+  CHECK(std::any_of(timeline.begin(), timeline.end(), [](const Json& event) { return event["name"] == "thread_name"; }));
+
+  // A run that is killed leaves its timeline, one whose disk is full ends well.
+  shell("$TEXT --steps 99999 --out '' --trace killed.json & \n"
+        "until [ $(grep -c cross_entropy killed.json) -ge 3 ]; do sleep 0.01; done; kill -KILL $!; wait $!");
+  CHECK(steps_of(events("killed.json"), "cross_entropy").size() >= 3);
+  const Result full = shell("ulimit -f 20; $TEXT --steps 20 --out '' --trace full.json");
+  CHECK(full.code == 0);
+  CHECK(std::count(full.error.begin(), full.error.end(), '\n') == 1);
+  CHECK(contains(full.error, "--trace full.json: cannot write"));
+  CHECK(contains(full.error, "incomplete"));
+  CHECK(!steps_of(events("full.json"), "cross_entropy").empty());
+  shell.refuses("$TEXT --out never --trace nowhere/trace.json", 1, {"--trace nowhere/trace.json: cannot open", "check"});
+  CHECK(!shell.exists("never"));
 }
 
 TEST_CASE("the bill counts over restarts") {
@@ -362,4 +406,9 @@ TEST_CASE("the bill counts over restarts") {
   CHECK(second["hours"].get<double>() > first["hours"].get<double>());
   CHECK(second["lost_s"]["restarts"].get<double>() > 0);
   CHECK(second["lost_s"]["evaluation"].get<double>() > first["lost_s"]["evaluation"].get<double>());
+  shell.output("rm -r run/step_00000006");
+  CHECK(contains(shell.output(train + " --resume --price 7200"), "(now 1 x 7200 an hour)"));
+  const Json third = last_line();
+  const double more = third["hours"].get<double>() - second["hours"].get<double>();
+  CHECK(third["cost"].get<double>() == doctest::Approx(second["cost"].get<double>() + 7200 * more));
 }

@@ -1,4 +1,4 @@
-// Tokenizer, learning rate, metrics, rules for --out: runtime/{tokenizer,schedule,metrics,run_folder}.h.
+// Tokenizer, learning rate, metrics, bill, timeline files, rules for --out, guard: headers of runtime/.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -13,11 +13,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/bill.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
 #include "runtime/tokenizer.h"
+#include "runtime/trace_file.h"
 #include "test/temporary_folder.h"
 
 using Ids = std::vector<int>;
@@ -242,6 +244,145 @@ TEST_CASE("a log that was deleted, moved or edited goes on where it should be") 
   CHECK(content_of(path) == "{\"step\": 2}\n{\"step\": 4}\n");
 }
 
+// ---- the bill ---------------------------------------------------------------------------------------------
+
+namespace {
+
+// What the next line of metrics says of a run that goes on from this line.
+nlohmann::json bill_after(const std::string& line, double price, int devices) {
+  TemporaryFolder folder;
+  put(folder / "metrics.jsonl", line + "\n");
+  Bill bill(price, devices);
+  bill.restore(folder / "metrics.jsonl", 9);
+  nlohmann::ordered_json fields;
+  bill.add_to(fields);
+  return fields;
+}
+
+}  // namespace
+
+TEST_CASE("what was paid stays paid, on other devices and at another price") {
+  const auto about = [](double value) { return doctest::Approx(value).epsilon(1e-3); };
+  const std::string paid = R"({"step": 9, "hours": 10, "device_hours": 80, "cost": 160})";
+  nlohmann::json fields = bill_after(paid, 5, 2);
+  CHECK(fields["hours"] == about(10));
+  CHECK(fields["device_hours"] == about(80));
+  CHECK(fields["cost"] == about(160));
+  CHECK(!fields.contains("unpriced_device_hours"));
+
+  fields = bill_after(paid, 0, 2);  // --price was left out
+  CHECK(fields["cost"] == about(160));
+  CHECK(fields["unpriced_device_hours"].get<double>() > 0);
+  CHECK(fields["unpriced_device_hours"].get<double>() < 0.01);
+  CHECK(bill_after(fields.dump(), 5, 2)["unpriced_device_hours"] == fields["unpriced_device_hours"]);
+
+  fields = bill_after(R"({"step": 9, "hours": 10, "device_hours": 80})", 5, 2);  // or comes late
+  CHECK(fields["cost"].get<double>() < 0.01);
+  CHECK(fields["unpriced_device_hours"] == about(80));
+
+  // Older metrics: devices as many as now.
+  fields = bill_after(R"({"step": 9, "hours": 10, "cost": 160})", 5, 2);
+  CHECK(fields["device_hours"] == about(20));
+  CHECK(fields["cost"] == about(160));
+  CHECK(!fields.contains("unpriced_device_hours"));
+  CHECK(bill_after(R"({"step": 9, "hours": 10})", 5, 2)["unpriced_device_hours"] == about(20));
+  CHECK(!bill_after(R"({"step": 9, "hours": 10})", 0, 2).contains("cost"));
+}
+
+TEST_CASE("what is undone is lost: by a rollback, or by a restart") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "metrics.jsonl";
+  std::string lines;
+  for (int step = 1; step <= 4; ++step)
+    lines += R"({"hours": 1, "step_ms": 1000, "step": )" + std::to_string(step) + "}\n";
+  put(path, lines);
+  Bill bill(1, 1);
+  bill.add_rollback(path, 1, 0.5);
+  CHECK(bill.lost.rollbacks == doctest::Approx(3.5));
+  CHECK(bill.lost.restarts == 0);
+  nlohmann::ordered_json line = {{"step", 1}};
+  bill.add_to(line);
+  put(path, lines + line.dump() + "\n");
+  Bill resumed(1, 1);
+  resumed.restore(path, 3);
+  CHECK(resumed.lost.rollbacks == doctest::Approx(3.5));
+  CHECK(resumed.lost.restarts == doctest::Approx(1));
+}
+
+// ---- the files of --trace -----------------------------------------------------------------------------------
+
+namespace {
+
+std::string event(int number) { return "{\"number\":" + std::to_string(number) + "}"; }
+
+std::vector<int> numbers_in(const std::filesystem::path& trace) {
+  std::vector<int> numbers;
+  const nlohmann::json file = nlohmann::json::parse(content_of(trace));
+  for (const auto& event : file["traceEvents"]) numbers.push_back(event["number"]);
+  return numbers;
+}
+
+}  // namespace
+
+TEST_CASE("a timeline's file is whole after every step") {
+  TemporaryFolder folder;
+  put(folder / "trace", "an old one");
+  TraceFile file(folder / "trace", 0);
+  CHECK(numbers_in(folder / "trace").empty());
+  file.append("");
+  file.append(event(1) + ",\n" + event(2));
+  CHECK(numbers_in(folder / "trace") == std::vector<int>{1, 2});
+  file.append(event(3));
+  CHECK(numbers_in(folder / "trace") == std::vector<int>{1, 2, 3});
+  for (const char* path : {"/nowhere/trace", "/dev/full", "/"})
+    CHECK(is_line_with(error_of([&] { TraceFile(path, 0); }), std::string("--trace ") + path + ": cannot", "check the folder"));
+}
+
+TEST_CASE("rank 0 moves into one file what it sees of the other ranks' timelines") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "trace";
+  put(folder / "trace.rank3", "of an earlier run");
+  TraceFile::remove_parts(path, 4);
+  CHECK(!std::filesystem::exists(folder / "trace.rank3"));  // rank 3 is on another host
+  TraceFile first(path, 0), second(path, 1), third(path, 2);
+  std::vector<int> expected = {0, 1};
+  std::string events = event(1);
+  for (int i = 2; i < 100000; expected.push_back(i++)) events += ",\n" + event(i);  // more than is copied at a time
+  first.append(event(0));
+  second.append(events);
+  first.merge({first.summary(), second.summary(), third.summary(), "22 elsewhere"});
+  CHECK(numbers_in(path) == expected);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+
+  TraceFile again(path, 1);  // grew after its rank told its size, or is another host's
+  const std::string summary = again.summary();
+  again.append(event(7));
+  first.merge({first.summary(), summary});
+  CHECK(numbers_in(path) == expected);
+  CHECK(numbers_in(folder / "trace.rank1") == std::vector<int>{7});
+}
+
+TEST_CASE("a disk that is full ends the timeline, which stays whole, and not the run") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "trace";
+  TraceFile file(path, 0), other(path, 1);
+  file.append(event(1));
+  other.append(event(2));
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = {60, before.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  std::string much = event(3);
+  for (int i = 4; i < 10; ++i) much += ",\n" + event(i);
+  file.append(much);
+  file.append(event(10));  // would fit, but has a gap before it
+  setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(numbers_in(path) == std::vector<int>{1});
+  file.merge({file.summary(), other.summary()});
+  CHECK(numbers_in(folder / "trace.rank1") == std::vector<int>{2});
+}
+
 // ---- files ------------------------------------------------------------------------------------------------
 
 TEST_CASE("writing past the page cache writes the same, whatever the alignment") {
@@ -401,7 +542,8 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     using enum Guard::Action;
     CHECK(spike.action == (kind == "log" ? none : kind == "skip" ? left_out : roll_back));
     CHECK(contains(judge(fresh, 2, 1.1, applied).reason, "gradient norm 1.1 is a spike: above 1"));
-    CHECK(fresh.limits(true).norm == guard.limits(true).norm);  // spikes are not remembered
+    if (!applied) CHECK(fresh.limits(true).norm == guard.limits(true).norm);  // what was left out is not remembered
+    else CHECK(fresh.limits(true).norm > guard.limits(true).norm);
     CHECK(fresh.left_out() == (applied ? 0 : 2));
 
     Guard resumed({kind, 3, 4, 3, 2});
@@ -414,6 +556,21 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     fresh.count_rollback();
     CHECK(is_line_with(error_of([&] { fresh.count_rollback(); }), "after 2 rollbacks", "--max-rollbacks"));
   }
+  // The data changes for good.
+  const auto spikes_at_new_level = [&](const std::string& kind) {
+    Guard guard({kind, 6, 128, 100, 3});
+    size_t spikes = 0;
+    for (int i = 0; i < 128; ++i) judge(guard, 2 + 0.01 * (i % 7), 1, true);
+    for (int i = 0; i < 581; ++i) {
+      if (i % 50 == 0) judge(guard, NAN, NAN, false);  // never enters the window
+      const double loss = 5 + 0.01 * (i % 7);
+      spikes += !judge(guard, loss, 1, kind == "log" || loss <= guard.limits(true).loss).reason.empty();
+    }
+    return spikes;
+  };
+  CHECK(spikes_at_new_level("log") == 4);
+  CHECK(is_line_with(error_of([&] { spikes_at_new_level("skip"); }), "is a spike", "the 99 steps before"));
+
   Guard guard({"log", 3, 4, 3, 2});
   CHECK(judge(guard, NAN, 1, false).action == Guard::Action::left_out);
   CHECK(judge(guard, 1, INFINITY, false).action == Guard::Action::left_out);

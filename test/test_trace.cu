@@ -9,6 +9,7 @@
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
 #include "kernels/tensor_log.cuh"
+#include "runtime/trace_file.h"
 #include "test/kernel_test.cuh"
 #include "test/temporary_folder.h"
 
@@ -40,7 +41,8 @@ struct Recording {
 
 Json parse_trace(const std::vector<std::string>& texts) {
   TemporaryFolder folder;
-  write_trace(folder / "trace.json", texts);
+  TraceFile file(folder / "trace.json", 0);
+  for (const std::string& text : texts) file.append(text);
   return Json::parse(content_of(folder / "trace.json"))["traceEvents"];
 }
 
@@ -181,8 +183,23 @@ TEST_CASE("parts of a timeline that were taken later go on where the earlier one
     CHECK(ranges[i]["ts"].get<double>() > ranges[i - 1]["ts"].get<double>() + ranges[i - 1]["dur"].get<double>());
 }
 
-TEST_CASE("files that can't be written") {
-  CHECK(is_line_with(error_of([] { write_trace("/nowhere/trace.json", {}); }), "--trace /nowhere/trace.json", "write"));
+TEST_CASE("a timeline that starts anew has all names once more, and nothing of before") {
+  Recording timeline(false, true);
+  Buffer<float> values(elements);
+  const auto names = [](const Json& events) {
+    return std::count_if(events.begin(), events.end(), [](const Json& event) { return event["ph"] == "M"; });
+  };
+  gelu(values);
+  Profiler::instance().restart_trace();
+  gelu(values);
+  const Json events = parse_trace({Profiler::instance().take_trace()});
+  CHECK(ranges_of(events).size() == 1);
+  CHECK(names(events) >= 2);  // the process, and a thread or more
+  gelu(values);
+  CHECK(names(parse_trace({Profiler::instance().take_trace()})) == 0);
+}
+
+TEST_CASE("a log that can't be written") {
   CHECK(is_line_with(error_of([] { TensorLog log("/nowhere/log", {0, 1, 1, 1}); }), "--trace-tensors /nowhere/log"));
   CHECK(Profiler::instance().listener == nullptr);
   CHECK(parse_trace({}).empty());

@@ -94,7 +94,8 @@ class Workplace {
     std::ifstream file(folder_ / out / "metrics.jsonl");
     for (std::string line; std::getline(file, line);) {
       Json fields = Json::parse(line);
-      for (const char* clock : {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "hours", "lost_s", "restarts", "cost"})
+      for (const char* clock : {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "hours", "lost_s", "restarts",
+                                "device_hours", "unpriced_device_hours", "cost"})
         fields.erase(clock);
       lines.push_back(fields);
     }

@@ -5,6 +5,7 @@
 
 #include "runtime/bill.h"
 #include "runtime/checkpoint_writer.h"
+#include "runtime/report.h"
 #include "training/state.cuh"
 
 class Checkpoints {
@@ -48,12 +49,15 @@ class Checkpoints {
   }
 
   // To the newest checkpoint, and on with the samples that follow step `from`, which went wrong.
-  void roll_back(size_t from) {
+  Rollback roll_back(size_t from, const std::string& reason) {
     complete();
     state_.guard.count_rollback();
-    const size_t global_batch = size_t(state_.job.options.global_batch), samples_left_out = state_.progress.samples_left_out;
+    const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;
     load_checkpoint(state_, *newest_);
-    state_.progress.samples_left_out = samples_left_out + (from - newest_->step) * global_batch;
+    Progress& progress = state_.progress;
+    const size_t first = progress.first_sample(global_batch), next = from * global_batch + left_out_before;
+    progress.samples_left_out += next - first;
+    return {progress.step, from, first, next - 1, reason};
   }
 
   // Where a tokenizer may be that belongs to the weights.
@@ -64,7 +68,7 @@ class Checkpoints {
  private:
   static WritingRanks ranks(Job& job) {
     return {job.control.rank(), job.control.size(), [&job](const std::string& mine) {
-              return job.control.all_gather(mine, Job::checkpoint_patience);
+              return job.control.all_gather(mine, Job::disk_patience);
             }};
   }
 

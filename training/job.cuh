@@ -9,7 +9,7 @@
 #include "runtime/options.h"
 
 struct Job {
-  static constexpr double checkpoint_patience = 10;  // times the collectives' time-out: disks may be slow
+  static constexpr double disk_patience = 10;  // where ranks wait for disks: so many times the collective time-out
 
   Options options;
   Control& control;

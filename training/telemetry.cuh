@@ -79,12 +79,14 @@ class Telemetry {
     if (tracing_.wanted()) tracing_.take();
   }
 
-  void went_wrong(const StepResult& step, const std::string& reason) {
-    report_.print_incident(step, reason, step.applied ? ": logged" : ": update left out");
+  void went_wrong(const StepResult& step, const std::string& reason, bool rolls_back) {
+    report_.print_incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out");
   }
-  void rolled_back(const StepResult& step, const std::string& reason, size_t to) {
-    report_.print_incident(step, reason, "");
-    report_.rollback(to, step.step, reason);
+  // seconds: that it took
+  void rolled_back(const Rollback& rollback, double seconds) {
+    const Options& o = job_.options;
+    if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
+    report_.rollback(rollback, bill_);
   }
   void validated(size_t step, double loss) { report_.validation(step, loss); }
   void sampled(const std::string& text) { std::printf("---\n%s\n---\n", text.c_str()); }
@@ -94,7 +96,7 @@ class Telemetry {
   // What `step` steps came to.
   void summarize(size_t step) {
     bar_.hide();
-    tracing_.save();
+    tracing_.finish();
     report_.print_summary(steps_, shortest_, seconds_since(begin_));
     const double tokens = double(step) * job_.tokens_per_step();
     bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));

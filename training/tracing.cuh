@@ -8,6 +8,7 @@
 #include "kernels/tensor_log.cuh"
 #include "runtime/ceilings.h"
 #include "runtime/report.h"
+#include "runtime/trace_file.h"
 #include "training/job.cuh"
 
 class Tracing {
@@ -19,30 +20,29 @@ class Tracing {
     Profiler& profiler = Profiler::instance();
     profiler.rank = job.control.rank();
     profiler.trace = !o.trace.empty();
+    if (profiler.trace && job.is_first()) TraceFile::remove_parts(o.trace, job.control.size());
     profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);
     profiler.name_stream(job.stream, "compute");
+    if (profiler.trace) trace_.emplace(o.trace, job.control.rank());
     if (!o.trace_tensors.empty())
       tensor_log_.emplace(o.trace_tensors, TensorLogRank{job.control.rank(), job.control.size(), job.mesh.shape().dp, o.micro_batch});
   }
 
-  bool wanted() const { return Profiler::instance().trace || tensor_log_; }
+  bool wanted() const { return trace_ || tensor_log_; }
 
   // What has been traced since the last call belongs to one step, or to what follows it. Waits for the device.
   void take() {
-    if (Profiler::instance().trace) timeline_.push_back(Profiler::instance().take_trace());
+    if (trace_) trace_->append(Profiler::instance().take_trace());
     if (tensor_log_) tensor_log_->flush();
     Profiler::instance().context.step = -1;
   }
 
   // All ranks' timelines in one file. Collective.
-  void save() {
-    if (!Profiler::instance().trace) return;
-    take();
-    std::string mine;
-    for (const std::string& part : timeline_)
-      if (!part.empty()) mine += (mine.empty() ? "" : ",\n") + part;
-    const std::vector<std::string> all = job_.control.gather(mine);
-    if (job_.is_first()) write_trace(job_.options.trace, all);
+  void finish() {
+    if (!trace_) return;
+    take();  // what came after the last step
+    trace_->merge(job_.control.gather(trace_->summary()));
+    job_.control.barrier(Job::disk_patience);
   }
 
   // Means of `steps` steps.
@@ -56,6 +56,6 @@ class Tracing {
  private:
   Job& job_;
   std::optional<TensorLog> tensor_log_;
-  std::vector<std::string> timeline_;  // of the steps
+  std::optional<TraceFile> trace_;
   std::optional<Ceilings> ceilings_;   // of this device
 };

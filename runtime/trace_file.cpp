@@ -1,0 +1,92 @@
+#include "runtime/trace_file.h"
+
+#include <cstdio>
+#include <fstream>
+#include <system_error>
+
+#include <unistd.h>
+
+#include "runtime/error.h"
+
+namespace {
+
+const std::string header = "{\"traceEvents\":[\n", footer = "\n]}\n";
+
+std::filesystem::path part_path(const std::filesystem::path& file, int rank) {
+  return rank == 0 ? file : std::filesystem::path(file.string() + ".rank" + std::to_string(rank));
+}
+
+std::string host() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+TraceFile::TraceFile(const std::filesystem::path& file, int rank) try
+    : path_(file), rank_(rank), file_(part_path(file, rank), O_WRONLY | O_CREAT | O_TRUNC), end_(header.size()) {
+  const std::string empty = header + footer;
+  file_.write(0, empty.data(), empty.size());
+} catch (const std::exception& problem) {
+  fail("--trace ", problem.what(), ": check the folder and its space");
+}
+
+void TraceFile::remove_parts(const std::filesystem::path& file, int ranks) {
+  std::error_code ignored;  // who cannot replace such a file will say so
+  for (int rank = 1; rank < ranks; ++rank) std::filesystem::remove(part_path(file, rank), ignored);
+}
+
+void TraceFile::append(const std::string& events) {
+  if (events.empty() || failed_) return;
+  const std::string separator = end_ > header.size() ? ",\n" : "", text = separator + events + footer;
+  try {
+    file_.write(end_, text.data(), text.size());
+    end_ += text.size() - footer.size();
+  } catch (const std::exception& problem) {
+    failed_ = true;
+    // The old end, which needs no new space.
+    const bool whole = ftruncate(file_.descriptor(), off_t(end_ + footer.size())) == 0 &&
+                       pwrite(file_.descriptor(), footer.data(), footer.size(), off_t(end_)) == ssize_t(footer.size());
+    print_error(one_line(std::string("--trace ") + problem.what() + ": the timeline is incomplete" +
+                         (whole ? "" : " and its end broken") + ", the run goes on"));
+  }
+}
+
+std::string TraceFile::summary() const {
+  if (rank_ > 0) fsync(file_.descriptor());  // else rank 0 may see less of it on a network file system
+  return std::to_string(end_ + footer.size()) + " " + host();
+}
+
+void TraceFile::merge(const std::vector<std::string>& summaries) {
+  if (rank_ > 0) return;
+  std::string beside;
+  for (int rank = 1; rank < int(summaries.size()); ++rank) {
+    const std::filesystem::path part = part_path(path_, rank);
+    const std::string& summary = summaries[size_t(rank)];
+    if (!add_part(part, std::stoull(summary)))
+      beside += (beside.empty() ? "" : ", ") + part.string() + " on" + summary.substr(summary.find(' '));
+  }
+  if (!beside.empty()) std::printf("trace     not in %s: %s\n", path_.c_str(), beside.c_str());
+}
+
+// Keeps the file if its events are not all in this one. A file of another size is not the one that the rank wrote.
+bool TraceFile::add_part(const std::filesystem::path& part, size_t bytes) {
+  std::error_code error;
+  if (std::filesystem::file_size(part, error) != bytes || error) return false;
+  std::ifstream lines(part);
+  std::string events, line;
+  std::getline(lines, line);  // the header
+  const auto append_events = [&] {
+    append(events.substr(0, events.find_last_not_of(",\n") + 1));
+    events.clear();
+  };
+  while (std::getline(lines, line) && line != "]}") {
+    events += line + "\n";
+    if (events.size() > size_t(1) << 20) append_events();
+  }
+  append_events();
+  if (failed_ || lines.eof()) return false;
+  std::filesystem::remove(part, error);
+  return true;
+}
