@@ -1,6 +1,5 @@
 // train_gpt: the recipe. train() sets a job up and has the loop; what its lines do stands in training/. `train_gpt
 // --help` lists the options, README.md shows runs.
-#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "parallel/rank_check.cuh"
 #include "parallel/sync_check.cuh"
 #include "runtime/interruption.h"
+#include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
 #include "training/checkpoints.cuh"
@@ -210,7 +210,7 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write(), which says what and where
+  prepare_process();
   FlightRecorder recorder;
   Control alone;
   std::unique_ptr<Control> control;

@@ -1,8 +1,8 @@
-// Requests to stop early: SIGTERM, SIGINT, SIGUSR1 (Slurm's warning), or --max-hours. The step is finished, a
-// checkpoint is written, and the program ends with exit code 75: start it again with --resume. A second SIGINT ends it
-// at once.
+// Requests to stop early: SIGTERM, SIGINT, SIGHUP (the terminal is gone; not under nohup, which ignores it), SIGUSR1
+// (Slurm's warning), or --max-hours. The step is finished, a checkpoint is written, and the program ends with exit code
+// 75: start it again with --resume. A second SIGINT ends it at once.
 //
-// A signal may reach one rank only: ranks tell one another with the sums of the next step (gpt.cuh, StepSums), and all
+// A signal may reach one rank only: ranks tell one another with the sums of the next step (model.cuh, StepSums), and all
 // stop after the same step.
 #pragma once
 
@@ -27,9 +27,11 @@ class Interruption {
   // max_hours: of this process; 0: no limit
   explicit Interruption(double max_hours) : max_hours_(max_hours) {
     for (int signal : signals) std::signal(signal, note_interruption);
+    if (std::signal(SIGHUP, note_interruption) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
   }
   ~Interruption() {
     for (int signal : signals) std::signal(signal, SIG_DFL);
+    if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
   }
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
@@ -42,6 +44,7 @@ class Interruption {
       case SIGTERM: return "SIGTERM";
       case SIGINT: return "SIGINT";
       case SIGUSR1: return "SIGUSR1";
+      case SIGHUP: return "SIGHUP";
     }
     return time_is_up() ? "--max-hours" : "another rank was asked to stop";
   }
