@@ -563,7 +563,7 @@ class Run {
     }
     const double loss = sum / double(o_.val_batches);
     bill_.lost.evaluation += seconds_since(begin);
-    report_->validation(step, loss);
+    report_->validation(step, loss, bill_);
   }
 
   // ---- what tracing and the ranks tell
