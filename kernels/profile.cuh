@@ -115,12 +115,6 @@ class Profiler {
     return text.substr(0, text.size() - std::min<size_t>(text.size(), 2));  // without the last ",\n"
   }
 
-  // Forgets what was not taken. What is taken next has all names once more.
-  void restart_trace() {
-    take_trace();
-    named_streams_ = 0;
-  }
-
  private:
   struct Sample {
     const char* name;

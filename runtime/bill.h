@@ -1,7 +1,8 @@
 // What a run has cost so far: hours, the part of them that was no training, and money. Counted over restarts: a resumed
-// run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of. What was paid
-// before stays as it was, though the run may go on with more devices or at another price. Device-hours that ran
-// without a price cost nobody knows what: they are counted apart.
+// run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of. (What a start
+// does after its last line, the last checkpoint, is not carried on.) What was paid before stays as it was, though the
+// run may go on with more devices or at another price. Device-hours that ran without a price cost nobody knows what:
+// they are counted apart.
 #pragma once
 
 #include <chrono>

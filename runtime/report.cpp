@@ -44,9 +44,11 @@ void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic
   log(fields);
 }
 
-void Report::validation(size_t step, double loss) {
+void Report::validation(size_t step, double loss, const Bill& bill) {
   std::printf("step %5zu/%zu | val_loss %.4f\n", step, steps_, loss);
-  log({{"step", step}, {"val_loss", loss}});
+  nlohmann::ordered_json fields = {{"step", step}, {"val_loss", loss}};
+  bill.add_to(fields);
+  log(fields);
 }
 
 // The line takes over the bill of those that are cut off.

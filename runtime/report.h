@@ -49,7 +49,7 @@ class Report {
   void step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
             double seconds_left);
 
-  void validation(size_t step, double loss);
+  void validation(size_t step, double loss, const Bill& bill);
 
   void rollback(const Rollback& r, const Bill& bill);
 

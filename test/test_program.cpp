@@ -67,7 +67,7 @@ TEST_CASE("stop and resume gives the same bits") {
     shell.output("rm -rf a b; " + train + "a");
     // As a kill after step 8 leaves it: a checkpoint half written, a line half written.
     shell.output("cp -r a b && rm -r b/step_00000010 && cp -r b/step_00000005 b/step_00000009.partial && "
-                 "head -c $(($(wc -c <a/metrics.jsonl) * 2 / 3)) a/metrics.jsonl >b/metrics.jsonl");
+                 "(head -n 11 a/metrics.jsonl; tail -n +12 a/metrics.jsonl | head -c 20) >b/metrics.jsonl");
     shell.output(train + "b --resume");
     CHECK(shell.metrics("a").size() == 15);
     CHECK(shell.same_metrics("a", "b"));
@@ -281,6 +281,28 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
   }
   CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
   CHECK(shell.output("ls c | wc -l") == "2\n");
+}
+
+TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
+  Workplace shell;
+  const std::string steps = "$TEXT --steps 40 --out ";
+  const std::string until_begun = " until [ -s a/metrics.jsonl ]; do sleep 0.01; done; ";
+  shell("{ " + steps + "a; echo $? >code; } | head -n 1");  // the reader is gone before the first step
+  CHECK(shell.content("code") == "0\n");
+  CHECK(shell.metrics("a").size() == 40);
+  // Ctrl-C, which reaches the reader, too
+  shell("rm -r a; trap - INT; { $TEXT --schedule constant --steps 99999 --out a & echo $! >pid; wait; echo $? >code; } | head -n 1 & \n" +
+        until_begun + "kill -INT $(cat pid); wait");
+  CHECK(shell.exists("a/metrics.jsonl"));
+  CHECK(shell.output("ls a | wc -l") == "2\n");  // and a checkpoint
+  const std::string hang_up = "$TEXT --schedule constant --steps 400 --out a & \n" + until_begun + "kill -HUP $!; wait $!";
+  const Result hung_up = shell("rm -r a; " + hang_up);
+  CHECK(hung_up.code == 75);
+  CHECK(contains(hung_up.out, "SIGHUP: stopped after step "));
+  CHECK(shell("rm -r a; trap '' HUP; " + hang_up).code == 0);  // nohup
+  CHECK(shell.metrics("a").size() == 400);
+  CHECK(shell(steps + "closed <&- >&- 2>&-").code == 0);
+  CHECK(shell.metrics("closed").size() == 40);  // each line is JSON
 }
 
 TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is told their number") {

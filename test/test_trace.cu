@@ -183,22 +183,6 @@ TEST_CASE("parts of a timeline that were taken later go on where the earlier one
     CHECK(ranges[i]["ts"].get<double>() > ranges[i - 1]["ts"].get<double>() + ranges[i - 1]["dur"].get<double>());
 }
 
-TEST_CASE("a timeline that starts anew has all names once more, and nothing of before") {
-  Recording timeline(false, true);
-  Buffer<float> values(elements);
-  const auto names = [](const Json& events) {
-    return std::count_if(events.begin(), events.end(), [](const Json& event) { return event["ph"] == "M"; });
-  };
-  gelu(values);
-  Profiler::instance().restart_trace();
-  gelu(values);
-  const Json events = parse_trace({Profiler::instance().take_trace()});
-  CHECK(ranges_of(events).size() == 1);
-  CHECK(names(events) >= 2);  // the process, and a thread or more
-  gelu(values);
-  CHECK(names(parse_trace({Profiler::instance().take_trace()})) == 0);
-}
-
 TEST_CASE("a log that can't be written") {
   CHECK(is_line_with(error_of([] { TensorLog log("/nowhere/log", {0, 1, 1, 1}); }), "--trace-tensors /nowhere/log"));
   CHECK(Profiler::instance().listener == nullptr);

@@ -88,7 +88,7 @@ class Telemetry {
     if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
     report_.rollback(rollback, bill_);
   }
-  void validated(size_t step, double loss) { report_.validation(step, loss); }
+  void validated(size_t step, double loss) { report_.validation(step, loss, bill_); }
   void sampled(const std::string& text) { std::printf("---\n%s\n---\n", text.c_str()); }
 
   void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
