@@ -7,20 +7,31 @@
 # On the CPU device, tests of kernels run under permuted schedules too: a missing barrier or event then fails.
 build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
-passed=0 failed=0
+counts=$(mktemp -d)
+trap 'rm -rf "$counts"' EXIT
 
+# Two at a time without a GPU, where many tests keep one core busy, or wait; the lines of a test stay together.
 run() {  # name, schedule, number of ranks (none: without mpirun), options of the test
-  local ranks=${3:-} label=$1${3:+, $3 ranks} start=$SECONDS counts launcher=()
+  while [ "$(jobs -pr | wc -l)" -ge "$at_once" ]; do wait -n; done
+  run_one "$@" &
+}
+case $build in
+  build/cpu*) at_once=2 ;;
+  *) at_once=1 ;;
+esac
+
+run_one() {
+  local ranks=${3:-} label=$1${3:+, $3 ranks} start=$SECONDS found launcher=()
   local log="$build/$1${ranks:+-$ranks}${2:+-${2/:/-}}.log"
   if [ -n "$ranks" ]; then launcher=("${mpirun[@]}" -np "$ranks"); fi
   GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" "${@:4}" > "$log" 2>&1
   local status=$?
-  counts=$(sed -n 's/.*test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed.*/\1 \2/p' "$log" | head -1)
-  local p=${counts% *} f=${counts#* }
-  if [ -z "$counts" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then p=${p:-0} f=1; fi  # it crashed
-  passed=$((passed + p)) failed=$((failed + f))
-  printf '%-28s %-10s %4d passed %3d failed  %3d s\n' "$label" "$2" "$p" "$f" $((SECONDS - start))
-  if [ "$f" -gt 0 ]; then cat "$log"; fi
+  found=$(sed -n 's/.*test cases: *[0-9]* *| *\([0-9]*\) passed *| *\([0-9]*\) failed.*/\1 \2/p' "$log" | head -1)
+  local p=${found% *} f=${found#* }
+  if [ -z "$found" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then p=${p:-0} f=1; fi  # it crashed
+  echo "$p $f" > "$counts/$(basename "$log")"
+  local line; line=$(printf '%-28s %-10s %4d passed %3d failed  %3d s' "$label" "$2" "$p" "$f" $((SECONDS - start)))
+  if [ "$f" -gt 0 ]; then echo "$line"$'\n'"$(cat "$log")"; else echo "$line"; fi
 }
 
 run_scheduled() {  # name, options: on the CPU device, under each schedule
@@ -34,14 +45,16 @@ for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.
   name=$(basename "${source%.*}")
   case $build-$source in
     build/gpu*-test/cpu/*) ;;
-    *test_counts.cu) run "$name" "" ;;  # a whole gpt2, whose kernels have tests of their own
+    *test_counts.cu | *test_cublaslt.cu) run "$name" "" ;;  # their kernels have tests of their own
     *.cu) run_scheduled "$name" ;;
     *) run "$name" "" ;;
   esac
 done
 for source in dev/ladders/*.cu; do run_scheduled "ladder_$(basename "${source%.cu}")" --check; done
 
-# More ranks than cores: each has one thread, and sleeps when it waits.
+# More ranks than cores: each has one thread, and sleeps when it waits. One job at a time.
+wait
+at_once=1
 mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
@@ -59,5 +72,8 @@ if command -v mpirun > /dev/null; then
 else
   echo "mpirun is not here: the tests of several ranks are left out"
 fi
+wait
+passed=$(cat "$counts"/* | awk '{sum += $1} END {print sum}')
+failed=$(cat "$counts"/* | awk '{sum += $2} END {print sum}')
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

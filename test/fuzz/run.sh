@@ -34,10 +34,6 @@ export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 export ASAN_OPTIONS=quarantine_size_mb=32 UBSAN_OPTIONS=print_stacktrace=1
 
-build_target() {  # name
-  make -s --no-print-directory "${jobs[@]}" -f test/fuzz/targets.mk CLANG="$clang" "$build/fuzz_$1"
-}
-
 # Prints how many inputs were run, the edges between blocks of code they covered of all that were compiled (much of it
 # from libraries), and the number and size of the inputs that reached something of their own.
 fuzz() {  # name
@@ -56,9 +52,14 @@ fuzz() {  # name
   return $status
 }
 
-passed=0 failed=0
+# As many at once as there are cores; those that did not compile fail.
+make -s -k --no-print-directory "${jobs[@]}" -f test/fuzz/targets.mk CLANG="$clang" "${names[@]/#/$build/fuzz_}"
+rm -f $build/passed.*
 for name in "${names[@]}"; do
-  if build_target "$name" && fuzz "$name"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+  while [ "$(jobs -pr | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+  { [ -x "$build/fuzz_$name" ] && fuzz "$name" && touch "$build/passed.$name"; } &
 done
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+wait
+passed=$(find $build -name 'passed.*' | wc -l)
+echo "$passed passed, $((${#names[@]} - passed)) failed"
+[ "$passed" -eq ${#names[@]} ]
