@@ -6,7 +6,8 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean.
+# More: bench, ladders, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
+# compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -125,7 +126,11 @@ data/tinyshakespeare.txt:
 	curl -fsSL -o $@.partial $(SHAKESPEARE)
 	echo "$(SHAKESPEARE_SHA256)  $@.partial" | sha256sum -c --quiet && mv $@.partial $@
 
+# for clangd and its like
+compile_commands.json: always
+	@$(MAKE) -Bn --no-print-directory DEVICE=cpu program tests | python3 dev/compile_commands.py > $@
+
 clean:
-	rm -rf build train_gpt
+	rm -rf build train_gpt compile_commands.json
 .PHONY: always all cpu gpu cpu-tests gpu-tests tests program train test test-cluster test-faults test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects
