@@ -33,6 +33,7 @@
 #include "runtime/run_folder.h"
 #include "runtime/sample.h"
 #include "runtime/schedule.h"
+#include "runtime/shared_checkpoint.h"
 #include "runtime/trainer_state.h"
 
 namespace {
@@ -68,8 +69,8 @@ Recompute recompute_of(const std::string& name) {
 class Run {
  public:
   Run(Options options, Control& control, Mesh& mesh)
-      : o_(std::move(options)), control_(control), mesh_(mesh), device_(device_name(mesh)),
-        bill_(o_.price, control.size()), guard_(o_.guard) {
+      : o_(std::move(options)), control_(control), ranks_(rank_group(control)), mesh_(mesh), device_(device_name(mesh)),
+        copies_(ranks_, o_.out), bill_(o_.price, control.size()), guard_(o_.guard) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     gemm_choices().agree = [this](const GemmChoices::Choose& choose) {
       return control_.all_gather(is_first() ? choose() : "")[0];
@@ -104,42 +105,20 @@ class Run {
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
     if (is_first() && std::filesystem::is_directory(o_.out)) lock_.emplace(o_.out);
     require_agreement(control_, "data", data_summary(), "all ranks must see the same files");
-    const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);
-    build_model(decide_shape(checkpoint), true);
-    load_state(checkpoint);
-    if (o_.train_minutes > 0 && !checkpoint) choose_steps();
-    start_ = done_;
-    tokenizer_folder_ = checkpoint ? checkpoint->folder.string() : !o_.init.empty() ? o_.init : o_.out;
-    if (o_.sample_every) sampler_.emplace(sampler(tokenizer_folder_));
-    if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
-    describe();
-    report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(),
-                    peak() * control_.size(),
-                    o_.out.empty() || !is_first() ? std::filesystem::path() : metrics_path(o_.out), start_);
-    if (o_.check_ranks) check_ranks(o_.dtype, control_, mesh_.dp(), stream_);
-    if (start_ >= o_.schedule.steps) {
-      std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
-      return 0;
-    }
-    control_.barrier(checkpoint_patience);  // all have read what the run folder may hold
-    if (checkpoint && continues(o_.out, start, checkpoint)) bill_.restore(metrics_path(o_.out), start_);
-    if (!o_.out.empty() && is_first()) claim_run_folder(o_.out, start, checkpoint, lock_);
-    const auto all_gather = [this](const std::string& mine) { return control_.all_gather(mine, checkpoint_patience); };
-    const auto snapshot = [this](size_t floats) {
-      auto memory = std::make_shared<HostMemory>(floats * sizeof(float), true);
-      if (!memory->is_pinned())
-        print_error("rank " + std::to_string(control_.rank()) + " (" + control_.host(control_.rank()) + ") has no " +
-                    gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
-      return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
-    };
-    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), WritingRanks{control_.rank(), control_.size(), all_gather}, snapshot);
-    if (o_.checkpoint_every) writer_->reserve(checkpoint_slices(model_->store().shards().slices_of_rank()));
+    std::optional<Checkpoint> checkpoint;
+    do {
+      checkpoint = choose_shared_checkpoint(o_.out, start, ranks_);
+      prepare(checkpoint);
+      if (start_ >= o_.schedule.steps) {
+        std::printf("finished: the checkpoint has %zu of %zu steps\n", start_, o_.schedule.steps);
+        return 0;
+      }
+    } while (!claim(start, checkpoint));
     return loop();
   }
 
  private:
-  static constexpr double checkpoint_patience = 10;  // disks may be slow
-  static constexpr size_t unprofiled = 2;            // steps that allocate and choose algorithms
+  static constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
 
   bool is_first() const { return control_.rank() == 0; }
 
@@ -177,8 +156,52 @@ class Run {
     return summary;
   }
 
+  // Everything before the first step that leaves the run folder as it is.
+  void prepare(const std::optional<Checkpoint>& checkpoint) {
+    writer_.reset();
+    model_.reset();
+    build_model(decide_shape(checkpoint), true);
+    load_state(checkpoint);
+    if (o_.train_minutes > 0 && !checkpoint) choose_steps();
+    start_ = done_;
+    tokenizer_folder_ = checkpoint ? copies_.folder_of(checkpoint->folder).string() : !o_.init.empty() ? o_.init : o_.out;
+    if (o_.sample_every) sampler_.emplace(sampler(tokenizer_folder_));
+    copies_.release();
+    if (o_.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
+    make_writer();
+    describe();
+    report_.emplace(o_.schedule.steps, tokens_per_step(), tokens_per_step() * model_->flops_per_token(),
+                    peak() * control_.size(),
+                    o_.out.empty() || !is_first() ? std::filesystem::path() : metrics_path(o_.out), start_);
+    if (o_.check_ranks) check_ranks(o_.dtype, control_, mesh_.dp(), stream_);
+  }
+
+  // Makes the run folder this run's. False: another run has left a checkpoint there meanwhile.
+  bool claim(const RunStart& start, const std::optional<Checkpoint>& checkpoint) {
+    ranks_.all_gather("");  // all have read what the run folder may hold
+    if (checkpoint && continues(o_.out, start, checkpoint)) bill_.restore(metrics_path(o_.out), start_);
+    if (o_.out.empty()) return true;
+    const bool claimed = is_first() && claim_run_folder(o_.out, start, checkpoint, lock_);
+    if (ranks_.all_gather(claimed ? "claimed" : "")[0].empty()) return false;
+    const std::string blind = writer_->find_blind_ranks();
+    if (!blind.empty()) std::printf("disks     %s\n", blind.c_str());
+    return true;
+  }
+
+  void make_writer() {
+    const auto snapshot = [this](size_t floats) {
+      auto memory = std::make_shared<HostMemory>(floats * sizeof(float), true);
+      if (!memory->is_pinned())
+        print_error("rank " + std::to_string(control_.rank()) + " (" + control_.host(control_.rank()) + ") has no " +
+                    gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
+      return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
+    };
+    writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), ranks_, snapshot);
+    if (!o_.out.empty()) writer_->reserve(checkpoint_slices(model_->store().shards().slices_of_rank()));
+  }
+
   ModelShape decide_shape(const std::optional<Checkpoint>& checkpoint) {
-    const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o_.init);
+    const std::filesystem::path folder = checkpoint ? copies_.folder_of(checkpoint->folder) : std::filesystem::path(o_.init);
     ModelShape shape;
     if (folder.empty()) {
       shape = shape_of(o_, train_->default_vocabulary());
@@ -227,22 +250,6 @@ class Run {
 
   // ---- state
 
-  // The newest checkpoint that is whole. Those that are passed over are set aside when the run folder is claimed.
-  std::optional<Checkpoint> choose_valid_checkpoint(const RunStart& start) {
-    std::optional<Checkpoint> found = choose_checkpoint(o_.out, start);
-    require_agreement(control_, "checkpoint", found ? found->folder.string() : "none",
-                      "all ranks must see the same files: use a file system that they share, or a copy on each host");
-    if (found) found = whole_checkpoint(*found, start, [this](const auto& folder) { return damage_anywhere(folder); });
-    return found;
-  }
-
-  // Ranks share the work.
-  std::string damage_anywhere(const std::filesystem::path& folder) {
-    for (const std::string& damage : control_.all_gather(damage_of(folder, size_t(control_.rank()), size_t(control_.size()))))
-      if (!damage.empty()) return damage;
-    return "";
-  }
-
   CopyIn copy_in() {
     return [this](const CheckpointSlice& slice, char kind, const std::vector<float>& values) {
       model_->store().copy_in(stored_slice(model_->tensors(), slice), state_of(kind), values);
@@ -251,7 +258,7 @@ class Run {
 
   // From a checkpoint, or from anyone's folder.
   void load_initial_weights(const std::filesystem::path& folder) {
-    const std::string damage = has_manifest(folder) ? damage_anywhere(folder) : "";
+    const std::string damage = has_manifest(folder) ? damage_anywhere(folder, ranks_) : "";
     if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
     load_model_weights(folder);
   }
@@ -267,11 +274,11 @@ class Run {
       else load_initial_weights(o_.init);
       return;
     }
-    const TrainerState trainer =
-        load_trainer_state(checkpoint->folder, loss_scale_of(o_), guard_, o_, train_->tokens());
+    const std::filesystem::path folder = copies_.folder_of(checkpoint->folder);
+    const TrainerState trainer = load_trainer_state(folder, loss_scale_of(o_), guard_, o_, train_->tokens());
     if (o_.train_minutes > 0) o_.schedule.steps = trainer.steps;
-    load_model_weights(checkpoint->folder);
-    load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
+    load_model_weights(folder);
+    load_optimizer(folder, stored_tensors(model_->tensors()),
                    checkpoint_slices(model_->store().own_slices()), copy_in());
     saved_ = checkpoint;
     done_ = checkpoint->step;
@@ -503,6 +510,7 @@ class Run {
     CUDA_CHECK(cudaStreamSynchronize(stream_));  // the step that had begun is of no use
     in_flight_.clear();
     load_state(saved_);
+    copies_.release();
     samples_left_out_ = next_sample - done_ * size_t(o_.global_batch);
     report_->rollback(done_, from, reason);
   }
@@ -615,6 +623,7 @@ class Run {
 
   Options o_;
   Control& control_;
+  RankGroup ranks_;
   Mesh& mesh_;
   std::string device_;
   cudaStream_t stream_ = nullptr;
@@ -626,6 +635,7 @@ class Run {
   std::vector<std::string> timeline_;  // of the steps, for --trace
   std::optional<Sampler> sampler_;
   std::filesystem::path tokenizer_folder_;  // where vocab.json and merges.txt may be
+  CheckpointCopies copies_;
   std::optional<RunFolderLock> lock_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Checkpoint> saved_;  // the newest of this run

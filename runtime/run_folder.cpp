@@ -97,27 +97,37 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
   return checkpoint;
 }
 
-Checkpoint whole_checkpoint(Checkpoint found, const RunStart& start,
-                            const std::function<std::string(const std::filesystem::path&)>& damage) {
-  const std::filesystem::path run = found.folder.parent_path();
-  std::vector<Checkpoint> others = list_checkpoints(run);
-  for (std::string problem; !(problem = damage(found.folder)).empty(); found = others.back()) {
-    if (found.folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
-    std::printf("skipping checkpoint %s: %s\n", found.folder.c_str(), problem.c_str());
-    std::erase_if(others, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
-    if (others.empty())
-      fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
-  }
-  return found;
+std::vector<Checkpoint> with_earlier(const Checkpoint& found) {
+  std::vector<Checkpoint> all = list_checkpoints(found.folder.parent_path());
+  std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
+  all.push_back(found);
+  return all;
 }
 
-void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
+                            const std::function<std::string(const std::filesystem::path&)>& damage) {
+  const std::filesystem::path run = candidates.back().folder.parent_path();
+  for (; !candidates.empty(); candidates.pop_back()) {
+    const std::filesystem::path& folder = candidates.back().folder;
+    const std::string problem = damage(folder);
+    if (problem.empty()) return candidates.back();
+    if (folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
+    std::printf("skipping checkpoint %s: %s\n", folder.c_str(), problem.c_str());
+  }
+  fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
+}
+
+bool claim_run_folder(const std::filesystem::path& out, const RunStart& start,
                       const std::optional<Checkpoint>& checkpoint, std::optional<RunFolderLock>& lock) {
   make_writable(out);
   if (!lock) {
     lock.emplace(out);
-    choose_checkpoint(out, start);  // another run may have made the folder meanwhile
+    if (choose_checkpoint(out, start) && !checkpoint) {
+      std::printf("%s now holds what the run before has saved: starting from there\n", out.c_str());
+      return false;
+    }
   }
   if (start.overwrite) remove_run(out);
   if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
+  return true;
 }

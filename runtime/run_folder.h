@@ -12,6 +12,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/checkpoint.h"
 #include "runtime/files.h"
@@ -47,11 +48,15 @@ bool continues(const std::filesystem::path& out, const RunStart& start,
 // The checkpoint to start from, if any; nothing is changed yet. `out` empty: nothing will be written.
 std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start);
 
-// `found`, or the newest before it that is whole. damage(folder): what is wrong with a checkpoint; empty: nothing.
-Checkpoint whole_checkpoint(Checkpoint found, const RunStart& start,
+// Those of its run that come before it, oldest first, then itself.
+std::vector<Checkpoint> with_earlier(const Checkpoint& found);
+
+// The newest of them that is whole. damage(folder): what is wrong with a checkpoint; empty: nothing.
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
                             const std::function<std::string(const std::filesystem::path&)>& damage);
 
 // Makes the folder this run's, and the lock its lock if it isn't yet. Comes last of all preparations: a mistake found
-// later would have cost the old run.
-void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
+// later would have cost the old run. False: another run has made the folder meanwhile, and left a checkpoint to continue
+// from. The lock is held, nothing else has changed: prepare again from there.
+bool claim_run_folder(const std::filesystem::path& out, const RunStart& start,
                       const std::optional<Checkpoint>& checkpoint, std::optional<RunFolderLock>& lock);

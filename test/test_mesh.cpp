@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "parallel/socket.h"
+#include "parallel/rendezvous.h"
 #include "test/bounds.h"
 #include "test/workplace.h"
 
@@ -115,6 +115,37 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
     CHECK(bits("a") == bits("b"));
     shell.output("diff -r a/step_00000006 b/step_00000006");
   }
+}
+
+TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, and a resumed run gives the same bits" *
+          doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  shell.output("mkdir a b && cp text a && cp text b");
+  const std::string program = "$TEXT --share-gpu --zero 3 --steps 6 --checkpoint-every 3 --keep 9 --out ";
+  const auto job = [&](const std::string& options) {
+    return "$MPIRUN 1 -wdir a " + program + options + " : -np 1 -wdir b " + program + options;
+  };
+  shell.output("$MPIRUN 2 " + program + "shared");
+  CHECK(contains(shell.output(job("run")), "rank 1 (" + this_process().host + ") does not see run on the disk of rank 0"));
+  shell.output("diff -r shared/step_00000006 a/run/step_00000006 && diff -r shared/step_00000003 a/run/step_00000003");
+  shell.output("rm -r a/run/step_00000006");
+  CHECK(contains(shell.output(job("run --resume")), "steps     4 to 6"));
+  shell.output(job("other --resume run/step_00000003"));
+  for (const char* out : {"run", "other"}) {
+    CAPTURE(out);
+    shell.output("diff -r shared/step_00000006 a/" + std::string(out) + "/step_00000006");
+    CHECK(std::filesystem::is_empty(shell / "b" / out));
+  }
+
+  // What another host has that rank 0's lacks is neither mixed in nor left behind.
+  shell.output("cp -r a/run/step_00000006 b/run && rm -r a/run/step_00000006");
+  shell.ranks_refuse(job("run --resume"), {"--resume: run holds step 6 on ", " (rank 1) and step 3 on ", "copy the checkpoint"});
+  shell.output("mv a/run a/mine");
+  shell.ranks_refuse(job("run --resume"), {"--resume: run holds step 6 on ", " (rank 1) and no checkpoint on ", "(rank 0)"});
+  shell.ranks_refuse(job("fresh --resume run"), {"--resume: run holds step 6 on ", "no checkpoint on "});
+  shell.ranks_refuse(job("run"), {"rank 1", "run: holds a run", "--overwrite"});
+  CHECK(!shell.exists("a/run"));
+  CHECK(!shell.exists("a/fresh"));
 }
 
 TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {

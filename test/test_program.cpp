@@ -102,6 +102,18 @@ TEST_CASE("a run waits for the one that still writes to its folder") {
   CHECK(shell.same_metrics("a", "b"));
 }
 
+TEST_CASE("of two runs that start at once in a folder that is not there yet, the second goes on where the first ends") {
+  Workplace shell;
+  // --check-ranks takes a second, so both have looked at the folder before one makes it.
+  const std::string train = "$TEXT --schedule constant --steps 30 ", racing = train + "--check-ranks --resume --out b";
+  const std::string out = shell.output(racing + " & " + racing + "; wait");
+  CAPTURE(out);
+  CHECK(contains(out, "b now holds what the run before has saved"));
+  CHECK(contains(out, "finished: the checkpoint has 30 of 30 steps"));
+  shell.output(train + "--out a");
+  CHECK(shell.same_metrics("a", "b"));
+}
+
 TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
   Workplace shell;
   const std::string train = "$TINY --train text --steps 24 --lr 1e-3 --val text --out ";
