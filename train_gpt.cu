@@ -183,20 +183,23 @@ class Run {
     if (o_.out.empty()) return true;
     const bool claimed = is_first() && claim_run_folder(o_.out, start, checkpoint, lock_);
     if (ranks_.all_gather(claimed ? "claimed" : "")[0].empty()) return false;
-    const std::string blind = writer_->find_blind_ranks();
-    if (!blind.empty()) std::printf("disks     %s\n", blind.c_str());
+    for (const std::string& reason : writer_->find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
     return true;
   }
 
+  // With the memory for its snapshots.
   void make_writer() {
-    const auto snapshot = [this](size_t floats) {
-      auto memory = std::make_shared<HostMemory>(floats * sizeof(float), true);
+    const size_t room = host_memory_room(ranks_.neighbours());
+    const auto snapshot = [this, room](size_t floats) {
+      const auto memory = take_host_memory(floats * sizeof(float), room);
+      if (!memory) return std::shared_ptr<float[]>();
       if (!memory->is_pinned())
         print_error("rank " + std::to_string(control_.rank()) + " (" + control_.host(control_.rank()) + ") has no " +
                     gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
       return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
     };
     writer_.emplace(o_.out, size_t(o_.shard_size * 1e9), ranks_, snapshot);
+    ranks_.all_gather("");  // all know how much room there is, none has taken it
     if (!o_.out.empty()) writer_->reserve(checkpoint_slices(model_->store().shards().slices_of_rank()));
   }
 
@@ -390,7 +393,9 @@ class Run {
     std::printf("memory    ");
     for (const auto& category : model_->memory().categories())
       std::printf("%s %s, ", category.name.c_str(), gibibytes(category.bytes).c_str());
-    std::printf("total %s\n", gibibytes(model_->memory().total()).c_str());
+    std::printf("total %s", gibibytes(model_->memory().total()).c_str());
+    if (writer_->snapshot_bytes()) std::printf("; host memory: snapshot %s", gibibytes(writer_->snapshot_bytes()).c_str());
+    std::printf("\n");
     std::printf("work      6N + 6LCT = %.3f GFLOP a token", model_->flops_per_token() / 1e9);
     if (peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", peak() / 1e12, o_.dtype.c_str());
     std::printf("\nsteps     %zu to %zu", start_ + 1, o_.schedule.steps);

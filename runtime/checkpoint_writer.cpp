@@ -6,6 +6,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <iterator>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -66,28 +67,47 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-size_t CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
+void CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
   size_t floats = 0;
   for (const CheckpointSlice& slice : slices) floats += std::size(kinds) * (slice.count + File::block / sizeof(float));
-  if (floats > snapshot_floats_) {
-    snapshot_ = allocate_(floats);
-    snapshot_floats_ = floats;
-  }
-  return snapshot_ ? snapshot_floats_ * sizeof(float) : 0;
+  if (floats <= snapshot_floats_) return;
+  snapshot_ = allocate_(floats);
+  snapshot_floats_ = floats;
+  if (!snapshot_) reserve_chunk();
 }
 
-std::string CheckpointWriter::find_blind_ranks() {
+void CheckpointWriter::reserve_chunk() {
+  snapshot_.reset();
+  chunk_.resize(ranks_.chunk_bytes / sizeof(float));
+}
+
+std::vector<std::string> CheckpointWriter::find_slow_ranks() {
   const int seen = whose_folder(ranks_, out_, ranks_.is_first());
-  const std::vector<std::string> all = ranks_.all_gather(seen == 0 ? "" : "blind");
+  const std::vector<std::string> all = ranks_.all_gather(seen != 0 ? "blind" : snapshot_ ? "" : "no room");
+  std::vector<int> roomless;
   blind_.clear();
-  for (int rank = 0; rank < ranks_.size; ++rank)
-    if (!all[size_t(rank)].empty()) blind_.push_back(rank);
-  if (is_blind(ranks_.rank)) snapshot_.reset();
-  if (blind_.empty()) return "";
-  const bool one = blind_.size() == 1;
-  return rank_list(blind_) + " (" + ranks_.hosts[size_t(blind_[0])] + (one ? ") does" : " ...) do") + " not see " + out_.string() +
-         " on the disk of rank 0 (" + ranks_.hosts[0] + "): what " + (one ? "it saves" : "they save") +
-         " travels there, and training waits for it; a file system that the hosts share avoids that";
+  for (int rank = 0; rank < ranks_.size; ++rank) {
+    if (all[size_t(rank)] == "blind") blind_.push_back(rank);
+    if (all[size_t(rank)] == "no room") roomless.push_back(rank);
+  }
+  if (is_blind(ranks_.rank)) reserve_chunk();
+  std::vector<std::string> reasons;
+  if (!blind_.empty())
+    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " + hosts_of(blind_) +
+                      ": what has to be saved travels there, and training waits; a file system that the hosts share avoids that");
+  if (!roomless.empty())
+    reasons.push_back("no room for a snapshot in the host's memory of " + hosts_of(roomless) +
+                      ": training waits while a checkpoint is written");
+  return reasons;
+}
+
+// "ranks 1-3 (node7, node8)"
+std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
+  std::set<std::string> hosts;
+  for (int rank : some) hosts.insert(ranks_.hosts[size_t(rank)]);
+  std::string text;
+  for (const std::string& host : hosts) text += (text.empty() ? " (" : ", ") + host;
+  return rank_list(some) + text + ")";
 }
 
 void CheckpointWriter::prune(size_t keep, size_t keep_every) {
@@ -242,11 +262,10 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
 
 // Where there is no room for a snapshot.
 void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
-  std::vector<float> chunk(ranks_.chunk_bytes / sizeof(float));
-  for (const auto& [kind, name, slice] : parts_of(content.slices, chunk.size())) {
-    content.copy_out(slice, kind, chunk.data());
+  for (const auto& [kind, name, slice] : parts_of(content.slices, chunk_.size())) {
+    content.copy_out(slice, kind, chunk_.data());
     content.wait();
-    put(ranks_.rank, piece_of(name, slice.first, slice.count, chunk.data()));
+    put(ranks_.rank, piece_of(name, slice.first, slice.count, chunk_.data()));
   }
 }
 
@@ -254,7 +273,7 @@ void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
 // "TENSOR FIRST", then floats.
 std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
   std::vector<Part> parts;
-  if (is_blind(ranks_.rank)) parts = parts_of(content.slices, ranks_.chunk_bytes / sizeof(float));
+  if (is_blind(ranks_.rank)) parts = parts_of(content.slices, chunk_.size());
   size_t rounds = 0;
   for (const std::string& number : ranks_.all_gather(std::to_string(parts.size()))) rounds = std::max(rounds, size_t(std::stoull(number)));
   std::string problem;
@@ -263,11 +282,10 @@ std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
     if (i < parts.size() && problem.empty())
       problem = attempt([&] {
         const auto& [kind, name, slice] = parts[i];
-        std::vector<float> values(slice.count);
-        content.copy_out(slice, kind, values.data());
+        content.copy_out(slice, kind, chunk_.data());
         content.wait();
         mine = name + " " + std::to_string(slice.first) + "\n";
-        mine.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+        mine.append(reinterpret_cast<const char*>(chunk_.data()), slice.count * sizeof(float));
       });
     const std::vector<std::string> all = ranks_.gather(mine);
     if (ranks_.is_first() && problem.empty())

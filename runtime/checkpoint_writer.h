@@ -46,11 +46,12 @@ class CheckpointWriter {
   size_t step() const { return step_; }     // of the last one begun
   bool is_written() const { return written_; }  // this rank's part, or it has failed
 
-  // Takes the memory for snapshots of these slices, all that a checkpoint needs, while there is some; its bytes. None: 0.
-  size_t reserve(const std::vector<CheckpointSlice>& slices);
+  // Takes the memory for snapshots of these slices, or for a chunk of them: later there may be none.
+  void reserve(const std::vector<CheckpointSlice>& slices);
+  size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
-  // Collective, when the folder is there: which ranks don't see that of rank 0, and what that means; empty: all see it.
-  std::string find_blind_ranks();
+  // Collective, when the run folder is there. For which ranks training will wait, and why: a line for each reason.
+  std::vector<std::string> find_slow_ranks();
 
   // Removes older checkpoints, meanwhile: gigabytes take their time.
   void prune(size_t keep, size_t keep_every);
@@ -76,6 +77,8 @@ class CheckpointWriter {
   };
 
   bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
+  std::string hosts_of(const std::vector<int>& some) const;
+  void reserve_chunk();
   void finish_pruning();
   std::string discard(const std::string& problem);
   void plan(const CheckpointContent& content);
@@ -107,6 +110,7 @@ class CheckpointWriter {
   Allocate allocate_;
   std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
   size_t snapshot_floats_ = 0;         // that there is room for, or would have to be
+  std::vector<float> chunk_;           // instead of a snapshot
   std::atomic<bool> written_ = false;
   std::string problem_;
   std::thread thread_, pruning_;

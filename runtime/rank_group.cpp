@@ -20,6 +20,8 @@ std::string unused_name() {
 
 }  // namespace
 
+int RankGroup::neighbours() const { return int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank)])); }
+
 RankGroup rank_group(Control& control) {
   constexpr double patience = 10;  // disks may be slow
   RankGroup group;

@@ -23,6 +23,7 @@ struct RankGroup {
   size_t chunk_bytes = size_t(16) << 20;    // of a file, what travels at a time
 
   bool is_first() const { return rank == 0; }
+  int neighbours() const;  // ranks of this host, this one included
 };
 
 // The group of all ranks; `control` outlives it.
