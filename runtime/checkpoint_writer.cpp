@@ -82,7 +82,7 @@ void CheckpointWriter::reserve_chunk() {
 }
 
 std::vector<std::string> CheckpointWriter::find_slow_ranks() {
-  const int seen = whose_folder(ranks_, out_, ranks_.is_first());
+  const int seen = ranks_.size == 1 ? 0 : whose_folder(ranks_, out_, ranks_.is_first());
   const std::vector<std::string> all = ranks_.all_gather(seen != 0 ? "blind" : snapshot_ ? "" : "no room");
   std::vector<int> roomless;
   blind_.clear();
@@ -93,8 +93,9 @@ std::vector<std::string> CheckpointWriter::find_slow_ranks() {
   if (is_blind(ranks_.rank)) reserve_chunk();
   std::vector<std::string> reasons;
   if (!blind_.empty())
-    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " + hosts_of(blind_) +
-                      ": what has to be saved travels there, and training waits; a file system that the hosts share avoids that");
+    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " +
+                      hosts_of(blind_) + ": what has to be saved travels there, and training waits; " +
+                      "a file system that the hosts share avoids that");
   if (!roomless.empty())
     reasons.push_back("no room for a snapshot in the host's memory of " + hosts_of(roomless) +
                       ": training waits while a checkpoint is written");
@@ -182,7 +183,8 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
     return tensors;
   };
   files_ = plan_files("model", with_prefix({"transformer."}), shard_bytes_);
-  const std::vector<FilePlan> optimizer = plan_files("optimizer", with_prefix({"m.transformer.", "v.transformer."}), shard_bytes_);
+  const std::vector<FilePlan> optimizer =
+      plan_files("optimizer", with_prefix({"m.transformer.", "v.transformer."}), shard_bytes_);
   texts_.clear();
   if (files_.size() > 1) texts_["model.safetensors.index.json"] = index_of(files_);
   if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
@@ -223,7 +225,8 @@ void CheckpointWriter::open_files() {
 
 // ---- slices on their way from the device to the files
 
-std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<CheckpointSlice>& slices, size_t most_floats) {
+std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<CheckpointSlice>& slices,
+                                                               size_t most_floats) {
   std::vector<Part> parts;
   for (const auto& [kind, prefix] : kinds)
     for (const CheckpointSlice& slice : slices)
@@ -275,7 +278,8 @@ std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
   std::vector<Part> parts;
   if (is_blind(ranks_.rank)) parts = parts_of(content.slices, chunk_.size());
   size_t rounds = 0;
-  for (const std::string& number : ranks_.all_gather(std::to_string(parts.size()))) rounds = std::max(rounds, size_t(std::stoull(number)));
+  for (const std::string& number : ranks_.all_gather(std::to_string(parts.size())))
+    rounds = std::max(rounds, size_t(std::stoull(number)));
   std::string problem;
   for (size_t i = 0; i < rounds; ++i) {
     std::string mine;

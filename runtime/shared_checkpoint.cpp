@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <system_error>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -52,10 +51,17 @@ struct FileSize {
   size_t bytes;
 };
 
+// Every step of a copy is tried together: if it fails somewhere, all ranks say why.
+template <class Work>
+void copy_together(const RankGroup& ranks, Work work) {
+  const std::string problem = attempt_together(ranks, work);
+  if (!problem.empty()) fail("a copy of the checkpoint for a host that does not see it: ", problem);
+}
+
 // The files of rank 0's checkpoint, on all ranks: its manifests, and what they name.
 std::vector<FileSize> share_files(const std::filesystem::path& folder, const RankGroup& ranks) {
   nlohmann::json list = nlohmann::json::array();
-  const std::string problem = attempt_together(ranks, [&] {
+  copy_together(ranks, [&] {
     if (!ranks.is_first()) return;
     std::set<std::string> names;
     for (const Manifest& manifest : read_manifests(folder)) {
@@ -64,13 +70,12 @@ std::vector<FileSize> share_files(const std::filesystem::path& folder, const Ran
     }
     for (const std::string& name : names) list.push_back({name, File(folder / name, O_RDONLY).size()});
   });
-  if (!problem.empty()) fail(problem);
   std::vector<FileSize> files;
   for (const auto& entry : nlohmann::json::parse(ranks.all_gather(list.dump())[0])) files.push_back({entry.at(0), entry.at(1)});
   return files;
 }
 
-// Rank 0's file `from` becomes `to` on the ranks that write. Fails alike on all ranks.
+// Rank 0's file `from` becomes `to` on the ranks that write.
 void send_file(const std::filesystem::path& from, const std::filesystem::path& to, size_t bytes, bool writes,
                const RankGroup& ranks) {
   std::optional<File> file;
@@ -84,7 +89,7 @@ void send_file(const std::filesystem::path& from, const std::filesystem::path& t
     chunk = ranks.all_gather(chunk)[0];
     if (writes && problem.empty()) problem = attempt([&] { file->write(offset, chunk.data(), chunk.size()); });
   }
-  if (problem = first_problem(ranks, problem); !problem.empty()) fail("a copy for a host that does not see --resume's folder: ", problem);
+  copy_together(ranks, [&] { if (!problem.empty()) fail(problem); });
 }
 
 }  // namespace
@@ -118,8 +123,7 @@ std::filesystem::path CheckpointCopies::folder_of(const std::filesystem::path& f
   copied_ = std::any_of(prints.begin(), prints.end(), blind);
   if (!copied_) return readable_;
   const bool needs_copy = blind(prints[size_t(ranks_.rank)]);
-  const std::string problem = attempt_together(ranks_, [&] { if (needs_copy) std::filesystem::create_directories(place_); });
-  if (!problem.empty()) fail(problem);
+  copy_together(ranks_, [&] { if (needs_copy) std::filesystem::create_directories(place_); });
   const int writer = whose_folder(ranks_, place_, needs_copy);
   writes_ = needs_copy && writer == ranks_.rank;
   if (needs_copy) readable_ = place_ / ("step_copy_for_rank_" + std::to_string(writer) + ".partial");
@@ -128,16 +132,15 @@ std::filesystem::path CheckpointCopies::folder_of(const std::filesystem::path& f
 }
 
 void CheckpointCopies::copy(const std::filesystem::path& folder) {
-  std::string problem = attempt_together(ranks_, [&] {
+  copy_together(ranks_, [&] {
     if (!writes_) return;
     std::filesystem::remove_all(readable_);  // what a crash left
     std::filesystem::create_directory(readable_);
   });
-  if (!problem.empty()) fail(problem);
   for (const auto& [name, bytes] : share_files(folder, ranks_))
     send_file(folder / name, readable_ / name, bytes, writes_, ranks_);
-  problem = first_problem(ranks_, writes_ ? damage_of(readable_) : "");
-  if (!problem.empty()) fail(problem);
+  const std::string damage = writes_ ? damage_of(readable_) : "";
+  copy_together(ranks_, [&] { if (!damage.empty()) fail(damage); });
 }
 
 void CheckpointCopies::release() {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "runtime/checkpoint.h"
 #include "runtime/rank_group.h"
