@@ -60,14 +60,16 @@ int train(Job& job) {
   const Datasets data = open_data(o);
   const RunStart start = {o.overwrite, o.resume, o.resume_from};
   std::optional<RunFolderLock> lock;
-  if (job.is_first() && std::filesystem::is_directory(o.out)) lock.emplace(o.out);
+  if (job.is_first() && !o.out.empty()) lock.emplace(o.out);
   require_agreement(control, "data", summary_of(data), "all ranks must see the same files");
-  const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(job, start);
-  const ModelShape shape = decide_shape(o, checkpoint, data);
+  const std::optional<Checkpoint> checkpoint = choose_shared_checkpoint(o.out, start, job.ranks);
+  CheckpointCopies copies(job.ranks, o.out);
+  const std::filesystem::path folder = checkpoint ? copies.folder_of(checkpoint->folder) : std::filesystem::path(o.init);
+  const ModelShape shape = decide_shape(o, folder, data);
   const std::unique_ptr<Model> model = build_model(job, shape, true);
   Bill bill(o.price, control.size());
   Batches batches(job, *model, data, bill);
-  TrainingState state = {job, data, *model, Guard(o.guard), {}};
+  TrainingState state = {job, data, *model, copies, Guard(o.guard), {}};
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
   if (o.train_minutes > 0 && !checkpoint) guarded(control, [&] { choose_steps(state, batches); });
@@ -75,20 +77,22 @@ int train(Job& job) {
   const size_t steps = o.schedule.steps, &step = state.progress.step;  // to be done, and done
 
   // ---- what surrounds it
-  const auto tokenizer_folder = Checkpoints::tokenizer_folder(o, checkpoint);
+  const std::filesystem::path tokenizer_folder = !folder.empty() ? folder : std::filesystem::path(o.out);
   std::optional<Sampler> sampler;
   if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
+  copies.release();
+  Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
-  describe(job, *model, data, step);
+  describe(job, *model, data, checkpoints.snapshot_bytes(), step);
   if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.dp(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
   }
-  control.barrier(Job::disk_patience);  // all have read what the run folder may hold
+  job.ranks.all_gather("");  // all have read what the run folder may hold
   if (checkpoint && continues(o.out, start, checkpoint)) bill.restore(metrics_path(o.out), step);
-  if (!o.out.empty() && job.is_first()) claim_run_folder(o.out, start, checkpoint, lock);
-  Checkpoints checkpoints(state, bill, checkpoint);
+  if (lock) claim_run_folder(o.out, start, checkpoint);
+  checkpoints.describe();
   Telemetry telemetry(job, *model, tracing, bill, step);
   StepsInFlight in_flight(*model, job.mesh.dp());
   Interruption interruption(o.max_hours);
@@ -181,7 +185,7 @@ int run(const Options& options, Control& control, Mesh& mesh) {
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device()));
-  Job job = {options, control, mesh, stream, properties.name};
+  Job job = {options, control, mesh, rank_group(control), stream, properties.name};
   gemm_choices().agree = [&](const GemmChoices::Choose& choose) {
     return control.all_gather(job.is_first() ? choose() : "")[0];
   };

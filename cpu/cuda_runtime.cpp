@@ -23,10 +23,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cpu/host_memory.h"
 #include "cpu/sanitizers.h"
 #include "cpu/schedule.h"
 
@@ -88,7 +90,7 @@ using Sizes = std::map<const char*, size_t>;  // of allocations, by their start
 
 std::mutex memory_mutex;
 Sizes device_memory, pinned_memory;
-size_t share = SIZE_MAX;  // of the host's memory, for device memory
+std::optional<size_t> share;  // of the host's memory, for what this process allocates; set before it allocates any
 
 // Bytes from p to the end of the allocation that it points into; 0 if it points into none.
 size_t bytes_from(const void* p, const Sizes& sizes) {
@@ -122,29 +124,15 @@ cudaError_t free_allocation(void* pointer, Sizes& sizes) {
   return cudaSuccess;
 }
 
-size_t read_number(const char* path, size_t otherwise) {
-  std::ifstream file(path);
-  size_t value;
-  return file >> value ? value : otherwise;
-}
-
-// What the machine can still give: MemAvailable, or less where a container's limit is lower.
-size_t available_bytes() {
-  size_t available = size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key, rest; meminfo >> key && std::getline(meminfo, rest);)
-    if (key == "MemAvailable:") available = std::stoull(rest) * 1024;
-  size_t limit = read_number("/sys/fs/cgroup/memory.max", SIZE_MAX);
-  size_t used = read_number("/sys/fs/cgroup/memory.current", 0);
-  return std::min(available, limit - std::min(limit, used));
-}
-
-// Of this process's share, if other ranks are on this host.
+// Of this process's share, if other ranks are on this host. What has been allocated counts at once: the kernel notices
+// when it is used.
 size_t free_bytes() {
   std::lock_guard lock(memory_mutex);
+  if (!share) share = host_memory_left();
   size_t used = 0;
-  for (const auto& [start, bytes] : device_memory) used += bytes;
-  return std::min(available_bytes(), share - std::min(share, used));
+  for (const Sizes* sizes : {&device_memory, &pinned_memory})
+    for (const auto& [start, bytes] : *sizes) used += bytes;
+  return std::min({host_memory_left(), process_memory_left(), *share - std::min(*share, used)});
 }
 
 // ---- streams
@@ -224,7 +212,7 @@ bool is_device_memory(const void* p) { return bytes_from(p, device_memory) > 0; 
 
 void share_memory(size_t ranks) {
   std::lock_guard lock(memory_mutex);
-  share = available_bytes() / ranks;
+  share = host_memory_left() / ranks;
 }
 
 const Schedule& schedule() {
@@ -378,7 +366,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 cudaError_t cudaFree(void* pointer) { return cpu::free_allocation(pointer, cpu::device_memory); }
 
 cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-  if (bytes > cpu::available_bytes()) return remember(cudaErrorMemoryAllocation);  // it cannot be paged out
+  if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);  // it cannot be paged out
   return cpu::allocate(pointer, 256, std::max<size_t>(bytes, 1), cpu::pinned_memory);
 }
 

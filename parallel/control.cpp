@@ -55,8 +55,8 @@ std::vector<std::string> Control::all_gather(const std::string& mine, double pat
   return meet("host all_gather", place, FrameType::for_all, mine, patience);
 }
 
-std::vector<std::string> Control::gather(const std::string& mine, Place place) {
-  return meet("host gather", place, FrameType::for_rank_0, mine);
+std::vector<std::string> Control::gather(const std::string& mine, double patience, Place place) {
+  return meet("host gather", place, FrameType::for_rank_0, mine, patience);
 }
 
 void Control::barrier(double patience, Place place) { meet("host barrier", place, FrameType::for_rank_0, "", patience); }

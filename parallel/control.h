@@ -50,7 +50,7 @@ class Control {
   // patience: how many times the collective time-out the others may take
   std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current());
   // The same for rank 0; the others get empty texts.
-  std::vector<std::string> gather(const std::string& mine, Place place = Place::current());
+  std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
 
   // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`

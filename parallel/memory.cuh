@@ -9,14 +9,18 @@
 // device AddressSanitizer) notices.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iomanip>
 #include <memory>
+#include <new>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "cpu/host_memory.h"
 #include "kernels/common.cuh"
 
 class Arena {
@@ -54,19 +58,18 @@ inline std::string gibibytes(size_t bytes) {
 }
 
 // Pinned memory of the host, which the device copies to at full speed. All pages are there from the start. Where the
-// system gives no more of it (containers have limits), pageable memory takes its place, if it may.
+// system pins no more (containers have limits), pageable memory takes its place, if it may.
 class HostMemory {
  public:
   explicit HostMemory(size_t bytes, bool may_be_pageable = false) {
     const cudaError_t error = cudaMallocHost(&data_, bytes);
-    if (error == cudaSuccess) {
-      std::memset(data_, 0, bytes);
-    } else {
+    if (error != cudaSuccess) {
       if (!may_be_pageable) check_cuda(error, "cudaMallocHost", __FILE__, __LINE__);
       cudaGetLastError();  // the next call that asks is not to find it
       pageable_ = std::make_unique_for_overwrite<char[]>(bytes);
       data_ = pageable_.get();
     }
+    std::memset(data_, 0, bytes);
   }
   ~HostMemory() {
     if (is_pinned()) cudaFreeHost(data_);
@@ -82,9 +85,30 @@ class HostMemory {
   std::unique_ptr<char[]> pageable_;
 };
 
+// Bytes of the host's memory that are left to this rank, one of so many on this host.
+inline size_t host_memory_room(int ranks) {
+  size_t free_bytes = 0, total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  const bool is_device_memory = device_attribute(cudaDevAttrIntegrated);
+  return is_device_memory ? free_bytes : std::min(host_memory_left() / size_t(ranks), process_memory_left());
+}
+
+// Memory that the host needs besides: for stacks, batches, and what libraries take at their first call.
+constexpr size_t host_reserve = size_t(64) << 20;
+
+// Leaves that reserve. Null: there is not so much room.
+inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
+  if (bytes + host_reserve > room) return nullptr;
+  try {
+    return std::make_shared<HostMemory>(bytes, true);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 // Memory that a GPU still needs when the model has its own: for modules that CUDA loads at their first kernel, local
-// memory of kernels that spill registers, and NCCL's buffers. A device in the host's memory finds it there.
-inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? 0 : size_t(1) << 30; }
+// memory of kernels that spill registers, and NCCL's buffers; a device in the host's memory, what the host needs.
+inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : size_t(1) << 30; }
 
 class DeviceMemory {
  public:
@@ -140,7 +164,7 @@ class DeviceMemory {
     for (const Category& category : categories_)
       text += (&category == &categories_.front() ? "" : ", ") + category.name + " " + gibibytes(category.bytes);
     text += "), " + gibibytes(free_bytes) + " free";
-    if (reserve > 0) text += ", of which " + gibibytes(reserve) + " are left to CUDA and NCCL";
+    if (reserve > 0) text += ", of which " + gibibytes(reserve) + " are left to libraries";
     throw std::runtime_error(text + ": try a smaller --micro-batch, --recompute block, or a smaller model");
   }
 

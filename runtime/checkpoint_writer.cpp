@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
+#include <cstring>
 #include <initializer_list>
 #include <iterator>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -14,9 +15,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "parallel/rendezvous.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
-#include "runtime/manifest.h"
 
 namespace {
 
@@ -56,27 +57,9 @@ std::string index_of(const std::vector<FilePlan>& files) {
   return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
 }
 
-// Why the work cannot be done; empty: it is done.
-template <class Work>
-std::string attempt(Work work) {
-  try {
-    work();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(std::filesystem::path out, size_t shard_bytes, WritingRanks ranks,
-                                   Allocate allocate)
+CheckpointWriter::CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks, Allocate allocate)
     : out_(std::move(out)), shard_bytes_(shard_bytes), ranks_(std::move(ranks)), allocate_(std::move(allocate)) {}
 
 CheckpointWriter::~CheckpointWriter() {
@@ -88,12 +71,48 @@ void CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
   size_t floats = 0;
   for (const CheckpointSlice& slice : slices) floats += std::size(kinds) * (slice.count + File::block / sizeof(float));
   if (floats <= snapshot_floats_) return;
-  snapshot_ = allocate_(floats);  // may fail, and succeed at the next checkpoint
+  snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
+  if (!snapshot_) reserve_chunk();
+}
+
+void CheckpointWriter::reserve_chunk() {
+  snapshot_.reset();
+  chunk_.resize(ranks_.chunk_bytes / sizeof(float));
+}
+
+std::vector<std::string> CheckpointWriter::find_slow_ranks() {
+  const int seen = ranks_.size == 1 ? 0 : whose_folder(ranks_, out_, ranks_.is_first());
+  const std::vector<std::string> all = ranks_.all_gather(seen != 0 ? "blind" : snapshot_ ? "" : "no room");
+  std::vector<int> roomless;
+  blind_.clear();
+  for (int rank = 0; rank < ranks_.size; ++rank) {
+    if (all[size_t(rank)] == "blind") blind_.push_back(rank);
+    if (all[size_t(rank)] == "no room") roomless.push_back(rank);
+  }
+  if (is_blind(ranks_.rank)) reserve_chunk();
+  std::vector<std::string> reasons;
+  if (!blind_.empty())
+    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " +
+                      hosts_of(blind_) + ": what has to be saved travels there, and training waits; " +
+                      "a file system that the hosts share avoids that");
+  if (!roomless.empty())
+    reasons.push_back("no room for a snapshot in the host's memory of " + hosts_of(roomless) +
+                      ": training waits while a checkpoint is written");
+  return reasons;
+}
+
+// "ranks 1-3 (node7, node8)"
+std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
+  std::set<std::string> hosts;
+  for (int rank : some) hosts.insert(ranks_.hosts[size_t(rank)]);
+  std::string text;
+  for (const std::string& host : hosts) text += (text.empty() ? " (" : ", ") + host;
+  return rank_list(some) + text + ")";
 }
 
 void CheckpointWriter::prune(size_t keep, size_t keep_every) {
-  if (!creates_) return;
+  if (!ranks_.is_first()) return;
   finish_pruning();
   pruning_ = std::thread([this, keep, keep_every] {
     const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every); });
@@ -107,22 +126,21 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   complete_ = out_ / checkpoint_name(step);
   plan(content);
   partial_ = ranks_.all_gather(complete_.string() + "." + std::to_string(getpid()) + ".partial")[0];
-  creates_ = ranks_.rank == 0;
-  std::string problem = agree(attempt([&] { if (creates_) create(); }));
-  if (!problem.empty()) return discard(problem);
-  const bool blind = !std::filesystem::exists(partial_);
-  const std::vector<std::string> blind_hosts = ranks_.all_gather(blind ? host_name() : "");
-  const auto first = std::find(blind_hosts.begin(), blind_hosts.end(), host_name());
-  creates_ |= blind && first == blind_hosts.begin() + ranks_.rank;
-  shared_ = std::all_of(blind_hosts.begin(), blind_hosts.end(), [](const std::string& host) { return host.empty(); });
-  problem = agree(attempt([&] { if (creates_ && blind) create(); }));
-  if (!problem.empty()) return discard(problem);
-  problem = agree(attempt([&] { take_snapshot(content); }));
+  std::string problem = attempt_together(ranks_, [&] { if (ranks_.is_first()) create(); });
+  if (problem.empty())
+    problem = attempt_together(ranks_, [&] {
+      if (is_blind(ranks_.rank)) return;
+      open_files();
+      reserve(content.slices);
+      if (snapshot_) take_snapshot(content);
+      else write_in_parts(content);
+    });
+  if (problem.empty() && !blind_.empty()) problem = send_in_parts(content);
   if (!problem.empty()) return discard(problem);
   written_ = false;
   thread_ = std::thread([this] {
     setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // of this thread alone: training goes first where cores are few
-    problem_ = attempt([this] { write(); });
+    problem_ = attempt([this] { if (!is_blind(ranks_.rank)) write(); });
     written_ = true;
   });
   return "";
@@ -131,17 +149,17 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
 std::string CheckpointWriter::complete() {
   thread_.join();
   writers_.clear();
-  if (std::string problem = agree(problem_); !problem.empty()) return discard(problem);
-  std::string problem = agree(attempt([this] {
-    if (!creates_) return;
-    if (shared_) check_coverage(partial_, read_manifests(partial_));
+  if (std::string problem = first_problem(ranks_, problem_); !problem.empty()) return discard(problem);
+  std::string problem = attempt_together(ranks_, [this] {
+    if (!ranks_.is_first()) return;
+    check_coverage(partial_, read_manifests(partial_));
     // A second save of a step, after resuming from an earlier one, replaces the first.
     const std::filesystem::path replaced = complete_.string() + ".replaced.partial";
     if (std::filesystem::exists(complete_)) std::filesystem::rename(complete_, replaced);
     std::filesystem::rename(partial_, complete_);
     sync_folder(out_);
     std::filesystem::remove_all(replaced);
-  }));
+  });
   return problem.empty() ? "" : discard(problem);
 }
 
@@ -149,17 +167,10 @@ void CheckpointWriter::finish_pruning() {
   if (pruning_.joinable()) pruning_.join();
 }
 
-// The first rank's problem, on all ranks.
-std::string CheckpointWriter::agree(const std::string& problem) {
-  for (const std::string& text : ranks_.all_gather(problem))
-    if (!text.empty()) return text;
-  return "";
-}
-
 std::string CheckpointWriter::discard(const std::string& problem) {
   writers_.clear();
   std::error_code ignored;
-  if (creates_) std::filesystem::remove_all(partial_, ignored);  // a full disk needs the room
+  if (ranks_.is_first()) std::filesystem::remove_all(partial_, ignored);  // a full disk needs the room
   ranks_.all_gather("");
   return problem;
 }
@@ -172,11 +183,15 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
     return tensors;
   };
   files_ = plan_files("model", with_prefix({"transformer."}), shard_bytes_);
-  const std::vector<FilePlan> optimizer = plan_files("optimizer", with_prefix({"m.transformer.", "v.transformer."}), shard_bytes_);
+  const std::vector<FilePlan> optimizer =
+      plan_files("optimizer", with_prefix({"m.transformer.", "v.transformer."}), shard_bytes_);
   texts_.clear();
   if (files_.size() > 1) texts_["model.safetensors.index.json"] = index_of(files_);
   if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
   files_.insert(files_.end(), optimizer.begin(), optimizer.end());
+  file_of_.clear();
+  for (size_t file = 0; file < files_.size(); ++file)
+    for (const NamedShape& tensor : files_[file].tensors) file_of_[tensor.name] = file;
   nlohmann::json trainer = nlohmann::json::parse(content.trainer);
   trainer["step"] = step_;
   texts_["trainer.json"] = trainer.dump(2) + "\n";
@@ -199,45 +214,110 @@ void CheckpointWriter::create() {
   for (size_t file = 0; file < files_.size(); ++file) open(file, true)->close();
 }
 
+void CheckpointWriter::open_files() {
+  writers_.clear();
+  for (size_t file = 0; file < files_.size(); ++file) writers_.push_back(open(file, false));
+  manifests_.clear();
+  pieces_.clear();
+  for (int rank = 0; rank < ranks_.size; ++rank)
+    if (rank == ranks_.rank || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size, {}};
+}
+
+// ---- slices on their way from the device to the files
+
+std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<CheckpointSlice>& slices,
+                                                               size_t most_floats) {
+  std::vector<Part> parts;
+  for (const auto& [kind, prefix] : kinds)
+    for (const CheckpointSlice& slice : slices)
+      for (size_t done = 0; done < slice.count; done += most_floats)
+        parts.push_back({kind, prefix + slice.tensor.name,
+                         {slice.tensor, slice.first + done, std::min(most_floats, slice.count - done)}});
+  return parts;
+}
+
+CheckpointWriter::Piece CheckpointWriter::piece_of(const std::string& tensor, size_t first, size_t count,
+                                                   const float* values) const {
+  const size_t file = file_of_.at(tensor);
+  return {file, writers_[file]->offset(tensor, first, count), count, values};
+}
+
+// Writes what is of that rank.
+void CheckpointWriter::put(int rank, const Piece& piece) {
+  writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
+  const auto* bytes = reinterpret_cast<const char*>(piece.values);
+  manifests_.at(rank).add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
+}
+
 // A piece lies in memory as it does in the file, seen from the start of a block: File::write_past_cache.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
-  std::map<std::string, size_t> file_of;
-  writers_.clear();
-  for (size_t file = 0; file < files_.size(); ++file) {
-    writers_.push_back(open(file, false));
-    for (const NamedShape& tensor : files_[file].tensors) file_of[tensor.name] = file;
-  }
-  pieces_.clear();
-  reserve(content.slices);
   float* free = snapshot_.get();
-  for (const auto& [kind, prefix] : kinds)
-    for (const CheckpointSlice& slice : content.slices) {
-      const std::string name = prefix + slice.tensor.name;
-      const size_t file = file_of.at(name), offset = writers_[file]->offset(name, slice.first, slice.count);
-      free += (offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
-      pieces_.push_back({file, offset, slice.count, free});
-      content.copy_out(slice, kind, free);
-      free += slice.count;
-    }
+  for (const auto& [kind, name, slice] : parts_of(content.slices, SIZE_MAX)) {
+    Piece piece = piece_of(name, slice.first, slice.count, nullptr);
+    free += (piece.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
+    piece.values = free;
+    pieces_.push_back(piece);
+    content.copy_out(slice, kind, free);
+    free += slice.count;
+  }
   content.wait();
+}
+
+// Where there is no room for a snapshot.
+void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
+  for (const auto& [kind, name, slice] : parts_of(content.slices, chunk_.size())) {
+    content.copy_out(slice, kind, chunk_.data());
+    content.wait();
+    put(ranks_.rank, piece_of(name, slice.first, slice.count, chunk_.data()));
+  }
+}
+
+// Collective: ranks that don't see rank 0's folder send it their slices, a part each at a time. A part travels as a line
+// "TENSOR FIRST", then floats.
+std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
+  std::vector<Part> parts;
+  if (is_blind(ranks_.rank)) parts = parts_of(content.slices, chunk_.size());
+  size_t rounds = 0;
+  for (const std::string& number : ranks_.all_gather(std::to_string(parts.size())))
+    rounds = std::max(rounds, size_t(std::stoull(number)));
+  std::string problem;
+  for (size_t i = 0; i < rounds; ++i) {
+    std::string mine;
+    if (i < parts.size() && problem.empty())
+      problem = attempt([&] {
+        const auto& [kind, name, slice] = parts[i];
+        content.copy_out(slice, kind, chunk_.data());
+        content.wait();
+        mine = name + " " + std::to_string(slice.first) + "\n";
+        mine.append(reinterpret_cast<const char*>(chunk_.data()), slice.count * sizeof(float));
+      });
+    const std::vector<std::string> all = ranks_.gather(mine);
+    if (ranks_.is_first() && problem.empty())
+      problem = attempt([&] { for (int rank : blind_) receive(rank, all[size_t(rank)]); });
+  }
+  return first_problem(ranks_, problem);
+}
+
+void CheckpointWriter::receive(int rank, const std::string& part) {
+  if (part.empty()) return;
+  const size_t line = part.find('\n'), space = part.find(' ');
+  std::vector<float> values((part.size() - line - 1) / sizeof(float));
+  std::memcpy(values.data(), part.data() + line + 1, values.size() * sizeof(float));
+  put(rank, piece_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
 }
 
 // On the thread.
 void CheckpointWriter::write() {
-  Manifest manifest = {step_, ranks_.rank, ranks_.size, {}};
-  for (size_t file = 0; file < files_.size(); ++file)
-    if (ranks_.rank == 0) manifest.add(files_[file].name, 0, writers_[file]->header());
-  for (const Piece& piece : pieces_) {
-    writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
-    const auto* bytes = reinterpret_cast<const char*>(piece.values);
-    manifest.add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
-  }
+  for (const Piece& piece : pieces_) put(ranks_.rank, piece);
+  if (ranks_.is_first())
+    for (size_t file = 0; file < files_.size(); ++file) manifests_[0].add(files_[file].name, 0, writers_[file]->header());
   for (const auto& writer : writers_) writer->close();
-  for (const auto& [name, text] : texts_) {
-    if (creates_) write_file(partial_ / name, text);
-    if (ranks_.rank == 0) manifest.add(name, 0, text);
-  }
-  write_file(partial_ / manifest.name(), manifest.text());
+  if (ranks_.is_first())
+    for (const auto& [name, text] : texts_) {
+      write_file(partial_ / name, text);
+      manifests_[0].add(name, 0, text);
+    }
+  for (const auto& [rank, manifest] : manifests_) write_file(partial_ / manifest.name(), manifest.text());
   sync_folder(partial_);
 }
 

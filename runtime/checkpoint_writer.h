@@ -2,15 +2,17 @@
 // to the host's memory; a thread writes them in place into files that all ranks share, and flushes them to the disk.
 // When every rank is done, the folder gets its name.
 //
+// Two kinds of ranks make the loop wait longer, while their slices go from the device to the file chunk by chunk: those
+// with no room for a snapshot, and those that don't see the folder on rank 0's disk, which send the chunks to rank 0.
+//
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
 //   optimizer.safetensors                     AdamW's moments, "m.NAME" and "v.NAME"
 //   trainer.json, and the tokenizer's files   what else a resumed run needs
 //   manifest_*                                what every rank wrote, with checksums (runtime/manifest.h)
-//
-// A folder on a disk that only one host sees is made by the first rank there that does not see rank 0's.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
@@ -22,15 +24,8 @@
 #include <vector>
 
 #include "runtime/checkpoint.h"
-
-// The ranks that write a checkpoint together.
-struct WritingRanks {
-  int rank = 0, size = 1;
-  // Everybody's text, by rank; returns when all ranks have called it.
-  std::function<std::vector<std::string>(const std::string&)> all_gather = [](const std::string& mine) {
-    return std::vector<std::string>{mine};
-  };
-};
+#include "runtime/manifest.h"
+#include "runtime/rank_group.h"
 
 // One safetensors file of a checkpoint.
 struct FilePlan {
@@ -38,12 +33,12 @@ struct FilePlan {
   std::vector<NamedShape> tensors;
 };
 
-// Memory for a snapshot, of so many floats.
+// Memory for a snapshot, of so many floats; null: there is no room.
 using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
 
 class CheckpointWriter {
  public:
-  CheckpointWriter(std::filesystem::path out, size_t shard_bytes, WritingRanks ranks,
+  CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks,
                    Allocate allocate = [](size_t floats) { return std::make_shared<float[]>(floats); });
   ~CheckpointWriter();
 
@@ -51,8 +46,12 @@ class CheckpointWriter {
   size_t step() const { return step_; }     // of the last one begun
   bool is_written() const { return written_; }  // this rank's part, or it has failed
 
-  // Room for the snapshots of these slices, so that not even the first has to wait for memory.
+  // Takes the memory for snapshots of these slices, or for a chunk of them: later there may be none.
   void reserve(const std::vector<CheckpointSlice>& slices);
+  size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
+
+  // Collective, when the run folder is there. For which ranks training will wait, and why: a line for each reason.
+  std::vector<std::string> find_slow_ranks();
 
   // Removes older checkpoints, meanwhile: gigabytes take their time.
   void prune(size_t keep, size_t keep_every);
@@ -65,35 +64,53 @@ class CheckpointWriter {
   std::string complete();
 
  private:
+  // Of a slice, what is written or sent at once.
+  struct Part {
+    char kind;
+    std::string name;  // of the tensor in its file
+    CheckpointSlice slice;
+  };
+  // Of a file.
   struct Piece {
     size_t file, offset, count;  // number in files_; byte in the file; floats
-    float* values;               // in the snapshot
+    const float* values;         // in the snapshot
   };
 
+  bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
+  std::string hosts_of(const std::vector<int>& some) const;
+  void reserve_chunk();
   void finish_pruning();
-  std::string agree(const std::string& problem);
   std::string discard(const std::string& problem);
   void plan(const CheckpointContent& content);
   std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
   void create();
+  void open_files();
+  static std::vector<Part> parts_of(const std::vector<CheckpointSlice>& slices, size_t most_floats);
+  Piece piece_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
+  void put(int rank, const Piece& piece);
   void take_snapshot(const CheckpointContent& content);
+  void write_in_parts(const CheckpointContent& content);
+  std::string send_in_parts(const CheckpointContent& content);
+  void receive(int rank, const std::string& part);
   void write();
 
   std::filesystem::path out_;
   size_t shard_bytes_;
-  WritingRanks ranks_;
+  RankGroup ranks_;
+  std::vector<int> blind_;  // ranks that don't see rank 0's folder
 
   size_t step_ = 0;
   std::filesystem::path partial_, complete_;
-  bool creates_ = false;                      // the folder; then also completes or removes it
-  bool shared_ = true;                        // all ranks see it
   std::vector<FilePlan> files_;
+  std::map<std::string, size_t> file_of_;     // by tensor
   std::map<std::string, std::string> texts_;  // small files
   std::vector<std::unique_ptr<SafetensorsWriter>> writers_;  // by file
+  std::map<int, Manifest> manifests_;         // by rank, those that this rank writes
   std::vector<Piece> pieces_;
   Allocate allocate_;
-  std::shared_ptr<float[]> snapshot_;
-  size_t snapshot_floats_ = 0;
+  std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
+  size_t snapshot_floats_ = 0;         // that there is room for, or would have to be
+  std::vector<float> chunk_;           // instead of a snapshot
   std::atomic<bool> written_ = false;
   std::string problem_;
   std::thread thread_, pruning_;

@@ -2,6 +2,7 @@
 // and the cure; main() prints it and ends with a non-zero exit code.
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -31,3 +32,14 @@ std::string one_line(std::string text);
 std::string excerpt(std::string_view text);
 
 void print_error(const std::string& text);
+
+// Why the work cannot be done; empty: it is done.
+template <class Work>
+std::string attempt(Work work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}

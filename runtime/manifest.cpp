@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <memory>
 #include <system_error>
@@ -97,9 +96,7 @@ std::vector<Manifest> read_manifests(const std::filesystem::path& folder) {
   if (found.empty()) fail(folder, ": has no manifest");
   std::vector<Manifest> all;
   for (int rank = 0; rank < found.begin()->second.ranks; ++rank) {
-    if (!found.count(rank))
-      fail(folder, ": what rank ", rank, " of ", found.begin()->second.ranks, " wrote is missing: has each host its own disk? ",
-           "Copy the folders of all into one");
+    if (!found.count(rank)) fail(folder, ": what rank ", rank, " of ", found.begin()->second.ranks, " wrote is missing");
     all.push_back(std::move(found[rank]));
   }
   return all;
@@ -144,12 +141,9 @@ bool has_manifest(const std::filesystem::path& folder) {
 }
 
 std::string damage_of(const std::filesystem::path& folder, size_t share, size_t of) {
-  try {
+  return attempt([&] {
     const std::vector<Manifest> manifests = read_manifests(folder);
     check_coverage(folder, manifests);
     check_extents(folder, manifests, share, of);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  });
 }

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -53,13 +55,29 @@ bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& o
 
 }  // namespace
 
-RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s) : folder_(out, O_RDONLY | O_DIRECTORY) {
-  for (double waited = 0; flock(folder_.descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
-    if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
-    if (waited >= patience_s)
-      fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
+RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s)
+    : out_(out), created_(!std::filesystem::exists(out)) {
+  double waited = 0;
+  do {  // the run that held the lock may have removed the folder
+    make_writable(out);
+    folder_.emplace(out, O_RDONLY | O_DIRECTORY);
+    for (; flock(folder_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
+      if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
+      if (waited >= patience_s)
+        fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  } while (!is_in_place());
+}
+
+RunFolderLock::~RunFolderLock() {
+  if (created_ && is_in_place()) rmdir(out_.c_str());
+}
+
+bool RunFolderLock::is_in_place() const {
+  struct stat held, there;
+  return fstat(folder_->descriptor(), &held) == 0 && stat(out_.c_str(), &there) == 0 && held.st_ino == there.st_ino &&
+         held.st_dev == there.st_dev;
 }
 
 std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
@@ -97,27 +115,27 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
   return checkpoint;
 }
 
-Checkpoint whole_checkpoint(Checkpoint found, const RunStart& start,
-                            const std::function<std::string(const std::filesystem::path&)>& damage) {
-  const std::filesystem::path run = found.folder.parent_path();
-  std::vector<Checkpoint> others = list_checkpoints(run);
-  for (std::string problem; !(problem = damage(found.folder)).empty(); found = others.back()) {
-    if (found.folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
-    std::printf("skipping checkpoint %s: %s\n", found.folder.c_str(), problem.c_str());
-    std::erase_if(others, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
-    if (others.empty())
-      fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
-  }
-  return found;
+std::vector<Checkpoint> with_earlier(const Checkpoint& found) {
+  std::vector<Checkpoint> all = list_checkpoints(found.folder.parent_path());
+  std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
+  all.push_back(found);
+  return all;
 }
 
-void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
-                      const std::optional<Checkpoint>& checkpoint, std::optional<RunFolderLock>& lock) {
-  make_writable(out);
-  if (!lock) {
-    lock.emplace(out);
-    choose_checkpoint(out, start);  // another run may have made the folder meanwhile
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
+                            const std::function<std::string(const std::filesystem::path&)>& damage) {
+  const std::filesystem::path run = candidates.back().folder.parent_path();
+  for (; !candidates.empty(); candidates.pop_back()) {
+    const std::filesystem::path& folder = candidates.back().folder;
+    const std::string problem = damage(folder);
+    if (problem.empty()) return candidates.back();
+    if (folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
+    std::printf("skipping checkpoint %s: %s\n", folder.c_str(), problem.c_str());
   }
+  fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
+}
+
+void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint) {
   if (start.overwrite) remove_run(out);
   if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
 }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/checkpoint.h"
 #include "runtime/files.h"
@@ -26,11 +27,20 @@ struct RunStart {
 // ends, however it ends. (Some network file systems have no locks.)
 class RunFolderLock {
  public:
-  // Waits for a run that is on its way out: one that was killed, or told to stop before this one was started.
+  // Makes the folder if need be, and sees that it can be written to. Waits for a run that is on its way out: one that was
+  // killed, or told to stop before this one was started.
   explicit RunFolderLock(const std::filesystem::path& out, double patience_s = 60);
+  // Removes the folder if nothing has come into it.
+  ~RunFolderLock();
+  RunFolderLock(const RunFolderLock&) = delete;
+  RunFolderLock& operator=(const RunFolderLock&) = delete;
 
  private:
-  File folder_;
+  bool is_in_place() const;
+
+  std::filesystem::path out_;
+  bool created_;
+  std::optional<File> folder_;
 };
 
 std::filesystem::path metrics_path(const std::filesystem::path& out);
@@ -47,11 +57,12 @@ bool continues(const std::filesystem::path& out, const RunStart& start,
 // The checkpoint to start from, if any; nothing is changed yet. `out` empty: nothing will be written.
 std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start);
 
-// `found`, or the newest before it that is whole. damage(folder): what is wrong with a checkpoint; empty: nothing.
-Checkpoint whole_checkpoint(Checkpoint found, const RunStart& start,
+// Those of its run that come before it, oldest first, then itself.
+std::vector<Checkpoint> with_earlier(const Checkpoint& found);
+
+// The newest of them that is whole. damage(folder): what is wrong with a checkpoint; empty: nothing.
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
                             const std::function<std::string(const std::filesystem::path&)>& damage);
 
-// Makes the folder this run's, and the lock its lock if it isn't yet. Comes last of all preparations: a mistake found
-// later would have cost the old run.
-void claim_run_folder(const std::filesystem::path& out, const RunStart& start,
-                      const std::optional<Checkpoint>& checkpoint, std::optional<RunFolderLock>& lock);
+// Makes the locked folder this run's. Comes last of all preparations: a mistake found later would have cost the old run.
+void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint);

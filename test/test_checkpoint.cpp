@@ -14,9 +14,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "parallel/control.h"
 #include "runtime/checkpoint_writer.h"
 #include "runtime/manifest.h"
-#include "test/temporary_folder.h"
+#include "runtime/shared_checkpoint.h"
+#include "test/ranks.h"
 
 using Values = std::map<std::pair<char, std::string>, std::vector<float>>;
 
@@ -144,6 +146,64 @@ TEST_CASE("a checkpoint that no memory was left for does not keep the next one f
   CHECK(writer.complete() == "");
   CHECK(list_checkpoints(folder.path()).size() == 1);
   CHECK(newest_checkpoint(folder.path())->step == 2);
+}
+
+TEST_CASE("a checkpoint that there is no room for a snapshot of is written all the same, and is the same") {
+  TemporaryFolder folder;
+  save(folder / "snapshot", 1);
+  RankGroup alone;
+  alone.chunk_bytes = 40;  // ten floats
+  CheckpointWriter writer(folder / "parts", size_t(5'000'000'000), alone, [](size_t) { return nullptr; });
+  writer.reserve(whole_tensors(tensors));
+  CHECK(writer.snapshot_bytes() == 0);
+  std::filesystem::create_directory(folder / "parts");
+  CHECK(contains(writer.find_slow_ranks().at(0), "no room for a snapshot"));
+  CHECK(writer.begin(1, content(R"({"seed": 7})")) == "");
+  CHECK(writer.complete() == "");
+  const std::filesystem::path parts = folder / "parts/step_00000001", snapshot = folder / "snapshot/step_00000001";
+  CHECK(damage_of(parts) == "");
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"})
+    CHECK(content_of(parts / file) == content_of(snapshot / file));
+}
+
+TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ranks a copy while they load") {
+  TemporaryFolder folder;
+  save(folder / "shared", 1);
+  for (const char* disk : {"disk0/run", "disk1"}) std::filesystem::create_directories(folder / disk);
+  const auto require = [](bool right, const char* what) { if (!right) throw std::runtime_error(what); };
+  const int port = Listener(0).port();
+  Ranks ranks(3, [&](int rank) {
+    std::filesystem::current_path(folder / (rank == 0 ? "disk0" : "disk1"));
+    const auto control = rank == 0 ? std::make_unique<Control>(Listener(port), 3, "secret", 15)
+                                   : std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, "secret"}, rank, 3, 15);
+    RankGroup group = rank_group(*control);
+    group.chunk_bytes = 40;
+    CheckpointWriter writer("run", size_t(5'000'000'000), group);
+    CheckpointContent mine = content(R"({"seed": 7})");
+    for (CheckpointSlice& slice : mine.slices) {  // uneven parts: nothing, a third, the rest
+      const size_t third = slice.count / 3;
+      slice.first = rank == 2 ? third : 0;
+      slice.count = rank == 0 ? 0 : rank == 1 ? third : slice.count - third;
+    }
+    writer.reserve(mine.slices);
+    require(contains(writer.find_slow_ranks().at(0), "ranks 1, 2 ("), "who is blind");
+    require(writer.begin(1, mine) == "" && writer.complete() == "", "saving");
+    CheckpointCopies copies(group, "run");
+    const std::filesystem::path readable = copies.folder_of("run/step_00000001");
+    require(copies.folder_of("run/step_00000001") == readable, "one copy");
+    require((readable == "run/step_00000001") == (rank == 0), "who needs a copy");
+    require(damage_of(readable) == "" && !newest_checkpoint("run") == (rank > 0), "a copy that is taken for none");
+    copies.release();
+    control->finish();
+  });
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  for (const Outcome& outcome : outcomes) CHECK(outcome.code == 0);
+  const std::filesystem::path saved = folder / "disk0/run/step_00000001";
+  CHECK(damage_of(saved) == "");
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"})
+    CHECK(content_of(saved / file) == content_of(folder / "shared/step_00000001" / file));
+  CHECK(std::filesystem::is_empty(folder / "disk1/run"));
 }
 
 TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {

@@ -118,6 +118,44 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   }
 }
 
+TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, from which a run goes on with the same bits" *
+          doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  std::string text;  // a spike, from which the run rolls back
+  for (int i = 0; i < 300; ++i) text += "abcdefghijklmno\n";
+  for (size_t i = 0; i < 64; ++i) text += char(33 + (i * i * 7 + i * 31) % 90);
+  for (int i = 0; i < 300; ++i) text += "abcdefghijklmno\n";
+  for (const char* folder : {"shared", "a", "b"}) put(shell / folder / "text", text);
+  const std::string program = "$TEXT --share-gpu --zero 3 --lr 1e-2 --steps 100 --checkpoint-every 20 --keep 9 "
+                              "--spike-window 32 --spike-z 30 --on-spike rollback --out ";
+  const auto job = [&](const std::string& options) {
+    return "$MPIRUN 1 -wdir a " + program + options + " : -np 1 -wdir b " + program + options;
+  };
+  shell.output("cd shared && $MPIRUN 2 " + program + "run");
+  const std::string out = shell.output(job("run"));
+  CHECK(contains(out, "run on the host of rank 0 ("));
+  CHECK(contains(out, "is not seen by rank 1 ("));
+  CHECK(contains(out, "rolled back to step 60"));
+  shell.output("for step in shared/run/step_*; do diff -r $step a/${step#shared/} || exit 1; done");
+  shell.output("rm -r a/run/step_00000100");
+  CHECK(contains(shell.output(job("run --resume")), "steps     81 to 100"));
+  shell.output(job("other --resume run/step_00000080"));
+  for (std::string folder : {"run", "other"}) {
+    CAPTURE(folder);
+    shell.output("diff -r shared/run/step_00000100 a/" + folder + "/step_00000100");
+    CHECK(std::filesystem::is_empty(shell / "b" / folder));
+  }
+
+  // What another host has that rank 0's lacks is neither mixed in nor left behind.
+  shell.output("mv a/run/step_00000100 b/run");
+  shell.ranks_refuse(job("run --resume"), {"--resume: run holds step 100 on ", " (rank 1) and step 80 on ", "copy the checkpoint"});
+  shell.output("mv a/run a/mine");
+  shell.ranks_refuse(job("fresh --resume run"), {"--resume: run holds step 100 on ", " (rank 1) and no checkpoint on "});
+  shell.ranks_refuse(job("run"), {"rank 1", "run: holds a run", "--overwrite"});
+  CHECK(!shell.exists("a/run"));
+  CHECK(!shell.exists("a/fresh"));
+}
+
 TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string text = shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 2 --steps 4 --log-every 2 --out run");

@@ -7,6 +7,15 @@
 #include "test/bounds.h"
 #include "test/workplace.h"
 
+namespace {
+
+bool is_gpu_build() {
+  const char* build = std::getenv("GPT_BUILD");
+  return build && contains(build, "gpu");
+}
+
+}  // namespace
+
 TEST_CASE("run folders: a run is never lost by mistake") {
   Workplace shell;
   const std::string train = "$TEXT --steps 4 --checkpoint-every 2 --out run ";
@@ -99,6 +108,17 @@ TEST_CASE("a run waits for the one that still writes to its folder") {
       "$TEXT --schedule constant --steps 310 --out b --resume; wait");
   CHECK(contains(out, "waiting for the run that still writes to b"));
   shell.output("$TEXT --schedule constant --steps 310 --out a");
+  CHECK(shell.same_metrics("a", "b"));
+}
+
+TEST_CASE("of two runs that start at once in a folder that is not there yet, the second goes on where the first ends") {
+  Workplace shell;
+  const std::string train = "$TEXT --schedule constant --steps 30 ", racing = train + "--resume --out b";
+  const std::string out = shell.output(racing + " & " + racing + "; wait");
+  CAPTURE(out);
+  CHECK(contains(out, "waiting for the run that still writes to b"));
+  CHECK(contains(out, "finished: the checkpoint has 30 of 30 steps"));
+  shell.output(train + "--out a");
   CHECK(shell.same_metrics("a", "b"));
 }
 
@@ -401,6 +421,32 @@ TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no st
   CHECK(!steps_of(events("full.json"), "cross_entropy").empty());
   shell.refuses("$TEXT --out never --trace nowhere/trace.json", 1, {"--trace nowhere/trace.json: cannot open", "check"});
   CHECK(!shell.exists("never"));
+}
+
+TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in parts" *
+          doctest::skip(is_gpu_build())) {
+  Workplace shell;
+  // One thread: stacks count, too.
+  const std::string train = "OMP_NUM_THREADS=1 $TEXT --layers 8 --heads 4 --channels 256 --micro-batch 1 --out ";
+  const auto with_limit = [&](size_t kilobytes, const std::string& command) {
+    return "ulimit -d " + std::to_string(kilobytes) + " && " + command;
+  };
+  const std::string out = shell.output(train + "whole");
+  CHECK(contains(out, "; host memory: snapshot 7"));  // 12 bytes for each of 6.4 million parameters
+  const std::string used = shell(train + "probe --steps 99999 >log & until [ -s probe/metrics.jsonl ]; do sleep 0.01; done\n"
+                                 "sed -n 's/VmData:[^0-9]*\\([0-9]*\\) kB/\\1/p' /proc/$!/status; kill -KILL $!").out;
+  const size_t kilobytes = std::stoul(used), megabyte = 1024;
+  if (kilobytes > 1'000'000'000) return;  // AddressSanitizer's
+  CHECK(contains(shell.output(with_limit(kilobytes + 200 * megabyte, train + "room")), "; host memory: snapshot 7"));
+  // Less by half of the snapshot; 64 MiB have to be left.
+  const std::string parts = shell.output(with_limit(kilobytes + (64 - 37) * megabyte, train + "parts"));
+  CHECK(contains(parts, "no room for a snapshot in the host's memory of rank 0 ("));
+  CHECK(!contains(parts, "host memory: snapshot"));
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"})
+    shell.output("cmp whole/step_00000002/" + std::string(file) + " parts/step_00000002/" + file);
+  CHECK(contains(shell.output(train + "parts --steps 3 --warmup 0 --resume"), "steps     3 to 3"));
+  shell.refuses(with_limit(kilobytes - 74 * megabyte, train + "none"), 1, {"not enough memory: ", "weights ", "64.0 MiB are left"});
+  CHECK(!shell.exists("none"));
 }
 
 TEST_CASE("the bill counts over restarts") {

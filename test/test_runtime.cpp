@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/bill.h"
+#include "cpu/host_memory.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
@@ -418,9 +419,9 @@ void put_checkpoint(const std::filesystem::path& out, size_t step) {
 }
 
 std::optional<Checkpoint> prepare_run_folder(const std::filesystem::path& out, const RunStart& start) {
+  const RunFolderLock lock(out);
   std::optional<Checkpoint> checkpoint = choose_checkpoint(out, start);
-  std::optional<RunFolderLock> lock;
-  claim_run_folder(out, start, checkpoint, lock);
+  claim_run_folder(out, start, checkpoint);
   return checkpoint;
 }
 
@@ -431,8 +432,6 @@ std::string start_error(const std::filesystem::path& out, const RunStart& start)
 TEST_CASE("a fresh run: new folders, folders with other things, folders with a run") {
   TemporaryFolder folder;
   CHECK(!prepare_run_folder(folder / "a/b/c", {}));
-  CHECK(std::filesystem::is_directory(folder / "a/b/c"));
-  CHECK(std::filesystem::is_empty(folder / "a/b/c"));
   put(folder / "other" / "notes.txt", "mine");
   CHECK(!prepare_run_folder(folder / "other", {}));
   put(folder / "other" / "metrics.jsonl", "");
@@ -498,6 +497,28 @@ TEST_CASE("one run at a time writes to a folder") {
   ending.join();
 }
 
+TEST_CASE("a lock makes the folder, and removes it if nothing has come into it") {
+  TemporaryFolder folder;
+  const std::filesystem::path out = folder / "a/b/c";
+  {
+    const RunFolderLock lock(out);
+    CHECK(std::filesystem::is_empty(out));
+  }
+  CHECK(!std::filesystem::exists(out));
+  std::optional<RunFolderLock> first(out);
+  std::thread ending([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    first.reset();
+  });
+  {
+    const RunFolderLock second(out);  // waits, and then has a folder, though not the one that it waited for
+    ending.join();
+    CHECK(std::filesystem::is_empty(out));
+    put(out / "notes.txt", "mine");
+  }
+  CHECK(std::filesystem::exists(out / "notes.txt"));
+}
+
 TEST_CASE("--out that cannot be written to is refused before anything happens") {
   TemporaryFolder folder;
   put(folder / "file", "mine");
@@ -514,6 +535,49 @@ TEST_CASE("--out that cannot be written to is refused before anything happens") 
   CHECK(is_line_with(error, "--out", "File too large", "free space"));
   CHECK(holds_run(folder / "run"));
   CHECK(std::distance(std::filesystem::directory_iterator(folder / "run"), {}) == 1);
+}
+
+// ---- memory of the host -----------------------------------------------------------------------------------
+
+TEST_CASE("the least of what is free, what each control group leaves, and this process's limits") {
+  TemporaryFolder root;
+  put(root / "proc/meminfo", "MemTotal:  9000000 kB\nMemAvailable:  8000000 kB\nBuffers:  5 kB\n");
+  CHECK(host_memory_left(root.path()) == 8000000ul * 1024);
+  // Version 2: a group, its parents, and the top, which a container may see as its own.
+  const std::filesystem::path top = root / "sys/fs/cgroup";
+  put(root / "proc/self/cgroup", "0::/job_7/step_0\n");
+  put(top / "job_7/step_0/memory.max", "max\n");
+  put(top / "job_7/step_0/memory.current", "600\n");
+  CHECK(host_memory_left(root.path()) == 8000000ul * 1024);
+  put(top / "job_7/memory.max", "5000\n");
+  put(top / "job_7/memory.current", "3000\n");
+  CHECK(host_memory_left(root.path()) == 2000);
+  put(top / "job_7/memory.stat", "anon 2000\nfile 1000\ninactive_file 400\n");
+  CHECK(host_memory_left(root.path()) == 2400);
+  put(top / "memory.max", "1000\n");
+  CHECK(host_memory_left(root.path()) == 1000);
+  put(top / "memory.current", "1001\n");
+  CHECK(host_memory_left(root.path()) == 0);
+  // Version 1; the other controllers' groups say nothing, nor does a group that cannot be seen.
+  put(root / "proc/self/cgroup", "9:cpu,cpuacct:/\n8:hugetlb,memory:/docker/a/b\n0::/\n");
+  std::filesystem::remove(top / "memory.max");
+  put(top / "memory/docker/memory.limit_in_bytes", "7000\n");
+  put(top / "memory/docker/memory.usage_in_bytes", "4000\n");
+  put(top / "memory/memory.limit_in_bytes", "9223372036854771712\n");
+  CHECK(host_memory_left(root.path()) == 3000);
+  put(top / "memory/docker/memory.stat", "total_inactive_file 5\n");
+  CHECK(host_memory_left(root.path()) == 3005);
+
+  CHECK(process_memory_left(root.path()) == SIZE_MAX);
+  put(root / "proc/self/status", "Name:  x\nVmSize:  300 kB\nVmData:  200 kB\n");
+  for (const auto& [resource, left] : {std::pair(RLIMIT_AS, 700ul), {RLIMIT_DATA, 800ul}}) {
+    rlimit before;
+    getrlimit(resource, &before);
+    const rlimit small = {size_t(1) << 40, before.rlim_max};
+    setrlimit(resource, &small);
+    CHECK(process_memory_left(root.path()) == (size_t(1) << 40) - (1000 - left) * 1024);
+    setrlimit(resource, &before);
+  }
 }
 
 TEST_CASE("the guard knows spikes when its window is full, and counts") {

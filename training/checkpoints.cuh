@@ -10,12 +10,23 @@
 
 class Checkpoints {
  public:
-  // newest: the one that the run goes on from, if any. Without --out none is written.
-  Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest)
-      : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder(state.job.options, newest)),
-        writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), ranks(state.job), snapshot(state.job)) {
-    if (state.job.options.checkpoint_every)
+  // newest: the one that the run goes on from, if any; tokenizer_folder: where a tokenizer may be that belongs to the
+  // weights. Takes the memory for snapshots. Without --out none is written. Collective, as is the rest.
+  Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest,
+              const std::filesystem::path& tokenizer_folder)
+      : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
+        writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
+    state.job.ranks.all_gather("");  // all know how much room there is, none has taken it
+    if (!state.job.options.out.empty())
       writer_.reserve(checkpoint_slices(state.model.store().shards().slices_of_rank()));
+  }
+
+  size_t snapshot_bytes() const { return writer_.snapshot_bytes(); }
+
+  // When the run folder is there: says for which ranks training will wait.
+  void describe() {
+    if (state_.job.options.out.empty()) return;
+    for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
   }
 
   const std::optional<Checkpoint>& newest() const { return newest_; }
@@ -24,7 +35,7 @@ class Checkpoints {
   bool is_written() const { return writer_.under_way() && writer_.is_written(); }
 
   // Takes a snapshot, which is written while training goes on. Disks may fail: where `needed` that is an error, elsewhere
-  // the run can do without. Collective, as is the rest.
+  // the run can do without.
   void save(bool needed) {
     complete();
     const AddTime timer(bill_.lost.checkpoints);
@@ -54,27 +65,19 @@ class Checkpoints {
     state_.guard.count_rollback();
     const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;
     load_checkpoint(state_, *newest_);
+    state_.copies.release();
     Progress& progress = state_.progress;
     const size_t first = progress.first_sample(global_batch), next = from * global_batch + left_out_before;
     progress.samples_left_out += next - first;
     return {progress.step, from, first, next - 1, reason};
   }
 
-  // Where a tokenizer may be that belongs to the weights.
-  static std::filesystem::path tokenizer_folder(const Options& o, const std::optional<Checkpoint>& checkpoint) {
-    return checkpoint ? checkpoint->folder.string() : !o.init.empty() ? o.init : o.out;
-  }
-
  private:
-  static WritingRanks ranks(Job& job) {
-    return {job.control.rank(), job.control.size(), [&job](const std::string& mine) {
-              return job.control.all_gather(mine, Job::disk_patience);
-            }};
-  }
-
+  // Memory for snapshots, pinned if that can be had; null: there is not so much.
   static Allocate snapshot(Job& job) {
-    return [&job](size_t floats) {
-      auto memory = std::make_shared<HostMemory>(floats * sizeof(float), true);
+    return [&job, room = host_memory_room(job.ranks.neighbours())](size_t floats) {
+      const auto memory = take_host_memory(floats * sizeof(float), room);
+      if (!memory) return std::shared_ptr<float[]>();
       if (!memory->is_pinned())
         print_error("rank " + std::to_string(job.control.rank()) + " (" + job.control.host(job.control.rank()) + ") has no " +
                     gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");

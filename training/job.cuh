@@ -7,13 +7,13 @@
 #include "parallel/mesh.cuh"
 #include "runtime/hardware.h"
 #include "runtime/options.h"
+#include "runtime/rank_group.h"
 
 struct Job {
-  static constexpr double disk_patience = 10;  // where ranks wait for disks: so many times the collective time-out
-
   Options options;
   Control& control;
   Mesh& mesh;
+  RankGroup ranks;      // that save and load together: their meetings have the patience that disks need
   cudaStream_t stream;  // all of the model's work is on it
   std::string device;   // its name
 

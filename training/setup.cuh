@@ -1,4 +1,4 @@
-// From options to a model: which checkpoint, which shape, which memory.
+// From options to a model: which shape, which memory.
 #pragma once
 
 #include <filesystem>
@@ -6,28 +6,9 @@
 #include <optional>
 
 #include "model.cuh"
-#include "parallel/agreement.h"
-#include "runtime/manifest.h"
 #include "runtime/run_folder.h"
 #include "training/batches.cuh"
 #include "training/job.cuh"
-
-// What is wrong with a checkpoint, if anything. Ranks share the work.
-inline std::string damage_anywhere(Job& job, const std::filesystem::path& folder) {
-  const Control& control = job.control;
-  for (const std::string& damage : job.control.all_gather(damage_of(folder, size_t(control.rank()), size_t(control.size()))))
-    if (!damage.empty()) return damage;
-  return "";
-}
-
-// The newest checkpoint that is whole. Those that are passed over are set aside when the run folder is claimed.
-inline std::optional<Checkpoint> choose_valid_checkpoint(Job& job, const RunStart& start) {
-  std::optional<Checkpoint> found = choose_checkpoint(job.options.out, start);
-  require_agreement(job.control, "checkpoint", found ? found->folder.string() : "none",
-                    "all ranks must see the same files: use a file system that they share, or a copy on each host");
-  if (found) found = whole_checkpoint(*found, start, [&](const auto& folder) { return damage_anywhere(job, folder); });
-  return found;
-}
 
 // The folder of --generate's weights.
 inline std::filesystem::path weights_folder(const Options& o) {
@@ -46,8 +27,8 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-inline ModelShape decide_shape(Options& o, const std::optional<Checkpoint>& checkpoint, const Datasets& data) {
-  const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
+// folder: of the weights to begin with; empty: there are none.
+inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, const Datasets& data) {
   const ModelShape shape = folder.empty() ? shape_of(o, data.train->default_vocabulary()) : loaded_shape(o, folder);
   check_shape(shape, o.seq_len);
   check_micro_batch(o);

@@ -4,6 +4,8 @@
 #include "kernels/gemm_choices.cuh"
 #include "runtime/checkpoint.h"
 #include "runtime/guard.h"
+#include "runtime/manifest.h"
+#include "runtime/shared_checkpoint.h"
 #include "runtime/trainer_state.h"
 #include "training/setup.cuh"
 
@@ -11,6 +13,7 @@ struct TrainingState {
   Job& job;
   const Datasets& data;
   Model& model;
+  CheckpointCopies& copies;
   Guard guard;
   Progress progress;
 };
@@ -33,7 +36,7 @@ inline void load_model_weights(Model& model, const std::filesystem::path& folder
 
 // --init: from a checkpoint, or from anyone's folder.
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
-  const std::string damage = has_manifest(folder) ? damage_anywhere(job, folder) : "";
+  const std::string damage = has_manifest(folder) ? damage_anywhere(folder, job.ranks) : "";
   if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
   load_model_weights(model, folder);
 }
@@ -48,11 +51,12 @@ inline void start_afresh(TrainingState& state) {
 inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) {
   Options& o = state.job.options;
   Model& model = state.model;
+  const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
   const TrainerState trainer =
-      load_trainer_state(checkpoint.folder, loss_scale_of(o), state.guard, o, state.data.train->tokens());
+      load_trainer_state(folder, loss_scale_of(o), state.guard, o, state.data.train->tokens());
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
-  load_model_weights(model, checkpoint.folder);
-  load_optimizer(checkpoint.folder, stored_tensors(model.tensors()), checkpoint_slices(model.store().own_slices()),
+  load_model_weights(model, folder);
+  load_optimizer(folder, stored_tensors(model.tensors()), checkpoint_slices(model.store().own_slices()),
                  copy_in(model));
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);

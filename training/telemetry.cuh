@@ -17,8 +17,8 @@ inline std::string attention_body(const Options& o, const Model& model) {
   return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
 }
 
-// `start`: steps that were done before.
-inline void describe(const Job& job, const Model& model, const Datasets& data, size_t start) {
+// `start`: steps that were done before; snapshot_bytes: of the host's memory, for checkpoints.
+inline void describe(const Job& job, const Model& model, const Datasets& data, size_t snapshot_bytes, size_t start) {
   const Options& o = job.options;
   const ModelShape& s = model.tensors().shape();
   std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
@@ -38,7 +38,9 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   std::printf("memory    ");
   for (const auto& category : model.memory().categories())
     std::printf("%s %s, ", category.name.c_str(), gibibytes(category.bytes).c_str());
-  std::printf("total %s\n", gibibytes(model.memory().total()).c_str());
+  std::printf("total %s", gibibytes(model.memory().total()).c_str());
+  if (snapshot_bytes) std::printf("; host memory: snapshot %s", gibibytes(snapshot_bytes).c_str());
+  std::printf("\n");
   std::printf("work      6N + 6LCT = %.3f GFLOP a token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);

@@ -2,6 +2,7 @@
 // the end of an array meets.
 #include <doctest/doctest.h>
 
+#include "cpu/device.h"
 #include "parallel/memory.cuh"
 #include "test/temporary_folder.h"
 
@@ -31,7 +32,7 @@ struct TwoArrays {
 
 TEST_CASE("arrays of a category lie side by side, or each by itself") {
   unsetenv("GPT_SEPARATE_ARRAYS");
-  CHECK(memory_reserve() == 0);
+  CHECK(memory_reserve() == host_reserve);
   const TwoArrays together;
   CHECK(reinterpret_cast<char*>(together.second) - together.first == 1024);
   CHECK(cudaMemset(together.first, 0, 1001) == cudaSuccess);
@@ -53,19 +54,32 @@ TEST_CASE("what is kept in reserve counts as taken") {
   const std::string problem = error_of([&] { memory.allocate(reserve); });
   CAPTURE(problem);
   CHECK(is_line_with(problem, "not enough memory: 256.0 MiB needed (weights 256.0 MiB), ", " free, of which ",
-                     gibibytes(reserve) + " are left to CUDA and NCCL", "--micro-batch"));
+                     gibibytes(reserve) + " are left to libraries", "--micro-batch"));
   memory.allocate(0);
 }
 
 TEST_CASE("memory of the host is pageable where no more can be pinned, if it may be") {
   const HostMemory pinned(1000, true);
   CHECK(pinned.is_pinned());
-  size_t free = 0, total = 0;
-  CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  const size_t too_much = free + (total - free) / 2;  // no page of it is touched
-  CHECK(contains(error_of([&] { HostMemory refused(too_much); }), "out of memory"));
-  const HostMemory pageable(too_much, true);
+  cpu::share_memory(SIZE_MAX);  // a share of nothing
+  CHECK(contains(error_of([&] { HostMemory refused(1000); }), "out of memory"));
+  const HostMemory pageable(1000, true);
   CHECK(!pageable.is_pinned());
   CHECK(cudaGetLastError() == cudaSuccess);
-  static_cast<char*>(pageable.data())[too_much - 1] = 1;
+  cpu::share_memory(1);
+}
+
+TEST_CASE("on a device in the host's memory, memory of the host and of the device add up; each counts before it is used") {
+  const size_t all = free_memory(), large = all / 4;
+  void *device = nullptr, *host = nullptr;
+  CUDA_CHECK(cudaMalloc(&device, large));
+  CUDA_CHECK(cudaMallocHost(&host, large));
+  CHECK(host_memory_room(1) == free_memory());
+  CHECK(free_memory() < all - 2 * large + all / 8);  // other programs' memory changes
+  CHECK(cudaMallocHost(&host, 3 * large) == cudaErrorMemoryAllocation);
+  CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+  CHECK(!take_host_memory(1000, 1000));
+  CHECK(take_host_memory(1000, size_t(1) << 30));
+  CUDA_CHECK(cudaFree(device));
+  CUDA_CHECK(cudaFreeHost(host));
 }
