@@ -5,6 +5,8 @@
 //   --resume         the newest checkpoint in --out; none there: the run starts afresh
 //   --resume DIR     a checkpoint, or the newest one of a run; none there: an error. Going back to an earlier
 //                    checkpoint of --out sets the later ones aside, as step_00000200.abandoned
+//
+// With several ranks the folder is the one that rank 0 sees (runtime/shared_checkpoint.h).
 #pragma once
 
 #include <cstddef>

@@ -32,7 +32,8 @@ void refuse_newer_elsewhere(const std::filesystem::path& from, const std::vector
     if (steps[rank].empty() || (!steps[0].empty() && std::stoull(steps[rank]) <= std::stoull(steps[0]))) continue;
     fail("--resume: ", from, " holds step ", steps[rank], " on ", ranks.hosts[rank], " (rank ", rank, ") and ",
          steps[0].empty() ? "no checkpoint" : "step " + steps[0], " on ", ranks.hosts[0], " (rank 0), whose folder counts: ",
-         "start with ", ranks.hosts[rank], " as the first host, or copy the checkpoint to ", ranks.hosts[0]);
+         "start with ", ranks.hosts[rank], " as the first host, or copy the checkpoint to ", ranks.hosts[0],
+         ", or remove it");
   }
 }
 
