@@ -135,7 +135,7 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
   const std::string out = shell.output(job("run"));
   CHECK(contains(out, "run on the host of rank 0 ("));
   CHECK(contains(out, "is not seen by rank 1 ("));
-  CHECK(contains(out, "rolled back to step 60"));
+  CHECK(contains(out, " to step 60, and on without samples "));
   shell.output("for step in shared/run/step_*; do diff -r $step a/${step#shared/} || exit 1; done");
   shell.output("rm -r a/run/step_00000100");
   CHECK(contains(shell.output(job("run --resume")), "steps     81 to 100"));
@@ -152,8 +152,8 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
   shell.output("mv a/run a/mine");
   shell.ranks_refuse(job("fresh --resume run"), {"--resume: run holds step 100 on ", " (rank 1) and no checkpoint on "});
   shell.ranks_refuse(job("run"), {"rank 1", "run: holds a run", "--overwrite"});
-  CHECK(!shell.exists("a/run"));
-  CHECK(!shell.exists("a/fresh"));
+  for (const char* folder : {"a/run", "a/fresh"})  // where rank 0 is told to end before it removes what it made
+    CHECK((!shell.exists(folder) || std::filesystem::is_empty(shell / folder)));
 }
 
 TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {
