@@ -93,7 +93,7 @@ class Run {
     o_.micro_batch = 1;
     build_model(shape, false);
     load_initial_weights(folder);
-    std::printf("%s\n", sampler(folder).text(0, next_logits()).c_str());
+    print_sample(sampler(folder).text(0, next_logits()));
     return 0;
   }
 
@@ -186,6 +186,7 @@ class Run {
       shape = load_shape(folder);
       check_loaded_shape(o_, shape, folder);
       if (o_.seq_len == 0) o_.seq_len = shape.positions;
+      if (!checkpoint && train_->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
     }
     check_shape(shape, o_.seq_len);
     check_micro_batch(o_);
@@ -524,7 +525,11 @@ class Run {
   void after_step() {
     if (divides(o_.check_sync, done_)) check_sync(control_, model_->store(), done_, stream_);
     if (validation_is_due()) validate_now(done_);
-    if (divides(o_.sample_every, done_)) std::printf("---\n%s\n---\n", sampler_->text(done_, next_logits()).c_str());
+    if (divides(o_.sample_every, done_)) {
+      std::printf("---\n");
+      print_sample(sampler_->text(done_, next_logits()));
+      std::printf("---\n");
+    }
     if (checkpoint_is_due()) save();
   }
 

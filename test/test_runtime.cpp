@@ -1,4 +1,4 @@
-// Tokenizer, learning rate, metrics, rules for --out: runtime/{tokenizer,schedule,metrics,run_folder}.h.
+// Learning rate, metrics, rules for --out: runtime/{schedule,metrics,run_folder}.h.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,88 +16,7 @@
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
-#include "runtime/tokenizer.h"
 #include "test/temporary_folder.h"
-
-using Ids = std::vector<int>;
-
-// ---- tokenizer --------------------------------------------------------------------------------------------
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  for (size_t start = 0, end; start < text.size(); start = end) {
-    end = Tokenizer::word_end(text, start);
-    words.push_back(text.substr(start, end - start));
-  }
-  return words;
-}
-
-TEST_CASE("words as GPT-2's rule divides them") {
-  using Words = std::vector<std::string>;
-  CHECK(words_of("Hello world") == Words{"Hello", " world"});
-  CHECK(words_of("  two spaces") == Words{" ", " two", " spaces"});
-  CHECK(words_of("a\n\n  b") == Words{"a", "\n\n ", " b"});
-  CHECK(words_of("a\nb\t\tc") == Words{"a", "\n", "b", "\t", "\t", "c"});
-  CHECK(words_of("end  ") == Words{"end", "  "});
-  CHECK(words_of("x1 22,33 !?") == Words{"x", "1", " 22", ",", "33", " !?"});
-  CHECK(words_of("we're don't I'll 'tis") == Words{"we", "'re", " don", "'t", " I", "'ll", " '", "tis"});
-  CHECK(words_of("it'S 'd") == Words{"it", "'", "S", " '", "d"});
-  CHECK(words_of("caf\xc3\xa9 au") == Words{"caf\xc3\xa9", " au"});
-}
-
-TEST_CASE("a byte-level model needs no files") {
-  TemporaryFolder folder;
-  Tokenizer bytes(256, folder.path());
-  CHECK(bytes.encode("h\xc3\xa9!") == Ids{'h', 0xc3, 0xa9, '!'});
-  CHECK(bytes.decode({'h', 0xc3, 0xa9, '!'}) == "h\xc3\xa9!");
-  std::string error = error_of([&] { Tokenizer(100, folder.path()).encode("a~"); });
-  CHECK(is_line_with(error, "'~'", "126", "ends at 99"));
-}
-
-TEST_CASE("without files ids are numbers, and text cannot be encoded") {
-  TemporaryFolder folder;
-  Tokenizer numbers(50257, folder.path());
-  CHECK(numbers.decode({5, 50256, 0}) == "5 50256 0 ");
-  std::string error = error_of([&] { numbers.encode("a"); });
-  CHECK(is_line_with(error, folder.path().string(), "vocab.json", "merges.txt"));
-}
-
-// Bytes and their spelling: space U+0120, newline U+010A, 0xe9 itself, 0x80 U+0122.
-TEST_CASE("a small vocabulary: merges by rank, spelled bytes, added tokens") {
-  for (bool hugging_face : {true, false}) {
-    TemporaryFolder folder;
-    put(folder / (hugging_face ? "vocab.json" : "encoder.json"),
-        R"({"a": 0, "b": 1, "c": 2, "Ġ": 3, "Ċ": 4, "ab": 5, "bc": 6, "Ġab": 7, "abc": 8, "é": 9, "Ģ": 10,
-            "<|end|>": 11})");
-    put(folder / (hugging_face ? "merges.txt" : "vocab.bpe"), "#version: 0.2\nb c\na b\nĠ ab\nab c\n");
-    Tokenizer tokenizer(14, folder.path());
-    CHECK(tokenizer.encode("abc") == Ids{0, 6});  // "b c" comes before "a b"
-    CHECK(tokenizer.encode("ab ab\n") == Ids{5, 7, 4});
-    CHECK(tokenizer.encode("abab") == Ids{5, 5});
-    CHECK(tokenizer.encode("\xe9\x80") == Ids{9, 10});
-    CHECK(tokenizer.encode("").empty());
-    CHECK(tokenizer.decode({5, 7, 4, 9, 10, 11}) == "ab ab\n\xe9\x80<|end|>");
-    CHECK(tokenizer.decode({12, 0, 13}) == "12 a13 ");  // the model's vocabulary is larger
-    CHECK(is_line_with(error_of([&] { tokenizer.encode("abz"); }), "no token 'z'"));
-    CHECK(is_line_with(error_of([&] { Tokenizer(7, folder.path()).encode(" ab"); }), "token 7", "ends at 6"));
-  }
-}
-
-TEST_CASE("decoding needs no merges, and bad files are refused") {
-  TemporaryFolder folder;
-  put(folder / "vocab.json", R"({"a": 0, "Ġb": 1})");
-  CHECK(Tokenizer(300, folder.path()).decode({0, 1}) == "a b");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()).encode("a"); }), "merges.txt"));
-  for (const char* bad : {R"("a": 0, "b": 0)", R"("a": 1)", R"("a": -1)", R"("a": "x")", R"("": 0)"}) {
-    put(folder / "vocab.json", std::string("{") + bad + "}");
-    CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "has id"));
-  }
-  put(folder / "vocab.json", "[");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "JSON"));
-  put(folder / "vocab.json", R"({"a": 0})");
-  put(folder / "merges.txt", "#version: 0.2\nab\n");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "merges.txt", "line 2"));
-}
 
 // ---- learning rate ----------------------------------------------------------------------------------------
 
