@@ -191,7 +191,10 @@ class Run {
     check_shape(shape, o_.seq_len);
     check_micro_batch(o_);
     check_enough(*train_, "--train", size_t(o_.global_batch));
-    if (val_) check_enough(*val_, "--val", o_.val_batches * size_t(o_.global_batch));
+    if (!val_) return shape;
+    const size_t validated_on = o_.val_batches * size_t(o_.global_batch);
+    check_enough(*val_, "--val", validated_on);
+    val_->check_tokens(validated_on, o_.seq_len, shape.vocabulary);
     return shape;
   }
 
