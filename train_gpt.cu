@@ -103,7 +103,7 @@ class Run {
     open_data();
     const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
     if (is_first() && std::filesystem::is_directory(o_.out)) lock_.emplace(o_.out);
-    require_agreement(control_, "data", data_summary(), "all ranks must see the same files");
+    require_agreement(control_, "data", {data_.train.text(), data_.val.text()}, "all ranks must see the same files");
     const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);
     build_model(decide_shape(checkpoint), true);
     load_state(checkpoint);
@@ -158,23 +158,7 @@ class Run {
     if (!o_.val.empty()) val_.emplace(o_.val);
     if (val_ && val_->is_text() != train_->is_text())
       usage_error("--train and --val: one is text, the other .bin shards; use one kind");
-  }
-
-  // Sizes, and a checksum of samples from everywhere.
-  std::vector<std::string> data_summary() const {
-    std::vector<std::string> summary;
-    for (const auto* data : {&train_, &val_}) {
-      if (!*data) continue;
-      const int length = int(std::clamp<size_t>((*data)->tokens(), 2, 1025)) - 1;
-      const size_t samples = (*data)->samples(length), looked_at = std::min<size_t>(samples, 64);
-      std::vector<int> tokens(2 * size_t(length) * looked_at);
-      for (size_t i = 0; i < looked_at; ++i)
-        (*data)->read_sample(i * (samples - 1) / std::max<size_t>(looked_at - 1, 1), length, 1 << 16,
-                             &tokens[2 * i * length], &tokens[(2 * i + 1) * length]);
-      summary.push_back(std::to_string((*data)->tokens()) + " tokens, checksum " +
-                        checksum(tokens.data(), tokens.size() * sizeof(int)));
-    }
-    return summary;
+    data_ = {train_->identity(), val_ ? val_->identity() : DataIdentity()};
   }
 
   ModelShape decide_shape(const std::optional<Checkpoint>& checkpoint) {
@@ -272,7 +256,7 @@ class Run {
       return;
     }
     const TrainerState trainer =
-        load_trainer_state(checkpoint->folder, loss_scale_of(o_), guard_, o_, train_->tokens());
+        load_trainer_state(checkpoint->folder, loss_scale_of(o_), guard_, o_, data_);
     if (o_.train_minutes > 0) o_.schedule.steps = trainer.steps;
     load_model_weights(checkpoint->folder);
     load_optimizer(checkpoint->folder, stored_tensors(model_->tensors()),
@@ -330,7 +314,7 @@ class Run {
                                .tensors = stored_tensors(model_->tensors()),
                                .slices = checkpoint_slices(model_->store().shards().slices_of_rank()),
                                .copy_out = copy_out,
-                               .trainer = trainer_text(state, guard_, o_, train_->tokens()),
+                               .trainer = trainer_text(state, guard_, o_, data_),
                                .tokenizer_folder = tokenizer_folder_,
                                .wait = [this] { CUDA_CHECK(cudaStreamSynchronize(stream_)); }});
     if (!problem.empty()) report_unsaved(problem);
@@ -627,6 +611,7 @@ class Run {
   std::string device_;
   cudaStream_t stream_ = nullptr;
   std::optional<TokenData> train_, val_;
+  RunData data_;  // what they hold
   std::unique_ptr<Model> model_;
   std::optional<Report> report_;
   std::optional<Ceilings> ceilings_;  // of this device, for --profile
