@@ -101,7 +101,7 @@ class Run {
   int train() {
     if (!o_.ceilings.empty()) ceilings_ = load_ceilings(o_.ceilings, o_.dtype, device_);
     open_data();
-    const RunStart start = {o_.overwrite, o_.resume, o_.resume_from};
+    const RunStart start = {o_.overwrite, o_.resume, o_.resume_from, o_.init};
     if (is_first() && std::filesystem::is_directory(o_.out)) lock_.emplace(o_.out);
     require_agreement(control_, "data", {data_.train.text(), data_.val.text()}, "all ranks must see the same files");
     const std::optional<Checkpoint> checkpoint = choose_valid_checkpoint(start);

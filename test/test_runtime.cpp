@@ -1,4 +1,5 @@
-// Learning rate, metrics, rules for --out: runtime/{schedule,metrics,run_folder}.h.
+// Learning rate, metrics, rules for --out and --resume, error lines:
+// runtime/{schedule,metrics,run_folder,arithmetic,error}.h.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -12,6 +13,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/arithmetic.h"
+#include "runtime/error.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
@@ -69,6 +72,7 @@ TEST_CASE("contradictory schedules are refused") {
   CHECK(is_line_with(refusal({.lr = 1, .min_lr = nan, .steps = 5}), "--min-lr nan"));
   CHECK(is_line_with(refusal({.steps = 5, .warmup = 6}), "--warmup 6", "--steps 5"));
   CHECK(is_line_with(refusal({.steps = 5, .cooldown = 1}), "--cooldown 1", "wsd", "cosine"));
+  CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5}), "--schedule wsd", "--cooldown N"));
   CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5, .warmup = 3, .cooldown = 3}), "--cooldown 3"));
   CHECK(refusal({.kind = "wsd", .steps = 6, .warmup = 3, .cooldown = 3}) == "");
 }
@@ -222,6 +226,54 @@ TEST_CASE("--resume continues in --out, or from another folder") {
   CHECK(prepare_run_folder(other, {.overwrite = true, .resume = true, .resume_from = run})->step == 10);
   CHECK(!holds_run(other));
   CHECK(prepare_run_folder(run, {.resume = true})->step == 10);
+}
+
+TEST_CASE("--overwrite does not delete the weights that the run starts from") {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder / "run", other = folder / "other/step_00000005";
+  put_checkpoint(run, 5);
+  put_checkpoint(folder / "other", 5);
+  std::filesystem::create_directory_symlink(run / "step_00000005", folder / "link");
+  for (std::string name : {"run/step_00000005", "run/step_00000005/", "other/../run/step_00000005", "link", "link/."}) {
+    CAPTURE(name);
+    const std::string error = start_error(run, {.overwrite = true, .init = folder / name});
+    CHECK(is_line_with(error, "--init", name, "--overwrite would delete it", "another --out"));
+    CHECK(holds_run(run));
+  }
+  for (const std::filesystem::path& init : {other, run / "weights", run}) {
+    put_checkpoint(run, 5);
+    CHECK(start_error(run, {.overwrite = true, .init = init}) == "");
+    CHECK(!holds_run(run));
+  }
+}
+
+TEST_CASE("a run is resumed with its options and its data") {
+  Options options;
+  const nlohmann::json stored = arithmetic(options, {5000, "00ff"});
+  auto refusal = [&](const nlohmann::json& before, const DataIdentity& train) {
+    return error_of([&] { check_same_arithmetic(before, arithmetic(options, train), "run/step_00000004"); });
+  };
+  CHECK(refusal(stored, {5000, "00ff"}) == "");
+  CHECK(is_line_with(refusal(stored, {5000, "00fe"}), "--train", "other data", "00fe", "00ff", "--init run/step_00000004"));
+  CHECK(is_line_with(refusal(stored, {5001, "00ff"}), "--train", "train_tokens is 5001 and was 5000", "--init run/step_00000004"));
+  nlohmann::json old = stored;
+  old.erase("train_tokens_checksum");
+  CHECK(refusal(old, {5000, "00fe"}) == "");
+  CHECK(is_line_with(refusal(old, {5001, "00fe"}), "train_tokens"));
+  options.beta2 = 0.9;
+  CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "beta2 is 0.9 and was 0.95", "may change", "--steps", "--micro-batch"));
+}
+
+TEST_CASE("an error is one line of valid UTF-8, whatever it quotes") {
+  CHECK(one_line("a\xff\nb\x7f") == "a??b?");
+  CHECK(one_line("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80") == "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(one_line("\xc3") == "?");                          // cut short
+  CHECK(one_line("\xe2\x82 \x80") == "?? ?");
+  CHECK(one_line("\xc0\xaf \xe0\x80\xaf") == "?? ???");  // longer than need be
+  CHECK(one_line("\xed\xa0\x80") == "???");                // a surrogate
+  CHECK(one_line("\xf4\x90\x80\x80") == "????");          // beyond Unicode
+  CHECK(one_line("\xc2\x9b") == "??");                     // the control character that terminals take for ESC [
+  CHECK(excerpt(std::string("\0\xe9", 2)) == "'\?\?'");
 }
 
 TEST_CASE("going back to an earlier checkpoint of --out sets the later ones aside") {
