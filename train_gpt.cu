@@ -6,6 +6,7 @@
 #include <string>
 
 #include "model.cuh"
+#include "parallel/agreement.h"
 #include "parallel/launch.h"
 #include "parallel/rank_check.cuh"
 #include "parallel/sync_check.cuh"
@@ -58,14 +59,14 @@ int train(Job& job) {
   // ---- data, model, and the state that training changes
   Tracing tracing(job);
   const Datasets data = open_data(o);
-  const RunStart start = {o.overwrite, o.resume, o.resume_from};
+  const RunStart start = {o.overwrite, o.resume, o.resume_from, o.init};
   std::optional<RunFolderLock> lock;
   if (job.is_first() && !o.out.empty()) lock.emplace(o.out);
-  require_agreement(control, "data", summary_of(data), "all ranks must see the same files");
+  require_agreement(control, "data", {data.identity.train.text(), data.identity.val.text()}, "all ranks must see the same files");
   const std::optional<Checkpoint> checkpoint = choose_shared_checkpoint(o.out, start, job.ranks);
   CheckpointCopies copies(job.ranks, o.out);
   const std::filesystem::path folder = checkpoint ? copies.folder_of(checkpoint->folder) : std::filesystem::path(o.init);
-  const ModelShape shape = decide_shape(o, folder, data);
+  const ModelShape shape = decide_shape(o, folder, checkpoint.has_value(), data);
   const std::unique_ptr<Model> model = build_model(job, shape, true);
   Bill bill(o.price, control.size());
   Batches batches(job, *model, data, bill);
@@ -173,7 +174,7 @@ int generate(Job& job) {
   const std::unique_ptr<Model> model = build_model(job, shape, false);
   load_initial_weights(job, *model, folder);
   BatchBuffers buffers(o.seq_len, job.stream);
-  std::printf("%s\n", sampler_of(o, shape, folder).text(0, next_logits_of(*model, buffers)).c_str());
+  print_sample(sampler_of(o, shape, folder).text(0, next_logits_of(*model, buffers)));
   tracing.finish();
   return 0;
 }

@@ -28,6 +28,7 @@ import glob  # noqa: E402
 import json  # noqa: E402
 import multiprocessing  # noqa: E402
 import signal  # noqa: E402
+import tempfile  # noqa: E402
 from collections import deque  # noqa: E402
 from concurrent.futures import ProcessPoolExecutor  # noqa: E402
 from concurrent.futures.process import BrokenProcessPool  # noqa: E402
@@ -52,8 +53,8 @@ def parse_arguments():
   parser.add_argument("--split", default="train", help="of the dataset (default %(default)s)")
   parser.add_argument("--field", default="text", help="of JSONL and datasets (default %(default)s)")
   parser.add_argument("--bpe", metavar="DIR", type=Path,
-                      help="folder with vocab.json and merges.txt (or encoder.json and vocab.bpe), used "
-                           "instead of tiktoken's download")
+                      help="folder with vocab.json and merges.txt, or encoder.json and vocab.bpe, or "
+                           "tokenizer.json, used instead of tiktoken's download")
   parser.add_argument("--output", metavar="PREFIX", type=Path, required=True, help="start of shard names")
   parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="default %(default)s")
   parser.add_argument("--val-tokens", type=int, default=0, help="for validation (default %(default)s)")
@@ -82,7 +83,10 @@ def load_encoding(folder):
     if (folder / merges).is_file() and (folder / vocabulary).is_file():
       break
   else:
-    sys.exit(f"error: --bpe {folder}: needs vocab.json and merges.txt, or encoder.json and vocab.bpe")
+    if (folder / "tokenizer.json").is_file():
+      with tempfile.TemporaryDirectory() as temporary:
+        return load_encoding(split_tokenizer(folder / "tokenizer.json", Path(temporary)))
+    sys.exit(f"error: --bpe {folder}: needs vocab.json and merges.txt, or encoder.json and vocab.bpe, or tokenizer.json")
   os.environ["TIKTOKEN_CACHE_DIR"] = ""  # its cache would go by the file's name, whatever the file now holds
   try:
     ranks = data_gym_to_mergeable_bpe_ranks(str(folder / merges), str(folder / vocabulary))
@@ -92,6 +96,18 @@ def load_encoding(folder):
     sys.exit(f"error: --bpe {folder}: {len(ranks)} tokens: GPT-2 has {END_OF_TEXT}, and <|endoftext|>")
   return tiktoken.Encoding("gpt2-from-files", pat_str=r50k_pat_str, mergeable_ranks=ranks,
                            special_tokens={"<|endoftext|>": END_OF_TEXT})
+
+
+def split_tokenizer(path, folder):
+  """Writes what today's transformers saves in one file as the two files of old, into that folder."""
+  try:
+    model = json.loads(path.read_text(encoding="utf-8"))["model"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+  except (KeyError, TypeError, ValueError) as error:
+    sys.exit(f"error: --bpe: {path} is no tokenizer of GPT-2's kind ({error!r})")
+  (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+  return folder
 
 
 def start_worker(shared_encoding):

@@ -6,24 +6,24 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
-
-#include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "runtime/error.h"
 
 namespace {
 
-// `mine`: an object.
-void require(Control& control, const nlohmann::json& mine, const std::string& cure) {
-  const std::vector<std::string> all = control.all_gather(mine.dump());
-  const nlohmann::json first = nlohmann::json::parse(all[0]);
-  for (int rank = 1; rank < control.size(); ++rank) {
-    const nlohmann::json other = nlohmann::json::parse(all[size_t(rank)]);
-    for (const auto& [key, value] : first.items())
-      if (other.value(key, nlohmann::json()) != value)
-        fail("ranks differ: ", key, " is ", value.dump(), " on rank 0 (", control.host(0), ") and ",
-             other.value(key, nlohmann::json()).dump(), " on rank ", rank, " (", control.host(rank), "): ", cure);
-  }
+// Texts of any bytes but NUL, which ends each of them.
+std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += text + '\0';
+  return all;
+}
+
+std::string listed(std::string_view joined) {
+  std::string list;
+  for (size_t end; (end = joined.find('\0')) != joined.npos; joined.remove_prefix(end + 1))
+    list += (list.empty() ? "" : ", ") + excerpt(joined.substr(0, end));
+  return list.empty() ? "nothing" : list;
 }
 
 }  // namespace
@@ -49,10 +49,14 @@ std::string program_checksum() {
 }
 
 void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure) {
-  require(control, {{name, mine}}, cure);
+  require_agreement(control, name, std::vector<std::string>{mine}, cure);
 }
 
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure) {
-  require(control, {{name, mine}}, cure);
+  const std::vector<std::string> all = control.all_gather(joined(mine));
+  for (int rank = 1; rank < control.size(); ++rank)
+    if (all[size_t(rank)] != all[0])
+      fail("ranks differ: ", name, " is ", listed(all[0]), " on rank 0 (", control.host(0), ") and ",
+           listed(all[size_t(rank)]), " on rank ", rank, " (", control.host(rank), "): ", cure);
 }

@@ -14,7 +14,8 @@ std::string checksum(const void* data, size_t bytes);
 // Of the running program's file, so that two builds are told apart.
 std::string program_checksum();
 
-// What is called `name`: a text, or several; `cure` follows the difference. Fails alike on every rank.
+// What is called `name`: a text, or several, of any bytes but NUL; `cure` follows the difference. Fails alike on every
+// rank.
 void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure);
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure);

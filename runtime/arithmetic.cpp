@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-nlohmann::json arithmetic(const Options& o, size_t train_tokens) {
+nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const Schedule& s = o.schedule;
   nlohmann::json options = {
       {"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
@@ -10,15 +10,23 @@ nlohmann::json arithmetic(const Options& o, size_t train_tokens) {
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
       {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z}, {"spike_window", o.guard.window}, {"seed", o.seed},
-      {"train_tokens", train_tokens}};
+      {"train_tokens", train.tokens}, {"train_tokens_checksum", train.checksum}};
   if (o.dtype == "fp16") options.update({{"loss_scale", o.loss_scale}, {"loss_scale_window", o.loss_scale_window}});
   return options;
 }
 
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
-  for (const auto& [key, value] : wanted.items())
-    if (!stored.contains(key) || stored[key] != value)
-      usage_error("--resume: ", key, " is ", value.dump(), " and was ",
-                  stored.contains(key) ? stored[key].dump() : "not recorded", " in ", folder,
-                  "; resume with the same options (only --steps may change)");
+  for (const auto& [key, value] : wanted.items()) {
+    const bool known = stored.contains(key);
+    if (!known && key == "train_tokens_checksum") continue;  // checkpoints of earlier versions have none
+    if (known && stored[key] == value) continue;
+    const std::string is_and_was = key + " is " + value.dump() + " and was " + (known ? stored[key].dump() : "not recorded");
+    if (key.starts_with("train_"))
+      usage_error("--resume: --train holds other data than ", folder, " was trained on (", is_and_was,
+                  "): give the same files under the same names; on other data, or more, a new run trains with --init ",
+                  folder);
+    usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
+                "the number of ranks, --micro-batch, --zero, --recompute, --logit-chunks, and when the run validates, "
+                "saves, logs, samples or gives up");
+  }
 }

@@ -1,6 +1,8 @@
 #include "runtime/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <system_error>
@@ -25,10 +27,32 @@ void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
        ", the model needs ", shape_text(wanted.shape));
 }
 
+// One such value makes every loss NaN: the run would leave out all updates, and save the same weights again.
+void check_finite(const StoredTensor& stored, size_t first, const std::vector<float>& values) {
+  const auto bad = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+  if (bad == values.end()) return;
+  fail(stored.file->path(), ": element ", first + size_t(bad - values.begin()), " of tensor ", excerpt(stored.tensor->name),
+       " is ", *bad, ": take other weights, or a checkpoint from before they broke");
+}
+
 void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, char kind, const CopyIn& copy_in) {
   std::vector<float> values(wanted.count);
   stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
+  check_finite(stored, wanted.first, values);
   copy_in(wanted, kind, values);
+}
+
+bool same_values(const StoredTensor& a, const StoredTensor& b) {
+  const size_t count = element_count(a.tensor->shape);
+  if (element_count(b.tensor->shape) != count) return false;
+  std::vector<float> block_of_a(std::min(count, size_t(1) << 16)), block_of_b(block_of_a.size());
+  for (size_t first = 0; first < count; first += block_of_a.size()) {
+    const size_t now = std::min(block_of_a.size(), count - first);
+    a.file->read(*a.tensor, first, now, block_of_a.data());
+    b.file->read(*b.tensor, first, now, block_of_b.data());
+    if (std::memcmp(block_of_a.data(), block_of_b.data(), now * sizeof(float)) != 0) return false;
+  }
+  return true;
 }
 
 // The files of an index, {"weight_map": {"TENSOR": "FILE", ...}}; they lie in its folder.
@@ -100,8 +124,7 @@ class WeightFiles {
   void drop_tied_head() {
     auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
     if (head == stored_.end() || embedding == stored_.end()) return;
-    auto bytes = [](const StoredTensor& stored) { return stored.file->bytes(*stored.tensor); };
-    if (bytes(head->second) != bytes(embedding->second)) {
+    if (!same_values(head->second, embedding->second)) {
       fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head");
     }
     stored_.erase(head);

@@ -5,7 +5,7 @@
 //                          output head is tied to wte and not stored
 //   config.json            together with it, what transformers' GPT2LMHeadModel.from_pretrained loads
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
-//   trainer.json           what else a resumed run needs: step, sample position, seeds, options
+//   trainer.json           what else a resumed run needs: step, sample position, seeds, options, a checksum of the data
 //   manifest_*             what each rank wrote of all this, with checksums (runtime/manifest.h)
 //
 // The folder is written under a name that ends with .partial, and renamed once all of it is on disk

@@ -196,9 +196,9 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   trainer["step"] = step_;
   texts_["trainer.json"] = trainer.dump(2) + "\n";
   texts_["config.json"] = config_of(content.shape).dump(2) + "\n";
-  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe"})
+  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"})
     if (!content.tokenizer_folder.empty() && std::filesystem::exists(content.tokenizer_folder / name))
-      texts_[name] = MappedFile(content.tokenizer_folder / name).text();
+      texts_[name] = read_file(content.tokenizer_folder / name);
 }
 
 std::unique_ptr<SafetensorsWriter> CheckpointWriter::open(size_t file, bool create) const {

@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <system_error>
-#include <utility>
 
 #include <glob.h>
 
 #include "runtime/error.h"
+#include "runtime/manifest.h"
 
 namespace {
 
@@ -45,6 +46,27 @@ std::vector<std::string> matching_files(const std::vector<std::string>& patterns
 
 bool is_shard(const std::string& path) { return path.ends_with(".bin"); }
 
+// By its header and its size.
+size_t tokens_in_shard(const File& file) {
+  const char* cure = ": write shards with data/tokenize.py";
+  const std::filesystem::path& path = file.path();
+  size_t size = file.size();
+  if (size < header_bytes) {
+    fail(path, ": has ", size, " bytes, a token shard starts with a header of ", header_bytes, cure);
+  }
+  int32_t header[3];
+  file.read(0, header, sizeof header);
+  if (header[0] != magic) fail(path, ": starts with ", header[0], ", a token shard with ", magic, cure);
+  if (header[1] != version) fail(path, ": has version ", header[1], ", not ", version, cure);
+  if (header[2] < 0) fail(path, ": its header says ", header[2], " tokens", cure);
+  size_t tokens = size_t(header[2]), wanted = header_bytes + tokens * sizeof(uint16_t);
+  if (size != wanted) {
+    fail(path, ": its header says ", tokens, " tokens, which take ", wanted, " bytes, it has ", size,
+         size < wanted ? ": it is cut short" : ": it has foreign bytes at its end", ": write it again");
+  }
+  return tokens;
+}
+
 // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes every output bit.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
@@ -56,14 +78,22 @@ uint64_t mix(uint64_t x) {
 }  // namespace
 
 TokenData::TokenData(const std::vector<std::string>& patterns) {
-  std::vector<std::string> paths = matching_files(patterns);
+  std::vector<std::string> paths = matching_files(patterns), empty;
   is_text_ = !is_shard(paths.front());
   for (const std::string& path : paths) {
     if (is_shard(path) == is_text_) {
       fail("data mixes text and .bin token shards ('", paths.front(), "', '", path, "'): give one kind");
     }
-    add_file(path);
+    const File file(path, for_reading);
+    const size_t tokens_in_file = is_text_ ? file.size() : tokens_in_shard(file);
+    if (tokens_in_file == 0) empty.push_back(path);
+    else files_.push_back({path, files_.empty() ? 0 : tokens(), tokens_in_file});
   }
+  if (files_.empty())
+    fail("data '", paths.front(), "'", paths.size() > 1 ? " and others hold" : " holds", " no tokens: give other files");
+  if (!empty.empty())
+    std::printf("data      left out, as there is nothing in it: %s%s\n", one_line(empty.front()).c_str(),
+                empty.size() > 1 ? (" and " + std::to_string(empty.size() - 1) + " more").c_str() : "");
 }
 
 size_t TokenData::samples(int T) const {
@@ -77,58 +107,70 @@ size_t TokenData::samples(int T) const {
   return count;
 }
 
+DataIdentity TokenData::identity() const {
+  const size_t length = std::clamp<size_t>(tokens(), 1, 1025), last = tokens() - length, looked_at = 64;
+  std::string checksums;
+  for (size_t i = 0; i < looked_at; ++i) {
+    const std::vector<int> sample = read(last * i / (looked_at - 1), length, 1 << 16);
+    checksums += xxh3({reinterpret_cast<const char*>(sample.data()), sample.size() * sizeof(int)});
+  }
+  return {tokens(), xxh3(checksums)};
+}
+
+std::string DataIdentity::text() const {
+  return tokens ? std::to_string(tokens) + " tokens, checksum " + checksum : "none";
+}
+
 void TokenData::read_sample(size_t sample, int T, int vocabulary, int* inputs, int* targets) const {
   if (sample >= samples(T)) fail("sample ", sample, " of ", samples(T), " does not exist");
-  size_t position = sample * size_t(T);
+  const std::vector<int> tokens = read(sample * size_t(T), size_t(T) + 1, vocabulary);
+  std::copy(tokens.begin(), tokens.end() - 1, inputs);
+  std::copy(tokens.begin() + 1, tokens.end(), targets);
+}
+
+void TokenData::check_tokens(size_t samples, int T, int vocabulary) const {
+  const size_t end = samples * size_t(T) + 1, block = 1 << 16;
+  for (size_t position = 0; position < end; position += block) read(position, std::min(block, end - position), vocabulary);
+}
+
+// Tokens [position, position + count) of the whole sequence.
+std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary) const {
   auto starts_later = [](size_t wanted, const TokenFile& file) { return wanted < file.first; };
   auto file = std::upper_bound(files_.begin(), files_.end(), position, starts_later) - 1;
-  for (int t = 0; t <= T; ++t, ++position) {
-    if (position == file->first + file->tokens) ++file;  // no file is empty
-    int token = token_at(*file, position - file->first);
-    if (token >= vocabulary) refuse_token(*file, position - file->first, token, vocabulary);
-    if (t < T) inputs[t] = token;
-    if (t > 0) targets[t - 1] = token;
-  }
-}
-
-void TokenData::add_file(const std::string& path) {
-  TokenFile file{path, MappedFile(path), files_.empty() ? 0 : tokens(), 0};
-  file.tokens = is_text_ ? file.bytes.size() : tokens_in_shard(file);
-  if (file.tokens == 0) fail(path, ": holds no tokens: remove it or give another file");
-  files_.push_back(std::move(file));
-}
-
-size_t TokenData::tokens_in_shard(const TokenFile& file) {
-  const char* cure = ": write shards with data/tokenize.py";
-  size_t size = file.bytes.size();
-  if (size < header_bytes) {
-    fail(file.path, ": has ", size, " bytes, a token shard starts with a header of ", header_bytes, cure);
-  }
-  int32_t header[3];
-  std::memcpy(header, file.bytes.data(), sizeof header);
-  if (header[0] != magic) {
-    fail(file.path, ": starts with ", header[0], ", a token shard with ", magic, cure);
-  }
-  if (header[1] != version) fail(file.path, ": has version ", header[1], ", not ", version, cure);
-  if (header[2] < 0) fail(file.path, ": its header says ", header[2], " tokens", cure);
-  size_t tokens = size_t(header[2]), wanted = header_bytes + tokens * sizeof(uint16_t);
-  if (size != wanted) {
-    fail(file.path, ": its header says ", tokens, " tokens, which take ", wanted, " bytes, it has ", size,
-         size < wanted ? ": it is cut short" : ": it has foreign bytes at its end", ": write it again");
+  std::vector<int> tokens;
+  tokens.reserve(count);
+  for (; tokens.size() < count; ++file) {
+    const size_t index = position + tokens.size() - file->first;
+    append(tokens, *file, index, std::min(file->tokens - index, count - tokens.size()), vocabulary);
   }
   return tokens;
 }
 
-int TokenData::token_at(const TokenFile& file, size_t index) const {
-  if (is_text_) return file.bytes.data()[index];
-  uint16_t token;
-  std::memcpy(&token, file.bytes.data() + header_bytes + index * sizeof token, sizeof token);
-  return token;
+// Tokens [index, index + count) of a file.
+void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary) const {
+  const size_t bytes_per_token = is_text_ ? 1 : sizeof(uint16_t);
+  std::vector<unsigned char> bytes(count * bytes_per_token);
+  try {
+    opened(file).read((is_text_ ? 0 : header_bytes) + index * bytes_per_token, bytes.data(), bytes.size());
+  } catch (const std::exception& error) {
+    fail(error.what(), ": data must stay as they were when the run began: put the file back, and go on with --resume");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const int token = is_text_ ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
+    if (token >= vocabulary)
+      fail(file.path, ": token ", index + i, " has id ", token, ", the vocabulary ends at ", vocabulary - 1,
+           ": give a fresh model --vocab ", token + 1, " or more, or data made for this vocabulary");
+    tokens.push_back(token);
+  }
 }
 
-[[noreturn]] void TokenData::refuse_token(const TokenFile& file, size_t index, int token, int vocabulary) {
-  fail(file.path, ": token ", index, " has id ", token, ", the vocabulary ends at ", vocabulary - 1,
-       ": give --vocab ", token + 1, " or more, or data made for this vocabulary");
+const File& TokenData::opened(const TokenFile& file) const {
+  std::unique_ptr<File>& place = open_files_[size_t(&file - files_.data()) % open_files_.size()];
+  if (!place || place->path().native() != file.path) {
+    place.reset();
+    place = std::make_unique<File>(file.path, for_reading);
+  }
+  return *place;
 }
 
 SampleOrder::SampleOrder(size_t samples, bool shuffle, uint64_t seed)

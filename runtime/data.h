@@ -1,4 +1,4 @@
-// Training data: files of tokens, memory-mapped and seen as one long sequence, and the order of its samples.
+// Training data: files of tokens, seen as one long sequence, and the order of its samples.
 //
 // Two kinds of files, which are never mixed:
 //   NAME.bin   token shards as llm.c defines them (its dev/data/data_common.py): a header of 256 int32
@@ -8,17 +8,32 @@
 // Files are taken in bytewise order of their names and concatenated without separators. Sample i of length T
 // is tokens [i*T, i*T + T] of the sequence; inputs are its first T tokens, targets its last T, so that
 // neighbours share one token and n tokens hold floor((n - 1) / T) samples. A sample may span files.
+//
+// Files are opened when they are read, and a few stay open: there may be any number of them. A file that is cut short or
+// removed while a run reads it is an error.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "runtime/files.h"
 
+// Tells whether two runs, or two ranks, have the same data.
+struct DataIdentity {
+  size_t tokens = 0;     // 0: no data
+  std::string checksum;  // of samples from everywhere: not every change shows
+
+  std::string text() const;  // "5000 tokens, checksum 0123456789abcdef", or "none"
+};
+
+// Not for several threads at a time.
 class TokenData {
  public:
+  // Patterns are globs, or names as they are. Files without tokens are left out, and a line says so.
   explicit TokenData(const std::vector<std::string>& patterns);
 
   bool is_text() const { return is_text_; }
@@ -28,24 +43,28 @@ class TokenData {
 
   size_t samples(int T) const;
 
+  DataIdentity identity() const;
+
   // inputs, targets: (T)
   void read_sample(size_t sample, int T, int vocabulary, int* inputs, int* targets) const;
+
+  // Refuses tokens outside the vocabulary in samples 0 to `samples` - 1.
+  void check_tokens(size_t samples, int T, int vocabulary) const;
 
  private:
   struct TokenFile {
     std::string path;
-    MappedFile bytes;
     size_t first;   // number of its first token in the whole sequence
     size_t tokens;
   };
 
-  void add_file(const std::string& path);
-  static size_t tokens_in_shard(const TokenFile& file);
-  int token_at(const TokenFile& file, size_t index) const;
-  [[noreturn]] static void refuse_token(const TokenFile& file, size_t index, int token, int vocabulary);
+  std::vector<int> read(size_t position, size_t count, int vocabulary) const;
+  void append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary) const;
+  const File& opened(const TokenFile& file) const;
 
   bool is_text_ = true;
   std::vector<TokenFile> files_;
+  mutable std::array<std::unique_ptr<File>, 128> open_files_;  // of file i at most number i % 128
 };
 
 // The order in which samples are taken: running numbers 0, 1, 2, ... go through one epoch after another, in

@@ -25,8 +25,8 @@ template <class... Parts>
   fail_with(text.str());
 }
 
-// An error stays one line even if a file name in it does not.
-std::string one_line(std::string text);
+// An error stays one line of valid UTF-8 even if a file name in it is not: every other byte becomes a question mark.
+std::string one_line(std::string_view text);
 
 // Text from a file that nobody vouches for, made fit for an error line: in quotes, printable, not too long.
 std::string excerpt(std::string_view text);

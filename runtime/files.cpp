@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -100,21 +99,12 @@ void File::set_past_cache(bool wanted) {
   past_cache_ = fcntl(descriptor_, F_SETFL, wanted ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && wanted;
 }
 
-MappedFile::MappedFile(const std::filesystem::path& path) {
-  File file(path, O_RDONLY | O_NONBLOCK);  // else the opening of a pipe would wait for a writer
-  size_ = file.size();
-  if (size_ == 0) return;  // nothing can be mapped
-  void* address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
-  if (address == MAP_FAILED) fail(path, ": cannot map ", size_, " bytes: ", std::strerror(errno));
-  data_ = static_cast<const unsigned char*>(address);
+std::string read_file(const std::filesystem::path& path) {
+  const File file(path, for_reading);
+  std::string content(file.size(), 0);
+  file.read(0, content.data(), content.size());
+  return content;
 }
-
-MappedFile::~MappedFile() {
-  if (data_) munmap(const_cast<unsigned char*>(data_), size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
 void write_file(const std::filesystem::path& path, std::string_view content) {
   File file(path, O_WRONLY | O_CREAT | O_TRUNC);
@@ -136,11 +126,11 @@ bool is_file_name(const std::string& name) {
 }
 
 nlohmann::json read_json_object(const std::filesystem::path& path) {
-  MappedFile file(path);
-  if (nesting(file.text()) > 32) fail(path, ": the JSON is nested more than 32 deep");
+  const std::string text = read_file(path);
+  if (nesting(text) > 32) fail(path, ": the JSON is nested more than 32 deep");
   nlohmann::json result;
   try {
-    result = nlohmann::json::parse(file.text());
+    result = nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
     fail(path, ": is not valid JSON: ", excerpt(error.what()));
   }

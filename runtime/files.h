@@ -1,5 +1,6 @@
-// Files as the trainer needs them: mapped for reading, written in place, and durable once an operation
-// returns. Every error names the path and the operating system's reason.
+// Files as the trainer needs them: read and written in place, and durable once an operation returns. Every error names
+// the path and the operating system's reason. Nothing is mapped into memory: a mapped file that is cut short, or whose
+// disk fails, ends the program by a signal, and the number of mappings is limited.
 #pragma once
 
 #include <filesystem>
@@ -47,22 +48,12 @@ class File {
   bool past_cache_ = false;
 };
 
-// A whole file as read-only memory; pages are read when touched and belong to the page cache, not to us.
-class MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&&) = delete;
+// Flags to open a regular file for reading. File::size() refuses anything else; with O_NONBLOCK the opening of a pipe does
+// not wait for a writer.
+constexpr int for_reading = O_RDONLY | O_NONBLOCK;
 
-  const unsigned char* data() const { return data_; }
-  size_t size() const { return size_; }
-  std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
-
- private:
-  const unsigned char* data_ = nullptr;
-  size_t size_ = 0;
-};
+// A whole small file.
+std::string read_file(const std::filesystem::path& path);
 
 // A new file with this content, on disk when the function returns.
 void write_file(const std::filesystem::path& path, std::string_view content);

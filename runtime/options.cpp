@@ -52,8 +52,8 @@ void add_planned_options(CLI::App& app) {
 void add_data_and_model_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Data");
   app.add_option("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)")
-      ->type_name("FILES");
-  app.add_option("--val", o.val, "the same, for validation")->type_name("FILES");
+      ->type_name("FILES ...")->default_str("");
+  app.add_option("--val", o.val, "the same, for validation")->type_name("FILES ...")->default_str("");
   app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed");
 
   app.option_defaults()->group("Model");
@@ -100,7 +100,7 @@ void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--min-lr", s.min_lr, "rate that cosine ends at")->check(rate);
   app.add_option("--warmup", s.warmup, "steps of linear warm-up")->check(count);
   app.add_option("--schedule", s.kind, "cosine, wsd or constant");
-  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls")->check(count);
+  app.add_option("--cooldown", s.cooldown, "last steps of wsd, in which the rate falls; wsd needs it")->check(count);
   app.add_option("--weight-decay", o.weight_decay, "of matrices and embeddings")->check(rate);
   app.add_option("--beta1", o.beta1, "AdamW's first decay rate")->check(decay);
   app.add_option("--beta2", o.beta2, "AdamW's second decay rate")->check(decay);
@@ -186,6 +186,18 @@ ModelShape named_shape(const std::string& name) {
   return {depth, depth, 64 * depth, 0, 0};
 }
 
+// An empty value of these options is a mistake, most likely a shell variable that is not set. CLI11 can't tell `--resume ''`
+// from --resume, and takes the next word for the value of `--init=`.
+void refuse_empty_values(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with("--") && word.find('=') == word.size() - 1)
+      usage_error(word, " is followed by no value: give one, or leave the option out");
+    for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
+      if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
+  }
+}
+
 void check_batch(const Options& o, int ranks) {
   const int64_t at_once = int64_t(o.micro_batch) * ranks;
   if (o.global_batch % at_once == 0) return;
@@ -209,7 +221,9 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_run_options(app, o);
   add_planned_options(app);
   for (const char* files : {"--train", "--val"})
-    app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->expected(1, 1 << 20)->allow_extra_args(false);  // else CLI11 reads [a,b] as a list, not as a glob
+  refuse_empty_values(argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

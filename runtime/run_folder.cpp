@@ -1,5 +1,6 @@
 #include "runtime/run_folder.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -51,6 +52,12 @@ void set_aside_later(const std::filesystem::path& out, size_t step) {
 
 bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& out) {
   return std::filesystem::weakly_canonical(folder / "..") == std::filesystem::weakly_canonical(out);
+}
+
+// Links and .. included.
+bool is_or_lies_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  const std::filesystem::path within = std::filesystem::weakly_canonical(path), whole = std::filesystem::weakly_canonical(folder);
+  return std::mismatch(whole.begin(), whole.end(), within.begin(), within.end()).first == whole.end();
 }
 
 }  // namespace
@@ -108,6 +115,11 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
   if (goes_on && start.overwrite) {
     fail("--resume continues the run in ", out, ", --overwrite deletes it: give one of them");
   }
+  if (start.overwrite && !start.init.empty())
+    for (const Checkpoint& doomed : list_checkpoints(out))
+      if (is_or_lies_in(start.init, doomed.folder))
+        fail("--init ", start.init, ": --overwrite would delete it, as a checkpoint of --out ", out,
+             ": choose another --out, or move it away first");
   if (!goes_on && !start.overwrite && holds_run(out)) {
     fail("--out ", out,
          ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");

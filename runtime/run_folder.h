@@ -1,7 +1,8 @@
 // What --out may be when a run starts, and which checkpoint the run continues from:
 //
 //   a fresh run      a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
-//                    these and nothing else; a folder that holds anything else is simply used
+//                    these and nothing else; a folder that holds anything else is simply used. --overwrite --init
+//                    with one of these checkpoints is refused: it would delete what the run starts from
 //   --resume         the newest checkpoint in --out; none there: the run starts afresh
 //   --resume DIR     a checkpoint, or the newest one of a run; none there: an error. Going back to an earlier
 //                    checkpoint of --out sets the later ones aside, as step_00000200.abandoned
@@ -23,6 +24,7 @@ struct RunStart {
   bool overwrite = false;
   bool resume = false;
   std::filesystem::path resume_from = {};  // with resume; empty: from --out
+  std::filesystem::path init = {};         // weights that must outlive --overwrite
 };
 
 // One run at a time writes to a folder. The lock is on the folder itself, and the kernel takes it back when the process

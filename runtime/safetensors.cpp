@@ -15,12 +15,14 @@
 
 namespace {
 
+// Reads through a small block, since a second copy of a large tensor may not fit into memory.
 template <float (*convert)(uint16_t)>
-void read_16_bit(const unsigned char* from, size_t count, float* to) {
-  for (size_t i = 0; i < count; ++i) {
-    uint16_t bits;
-    std::memcpy(&bits, from + i * sizeof bits, sizeof bits);
-    to[i] = convert(bits);
+void read_16_bit(const File& file, size_t offset, size_t count, float* to) {
+  std::vector<uint16_t> block(std::min(count, size_t(1) << 16));
+  for (size_t done = 0; done < count; done += block.size()) {
+    const size_t now = std::min(block.size(), count - done);
+    file.read(offset + done * sizeof(uint16_t), block.data(), now * sizeof(uint16_t));
+    std::transform(block.begin(), block.begin() + ptrdiff_t(now), to + done, convert);
   }
 }
 
@@ -60,20 +62,21 @@ float float_from_fp16(uint16_t bits) {
   return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
 }
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path, for_reading) {
   constexpr uint64_t longest_header = 100'000'000;  // the limit of the format's own library
   uint64_t header_bytes;
-  if (file_.size() < sizeof header_bytes) {
-    fail(path_, ": has ", file_.size(), " bytes: it is cut short or no safetensors file");
-  }
-  std::memcpy(&header_bytes, file_.data(), sizeof header_bytes);
-  if (header_bytes > longest_header || header_bytes > file_.size() - sizeof header_bytes) {
-    fail(path_, ": says its header has ", header_bytes, " bytes, the file has ", file_.size(),
+  const size_t size = file_.size();
+  if (size < sizeof header_bytes) fail(path_, ": has ", size, " bytes: it is cut short or no safetensors file");
+  file_.read(0, &header_bytes, sizeof header_bytes);
+  if (header_bytes > longest_header || header_bytes > size - sizeof header_bytes) {
+    fail(path_, ": says its header has ", header_bytes, " bytes, the file has ", size,
          " and a header at most ", longest_header, ": it is cut short or no safetensors file");
   }
-  data_ = file_.data() + sizeof header_bytes + header_bytes;
-  data_bytes_ = file_.size() - sizeof header_bytes - header_bytes;
-  read_header(file_.text().substr(sizeof header_bytes, header_bytes));
+  data_begin_ = sizeof header_bytes + header_bytes;
+  data_bytes_ = size - data_begin_;
+  std::string header(header_bytes, 0);
+  file_.read(sizeof header_bytes, header.data(), header.size());
+  read_header(header);
   index_tensors();
 }
 
@@ -82,23 +85,18 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
-std::string_view SafetensorsFile::bytes(const TensorInfo& tensor) const {
-  return {reinterpret_cast<const char*>(data_) + tensor.begin, tensor.end - tensor.begin};
-}
-
 void SafetensorsFile::read(const TensorInfo& tensor, size_t first, size_t count, float* to) const {
   size_t elements = element_count(tensor.shape);
   if (first > elements || count > elements - first) {
     fail(path_, ": ", excerpt(tensor.name), " has ", elements, " elements, not ", first, " + ", count);
   }
-  // The format does not promise alignment, hence memcpy.
-  const unsigned char* from = data_ + tensor.begin + first * bytes_per_element(tensor.dtype);
+  const size_t offset = data_begin_ + tensor.begin + first * bytes_per_element(tensor.dtype);
   if (tensor.dtype == "F32") {
-    if (count > 0) std::memcpy(to, from, count * sizeof(float));
+    file_.read(offset, to, count * sizeof(float));
   } else if (tensor.dtype == "BF16") {
-    read_16_bit<float_from_bf16>(from, count, to);
+    read_16_bit<float_from_bf16>(file_, offset, count, to);
   } else if (tensor.dtype == "F16") {
-    read_16_bit<float_from_fp16>(from, count, to);
+    read_16_bit<float_from_fp16>(file_, offset, count, to);
   } else {
     fail(path_, ": ", excerpt(tensor.name), " is ", tensor.dtype,
          ", only F32, BF16 and F16 can be read: convert it");

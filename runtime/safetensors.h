@@ -58,8 +58,6 @@ class SafetensorsFile {
 
   const TensorInfo* find(const std::string& name) const;
 
-  std::string_view bytes(const TensorInfo& tensor) const;
-
   // Elements [first, first + count) of a tensor, as float.
   void read(const TensorInfo& tensor, size_t first, size_t count, float* to) const;
 
@@ -71,8 +69,8 @@ class SafetensorsFile {
   [[noreturn]] void refuse(const std::string& name, const std::string& defect) const;
 
   std::filesystem::path path_;
-  MappedFile file_;
-  const unsigned char* data_;  // after the header
+  File file_;
+  size_t data_begin_;  // after the header
   size_t data_bytes_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, size_t> index_;

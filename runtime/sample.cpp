@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -32,8 +33,7 @@ int sample_token(const std::vector<float>& logits, const SampleOptions& options,
 
 Sampler::Sampler(Tokenizer tokenizer, const std::string& prompt, size_t length, const SampleOptions& options, uint64_t seed)
     : tokenizer_(std::move(tokenizer)), length_(length), options_(options), seed_(seed), shown_(prompt.empty() ? 1 : 0) {
-  const int vocabulary = tokenizer_.vocabulary(), line_end = std::min(int('\n'), vocabulary - 1);
-  prompt_ = prompt.empty() ? std::vector<int>{vocabulary == 50257 ? 50256 : line_end} : tokenizer_.encode(prompt);
+  prompt_ = prompt.empty() ? std::vector<int>{tokenizer_.first_token()} : tokenizer_.encode(prompt);
 }
 
 std::string Sampler::text(uint64_t number, const NextLogits& next_logits) const {
@@ -41,4 +41,9 @@ std::string Sampler::text(uint64_t number, const NextLogits& next_logits) const 
   std::mt19937_64 generator(seed_ * 1000003 + number);
   for (size_t i = 0; i < length_; ++i) tokens.push_back(sample_token(next_logits(tokens), options_, generator));
   return tokenizer_.decode({tokens.begin() + long(shown_), tokens.end()});
+}
+
+void print_sample(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::putchar('\n');
 }

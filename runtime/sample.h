@@ -21,7 +21,7 @@ using NextLogits = std::function<std::vector<float>(const std::vector<int>& toke
 class Sampler {
  public:
   // Fails if the prompt can't be turned into tokens: better before training than at the first sample. An empty one
-  // starts from a line end, or from GPT-2's <|endoftext|>.
+  // starts from Tokenizer::first_token().
   Sampler(Tokenizer tokenizer, const std::string& prompt, size_t length, const SampleOptions& options, uint64_t seed);
 
   // `number` makes each sample of a run its own.
@@ -35,3 +35,6 @@ class Sampler {
   size_t shown_;  // tokens before this one are not part of the text
   std::vector<int> prompt_;
 };
+
+// And a line end. A sample may hold any byte, NUL among them.
+void print_sample(const std::string& text);

@@ -31,6 +31,7 @@ inline void validate(const Schedule& schedule) {
   if (!(min_lr >= 0 && min_lr <= lr)) fail("--min-lr ", min_lr, " must lie between 0 and --lr ", lr);
   if (warmup > steps) fail("--warmup ", warmup, " is longer than --steps ", steps);
   if (cooldown > 0 && kind != "wsd") fail("--cooldown ", cooldown, " belongs to --schedule wsd, not ", kind);
+  if (cooldown == 0 && kind == "wsd") fail("--schedule wsd needs --cooldown N: the last steps, in which the rate falls");
   if (cooldown > steps - warmup) {
     fail("--warmup ", warmup, " and --cooldown ", cooldown, " together are longer than --steps ", steps);
   }

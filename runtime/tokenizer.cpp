@@ -1,5 +1,7 @@
 #include "runtime/tokenizer.h"
 
+#include <algorithm>
+#include <exception>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
@@ -45,18 +47,50 @@ std::string unspell(std::string_view spelled) {
   return result;
 }
 
+// "LEFT RIGHT" or ["LEFT", "RIGHT"]; fails with a description if it is neither.
+std::pair<std::string, std::string> merge_of(const nlohmann::json& entry) {
+  if (entry.is_string()) {
+    const std::string text = entry;
+    if (const size_t gap = text.find(' '); gap != std::string::npos) return {unspell(text.substr(0, gap)), unspell(text.substr(gap + 1))};
+  }
+  const bool pair = entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string();
+  if (!pair) fail("merge ", excerpt(entry.dump()), " is not 'LEFT RIGHT'");
+  return {unspell(entry[0].get<std::string>()), unspell(entry[1].get<std::string>())};
+}
+
 }  // namespace
+
+bool has_tokenizer(const std::filesystem::path& folder) {
+  for (const char* name : {"vocab.json", "encoder.json", "tokenizer.json"})
+    if (std::filesystem::exists(folder / name)) return true;
+  return false;
+}
+
+void check_tokens_are_bytes(const std::filesystem::path& folder, int vocabulary) {
+  if (vocabulary <= 256 && !has_tokenizer(folder)) return;
+  fail("--train is text, whose bytes are tokens, and the weights in ", folder, " have a vocabulary of ", vocabulary,
+       vocabulary <= 256 ? " with a tokenizer" : "", ": tokenize the text with data/tokenize.py (data/README.md) and give "
+       "the .bin shards");
+}
 
 Tokenizer::Tokenizer(int vocabulary, const std::filesystem::path& folder) : vocabulary_(vocabulary), folder_(folder) {
   if (folder.empty()) return;
   auto first_of = [&](const char* name, const char* other) {
     return std::filesystem::exists(folder / name) ? folder / name : folder / other;
   };
-  std::filesystem::path tokens = first_of("vocab.json", "encoder.json");
-  std::filesystem::path merges = first_of("merges.txt", "vocab.bpe");
-  if (!std::filesystem::exists(tokens)) return;
-  read_tokens(tokens);
-  if (std::filesystem::exists(merges)) read_merges(merges);
+  const std::filesystem::path tokens = first_of("vocab.json", "encoder.json"), merges = first_of("merges.txt", "vocab.bpe");
+  const bool with_merges = std::filesystem::exists(merges);
+  const bool with_tokens = std::filesystem::exists(tokens), with_both = with_tokens && with_merges;
+  if (!with_both && std::filesystem::exists(folder / "tokenizer.json")) read_all(folder / "tokenizer.json");
+  else if (with_tokens) add_tokens(tokens, read_json_object(tokens), nlohmann::json::array());
+  if (with_both) read_merges(merges);
+}
+
+int Tokenizer::first_token() const {
+  const auto known = [&](const char* text) { return ids_.contains(text) && ids_.at(text) < vocabulary_; };
+  if (known("<|endoftext|>")) return ids_.at("<|endoftext|>");
+  if (ids_.empty() && vocabulary_ >= 50257) return 50256;
+  return known("\n") ? ids_.at("\n") : std::min(int('\n'), vocabulary_ - 1);
 }
 
 std::string Tokenizer::decode(const std::vector<int>& ids) const {
@@ -75,7 +109,7 @@ std::string Tokenizer::decode(const std::vector<int>& ids) const {
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
   if (!is_bytes() && ranks_.empty()) {
-    fail("text is turned into tokens by vocab.json and merges.txt, which ",
+    fail("text is turned into tokens by vocab.json and merges.txt, or tokenizer.json, which ",
          folder_.empty() ? "are not given" : folder_.string() + " lacks",
          ": put them there, start from an --init folder that has them, or give no --prompt");
   }
@@ -102,19 +136,6 @@ size_t Tokenizer::word_end(std::string_view text, size_t start) {
   return end == text.size() || end - start == 1 ? end : end - 1;
 }
 
-void Tokenizer::read_tokens(const std::filesystem::path& path) {
-  nlohmann::json tokens = read_json_object(path);
-  bytes_of_.resize(tokens.size());
-  for (const auto& [spelled, id] : tokens.items()) {
-    bool valid = id.is_number_unsigned() && id < tokens.size() && bytes_of_[id].empty() && !spelled.empty();
-    if (!valid) {
-      fail(path, ": token ", excerpt(spelled), " has id ", excerpt(id.dump()), ", ids must be 0, 1, 2 ...");
-    }
-    bytes_of_[id] = unspell(spelled);
-    ids_[bytes_of_[id]] = id;
-  }
-}
-
 void Tokenizer::read_merges(const std::filesystem::path& path) {
   std::ifstream file(path);
   size_t number = 0;
@@ -127,6 +148,52 @@ void Tokenizer::read_merges(const std::filesystem::path& path) {
     std::pair merge(unspell(line.substr(0, gap)), unspell(line.substr(gap + 1)));
     ranks_.emplace(std::move(merge), ranks_.size());
   }
+}
+
+// tokenizer.json can describe many kinds of tokenizers, of which GPT-2's is one.
+void Tokenizer::read_all(const std::filesystem::path& path) {
+  const nlohmann::json file = read_json_object(path);
+  const auto require = [&](const char* place, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
+    const nlohmann::json::json_pointer pointer(place);
+    const nlohmann::json found = file.contains(pointer) ? file.at(pointer) : when_missing;
+    if (found != wanted)
+      fail(path, ": ", place, " is ", excerpt(found.dump()), ", this program knows GPT-2's tokenizer only, where it is ", wanted.dump());
+  };
+  require("/model/type", "BPE", nullptr);
+  require("/model/ignore_merges", false, false);
+  require("/normalizer", nullptr, nullptr);
+  require("/pre_tokenizer/type", "ByteLevel", nullptr);
+  require("/pre_tokenizer/add_prefix_space", false, false);
+  require("/pre_tokenizer/use_regex", true, true);
+  const nlohmann::json& model = file["model"];
+  add_tokens(path, model.value("vocab", nlohmann::json()), file.value("added_tokens", nlohmann::json::array()));
+  for (const auto& merge : model.value("merges", nlohmann::json::array())) try {
+    ranks_.emplace(merge_of(merge), ranks_.size());
+  } catch (const std::exception& error) {
+    fail(path, ": ", error.what());
+  }
+}
+
+// vocabulary: {"SPELLED": ID, ...}; added: [{"id": ID, "content": "TEXT"}, ...], of which some may be in the vocabulary.
+void Tokenizer::add_tokens(const std::filesystem::path& path, const nlohmann::json& vocabulary, const nlohmann::json& added) {
+  if (!vocabulary.is_object() || !added.is_array()) fail(path, ": holds no vocabulary: it is not a file of a tokenizer");
+  bytes_of_.resize(vocabulary.size() + added.size());
+  const auto add = [&](const std::string& text, const nlohmann::json& id, bool again) {
+    bool valid = id.is_number_unsigned() && id < bytes_of_.size() && !text.empty();
+    valid = valid && (bytes_of_[id].empty() || (again && bytes_of_[id] == text));
+    if (!valid) fail(path, ": token ", excerpt(text), " has id ", excerpt(id.dump()), ", ids must be 0, 1, 2 ...");
+    bytes_of_[id] = text;
+    ids_[text] = id;
+  };
+  for (const auto& [spelled, id] : vocabulary.items()) add(unspell(spelled), id, false);
+  for (const auto& token : added) {
+    const bool valid = token.contains("id") && token.contains("content") && token["content"].is_string();
+    if (!valid) fail(path, ": added token ", excerpt(token.dump()), " lacks its id or its content");
+    add(token["content"], token["id"], true);
+  }
+  while (!bytes_of_.empty() && bytes_of_.back().empty()) bytes_of_.pop_back();
+  const auto gap = std::find(bytes_of_.begin(), bytes_of_.end(), "");
+  if (gap != bytes_of_.end()) fail(path, ": no token has id ", gap - bytes_of_.begin(), ", ids must be 0, 1, 2 ...");
 }
 
 // Byte-pair encoding (Sennrich et al. 2016): join the neighbours of lowest rank while there are any.

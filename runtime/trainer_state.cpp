@@ -1,5 +1,7 @@
 #include "runtime/trainer_state.h"
 
+#include <cstdio>
+
 #include <nlohmann/json.hpp>
 
 #include "runtime/arithmetic.h"
@@ -30,14 +32,23 @@ size_t steps_of(const nlohmann::json& trainer, const Options& options, const std
   return known ? steps.get<size_t>() : 0;
 }
 
+// Validation changes no update, so that this is no error.
+void report_other_validation(const nlohmann::json& trainer, const DataIdentity& val, const std::filesystem::path& folder) {
+  const nlohmann::json before = trainer.value("val_data", nlohmann::json("none"));
+  if (before == "none" || val.tokens == 0 || before == val.text()) return;
+  std::printf("--val holds other data than the run in %s was validated on: what follows is another val_loss\n",
+              folder.c_str());
+}
+
 }  // namespace
 
-std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, size_t train_tokens) {
+std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data) {
   const nlohmann::json trainer = {
       {"samples", state.samples},
       {"steps", state.steps},
       {"train_minutes", options.train_minutes},
-      {"arithmetic", arithmetic(options, train_tokens)},
+      {"arithmetic", arithmetic(options, data.train)},
+      {"val_data", data.val.text()},
       {"guard", guard.state()},
       {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
       {"algorithms", state.algorithms}};
@@ -45,9 +56,10 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 }
 
 TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
-                                const Options& options, size_t train_tokens) {
+                                const Options& options, const RunData& data) {
   const nlohmann::json trainer = load_trainer(folder);
-  check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, train_tokens), folder);
+  check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
+  report_other_validation(trainer, data.val, folder);
   if (trainer.contains("guard")) guard.restore(trainer["guard"]);
   TrainerState state;
   state.samples = trainer.at("samples");

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/update.h"
+#include "runtime/data.h"
 #include "runtime/guard.h"
 #include "runtime/options.h"
 
@@ -17,10 +18,15 @@ struct TrainerState {
   std::map<std::string, std::string> algorithms;  // of matrix products, by what they are called
 };
 
-// For CheckpointContent::trainer, with the guard's state and the options that decide what a run computes.
-std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, size_t train_tokens);
+// What a run reads; no validation: 0 tokens.
+struct RunData {
+  DataIdentity train, val;
+};
 
-// Of a checkpoint that nobody vouches for; fails if its options are others. Restores the guard, too. loss_scale: what
-// holds where the checkpoint stores none.
+// For CheckpointContent::trainer, with the guard's state, and the options and data that decide what a run computes.
+std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
+
+// Of a checkpoint that nobody vouches for; fails if its options or its training data are others, and says so if its
+// validation data are. Restores the guard, too. loss_scale: what holds where the checkpoint stores none.
 TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
-                                const Options& options, size_t train_tokens);
+                                const Options& options, const RunData& data);

@@ -39,6 +39,10 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--global-batch 3", {"--global-batch 3", "--micro-batch 2"});
   refuses("--warmup 3", {"--warmup 3", "--steps 2"});
   refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
+  refuses("--schedule wsd", {"--schedule wsd", "--cooldown N"});
+  for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
+    refuses(std::string(option) + " ''", {option, "'' names nothing", "leave the option out"});
+  refuses("--init= --overwrite", {"--init= ", "no value"});
   refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003"});
   refuses("--val-every 2", {"--val-every 2", "--val FILES"});
   refuses("--dtype int8", {"--dtype", "int8", "fp32", "fp16"});
@@ -104,7 +108,10 @@ TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
   refuses("--train 'no*.txt'", {"no*.txt", "quote globs"});
   refuses("--train .", {"'.'", "matches no regular file"});
   refuses("--train ''", {"''", "matches no regular file"});
-  refuses("--train \"$(printf 'two\\nlines')\"", {"two?lines"});
+  refuses("--train \"$(printf 'two\\nlines, \\377')\"", {"two?lines, ?'"});
+  refuses("--train '[ab]'", {"'[ab]'", "matches no regular file"});
+  put(shell / "caf\xc3\xa9", some_text(100) + "caf\xc3\xa9" + some_text(5000));
+  refuses("--train text --vocab 128 --val caf*", {"caf\xc3\xa9: token 103", "195", "127", "--vocab 196"});
   refuses("--train text good.bin", {"text", "good.bin", "one kind"});
   refuses("--train text --global-batch 5000", {"--train", "5000 tokens", "312 samples", "5000 are needed"});
   refuses("--train text --val text --val-batches 900", {"--val", "1800 are needed", "--val-batches"});
@@ -119,6 +126,28 @@ TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
   put(shell / "with a space/some text.txt", some_text(500));
   shell.output("$TINY --train 'with a space/some*' --out 'with a space/run'");
   CHECK(shell.exists("with a space/run/step_00000002/trainer.json"));
+}
+
+TEST_CASE("data that change while a run reads them end it with one line, after the steps before") {
+  Workplace shell;
+  shell("$TEXT --schedule constant --steps 999999 --out run >out 2>error & \n"
+        "until [ -s run/metrics.jsonl ]; do sleep 0.01; done; truncate -s 1000 text; wait $!; echo $? >code");
+  CHECK(shell.content("code") == "1\n");
+  const std::string error = shell.content("error");
+  CHECK(is_line_with(error.substr(0, error.size() - 1), "train_gpt: text: cannot read", "the file ends", "put the file back"));
+  CHECK(shell.metrics("run").size() > 0);
+}
+
+TEST_CASE("text and weights whose tokens are not bytes: refused, with the way to token shards") {
+  Workplace shell;
+  put(shell / "ids.bin", shard(std::vector<uint16_t>(1000, 7), 1000));
+  shell.output("$TINY --train ids.bin --vocab 300 --out wide && $TEXT --out bytes");
+  const std::string train = "$GPT --train text --seq-len 16 --steps 2 --out out --init ";
+  shell.refuses(train + "wide/step_00000002", 1, {"wide/step_00000002", "vocabulary of 300", "data/tokenize.py", "data/README.md"});
+  shell.output(train + "bytes/step_00000002 && rm -r out");
+  put(shell / "bytes/step_00000002/tokenizer.json", "{}");
+  shell.refuses(train + "bytes/step_00000002", 1, {"bytes/step_00000002", "with a tokenizer", "data/tokenize.py"});
+  CHECK(!shell.exists("out"));
 }
 
 TEST_CASE("--ceilings: the table has the share of them, and a file that was not measured here is refused") {
@@ -171,6 +200,8 @@ TEST_CASE("a damaged --init folder is refused before anything is written") {
   refuses_file(weights, shell.content(weights).substr(0, 5000), {weights, "lie outside the file's"});
   refuses_file(weights, std::string("\x40\x1f\0\0\0\0\0\0", 8) + std::string(8000, '['), {weights, "JSON"});
   refuses_file(weights, std::string("\2\0\0\0\0\0\0\0{}", 10), {"bad", "is missing"});
+  const std::string broken = shell.content(weights);
+  refuses_file(weights, broken.substr(0, broken.size() - 4) + std::string("\0\0\xc0\x7f", 4), {weights, "element ", "is nan"});
   refuses_file(config, "{", {config, "JSON"});
   refuses_file(config, R"({"model_type": "llama"})", {config, "llama", "gpt2"});
   refuses_file(config, R"({"model_type": "gpt2", "n_layer": 500000000})", {config, "n_layer", "500000000"});

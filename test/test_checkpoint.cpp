@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <map>
@@ -442,6 +443,38 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
   CHECK(contains(damage_of(folder / "nothing"), "nothing"));
   put(folder / "bare" / "trainer.json", "{}");
   CHECK(contains(damage_of(folder / "bare"), "has no manifest"));
+}
+
+TEST_CASE("values that are not finite are refused, by file, tensor and element") {
+  for (float bad : {NAN, INFINITY, -INFINITY})
+    for (char broken : {'w', 'm', 'v'}) {
+      TemporaryFolder folder;
+      save_checkpoint(folder.path(), 1, content("{}", [&](const CheckpointSlice& slice, char kind, float* to) {
+        copy_out(slice, kind, to);
+        if (kind == broken && slice.tensor.name == "wpe.weight") to[7] = bad;
+      }));
+      const std::filesystem::path saved = folder / "step_00000001";
+      const std::vector<CheckpointSlice> part = {{tensors[1], 5, 4}}, before = {{tensors[1], 0, 7}};
+      auto load = [&](const std::vector<CheckpointSlice>& slices) {
+        Values values;
+        if (broken == 'w') load_weights(saved, shape, tensors, slices, copy_into(values));
+        else load_optimizer(saved, tensors, slices, copy_into(values));
+      };
+      CHECK(is_line_with(error_of([&] { load(part); }), broken == 'w' ? "model.safetensors" : "optimizer.safetensors",
+                         "element 7 of tensor", "transformer.wpe.weight", std::isnan(bad) ? "nan" : "inf"));
+      CHECK(error_of([&] { load(before); }) == "");
+    }
+}
+
+TEST_CASE("a tokenizer goes with the weights, whatever its files are called") {
+  TemporaryFolder folder;
+  CheckpointContent with_tokenizer = content("{}");
+  with_tokenizer.tokenizer_folder = folder / "from";
+  const char* const names[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"};
+  for (const char* name : names) put(folder / "from" / name, name);
+  save_checkpoint(folder.path(), 1, with_tokenizer);
+  for (const char* name : names) CHECK(content_of(folder / "step_00000001" / name) == name);
+  CHECK(damage_of(folder / "step_00000001") == "");
 }
 
 TEST_CASE("large models are split into files, and loaded again") {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -83,6 +84,74 @@ TEST_CASE("patterns: only regular files, names that look like globs") {
   CHECK(is_line_with(error_of([&] { TokenData({folder / "x"}); }), "matches no regular file"));
   CHECK(is_line_with(error_of([&] { TokenData({folder / "xfifo"}); }), "matches no regular file"));
   CHECK(is_line_with(error_of([&] { TokenData({}); }), "no data files"));
+}
+
+TEST_CASE("files without tokens are left out, unless all are") {
+  TemporaryFolder folder;
+  for (const char* name : {"a.txt", "c.txt"}) put(folder / name, "");
+  put(folder / "b.txt", "text");
+  TokenData data({folder / "*.txt"});
+  CHECK(data.files() == 1);
+  CHECK(data.tokens() == 4);
+  put(folder / "a.bin", shard({}));
+  put(folder / "b.bin", shard({5, 6}));
+  CHECK(inputs_of(TokenData({folder / "*.bin"}), 0, 1) == Sample{5});
+  CHECK(is_line_with(error_of([&] { TokenData({folder / "[ac].txt"}); }), "a.txt", "and others hold no tokens"));
+}
+
+TEST_CASE("more files than may be open at a time") {
+  TemporaryFolder folder;
+  const int files = 1000;
+  for (int i = 0; i < files; ++i) put(folder / (std::to_string(1000 + i) + ".bin"), shard({uint16_t(i)}));
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit few = {160, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  TokenData data({folder / "*.bin"});
+  const Sample all = inputs_of(data, 0, files - 1), again = inputs_of(data, 0, files - 1);
+  setrlimit(RLIMIT_NOFILE, &before);
+  for (int i = 0; i < files - 1; ++i) CHECK(all[size_t(i)] == i);
+  CHECK(again == all);
+}
+
+TEST_CASE("a file that is cut short or removed while it is in use is an error") {
+  TemporaryFolder folder;
+  const std::string large(100000, 'x'), path = put(folder / "a.txt", large), other = put(folder / "b.txt", large);
+  TokenData data({path, other});
+  CHECK(inputs_of(data, 90, 1000) == Sample(1000, 'x'));
+  REQUIRE(truncate(path.c_str(), 5000) == 0);
+  std::filesystem::remove(other);
+  CHECK(inputs_of(data, 3, 1000) == Sample(1000, 'x'));
+  CHECK(is_line_with(error_of([&] { inputs_of(data, 90, 1000); }), path, "the file ends", "--resume"));
+  CHECK(is_line_with(error_of([&] { inputs_of(data, 150, 1000); }), other, "No such file", "--resume"));
+}
+
+TEST_CASE("other contents and another order of files are told apart") {
+  TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 9000; ++i) text += std::to_string(i);
+  auto identity = [&](const std::string& first, const std::string& second) {
+    return TokenData({put(folder / "a", first), put(folder / "b", second)}).identity();
+  };
+  const std::string half = text.substr(0, text.size() / 2), rest = text.substr(text.size() / 2);
+  const DataIdentity whole = identity(half, rest);
+  CHECK(whole.tokens == text.size());
+  CHECK(whole.checksum == identity(half, rest).checksum);
+  CHECK(whole.checksum == identity(text, "").checksum);
+  CHECK(whole.checksum != identity(rest, half).checksum);
+  text.back() = 'x';
+  CHECK(whole.checksum != identity(text, "").checksum);
+  CHECK(identity("a", "").checksum != identity("b", "").checksum);
+}
+
+TEST_CASE("tokens are looked through before they are needed") {
+  TemporaryFolder folder;
+  std::vector<uint16_t> tokens(200001, 7);
+  tokens[150000] = 300;
+  TokenData data({put(folder / "a.bin", shard(tokens))});
+  data.check_tokens(1499, 100, 300);
+  CHECK(is_line_with(error_of([&] { data.check_tokens(1500, 100, 300); }), "token 150000", "id 300"));
+  data.check_tokens(2000, 100, 301);
 }
 
 TEST_CASE("every defect of a file is named") {

@@ -198,6 +198,8 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"});
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",
                      {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"});
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --prompt '\xff' : -np 1 $TEXT --share-gpu --prompt '\xfe'",
+                     {"ranks differ: options is '--layers', ", "'--prompt', '?' on rank 0"});
   put(shell / "elsewhere/text", "!" + some_text(4999));
   const std::string here = "$TEXT --share-gpu --out ''";
   shell.ranks_refuse("$MPIRUN 1 " + here + " : -np 1 -wdir elsewhere " + here, {"ranks differ: data", "checksum", "rank 1"});

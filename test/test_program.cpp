@@ -50,8 +50,10 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   shell.output(train + "--resume run/step_00000002 --steps 6");
   CHECK(shell.output("cd run && echo *") == "metrics.jsonl notes.txt step_00000002 step_00000004 "
                                             "step_00000004.abandoned step_00000006\n");
-  shell.output(train + "--init run/step_00000006 --overwrite");
-  CHECK(shell.output("cd run && echo *") == "metrics.jsonl notes.txt step_00000002 step_00000004 "
+  refuses(1, "--init run/step_00000006 --overwrite", {"--init run/step_00000006", "--overwrite would delete it"});
+  shell.output("cp text run/data; cp -r run/step_00000006 weights");
+  shell.output(train + "--init weights --overwrite --train run/data");
+  CHECK(shell.output("cd run && echo *") == "data metrics.jsonl notes.txt step_00000002 step_00000004 "
                                             "step_00000004.abandoned\n");
   CHECK(shell.metrics("run").size() == 4);
 
@@ -61,6 +63,44 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   const std::string gpt3 = "$GPT --train text --model gpt3-125m --layers 1 --heads 1 --channels 16 "
                            "--micro-batch 1 --out gpt3 --steps ";
   shell.output(gpt3 + "1 && " + gpt3 + "2 --resume");
+}
+
+TEST_CASE("a run is resumed on the data that it began with") {
+  Workplace shell;
+  const std::string text = shell.content("text"), train = "$TEXT --val text --val-batches 2 --out run ";
+  put(shell / "more", text);
+  shell.output(train);
+  put(shell / "text", "!" + text.substr(1));  // as many bytes
+  shell.refuses(train + "--val more --resume --steps 4", 2, {"--resume", "--train", "other data", "--init run/step_00000002"});
+  put(shell / "text", text + text);
+  shell.refuses(train + "--val more --resume --steps 4", 2, {"train_tokens is 10000 and was 5000"});
+  put(shell / "text", text);
+  put(shell / "more", text + text);
+  CHECK(!contains(shell.output(train + "--resume --steps 4"), "other data"));
+  CHECK(contains(shell.output("$TEXT --out run --val more --val-batches 2 --resume --steps 6"), "--val holds other data than the run in run/"));
+}
+
+TEST_CASE("paths and prompts are any bytes") {
+  Workplace shell;
+  const std::string odd = "[a,b]\xe9 \xff";
+  put(shell / odd, some_text(3000));
+  put(shell / "empty", "");
+  const std::string train = "$TINY --train '" + odd + "' empty --prompt 'caf\xe9' --sample-every 1 --out '" + odd + " run' ";
+  const std::string out = shell.output(train + "--trace '" + odd + " trace'");
+  CHECK(contains(out, "nothing in it: empty\n"));
+  CHECK(contains(out, "---\ncaf\xe9"));
+  shell.output(train + "--resume --steps 4");
+  CHECK(shell.metrics(odd + " run").size() == 4);
+  CHECK(Json::accept(shell.content(odd + " run/step_00000004/trainer.json")));
+  CHECK(Json::accept(shell.content(odd + " trace")));
+
+  std::string lines, wanted;  // "\n\0\n\0..."
+  for (int i = 0; i < 1000; ++i) lines += std::string("\n\0", 2);
+  put(shell / "zeros", lines);
+  wanted = lines.substr(1, 9) + "\n";
+  CHECK(contains(shell.output("$TINY --train zeros --steps 60 --lr 1e-2 --out zeros.run --sample-every 60 --sample-len 9 "
+                              "--temperature 0"), "---\n" + wanted + "---\n"));
+  CHECK(shell.output("$GPT --generate --out zeros.run --sample-len 9 --temperature 0") == wanted);
 }
 
 TEST_CASE("stop and resume gives the same bits") {

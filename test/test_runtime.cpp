@@ -1,4 +1,4 @@
-// Tokenizer, learning rate, metrics, bill, timeline files, rules for --out, guard: headers of runtime/.
+// Learning rate, metrics, bill, timeline files, rules for --out and --resume, guard, error lines: headers of runtime/.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -13,95 +13,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/bill.h"
 #include "cpu/host_memory.h"
+#include "runtime/arithmetic.h"
+#include "runtime/bill.h"
+#include "runtime/error.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
-#include "runtime/tokenizer.h"
 #include "runtime/trace_file.h"
 #include "test/temporary_folder.h"
-
-using Ids = std::vector<int>;
-
-// ---- tokenizer --------------------------------------------------------------------------------------------
-
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words;
-  for (size_t start = 0, end; start < text.size(); start = end) {
-    end = Tokenizer::word_end(text, start);
-    words.push_back(text.substr(start, end - start));
-  }
-  return words;
-}
-
-TEST_CASE("words as GPT-2's rule divides them") {
-  using Words = std::vector<std::string>;
-  CHECK(words_of("Hello world") == Words{"Hello", " world"});
-  CHECK(words_of("  two spaces") == Words{" ", " two", " spaces"});
-  CHECK(words_of("a\n\n  b") == Words{"a", "\n\n ", " b"});
-  CHECK(words_of("a\nb\t\tc") == Words{"a", "\n", "b", "\t", "\t", "c"});
-  CHECK(words_of("end  ") == Words{"end", "  "});
-  CHECK(words_of("x1 22,33 !?") == Words{"x", "1", " 22", ",", "33", " !?"});
-  CHECK(words_of("we're don't I'll 'tis") == Words{"we", "'re", " don", "'t", " I", "'ll", " '", "tis"});
-  CHECK(words_of("it'S 'd") == Words{"it", "'", "S", " '", "d"});
-  CHECK(words_of("caf\xc3\xa9 au") == Words{"caf\xc3\xa9", " au"});
-}
-
-TEST_CASE("a byte-level model needs no files") {
-  TemporaryFolder folder;
-  Tokenizer bytes(256, folder.path());
-  CHECK(bytes.encode("h\xc3\xa9!") == Ids{'h', 0xc3, 0xa9, '!'});
-  CHECK(bytes.decode({'h', 0xc3, 0xa9, '!'}) == "h\xc3\xa9!");
-  std::string error = error_of([&] { Tokenizer(100, folder.path()).encode("a~"); });
-  CHECK(is_line_with(error, "'~'", "126", "ends at 99"));
-}
-
-TEST_CASE("without files ids are numbers, and text cannot be encoded") {
-  TemporaryFolder folder;
-  Tokenizer numbers(50257, folder.path());
-  CHECK(numbers.decode({5, 50256, 0}) == "5 50256 0 ");
-  std::string error = error_of([&] { numbers.encode("a"); });
-  CHECK(is_line_with(error, folder.path().string(), "vocab.json", "merges.txt"));
-}
-
-// Bytes and their spelling: space U+0120, newline U+010A, 0xe9 itself, 0x80 U+0122.
-TEST_CASE("a small vocabulary: merges by rank, spelled bytes, added tokens") {
-  for (bool hugging_face : {true, false}) {
-    TemporaryFolder folder;
-    put(folder / (hugging_face ? "vocab.json" : "encoder.json"),
-        R"({"a": 0, "b": 1, "c": 2, "Ġ": 3, "Ċ": 4, "ab": 5, "bc": 6, "Ġab": 7, "abc": 8, "é": 9, "Ģ": 10,
-            "<|end|>": 11})");
-    put(folder / (hugging_face ? "merges.txt" : "vocab.bpe"), "#version: 0.2\nb c\na b\nĠ ab\nab c\n");
-    Tokenizer tokenizer(14, folder.path());
-    CHECK(tokenizer.encode("abc") == Ids{0, 6});  // "b c" comes before "a b"
-    CHECK(tokenizer.encode("ab ab\n") == Ids{5, 7, 4});
-    CHECK(tokenizer.encode("abab") == Ids{5, 5});
-    CHECK(tokenizer.encode("\xe9\x80") == Ids{9, 10});
-    CHECK(tokenizer.encode("").empty());
-    CHECK(tokenizer.decode({5, 7, 4, 9, 10, 11}) == "ab ab\n\xe9\x80<|end|>");
-    CHECK(tokenizer.decode({12, 0, 13}) == "12 a13 ");  // the model's vocabulary is larger
-    CHECK(is_line_with(error_of([&] { tokenizer.encode("abz"); }), "no token 'z'"));
-    CHECK(is_line_with(error_of([&] { Tokenizer(7, folder.path()).encode(" ab"); }), "token 7", "ends at 6"));
-  }
-}
-
-TEST_CASE("decoding needs no merges, and bad files are refused") {
-  TemporaryFolder folder;
-  put(folder / "vocab.json", R"({"a": 0, "Ġb": 1})");
-  CHECK(Tokenizer(300, folder.path()).decode({0, 1}) == "a b");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()).encode("a"); }), "merges.txt"));
-  for (const char* bad : {R"("a": 0, "b": 0)", R"("a": 1)", R"("a": -1)", R"("a": "x")", R"("": 0)"}) {
-    put(folder / "vocab.json", std::string("{") + bad + "}");
-    CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "has id"));
-  }
-  put(folder / "vocab.json", "[");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "JSON"));
-  put(folder / "vocab.json", R"({"a": 0})");
-  put(folder / "merges.txt", "#version: 0.2\nab\n");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "merges.txt", "line 2"));
-}
 
 // ---- learning rate ----------------------------------------------------------------------------------------
 
@@ -154,6 +75,7 @@ TEST_CASE("contradictory schedules are refused") {
   CHECK(is_line_with(refusal({.lr = 1, .min_lr = nan, .steps = 5}), "--min-lr nan"));
   CHECK(is_line_with(refusal({.steps = 5, .warmup = 6}), "--warmup 6", "--steps 5"));
   CHECK(is_line_with(refusal({.steps = 5, .cooldown = 1}), "--cooldown 1", "wsd", "cosine"));
+  CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5}), "--schedule wsd", "--cooldown N"));
   CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5, .warmup = 3, .cooldown = 3}), "--cooldown 3"));
   CHECK(refusal({.kind = "wsd", .steps = 6, .warmup = 3, .cooldown = 3}) == "");
 }
@@ -470,6 +392,54 @@ TEST_CASE("--resume continues in --out, or from another folder") {
   CHECK(prepare_run_folder(other, {.overwrite = true, .resume = true, .resume_from = run})->step == 10);
   CHECK(!holds_run(other));
   CHECK(prepare_run_folder(run, {.resume = true})->step == 10);
+}
+
+TEST_CASE("--overwrite does not delete the weights that the run starts from") {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder / "run", other = folder / "other/step_00000005";
+  put_checkpoint(run, 5);
+  put_checkpoint(folder / "other", 5);
+  std::filesystem::create_directory_symlink(run / "step_00000005", folder / "link");
+  for (std::string name : {"run/step_00000005", "run/step_00000005/", "other/../run/step_00000005", "link", "link/."}) {
+    CAPTURE(name);
+    const std::string error = start_error(run, {.overwrite = true, .init = folder / name});
+    CHECK(is_line_with(error, "--init", name, "--overwrite would delete it", "another --out"));
+    CHECK(holds_run(run));
+  }
+  for (const std::filesystem::path& init : {other, run / "weights", run}) {
+    put_checkpoint(run, 5);
+    CHECK(start_error(run, {.overwrite = true, .init = init}) == "");
+    CHECK(!holds_run(run));
+  }
+}
+
+TEST_CASE("a run is resumed with its options and its data") {
+  Options options;
+  const nlohmann::json stored = arithmetic(options, {5000, "00ff"});
+  auto refusal = [&](const nlohmann::json& before, const DataIdentity& train) {
+    return error_of([&] { check_same_arithmetic(before, arithmetic(options, train), "run/step_00000004"); });
+  };
+  CHECK(refusal(stored, {5000, "00ff"}) == "");
+  CHECK(is_line_with(refusal(stored, {5000, "00fe"}), "--train", "other data", "00fe", "00ff", "--init run/step_00000004"));
+  CHECK(is_line_with(refusal(stored, {5001, "00ff"}), "--train", "train_tokens is 5001 and was 5000", "--init run/step_00000004"));
+  nlohmann::json old = stored;
+  old.erase("train_tokens_checksum");
+  CHECK(refusal(old, {5000, "00fe"}) == "");
+  CHECK(is_line_with(refusal(old, {5001, "00fe"}), "train_tokens"));
+  options.beta2 = 0.9;
+  CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "beta2 is 0.9 and was 0.95", "may change", "--steps", "--micro-batch"));
+}
+
+TEST_CASE("an error is one line of valid UTF-8, whatever it quotes") {
+  CHECK(one_line("a\xff\nb\x7f") == "a??b?");
+  CHECK(one_line("\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80") == "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  CHECK(one_line("\xc3") == "?");                          // cut short
+  CHECK(one_line("\xe2\x82 \x80") == "?? ?");
+  CHECK(one_line("\xc0\xaf \xe0\x80\xaf") == "?? ???");  // longer than need be
+  CHECK(one_line("\xed\xa0\x80") == "???");                // a surrogate
+  CHECK(one_line("\xf4\x90\x80\x80") == "????");          // beyond Unicode
+  CHECK(one_line("\xc2\x9b") == "??");                     // the control character that terminals take for ESC [
+  CHECK(excerpt(std::string("\0\xe9", 2)) == "'\?\?'");
 }
 
 TEST_CASE("going back to an earlier checkpoint of --out sets the later ones aside") {

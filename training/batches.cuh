@@ -6,14 +6,15 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/agreement.h"
 #include "runtime/bill.h"
 #include "runtime/data.h"
+#include "runtime/trainer_state.h"
 #include "training/batch_buffers.cuh"
 #include "training/job.cuh"
 
 struct Datasets {
   std::optional<TokenData> train, validation;
+  RunData identity;  // what they hold
 };
 
 inline Datasets open_data(const Options& o) {
@@ -22,24 +23,8 @@ inline Datasets open_data(const Options& o) {
   if (!o.val.empty()) data.validation.emplace(o.val);
   if (data.validation && data.validation->is_text() != data.train->is_text())
     usage_error("--train and --val: one is text, the other .bin shards; use one kind");
+  data.identity = {data.train->identity(), data.validation ? data.validation->identity() : DataIdentity()};
   return data;
-}
-
-// Sizes, and a checksum of samples from everywhere, so that ranks notice when they see different files.
-inline std::vector<std::string> summary_of(const Datasets& sets) {
-  std::vector<std::string> summary;
-  for (const auto* data : {&sets.train, &sets.validation}) {
-    if (!*data) continue;
-    const int length = int(std::clamp<size_t>((*data)->tokens(), 2, 1025)) - 1;
-    const size_t samples = (*data)->samples(length), looked_at = std::min<size_t>(samples, 64);
-    std::vector<int> tokens(2 * size_t(length) * looked_at);
-    for (size_t i = 0; i < looked_at; ++i)
-      (*data)->read_sample(i * (samples - 1) / std::max<size_t>(looked_at - 1, 1), length, 1 << 16,
-                           &tokens[2 * i * size_t(length)], &tokens[(2 * i + 1) * size_t(length)]);
-    summary.push_back(std::to_string((*data)->tokens()) + " tokens, checksum " +
-                      checksum(tokens.data(), tokens.size() * sizeof(int)));
-  }
-  return summary;
 }
 
 inline void check_enough(const Options& o, const TokenData& data, const char* option, size_t samples) {

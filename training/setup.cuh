@@ -7,6 +7,7 @@
 
 #include "model.cuh"
 #include "runtime/run_folder.h"
+#include "runtime/tokenizer.h"
 #include "training/batches.cuh"
 #include "training/job.cuh"
 
@@ -27,13 +28,18 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// folder: of the weights to begin with; empty: there are none.
-inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, const Datasets& data) {
+// folder: of the weights to begin with, a checkpoint's or those of --init; empty: there are none.
+inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
   const ModelShape shape = folder.empty() ? shape_of(o, data.train->default_vocabulary()) : loaded_shape(o, folder);
+  if (!folder.empty() && !is_checkpoint && data.train->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
   check_shape(shape, o.seq_len);
   check_micro_batch(o);
   check_enough(o, *data.train, "--train", size_t(o.global_batch));
-  if (data.validation) check_enough(o, *data.validation, "--val", o.val_batches * size_t(o.global_batch));
+  if (data.validation) {
+    const size_t samples = o.val_batches * size_t(o.global_batch);
+    check_enough(o, *data.validation, "--val", samples);
+    data.validation->check_tokens(samples, o.seq_len, shape.vocabulary);
+  }
   return shape;
 }
 

@@ -53,7 +53,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   Model& model = state.model;
   const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
   const TrainerState trainer =
-      load_trainer_state(folder, loss_scale_of(o), state.guard, o, state.data.train->tokens());
+      load_trainer_state(folder, loss_scale_of(o), state.guard, o, state.data.identity);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_model_weights(model, folder);
   load_optimizer(folder, stored_tensors(model.tensors()), checkpoint_slices(model.store().own_slices()),
@@ -76,7 +76,7 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
               [&model](const CheckpointSlice& slice, char kind, float* to) {
                 model.store().copy_out(stored_slice(model.tensors(), slice), state_of(kind), to);
               },
-          .trainer = trainer_text(trainer, state.guard, o, state.data.train->tokens()),
+          .trainer = trainer_text(trainer, state.guard, o, state.data.identity),
           .tokenizer_folder = tokenizer_folder,
           .wait = [&model] { CUDA_CHECK(cudaStreamSynchronize(model.stream())); }};
 }

@@ -8,6 +8,7 @@
 #include "runtime/console.h"
 #include "runtime/report.h"
 #include "runtime/run_folder.h"
+#include "runtime/sample.h"
 #include "training/batches.cuh"
 #include "training/steps_in_flight.cuh"
 #include "training/tracing.cuh"
@@ -91,7 +92,11 @@ class Telemetry {
     report_.rollback(rollback, bill_);
   }
   void validated(size_t step, double loss) { report_.validation(step, loss, bill_); }
-  void sampled(const std::string& text) { std::printf("---\n%s\n---\n", text.c_str()); }
+  void sampled(const std::string& text) {
+    std::printf("---\n");
+    print_sample(text);
+    std::printf("---\n");
+  }
 
   void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
 

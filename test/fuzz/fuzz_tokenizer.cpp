@@ -1,5 +1,5 @@
 // Any files as a tokenizer, and any text: either refused, or the text comes back from its tokens.
-// Input: vocabulary / 4 in a byte, then vocab.json, merges.txt and the text.
+// Input: vocabulary / 4 in a byte, then vocab.json, merges.txt, the text, and tokenizer.json.
 #include <cstring>
 
 #include "test/fuzz/fuzz.h"
@@ -9,8 +9,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   const int vocabulary = 4 * data[0];
-  const std::vector<std::string> parts = parts_of({reinterpret_cast<const char*>(data + 1), size - 1}, 3);
+  const std::vector<std::string> parts = parts_of({reinterpret_cast<const char*>(data + 1), size - 1}, 4);
   fuzzed_or_none("vocab.json", parts[0]);
+  fuzzed_or_none("tokenizer.json", parts[3]);
   const std::filesystem::path folder = fuzzed_or_none("merges.txt", parts[1]).parent_path();
   const std::string& text = parts[2];
   done(size, [&] {
