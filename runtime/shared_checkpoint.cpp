@@ -19,7 +19,7 @@ std::string fingerprint(const std::filesystem::path& folder) {
   attempt([&] {
     for (const auto& entry : std::filesystem::directory_iterator(folder))
       if (const std::string name = entry.path().filename(); name.starts_with("manifest_"))
-        manifests[name] = MappedFile(entry.path()).text();
+        manifests[name] = read_file(entry.path());
   });
   std::string all;
   for (const auto& [name, text] : manifests) all += text;
