@@ -22,9 +22,9 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 # ---- what is built
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
-SOURCES := $(wildcard *.cuh training/*.cuh kernels/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
-HOST_SOURCES := $(wildcard runtime/*.cpp parallel/*.cpp)
-DEVICE_SOURCES := $(wildcard kernels/*.cu parallel/*.cu)
+SOURCES := $(wildcard *.cuh training/*.cuh kernels/*.cuh kernels/device/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
+HOST_SOURCES := $(wildcard runtime/*.cpp processes/*.cpp)
+DEVICE_SOURCES := $(wildcard training/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
 CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu)))
 RANK_TESTS := $(basename $(notdir $(wildcard test/ranks/test_*.cu)))
@@ -93,7 +93,7 @@ $(BUILD)/failing_io.so: test/faults/failing_io.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 
 # the CPU device under sanitizers
-KERNEL_TESTS := $(filter $(SOURCES:kernels/%.cuh=test_%),$(TESTS))
+KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
 test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_access_counts,$(CPU_TESTS)) $(LADDERS)"
 # (the + hands make's job slots on to the script)

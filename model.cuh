@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/graph.cuh"
+#include "kernels/device/graph.cuh"
 #include "parallel/collectives.cuh"
-#include "parallel/memory.cuh"
+#include "kernels/device/memory.cuh"
 #include "parallel/parameters.h"
 
 // What backward computes again instead of keeping it: nothing; gelu's output (4C of 16C elements a row and layer); all

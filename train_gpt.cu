@@ -6,10 +6,10 @@
 #include <string>
 
 #include "model.cuh"
-#include "parallel/agreement.h"
-#include "parallel/launch.h"
-#include "parallel/rank_check.cuh"
-#include "parallel/sync_check.cuh"
+#include "processes/agreement.h"
+#include "processes/launch.h"
+#include "training/rank_check.cuh"
+#include "training/sync_check.cuh"
 #include "runtime/interruption.h"
 #include "runtime/process.h"
 #include "runtime/run_folder.h"

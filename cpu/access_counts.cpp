@@ -292,8 +292,8 @@ struct Line {
   auto operator<=>(const Line&) const = default;
 
   bool is_helper() const {
-    return number == 0 || file.starts_with('/') || file.starts_with("cpu/") || file == "kernels/common.cuh" ||
-           file == "kernels/instructions.cuh";
+    return number == 0 || file.starts_with('/') || file.starts_with("cpu/") || file == "kernels/device/common.cuh" ||
+           file == "kernels/device/instructions.cuh";
   }
 };
 

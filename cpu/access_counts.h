@@ -50,8 +50,8 @@ struct AccessCounts {
   bool operator==(const AccessCounts&) const = default;
 };
 
-// The line that asks for the access: load(), atomicAdd() and other helpers of kernels/common.cuh,
-// kernels/instructions.cuh and cpu/ are looked through.
+// The line that asks for the access: load(), atomicAdd() and other helpers of kernels/device/common.cuh,
+// kernels/device/instructions.cuh and cpu/ are looked through.
 struct LineCounts {
   std::string file;  // relative to the repository; ?? where addr2line (binutils) or the debug information is missing
   int line;

@@ -313,7 +313,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
-// Compute capability 9.0: Hopper's instructions are there (kernels/hopper.cuh). A worker counts as a multiprocessor; to
+// Compute capability 9.0: Hopper's instructions are there (dev/ladders/hopper.cuh). A worker counts as a multiprocessor; to
 // count like a GPU, there are an H100's.
 #if defined(CPU_LIKE_A_GPU)
 static int multiprocessors() { return 132; }

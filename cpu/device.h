@@ -175,7 +175,7 @@ void finish(Work kind, size_t but = 0);
 // Work that is no thread's own. It is done when no thread can run, and arrives at a barrier that some wait for.
 void do_in_background(std::function<void()> work);
 
-// The 8 bytes of an mbarrier (kernels/hopper.cuh). A phase ends when nothing of it is pending.
+// The 8 bytes of an mbarrier (dev/ladders/hopper.cuh). A phase ends when nothing of it is pending.
 struct Barrier {
   int16_t arrivals;  // of each phase
   int16_t pending_arrivals;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "dev/random_buffer.cuh"
-#include "kernels/event.cuh"
+#include "kernels/device/event.cuh"
 #include "kernels/matmul.cuh"
 
 namespace ceilings {

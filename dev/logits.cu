@@ -6,7 +6,7 @@
 
 #include "model.cuh"
 #include "runtime/checkpoint.h"
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "training/batch_buffers.cuh"
 
 namespace {

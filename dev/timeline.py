@@ -5,7 +5,7 @@ A row is a stream of a rank; a box is what ran there, its colour the kind of wor
 two boxes is waiting. Ranges of one kind and layer that follow each other within a pixel are one box. A collective's box
 begins when its rank starts it, so that waiting for other ranks is part of it. All files have the same scale of time.
 
-A trace is in the Trace Event Format (kernels/profile.cuh). Needs Python alone. Exit code: 0 drawn, 2 bad input.
+A trace is in the Trace Event Format (kernels/device/profile.cuh). Needs Python alone. Exit code: 0 drawn, 2 bad input.
 
   python dev/timeline.py run.json
   python dev/timeline.py zero0.json='ZeRO 0' zero3.json='ZeRO 3' --ranks 0,1 --step 4 -o timeline.svg

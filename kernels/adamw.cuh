@@ -12,7 +12,7 @@
 // Moves 28 bytes an element in fp32 (reads w, g, m, v; writes w, m, v), 30 with a master copy, 24 without. 15 FLOPs.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 #include "kernels/random.cuh"
 #include "kernels/update.h"
 

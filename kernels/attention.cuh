@@ -29,7 +29,7 @@
 
 #include <attention.h>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 #include "kernels/flash_attention.cuh"
 
 constexpr int attention_rows = 64;  // queries or keys, and threads, a block

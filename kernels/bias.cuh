@@ -6,7 +6,7 @@
 // here: it is a part of the product. Writes rows·columns elements.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 template <class T, class Out, int N>
 __global__ void bias_rows_kernel(Out* out, const T* bias, size_t packs, int packs_per_row, bool accumulate) {

@@ -5,7 +5,7 @@
 // Moves rows·columns elements once, and 1/64 of it again as float. One addition an element.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 constexpr int column_sum_fan_in = 64;
 

@@ -4,7 +4,7 @@
 // Elementwise, a pack of floats a thread; counts are multiples of it (units are padded).
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 constexpr int convert_block = 256;  // threads, a pack each
 

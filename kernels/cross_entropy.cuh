@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 // What every GPU of compute capability 8.0 or later has for a block, less some for the reductions. On Hopper two blocks
 // of 1,024 threads share an SM.

@@ -14,7 +14,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 template <class T, int N>
 __global__ void embedding_forward_kernel(T* out, const int* tokens, const T* wte, const T* wpe, size_t packs,

@@ -35,7 +35,7 @@
 // TB/s.
 #pragma once
 
-#include "kernels/tensor_tiles.cuh"
+#include "kernels/device/tensor_tiles.cuh"
 
 constexpr int flash_threads = 128;
 constexpr float log2_e = 1.4426950408889634f;

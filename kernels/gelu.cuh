@@ -8,7 +8,7 @@
 // Forward moves 2·n elements (read x, write out), backward 3·n. About 10 and 20 FLOPs an element.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 constexpr float gelu_scale = 0.7978845608028654f;  // √(2/π)
 constexpr float gelu_cubic = 0.044715f;

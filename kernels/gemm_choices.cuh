@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/common.cuh"
-#include "kernels/event.cuh"
+#include "kernels/device/common.cuh"
+#include "kernels/device/event.cuh"
 
 struct GemmChoices {
   using Choose = std::function<std::string()>;

@@ -17,7 +17,7 @@
 #include <algorithm>
 
 #include "kernels/column_sum.cuh"
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 constexpr float layernorm_epsilon = 1e-5f;
 constexpr int layernorm_rows_per_block = 32;  // backward

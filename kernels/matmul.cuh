@@ -25,7 +25,7 @@
 #include <string>
 
 #include "kernels/column_sum.cuh"
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/gemm_choices.cuh"
 

@@ -17,7 +17,7 @@
 // Reads 4·n bytes (and a thirty-second of it again), 2 FLOPs an element.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 #include "kernels/update.h"
 
 constexpr int norm_block = 256, norm_packs = 8;

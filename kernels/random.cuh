@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 // Four uniform 32-bit numbers for (key, counter).
 __device__ inline uint4 philox(uint64_t key, uint64_t counter) {

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 constexpr int statistics_block = 256, statistics_packs = 8;  // packs: the least a thread reads, unless the tensor ends
 constexpr size_t statistics_blocks = 256;                    // at most

@@ -13,9 +13,9 @@
 #include <mutex>
 #include <string>
 
-#include "kernels/common.cuh"
-#include "kernels/event.cuh"
-#include "parallel/flight_recorder.h"
+#include "kernels/device/common.cuh"
+#include "kernels/device/event.cuh"
+#include "processes/flight_recorder.h"
 
 #define NCCL_CHECK(call) check_nccl((call), #call)
 

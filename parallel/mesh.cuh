@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "parallel/collectives.cuh"
-#include "parallel/control.h"
-#include "parallel/device_choice.h"
+#include "processes/control.h"
+#include "processes/device_choice.h"
 
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1;
@@ -85,7 +85,7 @@ class Mesh {
 
  private:
   // One of each collective: NCCL takes the memory for a kind when it is first called, and the model is to see how much
-  // is left (parallel/memory.cuh).
+  // is left (kernels/device/memory.cuh).
   void connect() {
     float* data = nullptr;
     const size_t ranks = size_t(dp_->size());

@@ -28,7 +28,7 @@
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/collectives.cuh"
-#include "parallel/memory.cuh"
+#include "kernels/device/memory.cuh"
 #include "parallel/parameters.h"
 
 enum class Pass { forward, backward };

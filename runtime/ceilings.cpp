@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "runtime/files.h"
 
 Ceilings load_ceilings(const std::filesystem::path& path, const std::string& dtype, const std::string& device) {

@@ -15,8 +15,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/rendezvous.h"
-#include "runtime/error.h"
+#include "processes/rendezvous.h"
+#include "processes/error.h"
 #include "runtime/files.h"
 
 namespace {

@@ -9,7 +9,7 @@
 
 #include <glob.h>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "runtime/manifest.h"
 
 namespace {

@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 static_assert(std::endian::native == std::endian::little, "token shards and safetensors are little-endian");
 

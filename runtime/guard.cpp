@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "runtime/files.h"
 
 nlohmann::ordered_json config_of(const ModelShape& shape) {

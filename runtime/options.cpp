@@ -9,7 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "parallel/control.h"
+#include "processes/control.h"
 #include "runtime/files.h"
 
 namespace {

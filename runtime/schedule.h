@@ -11,7 +11,7 @@
 #include <numbers>
 #include <string>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 struct Schedule {
   std::string kind = "cosine";  // cosine, constant or wsd

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "runtime/files.h"
 #include "runtime/manifest.h"
 

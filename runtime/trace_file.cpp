@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include "runtime/arithmetic.h"
 #include "runtime/checkpoint.h"
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 // ThreadSanitizer takes 0.4 ms for each CUDA thread: tests leave their large shapes out there.
 #if defined(CPU_THREAD_SANITIZER)

@@ -14,7 +14,7 @@
 
 #include <doctest/doctest.h>
 
-#include "parallel/flight_recorder.h"
+#include "processes/flight_recorder.h"
 #include "test/temporary_folder.h"
 
 struct Outcome {

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Is every barrier needed, and would its absence be found?
 #
-# Takes each __syncthreads() and __syncwarp() of kernels/*.cuh out in turn, in a copy of the sources under
+# Takes each __syncthreads() and __syncwarp() of kernels/ out in turn, in a copy of the sources under
 # build/remove_barriers, builds that kernel's test with ThreadSanitizer, and asks it to report a race with both source
 # lines. A barrier whose removal nobody detects is redundant and should go.
 #
 #   test/remove_barriers.sh [kernels/FILE.cuh ...]      default: all files
 set -euo pipefail
 cd "$(dirname "$0")/.."
-files=("${@:-kernels/*.cuh}")
+files=("${@:-kernels/*.cuh kernels/device/*.cuh}")
 copy=build/remove_barriers
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=7 halt_on_error=1'
 mkdir -p $copy/whole
@@ -23,7 +23,7 @@ race_in() {
     /^WARNING: ThreadSanitizer: data race/ { sides = "" }
     /^  (Previous )?([Rr]ead|[Ww]rite) of size/ { in_side = 1; next }
     in_side && /^$/ { end_side(); if (sides ~ / and /) { print sides; exit } }
-    in_side && match($0, /kernels\/[a-z_]+\.cuh:[0-9]+/) {
+    in_side && match($0, /kernels\/[a-z_\/]+\.cuh:[0-9]+/) {
       place = substr($0, RSTART, RLENGTH)
       if (!line || (index(place, file) == 1 && index(line, file) != 1)) line = place
     }'

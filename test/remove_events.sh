@@ -5,20 +5,20 @@
 # and runs the test of data parallelism on three ranks of the CPU device with streams in permuted order, until one of a
 # few orders fails. A line that nobody misses is redundant and should go.
 #
-#   test/remove_events.sh [parallel/FILE.cuh ...]      default: the store, the collectives and the model
+#   test/remove_events.sh [FILE.cuh ...]      default: the store, the collectives, the model, batches and steps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
-if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/collectives.cuh gpt.cuh); fi
-events='^ +(dp_\.(after|wait_for_all)\(|settle\(slot\)|(slot\.moved|order_|batch.*used|batch\.copied|step\.end)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
+if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/collectives.cuh model.cuh training/batch_buffers.cuh training/steps_in_flight.cuh); fi
+events='^ +(dp_\.(after|wait_for_all)\(|settle\(slot\)|(slot\.moved|order_|places_.*used|place\.copied|end_.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none -np 3)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
 mkdir -p $copy/whole $copy/dev
-cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel runtime test $copy
+cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel processes runtime training test $copy
 cp -r dev/make $copy/dev
-cp -r gpt.cuh parallel $copy/whole
+cp -r model.cuh parallel training $copy/whole
 
 # The test uses fp32 alone.
 build() { make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero; }

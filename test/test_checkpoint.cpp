@@ -15,7 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/control.h"
+#include "processes/control.h"
 #include "runtime/checkpoint_writer.h"
 #include "runtime/manifest.h"
 #include "runtime/shared_checkpoint.h"

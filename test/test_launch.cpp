@@ -1,6 +1,6 @@
 // Who a process is, by its launcher's variables; and ranks that meet by them.
-#include "parallel/device_choice.h"
-#include "parallel/launch.h"
+#include "processes/device_choice.h"
+#include "processes/launch.h"
 
 #include "test/ranks.h"
 

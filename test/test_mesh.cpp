@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "parallel/socket.h"
+#include "processes/socket.h"
 #include "test/bounds.h"
 #include "test/workplace.h"
 

@@ -16,7 +16,7 @@
 #include "cpu/host_memory.h"
 #include "runtime/arithmetic.h"
 #include "runtime/bill.h"
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
 #include "runtime/run_folder.h"

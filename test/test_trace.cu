@@ -8,7 +8,7 @@
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
-#include "kernels/tensor_log.cuh"
+#include "training/tensor_log.cuh"
 #include "runtime/trace_file.h"
 #include "test/kernel_test.cuh"
 #include "test/temporary_folder.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels/embedding.cuh"
-#include "kernels/event.cuh"
+#include "kernels/device/event.cuh"
 #include "model.cuh"
 
 class BatchBuffers {

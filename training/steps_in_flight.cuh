@@ -6,7 +6,7 @@
 
 #include <deque>
 
-#include "kernels/event.cuh"
+#include "kernels/device/event.cuh"
 #include "model.cuh"
 #include "runtime/guard.h"
 #include "runtime/report.h"

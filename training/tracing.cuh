@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/tensor_log.cuh"
+#include "training/tensor_log.cuh"
 #include "runtime/ceilings.h"
 #include "runtime/report.h"
 #include "runtime/trace_file.h"

@@ -19,7 +19,7 @@
 #include "dev/ladders/matmul_wgmma.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/matmul.cuh"
-#include "kernels/tensor_tiles.cuh"
+#include "kernels/device/tensor_tiles.cuh"
 
 namespace {
 
@@ -337,7 +337,7 @@ void double_buffer(Matmul<T>& o, cudaStream_t stream) {
 // An instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM: that is 62 % of what tensor cores do
 // by wgmma, but ten times the FMAs of before. Now all else must keep up. A warp has 64×64 outputs, so that 16 of k take
 // 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a 64th of a wavefront for 32 FMAs, an eighth of before, with no
-// bank conflicts, as tiles are swizzled (kernels/tensor_tiles.cuh). Counted, with those that write the tiles, 172 for
+// bank conflicts, as tiles are swizzled (kernels/device/tensor_tiles.cuh). Counted, with those that write the tiles, 172 for
 // 1,000 outputs instead of 1,060: a sixth. A block's tile of 128×128 would take 40 bytes a cycle from L2, 128×256 takes
 // 30.
 //
@@ -365,7 +365,7 @@ struct alignas(128) MmaTiles {
   T a[mma_rows * mma_depth], b[mma_depth * mma_columns];
 };
 
-// To the tiles of kernels/tensor_tiles.cuh, a matrix from some column on is what a head is in a packed tensor.
+// To the tiles of kernels/device/tensor_tiles.cuh, a matrix from some column on is what a head is in a packed tensor.
 template <class T>
 __device__ inline HeadRows<T> columns_from(int column, T* matrix, int rows, int columns) {
   return {matrix + column, columns, rows, columns - column};

@@ -1,5 +1,5 @@
 // The last rung of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
-// Hopper's copy engine and tensor cores (kernels/hopper.cuh), which do all the work: threads only tell them what to do.
+// Hopper's copy engine and tensor cores (dev/ladders/hopper.cuh), which do all the work: threads only tell them what to do.
 // M is any size, N and K are multiples of 8: a row is a multiple of 16 bytes for the copy engine.
 //
 // What limits it. An SM's tensor cores do 4,096 FLOPs a cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64 of K, of
@@ -30,7 +30,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "kernels/hopper.cuh"
+#include "dev/ladders/hopper.cuh"
 
 namespace wgmma_rung {
 

@@ -15,7 +15,7 @@
 #include "dev/ladders/options.h"
 #include "dev/ladders/table.h"
 #include "dev/random_buffer.cuh"
-#include "kernels/event.cuh"
+#include "kernels/device/event.cuh"
 
 namespace ladder {
 

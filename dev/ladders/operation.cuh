@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dev/ladders/options.h"
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 namespace ladder {
 

@@ -42,7 +42,7 @@ $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
-$(foreach folder,kernels/ parallel/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,training/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)

@@ -34,7 +34,7 @@ $(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE)
 endef
 $(eval $(call compile,))
 $(BUILD)/train_gpt.o: GPU_OPTIMIZE := -O1  # it has no kernels
-$(foreach folder,kernels/ parallel/ test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,training/ test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%: $(BUILD)/%.o $(ATTENTION_OBJECTS)
 	$(NVCC) $(GPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(GPU_LIBRARIES)

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "kernels/bias.cuh"
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 #include "kernels/gemm_choices.cuh"
 
 #define CUBLAS_CHECK(call) check_cublas((call), #call, __FILE__, __LINE__)

@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "cpu/device.h"
-#include "parallel/memory.cuh"
+#include "kernels/device/memory.cuh"
 #include "test/temporary_folder.h"
 
 namespace {

@@ -21,7 +21,7 @@
 
 #include <sanitizer/allocator_interface.h>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 #include "runtime/files.h"
 #include "test/temporary_folder.h"
 

@@ -3,7 +3,7 @@ BUILD := build/fuzz
 READERS := bill checkpoint data error files guard manifest metrics model_shape safetensors tokenizer
 SANITIZERS := address,undefined,float-cast-overflow
 FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fno-sanitize-recover=all -I.
-vpath %.cpp runtime test/fuzz
+vpath %.cpp runtime processes test/fuzz
 .SECONDARY:
 
 $(BUILD)/fuzz_%: $(BUILD)/fuzz_%.o $(BUILD)/readers.a

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/launch.h"
+#include "processes/launch.h"
 #include "parallel/mesh.cuh"
 #include "test/kernel_test.cuh"
 

@@ -1,7 +1,7 @@
 // The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of
 // one rank, sends the bytes of the formulas and allocates the bytes of the formulas.
 #include "kernels/norm.cuh"
-#include "parallel/sync_check.cuh"
+#include "training/sync_check.cuh"
 #include "test/ranks/training.cuh"
 #include "test/temporary_folder.h"
 

@@ -24,7 +24,7 @@
 #include "dev/ladders/ranks/wire.cuh"
 #include "dev/ladders/ranks/world.cuh"
 #include "dev/ladders/verdict.h"
-#include "parallel/launch.h"
+#include "processes/launch.h"
 
 namespace ladder {
 

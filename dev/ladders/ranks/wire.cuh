@@ -11,7 +11,7 @@
 // A range counts blocks of 256 elements; numbers have room for whole blocks: no kernel has to look for their end.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 #include "test/buffer.cuh"
 
 namespace ladder {

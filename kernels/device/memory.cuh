@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "cpu/host_memory.h"
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 class Arena {
  public:

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 // An event that exists as long as its owner.
 class Event {

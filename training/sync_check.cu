@@ -1,4 +1,4 @@
-#include "parallel/sync_check.cuh"
+#include "training/sync_check.cuh"
 
 #include <algorithm>
 #include <map>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/statistics.cuh"
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Warp-level and architecture-specific instructions, each wrapped once by name. With kernels/hopper.cuh the only file
+// Warp-level and architecture-specific instructions, each wrapped once by name. With dev/ladders/hopper.cuh the only file
 // in kernels/ that asks which device it is compiled for; each wrapper has a body for both.
 #pragma once
 

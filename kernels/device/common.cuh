@@ -1,5 +1,5 @@
-// What every kernel file shares: 16-byte packs, block reductions, error checks (kernels/check.cuh), and the range that
-// profiles a launcher (kernels/profile.cuh).
+// What every kernel file shares: 16-byte packs, block reductions, error checks (kernels/device/check.cuh), and the range that
+// profiles a launcher (kernels/device/profile.cuh).
 //
 // A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device, when a
 // row's length allows it, else a single element, so that any size works. Arithmetic is in float whatever the type T.
@@ -17,9 +17,9 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/check.cuh"
-#include "kernels/instructions.cuh"
-#include "kernels/profile.cuh"
+#include "kernels/device/check.cuh"
+#include "kernels/device/instructions.cuh"
+#include "kernels/device/profile.cuh"
 
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;

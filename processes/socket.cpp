@@ -1,4 +1,4 @@
-#include "parallel/socket.h"
+#include "processes/socket.h"
 
 #include <cerrno>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The flight recorder: what this rank's last collectives were, which of them are under way, and since when. Threads
-// that enqueue collectives, or see them end, write it; the control thread (parallel/control.h) reads it: when a job
+// that enqueue collectives, or see them end, write it; the control thread (processes/control.h) reads it: when a job
 // hangs, the records of all ranks say where they differ.
 //
 // Collectives are numbered from 1 in the order in which a rank enters them. Times are seconds of steady_seconds().

@@ -1,4 +1,4 @@
-#include "parallel/control.h"
+#include "processes/control.h"
 
 #include <chrono>
 #include <cmath>
@@ -15,7 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

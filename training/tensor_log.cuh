@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/profile.cuh"
+#include "kernels/device/profile.cuh"
 
 struct TensorStatistics;
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/control.h"
+#include "processes/control.h"
 
 // FNV-1a over 64-bit words: not for security.
 std::string checksum(const void* data, size_t bytes);

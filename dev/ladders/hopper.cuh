@@ -1,5 +1,5 @@
 // Hopper's asynchronous instructions, each wrapped once by name: a copy engine (TMA) and tensor cores (wgmma) that work
-// beside the threads, and barriers in shared memory to wait for them. Like kernels/instructions.cuh, and no other file,
+// beside the threads, and barriers in shared memory to wait for them. Like kernels/device/instructions.cuh, and no other file,
 // this one asks which device it is compiled for. The code exists for sm_90a alone: for other GPUs a wrapper is a trap,
 // and the host asks has_wgmma() before it launches a kernel that calls one. The CPU device has them all.
 //
@@ -44,7 +44,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 constexpr int box_columns = 64;                // of 2 bytes
 constexpr int bytes_of_8_rows = 8 * 128;       // of a box, after which the permutation repeats

@@ -7,12 +7,12 @@
 // at multiples of 128 bytes.
 //
 // A warp's accumulator `float x[M][N][4]` is a matrix of 16M × 8N, spread over its lanes as multiply_m16n8k16 leaves it
-// (kernels/instructions.cuh): a lane has 2 columns of each 8, in rows lane/4 and lane/4 + 8 of each 16. So four lanes
+// (kernels/device/instructions.cuh): a lane has 2 columns of each 8, in rows lane/4 and lane/4 + 8 of each 16. So four lanes
 // share a row, a *quad*; what belongs to rows is kept as x[M][2]. Two 16×8 accumulators side by side, rounded to T, are
 // a 16×16 left operand: what one product leaves is multiplied again without leaving the registers.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 // Element (row, 8·chunk) of a tile.
 template <int HS>

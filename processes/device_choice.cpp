@@ -1,11 +1,11 @@
-#include "parallel/device_choice.h"
+#include "processes/device_choice.h"
 
 #include <fstream>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SeenDevices, host, boot, count, first)
 

@@ -1,4 +1,4 @@
-#include "parallel/flight_recorder.h"
+#include "processes/flight_recorder.h"
 
 #include <algorithm>
 #include <iomanip>

@@ -1,4 +1,4 @@
-#include "parallel/agreement.h"
+#include "processes/agreement.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

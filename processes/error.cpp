@@ -1,4 +1,4 @@
-#include "runtime/error.h"
+#include "processes/error.h"
 
 #include <cstdint>
 #include <stdexcept>

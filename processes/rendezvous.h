@@ -1,6 +1,6 @@
 // How the ranks of a job meet: rank 0 listens until all have come, the others knock until they are let in.
 //
-// A rank introduces itself with a `hello` frame (parallel/socket.h), JSON {"protocol", "token", "rank", "size", "host",
+// A rank introduces itself with a `hello` frame (processes/socket.h), JSON {"protocol", "token", "rank", "size", "host",
 // "pid"}. Rank 0 answers `accepted`, or `refused` and the reason; who has no token, sends something else or nothing
 // within some seconds is cut off without an answer. When all are there, rank 0 sends `start`: [[host, pid], ...] by
 // rank. When they are not within the time-out, it sends `verdict` instead: the job is over.
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/socket.h"
+#include "processes/socket.h"
 
 // Where rank 0 is to be found; names and addresses are tried in turn.
 struct Endpoint {

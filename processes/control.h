@@ -23,7 +23,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/rendezvous.h"
+#include "processes/rendezvous.h"
 
 class Control {
  public:

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "parallel/collectives.cuh"
-#include "parallel/control.h"
+#include "processes/control.h"
 
 // dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints.
 void check_ranks(const std::string& dtype, Control& control, Communicator& communicator, cudaStream_t stream);

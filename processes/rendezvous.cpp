@@ -1,4 +1,4 @@
-#include "parallel/rendezvous.h"
+#include "processes/rendezvous.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

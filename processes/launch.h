@@ -18,7 +18,7 @@
 #include <memory>
 #include <string>
 
-#include "parallel/control.h"
+#include "processes/control.h"
 
 struct Launch {
   int rank = 0, size = 1;

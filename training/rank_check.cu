@@ -1,4 +1,4 @@
-#include "parallel/rank_check.cuh"
+#include "training/rank_check.cuh"
 
 #include <algorithm>
 #include <cstdio>

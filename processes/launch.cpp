@@ -1,4 +1,4 @@
-#include "parallel/launch.h"
+#include "processes/launch.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -25,7 +25,7 @@ const bool has_mpi = true;
 const bool has_mpi = false;
 #endif
 
-#include "runtime/error.h"
+#include "processes/error.h"
 
 namespace {
 

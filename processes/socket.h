@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "parallel/flight_recorder.h"
+#include "processes/flight_recorder.h"
 
 // A file descriptor that closes itself.
 class Descriptor {

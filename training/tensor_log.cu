@@ -1,4 +1,4 @@
-#include "kernels/tensor_log.cuh"
+#include "training/tensor_log.cuh"
 
 #include <array>
 #include <cstdio>

@@ -1,5 +1,5 @@
 // What the launchers did: a table of times (`--profile`), a timeline (`--trace`), and a listener that is told what they
-// wrote (`--trace-tensors`, kernels/tensor_log.cuh).
+// wrote (`--trace-tensors`, training/tensor_log.cuh).
 //
 // A launcher opens `KernelRange range("name", stream, bytes, flops)` where bytes is the least its kernels must move
 // through device memory and flops the arithmetic they do; both come from the formulas in the launcher's header comment.
@@ -32,7 +32,7 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/check.cuh"
+#include "kernels/device/check.cuh"
 
 // Where in the run a launcher was called; -1: not known, or in none.
 struct TraceContext {

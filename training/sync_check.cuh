@@ -6,7 +6,7 @@
 
 #include <cuda_runtime.h>
 
-#include "parallel/control.h"
+#include "processes/control.h"
 #include "parallel/parameters.h"
 
 // Called by all ranks after `step` updates; fails on all of them alike. The model's work is on `stream`.

@@ -3,7 +3,7 @@
 // recorded, too; what lies there may change.
 #pragma once
 
-#include "kernels/common.cuh"
+#include "kernels/device/common.cuh"
 
 class RecordedWork {
  public:

@@ -1,0 +1,109 @@
+// The rooms of the house (DESIGN: arrows point down only): what a file includes lies in its own room or in a lower one,
+// and no file includes itself by way of others.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace {
+
+// By file, what it includes in quotes.
+using Includes = std::map<std::string, std::set<std::string>>;
+
+// From the top down. Rooms in one line don't know each other.
+const std::vector<std::vector<std::string>> floors = {{"train_gpt.cu"},
+                                                      {"training"},
+                                                      {"runtime", "model"},
+                                                      {"parallel"},
+                                                      {"kernels"},
+                                                      {"kernels/device", "processes"},
+                                                      {"cpu"}};
+
+std::string room_of(const std::string& file) {
+  for (const char* model : {"gpt.cu", "gpt.cuh", "model.cuh"})
+    if (file == model) return "model";
+  if (file.starts_with("kernels/device/")) return "kernels/device";
+  return file.substr(0, file.find('/'));
+}
+
+// 0 is the top; the number of floors: no room of the house.
+size_t floor_of(const std::string& room) {
+  const auto has_room = [&](const auto& rooms) { return std::find(rooms.begin(), rooms.end(), room) != rooms.end(); };
+  return size_t(std::find_if(floors.begin(), floors.end(), has_room) - floors.begin());
+}
+
+std::vector<std::string> arrows_that_do_not_point_down(const Includes& includes) {
+  std::vector<std::string> arrows;
+  for (const auto& [file, others] : includes)
+    for (const std::string& other : others) {
+      const std::string from = room_of(file), to = room_of(other);
+      if (from != to && (floor_of(to) <= floor_of(from) || floor_of(to) == floors.size())) arrows.push_back(file + " -> " + other);
+    }
+  return arrows;
+}
+
+// A file that comes back to itself; empty: there is none.
+std::string circle(const Includes& includes) {
+  std::map<std::string, int> seen;  // 1: its includes are being followed, 2: there is no circle
+  std::string found;
+  const auto follow = [&](const auto& self, const std::string& file) -> void {
+    if (seen[file] == 1) found = file;
+    if (std::exchange(seen[file], std::max(seen[file], 1)) != 0) return;
+    if (const auto others = includes.find(file); others != includes.end())
+      for (const std::string& other : others->second) self(self, other);
+    seen[file] = 2;
+  };
+  for (const auto& [file, others] : includes) follow(follow, file);
+  return found;
+}
+
+Includes includes_of_the_house() {
+  Includes includes;
+  const std::regex quoted("^#include \"([^\"]+)\"");
+  for (auto entry = std::filesystem::recursive_directory_iterator("."); entry != std::filesystem::recursive_directory_iterator(); ++entry) {
+    const std::string file = entry->path().lexically_normal().string(), type = entry->path().extension();
+    if (entry->is_directory() && (file.starts_with(".") || floor_of(room_of(file)) == floors.size())) entry.disable_recursion_pending();
+    if (entry->is_directory() || !std::set<std::string>{".h", ".cpp", ".cu", ".cuh"}.contains(type)) continue;
+    std::ifstream text(file);
+    std::smatch match;
+    for (std::string line; std::getline(text, line);)
+      if (std::regex_search(line, match, quoted) && std::filesystem::exists(match[1].str())) includes[file].insert(match[1]);
+  }
+  return includes;
+}
+
+}  // namespace
+
+TEST_CASE("what a file includes lies in its room or below, and there is no circle") {
+  const Includes includes = includes_of_the_house();
+  CHECK(includes.size() > 80);
+  CHECK(includes.contains("train_gpt.cu"));
+  for (const std::string& arrow : arrows_that_do_not_point_down(includes)) FAIL_CHECK(arrow);
+  CHECK(circle(includes) == "");
+}
+
+TEST_CASE("arrows that point up, sideways or out of the house, and circles, are found") {
+  const auto arrows = [](const std::string& file, const std::string& other) {
+    return arrows_that_do_not_point_down({{file, {other}}}).size();
+  };
+  CHECK(arrows("train_gpt.cu", "training/job.cuh") == 0);
+  CHECK(arrows("runtime/options.h", "parallel/tensors.h") == 0);
+  CHECK(arrows("kernels/gelu.cuh", "kernels/device/common.cuh") == 0);
+  CHECK(arrows("parallel/zero.cuh", "parallel/shards.h") == 0);
+  CHECK(arrows("parallel/zero.cuh", "runtime/options.h") == 1);
+  CHECK(arrows("kernels/device/profile.cuh", "kernels/statistics.cuh") == 1);
+  CHECK(arrows("runtime/checkpoint.h", "model.cuh") == 1);
+  CHECK(arrows("processes/control.h", "kernels/device/common.cuh") == 1);
+  CHECK(arrows("kernels/gelu.cuh", "test/bounds.h") == 1);
+  CHECK(arrows("training/job.cuh", "train_gpt.cu") == 1);
+  CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"d", {"b", "c"}}}) == "");
+  CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"c", {"b"}}}) == "b");
+  CHECK(circle({{"a", {"a"}}}) == "a");
+}
