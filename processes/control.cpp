@@ -67,13 +67,26 @@ void Control::watch(FlightRecorder& recorder, double silence_s, double collectiv
   recorder_ = &recorder;
 }
 
+void Control::before_end(LastWork work) {
+  const std::lock_guard lock(last_work_mutex_);
+  last_work_ = std::move(work);
+}
+
+bool Control::do_last_work() {
+  ending_ = true;
+  const std::lock_guard lock(last_work_mutex_);
+  return last_work_ && last_work_();
+}
+
 [[noreturn]] void Control::fail(const std::string& message, int exit_code) {
   std::fflush(stdout);
   if (thread_.joinable()) {
     submit({FrameType::report, std::to_string(exit_code) + " " + message});
-    std::this_thread::sleep_for(std::chrono::seconds(2));  // the verdict ends this process before
+    for (int tenths = 0; tenths < 20 || ending_; ++tenths)  // the verdict ends this process before
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   print_error(one_line(size() == 1 ? message : who(peers_, rank_) + ": " + message));
+  if (size() == 1) do_last_work();
   _exit(exit_code);
 }
 
@@ -185,7 +198,11 @@ void Control::handle(int from, Frame frame) {
       add_failure({Fault::reported, from, message, std::stoi(frame.payload)}, 0.3);
       break;
     }
-    case FrameType::verdict: _exit(std::stoi(frame.payload));
+    case FrameType::verdict: {
+      const bool reported = frame.payload.ends_with(" reported");
+      if (reported && do_last_work()) linger(peers_, 300);  // a launcher kills the rest when the first one is gone
+      _exit(std::stoi(frame.payload));
+    }
     default: throw std::runtime_error("a frame of type " + std::to_string(int(frame.type)) + " out of turn");
   }
 }
@@ -297,7 +314,9 @@ void Control::add_failure(const Failure& failure, double patience_s) {
     print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
   else
     print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
-  send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code));
+  const bool reported = cause.fault == Fault::reported;
+  send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code) + (reported ? " reported" : ""));
+  if (reported) do_last_work();
   linger(peers_, 1);
   _exit(cause.exit_code);
 }

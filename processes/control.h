@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <map>
 #include <optional>
@@ -56,6 +57,11 @@ class Control {
   // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`
   // (0: it may take any time) ends the job, as does a rank that is silent for `silence_s`.
   void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
+
+  // What each rank does before an error that one of them has reported ends the job, in the control thread: true if there
+  // was something to do, for which it may take its time. Nothing is done where a rank died, is silent or hangs.
+  using LastWork = std::function<bool()>;
+  void before_end(LastWork work);
 
   // This rank's own error ends the job. What several ranks report in the same words is said once.
   [[noreturn]] void fail(const std::string& message, int exit_code = 1);
@@ -107,6 +113,7 @@ class Control {
   void lose(const Failure& failure);
   void add_failure(const Failure& failure, double patience_s);
   [[noreturn]] void end_job();
+  bool do_last_work();
   using RanksAt = std::map<std::string, std::vector<int>>;  // by place
   std::string list_groups(const RanksAt& ranks_at) const;
   std::string where_ranks_meet() const;
@@ -132,6 +139,10 @@ class Control {
   std::condition_variable gathered_changed_;
   std::vector<Frame> outbox_;
   std::vector<std::string> gathered_;  // empty: not yet
+
+  std::mutex last_work_mutex_;
+  LastWork last_work_;
+  std::atomic<bool> ending_ = false;
 
   Descriptor wake_;
   std::thread thread_;

@@ -1,6 +1,7 @@
 #include "runtime/checkpoint_writer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -143,6 +144,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
     problem_ = attempt([this] { if (!is_blind(ranks_.rank)) write(); });
     written_ = true;
   });
+  begun_ = true;
   return "";
 }
 
@@ -150,17 +152,34 @@ std::string CheckpointWriter::complete() {
   thread_.join();
   writers_.clear();
   if (std::string problem = first_problem(ranks_, problem_); !problem.empty()) return discard(problem);
-  std::string problem = attempt_together(ranks_, [this] {
-    if (!ranks_.is_first()) return;
-    check_coverage(partial_, read_manifests(partial_));
-    // A second save of a step, after resuming from an earlier one, replaces the first.
-    const std::filesystem::path replaced = complete_.string() + ".replaced.partial";
-    if (std::filesystem::exists(complete_)) std::filesystem::rename(complete_, replaced);
-    std::filesystem::rename(partial_, complete_);
-    sync_folder(out_);
-    std::filesystem::remove_all(replaced);
-  });
+  std::string problem = attempt_together(ranks_, [this] { if (ranks_.is_first()) give_name(); });
+  begun_ = false;
   return problem.empty() ? "" : discard(problem);
+}
+
+bool CheckpointWriter::finish_alone(double patience_s) {
+  using std::chrono::steady_clock, std::chrono::milliseconds;
+  if (!begun_) return false;
+  const auto end = steady_clock::now() + std::chrono::duration<double>(patience_s);
+  const auto wait = [&] { std::this_thread::sleep_for(milliseconds(20)); };
+  while (!written_ && steady_clock::now() < end) wait();
+  if (!ranks_.is_first() || !written_ || !problem_.empty()) return true;
+  while (!attempt([this] { give_name(); }).empty() && steady_clock::now() < end) wait();  // others may still write
+  return true;
+}
+
+// Of rank 0, when all ranks have written their parts.
+void CheckpointWriter::give_name() {
+  const std::lock_guard lock(naming_);
+  if (!begun_) return;
+  check_coverage(partial_, read_manifests(partial_));
+  // A second save of a step, after resuming from an earlier one, replaces the first.
+  const std::filesystem::path replaced = complete_.string() + ".replaced.partial";
+  if (std::filesystem::exists(complete_)) std::filesystem::rename(complete_, replaced);
+  std::filesystem::rename(partial_, complete_);
+  begun_ = false;
+  sync_folder(out_);
+  std::filesystem::remove_all(replaced);
 }
 
 void CheckpointWriter::finish_pruning() {
@@ -168,6 +187,7 @@ void CheckpointWriter::finish_pruning() {
 }
 
 std::string CheckpointWriter::discard(const std::string& problem) {
+  begun_ = false;
   writers_.clear();
   std::error_code ignored;
   if (ranks_.is_first()) std::filesystem::remove_all(partial_, ignored);  // a full disk needs the room

@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,6 +64,10 @@ class CheckpointWriter {
   // Collective. Waits for the thread. Why it could not be written: the text.
   std::string complete();
 
+  // When the ranks will not meet again, as one of them has reported an error: waits, in any thread, until the one under
+  // way is written by all, and rank 0 gives it its name. False: none is under way.
+  bool finish_alone(double patience_s);
+
  private:
   // Of a slice, what is written or sent at once.
   struct Part {
@@ -93,6 +98,7 @@ class CheckpointWriter {
   std::string send_in_parts(const CheckpointContent& content);
   void receive(int rank, const std::string& part);
   void write();
+  void give_name();
 
   std::filesystem::path out_;
   size_t shard_bytes_;
@@ -111,7 +117,9 @@ class CheckpointWriter {
   std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
   size_t snapshot_floats_ = 0;         // that there is room for, or would have to be
   std::vector<float> chunk_;           // instead of a snapshot
+  std::atomic<bool> begun_ = false;    // and not completed
   std::atomic<bool> written_ = false;
+  std::mutex naming_;
   std::string problem_;
   std::thread thread_, pruning_;
 };

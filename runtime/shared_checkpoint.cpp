@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -37,13 +38,14 @@ void refuse_newer_elsewhere(const std::filesystem::path& from, const std::vector
   }
 }
 
-// Rank 0's list, on all ranks.
+// Rank 0's list, on all ranks. Steps and paths travel with a NUL after each, as a path may hold any other byte.
 std::vector<Checkpoint> share(const std::vector<Checkpoint>& mine, const RankGroup& ranks) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const Checkpoint& checkpoint : mine) list.push_back({checkpoint.step, checkpoint.folder.string()});
+  std::string list;
+  for (const Checkpoint& checkpoint : mine) list += std::to_string(checkpoint.step) + '\0' + checkpoint.folder.string() + '\0';
+  std::istringstream all(ranks.all_gather(list)[0]);
   std::vector<Checkpoint> shared;
-  for (const auto& entry : nlohmann::json::parse(ranks.all_gather(list.dump())[0]))
-    shared.push_back({entry.at(0), entry.at(1).get<std::string>()});
+  for (std::string step, folder; std::getline(all, step, '\0') && std::getline(all, folder, '\0');)
+    shared.push_back({std::stoull(step), folder});
   return shared;
 }
 

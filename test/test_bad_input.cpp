@@ -138,6 +138,18 @@ TEST_CASE("data that change while a run reads them end it with one line, after t
   CHECK(shell.metrics("run").size() > 0);
 }
 
+TEST_CASE("an error in mid-run waits for the checkpoint that is being written") {
+  Workplace shell;
+  put(shell / "text", some_text(2000) + "\x80" + some_text(2000));
+  const std::string train = "$TINY --layers 4 --heads 4 --channels 256 --train text --vocab 128 "
+                            "--schedule constant --checkpoint-every 62 --out run ";
+  shell.refuses(train + "--steps 999", 1, {"text: token 2000 has id 128", "vocabulary"});
+  const size_t steps = shell.metrics("run").size();
+  CHECK(steps == 2000 / 32);  // two samples of 16 a step
+  CHECK(shell.exists("run/step_000000" + std::to_string(steps)));
+  shell.output(train + "--resume --steps " + std::to_string(steps));
+}
+
 TEST_CASE("text and weights whose tokens are not bytes: refused, with the way to token shards") {
   Workplace shell;
   put(shell / "ids.bin", shard(std::vector<uint16_t>(1000, 7), 1000));

@@ -156,6 +156,17 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
     CHECK((!shell.exists(folder) || std::filesystem::is_empty(shell / folder)));
 }
 
+TEST_CASE("one rank's bad data: all wait for the checkpoint that is being written" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  put(shell / "text", some_text(2000) + "\x80" + some_text(2000));
+  shell.ranks_refuse("$MPIRUN 2 $TINY --layers 4 --heads 4 --channels 256 --share-gpu --zero 2 --train text --vocab 128 "
+                     "--checkpoint-every 31 --steps 999 --out run",
+                     {"text: token 2000 has id 128", "vocabulary"});
+  const size_t steps = shell.metrics("run").size();
+  CHECK(steps == 2000 / 64);
+  CHECK(shell.exists("run/step_000000" + std::to_string(steps)));
+}
+
 TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string text = shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 2 --steps 4 --log-every 2 --out run");
