@@ -128,8 +128,8 @@ int train(Job& job) {
   const auto loop = [&] {
     while (step < steps && !stopping) {
       const double learning_rate = ::learning_rate(o.schedule, step);
-      const SpikeLimits limits = guard.limits(in_flight.count() > 0);
-      const StepLimits applied = guard.prevents_updates() ? StepLimits{limits.loss, limits.norm} : StepLimits{};
+      const StepLimits limits = guard.limits(in_flight.count() > 0);
+      const StepLimits applied = guard.prevents_updates() ? limits : StepLimits{};
       telemetry.begin_step(step + 1);
       in_flight.begin(interruption.asked(), checkpoints.is_written());
       for (const Batch& batch : batches.of_step(state.progress)) {

@@ -21,7 +21,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
       "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
   const auto tensors = stored_tensors(model->tensors());
   load_weights(folder, shape, tensors, whole_tensors(tensors),
-               [&](const CheckpointSlice& slice, char, const std::vector<float>& values) {
+               [&](const CheckpointSlice& slice, State, const std::vector<float>& values) {
                  model->store().copy_in(stored_slice(model->tensors(), slice), State::weight, values);
                });
 

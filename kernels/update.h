@@ -4,6 +4,13 @@
 
 #include <cmath>
 
+// What there is of each parameter, by the letter that stands for it in checkpoints.
+enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v' };
+
+// What the optimizer, AdamW, keeps of each parameter: named here, and nowhere else. The store shards it, the memory plan
+// counts it, and checkpoints save it as "m.NAME" and "v.NAME".
+constexpr State optimizer_states[] = {State::first_moment, State::second_moment};
+
 struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;
 };

@@ -4,12 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "kernels/update.h"
 #include "parallel/shards.h"
-
-enum class State { weight, first_moment, second_moment, gradient };
 
 struct StoreOptions {
   int stage = 0;
@@ -29,7 +28,7 @@ struct Gradient {
 class Parameters {
  public:
   // values: device memory, an element for each of the tensor's, of `bytes` bytes
-  using Visit = std::function<void(const TensorDescriptor&, const char* what, const void* values, size_t bytes)>;
+  using Visit = std::function<void(const TensorDescriptor&, const std::string& what, const void* values, size_t bytes)>;
 
   virtual ~Parameters() = default;
 

@@ -12,17 +12,7 @@
 #include <string>
 #include <vector>
 
-struct ModelShape {
-  // Far beyond any use, and small enough that no count of bytes reaches 2^64.
-  static constexpr int most_layers = 1000, most_channels = 100'000, most_vocabulary = 10'000'000,
-                       most_positions = 1 << 24;
-  int layers, heads, channels, vocabulary, positions;
-  bool operator==(const ModelShape&) const = default;
-
-  int head_size() const { return channels / heads; }
-  // Rows of wte in memory: a multiple of 128 makes the largest matrix product of the model an even one.
-  int padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
-};
+#include "parallel/model_shape.h"
 
 enum class Initial { normal, residual_normal, zero, one };
 

@@ -16,11 +16,13 @@
 //   weights    T      what the model computes with
 //   gradients  float  sums over the micro-steps of a step, whatever T is
 //   masters    float  what AdamW updates; in fp32 the weights themselves. None with stochastic rounding
-//   first, second  float  AdamW's moments
+//   states     float  what the optimizer keeps (kernels/update.h): AdamW's moments
 // Padding is zero everywhere and stays so: its gradient is zero.
 #pragma once
 
 #include <algorithm>
+#include <iterator>
+#include <string>
 #include <vector>
 
 #include "kernels/adamw.cuh"
@@ -55,8 +57,7 @@ class ParameterStore final : public Parameters {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) {
         masters_ = has_masters_ ? arena.take<float>(own_total()) : nullptr;
-        first_ = arena.take<float>(own_total());
-        second_ = arena.take<float>(own_total());
+        for (float*& state : states_) state = arena.take<float>(own_total());
       });
     }
     if (stage_ >= 2 || narrows()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
@@ -69,7 +70,8 @@ class ParameterStore final : public Parameters {
     clear(weights_, shards_.all_whole());
     clear(weight_pieces_, shards_.all_pieces());
     clear(gradients_, gradient_total());
-    for (float* array : {masters_, first_, second_}) clear(array, own_total());
+    clear(masters_, own_total());
+    for (float* state : states_) clear(state, own_total());
     for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
     if (options_.training) set_progress(0, options_.loss_scale);
     weights_changed();
@@ -157,8 +159,12 @@ class ParameterStore final : public Parameters {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset, sizeof(T));
       if (stage_ > 0) continue;
-      for (const auto& [what, values] : {std::pair("masters", masters_), {"first moments", first_}, {"second moments", second_}})
+      const auto visit_array = [&](const std::string& what, const float* values) {
         if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset, sizeof(float));
+      };
+      visit_array("masters", masters_);
+      for (size_t i = 0; i < std::size(optimizer_states); ++i)
+        visit_array(std::string("optimizer state ") + char(optimizer_states[i]), states_[i]);
     }
   }
 
@@ -281,19 +287,20 @@ class ParameterStore final : public Parameters {
   }
 
   void update_unit(int unit, const AdamW& options) {
-    const size_t count = own_count(unit), begin = own_begin(unit), o = own_offset(unit);
+    const size_t count = own_count(unit), begin = own_begin(unit);
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
+    float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
       if (!has_masters_) {
-        adamw_stochastic(own_weights(unit), first_ + o, second_ + o, gradient, &summary_->factor, adamw_state_, count,
+        adamw_stochastic(own_weights(unit), first, second, gradient, &summary_->factor, adamw_state_, count,
                          decayed, options, random_key(options_.seed, "stochastic rounding"),
                          (list_.units()[unit].offset + begin) / 4, stream_);
         return;
       }
     }
-    adamw(own_weights(unit), array(State::weight, unit), first_ + o, second_ + o, gradient, &summary_->factor, adamw_state_,
-          count, decayed, options, stream_);
+    adamw(own_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_, count,
+          decayed, options, stream_);
   }
 
   // ---- what this rank keeps of a unit: all of it in stage 0, else its piece
@@ -311,8 +318,8 @@ class ParameterStore final : public Parameters {
 
   // Null: weights that are kept only as T.
   float* array(State state, int unit) const {
-    if (state == State::first_moment) return first_ + own_offset(unit);
-    if (state == State::second_moment) return second_ + own_offset(unit);
+    for (size_t i = 0; i < std::size(optimizer_states); ++i)
+      if (state == optimizer_states[i]) return states_[i] + own_offset(unit);
     if (state == State::gradient)
       return stage_ == 1 ? gradients_ + shards_.whole_offset(unit) + own_begin(unit) : gradients_ + own_offset(unit);
     if constexpr (is_float) return own_weights(unit);
@@ -373,7 +380,8 @@ class ParameterStore final : public Parameters {
   bool has_masters_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   T *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
-  float *gradients_ = nullptr, *masters_ = nullptr, *first_ = nullptr, *second_ = nullptr;
+  float *gradients_ = nullptr, *masters_ = nullptr;
+  float* states_[std::size(optimizer_states)] = {};  // in their order
   float* partials_ = nullptr;
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "processes/error.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -28,24 +29,10 @@ std::string listed(std::string_view joined) {
 
 }  // namespace
 
-std::string checksum(const void* data, size_t bytes) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  const char* from = static_cast<const char*>(data);
-  for (size_t i = 0; i < bytes; i += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, from + i, std::min(sizeof word, bytes - i));
-    hash = (hash ^ word) * 0x100000001b3u;
-    hash ^= hash >> 29;
-  }
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
-
 std::string program_checksum() {
   std::ifstream file("/proc/self/exe", std::ios::binary);
   const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  return checksum(bytes.data(), bytes.size());
+  return xxh3(bytes);
 }
 
 void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure) {

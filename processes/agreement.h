@@ -8,9 +8,6 @@
 
 #include "processes/control.h"
 
-// FNV-1a over 64-bit words: not for security.
-std::string checksum(const void* data, size_t bytes);
-
 // Of the running program's file, so that two builds are told apart.
 std::string program_checksum();
 

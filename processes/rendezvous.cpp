@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -19,9 +20,7 @@ constexpr double answer_patience_s = 10;  // how long a visitor waits for one
 }  // namespace
 
 Peer this_process() {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return {host, getpid(), nullptr};
+  return {host_name(), getpid(), nullptr};
 }
 
 std::string who(const Peers& peers, int rank) {

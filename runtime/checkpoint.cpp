@@ -1,6 +1,7 @@
 #include "runtime/checkpoint.h"
 
 #include <algorithm>
+#include <iterator>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -35,11 +36,11 @@ void check_finite(const StoredTensor& stored, size_t first, const std::vector<fl
        " is ", *bad, ": take other weights, or a checkpoint from before they broke");
 }
 
-void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, char kind, const CopyIn& copy_in) {
+void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, State state, const CopyIn& copy_in) {
   std::vector<float> values(wanted.count);
   stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
   check_finite(stored, wanted.first, values);
-  copy_in(wanted, kind, values);
+  copy_in(wanted, state, values);
 }
 
 bool same_values(const StoredTensor& a, const StoredTensor& b) {
@@ -97,7 +98,7 @@ class WeightFiles {
     if (!unknown.empty()) {
       fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
     }
-    for (const CheckpointSlice& slice : slices) read_slice(stored_.at(slice.tensor.name), slice, 'w', copy_in);
+    for (const CheckpointSlice& slice : slices) read_slice(stored_.at(slice.tensor.name), slice, State::weight, copy_in);
   }
 
  private:
@@ -136,6 +137,10 @@ class WeightFiles {
 };
 
 }  // namespace
+
+std::string file_prefix(State state) {
+  return (state == State::weight ? "" : std::string(1, char(state)) + ".") + "transformer.";
+}
 
 std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
   std::vector<CheckpointTensor> stored;
@@ -237,17 +242,17 @@ void load_optimizer(const std::filesystem::path& folder, const std::vector<Check
     for (const TensorInfo& tensor : files.back()->tensors()) stored[tensor.name] = {files.back().get(), &tensor};
   }
   if (files.empty()) fail(folder, ": holds no optimizer.safetensors: start from its weights with --init");
-  for (char kind : {'m', 'v'}) {
-    const std::string prefix = std::string(1, kind) + ".transformer.";
+  for (State state : optimizer_states) {
+    const std::string prefix = file_prefix(state);
     for (const CheckpointTensor& tensor : tensors) {
       const auto found = stored.find(prefix + tensor.name);
       if (found == stored.end())
         fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing");
       check_shape(found->second, tensor);
     }
-    for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, kind, copy_in);
+    for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, state, copy_in);
   }
-  if (stored.size() != 2 * tensors.size()) fail(files[0]->path(), ": holds tensors of another model");
+  if (stored.size() != std::size(optimizer_states) * tensors.size()) fail(files[0]->path(), ": holds tensors of another model");
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {

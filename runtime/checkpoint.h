@@ -21,8 +21,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "kernels/update.h"
 #include "parallel/shards.h"
-#include "runtime/model_shape.h"
+#include "runtime/model_config.h"
 #include "runtime/safetensors.h"
 
 // A parameter by its name without "transformer.", such as h.0.attn.c_attn.weight.
@@ -34,9 +35,12 @@ struct CheckpointSlice {
   size_t first, count;
 };
 
-// Slices pass one at a time, so that little host memory is needed. kind: 'w' weight, 'm' and 'v' AdamW's moments.
-using CopyOut = std::function<void(const CheckpointSlice&, char kind, float* to)>;
-using CopyIn = std::function<void(const CheckpointSlice&, char kind, const std::vector<float>& from)>;
+// Slices of weights and of the optimizer's states pass one at a time, so that little host memory is needed.
+using CopyOut = std::function<void(const CheckpointSlice&, State, float* to)>;
+using CopyIn = std::function<void(const CheckpointSlice&, State, const std::vector<float>& from)>;
+
+// What stands before the names of its tensors in files: "transformer.", "m.transformer.", ...
+std::string file_prefix(State state);
 
 // What is saved: the model, and the part of it that this rank writes.
 struct CheckpointContent {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <initializer_list>
 #include <iterator>
 #include <set>
 #include <system_error>
@@ -22,8 +21,12 @@
 
 namespace {
 
-constexpr std::pair<char, const char*> kinds[] = {
-    {'w', "transformer."}, {'m', "m.transformer."}, {'v', "v.transformer."}};
+// In the order in which they lie in files.
+std::vector<State> saved_states() {
+  std::vector<State> states = {State::weight};
+  states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
+  return states;
+}
 
 // Tensors of several kinds, in order, in files of at most `shard_bytes` (or one tensor).
 std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
@@ -70,7 +73,7 @@ CheckpointWriter::~CheckpointWriter() {
 
 void CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
   size_t floats = 0;
-  for (const CheckpointSlice& slice : slices) floats += std::size(kinds) * (slice.count + File::block / sizeof(float));
+  for (const CheckpointSlice& slice : slices) floats += saved_states().size() * (slice.count + File::block / sizeof(float));
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
@@ -196,15 +199,12 @@ std::string CheckpointWriter::discard(const std::string& problem) {
 }
 
 void CheckpointWriter::plan(const CheckpointContent& content) {
-  const auto with_prefix = [&](std::initializer_list<const char*> prefixes) {
-    std::vector<NamedShape> tensors;
-    for (const char* prefix : prefixes)
-      for (const CheckpointTensor& tensor : content.tensors) tensors.push_back({prefix + tensor.name, tensor.shape});
-    return tensors;
-  };
-  files_ = plan_files("model", with_prefix({"transformer."}), shard_bytes_);
-  const std::vector<FilePlan> optimizer =
-      plan_files("optimizer", with_prefix({"m.transformer.", "v.transformer."}), shard_bytes_);
+  std::vector<NamedShape> weights, states;
+  for (State state : saved_states())
+    for (const CheckpointTensor& tensor : content.tensors)
+      (state == State::weight ? weights : states).push_back({file_prefix(state) + tensor.name, tensor.shape});
+  files_ = plan_files("model", weights, shard_bytes_);
+  const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
   texts_.clear();
   if (files_.size() > 1) texts_["model.safetensors.index.json"] = index_of(files_);
   if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
@@ -248,10 +248,10 @@ void CheckpointWriter::open_files() {
 std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<CheckpointSlice>& slices,
                                                                size_t most_floats) {
   std::vector<Part> parts;
-  for (const auto& [kind, prefix] : kinds)
+  for (State state : saved_states())
     for (const CheckpointSlice& slice : slices)
       for (size_t done = 0; done < slice.count; done += most_floats)
-        parts.push_back({kind, prefix + slice.tensor.name,
+        parts.push_back({state, file_prefix(state) + slice.tensor.name,
                          {slice.tensor, slice.first + done, std::min(most_floats, slice.count - done)}});
   return parts;
 }
@@ -272,12 +272,12 @@ void CheckpointWriter::put(int rank, const Piece& piece) {
 // A piece lies in memory as it does in the file, seen from the start of a block: File::write_past_cache.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
-  for (const auto& [kind, name, slice] : parts_of(content.slices, SIZE_MAX)) {
+  for (const auto& [state, name, slice] : parts_of(content.slices, SIZE_MAX)) {
     Piece piece = piece_of(name, slice.first, slice.count, nullptr);
     free += (piece.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
     piece.values = free;
     pieces_.push_back(piece);
-    content.copy_out(slice, kind, free);
+    content.copy_out(slice, state, free);
     free += slice.count;
   }
   content.wait();
@@ -285,8 +285,8 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
 
 // Where there is no room for a snapshot.
 void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
-  for (const auto& [kind, name, slice] : parts_of(content.slices, chunk_.size())) {
-    content.copy_out(slice, kind, chunk_.data());
+  for (const auto& [state, name, slice] : parts_of(content.slices, chunk_.size())) {
+    content.copy_out(slice, state, chunk_.data());
     content.wait();
     put(ranks_.rank, piece_of(name, slice.first, slice.count, chunk_.data()));
   }
@@ -305,8 +305,8 @@ std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
     std::string mine;
     if (i < parts.size() && problem.empty())
       problem = attempt([&] {
-        const auto& [kind, name, slice] = parts[i];
-        content.copy_out(slice, kind, chunk_.data());
+        const auto& [state, name, slice] = parts[i];
+        content.copy_out(slice, state, chunk_.data());
         content.wait();
         mine = name + " " + std::to_string(slice.first) + "\n";
         mine.append(reinterpret_cast<const char*>(chunk_.data()), slice.count * sizeof(float));

@@ -7,7 +7,7 @@
 //
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
-//   optimizer.safetensors                     AdamW's moments, "m.NAME" and "v.NAME"
+//   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
 //   trainer.json, and the tokenizer's files   what else a resumed run needs
 //   manifest_*                                what every rank wrote, with checksums (runtime/manifest.h)
 #pragma once
@@ -71,7 +71,7 @@ class CheckpointWriter {
  private:
   // Of a slice, what is written or sent at once.
   struct Part {
-    char kind;
+    State state;
     std::string name;  // of the tensor in its file
     CheckpointSlice slice;
   };

@@ -10,6 +10,7 @@
 #include <glob.h>
 
 #include "processes/error.h"
+#include "processes/text.h"
 #include "runtime/manifest.h"
 
 namespace {

@@ -36,7 +36,7 @@ nlohmann::json SpikeWindow::state() const { return values_; }
 
 void SpikeWindow::restore(const nlohmann::json& state) { values_ = state.get<std::deque<double>>(); }
 
-Guard::Judgement Guard::judge(double loss, double norm, bool applied, const SpikeLimits& limit) {
+Guard::Judgement Guard::judge(double loss, double norm, bool applied, const StepLimits& limit) {
   previous_ = spike_limits();
   const bool finite = std::isfinite(loss) && std::isfinite(norm);
   std::string reason;  // compared as the device does
@@ -92,4 +92,4 @@ void Guard::restore(const nlohmann::json& state) {
   rollbacks_ = std::max(rollbacks_, state.at("rollbacks").get<size_t>());
 }
 
-SpikeLimits Guard::spike_limits() const { return {float(losses_.limit(options_.z)), float(norms_.limit(options_.z))}; }
+StepLimits Guard::spike_limits() const { return {float(losses_.limit(options_.z)), float(norms_.limit(options_.z))}; }

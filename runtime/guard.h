@@ -20,6 +20,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "kernels/update.h"
+
 struct GuardOptions {
   std::string on_spike = "log";  // or skip, rollback
   double z = 6;
@@ -43,10 +45,6 @@ class SpikeWindow {
   std::deque<double> values_;
 };
 
-struct SpikeLimits {
-  float loss = INFINITY, norm = INFINITY;
-};
-
 class Guard {
  public:
   enum class Action { none, left_out, roll_back };
@@ -62,13 +60,13 @@ class Guard {
 
   // What makes a spike of the next step. The one before it may still be under way, and never counts, so that it does
   // not matter whether it is.
-  SpikeLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
+  StepLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
 
   // Does the update that follows a spike have to be left out?
   bool prevents_updates() const { return options_.on_spike != "log"; }
 
   // To be called after every step, with its limits. Fails when the run can't help itself.
-  Judgement judge(double loss, double norm, bool applied, const SpikeLimits& limit);
+  Judgement judge(double loss, double norm, bool applied, const StepLimits& limit);
 
   // Before the state of the checkpoint is restored, as the count must outlive it.
   void count_rollback();
@@ -78,10 +76,10 @@ class Guard {
   void restore(const nlohmann::json& state);
 
  private:
-  SpikeLimits spike_limits() const;
+  StepLimits spike_limits() const;
 
   GuardOptions options_;
   SpikeWindow losses_, norms_;
-  SpikeLimits previous_;  // without the last step
+  StepLimits previous_;  // without the last step
   size_t left_out_ = 0, in_a_row_ = 0, rollbacks_ = 0;
 };

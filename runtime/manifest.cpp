@@ -12,15 +12,10 @@
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
+#include "processes/text.h"
 #include "runtime/files.h"
 
 namespace {
-
-std::string hexadecimal(XXH64_hash_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
 
 // Of bytes [offset, offset + bytes) of a file; read, not mapped, so that a broken disk is an error and no signal.
 std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
@@ -65,8 +60,6 @@ Manifest read_manifest(const std::filesystem::path& path) {
 }
 
 }  // namespace
-
-std::string xxh3(std::string_view bytes) { return hexadecimal(XXH3_64bits(bytes.data(), bytes.size())); }
 
 void Manifest::add(const std::string& file, size_t offset, std::string_view bytes) {
   extents.push_back({file, offset, bytes.size(), xxh3(bytes)});

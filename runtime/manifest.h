@@ -19,8 +19,6 @@ struct Extent {
   std::string checksum;
 };
 
-std::string xxh3(std::string_view bytes);
-
 struct Manifest {
   size_t step = 0;
   int rank = 0, ranks = 1;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/tensors.h"
+#include "parallel/model_shape.h"
 #include "runtime/guard.h"
 #include "runtime/schedule.h"
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
+#include "processes/text.h"
 #include "runtime/files.h"
 #include "runtime/manifest.h"
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "processes/error.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -14,12 +15,6 @@ const std::string header = "{\"traceEvents\":[\n", footer = "\n]}\n";
 
 std::filesystem::path part_path(const std::filesystem::path& file, int rank) {
   return rank == 0 ? file : std::filesystem::path(file.string() + ".rank" + std::to_string(rank));
-}
-
-std::string host() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 }  // namespace
@@ -55,7 +50,7 @@ void TraceFile::append(const std::string& events) {
 
 std::string TraceFile::summary() const {
   if (rank_ > 0) fsync(file_.descriptor());  // else rank 0 may see less of it on a network file system
-  return std::to_string(end_ + footer.size()) + " " + host();
+  return std::to_string(end_ + footer.size()) + " " + host_name();
 }
 
 void TraceFile::merge(const std::vector<std::string>& summaries) {

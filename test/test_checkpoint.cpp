@@ -1,4 +1,4 @@
-// Checkpoint folders: runtime/checkpoint.h and runtime/model_shape.h.
+// Checkpoint folders: runtime/checkpoint.h and runtime/model_config.h.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -38,13 +38,13 @@ std::vector<float> values_of(const CheckpointTensor& tensor, char kind) {
   return values;
 }
 
-void copy_out(const CheckpointSlice& slice, char kind, float* to) {
-  for (size_t i = 0; i < slice.count; ++i) to[i] = value_of(slice.tensor, kind, slice.first + i);
+void copy_out(const CheckpointSlice& slice, State state, float* to) {
+  for (size_t i = 0; i < slice.count; ++i) to[i] = value_of(slice.tensor, char(state), slice.first + i);
 }
 
 CopyIn copy_into(Values& values) {
-  return [&](const CheckpointSlice& slice, char kind, const std::vector<float>& from) {
-    values[{kind, slice.tensor.name}] = from;
+  return [&](const CheckpointSlice& slice, State state, const std::vector<float>& from) {
+    values[{char(state), slice.tensor.name}] = from;
   };
 }
 
@@ -121,8 +121,8 @@ TEST_CASE("files are as transformers expects them") {
 TEST_CASE("a checkpoint appears only when complete, and what a failure or a crash leaves is removed") {
   TemporaryFolder folder;
   save(folder.path(), 1);
-  auto interrupted = [](const CheckpointSlice&, char kind, float*) {
-    if (kind == 'v') throw std::runtime_error("interrupted");
+  auto interrupted = [](const CheckpointSlice&, State state, float*) {
+    if (state == State::second_moment) throw std::runtime_error("interrupted");
   };
   auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, content("{}", interrupted)); };
   CHECK(error_of(save_interrupted) == "interrupted");
@@ -447,20 +447,20 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
 
 TEST_CASE("values that are not finite are refused, by file, tensor and element") {
   for (float bad : {NAN, INFINITY, -INFINITY})
-    for (char broken : {'w', 'm', 'v'}) {
+    for (State broken : {State::weight, State::first_moment, State::second_moment}) {
       TemporaryFolder folder;
-      save_checkpoint(folder.path(), 1, content("{}", [&](const CheckpointSlice& slice, char kind, float* to) {
-        copy_out(slice, kind, to);
-        if (kind == broken && slice.tensor.name == "wpe.weight") to[7] = bad;
+      save_checkpoint(folder.path(), 1, content("{}", [&](const CheckpointSlice& slice, State state, float* to) {
+        copy_out(slice, state, to);
+        if (state == broken && slice.tensor.name == "wpe.weight") to[7] = bad;
       }));
       const std::filesystem::path saved = folder / "step_00000001";
       const std::vector<CheckpointSlice> part = {{tensors[1], 5, 4}}, before = {{tensors[1], 0, 7}};
       auto load = [&](const std::vector<CheckpointSlice>& slices) {
         Values values;
-        if (broken == 'w') load_weights(saved, shape, tensors, slices, copy_into(values));
+        if (broken == State::weight) load_weights(saved, shape, tensors, slices, copy_into(values));
         else load_optimizer(saved, tensors, slices, copy_into(values));
       };
-      CHECK(is_line_with(error_of([&] { load(part); }), broken == 'w' ? "model.safetensors" : "optimizer.safetensors",
+      CHECK(is_line_with(error_of([&] { load(part); }), broken == State::weight ? "model.safetensors" : "optimizer.safetensors",
                          "element 7 of tensor", "transformer.wpe.weight", std::isnan(bad) ? "nan" : "inf"));
       CHECK(error_of([&] { load(before); }) == "");
     }

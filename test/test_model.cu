@@ -76,7 +76,7 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
   auto model = make_model(dtype_name<T>, options, alone, test_stream());
   const auto tensors = stored_tensors(model->tensors());
   load_weights(reference.folder, reference.shape, tensors, whole_tensors(tensors),
-               [&](const CheckpointSlice& slice, char, const std::vector<float>& values) {
+               [&](const CheckpointSlice& slice, State, const std::vector<float>& values) {
                  model->store().copy_in(stored_slice(model->tensors(), slice), State::weight, values);
                });
   return model;

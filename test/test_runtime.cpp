@@ -552,7 +552,7 @@ TEST_CASE("the least of what is free, what each control group leaves, and this p
 
 TEST_CASE("the guard knows spikes when its window is full, and counts") {
   const auto judge = [](Guard& guard, double loss, double norm, bool applied) {
-    const SpikeLimits limits = guard.limits(true);
+    const StepLimits limits = guard.limits(true);
     const Guard::Judgement judgement = guard.judge(loss, norm, applied, limits);
     CHECK(guard.limits(false).loss == limits.loss);  // the last step does not count yet
     return judgement;

@@ -84,7 +84,7 @@ class Checkpoints {
       if (!memory) return std::shared_ptr<float[]>();
       if (!memory->is_pinned())
         print_error("rank " + std::to_string(job.control.rank()) + " (" + job.control.host(job.control.rank()) + ") has no " +
-                    gibibytes(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
+                    bytes_text(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
       return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
     };
   }

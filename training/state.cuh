@@ -18,13 +18,9 @@ struct TrainingState {
   Progress progress;
 };
 
-inline State state_of(char kind) {
-  return kind == 'w' ? State::weight : kind == 'm' ? State::first_moment : State::second_moment;
-}
-
 inline CopyIn copy_in(Model& model) {
-  return [&](const CheckpointSlice& slice, char kind, const std::vector<float>& values) {
-    model.store().copy_in(stored_slice(model.tensors(), slice), state_of(kind), values);
+  return [&](const CheckpointSlice& slice, State state, const std::vector<float>& values) {
+    model.store().copy_in(stored_slice(model.tensors(), slice), state, values);
   };
 }
 
@@ -73,8 +69,8 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
           .tensors = stored_tensors(model.tensors()),
           .slices = checkpoint_slices(model.store().shards().slices_of_rank()),
           .copy_out =
-              [&model](const CheckpointSlice& slice, char kind, float* to) {
-                model.store().copy_out(stored_slice(model.tensors(), slice), state_of(kind), to);
+              [&model](const CheckpointSlice& slice, State state, float* to) {
+                model.store().copy_out(stored_slice(model.tensors(), slice), state, to);
               },
           .trainer = trainer_text(trainer, state.guard, o, state.data.identity),
           .tokenizer_folder = tokenizer_folder,

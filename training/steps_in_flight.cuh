@@ -14,7 +14,7 @@
 // Of a step that has ended.
 struct FinishedStep {
   StepResult result;
-  SpikeLimits limits;  // that it was judged by
+  StepLimits limits;  // that it was judged by
   int traffic;         // the communicator's number of it
   bool stop;           // a rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way
@@ -37,7 +37,7 @@ class StepsInFlight {
   }
 
   // After its update. step: updates done, this one included.
-  void end(size_t step, double learning_rate, const SpikeLimits& limits) {
+  void end(size_t step, double learning_rate, const StepLimits& limits) {
     Told& told = told_[place_];
     const cudaStream_t stream = model_.stream();
     CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
@@ -84,7 +84,7 @@ class StepsInFlight {
     int place, traffic;
     size_t step;
     double learning_rate;
-    SpikeLimits limits;
+    StepLimits limits;
   };
 
   Model& model_;

@@ -38,9 +38,9 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
               with_commas(job.tokens_per_step()).c_str());
   std::printf("memory    ");
   for (const auto& category : model.memory().categories())
-    std::printf("%s %s, ", category.name.c_str(), gibibytes(category.bytes).c_str());
-  std::printf("total %s", gibibytes(model.memory().total()).c_str());
-  if (snapshot_bytes) std::printf("; host memory: snapshot %s", gibibytes(snapshot_bytes).c_str());
+    std::printf("%s %s, ", category.name.c_str(), bytes_text(category.bytes).c_str());
+  std::printf("total %s", bytes_text(model.memory().total()).c_str());
+  if (snapshot_bytes) std::printf("; host memory: snapshot %s", bytes_text(snapshot_bytes).c_str());
   std::printf("\n");
   std::printf("work      6N + 6LCT = %.3f GFLOP a token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/statistics.cuh"
+#include "processes/text.h"
 
 namespace {
 
@@ -58,11 +59,9 @@ TensorStatistics* TensorLog::workspace(cudaStream_t stream) {
 }
 
 void TensorLog::write(const Line& line, const TensorStatistics& result) {
-  char checksum[17];
-  std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(result.checksum));
   file_ << Json{{"step", known(line.context.step)}, {"micro_batch", known(line.context.micro_batch)},
                 {"layer", known(line.context.layer)}, {"op", line.operation}, {"output", line.number},
                 {"accumulated", line.tensor.accumulated}, {"count", line.tensor.count},
                 {"dtype", std::array{"fp32", "bf16", "fp16"}[line.tensor.values.index()]},
-                {"sum", result.sum}, {"absmax", result.absolute_maximum}, {"checksum", checksum}} << '\n';
+                {"sum", result.sum}, {"absmax", result.absolute_maximum}, {"checksum", hexadecimal(result.checksum)}} << '\n';
 }

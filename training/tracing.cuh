@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "training/tensor_log.cuh"
+#include "processes/text.h"
 #include "runtime/ceilings.h"
 #include "runtime/report.h"
 #include "runtime/trace_file.h"
@@ -19,6 +20,7 @@ class Tracing {
     if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
     Profiler& profiler = Profiler::instance();
     profiler.rank = job.control.rank();
+    profiler.process = "rank " + std::to_string(profiler.rank) + " (" + host_name() + ")";
     profiler.trace = !o.trace.empty();
     if (profiler.trace && job.is_first()) TraceFile::remove_parts(o.trace, job.control.size());
     profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);

@@ -49,7 +49,7 @@ class Arena {
   size_t bytes_ = 0;
 };
 
-inline std::string gibibytes(size_t bytes) {
+inline std::string bytes_text(size_t bytes) {
   std::ostringstream text;
   const bool small = bytes < (size_t(1) << 30);
   text << std::fixed << std::setprecision(small ? 1 : 2) << double(bytes) / double(size_t(1) << (small ? 20 : 30))
@@ -160,11 +160,11 @@ class DeviceMemory {
 
  private:
   [[noreturn]] void refuse(size_t free_bytes, size_t reserve) const {
-    std::string text = "not enough memory: " + gibibytes(total()) + " needed (";
+    std::string text = "not enough memory: " + bytes_text(total()) + " needed (";
     for (const Category& category : categories_)
-      text += (&category == &categories_.front() ? "" : ", ") + category.name + " " + gibibytes(category.bytes);
-    text += "), " + gibibytes(free_bytes) + " free";
-    if (reserve > 0) text += ", of which " + gibibytes(reserve) + " are left to libraries";
+      text += (&category == &categories_.front() ? "" : ", ") + category.name + " " + bytes_text(category.bytes);
+    text += "), " + bytes_text(free_bytes) + " free";
+    if (reserve > 0) text += ", of which " + bytes_text(reserve) + " are left to libraries";
     throw std::runtime_error(text + ": try a smaller --micro-batch, --recompute block, or a smaller model");
   }
 

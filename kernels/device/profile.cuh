@@ -66,7 +66,8 @@ class Profiler {
 
   bool enabled = false;  // totals are wanted
   bool trace = false;    // a timeline is wanted
-  int rank = 0;          // its process
+  int rank = 0;          // its process, and what that is called
+  std::string process = "rank 0";
   int64_t origin = 0;    // its time 0, a wall_clock() that all ranks agree on
   TraceContext context;  // of the launchers that are called next
 
@@ -108,7 +109,7 @@ class Profiler {
   std::string take_trace() {
     resolve();
     std::string names;
-    if (named_streams_ == 0) names = name("process_name", 0, "rank " + std::to_string(rank) + " (" + host() + ")");
+    if (named_streams_ == 0) names = name("process_name", 0, process);
     for (; named_streams_ < streams_.size(); ++named_streams_)
       names += name("thread_name", named_streams_, streams_[named_streams_].second);
     const std::string text = names + std::exchange(events_, "");
@@ -200,12 +201,6 @@ class Profiler {
   std::string name(const char* what, size_t thread, const std::string& text) const {
     return R"({"ph":"M","name":")" + std::string(what) + R"(","pid":)" + std::to_string(rank) + R"(,"tid":)" +
            std::to_string(thread) + R"(,"args":{"name":")" + text + "\"}},\n";
-  }
-
-  static std::string host() {
-    char name[256] = {};
-    gethostname(name, sizeof name - 1);
-    return name;
   }
 
   cudaEvent_t base_ = nullptr;

@@ -54,7 +54,7 @@ TEST_CASE("what is kept in reserve counts as taken") {
   const std::string problem = error_of([&] { memory.allocate(reserve); });
   CAPTURE(problem);
   CHECK(is_line_with(problem, "not enough memory: 256.0 MiB needed (weights 256.0 MiB), ", " free, of which ",
-                     gibibytes(reserve) + " are left to libraries", "--micro-batch"));
+                     bytes_text(reserve) + " are left to libraries", "--micro-batch"));
   memory.allocate(0);
 }
 

@@ -3,6 +3,7 @@
 #include "test/fuzz/fuzz.h"
 
 #include "runtime/manifest.h"
+#include "processes/text.h"
 
 namespace {
 

@@ -15,7 +15,7 @@ const std::vector<CheckpointTensor> tensors = {{"wte.weight", {2, 3}}, {"ln_f.bi
 struct Received {
   size_t values = 0;
   CopyIn copy_in() {
-    return [this](const CheckpointSlice& slice, char, const std::vector<float>& from) {
+    return [this](const CheckpointSlice& slice, State, const std::vector<float>& from) {
       require(from.size() == slice.count, slice.tensor.name, ": ", from.size(), " values instead of ", slice.count);
       values += from.size();
     };

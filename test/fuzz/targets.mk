@@ -1,6 +1,6 @@
 # Builds what run.sh runs, for which it gives CLANG: the readers of files once, with the sanitizers, and the targets.
 BUILD := build/fuzz
-READERS := bill checkpoint data error files guard manifest metrics model_shape safetensors tokenizer
+READERS := bill checkpoint data error files guard manifest metrics model_config safetensors text tokenizer
 SANITIZERS := address,undefined,float-cast-overflow
 FLAGS := -std=c++20 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fno-sanitize-recover=all -I.
 vpath %.cpp runtime processes test/fuzz

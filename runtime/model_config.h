@@ -6,7 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "parallel/tensors.h"
+#include "parallel/model_shape.h"
 
 nlohmann::ordered_json config_of(const ModelShape& shape);
 

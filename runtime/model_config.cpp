@@ -1,4 +1,4 @@
-#include "runtime/model_shape.h"
+#include "runtime/model_config.h"
 
 #include <nlohmann/json.hpp>
 
