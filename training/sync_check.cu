@@ -59,7 +59,7 @@ void check_sync(Control& control, Parameters& parameters, size_t step, cudaStrea
   Checksums checksum(stream);
   std::vector<std::string> names;
   std::vector<uint64_t> checksums;
-  parameters.visit_replicated([&](const TensorDescriptor& tensor, const char* what, const void* values, size_t bytes) {
+  parameters.visit_replicated([&](const TensorDescriptor& tensor, const std::string& what, const void* values, size_t bytes) {
     names.push_back(tensor.name + " (" + what + ")");
     checksums.push_back(checksum(values, tensor.count(), bytes));
   });
