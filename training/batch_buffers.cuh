@@ -30,8 +30,8 @@ class BatchBuffers {
 
   const DeviceMemory& memory() const { return memory_; }
 
-  // inputs, targets: (batch_size, seq_len) token ids in host memory. They are copied before this returns; targets may be
-  // null. The batch stays in device memory until two more batches have been sent.
+  // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null.
+  // The batch stays in device memory until two more batches have been sent.
   Batch send(const int* inputs, const int* targets, int batch_size, int seq_len) {
     const size_t rows = size_t(batch_size) * size_t(seq_len);
     places_[current_].used.record(stream_);

@@ -14,7 +14,7 @@
 
 struct Datasets {
   std::optional<TokenData> train, validation;
-  RunData identity;  // file sizes and checksums, to recognise the same data
+  RunData identity;  // numbers of tokens and checksums, to recognise the same data
 };
 
 inline Datasets open_data(const Options& o) {
