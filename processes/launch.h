@@ -1,7 +1,7 @@
 // Which rank is this process, of how many, and where does rank 0 listen? The launcher's environment variables tell:
 //
-//   mpirun    OMPI_COMM_WORLD_{RANK,SIZE}, or PMI_{RANK,SIZE} outside Slurm. Rank 0's endpoint is sent over MPI. Its port
-//             is MASTER_PORT (a firewall may let only some through), else any port that is free.
+//   mpirun    OMPI_COMM_WORLD_{RANK,SIZE}, or PMI_{RANK,SIZE} outside Slurm. Rank 0's endpoint is sent over MPI. Its
+//             port is MASTER_PORT (a firewall may let only some through), else any port that is free.
 //   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Torchrun's agent may itself listen on MASTER_PORT
 //             (TORCHELASTIC_USE_AGENT_STORE=True): the next port is used then.
 //   srun      SLURM_PROCID, SLURM_STEP_NUM_TASKS. With PMIX_RANK (--mpi=pmix), the endpoint is sent over MPI if the
