@@ -279,6 +279,6 @@ class GPT final : public Model {
   Float *branch_, *dnarrow_, *dfinal_norm_;              // (R,C) each; all three are the same memory
   Float *dstream_, *dwide_;                              // (R,C) (R,4C)
   float *row_dots_, *reductions_;                        // (B,NH,T), workspace of reductions
-  char *gemm_workspace_, *attention_workspace_;          // lent to the libraries
+  char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };

@@ -2,7 +2,7 @@
 //
 //   filter INPUT OUTPUT
 //
-// How a kernel launch travels through it. CUDA extends C++ by one statement that g++ cannot parse:
+// What it does to a kernel launch. CUDA extends C++ by one statement that g++ cannot parse:
 //
 //     scale<float><<<blocks, 256, 0, stream>>>(x, n);
 //
@@ -25,8 +25,8 @@
 //
 //     extern __shared__ __align__(16) float buffer[];   ->   float* buffer = ::cpu::dynamic_shared<float>();
 //
-// And `static __global__`, which several objects of a program need on the GPU, loses its `static`: here `__global__` says
-// how a kernel is linked (cpu/cuda_runtime.h).
+// The filter also removes `static` from `static __global__`. On the GPU it is needed if several objects of a program
+// contain the kernel; here the macro `__global__` says how a kernel is linked (cpu/cuda_runtime.h).
 //
 // The output's first line is `#line 1 "INPUT"`; after it each input line is one output line, so that compiler
 // messages and breakpoints name the line that the author wrote. If the filter does not understand something, it prints

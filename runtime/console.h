@@ -29,7 +29,7 @@ inline std::string duration(double seconds) {
 // One line at the bottom of an interactive terminal; log lines go above it.
 class ProgressBar {
  public:
-  // wanted: false under mpirun, which gives rank 0 a terminal of its own that perhaps nobody reads.
+  // wanted: false with several ranks, because mpirun gives rank 0 a terminal of its own that perhaps nobody reads.
   ProgressBar(size_t steps, bool wanted) : steps_(steps), interactive_(wanted && isatty(STDOUT_FILENO)) {}
   ~ProgressBar() { hide(); }
 
