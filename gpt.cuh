@@ -5,11 +5,12 @@
 //   logits = layernorm(x) · wteᵀ
 //
 // Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, Vp padded to a
-// multiple of 128, L layers. Float is the storage type of weights and activations: float, bf16 or half. Kernels take
-// their results first, then their operands, then sizes.
+// multiple of 128, L layers. Float is the storage type of weights and activations: float, bf16 or half. Every kernel
+// takes its results first, then its operands, then the sizes.
 //
-// The residual addition belongs to the LayerNorm after it (kernels/layernorm.cuh): it reads both parts of the sum, and
-// writes the sum beside its result. So the residual stream travels from block to block as a pair, Residual.
+// The LayerNorm after a residual addition does that addition, too (kernels/layernorm.cuh): it reads both terms of the
+// sum, and writes the sum beside its own result. So the residual stream is passed from block to block as two tensors
+// that are not added yet: Residual.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@
 template <class Float>
 struct Residual {
   const Float* stream;  // (R,C)
-  const Float* branch;  // (R,C)  what the last attention or MLP adds to it; null: nothing
+  const Float* branch;  // (R,C)  output of the last attention or MLP, to be added to `stream`; null: nothing to add
 };
 
 // What a block keeps between forward and backward.
@@ -71,7 +72,7 @@ class GPT final : public Model {
   Parameters& store() override { return store_; }
 
  private:
-  // Sizes on this rank, of a batch or of the largest one.
+  // The sizes of one batch on this rank. largest() gives those of a full micro-batch, for which memory is allocated.
   struct Sizes {
     int B, T, R, C, NH, HS, V, Vp;
   };
@@ -85,7 +86,7 @@ class GPT final : public Model {
   // ---- forward
 
   void forward_pass(const Batch& batch) override {
-    use_gemm_workspace(gemm_workspace_);  // another model may have lent its own
+    use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
     const auto [B, T, R, C, NH, HS, V, Vp] = sizes(batch);
     const auto embedding = weights(0, Pass::forward);
@@ -98,7 +99,7 @@ class GPT final : public Model {
     if (batch.loss_weight > 0) head(batch);
   }
 
-  // The residual stream after the block.
+  // Returns the residual stream after the block.
   Residual<Float> block_forward(int layer, Residual<Float> x, const Sizes& s) {
     const TraceScope scope(layer);
     const auto w = weights(layer + 1, Pass::forward);
@@ -108,7 +109,7 @@ class GPT final : public Model {
     return {a.middle, branch_};
   }
 
-  // All of a block's forward pass but its last product, which backward doesn't need.
+  // Computes a block's forward pass except its last product, whose result backward doesn't need.
   void block_activations(int layer, const UnitTensors<const Float>& w, Residual<Float> x, const Sizes& s) {
     const auto [B, T, R, C, NH, HS, V, Vp] = s;
     const BlockActivations<Float>& a = blocks_[layer];
@@ -123,8 +124,8 @@ class GPT final : public Model {
     linear_gelu_forward(a.gelu, a.up, a.norm2, w[up_weight], w[up_bias], R, C, 4 * C, stream_);           // (R,4C)
   }
 
-  // Adds loss_weight · Σ losses to the loss. In training also the gradients of its input, final_norm_, and of wte. Some
-  // rows at a time, so that the logits, R·Vp, need not all be there at once.
+  // Adds loss_weight · Σ losses to the loss. In training it also computes the gradients of its input, final_norm_, and
+  // of wte. It works on logit_rows() rows at a time, so that the logits (R,Vp) never lie in memory all at once.
   void head(const Batch& batch) {
     const auto [B, T, R, C, NH, HS, V, Vp] = sizes(batch);
     const Float* table = weights(0, Pass::backward)[wte];  // (Vp,C)
@@ -157,7 +158,7 @@ class GPT final : public Model {
       if (options_.recompute == Recompute::gelu) gelu_forward(a.gelu, a.up, s.R, 4 * s.C, stream_);
       block_backward(layer, w, s);
     }
-    // The head has written the gradient of wte in this micro-step already: here it is always added to.
+    // In this micro-step the head has already written its part of the gradient of wte, so the embedding always adds.
     const auto [data, accumulate] = store_.gradients(0);
     const UnitTensors<float> d = {data, list_.tensors_of(0)};
     embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dstream_, s.B, s.T, options_.shape.positions, s.C,
@@ -175,8 +176,9 @@ class GPT final : public Model {
     store_.gradients_ready(unit);
   }
 
-  // dstream_: with respect to the residual stream after the block at first, before the block in the end. A LayerNorm's
-  // backward adds to it, as its input is the stream. Gradients that are never needed together share their memory.
+  // At first dstream_ holds the gradient with respect to the residual stream after the block, in the end the one with
+  // respect to the stream before the block. The backward of each LayerNorm adds to it, because the LayerNorm's input is
+  // the stream. Gradients that are never needed at the same time share memory.
   void block_backward(int layer, const UnitTensors<const Float>& w, const Sizes& s) {
     const auto [B, T, R, C, NH, HS, V, Vp] = s;
     const auto [data, accumulate] = store_.gradients(layer + 1);
@@ -259,7 +261,7 @@ class GPT final : public Model {
   void lay_out_workspace(Arena& arena) {
     const auto [B, T, R, C, NH, HS, V, Vp] = largest();
     const size_t rows = size_t(R);
-    branch_ = dnarrow_ = dfinal_norm_ = arena.take<Float>(rows * C);  // forward's, and backward's
+    branch_ = dnarrow_ = dfinal_norm_ = arena.take<Float>(rows * C);  // never needed at the same time
     dstream_ = arena.take<Float>(rows * C);
     dwide_ = arena.take<Float>(rows * 4 * C);
     row_dots_ = arena.take<float>(rows * NH);
@@ -274,9 +276,9 @@ class GPT final : public Model {
   std::vector<BlockActivations<Float>> blocks_;
   Float *final_input_, *final_norm_, *logits_;           // (R,C) (R,C) (logit_rows,Vp)
   float *final_mean_, *final_rstd_, *losses_;            // (R) each
-  Float *branch_, *dnarrow_, *dfinal_norm_;              // (R,C) each: the same memory
+  Float *branch_, *dnarrow_, *dfinal_norm_;              // (R,C) each; all three are the same memory
   Float *dstream_, *dwide_;                              // (R,C) (R,4C)
   float *row_dots_, *reductions_;                        // (B,NH,T), workspace of reductions
-  char *gemm_workspace_, *attention_workspace_;          // lent to the libraries
+  char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };

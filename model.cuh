@@ -1,5 +1,6 @@
-// The model as the program sees it, whatever its storage type. gpt.cuh has the maths: what Model declares as a pass,
-// GPT defines. The Makefile compiles that once for each storage type, so that an edit of the program compiles no kernel.
+// The model's interface for the program, the same for every storage type. gpt.cuh has the maths: its class GPT defines
+// the passes that Model declares. The Makefile compiles gpt.cuh once for each storage type, so an edit of the program
+// does not compile the kernels again.
 #pragma once
 
 #include <map>
@@ -12,16 +13,16 @@
 #include "kernels/device/memory.cuh"
 #include "parallel/parameters.h"
 
-// What backward computes again instead of keeping it: nothing; gelu's output (4C of 16C elements a row and layer); all
-// of a block but its input (C elements).
+// Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
+// elements per row and layer); all activations of a block except its input (C elements per row).
 enum class Recompute { none, gelu, block };
 
 struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
-  int logit_chunks = 1;            // the head's rows at a time: ⌈R / logit_chunks⌉
-  bool library_attention = false;  // attention of micro-batches by a library, if there is one that can
+  int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time
+  bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
   StoreOptions store = {};
 };
 
@@ -29,18 +30,18 @@ struct ModelOptions {
 struct Batch {
   const int* inputs;          // (B,T)  token ids
   const int* targets;         // (B,T)  the tokens that follow them
-  const int* order;           // (B·T)  positions of inputs, sorted by token
+  const int* order;           // (B·T)  positions in inputs, sorted by token
   int batch_size, seq_len;    // B, T
-  bool first = true, last = true;  // of the step's micro-batches on this rank
-  bool training = true;       // gradients are wanted, too
-  float loss_weight = 0;      // of a token's loss: 1 / (tokens of the whole step on all ranks); 0: no loss is wanted
+  bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
+  bool training = true;       // compute gradients, too
+  float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 
-// What is added up over the ranks in every step: the loss, and two votes (training/steps_in_flight.cuh).
+// The sums over all ranks that every step needs: the loss, and two votes (training/steps_in_flight.cuh).
 struct StepSums {
   float loss = 0;
-  float stop = 0;   // ranks that were asked to stop
-  float saved = 0;  // ranks that have written their part of the checkpoint under way
+  float stop = 0;   // number of ranks that were asked to stop
+  float saved = 0;  // number of ranks that have written their part of the checkpoint under way
 };
 
 class Model {
@@ -54,34 +55,37 @@ class Model {
   const DeviceMemory& memory() const { return memory_; }
   cudaStream_t stream() const { return stream_; }
   virtual Parameters& store() = 0;
-  // The library that does attention in this build, if any, and why it can't do this model's; both may be empty.
+  // The name of the library that does attention in this build (empty: none), and why it can't do this model's attention
+  // (empty: it can).
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
 
-  // 6·N + 6·L·C·T FLOPs a token: N parameters, forward and backward; causal attention counted once.
+  // 6·N + 6·L·C·T FLOPs per token, N parameters, forward and backward. Of attention only the causal half is counted.
   double flops_per_token() const {
     const ModelShape& s = options_.shape;
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- a step: begin_sums, then forward and backward of each micro-batch, then update. The host waits for nothing.
+  // ---- a step: begin_sums, then forward and backward of each micro-batch, then update. None of these calls waits for
+  // the device.
 
-  // The step's sums start from zero, or from this rank's votes, in pinned memory that stays as it is meanwhile.
+  // Sets the step's sums to zero, or to this rank's votes. Votes lie in pinned memory, and must not change before the
+  // device has copied them.
   void begin_sums(const StepSums* votes = nullptr) {
     if (votes) CUDA_CHECK(cudaMemcpyAsync(sums_, votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
     else CUDA_CHECK(cudaMemsetAsync(sums_, 0, sizeof(StepSums), stream_));
   }
 
-  // Adds the batch's loss to the sums. In training the gradients of its logits are computed as well (their rows come in
-  // chunks, and none is kept), and from them those of the head. After the last batch the ranks' sums are added up, which
-  // takes place during the backward pass.
+  // Adds the batch's loss to the sums. In training it also computes the gradients of the logits, and from these the
+  // gradients of the head: the logits are computed in chunks of rows, and no chunk is kept for backward. After the last
+  // batch it starts to add up the sums of all ranks, which goes on during the backward pass.
   void forward(const Batch& batch) {
     if (batch.training) store().begin_micro_step(batch.first, batch.last);
     launch(forward_graphs_, batch, [&] { forward_pass(batch); });
     if (batch.last && batch.loss_weight > 0) reduce_sums();
   }
 
-  // Adds the batch's gradients to those of the step, or begins with them if it is the first.
+  // Adds the batch's gradients to those of the step. The first batch of the step overwrites them instead.
   void backward(const Batch& batch) {
     launch(backward_graphs_, batch, [&] { backward_pass(batch); });
   }
@@ -91,9 +95,11 @@ class Model {
     store().update(options, clip, &reduced_sums_->loss, limits);
   }
 
-  // ---- what came of it. Device memory:
-  const StepSums* reduced_sums() const { return reduced_sums_; }  // over all ranks, after the last batch of a step
-  // These wait for the device.
+  // ---- results
+
+  // The sums over all ranks, in device memory; complete after the last batch of a step.
+  const StepSums* reduced_sums() const { return reduced_sums_; }
+  // The next three wait for the device.
   StepSums sums() {
     dp_.wait_for_all(stream_);
     return read(reduced_sums_);
@@ -101,7 +107,7 @@ class Model {
   float loss() { return sums().loss; }
   GradientSummary gradient_summary() { return read(store().summary()); }
 
-  // Logits (count,V) of `count` rows of the batch that the last forward pass was of, from row `first` on. Waits.
+  // Logits (count,V) of rows [first, first + count) of the last forward pass's batch. Waits for the device.
   virtual std::vector<float> logits(int first, int count) = 0;
 
  protected:
@@ -121,16 +127,16 @@ class Model {
   DeviceMemory memory_;
   Communicator& dp_;  // the data-parallel ranks
   cudaStream_t stream_;
-  StepSums* sums_ = nullptr;  // of this rank
+  StepSums* sums_ = nullptr;  // this rank's, in device memory
   std::string library_attention_, attention_problem_;
 
  private:
-  // Graphs of the same pass: by where the batch lies, and whether it is the first of a step, whose gradients are
-  // written, not added.
+  // The graphs of one pass. The key is the batch's address, and whether the batch is the first of its step: the first
+  // overwrites gradients, the others add to them.
   using Graphs = std::map<std::pair<const int*, bool>, RecordedWork>;
 
-  // As a graph, where the pass is the same every time: not where the store gathers and reduces during it, and not while
-  // the profiler wants to see each launch.
+  // Runs the pass, as a graph if it is the same every time. It is not while the store gathers or reduces during the
+  // pass. While the profiler wants to see each launch, no graph is used either.
   template <class Pass>
   void launch(Graphs& graphs, const Batch& batch, Pass pass) {
     const Profiler& profiler = Profiler::instance();
@@ -161,10 +167,10 @@ class Model {
   float recorded_weight_ = 0;
 };
 
-// Data-parallel ranks are those of `dp`: the model's calls are collective, each rank with its own samples.
+// `dp` holds the data-parallel ranks. The model's calls are collective: all ranks make them, each with its own samples.
 using MakeModel = std::unique_ptr<Model> (*)(const ModelOptions& options, Communicator& dp, cudaStream_t stream);
 
-// By storage type, fp32, bf16, fp16: those that this program was linked with (make DTYPES).
+// The storage types that this program was linked with (make DTYPES), by name: fp32, bf16, fp16.
 inline std::map<std::string, MakeModel>& model_makers() {
   static std::map<std::string, MakeModel> makers;
   return makers;

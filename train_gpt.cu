@@ -1,5 +1,5 @@
-// train_gpt: the recipe. train() sets a job up and has the loop; what its lines do stands in training/. `train_gpt
-// --help` lists the options, README.md shows runs.
+// train_gpt: the recipe. train() sets a job up and runs the training loop; the files in training/ hold the details.
+// `train_gpt --help` lists the options, README.md shows runs.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -21,8 +21,9 @@
 
 namespace {
 
-// An error of work() ends the job where it is caught: what it has built is not taken down, as destructors would wait for
-// the device, and the device for ranks that are not coming any more. last(): what can still be done before that.
+// Runs work(). If it throws, this ends the job at once, after last(), which does what can still be done. The exception
+// is caught here so that no destructor outside runs: destructors would wait for the device, and the device might wait
+// forever for a rank that has ended.
 template <class Work, class Last>
 void guarded(Control& control, Work work, Last last) {
   const auto fail = [&](const std::exception& error, int exit_code) {
@@ -51,7 +52,7 @@ AdamW adamw_at(const Options& o, double learning_rate) {
   return {float(learning_rate), float(o.beta1), float(o.beta2), float(o.epsilon), float(o.weight_decay)};
 }
 
-// The exit code.
+// Trains, and returns the exit code.
 int train(Job& job) {
   Options& o = job.options;
   Control& control = job.control;
@@ -75,9 +76,9 @@ int train(Job& job) {
   else start_afresh(state);
   if (o.train_minutes > 0 && !checkpoint) guarded(control, [&] { choose_steps(state, batches); });
   Guard& guard = state.guard;
-  const size_t steps = o.schedule.steps, &step = state.progress.step;  // to be done, and done
+  const size_t steps = o.schedule.steps, &step = state.progress.step;  // steps of the whole run, and steps done so far
 
-  // ---- what surrounds it
+  // ---- sampling, checkpoints, logs, signals
   const std::filesystem::path tokenizer_folder = !folder.empty() ? folder : std::filesystem::path(o.out);
   std::optional<Sampler> sampler;
   if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
@@ -90,7 +91,7 @@ int train(Job& job) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
   }
-  job.ranks.all_gather("");  // all have read what the run folder may hold
+  job.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
   if (checkpoint && continues(o.out, start, checkpoint)) bill.restore(metrics_path(o.out), step);
   if (lock) claim_run_folder(o.out, start, checkpoint);
   checkpoints.describe();
@@ -101,13 +102,13 @@ int train(Job& job) {
 
   const auto validates = [&] { return data.validation && (step == steps || divides(o.val_every, step)); };
   const auto saves = [&] { return !o.out.empty() && (step == steps || stopping || divides(o.checkpoint_every, step)); };
-  // Must the host know how the last step ended before it starts the next?
+  // Must the host know the result of the last step before it starts the next one?
   const auto must_wait = [&] {
     return step == steps || stopping || tracing.wanted() || validates() || saves() || divides(o.check_sync, step) ||
            divides(o.sample_every, step);
   };
 
-  // Looks at the oldest step in flight. False: training has gone back to a checkpoint.
+  // Waits for the oldest step in flight and looks at its result. Returns false if training went back to a checkpoint.
   const auto finish_step = [&] {
     const FinishedStep finished = in_flight.finish();
     telemetry.finished(finished, step);
@@ -153,7 +154,8 @@ int train(Job& job) {
       telemetry.show_progress(step);
     }
   };
-  const auto finish_steps = [&] { while (in_flight.count() > 0) finish_step(); };  // those before bad data are good
+  // If the data turn out to be bad, the steps that were started before are still good, and are finished and logged.
+  const auto finish_steps = [&] { while (in_flight.count() > 0) finish_step(); };
   guarded(control, loop, finish_steps);
   checkpoints.complete();
   telemetry.summarize(step);
@@ -163,7 +165,7 @@ int train(Job& job) {
   return interrupted_exit_code;
 }
 
-// Prints a text that a checkpoint's model writes.
+// Prints a text sampled from the model of a checkpoint.
 int generate(Job& job) {
   Options& o = job.options;
   Tracing tracing(job);
@@ -197,7 +199,7 @@ int run(const Options& options, Control& control, Mesh& mesh) {
 }
 
 int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
-  if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // rank 0 alone speaks
+  if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", program_checksum(), "start the same build on every host");
   require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
   std::optional<Options> options = parse_options(argc, argv);

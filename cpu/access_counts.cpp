@@ -23,7 +23,7 @@ namespace {
 
 using counting::Calls, counting::Event;
 
-// By space (global, shared) and event; from Event::barrier on, by event.
+// The counters, by memory space (global, shared) and event. Events from Event::barrier on have no space.
 constexpr MemoryCounts AccessCounts::*memory_fields[2][3] = {
     {&AccessCounts::global_loads, &AccessCounts::global_stores, &AccessCounts::global_atomics},
     {&AccessCounts::shared_loads, &AccessCounts::shared_stores, &AccessCounts::shared_atomics}};
@@ -62,7 +62,7 @@ struct Request {
   uintptr_t addresses[warp_size];
 };
 
-// Calls visit(number) once for each unit, of so many bytes, that `count` lanes from `first` on touch.
+// Calls visit(number) once for each unit of memory, of so many bytes, that lanes [first, first + count) touch.
 template <class Visit>
 void for_each_unit(const Request& request, int first, int count, size_t size, size_t unit, Visit visit) {
   std::vector<uintptr_t> addresses;
@@ -82,12 +82,12 @@ int64_t count_units(const Request& request, size_t size, size_t unit) {
 
 constexpr size_t sector = 32, banks = 32, word = 4;
 
-// Those that are needed, and those that would be without bank conflicts.
+// Returns the number of wavefronts, and the number that would be needed without bank conflicts.
 std::pair<int64_t, int64_t> wavefronts(const Request& request, size_t size) {
   const int lanes_at_once = int(std::min<size_t>(warp_size, banks * word / size));
   int64_t needed = 0, ideal = 0;
   for (int first = 0; first < warp_size; first += lanes_at_once) {
-    int64_t words[banks] = {};  // that a bank has to give
+    int64_t words[banks] = {};  // number of words that each bank has to give
     for_each_unit(request, first, lanes_at_once, size, word, [&](uintptr_t w) { ++words[w % banks]; });
     const int64_t most = *std::ranges::max_element(words);
     needed += most;
@@ -96,7 +96,7 @@ std::pair<int64_t, int64_t> wavefronts(const Request& request, size_t size) {
   return {needed, ideal};
 }
 
-// Those that are touched, and those that could hold as many bytes.
+// Returns the number of sectors that are touched, and the number that could hold the same bytes.
 std::pair<int64_t, int64_t> sectors(const Request& request, size_t size) {
   return {count_units(request, size, sector), (count_units(request, size, 1) + int64_t(sector) - 1) / int64_t(sector)};
 }
@@ -105,10 +105,10 @@ std::pair<int64_t, int64_t> sectors(const Request& request, size_t size) {
 struct Instruction {
   Event event = Event::load;
   bool shared = false;
-  size_t size = 0;                 // bytes of an access; else as how many it counts
-  Calls calls;                     // that led here, and its own return address
-  int executions[warp_size] = {};  // by each lane since they last met
-  std::vector<Request> requests;   // since then: the n-th has the lanes that came here n times
+  size_t size = 0;                 // bytes of an access, or the number of instructions that it counts as
+  Calls calls;                     // the calls that led here, then its own return address
+  int executions[warp_size] = {};  // number of executions by each lane since the lanes last met
+  std::vector<Request> requests;   // since the lanes last met: request n has the n-th execution of each lane
   AccessCounts counts;
 
   void count(const Request& request) {
@@ -128,11 +128,11 @@ struct Instruction {
   }
 };
 
-using Instructions = std::unordered_map<uint64_t, Instruction>;  // by a hash of calls, event, space and size
+using Instructions = std::unordered_map<uint64_t, Instruction>;  // the key is a hash of calls, event, space and size
 
 std::atomic<bool> is_on = false;
 std::mutex all_mutex;
-Instructions all;  // of all blocks that have ended
+Instructions all;  // the instructions of all blocks that have ended
 
 // ---- events become requests
 
@@ -161,19 +161,19 @@ struct Program {
     for (int i = 0; i < module.dlpi_phnum; ++i)
       if (module.dlpi_phdr[i].p_type == PT_TLS)
         thread_locals = {static_cast<const char*>(module.dlpi_tls_data), module.dlpi_phdr[i].p_memsz};
-    return 1;  // enough
+    return 1;  // end the iteration: the first module is this program
   }
 };
 
-// A worker's block.
+// The block that a worker runs.
 struct Block {
   const Range thread_locals = Program().thread_locals;
-  // The device's own thread_local variables, as far as kernels see them.
+  // Those thread_local variables that kernels read but that are not __shared__.
   const Range not_shared[5] = {range_of(threadIdx), range_of(blockIdx), range_of(blockDim), range_of(gridDim),
                                range_of(plain_loop)};
   Range dynamic_shared;
   int threads = 0, hidden = 0;
-  Calls* calls = nullptr;  // of the running fiber
+  Calls* calls = nullptr;  // the calls of the running fiber
   Instructions warps[max_warps];
 
   bool is_shared(const void* p) const {
@@ -196,7 +196,7 @@ struct Block {
   }
 };
 
-constinit thread_local Block* block = nullptr;  // null: nothing is counted now
+constinit thread_local Block* block = nullptr;  // null: this worker counts nothing now
 
 }  // namespace
 
@@ -297,7 +297,8 @@ struct Line {
   }
 };
 
-// Of the instructions before return addresses: the line, then the one that it was inlined into, and so on outward.
+// Finds the source lines of the instructions before these return addresses: first the line itself, then the line that
+// it was inlined into, and so on outward.
 std::map<const void*, std::vector<Line>> find_lines(const std::vector<const void*>& return_addresses) {
   std::string command = "addr2line -a -i -e '" + std::filesystem::read_symlink("/proc/self/exe").string() + "'";
   for (const void* p : return_addresses) {
@@ -312,7 +313,7 @@ std::map<const void*, std::vector<Line>> find_lines(const std::vector<const void
     const std::string line = text;
     const size_t colon = line.rfind(':');
     const std::filesystem::path file = line.substr(0, colon);
-    if (colon == line.npos) ++next;  // -a: the address that the lines after it belong to
+    if (colon == line.npos) ++next;  // option -a prints the address before its lines
     else lines[next[-1]].push_back({file.lexically_normal(), std::atoi(&text[colon + 1])});
   }
   if (output) pclose(output);
@@ -340,8 +341,9 @@ std::vector<LineCounts> counts_by_line() {
   return result;
 }
 
-// A struct that is larger than a GPU's widest access, or aligned to less than its size: in pieces as wide as the
-// address is aligned, and at most 4 bytes wide if the struct has 16 or fewer, or it would have been one access.
+// Records an access to a struct that is larger than a GPU's widest access, or is aligned to less than its size. It is
+// split into pieces as wide as the alignment of the address. In a struct of at most 16 bytes they are at most 4 bytes
+// wide: with a larger alignment it would have been one access.
 static void record_pieces(Event event, char* p, size_t bytes, const void* caller) {
   const size_t alignment = size_t(1) << std::countr_zero(reinterpret_cast<uintptr_t>(p) | bytes);
   const size_t piece = std::min<size_t>(alignment, bytes <= 16 ? 4 : 16);

@@ -2,24 +2,24 @@
 // memory they touch, conflicts between the banks of shared memory, barriers, shuffles, instructions of tensor cores.
 // The counts are exact and repeatable, and name the lines. A normal build pays nothing: only VARIANT=counts has them.
 //
-// How accesses are seen. The counting build compiles kernels with -fsanitize=thread, so that g++ calls a function such
-// as __tsan_read4(address) before each access, but it links no ThreadSanitizer: these functions are ours
-// (access_counts.cpp). They ask where the address lies. In what cudaMalloc gave: global. In the block's dynamic shared
-// memory, or among the worker's thread_local variables, which is what __shared__ ones are here: shared. Anything else
-// (stacks, constants, the host's memory) is a thread's own and not counted.
+// How accesses are seen. The counting build compiles kernels with -fsanitize=thread, so g++ calls a function such as
+// __tsan_read4(address) before each access. But it does not link ThreadSanitizer: these functions are defined here
+// (access_counts.cpp). They look up the address. Memory that cudaMalloc returned is global. The block's dynamic shared
+// memory and the worker's thread_local variables, which is how __shared__ variables are declared here, are shared
+// memory. Any other memory (stacks, constants, the host's) belongs to a single thread and is not counted.
 //
 // How accesses become requests of warps. The lanes of a warp run one after another, so accesses are kept until the
-// lanes meet: at __syncthreads, at a collective of the whole warp, at the block's end. Then what the lanes did when
-// each executed the same instruction for the n-th time since they last met is one request. An instruction is a return
-// address with the calls that led there, so a function called in two places is two, as if it were inlined. A lane that
-// leaves a loop early is missing from later requests, as on a GPU. A lane that skips an iteration would be missing
-// there; here, unless the lanes meet in the loop, its next execution takes that place, and fewer requests may be
-// counted.
+// lanes meet: at __syncthreads, at a collective of the whole warp, at the block's end. Then the lanes' n-th executions
+// of the same instruction since their last meeting form one request. An instruction is a return address together with
+// the calls that led there, so a function that is called in two places counts as two, as if it were inlined. A lane
+// that leaves a loop early is missing in later requests, as on a GPU. One case differs: on a GPU, a lane that skips an
+// iteration is missing in that request; here its next execution takes that place, unless the lanes meet in the loop, so
+// fewer requests may be counted.
 //
-// What a request costs. Global memory: the sectors that its lanes touch; no cache is modelled. Shared memory: each of
-// 32 banks, 4 bytes wide, gives one word in a wavefront, to all who want it; accesses of 8 bytes are served by
-// half-warps, those of 16 bytes by quarter-warps. Atomics cost the same: that lanes wait for each other's result is
-// not modelled.
+// What a request costs. Global memory: the sectors that its lanes touch; no cache is modelled. Shared memory has 32
+// banks, each 4 bytes wide. In one wavefront, each bank gives one word to all lanes that want it. Accesses of 8 bytes
+// are served by half-warps, those of 16 bytes by quarter-warps. Atomics cost the same: that a lane waits for the result
+// of another is not modelled.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,9 @@
 namespace cpu {
 
 struct MemoryCounts {
-  int64_t requests = 0;      // instructions of warps
-  int64_t threads = 0;       // accesses of threads
-  int64_t bytes = 0;         // that threads asked for
+  int64_t requests = 0;      // number of instructions of warps
+  int64_t threads = 0;       // number of accesses of threads
+  int64_t bytes = 0;         // bytes that threads asked for
   int64_t transactions = 0;  // global memory: sectors of 32 bytes; shared memory: wavefronts
   int64_t ideal = 0;         // sectors that could hold the distinct bytes asked for; wavefronts without bank conflicts
 
@@ -42,16 +42,16 @@ struct MemoryCounts {
 
 struct AccessCounts {
   MemoryCounts global_loads{}, global_stores{}, global_atomics{}, shared_loads{}, shared_stores{}, shared_atomics{};
-  int64_t barriers = 0;             // __syncthreads, a warp at a time
-  int64_t shuffles = 0;             // shuffles, votes, reductions: the instructions of warps that a GPU needs
-  int64_t matrix_instructions = 0;  // of warps; ldmatrix is a shared load of 16 bytes a thread
+  int64_t barriers = 0;             // __syncthreads, counted once per warp
+  int64_t shuffles = 0;             // instructions of warps that a GPU needs for shuffles, votes and reductions
+  int64_t matrix_instructions = 0;  // of warps; ldmatrix counts as a shared load of 16 bytes per thread
 
   AccessCounts& operator+=(const AccessCounts& other);
   bool operator==(const AccessCounts&) const = default;
 };
 
-// The line that asks for the access: load(), atomicAdd() and other helpers of kernels/device/common.cuh,
-// kernels/device/instructions.cuh and cpu/ are looked through.
+// The counts of one line of a kernel. Accesses in helpers such as load() and atomicAdd() (kernels/device/common.cuh,
+// kernels/device/instructions.cuh and cpu/) are counted for the line that calls the helper.
 struct LineCounts {
   std::string file;  // relative to the repository; ?? where addr2line (binutils) or the debug information is missing
   int line;
@@ -70,7 +70,7 @@ inline AccessCounts stop_counting() { return {}; }
 inline std::vector<LineCounts> counts_by_line() { return {}; }
 #endif
 
-// What the device tells the counters.
+// The device calls these functions.
 namespace counting {
 
 enum class Event { load, store, atomic, barrier, shuffle, matrix_instruction };
@@ -85,11 +85,12 @@ void run_on(Calls& calls);                // the fiber with these calls goes on
 void meet_block();                        // all threads are at a barrier
 void meet_warp(int warp, uint32_t mask);  // these lanes are at a collective
 
-// The current thread does this. `size`: bytes, or how many instructions it takes. `caller`: a return address in the
-// kernel; null: that of this function, for code that is compiled with the kernel.
+// Records an event of the current thread. size: bytes, or the number of instructions that a GPU needs. caller: a return
+// address in the kernel; null: the return address of this function, for code that is compiled with the kernel.
 void record(Event event, const void* address, size_t size, const void* caller = nullptr);
 
-// While it lives, accesses are not those of threads, but of an engine that works for them. No fiber switches meanwhile.
+// While an object of this class exists, accesses are not counted: a copy engine makes them, not a thread. No fiber may
+// switch in that time.
 struct Hidden {
   Hidden();
   ~Hidden();

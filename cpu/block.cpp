@@ -44,7 +44,8 @@ Fiber::Fiber(int number, void (*entry)()) {
   if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0)
     fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise vm.max_map_count",
           stack_bytes, strerror(errno));
-  // Tops are staggered by cache lines: equal offsets in every stack would fall into the same cache sets.
+  // The tops of stacks are shifted by some cache lines: otherwise equal offsets in all stacks would use the same cache
+  // sets.
   char* top = memory + guard_bytes + stack_bytes - (number % 32) * 192;
   context = make_context(top, stack_bytes - (number % 32) * 192, entry);
   sanitizer.created(memory + guard_bytes, stack_bytes);
@@ -75,7 +76,7 @@ void BlockRunner::run_fiber() {
   running_->sanitizer.arrived();
   for (;;) {
     launch_->run_threads(launch_->body);
-    // No thread can start here any more: hand over to one that was woken or, at the block's end, to the worker.
+    // No more thread can start on this fiber: switch to one that was woken or, at the block's end, to the worker.
     Fiber* to = next_ < 0 ? &main_ : fiber_for(next_);
     if (!sanitizers::fiber_per_thread) idle_.push_back(running_);
     jump(to);
@@ -117,7 +118,7 @@ void BlockRunner::make_all_runnable(int first) {
   }
 }
 
-// Takes a runnable thread off the list: -1 when there is none.
+// Chooses a runnable thread and marks it as not runnable any more. Returns -1 if there is none.
 int BlockRunner::pick() {
   if (!runnable_warps_) return -1;
   int warp = current_ / warp_size, lane = current_ % warp_size;
@@ -137,8 +138,8 @@ int BlockRunner::pick() {
       lane = highest(runnable_[warp]);
       break;
     case Order::random: {
-      // Mostly the warp of highest priority (drawn a block), so that some warps run far ahead of others: that finds
-      // buffers reused too early, which uniformly random choices rarely do.
+      // Mostly the warp of highest priority (drawn once per block), so that some warps run far ahead of others. That
+      // finds buffers that are reused too early, which uniformly random choices rarely find.
       warp = -1;
       bool uniform = random_.below(8) == 0;
       for (int i = 0, skip = uniform ? random_.below(__builtin_popcount(runnable_warps_)) : 0; i < warps_; ++i)
@@ -156,12 +157,12 @@ int BlockRunner::pick() {
   return warp * warp_size + lane;
 }
 
-// A thread has ended on the running fiber. True: the next one starts on it, and is current. False: next_ is woken on
-// its own fiber instead, or (-1) nothing is left that can run.
+// Called when a thread has ended on the running fiber. Returns true if the next thread starts on this fiber; it is then
+// the current one. Returns false if thread next_ goes on, on its own fiber, or if no thread can run (next_ is -1).
 bool BlockRunner::next_thread() {
   next_ = -1;
   if (plain_loop) {
-    finished_ = thread_rank();  // where threadIdx.x is blockDim.x now
+    finished_ = thread_rank();  // threadIdx.x is blockDim.x now, so this is the number of the next thread
     if (finished_ < threads_) set_current(finished_);
     return finished_ < threads_;
   }
@@ -176,8 +177,8 @@ bool BlockRunner::next_thread() {
 
 // ---- waiting
 
-// Until here the block ran as a loop, if only as far as its first thread: threads before the current one have ended,
-// those after it have not started.
+// Called when the first thread of a block has to wait. So far the block ran as a loop: threads before the current one
+// have ended, threads after it have not started.
 void BlockRunner::leave_plain_loop() {
   plain_loop = false;
   finished_ = current_ = thread_rank();
@@ -192,7 +193,7 @@ void BlockRunner::wait(Location where, const char* what) {
   where_[current_] = where;
   waits_for_[current_] = what;
   int thread = pick();
-  if (thread < 0) return jump(&main_);  // which does the work in the background, or reports a deadlock
+  if (thread < 0) return jump(&main_);  // the worker's stack does background work, or reports a deadlock
   set_current(thread);
   jump(fiber_for(thread));
 }
@@ -287,7 +288,7 @@ void BlockRunner::wait_for(Barrier& barrier, unsigned parity, Location where) {
 // ---- one block
 
 void BlockRunner::prepare_shared_memory(size_t bytes) {
-  // Exactly as large as asked for, so that AddressSanitizer sees the element after the last one.
+  // Allocates exactly the size that was asked for, so that AddressSanitizer notices an access after the last element.
   if (bytes != shared_bytes_) {
     void* memory = nullptr;
     if (bytes && posix_memalign(&memory, 1024, bytes) != 0) fatal("no memory for %zu bytes of shared memory", bytes);
@@ -312,21 +313,21 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   set_current(0);
   plain_loop = order_ == Order::forward && !sanitizers::fiber_per_thread;
   if (!plain_loop) leave_plain_loop();
-  if (order_ != Order::forward) {  // thread 0 is one of those to choose from
+  if (order_ != Order::forward) {  // even the first thread is chosen by the schedule
     random_ = Random(seed);
     std::iota(warp_priority_, warp_priority_ + warps_, 0);
     for (int i = warps_ - 1; i > 0; --i) std::swap(warp_priority_[i], warp_priority_[random_.below(i + 1)]);
     make_runnable(0, 1);
     set_current(pick());
   }
-  if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread appears to have started another
+  if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread seems to have started another
     for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
     for (auto& fiber : fibers_) idle_.push_back(fiber.get());
   }
   counting::begin_block(shared_.get(), launch.shared_bytes, threads_);
   jump(idle_fiber());
   plain_loop = false;
-  while (finished_ != threads_) {  // nobody can run
+  while (finished_ != threads_) {  // no thread can run
     if (background_.empty()) report_deadlock();
     do_background_work();
     if ((next_ = pick()) < 0) continue;
@@ -337,7 +338,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   if (pending_work_ || !background_.empty())
     fatal("kernel %s: a thread ends without waiting for its asynchronous work", launch_->kernel);
   if (sanitizers::fiber_per_thread) {
-    sanitizers::acquire(launch_);  // what the threads did comes before freeing the block's memory
+    sanitizers::acquire(launch_);  // all accesses of the threads come before the block's memory is freed
     idle_.clear();
     fibers_.clear();
   }
@@ -351,7 +352,7 @@ std::string BlockRunner::name_of(int thread) const {
   return text;
 }
 
-// Lanes that the warp collective of this thread waits for; 0: it waits at a block barrier.
+// The lanes for which the warp collective of this thread waits; 0: the thread waits at a block barrier.
 uint32_t BlockRunner::missing_lanes(int waiting) const {
   for (const Rendezvous& here : rendezvous_[waiting / warp_size])
     if (here.arrived >> waiting % warp_size & 1) return here.mask & ~here.arrived;

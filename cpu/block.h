@@ -1,7 +1,7 @@
-// Runs the threads of one block on fibers: the scheduler of the CPU device.
+// The scheduler of the CPU device: runs the threads of one block on fibers.
 //
-// A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. Threads that are *runnable* have not started
-// or have been woken; the others wait or have ended.
+// A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. A thread is *runnable* if it has not started
+// yet, or if what it waited for has happened. Other threads wait or have ended.
 #pragma once
 
 #include <cstdlib>
@@ -37,9 +37,10 @@ struct Fiber {
   [[no_unique_address]] counting::Calls calls;
 };
 
-// One warp collective in progress. Concurrent ones in a warp have disjoint masks, hence different lowest lanes.
+// One warp collective in progress. Several at the same time in a warp have disjoint masks, so their lowest lanes
+// differ.
 struct Rendezvous {
-  uint32_t mask = 0, arrived = 0, barriers = 0;  // barriers: __syncwarp calls completed
+  uint32_t mask = 0, arrived = 0, barriers = 0;  // barriers: number of completed __syncwarp calls
 };
 
 // Asynchronous work of one kind that a thread has not waited for.
@@ -91,8 +92,8 @@ class BlockRunner {
 
   const Launch* launch_ = nullptr;
   int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0, at_barrier_ = 0, barriers_ = 0;
-  uint32_t runnable_[max_warps];  // a bit a lane
-  uint32_t runnable_warps_ = 0;   // a bit a warp with at least one runnable lane
+  uint32_t runnable_[max_warps];  // one bit per lane
+  uint32_t runnable_warps_ = 0;   // one bit per warp: it has at least one runnable lane
   Order order_ = Order::forward;
   Random random_{0};
   int warp_priority_[max_warps];
@@ -102,7 +103,8 @@ class BlockRunner {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
 
-  // Per thread: the fiber it waits on (null: not started), where and for what; per lane values of a collective.
+  // Per thread: the fiber on which it waits (null: not started), where and for what it waits, and its values in a
+  // collective.
   Fiber* fiber_of_[max_threads];
   Location where_[max_threads];
   const char* waits_for_[max_threads];
@@ -111,12 +113,12 @@ class BlockRunner {
   int source_lanes_[max_threads];
   const Barrier* awaited_[max_threads] = {};
   DeferredWork deferred_[max_threads][3];
-  int pending_work_ = 0;  // of all threads
+  int pending_work_ = 0;  // number of deferred pieces of work, of all threads
   std::vector<std::function<void()>> background_;
   Rendezvous rendezvous_[max_warps][warp_size];
 
-  // Objects that stand for the barriers in the race detector, for the block and for each rendezvous. Two in turn: a
-  // thread that is already at the next barrier must not be taken for one at this barrier.
+  // Objects that represent the barriers of the block and of each rendezvous in the race detector. Each has two, which
+  // are used in turn, so that a thread that is already at the next barrier is not taken for one at this barrier.
   std::unique_ptr<char[]> fences_{new char[2 + 2 * max_threads]};
 
   std::unique_ptr<char[], decltype(&std::free)> shared_{nullptr, &std::free};
@@ -126,8 +128,8 @@ class BlockRunner {
 // The runner of the calling thread's block.
 extern constinit thread_local BlockRunner* current_runner;
 
-// The lane brings `value`; the last lane of `mask` to arrive calls combine(values, results, source lanes) of the warp.
-// (Returning result() from here makes waiting 40% slower with g++ 12.)
+// Each lane in `mask` gives `value` and waits for the others. The last lane to arrive calls combine(values, results,
+// source lanes) for the warp. (Returning result() from here makes waiting 40% slower with g++ 12.)
 template <class Combine>
 void BlockRunner::collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine) {
   if (plain_loop) leave_plain_loop();

@@ -1,6 +1,6 @@
-// Switching stacks, the one thing that C++ cannot say. On x86-64 twenty instructions of our own: they save what a
-// called function must preserve and nothing else, and end in a jump, because a `ret` to a stack that never called is
-// always mispredicted. Waiting then costs a third of what it does with Boost.Context, which serves other processors.
+// Switches stacks, which C++ itself cannot do. On x86-64 this takes twenty instructions of our own. They save only the
+// registers that a called function must preserve, and end in a jump, because a `ret` on another stack than that of the
+// call is always mispredicted. A wait then takes a third of its time with Boost.Context, which other processors use.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace cpu {
 
 #if defined(__x86_64__)
 
-// Saves the running context in *from and goes on in `to`; returns when somebody switches back.
+// Saves the running context in *from and continues the context `to`. Returns when some context switches back.
 extern "C" void cpu_switch_context(void** from, void* to);
 inline void switch_context(void*& from, void* to) { cpu_switch_context(&from, to); }
 

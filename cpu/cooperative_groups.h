@@ -1,7 +1,7 @@
 // cooperative_groups.h for the CPU device: the block, and tiles of 1, 2, 4, ... 32 neighbouring threads of it.
 //
-// Meanings are those of the CUDA C++ Programming Guide, chapter "Cooperative Groups". Grids and clusters do not
-// wait for each other here (cpu/README.md says why), so grid_group and cluster_group are missing, not empty.
+// All names mean what the CUDA C++ Programming Guide says, chapter "Cooperative Groups". Blocks of a grid or cluster
+// can't wait for each other here (cpu/README.md says why), so grid_group and cluster_group don't exist.
 #pragma once
 
 #include "cpu/cuda_runtime.h"
@@ -30,7 +30,7 @@ class thread_block_tile {
 
   static void sync(cpu::Location where = cpu::Location::current()) { cpu::sync_warp(mask(), where); }
 
-  // Value of the thread with rank `rank`, `rank ^ lanes`, `rank + delta`, `rank - delta` of this tile.
+  // The value of the thread of this tile with rank `rank`, `rank ^ lanes`, `rank + delta`, `rank - delta`.
   template <class T>
   static T shfl(T value, int rank, cpu::Location where = cpu::Location::current()) {
     return __shfl_sync(mask(), value, rank, Size, where);

@@ -23,7 +23,8 @@ struct BrainFloat {
   static float to_float(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t(bits) << 16); }
 
  private:
-  // Of a float's bits plus `rounding`, which would turn some NaNs into numbers.
+  // The upper half of a float's bits plus `rounding`. NaN is handled separately: adding would turn some NaNs into
+  // numbers.
   static std::uint16_t upper_half(std::uint32_t bits, std::uint32_t rounding) {
     const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
     return is_nan ? 0x7fff : (bits + rounding) >> 16;

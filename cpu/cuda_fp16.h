@@ -13,12 +13,12 @@
 
 namespace cpu {
 
-// A float's magnitude, seen as an integer to be shifted right and rounded into a half's 15 lower bits.
+// A float's magnitude as an integer, which is shifted right and rounded to get a half's 15 lower bits.
 //
 //   normal half     exponent rebased from 127 to 15, then the mantissa loses 23 - 10 = 13 bits
 //   subnormal half  mantissa with its leading 1, in units of 2^(exponent - 150), to units of 2^-24
 struct HalfParts {
-  std::uint32_t sign, magnitude;  // of the float; sign already at the half's bit 15
+  std::uint32_t sign, magnitude;  // of the float; the sign is already at the half's bit 15
   std::uint32_t value, shift;
 
   explicit HalfParts(float from) {
@@ -27,10 +27,10 @@ struct HalfParts {
     magnitude = bits & 0x7fffffff;
     const bool is_subnormal = magnitude < (127 - 14) << 23;
     value = is_subnormal ? (magnitude & 0x7fffff) | 0x800000 : magnitude - ((127 - 15) << 23);
-    shift = is_subnormal ? std::min(126 - (magnitude >> 23), 31u) : 13;  // 25 and more leave nothing
+    shift = is_subnormal ? std::min(126 - (magnitude >> 23), 31u) : 13;  // shifts of 25 and more leave zero
   }
 
-  // `overflow` is what a finite value too large becomes: infinity, or the largest half.
+  // overflow: the result for a finite value that is too large, infinity or the largest half.
   std::uint16_t assemble(std::uint32_t rounded, std::uint32_t overflow) const {
     const std::uint32_t finite = sign | std::min(rounded, overflow);
     const std::uint32_t special = magnitude == 0x7f800000 ? sign | 0x7c00 : 0x7fff;

@@ -1,10 +1,10 @@
 // The host's side of CUDA's runtime on the CPU device: errors, memory, streams and events.
 //
-// Streams. An operation runs at once if nothing before it in its stream is unfinished; what can't finish yet (a
-// collective that waits for other ranks, and all that waits for it) stays in the stream's queue and goes on whenever
-// the host issues something else or waits. Under GPT_CPU_SCHEDULE=reverse|random every operation is kept in its queue
-// until somebody waits for it, and then queues are emptied in permuted order: only what events and waits promise is
-// kept, so a missing cudaStreamWaitEvent shows up as a wrong result.
+// Streams. An operation runs at once if all operations before it in its stream have finished. An operation that can't
+// finish yet (a collective that waits for other ranks, and everything that waits for it) stays in the stream's queue,
+// and goes on whenever the host issues something else or waits. Under GPT_CPU_SCHEDULE=reverse|random every operation
+// stays in its queue until the host waits for it, and then the queues are emptied in permuted order. Only the order
+// that events and waits guarantee is kept, so a missing cudaStreamWaitEvent gives a wrong result.
 #include "cpu/cuda_runtime.h"
 
 #include <omp.h>
@@ -34,7 +34,7 @@
 
 using Clock = std::chrono::steady_clock;
 
-// A recording of an event; waits refer to the recording that was the latest when they were issued.
+// One recording of an event. A wait is for the recording that was the latest when the wait was issued.
 struct Recording {
   std::atomic<bool> done = false;  // other threads may ask
   Clock::time_point when;
@@ -45,17 +45,17 @@ struct CUevent_st {
 };
 
 struct StreamOperation {
-  std::function<bool()> poll;            // runs, or goes on with, the operation; true: it is finished
-  std::shared_ptr<Recording> waits_for;  // instead of poll: finished when this is recorded
+  std::function<bool()> poll;            // starts or continues the operation; returns true when it has finished
+  std::shared_ptr<Recording> waits_for;  // set instead of poll: the operation has finished when this is recorded
 };
 
 struct CUgraph_st {
   std::vector<std::function<bool()>> operations;
-  cpu::Counts inside;  // of them; while it is recorded, of what came before
+  cpu::Counts inside;  // counts of these operations; during the recording, the counts before it
 };
 
 struct CUstream_st {
-  bool blocking = true;  // waits for the null stream and is waited for by it
+  bool blocking = true;  // it waits for the null stream, and the null stream for it
   int priority = 0;
   std::deque<StreamOperation> queue;
   CUgraph_st* recording = nullptr;
@@ -86,13 +86,13 @@ Schedule read_schedule() {
 
 constexpr size_t huge_page = 2 << 20;
 
-using Sizes = std::map<const char*, size_t>;  // of allocations, by their start
+using Sizes = std::map<const char*, size_t>;  // bytes of allocations, by their address
 
 std::mutex memory_mutex;
 Sizes device_memory, pinned_memory;
-std::optional<size_t> share;  // of the host's memory, for what this process allocates; set before it allocates any
+std::optional<size_t> share;  // bytes of the host's memory that this process may allocate; set before the first one
 
-// Bytes from p to the end of the allocation that it points into; 0 if it points into none.
+// The number of bytes from p to the end of its allocation; 0 if p points into none.
 size_t bytes_from(const void* p, const Sizes& sizes) {
   std::lock_guard lock(memory_mutex);
   auto after = sizes.upper_bound(static_cast<const char*>(p));
@@ -124,8 +124,8 @@ cudaError_t free_allocation(void* pointer, Sizes& sizes) {
   return cudaSuccess;
 }
 
-// Of this process's share, if other ranks are on this host. What has been allocated counts at once: the kernel notices
-// when it is used.
+// The free bytes of this process's share of the host's memory. Allocations count at once, although the operating system
+// counts memory only when it is used.
 size_t free_bytes() {
   std::lock_guard lock(memory_mutex);
   if (!share) share = host_memory_left();
@@ -145,7 +145,7 @@ void push(CUstream_st* stream, StreamOperation operation) {
   ++queued;
 }
 
-// Tries the first operation of a stream; true: it is finished.
+// Runs or continues the first operation of a stream. Returns true if it has finished.
 bool advance(CUstream_st* stream) {
   StreamOperation& first = stream->queue.front();
   if (!(first.waits_for ? first.waits_for->done.load() : first.poll())) return false;
@@ -154,7 +154,7 @@ bool advance(CUstream_st* stream) {
   return true;
 }
 
-// One operation of any stream, chosen by the schedule; false: none can be finished now.
+// Finishes one operation of any stream, in the order of the schedule. Returns false if none can be finished now.
 bool advance_any() {
   static Random random(schedule().seed);
   std::vector<CUstream_st*> waiting;
@@ -168,13 +168,13 @@ bool advance_any() {
   return false;
 }
 
-// Nothing runs, and nothing that runs later could change that: every stream waits for an event.
+// Is this a deadlock? It is if every stream that is not empty waits for an event, because then nothing can ever run.
 bool is_stuck() {
   return std::ranges::all_of(streams, [](auto* s) { return s->queue.empty() || s->queue.front().waits_for; });
 }
 
-// Waits for other ranks, which may need this core to go on: it yields a few times, then sleeps, for MPI's own waiting
-// would keep the core. MPI moves long messages only when it is asked, so the longest sleep is short.
+// Waits for other ranks, which may need this core to go on. It yields a few times, then sleeps; MPI's own wait would
+// keep the core busy. MPI transfers long messages only while it is called, so the longest sleep is short.
 class Patience {
  public:
   void wait() {
@@ -263,7 +263,7 @@ bool check_launch(const Launch& launch) {
 using cpu::remember;
 
 void __threadfence() {
-  static const char fences = 0;  // to the race detector, every fence comes after all earlier ones
+  static const char fences = 0;  // for the race detector, every fence comes after all earlier ones
   std::atomic_thread_fence(std::memory_order_seq_cst);
   cpu::sanitizers::release(&fences);
   cpu::sanitizers::acquire(&fences);
@@ -313,8 +313,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
-// Compute capability 9.0: Hopper's instructions are there (dev/ladders/hopper.cuh). A worker counts as a multiprocessor; to
-// count like a GPU, there are an H100's.
+// Compute capability is 9.0, because Hopper's instructions are emulated (dev/ladders/hopper.cuh). Each worker is one
+// multiprocessor. The build that counts like a GPU has as many as an H100.
 #if defined(CPU_LIKE_A_GPU)
 static int multiprocessors() { return 132; }
 #else
@@ -359,7 +359,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   cpu::counts.allocated_bytes += bytes;
   // Huge pages: with 4 KB pages, streaming kernels spend much of their time on address translation.
   if (alignment == cpu::huge_page) madvise(*pointer, bytes, MADV_HUGEPAGE);
-  if (cpu::streams_are_deferred()) std::memset(*pointer, 0xff, bytes);  // NaN: nothing may count on zeros
+  if (cpu::streams_are_deferred()) std::memset(*pointer, 0xff, bytes);  // NaN, because nothing may rely on zeros
   return cudaSuccess;
 }
 
@@ -372,8 +372,8 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 
 cudaError_t cudaFreeHost(void* pointer) { return cpu::free_allocation(pointer, cpu::pinned_memory); }
 
-// As late as any other operation of the stream, be the host's memory pinned or pageable: CUDA says that copies of
-// pageable memory "might be synchronous", and nobody may count on that.
+// Copies as late as any other operation of the stream, for pinned and for pageable memory. CUDA says that copies of
+// pageable memory "might be synchronous", so no program may rely on that.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   if (!cpu::fits(to, bytes) || !cpu::fits(from, bytes)) return remember(cudaErrorInvalidValue);
   ++cpu::counts.copies;
@@ -396,7 +396,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   return cudaSuccess;
 }
 
-// What was recorded has not been done yet, and does not count yet.
+// Ends the recording. The recorded operations have not run yet, so they are taken out of the counts.
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (!stream->recording) return remember(cudaErrorInvalidValue);
   *graph = std::exchange(stream->recording, nullptr);
@@ -454,7 +454,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// NVIDIA does not say whether "not ready" becomes the last error: here it does, so that nobody forgets to clear it.
+// NVIDIA does not say whether "not ready" becomes the last error. Here it does, so that a test notices if a program
+// does not clear it.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return remember(stream->queue.empty() ? cudaSuccess : cudaErrorNotReady);
 }

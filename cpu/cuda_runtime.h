@@ -1,7 +1,7 @@
-// CUDA's runtime, by CUDA's names, for a machine without a GPU: what kernels see (qualifiers, barriers, shuffles,
-// atomics, maths) and what the host calls (memory, streams, events). Meanings are those of the CUDA C++ Programming
-// Guide and the Runtime API reference; cpu/README.md lists what is not modelled. A name missing here is a compile
-// error, never a silent no-op.
+// CUDA's runtime, with CUDA's names, for a machine without a GPU: what kernels use (qualifiers, barriers, shuffles,
+// atomics, maths) and what the host calls (memory, streams, events). All names mean what the CUDA C++ Programming Guide
+// and the Runtime API reference say; cpu/README.md lists what is not modelled. A name that is missing here is a compile
+// error, and never silently does nothing.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,10 @@
 #define __grid_constant__
 #define __align__(n) alignas(n)
 
-// g++'s AddressSanitizer puts red zones neither around thread_local arrays nor around those of inline functions and
-// templates, unless the function is static. One worker runs all blocks there, so plain static is right. constinit: no
-// constructor runs, as on the GPU, and none is asked for at each use.
+// How __shared__ variables are declared. With AddressSanitizer they are plain static variables, because g++ puts red
+// zones neither around thread_local arrays nor around arrays of inline functions and templates, unless the function is
+// static; one worker runs all blocks in that build. constinit: no constructor runs, as on the GPU, so no use has to
+// check whether it has run.
 #if defined(__SANITIZE_ADDRESS__)
 #define __global__ static inline
 #define __shared__ static constinit
@@ -32,7 +33,7 @@
 
 // ---- maths
 
-// glibc's vector versions (libmvec) of these, so that loops over them vectorise without -ffast-math.
+// Declares that glibc has vector versions (libmvec) of these, so that loops over them vectorise without -ffast-math.
 #if defined(__x86_64__) && defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 35)
 extern "C" {
 [[gnu::simd("notinbranch")]] float expf(float) noexcept;
@@ -166,7 +167,7 @@ enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
-  cudaDevAttrIntegrated = 18,  // 1: its memory is the host's
+  cudaDevAttrIntegrated = 18,  // 1: the device uses the host's memory
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
@@ -209,7 +210,7 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 }
 inline cudaError_t cudaMemset(void* to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes); }
 
-// Priorities are kept, and nothing else: streams take turns.
+// Priorities are stored, but have no effect: streams take turns.
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return *least = 0, *greatest = -5, cudaSuccess;
 }
@@ -222,7 +223,7 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
-// Graphs of one stream: what it is given between begin and end is not done, but recorded.
+// Graphs of one stream: operations that it gets between begin and end are recorded, and not executed.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 typedef struct CUgraph_st* cudaGraph_t;
 typedef struct CUgraph_st* cudaGraphExec_t;
@@ -252,7 +253,7 @@ cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
   return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes);
 }
 
-// Dynamic shared memory up to a Hopper block's limit needs no opting in here; more is refused, as there.
+// Dynamic shared memory up to the limit of a block on Hopper needs no opt-in here; more is refused, as on Hopper.
 constexpr int cpu_max_dynamic_shared_bytes = 227 * 1024;
 
 template <class Kernel>

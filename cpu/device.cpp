@@ -1,4 +1,4 @@
-// Runs grids, and answers what kernels call: barriers, shuffles, votes, reductions. cpu/README.md follows one launch
+// Runs grids, and implements what kernels call: barriers, shuffles, votes, reductions. cpu/README.md follows one launch
 // through it; cpu/block.h runs the threads of a block.
 #include "cpu/device.h"
 
@@ -38,13 +38,13 @@ void fatal(const char* format, ...) {
 
 namespace {
 
-// Lanes outside the mask may not have fetched the result of a collective of their own yet.
+// Sets the results of the lanes in the mask only: other lanes may not have read the result of their own collective yet.
 void set_lanes(uint64_t* results, uint32_t mask, uint64_t value) {
   for (int lane = 0; lane < warp_size; ++lane)
     if (mask >> lane & 1) results[lane] = value;
 }
 
-// lanes[0] = all 32 of them combined, by the tree that five __shfl_xor_sync steps make.
+// lanes[0] = all 32 lanes combined, in the order of the tree of five __shfl_xor_sync steps.
 template <class T, class Operation>
 void combine_lanes(T (&lanes)[warp_size], Operation operation) {
 #pragma GCC unroll 5
@@ -108,7 +108,8 @@ T reduce(uint32_t mask, T value, Reduction reduction, Location where) {
   const int shuffles = std::is_integral_v<T> ? 1 : std::bit_width(unsigned(std::popcount(mask) - 1));
   record(Event::shuffle, nullptr, size_t(shuffles), __builtin_return_address(0));
   auto combine = [=](const uint64_t* values, uint64_t* results, const int*) {
-    // A lane outside the mask counts as neutral: zero, or for the operations that have no zero a value that is there.
+    // A lane outside the mask must not change the result: its value is zero, or, for operations without a zero, the
+    // value of a lane in the mask.
     const bool has_zero = reduction == Reduction::sum || reduction == Reduction::bit_xor;
     const T neutral = has_zero ? T{} : from_bits<T>(values[lowest(mask)]);
     T lanes[warp_size];
@@ -125,7 +126,7 @@ template float reduce(uint32_t, float, Reduction, Location);
 template int reduce(uint32_t, int, Reduction, Location);
 template unsigned reduce(uint32_t, unsigned, Reduction, Location);
 
-// Word by word: ThreadSanitizer watches memcpy here, too.
+// Copies word by word, because ThreadSanitizer intercepts memcpy even in files that it does not instrument.
 void warp_instruction(void* lane, size_t bytes, void (*execute)(void* lanes), Location where) {
   using Word [[gnu::may_alias]] = uint32_t;
   auto combine = [=](const uint64_t* values, uint64_t*, const int*) {

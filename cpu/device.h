@@ -1,15 +1,16 @@
 // The CPU device: how one kernel launch runs on a machine without a GPU.
 //
-// A grid is spread over worker threads (cpu/workers.h), a block at a time each. The threads of a block run one after
-// another on one fiber for as long as none of them waits, so a kernel without barriers is a plain loop. The first
-// thread that waits (__syncthreads, a shuffle, a vote) keeps the fiber; the threads after it go on on another one, and
-// from then on a scheduler picks who runs next. Only waiting switches, so a run is reproducible.
+// A grid is spread over worker threads (cpu/workers.h); each worker runs one block at a time. The threads of a block
+// run one after another on one fiber as long as none of them waits, so a kernel without barriers is a plain loop. The
+// first thread that waits (__syncthreads, a shuffle, a vote) keeps the fiber, the threads after it run on another one,
+// and from then on a scheduler chooses which thread runs next. Threads switch only where one waits, so a run is
+// reproducible.
 //
 //   GPT_CPU_SCHEDULE=forward       lowest runnable thread of the warp first, then the next warp (default)
-//   GPT_CPU_SCHEDULE=reverse       highest first; blocks too in falling order
-//   GPT_CPU_SCHEDULE=random:SEED   random warps, lanes, blocks, and order of independent streams
+//   GPT_CPU_SCHEDULE=reverse       highest thread first; blocks run in descending order, too
+//   GPT_CPU_SCHEDULE=random:SEED   random order of warps, lanes, blocks, and independent streams
 //
-// A kernel that is right gives the same result under each of them; a missing barrier does not.
+// A correct kernel gives the same result under each schedule; a kernel with a missing barrier does not.
 #pragma once
 
 #include <cstddef>
@@ -47,18 +48,18 @@ extern constinit thread_local bool plain_loop;
 
 bool next_thread_slow();
 
-// Moves on to the thread of the block that this fiber runs next; false: there is none.
+// Makes the next thread that this fiber runs the current one. Returns false if there is none.
 inline bool next_thread() {
   if (plain_loop && ++threadIdx.x < blockDim.x) return true;
   return next_thread_slow();
 }
 
 void run_grid(const Launch& launch);
-bool is_device_memory(const void* p);  // inside what cudaMalloc gave
-bool check_launch(const Launch& launch);  // sets cudaGetLastError's value when the configuration is impossible
+bool is_device_memory(const void* p);  // does p point into memory that cudaMalloc returned?
+bool check_launch(const Launch& launch);  // false: the configuration is impossible; sets cudaGetLastError's value
 
-// An operation issued to a stream runs at once, or is kept in the stream's queue for later (cuda_runtime.cpp); enqueue
-// decides. `poll` starts it or goes on with it, and returns true when it is finished.
+// An operation that is issued to a stream runs at once, or stays in the stream's queue for later (cuda_runtime.cpp);
+// enqueue decides. `poll` starts or continues it, and returns true when it has finished.
 bool streams_are_deferred();
 bool runs_at_once(cudaStream_t stream);
 void keep(cudaStream_t stream, std::function<bool()> poll);
@@ -66,11 +67,11 @@ void enqueue(cudaStream_t stream, std::function<bool()> poll);
 
 // What the host has asked of the device so far.
 struct Counts {
-  size_t launches = 0, products = 0;  // of kernels; matrix products
+  size_t launches = 0, products = 0;  // kernel launches, matrix products
   size_t copies = 0, copied_bytes = 0, memsets = 0;
   size_t waits = 0;  // calls in which the host waits for the device
   size_t allocations = 0, allocated_bytes = 0;
-  size_t graphs = 0;  // launched; what is in them counts, too
+  size_t graphs = 0;  // graph launches; the operations in them are counted, too
 
   friend Counts operator+(const Counts& a, const Counts& b) { return combine(a, b, std::plus<>()); }
   friend Counts operator-(const Counts& a, const Counts& b) { return combine(a, b, std::minus<>()); }
@@ -85,14 +86,14 @@ struct Counts {
 };
 inline Counts counts;
 
-// From now on this process may use a part of the memory that is free now: so many ranks are on this host.
+// Says that so many ranks share this host: from now on this process may use its part of the memory that is free now.
 void share_memory(size_t ranks);
 
 void* dynamic_shared_memory();
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// What the source filter turns `kernel<<<grid, block, shared, stream>>>` into; `(arguments...)` follows. Each thread of
-// the grid calls body(arguments...).
+// The source filter replaces `kernel<<<grid, block, shared, stream>>>` by a call of this; `(arguments...)` follows.
+// Each thread of the grid calls body(arguments...).
 template <class Body>
 auto launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
               cudaStream_t stream = nullptr) {
@@ -137,7 +138,7 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// Warp collectives: each lane in `mask` brings a value, waits for the others, and takes its result.
+// Warp collectives: each lane in `mask` gives a value, waits for the others, and gets its result.
 void sync_warp(uint32_t mask, Location where);
 uint64_t exchange(uint32_t mask, uint64_t value, int source_lane, Location where);
 uint32_t ballot(uint32_t mask, bool predicate, Location where);
@@ -153,8 +154,9 @@ T shuffle(uint32_t mask, T value, int source_lane, Location where) {
   return from_bits<T>(exchange(mask, to_bits(value), source_lane, where));
 }
 
-// An instruction of the whole warp: execute(lanes) gets the `lane` of all 32, which it may change. It runs once, in the
-// last lane to arrive, and on copies: like the instruction itself, it orders no access to memory. No captures.
+// An instruction of the whole warp: execute(lanes) gets the `lane` structs of all 32 lanes, and may change them. It
+// runs once, in the last lane to arrive. It works on copies, because the instruction does not order accesses to memory.
+// execute must have no captures.
 void warp_instruction(void* lane, size_t bytes, void (*execute)(void* lanes), Location where);
 
 template <class Lane, class Execute>
@@ -163,27 +165,28 @@ void warp_instruction(Lane& lane, Execute, Location where) {
   warp_instruction(&lane, sizeof lane, [](void* lanes) { Execute()(*static_cast<Lane(*)[32]>(lanes)); }, where);
 }
 
-// ---- what a kernel leaves to the hardware and waits for later. It is done as late as it may be.
+// ---- asynchronous work: a kernel starts it and waits for it later. It is done as late as is allowed.
 
-// Of one kind, in groups: work is deferred, `commit` ends a group of it, and `finish` waits for the thread's groups, in
-// order, except for the last `but`. That is when they are done.
+// Work of one kind, in groups: `defer` adds work to the open group, `commit` ends the group, and `finish` does all
+// groups of this thread, in order, except for the last `but` groups.
 enum class Work { copies, stores, products };
 void defer(Work kind, std::function<void()> work);
 void commit(Work kind);
 void finish(Work kind, size_t but = 0);
 
-// Work that is no thread's own. It is done when no thread can run, and arrives at a barrier that some wait for.
+// Work that belongs to no thread. It is done when no thread can run; then it arrives at a barrier for which threads
+// wait.
 void do_in_background(std::function<void()> work);
 
-// The 8 bytes of an mbarrier (dev/ladders/hopper.cuh). A phase ends when nothing of it is pending.
+// The 8 bytes of an mbarrier (dev/ladders/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
 struct Barrier {
-  int16_t arrivals;  // of each phase
+  int16_t arrivals;  // number of arrivals in each phase
   int16_t pending_arrivals;
   int32_t pending_bytes : 31;
-  uint32_t parity : 1;  // of the phase that has not ended
+  uint32_t parity : 1;  // of the current phase
 };
 void arrive(Barrier& barrier, int arrivals, int expected_bytes);
-void wait(Barrier& barrier, unsigned parity, Location where);  // until the phase of this parity has ended
+void wait(Barrier& barrier, unsigned parity, Location where);  // waits until the phase of this parity has ended
 
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline int lane() { return thread_rank() & 31; }

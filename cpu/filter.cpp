@@ -2,11 +2,11 @@
 //
 //   filter INPUT OUTPUT
 //
-// How a kernel launch travels through it. CUDA extends C++ by one statement that g++ cannot parse:
+// What it does to a kernel launch. CUDA extends C++ by one statement that g++ cannot parse:
 //
 //     scale<float><<<blocks, 256, 0, stream>>>(x, n);
 //
-// The filter cuts the file into tokens, so that comments, strings and macros cannot deceive it, and looks for
+// The filter cuts the file into tokens, so that comments, strings and macros cannot mislead it, and looks for
 // `<<<`. From there it walks back over the template arguments to the kernel's name, and on to the matching
 // `>>>`. Text is inserted or replaced at three places, and everything between them stays as it was written:
 //
@@ -25,12 +25,12 @@
 //
 //     extern __shared__ __align__(16) float buffer[];   ->   float* buffer = ::cpu::dynamic_shared<float>();
 //
-// And `static __global__`, which several objects of a program need on the GPU, loses its `static`: here `__global__` says
-// how a kernel is linked (cpu/cuda_runtime.h).
+// The filter also removes `static` from `static __global__`. On the GPU it is needed if several objects of a program
+// contain the kernel; here the macro `__global__` says how a kernel is linked (cpu/cuda_runtime.h).
 //
 // The output's first line is `#line 1 "INPUT"`; after it each input line is one output line, so that compiler
-// messages and breakpoints name the line the author wrote. What the filter does not understand it refuses as
-// `INPUT:LINE: found, supported` with exit code 1, and leaves no output behind.
+// messages and breakpoints name the line that the author wrote. If the filter does not understand something, it prints
+// `INPUT:LINE: found, supported`, ends with exit code 1, and writes no output.
 
 #include <algorithm>
 #include <cctype>
@@ -49,17 +49,17 @@ enum class Kind {
   identifier,   // keywords too
   literal,      // numbers (without sign, point or exponent sign), characters, strings
   punctuation,  // one character, or one of long_punctuation
-  boundary,     // begin and end of the file and of a preprocessor directive
+  boundary,     // the begin or end of the file or of a preprocessor directive
 };
 
 struct Token {
   Kind kind;
-  std::string text;    // as read
-  int line;            // of its first character, from 1
-  std::string output;  // as written
+  std::string text;    // as it is in the input
+  int line;            // the line of its first character, from 1
+  std::string output;  // as it will be in the output
 };
 
-// `>` stays single: only its surroundings tell a shift from closing angle brackets.
+// Every `>` is a token of its own, because only the context tells a shift from closing angle brackets.
 constexpr std::string_view long_punctuation[] = {"<<<", "<<=", "<=>", "<<", "<=", ">=", "->", "::"};
 
 struct Refusal {
@@ -71,10 +71,10 @@ bool is_one_of(std::string_view text, std::initializer_list<std::string_view> li
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
-// Of an identifier or number; bytes beyond ASCII are parts of letters.
+// Can the character be part of an identifier or number? Bytes beyond ASCII are parts of letters.
 bool is_word(unsigned char c) { return std::isalnum(c) || c == '_' || c >= 128; }
 
-// Cuts a file into tokens whose texts, joined, are the file again.
+// Cuts a file into tokens. Their texts, joined, are the file again.
 class Lexer {
  public:
   explicit Lexer(std::string_view source) : source_(source) {}
@@ -120,7 +120,7 @@ class Lexer {
     add(Kind::boundary, 1);
     in_directive_ = true;
     while (peek() == ' ' || peek() == '\t') add(Kind::blank, 1);
-    // The text of these two is prose, in which an apostrophe opens no character literal.
+    // The text of #error and #warning is prose, in which an apostrophe does not begin a character literal.
     if (starts_with("error") || starts_with("warning")) add(Kind::literal, line_length());
   }
 
@@ -135,7 +135,7 @@ class Lexer {
     add(Kind::literal, length_through(")" + delimiter + "\"", parenthesis - at_, "raw string"));
   }
 
-  // Up to the newline that ends the line, which a backslash may carry on.
+  // The number of characters up to the newline that ends the line. A backslash before a newline continues the line.
   size_t line_length() const {
     size_t length = 0;
     while (at_ + length < source_.size() && peek(length) != '\n') length += peek(length) == '\\' ? 2 : 1;
@@ -165,18 +165,19 @@ class Lexer {
   const std::string_view source_;
   size_t at_ = 0;
   int line_ = 1;
-  bool line_is_blank_ = false;  // so far: a # here opens a directive
+  bool line_is_blank_ = false;  // only blanks so far on this line: a # begins a directive
   bool in_directive_ = false;
   std::vector<Token> tokens_;
 };
 
-// Rewrites these forms in place. Positions are indices of tokens; boundaries at both ends stop every walk.
+// Rewrites launches and dynamic shared memory. Positions are indices of tokens. A boundary at each end stops every
+// search.
 class Rewriter {
  public:
   explicit Rewriter(std::vector<Token>& tokens) : tokens_(tokens) {}
 
   void rewrite() {
-    std::vector<bool> braces;  // a { that is open: is it inside a function?
+    std::vector<bool> braces;  // for each open {: is it inside a function?
     for (size_t at = 1; at + 1 < tokens_.size(); ++at) {
       const bool in_function = !braces.empty() && braces.back();
       if (text(at) == "{") braces.push_back(in_function || opens_function(at));
@@ -217,7 +218,7 @@ class Rewriter {
     throw Refusal{tokens_[at].line, found + ", supported is name<...><<<grid, block, shared, stream>>>(...)"};
   }
 
-  // The bracket that matches the one at `at`, after it for step 1, before it for step -1.
+  // The position of the bracket that matches the one at `at`. step: 1 searches forward, -1 backward.
   size_t matching(size_t at, int step, size_t launch) const {
     int depth = 0;
     for (const size_t first = at;; at = neighbour(at, step)) {
@@ -228,7 +229,8 @@ class Rewriter {
     }
   }
 
-  // The first < without its > on the way back from `at`, past all brackets; 0 if the statement has none.
+  // Searches backward from `at` for the first < that has no > yet, and skips brackets. Returns 0 if the statement has
+  // none.
   size_t open_angle(size_t at, size_t launch) const {
     int closed = 0;
     for (;; at = previous(at)) {
@@ -239,7 +241,7 @@ class Rewriter {
     }
   }
 
-  // First token of the kernel's name, which ends at the launch. `name` is set without template arguments.
+  // The first token of the kernel's name, which ends at the launch. Sets `name` to it, without template arguments.
   size_t kernel_begin(size_t launch, std::string& name) const {
     size_t at = previous(launch);
     for (;;) {
@@ -253,13 +255,14 @@ class Rewriter {
       const size_t colons = previous(at);
       if (text(colons) != "::") return at;
       name.insert(0, "::");
-      // Only `a::b` is one name: a blank separates `return ::b`, or a macro from its replacement.
+      // Only `a::b` without blanks is one name: in `return ::b`, or after a macro's name, the name begins at `::`.
       if (!is_identifier(colons - 1) && text(colons - 1) != ">") return colons;
       at = colons - 1;
     }
   }
 
-  // A launch is a whole statement or operand. Anything else before its name is an unseen part of the name.
+  // A launch is a whole statement or operand. Any other token before the name is a part of it that this filter does not
+  // know, and is refused.
   void check_before(size_t begin, size_t launch) const {
     const size_t before = previous(begin);
     const bool is_keyword = is_one_of(text(before), {"else", "do", "return"});
@@ -270,7 +273,8 @@ class Rewriter {
     if (open_angle(before, launch)) refuse_launch(launch, "comparison with '<' that is not in parentheses");
   }
 
-  // First > of the >>> that ends the configuration. Other angle brackets come before: f<a<b<c>>>(x), v<a>>>>.
+  // The first > of the >>> that ends the configuration. Other closing angle brackets may come before it, as in
+  // f<a<b<c>>>(x) and v<a>>>>.
   size_t configuration_end(size_t launch, int& expressions) const {
     int angles = 0;
     expressions = text(next(launch)) == ">" ? 0 : 1;
@@ -285,7 +289,7 @@ class Rewriter {
       int run = 1;
       while (text(at + run) == ">") ++run;
       if (run > 3 || (run == 3 && angles < 3)) return at + run - 3;
-      angles = std::max(angles - run, 0);  // 0: a comparison or a shift
+      angles = std::max(angles - run, 0);  // not below 0: the > may be of a comparison or a shift
       at += run - 1;
     }
   }
@@ -305,13 +309,14 @@ class Rewriter {
     for (const size_t at : {end + 1, end + 2}) tokens_[at].output.clear();
   }
 
-  // `extern ... __shared__ ... TYPE name[];` with alignments anywhere; another `extern` is left alone.
+  // Rewrites `extern ... __shared__ ... TYPE name[];`, with alignments at any place. Does not change other `extern`
+  // declarations.
   void rewrite_shared(size_t begin, bool in_function) {
     size_t end = begin;
     while (!is_boundary(end) && !is_one_of(text(end), {";", "{", "}"})) end = next(end);
     const auto is_shared = [](const Token& token) { return token.text == "__shared__"; };
     if (std::none_of(tokens_.begin() + begin, tokens_.begin() + end, is_shared)) return;
-    std::vector<size_t> words;  // TYPE name [ ]
+    std::vector<size_t> words;  // positions of the tokens TYPE name [ ]
     for (size_t at = begin, dropped = begin; at != end; at = next(at)) {
       if (is_one_of(text(at), {"__align__", "alignas"})) dropped = matching(next(at), 1, begin);
       if (text(at) == "__shared__") dropped = at;

@@ -1,12 +1,12 @@
-// What the 16-bit floats of the CPU device have in common. Their formats are in cuda_bf16.h and cuda_fp16.h.
+// What the two 16-bit floats of the CPU device have in common. Their formats are in cuda_bf16.h and cuda_fp16.h.
 //
-// Names and results are those of the CUDA Math API: rounding to nearest even unless a name ends in _rz (toward zero);
-// any NaN becomes 0x7fff; what is too large becomes infinity. An operation is done in float and its result rounded: for
-// normal numbers this is the correctly rounded result, as on the GPU, because a float has at least two bits more than
-// twice the mantissa (24 >= 2*11 + 2: Figueroa, "When is double rounding innocuous?", 1995). One difference: a double
-// is rounded to float first, where CUDA rounds it once.
+// Names and results are those of the CUDA Math API: rounding is to nearest even unless a name ends in _rz (toward
+// zero); any NaN becomes 0x7fff; a number that is too large becomes infinity. An operation is done in float and its
+// result is rounded. For normal numbers this is the correctly rounded result, as on the GPU, because a float has at
+// least two bits more than twice the mantissa (24 >= 2*11 + 2: Figueroa, "When is double rounding innocuous?", 1995).
+// One difference: a double is rounded to float first, while CUDA rounds it once.
 //
-// Conversions have no branches, so that g++ makes vector code of a loop over an array.
+// Conversions have no branches, so that g++ vectorises loops over arrays.
 #pragma once
 
 #include <bit>
@@ -33,7 +33,7 @@ struct Float16 {
 #if defined(CPU_LIKE_A_GPU)
   Float16& operator=(const Float16&) = default;  // so that a pack is stored in one access
 #else
-  // The same as the default, but that is a struct copy to g++ 12, and loops with struct copies stay scalar.
+  // The same as the default. But for g++ 12 the default is a struct copy, and it does not vectorise loops with these.
   Float16& operator=(const Float16& other) {
     bits = other.bits;
     return *this;
@@ -53,7 +53,7 @@ struct Float16 {
   std::uint16_t bits;  // use __bfloat16_as_ushort or __half_as_ushort: nvcc's types have no such member
 };
 
-// Two of them. "low" is x, at the lower address.
+// Two 16-bit floats. "low" is x, at the lower address.
 template <class Format>
 struct alignas(4) Float16Pair {
   Float16<Format> x, y;

@@ -4,10 +4,11 @@
 // single-threaded oneDNN matmul over the whole of K, and the workers take the tiles. (Left to itself oneDNN splits by
 // the number of threads, and its bits change with it.)
 //
-// A tile is a window of larger matrices: its rows do not follow one another in memory. oneDNN's fastest kernels for
-// bf16, which use AMX where the CPU has it, want dense tiles. For them a product is packed first, see Operands.
+// A tile is a window of larger matrices: its rows are not adjacent in memory. But oneDNN's fastest kernels for bf16,
+// which use AMX if the CPU has it, need dense tiles, so for these the operands are packed first, see Operands.
 //
-// bf16 needs a CPU that oneDNN has bf16 kernels for (AVX-512); elsewhere, and for fp16, inputs are widened to float.
+// bf16 needs a CPU for which oneDNN has bf16 kernels (AVX-512). On others, and for fp16, inputs are cast to float
+// first.
 #pragma once
 
 #include <omp.h>
@@ -49,15 +50,15 @@ inline const dnnl::engine& dnnl_engine() {
   return engine;
 }
 
-// oneDNN plans for as many threads as OpenMP would give it; a tile has one.
+// oneDNN plans for OpenMP's number of threads. While an object of this class exists, that is one, as a tile has.
 struct OneThread {
   OneThread() { omp_set_num_threads(1); }
   ~OneThread() { omp_set_num_threads(threads); }
   int threads = omp_get_max_threads();
 };
 
-// How a tile's matrices lie in memory: how many elements apart the rows of A, B and D are (of Aᵀ and Bᵀ if the
-// product transposes them), or that B is packed.
+// How a tile's matrices lie in memory: the distance in elements from row to row of A, B and D (of Aᵀ and Bᵀ if the
+// product transposes them), and whether B is packed.
 struct Layout {
   int lda, ldb, ldd;
   bool b_is_packed = false;
@@ -67,7 +68,7 @@ inline Layout rows_in_place(const GemmShape& s) {
   return {s.transpose_a ? s.m : s.k, s.transpose_b ? s.k : s.n, s.n};
 }
 
-// One prepared product: a tile's shape and layout, and the primitive for them (none if oneDNN has none on this CPU).
+// One prepared product: a tile's shape and layout, and oneDNN's primitive for them (none if it has none on this CPU).
 struct TileProduct {
   GemmShape shape;
   Layout layout;
@@ -112,7 +113,7 @@ TileProduct prepare_tile(const GemmShape& tile, const Layout& layout, bool has_b
   return p;
 }
 
-// Primitives take milliseconds to create: each is kept.
+// Keeps every primitive, because creating one takes milliseconds.
 template <class In, class Out>
 const TileProduct& cached_tile(const GemmShape& tile, const Layout& layout, bool has_bias) {
   static std::map<std::tuple<GemmShape, Layout, bool>, TileProduct> cache;
@@ -122,7 +123,7 @@ const TileProduct& cached_tile(const GemmShape& tile, const Layout& layout, bool
   return found->second;
 }
 
-// Memory that is kept from tile to tile.
+// Memory that is reused from tile to tile.
 class Scratch {
  public:
   template <class T>
@@ -163,14 +164,16 @@ void copy_rows(T* to, int to_stride, const T* from, int from_stride, int rows, i
 
 // oneDNN's layout BA16a64b2a: blocks of 64 columns, in which pairs of rows are interleaved,
 //
-//   packed[column / 64][row / 2][column % 64][row % 2],   missing rows of the last 32 and columns of the last 64 zeros
+//   packed[column / 64][row / 2][column % 64][row % 2]
+//
+// Rows are padded with zeros to a multiple of 32, columns to a multiple of 64.
 constexpr int packed_columns = 64, packed_rows = 32;
 inline size_t packed_size(int rows, int columns) {
   const auto round_up = [](int size, int unit) { return size_t(size + unit - 1) / unit * unit; };
   return round_up(rows, packed_rows) * round_up(columns, packed_columns);
 }
 
-// Packs some columns of a matrix whose rows are ldb apart.
+// Packs `columns` columns of a matrix whose rows are ldb elements apart.
 template <class T>
 void pack(T* packed, const T* b, int ldb, int rows, int columns) {
   static const T zeros[packed_columns] = {};
@@ -189,7 +192,7 @@ void pack(T* packed, const T* b, int ldb, int rows, int columns) {
   }
 }
 
-// The same, by all threads, to memory that they share until the next product.
+// Packs a whole matrix (rows, columns) on all threads. The result is valid until the next call.
 template <class T>
 const T* pack_in_parallel(const T* b, int rows, int columns) {
   static Scratch scratch;
@@ -201,7 +204,8 @@ const T* pack_in_parallel(const T* b, int rows, int columns) {
   return packed;
 }
 
-// Multiplies one tile. Its matrices lie as `given` tells: what the product wants otherwise is copied.
+// Multiplies one tile. `given` is the layout of its matrices; a matrix for which the product needs another layout is
+// copied.
 template <class In, class Out>
 void run_tile(const TileProduct& p, const Layout& given, Out* d, const In* a, const In* b, const In* bias) {
   thread_local Scratch scratch_a, scratch_b, scratch_d;
@@ -225,22 +229,23 @@ void run_tile(const TileProduct& p, const Layout& given, Out* d, const In* a, co
   copy_rows(d, given.ldd, copy, n, m, n);
 }
 
-// Tiles of about equal size, at most `largest`, a multiple of 64 unless the whole side is one tile.
+// The size of tiles along a side: about equal, at most `largest`, and a multiple of 64 unless one tile covers the side.
 inline int tile_side(int side, int largest) {
   if (side <= largest) return side;
   int tiles = (side + largest - 1) / largest;
   return ((side + tiles - 1) / tiles + 63) / 64 * 64;
 }
 
-// How a product's matrices reach oneDNN:
+// How a product's matrices are given to oneDNN:
 //
-//   in place  as windows.
-//   dense     The thread that has a tile copies its part of Aᵀ and its result. B is packed, by that thread too if there
-//             is one row of tiles; a Bᵀ needs no copy, as its tiles are whole rows. The result of a product with Aᵀ is a
-//             weight gradient, in float, and copying it would take long: its tiles are whole rows, too.
+//   in place  as windows, without copies.
+//   dense     The thread that computes a tile copies its part of Aᵀ and its result. B is packed: by that thread, too,
+//             if there is only one row of tiles, else by all threads before. A Bᵀ needs no copy, because its tiles are
+//             whole rows. The result of a product with Aᵀ is a weight gradient, in float; copying it would take long,
+//             so its tiles are whole rows, too.
 enum class Operands { in_place, dense };
 
-// A product cut into tiles; those at its lower and right edges may be smaller.
+// A product that is cut into tiles. Tiles at the lower and right edges may be smaller.
 struct Cut {
   int tile_m, tile_n, tiles_m, tiles_n;
   const TileProduct* products[2][2];  // [at the lower edge][at the right edge]
@@ -266,7 +271,7 @@ Cut cut_product(const GemmShape& s, bool has_bias, Operands operands) {
   return cut;
 }
 
-// Whether oneDNN multiplies all of its tiles by the kernels that it names brg, which multiply blocks.
+// Does oneDNN multiply all tiles by its kernels named brg, which multiply blocks?
 inline bool by_blocks(const Cut& cut) {
   for (const auto& products : cut.products)
     for (const TileProduct* p : products)
@@ -274,8 +279,8 @@ inline bool by_blocks(const Cut& cut) {
   return true;
 }
 
-// Whether dense tiles are worth the copies (dev/results/2026-11-22-products.md): not for floats, nor to pack a B that is
-// larger than the caches, nor for a long Aᵀ by AVX-512.
+// Are dense tiles faster, copies included (dev/results/2026-11-22-products.md)? They are not for floats, not if the B
+// to be packed is larger than the caches, and not for a long Aᵀ with AVX-512.
 template <class In, class Out>
 bool better_dense(const GemmShape& s, bool has_bias) {
   if (sizeof(In) > 2 || (!s.transpose_b && size_t(s.k) * s.n * sizeof(In) > 64 << 20)) return false;
@@ -286,7 +291,7 @@ bool better_dense(const GemmShape& s, bool has_bias) {
 
 template <class In, class Out>
 void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s, Operands operands) {
-  const Cut cut = cut_product<In, Out>(s, bias, operands);  // before the threads start: its cache is not locked
+  const Cut cut = cut_product<In, Out>(s, bias, operands);  // before the threads start, because its cache has no lock
   Layout layout = rows_in_place(s);
   if (cut.products[0][0]->layout.b_is_packed && cut.tiles_m > 1) {
     b = pack_in_parallel(b, s.k, s.n);
@@ -306,7 +311,7 @@ void gemm_tiles(Out* d, const In* a, const In* b, const In* bias, const GemmShap
   gemm_tiles(d, a, b, bias, s, better_dense<In, Out>(s, bias) ? Operands::dense : Operands::in_place);
 }
 
-// Whether oneDNN multiplies In on this CPU (bf16 needs AVX-512).
+// Can oneDNN multiply type In on this CPU? (bf16 needs AVX-512.)
 template <class In>
 bool dnnl_multiplies() {
   static const bool works = bool(prepare_tile<In, float>({16, 16, 16}, {16, 16, 16}, false).primitive);

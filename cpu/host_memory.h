@@ -1,7 +1,8 @@
-// How much memory the host can still give: by what is free there, by the limits of the control groups (containers, Slurm
-// jobs) that this process is in, and by its own limits. malloc says yes to more, and the kernel kills who uses it.
+// How much memory the host can still give: limited by its free memory, by the control groups (containers, Slurm jobs)
+// that this process is in, and by the process's own limits. malloc would return more, but the operating system kills a
+// process that uses more.
 //
-// root: of the file system, for tests.
+// root: the root of the file system; tests give another one.
 #pragma once
 
 #include <algorithm>
@@ -22,23 +23,23 @@ inline size_t number_after(const std::filesystem::path& path, const std::string&
   return otherwise;
 }
 
-// A limit that is no number ("max") is none.
+// The number in a file, or `otherwise` if it holds none: a limit of "max" is no limit.
 inline size_t number_in(const std::filesystem::path& path, size_t otherwise) {
   std::ifstream file(path);
   size_t number;
   return file >> number ? number : otherwise;
 }
 
-// Of a control group, version 1 or 2. A group that this container doesn't see has no limit that could be read.
+// The bytes left in a control group, version 1 or 2. For a group that this container doesn't see, no limit can be read.
 inline size_t group_memory_left(const std::filesystem::path& group, bool version_2) {
   const size_t limit = number_in(group / (version_2 ? "memory.max" : "memory.limit_in_bytes"), SIZE_MAX);
   const size_t used = number_in(group / (version_2 ? "memory.current" : "memory.usage_in_bytes"), 0);
-  // Pages of files that nobody has read lately: the kernel takes them back first.
+  // Cached pages of files that were not read lately do not count as used: the operating system frees them first.
   const size_t cache = number_after(group / "memory.stat", version_2 ? "inactive_file" : "total_inactive_file", 0);
   return limit - std::min(limit, used - std::min(used, cache));
 }
 
-// For all processes of this host, or container, together.
+// The bytes left for all processes of this host, or of this container, together.
 inline size_t host_memory_left(const std::filesystem::path& root = "/") {
   size_t left = number_after(root / "proc/meminfo", "MemAvailable:", SIZE_MAX / 1024) * 1024;
   std::ifstream groups(root / "proc/self/cgroup");  // lines such as "0::/job/step", "9:memory:/job/step"
@@ -56,7 +57,7 @@ inline size_t host_memory_left(const std::filesystem::path& root = "/") {
   return left;
 }
 
-// For this process alone (ulimit -v, ulimit -d).
+// The bytes left for this process alone (ulimit -v, ulimit -d).
 inline size_t process_memory_left(const std::filesystem::path& root = "/") {
   const struct {
     decltype(RLIMIT_AS) resource;

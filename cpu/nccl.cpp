@@ -1,8 +1,8 @@
-// NCCL's calls over MPI's sends and receives.
+// Implements NCCL's calls by MPI's sends and receives.
 //
-// A collective is a list of steps. Each may start transfers, and the next one runs when its stream is polled and MPI
-// says that they are complete. A rank sends what the bandwidth-optimal algorithms send: (N−1)/N of the buffer for
-// reduce_scatter and for all_gather, twice that for all_reduce, directly to the rank that needs it.
+// A collective is a list of steps. A step may start transfers. The next step runs when the stream is polled and MPI
+// says that these transfers are complete. A rank sends as many bytes as the bandwidth-optimal algorithms: (N−1)/N of
+// the buffer for reduce_scatter and for all_gather, twice that for all_reduce, directly to the rank that needs them.
 #include "cpu/nccl.h"
 
 #include <omp.h>
@@ -25,10 +25,10 @@
 #include <mpi.h>
 #endif
 
-// Without MPI, and in a process that MPI has not started, there is one rank: it sends nothing.
+// Without MPI, and in a process that MPI has not started, there is one rank, which sends nothing.
 struct ncclComm {
   int rank = 0, size = 1;
-  int issued = 0;  // collectives so far
+  int issued = 0;  // number of collectives so far
 #ifdef GPT_MPI
   MPI_Comm mpi = MPI_COMM_NULL;
   ~ncclComm() {
@@ -39,7 +39,7 @@ struct ncclComm {
 
 namespace {
 
-// What travels to one rank at a time while a sum is formed: small enough to stay in the cache until it is added.
+// Sums are computed in chunks of so many bytes per rank: small enough to stay in the cache until they are added.
 constexpr size_t chunk_bytes = 1 << 20;
 
 size_t bytes_sent = 0;
@@ -54,8 +54,8 @@ ncclResult_t refuse(ncclResult_t result, std::string reason) {
 
 class Transfers {
  public:
-  // Tags keep collectives apart that are under way at the same time. What two ranks send each other is matched in
-  // order, so the steps of a collective share a tag.
+  // Collectives that are under way at the same time have different tags. MPI matches messages between two ranks in
+  // order, so all steps of a collective can use one tag.
   static Transfers of_collective(ncclComm* comm) { return {comm, comm->issued++ % pair_tag}; }
   static Transfers of_pair(ncclComm* comm) { return {comm, pair_tag}; }
 
@@ -74,7 +74,7 @@ class Transfers {
   }
 
   bool complete() {
-    if (requests_.empty()) return true;  // one rank need not have MPI started
+    if (requests_.empty()) return true;  // with one rank, MPI may not have been started
     int done = 1;
     MPI_Testall(int(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
     if (done) requests_.clear();
@@ -102,13 +102,13 @@ class Transfers {
   int tag_;
 };
 
-// A collective, or what is left of it.
+// A collective: its remaining steps, and the transfers under way.
 class Collective {
  public:
   explicit Collective(Transfers transfers) : transfers_(std::move(transfers)) {}
   void add_step(std::function<void(Transfers&)> step) { steps_.push_back(std::move(step)); }
 
-  // True when it is finished.
+  // Runs all steps that can run now. Returns true if the collective has finished.
   bool poll() {
     while (transfers_.complete()) {
       if (next_ == steps_.size()) return true;
@@ -176,21 +176,22 @@ void reduce(void* out, const std::vector<const char*>& sources, size_t count, nc
 struct Data {
   const char* send;
   char* receive;
-  size_t count;  // elements a rank
+  size_t count;  // elements per rank
   ncclDataType_t type;
   ncclRedOp_t operation = ncclSum;
 };
 
-// Elements of piece r when `count` elements are cut into pieces of `length`.
+// The size of piece r if `count` elements are cut into pieces of `length` elements.
 size_t piece_count(size_t count, size_t length, int r) {
   return std::min(length, count - std::min(count, r * length));
 }
 
-// send: `total` elements in pieces of d.count, one a rank; d.receive becomes the reduction of all ranks' piece `rank`.
+// send: `total` elements in pieces of d.count, one per rank. d.receive becomes the reduction of piece number `rank` of
+// all ranks.
 void reduce_pieces(Collective& collective, const ncclComm& comm, Data d, size_t total) {
   const int rank = comm.rank, size = comm.size;
   const size_t width = bytes_of(d.type), chunk = chunk_bytes / width;
-  auto arrived = std::make_shared<std::vector<char>>();  // a chunk of each rank's
+  auto arrived = std::make_shared<std::vector<char>>();  // one chunk from each rank
   for (size_t first = 0; first < d.count; first += chunk) {
     auto elements = [=](int peer) {
       const size_t piece = piece_count(total, d.count, peer);
@@ -214,7 +215,7 @@ void reduce_pieces(Collective& collective, const ncclComm& comm, Data d, size_t 
   }
 }
 
-// receive: `total` elements in pieces of d.count; piece r comes from rank r, whose d.send it is.
+// receive: `total` elements in pieces of d.count; piece r is d.send of rank r.
 void gather_pieces(Collective& collective, const ncclComm& comm, Data d, size_t total) {
   const int rank = comm.rank, size = comm.size;
   const size_t width = bytes_of(d.type);
@@ -304,7 +305,7 @@ ncclResult_t ncclGroupStart() {
   return ncclSuccess;
 }
 
-// What a group issued to a stream is one operation, whose parts go on side by side.
+// All calls of a group on the same stream become one operation, whose parts run at the same time.
 ncclResult_t ncclGroupEnd() {
   if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--group.depth) return ncclSuccess;
@@ -328,8 +329,8 @@ ncclComm* new_comm(MPI_Comm mpi) {
   return comm;
 }
 
-// The ranks of a host share its memory, and its cores: each has as many workers as are its part of them, unless
-// OMP_NUM_THREADS says otherwise.
+// Divides the host's memory and cores between its ranks. Each gets an equal number of workers, unless OMP_NUM_THREADS
+// says otherwise.
 void share_host() {
   MPI_Comm host;
   int ranks = 1;
@@ -358,13 +359,13 @@ ncclComm* new_part(const ncclComm& whole, int color, int key) {
 }
 #else
 ncclComm* new_world() { return new ncclComm; }
-ncclComm* new_part(const ncclComm&, int, int) { return nullptr; }  // of one rank there are no parts
+ncclComm* new_part(const ncclComm&, int, int) { return nullptr; }  // one rank can't be split
 #endif
 
 }  // namespace
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  *id = {};  // MPI knows its ranks without
+  *id = {};  // MPI needs no id
   return ncclSuccess;
 }
 

@@ -1,9 +1,9 @@
-// NCCL's interface, by NCCL's names, for ranks that have no GPU: its calls travel over MPI (cpu/nccl.cpp). Meanings are
-// those of NVIDIA's NCCL user guide; a name missing here is a compile error.
+// NCCL's interface, with NCCL's names, for ranks without a GPU: the data is sent over MPI (cpu/nccl.cpp). All names
+// mean what NVIDIA's NCCL user guide says; a name that is missing here is a compile error.
 //
-// As with NCCL, a call only issues the operation to its stream. Unlike NCCL, sums are always formed in rank order (in
-// float for 16-bit types, rounded once), so a result depends neither on how a buffer is cut nor on which of all_reduce
-// and reduce_scatter forms it: ZeRO stages 0 and 1 can be compared bit for bit.
+// As with NCCL, a call only issues the operation to its stream. Unlike NCCL, sums are always added in rank order (in
+// float for 16-bit types, rounded once). So a result depends neither on how a buffer is cut nor on whether all_reduce
+// or reduce_scatter computes it, and ZeRO stages 0 and 1 can be compared bit for bit.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);  // none: MPI ends the process
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);  // no error: MPI ends the process instead
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
 const char* ncclGetErrorString(ncclResult_t result);
@@ -47,5 +47,5 @@ ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
 
 namespace cpu {
-size_t nccl_bytes_sent();  // handed to MPI by this process so far
+size_t nccl_bytes_sent();  // bytes that this process has given to MPI so far
 }

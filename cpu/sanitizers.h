@@ -1,9 +1,9 @@
-// What AddressSanitizer and ThreadSanitizer must be told about fibers; empty functions in a normal build.
+// Tells AddressSanitizer and ThreadSanitizer about fibers. In a normal build these functions are empty.
 //
-// ThreadSanitizer sees every CUDA thread as a thread of its own, on a fresh stack, and is told of an order between two
-// of them only at __syncthreads, __syncwarp and __threadfence, and between a launch and its threads. Each block runs in
-// a fresh thread, so that its __shared__ (thread_local) memory is new and blocks are unordered, as on a GPU. The
-// device's own files are compiled without instrumentation: only kernels are watched.
+// For ThreadSanitizer every CUDA thread is a thread of its own, on a new stack. It learns of an order between two of
+// them only at __syncthreads, __syncwarp and __threadfence, and between a launch and its threads. Each block runs in a
+// new thread, so that its __shared__ (thread_local) memory is new and blocks have no order, as on a GPU. The device's
+// own files are compiled without instrumentation, so that only kernels are checked.
 #pragma once
 
 #include <cstddef>
@@ -33,11 +33,11 @@ constexpr bool fiber_per_thread = true, one_worker = true;
 inline void release(const void* object) { __tsan_release(const_cast<void*>(object)); }
 inline void acquire(const void* object) { __tsan_acquire(const_cast<void*>(object)); }
 
-// Runs `function` in a new thread. Waiting is for an atomic that the sanitizer does not see: a join would order this
-// block before the next one and hide races between them.
+// Runs `function` in a new thread, and waits for it by an atomic that the sanitizer does not see. A join would order
+// this block before the next one and hide races between them.
 template <class Function>
 void run_isolated(Function function) {
-  static std::atomic<int> done;  // outlives this call, after which the thread may still be in notify_one
+  static std::atomic<int> done;  // static, because the thread may still be in notify_one after this call returns
   done = 0;
   auto run = [&] {
     function();
@@ -87,7 +87,7 @@ class FiberState {
     to.from_ = this;
     __sanitizer_start_switch_fiber(&fake_stack_, to.bottom_, to.bytes_);
   }
-  void arrived() {  // what from_ learns is how the worker's own stack becomes known
+  void arrived() {  // stores in from_ where its stack lies; so the worker's own stack becomes known
     __sanitizer_finish_switch_fiber(fake_stack_, &from_->bottom_, &from_->bytes_);
   }
 

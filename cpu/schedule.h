@@ -14,7 +14,7 @@ struct Schedule {
 
 const Schedule& schedule();  // read from the environment once; an unknown value ends the program
 
-// splitmix64 (Steele, Lea, Flood 2014): small, and any seed is a good one.
+// splitmix64 (Steele, Lea, Flood 2014): small, and every seed is a good one.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}

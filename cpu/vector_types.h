@@ -4,9 +4,8 @@
 // aligned to their whole size, three components as one of them. Components are called x, y, z, w; make_NAME
 // builds a value.
 //
-// Kernels read arrays of float or __nv_bfloat16 through an int4* or float4* pointer. nvcc allows that; in
-// standard C++ it breaks the aliasing rules and g++ would reorder such accesses. `may_alias` makes it well
-// defined.
+// Kernels read arrays of float or __nv_bfloat16 through an int4* or float4* pointer. nvcc allows that. In standard C++
+// it breaks the aliasing rules, and g++ would reorder such accesses; `may_alias` makes them well defined.
 #pragma once
 
 #define CPU_VECTOR_TYPES(COMPONENT, NAME)                                                                    \

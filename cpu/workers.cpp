@@ -33,7 +33,7 @@ class Workers {
     }
     if (sleeping_ > 0) start_.notify_all();
     take_chunks();
-    // All chunks are taken. Whoever joined finishes its last one; whoever comes now finds the job closed.
+    // All chunks are taken. Workers that have joined finish their last one; workers that come now find no open job.
     std::unique_lock lock(mutex_);
     body_ = nullptr;
     for (int spins = 0; joined_ > 0 && spins < 2000; ++spins) {
@@ -66,7 +66,7 @@ class Workers {
     }
   }
 
-  // Returns the newest generation once it is another than `seen`: spins for some 50 µs, then sleeps.
+  // Waits until the generation is not `seen` any more, and returns it. Spins for about 50 µs, then sleeps.
   uint64_t wait_after(uint64_t seen) {
     for (int spins = 0; spins < 2000; ++spins) {
       if (generation_ != seen) return generation_;
@@ -93,7 +93,7 @@ class Workers {
 }  // namespace
 
 void parallel_for(size_t count, size_t chunk, const std::function<void(size_t)>& body) {
-  static Workers& workers = *new Workers;  // never destroyed: its threads sleep on while the process ends
+  static Workers& workers = *new Workers;  // never destroyed: its threads sleep until the process has ended
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);
   workers.run(count, chunk, size_t(threads), body);

@@ -1,8 +1,9 @@
-// The worker threads of the CPU device: as many as OMP_NUM_THREADS says, else one a core.
+// The worker threads of the CPU device: as many as OMP_NUM_THREADS says, else one per core.
 //
-// A pool of its own and not OpenMP's: libgomp's threads meet at a barrier after every region and spin there for
-// milliseconds, so that on a machine with other work every launch waits for a thread that is not running (measured: a
-// training step 4 times slower). Here a worker that comes late is not waited for, and one without work soon sleeps.
+// This pool is used instead of OpenMP's. libgomp's threads meet at a barrier after every region and spin there for
+// milliseconds, so on a machine with other work every launch waits for a thread that is not running (measured: a
+// training step takes 4 times as long). Here nothing waits for a worker that comes late, and a worker without work soon
+// sleeps.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,8 @@
 
 namespace cpu {
 
-// Calls body(i) once for each i < count, on the calling thread and the workers, `chunk` numbers at a time. Inside,
-// OpenMP regions (oneDNN's) have one thread. Not to be nested.
+// Calls body(i) once for each i < count, on the calling thread and the workers, `chunk` numbers at a time. OpenMP
+// regions (oneDNN's) inside body have one thread. Calls must not be nested.
 void parallel_for(size_t count, size_t chunk, const std::function<void(size_t)>& body);
 
 }  // namespace cpu

@@ -2,26 +2,28 @@
 //   m = β1·m + (1−β1)·g;   v = β2·v + (1−β2)·g²
 //   w = w·(1 − lr·decay) − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + ε)
 //
-// A negative factor leaves everything as it is, t included (kernels/norm.cuh: the step is not to be applied). So t is
-// counted on the device, and the host need not know yet how earlier steps went.
+// A negative factor means that the step must not be applied (kernels/norm.cuh): everything stays as it is, t included.
+// So t is counted on the device, and the host need not know yet whether earlier steps were applied.
 //
-// Elementwise, a pack of floats a thread. The weights that are updated are float: the fp32 model itself, or the master
-// copy of a 16-bit model, whose working weights are rounded from it. Without a master copy the 16-bit weights are
-// updated themselves, by stochastic rounding: the up or down neighbour with probability by distance, so that updates
-// smaller than half a unit in the last place are kept on average (Gupta et al., arXiv:1502.02551).
-// Moves 28 bytes an element in fp32 (reads w, g, m, v; writes w, m, v), 30 with a master copy, 24 without. 15 FLOPs.
+// Elementwise, one pack of floats per thread. The weights that are updated are float: the fp32 model itself, or the
+// master copy of a 16-bit model, whose working weights are rounded from it. Without a master copy the 16-bit weights
+// themselves are updated, by stochastic rounding: to the neighbour above or below, with a probability that depends on
+// the distance, so that updates smaller than half a unit in the last place are kept on average (Gupta et al.,
+// arXiv:1502.02551).
+// Moves 28 bytes per element in fp32 (reads w, g, m, v; writes w, m, v), 30 with a master copy of bf16 or fp16, 24 with
+// stochastic rounding. 15 FLOPs per element.
 #pragma once
 
 #include "kernels/device/common.cuh"
 #include "kernels/random.cuh"
 #include "kernels/update.h"
 
-constexpr int adamw_block = 256;  // threads, a pack each
+constexpr int adamw_block = 256;  // threads, one pack each
 
-// In device memory.
+// The optimizer's counters, in device memory.
 struct AdamWState {
-  int updates = 0;                         // t: those that were applied, the present one included
-  float correction1 = 0, correction2 = 0;  // 1 / (1 − β^t)
+  int updates = 0;                         // t: the updates applied so far, the present one included
+  float correction1 = 0, correction2 = 0;  // 1 / (1 − β1^t), 1 / (1 − β2^t)
 };
 
 [[maybe_unused]] static
@@ -32,7 +34,7 @@ __global__ void adamw_count_kernel(AdamWState* state, const float* factor, float
   state->correction2 = float(1 / (1 - pow(double(beta2), t)));
 }
 
-// w, m, v of one pack, given its gradient.
+// Updates w, m and v of one pack by its gradient g.
 template <int N>
 __device__ inline void adamw_update(float (&w)[N], float (&m)[N], float (&v)[N], const float (&g)[N], float factor,
                                     bool decays, const AdamW& o, const AdamWState& state) {
@@ -47,7 +49,7 @@ __device__ inline void adamw_update(float (&w)[N], float (&m)[N], float (&v)[N],
   }
 }
 
-// Elements before `decayed` decay, those from it on do not. Both are multiples of the pack (units are padded).
+// The first `decayed` of `count` elements have weight decay. Both numbers are multiples of the pack (units are padded).
 template <class T>
 __global__ void adamw_kernel(T* weights, float* masters, float* first, float* second, const float* gradients,
                              const float* factor, const AdamWState* state, size_t count, size_t decayed, AdamW options) {
@@ -66,7 +68,7 @@ __global__ void adamw_kernel(T* weights, float* masters, float* first, float* se
   if constexpr (!std::is_same_v<T, float>) store(weights + i, w);
 }
 
-// Rounds to bf16 up or down by 16 random bits: adds them below the last kept place, then truncates.
+// Rounds x to bf16, up or down: adds 16 random bits to the 16 bits that are dropped, then truncates.
 __device__ inline __nv_bfloat16 round_stochastically(float x, uint32_t random16) {
   const uint32_t bits = __float_as_uint(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return __float2bfloat16_rn(x);  // infinity, NaN
@@ -100,14 +102,15 @@ inline unsigned adamw_grid(size_t count) {
   return unsigned(ceil_div(count, size_t(adamw_block * pack_width<float>)));
 }
 
-// Begins an update: counts it, unless it is left out.
+// Begins an update: increments t and computes the corrections, unless *factor says that the update is left out.
 inline void adamw_count(AdamWState* state, const float* factor, const AdamW& options, cudaStream_t stream) {
   KernelRange range("adamw_count", stream, 16, 10);
   adamw_count_kernel<<<1, 1, 0, stream>>>(state, factor, options.beta1, options.beta2);
   CUDA_CHECK(cudaGetLastError());
 }
 
-// One contiguous stretch of parameters; all arrays have `count` elements. In fp32 `weights` is `masters`.
+// Updates one contiguous range of parameters. All arrays have `count` elements, in device memory; *factor is the clip
+// factor. In fp32 `weights` and `masters` are the same array.
 template <class T>
 void adamw(T* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
            const AdamWState* state, size_t count, size_t decayed, const AdamW& options, cudaStream_t stream) {
@@ -121,7 +124,8 @@ void adamw(T* weights, float* masters, float* first, float* second, const float*
   CUDA_CHECK(cudaGetLastError());
 }
 
-// The same without a master copy. (key + t, counter) picks the random bits; counters i/4 of one step must not repeat.
+// The same without a master copy, for bf16. Elements i to i + 3 take their random bits from Philox at (key + t,
+// counter + i/4). All calls of one step need different counters.
 inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
                              const float* factor, const AdamWState* state, size_t count, size_t decayed,
                              const AdamW& options, uint64_t key, uint64_t counter, cudaStream_t stream) {

@@ -2,27 +2,28 @@
 //
 //   S = scale·Q·Kᵀ (keys ≤ query), P = softmax(S), O = P·V,   scale = 1/√HS
 //   forward (Milakov, Gimelshein, arXiv:1805.02867; Dao et al., FlashAttention, arXiv:2205.14135): keys come in tiles;
-//   a running maximum m and sum l rescale what was summed so far. Kept for backward: lse = m + log l.
+//   when the running maximum m rises, the running sums l and O are rescaled. Kept for backward: lse = m + log l.
 //   backward: P = exp(S − lse) again, D = Σ_d dO·O, dP = dO·Vᵀ, dS = P·(dP − D),
 //             dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
 // Packed input qkv (B, T, 3, NH, HS), output (B, T, NH, HS), lse and D (B, NH, T).
-// A thread owns one query (forward, dQ) or one key (dK, dV): its row and its sums stay in registers, nothing is added
-// by two threads, and so the result never depends on timing. A block has 64 of them and shares tiles of the other
-// side, stored transposed where the thread's loop runs over the tile ("for j: s[j] += q[d]·k[d][j]": one broadcast
-// against neighbouring words, a vector on a CPU) and straight where it runs over the head's elements.
+// One thread owns one query (forward, dQ) or one key (dK, dV). Its row and its sums stay in registers, and no sum is
+// shared by two threads, so the result never depends on timing. A block has 64 such threads. They share tiles of the
+// other side (keys and values for queries, queries and dO for keys). A tile is stored transposed where a thread's loop
+// runs over the rows of the tile ("for j: s[j] += q[d]·k[d][j]": neighbouring words, which a CPU computes as a vector),
+// and straight where it runs over the elements of the head.
 // HS is compiled for 32, 64 and 128; other head sizes are padded with zeros inside the block.
-// Moves 4·B·T·C elements forward (q, k, v, o) and 8 backward, times the tiles' re-reads from cache;
+// Moves 4·B·T·C elements forward (q, k, v, o) and 8 backward; tiles that are read again mostly come from cache.
 // FLOPs 2·B·T²·C forward (causal half of 4), 7/2 of that backward (S and dP are computed for dQ and again for dK, dV).
 //
-// The launchers at the end are the one door to three bodies. They prefer, of those that can do it:
-//   1. a library's attention, for shapes that plan_attention() got ready for: `attention.h` is kernels/cudnn/attention.h
-//      in a GPU build with cuDNN, kernels/without_cudnn/attention.h (none) in all others
+// The launchers at the end choose between three implementations. They take the first that can do the shape and type:
+//   1. a library's attention, for shapes that plan_attention() has prepared: `attention.h` is kernels/cudnn/attention.h
+//      in a GPU build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others
 //   2. kernels/flash_attention.cuh, where there are tensor cores and T has 16 bits
 //   3. the kernels below
-// The library's workspace, if it needs any for the shapes planned, can be lent: library_attention_workspace_bytes() and
-// use_library_attention_workspace(), with null to take it back. What is not lent it allocates itself. Its backward pass computes S and dP once:
-// 5/2 of the FLOPs forward.
+// The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large, and
+// use_library_attention_workspace() gives it one; null takes it away again. Without one it allocates its own. Its
+// backward pass computes S and dP only once: 5/2 of the FLOPs of forward.
 #pragma once
 
 #include <string>
@@ -32,12 +33,12 @@
 #include "kernels/device/common.cuh"
 #include "kernels/flash_attention.cuh"
 
-constexpr int attention_rows = 64;  // queries or keys, and threads, a block
+constexpr int attention_rows = 64;  // queries or keys per block, one per thread
 
 template <int HS>
-constexpr int attention_tile = HS <= 64 ? 32 : 16;  // rows of the other side at a time: at most 33 KB of shared memory
+constexpr int attention_tile = HS <= 64 ? 32 : 16;  // rows of the other side per tile; at most 33 KB of shared memory
 
-// x[d] = factor · row[d], zero from head_size on.
+// x[d] = factor · row[d] for d < head_size, 0 for the others.
 template <int HS, int N, class T>
 __device__ inline void load_head(float (&x)[HS], const T* row, int head_size, float factor) {
 #pragma unroll
@@ -60,8 +61,9 @@ __device__ inline void store_head(T* row, const float (&x)[HS], int head_size, f
   }
 }
 
-// The block copies rows first..first+J of a head (zero from seq_len on) to shared memory: straight[j][d] and/or
-// transposed[d][j]; null: not wanted. `rows` points at row 0 of the head, rows are `stride` elements apart.
+// The block copies rows [first, first + J) of a head to shared memory, as straight[j][d] or transposed[d][j] or both
+// (null: not wanted). Rows from seq_len on become zero. `rows` points to row 0 of the head; rows are `stride` elements
+// apart.
 template <int HS, int J, int N, class T>
 __device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], const T* rows, size_t stride, int first,
                                  int seq_len, int head_size, float factor) {
@@ -77,8 +79,9 @@ __device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], 
   }
 }
 
-// The outer loops of these two are unrolled by 4 only: x and p then live in local memory, one cached load for J or HS
-// multiplications, instead of taking registers that the sums need (and ptxas minutes to allocate).
+// The outer loops of the next two functions are unrolled only by 4. So x and p stay in local memory, where one cached
+// load serves J or HS multiplications; in registers they would take the place of the sums (and ptxas would take minutes
+// to allocate them).
 
 // s[j] = Σ_d x[d] · tile[d][j]
 template <int HS, int J>
@@ -151,7 +154,7 @@ attention_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head
   lse[(size_t(batch) * heads + head) * seq_len + query] = maximum + logf(sum);
 }
 
-// dQ, and D for the next kernel.
+// Computes dQ, and D (row_dots) for the next kernel.
 template <class T, int HS, int N>
 __global__ void __launch_bounds__(attention_rows)
 attention_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
@@ -197,6 +200,7 @@ attention_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const
   row_dots[statistic] = row_dot;
 }
 
+// Computes dK and dV.
 template <class T, int HS, int N>
 __global__ void __launch_bounds__(attention_rows)
 attention_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const T* qkv, const float* lse,
@@ -259,12 +263,13 @@ void with_head_size(int head_size, Function function) {
     else if (head_size <= 64) function(std::integral_constant<int, 64>{}, width);
     else function(std::integral_constant<int, 128>{}, width);
   };
-  if constexpr (tensor_core_type<T>) with_width(std::integral_constant<int, 1>{});  // no other is left to these kernels
+  // With tensor cores, 16-bit heads that fit packs are done by flash attention: only single elements are left.
+  if constexpr (tensor_core_type<T>) with_width(std::integral_constant<int, 1>{});
   else with_pack<T>(head_size, with_width);
 }
 
-// From now on the library does attention of this shape, which costs a second or so once. What stands in the way, if
-// anything does: then our own kernels go on doing it.
+// Plans attention of this shape by the library, which takes about a second, once. Returns an empty string, or the
+// reason why the library can't do it; then our own kernels do.
 template <class T>
 std::string plan_attention(int batch, int seq_len, int heads, int head_size) {
   if constexpr (has_library_attention && sizeof(T) != 2) return library_attention_name() + " can't: it has no fp32";
@@ -277,7 +282,7 @@ bool attention_is_planned(int batch, int seq_len, int heads, int head_size) {
   else return library_attention_is_planned<T>(batch, seq_len, heads, head_size);
 }
 
-// out (B,T,C), lse (B,NH,T) from qkv (B,T,3C), C = heads·head_size.
+// Computes out (B,T,C) and lse (B,NH,T) from qkv (B,T,3C), C = heads·head_size.
 template <class T>
 void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
                        cudaStream_t stream) {
@@ -300,7 +305,7 @@ void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len,
   CUDA_CHECK(cudaGetLastError());
 }
 
-// dqkv (B,T,3C) from dout (B,T,C) and what forward read and wrote. row_dots (B,NH,T): workspace.
+// Computes dqkv (B,T,3C) from dout (B,T,C) and the tensors of forward: out, qkv, lse. row_dots (B,NH,T): workspace.
 template <class T>
 void attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
                         int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {

@@ -1,9 +1,9 @@
-// What a matrix product with a bias starts from where its library has no epilogue that adds one:
+// Prepares the output of a matrix product with a bias, where the library has no epilogue that adds the bias:
 //
 //   out (rows, columns) = bias (columns) in each row [+ out]
 //
-// The product is then added to it in float, so that bias and product are rounded once, together. Nothing is profiled
-// here: it is a part of the product. Writes rows·columns elements.
+// The product is then added to `out` in float, so bias and product are rounded once, together. This is profiled as a
+// part of the product. Writes rows·columns elements.
 #pragma once
 
 #include "kernels/device/common.cuh"

@@ -1,8 +1,9 @@
-// Column sums of a matrix (rows, columns): the gradient of a bias, and the last step of LayerNorm's.
+// Column sums of a matrix (rows, columns): the gradient of a bias, and the last step of LayerNorm's backward.
 //
-// A tree of fan-in 64: a thread owns a pack of columns and adds 64 rows; the sums are the next level's matrix. The tree
-// depends on the shape alone, so the bits do too. Neighbouring threads read neighbouring columns.
-// Moves rows·columns elements once, and 1/64 of it again as float. One addition an element.
+// A tree of fan-in 64: one thread owns a pack of columns and adds 64 rows; the sums are the next level's matrix. The
+// tree depends on nothing but the shape, so the result has the same bits in every run. Neighbouring threads read
+// neighbouring columns.
+// Moves rows·columns elements once, and 1/64 of that again as float. One addition per element.
 #pragma once
 
 #include "kernels/device/common.cuh"
@@ -50,7 +51,7 @@ void column_sum_level(float* out, const T* input, int rows, int columns, bool ac
                             workspace + round_up(size_t(groups) * columns, size_t(64)), stream);
 }
 
-// out[c] = or += Σ_rows input[row, c]; at most 64·65,535 rows.
+// out (columns) = Σ_rows input (rows, columns), or += if `accumulate`; at most 64·65,535 rows.
 template <class T>
 void column_sum(float* out, const T* input, int rows, int columns, bool accumulate, float* workspace,
                 cudaStream_t stream) {

@@ -1,12 +1,12 @@
-// Between float and the storage type T, on the way to and from other ranks.
-//   narrow       out = T(in)                      moves 4 + sizeof(T) bytes an element
-//   accumulate   out = in, or out += in           moves 4 + sizeof(T) bytes, 4 more when adding
-// Elementwise, a pack of floats a thread; counts are multiples of it (units are padded).
+// Casts between float and the storage type T, for gradients that are sent to other ranks, and for weights.
+//   narrow       out = T(in)                      moves 4 + sizeof(T) bytes per element
+//   accumulate   out = in, or out += in           moves 4 + sizeof(T) bytes per element, 4 more when adding
+// Elementwise, one pack of floats per thread; counts are multiples of the pack (units are padded).
 #pragma once
 
 #include "kernels/device/common.cuh"
 
-constexpr int convert_block = 256;  // threads, a pack each
+constexpr int convert_block = 256;  // threads, one pack each
 
 template <class T>
 __global__ void narrow_kernel(T* out, const float* input, size_t count) {
@@ -35,7 +35,7 @@ inline unsigned convert_grid(size_t count) {
   return unsigned(ceil_div(count, size_t(convert_block * pack_width<float>)));
 }
 
-// out (count) of type T = input (count).
+// out (count) = input (count), cast to T.
 template <class T>
 void narrow(T* out, const float* input, size_t count, cudaStream_t stream) {
   KernelRange range("narrow", stream, (4.0 + sizeof(T)) * count, 0);
@@ -44,7 +44,7 @@ void narrow(T* out, const float* input, size_t count, cudaStream_t stream) {
   CUDA_CHECK(cudaGetLastError());
 }
 
-// out (count) = input (count), or += where `add`.
+// out (count) = input (count) of type T, or += if `add`.
 template <class T>
 void accumulate(float* out, const T* input, size_t count, bool add, cudaStream_t stream) {
   KernelRange range("accumulate", stream, (4.0 + sizeof(T) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);

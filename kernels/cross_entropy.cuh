@@ -1,21 +1,22 @@
 // Softmax and cross-entropy over the padded vocabulary, forward and backward in one pass over the logits.
 //
 //   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight · S,   v < V
-// Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` of a token's loss in the
-// step's: 1 / (tokens of the global batch). S: the loss scale (kernels/norm.cuh), in device memory.
+// Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` is the weight of one token's
+// loss in the loss of the step, 1 / (tokens of the global batch). S is the loss scale (kernels/norm.cuh), in device
+// memory.
 //
-// A block a row, three passes: maximum, sum, gradient, which overwrites the logits. The first pass keeps the row in
-// shared memory if it fits (50,257 logits of 16 bits do, 98 KB): blocks enough to fill a GPU hold more than its L2
-// cache, so that a second look at device memory would cost a second read. A thread looks at its own packs alone: no
-// barrier is needed. Reads and writes rows·Vp elements once; about 6 FLOPs an element.
+// One block per row, three passes: maximum, sum, gradient, which overwrites the logits. The first pass keeps the row in
+// shared memory if it fits (50,257 logits of 16 bits do, 98 KB). The rows of all blocks that run at once are larger
+// than the L2 cache, so without this every pass would read device memory again. A thread reads only the packs that it
+// has stored itself, so this needs no barrier. Reads and writes rows·Vp elements once; about 6 FLOPs per element.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/device/common.cuh"
 
-// What every GPU of compute capability 8.0 or later has for a block, less some for the reductions. On Hopper two blocks
-// of 1,024 threads share an SM.
+// The shared memory that a block can have on every GPU of compute capability 8.0 or later, less some for the
+// reductions. On Hopper two blocks of 1,024 threads share an SM.
 constexpr int kept_row_bytes = 98 * 1024 + 512;
 
 // Calls function(column, x) for the thread's packs of row[begin..end).
@@ -35,7 +36,7 @@ cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabular
   __shared__ float max_scratch[32], sum_scratch[32];
   extern __shared__ __align__(128) char memory[];
   T *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<T*>(memory) : row;
-  const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // the last pack may hold padding
+  const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // packs from `whole` on hold padding
 
   float lane_max[N];
   for (int k = 0; k < N; ++k) lane_max[k] = -INFINITY;
@@ -86,7 +87,8 @@ cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabular
   }
 }
 
-// One block: threads add a stride of the rows each, then the block in a fixed tree.
+// *total += scale · Σ losses (rows), by one block: each thread adds every blockDim.x-th loss, then the block adds these
+// sums in a fixed tree.
 [[maybe_unused]] static
 __global__ void sum_losses_kernel(float* total, const float* losses, int rows, float scale) {
   __shared__ float scratch[32];
@@ -111,8 +113,8 @@ void launch_cross_entropy(T* logits, float* losses, const int* targets, int rows
   }
 }
 
-// logits (rows, Vp) in place: gradients afterwards, unless `write_gradient` is false. losses (rows). targets (rows) <
-// V. A multiple of the pack width divides Vp. *total_loss += weight · Σ losses.
+// logits (rows, Vp) in T are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,
+// targets (rows) token ids below V. Vp is a multiple of the pack width. *total_loss += weight · Σ losses.
 template <class T>
 void cross_entropy(T* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
                    int padded, float weight, const float* loss_scale, bool write_gradient, cudaStream_t stream) {

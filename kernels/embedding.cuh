@@ -1,11 +1,12 @@
 // Token and position embedding: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:].
 //
-// Backward scatters dout (B,T,C) into two tables. Floats are never added atomically, so the bits never depend on
+// Backward adds dout (B,T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
 // timing:
-//   wte: the host sorts the positions b·T+t by token, stably (sort_by_token). A block starts at each sorted place; the
-//        first place of each token's run adds up the whole run, the other blocks leave at once. Runs are as uneven as
-//        words are, and the longest (a twentieth of all tokens) ends last: rows are loaded eight at a time.
-//   wpe: a thread owns a pack of columns of one position and adds over b.
+//   wte: the host sorts the positions b·T+t by token, with a stable sort (sort_by_token). Positions of the same token
+//        then form a run. One block is launched per sorted position: the block at the start of a run adds up the whole
+//        run, the others return at once. Runs are as uneven as word frequencies, and the longest (a twentieth of all
+//        tokens) ends last, so a block loads eight rows at a time.
+//   wpe: one thread owns a pack of columns of one position and adds over b.
 // A thread handles a pack of columns, so that neighbouring threads read neighbouring bytes.
 // Forward moves 3·B·T·C elements (two reads, one write); backward reads dout twice and reads and writes touched rows.
 #pragma once
@@ -81,7 +82,7 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const T* dout, i
   }
 }
 
-// out (B,T,C); tokens (B,T) int32; wte (V,C); wpe (positions,C)
+// out (B,T,C) in T; tokens (B,T) int32; wte (V,C), wpe (positions,C) in T
 template <class T>
 void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, int batch, int seq_len, int channels,
                        cudaStream_t stream) {
@@ -97,8 +98,8 @@ void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, in
   CUDA_CHECK(cudaGetLastError());
 }
 
-// order[0..count) = the positions 0..count-1 sorted by token, equal tokens in order of position.
-// A counting sort: the host does this for every batch.
+// order (count) = the positions 0..count-1 sorted by token, equal tokens in order of position. All in host memory.
+// A counting sort, because the host does this for every batch.
 inline void sort_by_token(const int* tokens, int count, int* order) {
   std::vector<int> place(*std::max_element(tokens, tokens + count) + 2);  // place[v]: where the next v goes
   for (int i = 0; i < count; ++i) ++place[tokens[i] + 1];
@@ -106,8 +107,9 @@ inline void sort_by_token(const int* tokens, int count, int* order) {
   for (int i = 0; i < count; ++i) order[place[tokens[i]]++] = i;
 }
 
-// dwte (V,C) += scattered dout; dwpe (positions,C) = or += the sum of dout over the batch, 0 from position T on.
-// tokens, order (B·T): device memory, order as sort_by_token makes it.
+// dwte (V,C)[token of a row] += that row of dout (B·T,C). dwpe (positions,C) = the sum of dout over the batch, 0 from
+// position T on, or += if `accumulate`. Gradients are float. tokens, order (B·T) are in device memory; sort_by_token
+// makes order.
 template <class T>
 void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const T* dout, int batch,
                         int seq_len, int positions, int channels, bool accumulate, cudaStream_t stream) {

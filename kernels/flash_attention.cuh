@@ -5,21 +5,22 @@
 //   backward  P = 2^(c·S − lse·log2 e),  dP = dO·Vᵀ,  dS = P·(dP − D),  dQ += dS·K
 //             and of the transposes, Sᵀ = K·Qᵀ, dPᵀ = V·dOᵀ:  dV += Pᵀ·dO,  dK += dSᵀ·Q
 //
-// A block of 4 warps owns 64·M queries (forward, dQ) or keys (dK, dV) of a head, a warp 16·M of them, whose sums stay
-// in its registers: nothing is added by two warps, so the result never depends on timing. J rows of the other side at a
-// time come through shared memory, the next ones by cp.async while these are used. Tiles in which no key is seen are
-// skipped by block or by warp; only those on the diagonal are masked. S and dP never leave the registers; P and dS are
-// rounded to T to be left operands of the second product. Blocks with most tiles start first.
+// A block of 4 warps owns 64·M queries (forward, dQ) or keys (dK, dV) of one head, and each warp owns 16·M of these,
+// whose sums stay in its registers. No sum is shared by two warps, so the result never depends on timing. J rows of the
+// other side at a time go through shared memory: while they are used, cp.async loads the next ones. Blocks and warps
+// skip tiles in which every key comes after every query; only tiles on the diagonal are masked. S and dP never leave
+// the registers. P and dS are rounded to T, because they are left operands of the second product. Blocks with most
+// tiles start first.
 //
-// Non-finite inputs come through: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
+// Non-finite inputs are not hidden: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
 //
 // Bytes as in kernels/attention.cuh. FLOPs 2·B·T²·C forward, 7/2 of that backward: S and dP are computed for dQ and
-// again for dK, dV, 7 products instead of 5, the price of neither atomics nor a workspace.
+// again for dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
 //
-// What bounds the loops on Hopper, in cycles of an SM for a warp and a tile: a multiply_m16n8k16 takes 1.6 (mma reaches
-// about 62% of wgmma's 4096 FLOPs a cycle), a load_matrices 4 (128 bytes a cycle), an exp2 of all lanes 2, and 4
-// instructions are issued a cycle. The 8 warps of an SM overlap most of it; the largest number is a tile's time at
-// best:
+// What bounds the loops on Hopper, in SM cycles per warp and tile: a multiply_m16n8k16 takes 1.6 (mma reaches about 62%
+// of wgmma's 4096 FLOPs per cycle), a load_matrices 4 (128 bytes per cycle), an exp2 of all lanes 2, and 4 instructions
+// are issued per cycle. The 8 warps of an SM overlap most of this, so the largest number of a line is the least time
+// per tile:
 //
 //                     M   J   products   load_matrices   exp2   issue
 //   forward, HS 64    2  64        205             160    136     168
@@ -29,10 +30,10 @@
 //   dK dV, HS 64      2  32        205             192     64     132
 //   dK dV, HS 128     1  48        307             448     48     165
 //
-// M = 2 loads half of what M = 1 does for a product; the sums of dK and dV at HS = 128 leave no registers for it.
-// gpt2, B=64, T=1024, a layer: 103 GFLOP forward, 361 backward. At the 35% of 989 TFLOP/s that FlashAttention-2 reaches
-// on an H100 (arXiv:2407.08608; ours is not yet measured) 0.3 and 1.0 ms; the bytes alone take 0.1 and 0.2 ms at 4.3
-// TB/s.
+// M = 2 loads half as much per product as M = 1, but the sums of dK and dV at HS = 128 leave no registers for it.
+// gpt2, B=64, T=1024, per layer: 103 GFLOP forward, 361 backward. At the 35% of 989 TFLOP/s that FlashAttention-2
+// reaches on an H100 (arXiv:2407.08608; ours is not yet measured) that takes 0.3 and 1.0 ms; moving the bytes takes 0.1
+// and 0.2 ms at 4.3 TB/s.
 #pragma once
 
 #include "kernels/device/tensor_tiles.cuh"
@@ -40,8 +41,8 @@
 constexpr int flash_threads = 128;
 constexpr float log2_e = 1.4426950408889634f;
 
-// The largest tiles whose accumulators (forward 16M·(HS + J) floats a warp, dQ 16M·(HS + 2J), dK and dV
-// 16M·(2HS + 2J)) fit 255 registers a lane: `nvcc -Xptxas -v` reports no spills for sm_80, sm_90a and sm_100a.
+// The largest tiles whose accumulators (forward 16M·(HS + J) floats per warp, dQ 16M·(HS + 2J), dK and dV
+// 16M·(2HS + 2J)) fit 255 registers per lane: `nvcc -Xptxas -v` reports no spills for sm_80, sm_90a and sm_100a.
 struct FlashShape {
   int M, J;
 };
@@ -52,7 +53,7 @@ constexpr FlashShape queries_shape = HS == 64 ? FlashShape{2, 48} : FlashShape{2
 template <int HS>
 constexpr FlashShape keys_shape = HS == 64 ? FlashShape{2, 32} : FlashShape{1, 48};
 
-// The head of this block in a tensor (B, T, parts, NH, HS).
+// The rows (T, HS) of this block's head in part `part` of a tensor (B, T, parts, NH, HS).
 template <class T>
 __device__ inline HeadRows<T> head_rows(T* tensor, int parts, int part, int seq_len, int head_size) {
   const int channels = gridDim.y * head_size, stride = parts * channels;
@@ -70,13 +71,14 @@ __device__ inline QkvRows<T> qkv_rows(const T* qkv, int seq_len, int head_size) 
           head_rows(qkv, 3, 2, seq_len, head_size)};
 }
 
-// The head of this block in a tensor (B, NH, T).
+// The values (T) of this block's head in a tensor (B, NH, T).
 template <class T>
 __device__ inline T* head_statistics(T* tensor, int seq_len) {
   return tensor + (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * seq_len;
 }
 
-// Where rows first..first+J of the other side are: two tiles of J rows, in one half or the other of `tiles`.
+// The two tiles (keys and values, or Q and dO) for rows [first, first + J) of the other side. `tiles` (2, 2, J, HS) has
+// room for two such pairs, which are used in turn.
 template <int HS, int J, class T>
 __device__ inline T* tile_pair(T* tiles, int first) {
   return tiles + first / J % 2 * (2 * J * HS);
@@ -88,15 +90,16 @@ __device__ inline void copy_tile_pair(T* tiles, const HeadRows<const T>& a, cons
   copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first) + J * HS, b, first);
 }
 
-// Scores of queries from first_query on with keys from first_key on: those of a key after its query are −∞.
+// s holds scores of queries from first_query on with keys from first_key on. Sets those to −∞ whose key comes after the
+// query.
 template <int M, int N>
 __device__ inline void hide_later_keys(float (&s)[M][N][4], int first_key, int first_query) {
   if (first_key + 8 * N - 1 <= first_query) return;
   for_each_element([&](Place at, float& x) { if (first_key + at.column > first_query + at.row) x = -INFINITY; }, s);
 }
 
-// s becomes P = 2^(factor·(s − maximum)), where `maximum` has risen to that of the tile; earlier sums are to be
-// multiplied by correction = 2^(factor·(old − new maximum)). Each lane adds its own columns to `sum`.
+// Raises `maximum` to that of the tile, and replaces s by P = 2^(factor·(s − maximum)). The caller has to multiply its
+// earlier sums by correction = 2^(factor·(old − new maximum)). Each lane adds its own columns to `sum`.
 template <int M, int N>
 __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2], float (&sum)[M][2],
                                       float (&correction)[M][2], float factor) {
@@ -157,7 +160,7 @@ flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_siz
   store_rows<HS>(head_rows(out, 1, 0, seq_len, head_size), first_query, o, 1.0f);
 }
 
-// Σ_d a[d]·b[d] of a row, by the four lanes that share it.
+// Σ_d a[d]·b[d] of a row, computed by the four lanes that share the row.
 template <class T>
 __device__ inline float quad_dot(const T* a, const T* b, int head_size) {
   float sum = 0;
@@ -171,7 +174,7 @@ __device__ inline float quad_dot(const T* a, const T* b, int head_size) {
   return quad_sum(sum);
 }
 
-// dQ, and D for the next kernel.
+// Computes dQ, and D (row_dots) for the next kernel.
 template <class T, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
 flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
@@ -193,7 +196,7 @@ flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* 
   copy_tile_pair<HS, J>(tiles, k, v, 0);
   float log_sums[M][2], dots[M][2];
   for_each_row<M>([&](int row, int m, int half) {
-    const int query = min(first_query + row, seq_len - 1);  // what rows after the last compute is not stored
+    const int query = min(first_query + row, seq_len - 1);  // rows from seq_len on compute values that are not stored
     log_sums[m][half] = log2_e * head_statistics(lse, seq_len)[query];
     dots[m][half] = quad_dot(d_o[query], o[query], head_size);
     if (threadIdx.x % 4 == 0 && first_query + row < seq_len) head_statistics(row_dots, seq_len)[query] = dots[m][half];
@@ -219,6 +222,7 @@ flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* 
   store_rows<HS>(head_rows(dqkv, 3, 0, seq_len, head_size), first_query, dq, scale);
 }
 
+// Computes dK and dV.
 template <class T, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
 flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const T* qkv, const float* lse, int seq_len,
@@ -234,7 +238,8 @@ flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const 
   const int block_first = blockIdx.x * rows, warp_row = threadIdx.x / 32 * 16 * M, first_key = block_first + warp_row;
   const float factor = scale * log2_e;
 
-  // Rows from seq_len on are zero, lse and D too: P is 1 there and dS is 0, and both are multiplied by zeros.
+  // Rows from seq_len on are filled with zeros, lse and D too. So P is 1 and dS is 0 there, and both are multiplied by
+  // rows of zeros: they add nothing.
   auto copy_queries = [&](int first) {
     copy_tile_pair<HS, J>(tiles, q, d_o, first);
     const int i = threadIdx.x, query = min(first + i, seq_len - 1);
@@ -269,13 +274,13 @@ flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const 
   store_rows<HS>(head_rows(dqkv, 3, 2, seq_len, head_size), first_key, dv, 1.0f);
 }
 
-// Bytes of shared memory of a block that has `own` tiles of its own rows.
+// Bytes of shared memory that a block needs if it keeps `own` tiles of its own rows.
 template <class T, int HS>
 constexpr int flash_shared_bytes(FlashShape shape, int own) {
   return (own * flash_threads / 2 * shape.M + 2 * 2 * shape.J) * HS * int(sizeof(T));
 }
 
-// Whether the kernels here can do it: a head's rows are read in chunks of 16 bytes.
+// Can these kernels do this head size? They read the rows of a head in chunks of 16 bytes.
 inline bool flash_attention_fits(int head_size) { return head_size % 8 == 0 && head_size <= 128; }
 
 // Calls function(integral_constant HS) for the compiled head size that holds head_size.
@@ -285,7 +290,8 @@ void with_compiled_head_size(int head_size, Function function) {
   else function(std::integral_constant<int, 128>{});
 }
 
-// The launches of attention_forward and attention_backward (kernels/attention.cuh), whose arguments they have.
+// These two have the same arguments as attention_forward and attention_backward, which call them
+// (kernels/attention.cuh).
 template <class T>
 void flash_attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
                              cudaStream_t stream) {

@@ -4,8 +4,8 @@
 //   gelu(x)  = x·s
 //   gelu'(x) = s + x·s·(1 − s) · 2·√(2/π) · (1 + 3·0.044715 x²)
 //
-// Elementwise over n = B·T·4C elements, a pack a thread; blocks of 256 hold enough loads in flight.
-// Forward moves 2·n elements (read x, write out), backward 3·n. About 10 and 20 FLOPs an element.
+// Elementwise over n = B·T·4C elements, one pack per thread; blocks of 256 threads keep enough loads in flight.
+// Forward moves 2·n elements (reads x, writes out), backward 3·n. About 10 and 20 FLOPs per element.
 #pragma once
 
 #include "kernels/device/common.cuh"
@@ -58,7 +58,7 @@ void gelu_forward(T* out, const T* input, int rows, int columns, cudaStream_t st
   CUDA_CHECK(cudaGetLastError());
 }
 
-// gradient (rows, columns), in place: with respect to gelu's output before, to its input after.
+// gradient (rows, columns), in place: on entry with respect to gelu's output, on return with respect to its input.
 template <class T>
 void gelu_backward(T* gradient, const T* input, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;

@@ -1,13 +1,14 @@
-// Which algorithm a matrix product takes, and which of two ways to do the same: the fastest, found by timing when it is
-// first asked for.
+// Chooses the fastest algorithm of a matrix product, and the faster of two ways to compute the same, by timing them at
+// the first use.
 //
-// The same job gives the same bits only if all ranks choose alike, and a resumed run like the one before. So rank 0
-// times, the others take what it found, and checkpoints keep the choices. Ranks meet to agree on a name that is not
-// known yet, and all of them must come to that meeting, or none. This is so because
-//   - names depend on shapes and on rank 0's card and library, never on a rank's own;
-//   - all ranks ask for the same names in the same order, and what is known came from an agreement or from a checkpoint
+// The same job gives the same bits only if all ranks make the same choices, and a resumed run the same as the run
+// before. So rank 0 times, the others take its choice, and checkpoints keep all choices. A choice has a name. For a
+// name that is not known yet the ranks call a collective (`agree`), which either all of them must enter, or none. This
+// holds because
+//   - names depend on shapes and on rank 0's card and library, never on the card of another rank;
+//   - all ranks ask for the same names in the same order, and known choices came from a collective or from a checkpoint
 //     that all of them read;
-//   - a rank whose card can't do what was chosen does the next best by itself, and asks nobody (Untimed).
+//   - a rank whose card can't do what was chosen takes the next best by itself, without a collective (Untimed).
 #pragma once
 
 #include <functional>
@@ -23,17 +24,18 @@ struct GemmChoices {
   using Choose = std::function<std::string()>;
   std::string library;  // rank 0's gemm_library(): names begin with it
   std::map<std::string, std::string> known;
-  std::function<std::string(const Choose&)> agree;  // on what rank 0 chooses, if there are other ranks
-  bool by_timing = true;
+  std::function<std::string(const Choose&)> agree;  // collective: returns rank 0's choice; empty: there is one rank
+  bool by_timing = true;                            // false: time nothing (Untimed)
 
-  // All ranks come here before their first product, each with its own gemm_library().
+  // Collective, before the first product. own: this rank's gemm_library().
   void use_library(const std::string& own) {
     library = agree ? agree([&] { return own; }) : own;
   }
   std::string full_name(const std::string& name) const { return library + ' ' + name; }
   bool is_to_be_timed(const std::string& name) const { return by_timing && !known.contains(full_name(name)); }
 
-  // What is known of `name`; if nothing is, what choose() finds, or nothing ("") while nothing is timed.
+  // Returns the known choice for `name`. If there is none, calls choose() on rank 0, or returns "" while by_timing is
+  // false.
   std::string choose(const std::string& name, const Choose& choose) {
     if (is_to_be_timed(name)) return known[full_name(name)] = agree ? agree(choose) : choose();
     const auto found = known.find(full_name(name));
@@ -45,7 +47,8 @@ inline GemmChoices& gemm_choices() {
   return instance;
 }
 
-// While it lives, nothing is timed: for shapes that hardly come again, and for work that can't be done twice.
+// From its construction to its destruction nothing is timed: for shapes that hardly come again, and for work that can't
+// be done twice.
 class Untimed {
  public:
   explicit Untimed(bool wanted = true)
@@ -58,12 +61,12 @@ class Untimed {
   bool before_;
 };
 
-// Whether to do `name` by fused() or by separate(), which do the same, and may be done again and again, as both are
-// timed. fused() returns false, and does nothing, if it can't.
+// Is fused() faster than separate()? Both compute the same, and are timed, so it must be possible to call them again
+// and again. fused() returns false, and does nothing, if it can't do the work. `name` stands for this choice.
 template <class Fused, class Separate>
 bool fusing_is_faster(const std::string& name, Fused fused, Separate separate, cudaStream_t stream) {
   bool can_fuse = false;
-  if (gemm_choices().is_to_be_timed(name)) {  // all ranks choose the algorithms of each before rank 0 times the two
+  if (gemm_choices().is_to_be_timed(name)) {  // all ranks choose the algorithms of both before rank 0 times the two
     const Unobserved unobserved;
     can_fuse = fused();
     separate();

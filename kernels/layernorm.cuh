@@ -5,13 +5,15 @@
 //   backward:  with n = (r − mean)·rstd and g = dout·weight,
 //              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 //
-// Forward: a warp a row, so that only shuffles are needed; the row is read again from cache for the variance (two
-// passes: Σx² − mean² would cancel). Moves 4 elements a channel: reads residual and branch, writes r and out.
-// Backward: a block owns 32 rows, and each of its threads a pack of columns, whose parts of dweight and dbias it sums
-// in registers without any atomics. Two rows at a time are read once and stay in registers: the block adds up their
-// means, then dr is updated. Moves 4 elements a channel: reads dout, r, dr, writes dr; partial sums are 1/32 of it.
-// Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: by a
-// warp a row for the means, then by columns.
+// Forward: one warp per row, so that only shuffles are needed. The variance takes a second pass over the row, which
+// comes from cache (Σx² − mean² in one pass would lose digits by cancellation). Moves 4 elements per channel and row:
+// reads residual and branch, writes r and out.
+// Backward: one block per 32 rows. Each thread owns a pack of columns, and sums its part of dweight and dbias in
+// registers without atomics. The block reads two rows at a time once and keeps them in registers: it computes both
+// means of each row, then updates dr. Moves 4 elements per channel and row: reads dout, r and dr, writes dr; the
+// partial sums of dweight and dbias are 1/32 of that.
+// Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: first
+// by one warp per row for the means, then by columns.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +23,9 @@
 
 constexpr float layernorm_epsilon = 1e-5f;
 constexpr int layernorm_rows_per_block = 32;  // backward
-constexpr int layernorm_rows_at_once = 2;     // backward: more bytes in flight and fewer barriers, against registers
+constexpr int layernorm_rows_at_once = 2;     // backward: more rows mean more loads in flight, but more registers
 
-// Adds branch to residual (null: nothing to add), and returns the lane's part of the row's sum.
+// Adds branch to residual (null: nothing to add), and returns this lane's part of the sum of the row.
 template <class T, int N>
 __device__ float add_row(T* sum_out, const T* residual, const T* branch, int channels) {
   float sum = 0, x[N], y[N];
@@ -61,7 +63,7 @@ __global__ void residual_layernorm_forward_kernel(T* out, T* sum_out, float* mea
   const size_t offset = size_t(row) * channels;
   float total = add_row<T, N>(sum_out + offset, residual + offset, branch ? branch + offset : nullptr, channels);
   const float mean = warp_reduce_sum(total) / channels;
-  const T* normed = (branch ? sum_out : residual) + offset;  // each lane reads back what it wrote itself
+  const T* normed = (branch ? sum_out : residual) + offset;  // no barrier: each lane reads only what it wrote itself
   const float variance = warp_reduce_sum(squared_deviations<T, N>(normed, mean, channels)) / channels;
   const float rstd = 1.0f / sqrtf(variance + layernorm_epsilon);
   for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
@@ -79,14 +81,15 @@ __global__ void residual_layernorm_forward_kernel(T* out, T* sum_out, float* mea
   }
 }
 
-// Sums over a block, with one barrier; every thread gets them. `scratch`: untouched since the barrier before the last.
+// Sums each value over the block, with one barrier; every thread gets the results. `scratch` must not have been used
+// since the barrier before the last one.
 template <int count>
 __device__ void block_reduce_sums(float (&values)[count], float (&scratch)[32][count]) {
   warp_reduce_sums(values);
   if (threadIdx.x % 32 == 0) store(scratch[threadIdx.x / 32], values);
   __syncthreads();
   for (int i = 0; i < count; ++i) values[i] = 0;
-#pragma unroll 1  // warps are few, registers fewer
+#pragma unroll 1  // unrolling would cost registers and save little
   for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
     float of_warp[count];
     load(scratch[warp], of_warp);
@@ -100,7 +103,7 @@ __global__ void __launch_bounds__(kept_row_block)
 layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_partial, const T* dout, const T* residual,
                           const T* weight, const float* means, const float* rstds, int rows, int channels) {
   constexpr int R = layernorm_rows_at_once;
-  alignas(64) __shared__ float scratch[2][32][2 * R];  // in turn, for warps that are ahead of others
+  alignas(64) __shared__ float scratch[2][32][2 * R];  // two, used in turn, because some warps are ahead of others
   const int c = threadIdx.x * N, first = blockIdx.x * layernorm_rows_per_block;
   const int last = min(first + layernorm_rows_per_block, rows);
   const float one_of_channels = 1.0f / channels;
@@ -109,7 +112,7 @@ layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_par
 
   for (int row = first; row < last; row += R) {
     Pack<T, N> d_pack[R] = {}, x_pack[R] = {}, dr_pack[R] = {};
-    float mean[R] = {}, rstd[R] = {}, d[N], n[N], dr[N], sums[2 * R] = {};  // Σ g of R rows, then Σ g·n
+    float mean[R] = {}, rstd[R] = {}, d[N], n[N], dr[N], sums[2 * R] = {};  // sums: Σ g of R rows, then Σ g·n of them
 #pragma unroll
     for (int r = 0; r < R; ++r)
       if (row + r < last && c < channels) {
@@ -163,7 +166,7 @@ __global__ void layernorm_backward_long_rows_kernel(T* dresidual, float* dweight
   for (int r = threadIdx.x / 32; r < count; r += blockDim.x / 32) {
     const size_t offset = size_t(first + r) * channels;
     const float mean = means[first + r], rstd = rstds[first + r];
-    float sums[2] = {}, d[N], w[N], x[N];  // Σ g, Σ g·n
+    float sums[2] = {}, d[N], w[N], x[N];  // sums: Σ g, Σ g·n
     for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
       load(dout + offset + c, d);
       load(weight + c, w);
@@ -206,8 +209,8 @@ __global__ void layernorm_backward_long_rows_kernel(T* dresidual, float* dweight
   }
 }
 
-// out, sum (rows, C) in T; mean, rstd (rows) float. branch null: normalises residual itself and leaves sum alone.
-// `sum` may be `residual`.
+// out, sum, residual, branch (rows, C) and weight, bias (C) in T; mean, rstd (rows) float. If branch is null, residual
+// itself is normalised and sum is not written. `sum` may be `residual`.
 template <class T>
 void residual_layernorm_forward(T* out, T* sum, float* mean, float* rstd, const T* residual, const T* branch,
                                 const T* weight, const T* bias, int rows, int channels, cudaStream_t stream) {
@@ -232,7 +235,8 @@ inline size_t layernorm_workspace(int rows, int channels) {
   return 2 * round_up(size_t(blocks) * channels, size_t(64)) + column_sum_workspace(blocks, channels);
 }
 
-// dresidual (rows, C) += the gradient through the norm; dweight, dbias (C) = or +=. residual: what was normalised.
+// dresidual (rows, C) in T += the gradient through the norm. dweight, dbias (C) float are written, or added to if
+// `accumulate`. dout (rows, C); residual (rows, C): the input that forward normalised.
 template <class T>
 void layernorm_backward(T* dresidual, float* dweight, float* dbias, const T* dout, const T* residual, const T* weight,
                         const float* mean, const float* rstd, int rows, int channels, bool accumulate,

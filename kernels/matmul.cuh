@@ -1,25 +1,26 @@
-// Matrix products: the one operation with two bodies. `gemm.h` is kernels/cublaslt/gemm.h (cuBLASLt) in a GPU build and
-// cpu/gemm.h (oneDNN) on the CPU device; both offer
+// Matrix products: the only operation with two implementations. `gemm.h` is kernels/cublaslt/gemm.h (cuBLASLt) in a GPU
+// build and cpu/gemm.h (oneDNN) on the CPU device. Both offer
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
-// row-major, op transposes or not, sums in float. D is T, or float for weight gradients. use_gemm_workspace() lends
-// them gemm_workspace_bytes of device memory, or takes them back (null): they then allocate their own. gemm_library()
-// names what multiplies. There are also
+// All matrices are row-major; op transposes a matrix or leaves it as it is; sums are in float. A, B and bias are T. D
+// is T, or float for weight gradients. use_gemm_workspace() gives the library gemm_workspace_bytes of device memory;
+// null takes them away again, and then the library allocates its own. gemm_library() is the name of library and device.
+// There are also
 //
 //   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)
 //   gemm_gelu_gradient(d, before, a, b, ...):         D = A·B ⊙ gelu'(before)
 //   gemm_column_sums(d, sums, a, b, ...):             D = op(A)·B [+ D],  sums (n) of B's columns, in float
 //
-// which spare passes over memory. They return false, and do nothing, if a shape does not suit them, and always unless
-// gemm_has_epilogues<T>. Each is used where it is faster than a product and a kernel of its own: both are timed once
-// (kernels/gemm_choices.cuh).
+// which save a pass over memory. They return false, and do nothing, if they can't do a shape, or if
+// gemm_has_epilogues<T> is false. Each is used where it is faster than a product and a separate kernel: both ways are
+// timed once (kernels/gemm_choices.cuh).
 //
-// FLOPs 2·m·n·k; least bytes (m·k + k·n) inputs + m·n outputs.
+// FLOPs 2·m·n·k; moves at least m·k + k·n elements in and m·n out.
 //
 // Linear layers store their weight as (in, out), as Hugging Face's GPT-2 does:
 //   forward y = x·W + b;   backward dx = dy·Wᵀ,  dW = xᵀ·dy,  db = Σ_rows dy
-// The output head uses the token embedding (V, C) the other way round: logits = x·wteᵀ.
+// The output head uses the token embedding (V, C) transposed: logits = x·wteᵀ.
 #pragma once
 
 #include <string>
@@ -37,7 +38,8 @@ struct GemmShape {
 
 #include <gemm.h>
 
-// Does the work on matrices of T that `name` stands for, the faster way.
+// Calls fused() or separate(), which do the same work on matrices of T, whichever is faster. `name` stands for the
+// work.
 template <class T, class Fused, class Separate>
 void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Separate separate, cudaStream_t stream) {
   if (!gemm_has_epilogues<T>) return separate();
@@ -45,11 +47,11 @@ void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Se
   for (int size : {shape.m, shape.n, shape.k}) full_name += ' ' + std::to_string(size);
   bool fuse;
   {
-    const Untimed untimed(shape.accumulate);  // a sum can't be done again
+    const Untimed untimed(shape.accumulate);  // timing would repeat the work, and add to D more than once
     fuse = fusing_is_faster(full_name, fused, separate, stream);
   }
   if (fuse && fused()) return;
-  const Untimed untimed(fuse);  // only this rank can't: the others would not come to agree
+  const Untimed untimed(fuse);  // only this rank can't fuse: the others would not enter the collective of a new choice
   separate();
 }
 
@@ -89,7 +91,8 @@ void linear_gelu_forward(T* out, T* before, const T* x, const T* weight, const T
   fused_or_separate<T>("gelu", shape, fused, separate, stream);
 }
 
-// dx (rows, inputs) = dout·weightᵀ; where x is gelu(before_gelu), times gelu'(before_gelu), which may be null.
+// dx (rows, inputs) = dout (rows, outputs)·weightᵀ. If the layer's input is gelu(before_gelu), dx is also multiplied by
+// gelu'(before_gelu); null: it is not.
 template <class T>
 void input_gradient(T* dx, const T* dout, const T* weight, const T* before_gelu, int rows, int inputs, int outputs,
                     cudaStream_t stream) {
@@ -115,7 +118,7 @@ inline size_t linear_workspace(int rows, int outputs) {
   return std::max(column_sum_workspace(rows, outputs), size_t(outputs));
 }
 
-// dweight (inputs, outputs), dbias (outputs) = or +=.
+// dweight (inputs, outputs) = xᵀ·dout, dbias (outputs) = Σ_rows dout, or += if `accumulate`.
 template <class T>
 void weight_gradient(float* dweight, float* dbias, const T* dout, const T* x, int rows, int inputs, int outputs,
                      bool accumulate, float* workspace, cudaStream_t stream) {
@@ -139,7 +142,7 @@ void weight_gradient(float* dweight, float* dbias, const T* dout, const T* x, in
   fused_or_separate<T>("bias gradient", shape, fused, separate, stream);
 }
 
-// dx as above; dweight (inputs, outputs), dbias (outputs) = or +=. workspace: linear_workspace(rows, outputs) floats.
+// Computes dx, dweight and dbias as above. workspace: linear_workspace(rows, outputs) floats.
 template <class T>
 void linear_backward(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight, const T* before_gelu,
                      int rows, int inputs, int outputs, bool accumulate, float* workspace, cudaStream_t stream) {
@@ -154,7 +157,7 @@ void head_forward(T* logits, const T* x, const T* wte, int rows, int channels, i
   matmul("matmul_forward", logits, x, wte, no_bias, {.m = rows, .n = padded, .k = channels, .transpose_b = true}, stream);
 }
 
-// dx (rows, C) = dlogits·wte; dwte (padded, C) = or += dlogitsᵀ·x
+// dx (rows, C) = dlogits·wte; dwte (padded, C) = dlogitsᵀ·x, or += if `accumulate`
 template <class T>
 void head_backward(T* dx, float* dwte, const T* dlogits, const T* x, const T* wte, int rows, int channels, int padded,
                    bool accumulate, cudaStream_t stream) {

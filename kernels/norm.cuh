@@ -1,30 +1,30 @@
-// The global L2 norm of the gradients and the factor that clips them, without the host ever waiting for either.
+// The global L2 norm of the gradients and the factor that clips them. The host waits for neither.
 //
 //   norm = √Σ g² / S,   factor = min(1, clip / (norm + 1e-6)) / S   (clip 0: 1 / S)
 //
-// Where loss or norm is not finite, or beyond its limit, the factor is −1: the optimizer then changes nothing. The
-// device decides, from numbers that are the same on all ranks.
+// If loss or norm is not finite, or beyond its limit, the factor is −1, and the optimizer changes nothing. The device
+// decides this, from numbers that are the same on all ranks.
 //
 // S is the loss scale: gradients are those of S times the loss, so that small ones don't vanish in fp16 (Micikevicius
-// et al., arXiv:1710.03740, section 3.2). It is halved when they overflow, and doubled after `window` steps in which
-// they did not, as PyTorch's GradScaler does. fp32 and bf16 need none: S = 1, window 0.
+// et al., arXiv:1710.03740, section 3.2). It is halved when gradients overflow, and doubled after `window` steps
+// without overflow, as PyTorch's GradScaler does. fp32 and bf16 need no loss scale: S = 1, window 0.
 //
-// The gradients may lie in several parts, and those of other ranks elsewhere: square_sums of each part, add_up of all
-// of them, a sum over ranks, clip_factor.
+// The gradients may lie in several arrays, and on several ranks. So the caller calls square_sums for each array, add_up
+// for all partial sums, adds the totals of all ranks, and calls clip_factor.
 //
-// A tree: each thread adds eight packs, a block's width apart, and writes one partial sum; partial sums are added the
-// same way until few are left, which one block adds in double. No thread ever waits for another in the big levels.
-// Reads 4·n bytes (and a thirty-second of it again), 2 FLOPs an element.
+// A tree: each thread adds eight packs, which lie a block's width apart, and writes one partial sum. Partial sums are
+// added in the same way until few are left, which one block adds in double. Only that last level has a barrier.
+// Reads 4·n bytes (and a thirty-second of that again); 2 FLOPs per element.
 #pragma once
 
 #include "kernels/device/common.cuh"
 #include "kernels/update.h"
 
 constexpr int norm_block = 256, norm_packs = 8;
-constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats a thread
-constexpr size_t norm_last_level = 4096;                     // partial sums that the last block adds
+constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats that one thread adds
+constexpr size_t norm_last_level = 4096;                     // the last block adds at most so many partial sums
 
-// Σ f(x) of the thread's eight packs, f(x) = x² or x. All are on their way before the first of them is waited for.
+// Σ f(x) of the thread's eight packs, f(x) = x² or x. All eight loads are issued before the first is used.
 template <bool Square>
 __device__ inline float thread_sum(const float* values, size_t count) {
   constexpr int N = pack_width<float>;
@@ -84,19 +84,19 @@ __global__ void clip_factor_kernel(GradientSummary* summary, const double* total
   scale.good_steps = 0;
 }
 
-// Partial sums that one level leaves of `count` values.
+// The number of partial sums that one level makes of `count` values.
 inline size_t norm_partials(size_t count) {
   return ceil_div(count, size_t(norm_block * norm_fan_in)) * norm_block;
 }
 
-// Floats of workspace for add_up of `count` partial sums: all levels.
+// Floats of workspace that add_up needs for `count` partial sums, all levels together.
 inline size_t norm_workspace(size_t count) {
   size_t floats = 0;
   while (count > norm_last_level) floats += count = norm_partials(count);
   return floats;
 }
 
-// partials (norm_partials(count)) of the squares of values (count): one contiguous part of the gradients.
+// Writes partials (norm_partials(count)), the partial sums of the squares of values (count), one contiguous array.
 inline void square_sums(float* partials, const float* values, size_t count, cudaStream_t stream) {
   KernelRange range("square_sums", stream, 4.0 * count, 2.0 * count);
   range.writes(partials, norm_partials(count));
@@ -104,7 +104,7 @@ inline void square_sums(float* partials, const float* values, size_t count, cuda
   CUDA_CHECK(cudaGetLastError());
 }
 
-// *total (device memory) = Σ partials (count), those of all parts.
+// *total (device memory) = Σ partials (count). They are the partial sums of all arrays, one after another.
 inline void add_up(double* total, const float* partials, size_t count, float* workspace, cudaStream_t stream) {
   KernelRange range("add_up", stream, 4.0 * count, 1.0 * count);
   while (count > norm_last_level) {
@@ -118,7 +118,8 @@ inline void add_up(double* total, const float* partials, size_t count, float* wo
   CUDA_CHECK(cudaGetLastError());
 }
 
-// *summary, its scale brought up to date, from the sum of all squares and the loss; all in device memory.
+// Computes *summary (norm, factor, and the loss scale of the next step) from *total, the sum of all squares, and *loss.
+// All three are in device memory.
 inline void clip_factor(GradientSummary* summary, const double* total, const float* loss, float clip,
                         const StepLimits& limits, cudaStream_t stream) {
   KernelRange range("clip_factor", stream, 48, 12);

@@ -37,7 +37,8 @@ __device__ inline float normal_from_bits(uint32_t bits) {
   return float(q < 0 ? -z : z);
 }
 
-// Four elements of the tensor a thread, one Philox call; elements [first, end) are written, out[0] being `first`.
+// Each thread computes four elements of the tensor by one call of Philox. Elements [first, end) are written, element
+// `first` to out[0].
 [[maybe_unused]] static
 __global__ void normal_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation) {
   const size_t group = first / 4 + size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = 4 * group;
@@ -48,15 +49,15 @@ __global__ void normal_kernel(float* out, size_t first, size_t end, uint64_t key
     if (i + k >= first && i + k < end) out[i + k - first] = standard_deviation * normal_from_bits(words[k]);
 }
 
-// The key of a tensor's stream: FNV-1a of its name, mixed with the seed.
+// The key of a tensor's random numbers: FNV-1a of its name, mixed with the seed.
 inline uint64_t random_key(uint64_t seed, const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325u ^ seed * 0x9e3779b97f4a7c15u;
   for (unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
   return hash;
 }
 
-// Elements [first, first + count) of a tensor of normal(0, standard_deviation): element i depends on (key, i) alone, so
-// any rank can make any slice. Writes 4·count bytes.
+// out (count) = elements [first, first + count) of a tensor drawn from normal(0, standard_deviation). Element i depends
+// only on (key, i), so any rank can make any slice. Writes 4·count bytes.
 inline void fill_normal(float* out, size_t first, size_t count, uint64_t key, float standard_deviation,
                         cudaStream_t stream) {
   if (count == 0) return;

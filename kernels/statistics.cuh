@@ -2,20 +2,21 @@
 //
 //   sum = Σ x_i,   absolute_maximum = max |x_i|,   checksum = Σ bits(x_i) · h(i)  mod 2^64
 //
-// h(i) is odd, so that a change of one element changes the checksum whatever it is; and a hash of i, so that elements
-// that change places change it too. Integer sums have no order: the checksum does not depend on threads or device.
-// The sum is in double, in an order that count, type and device fix. NaN counts as larger than infinity.
+// h(i) is odd, so that any change of one element changes the checksum. It is a hash of i, so that two elements that
+// change places change it too. A sum of integers is the same in any order, so the checksum does not depend on threads
+// or device. The sum is in double; count, type and device determine its order. NaN counts as larger than infinity.
 //
-// A block walks a contiguous span, its threads a pack each at a time; a thread leaves one partial result, and one block
-// adds those. Reads count elements once, plus at most 65,536 partial results of 24 bytes. About 2 FLOPs an element.
+// A block walks over a contiguous span, each thread one pack at a time. Each thread writes one partial result, and one
+// block adds these. Reads count elements once, plus at most 65,536 partial results of 24 bytes. About 2 FLOPs per
+// element.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/device/common.cuh"
 
-constexpr int statistics_block = 256, statistics_packs = 8;  // packs: the least a thread reads, unless the tensor ends
-constexpr size_t statistics_blocks = 256;                    // at most
+constexpr int statistics_block = 256, statistics_packs = 8;  // a thread reads at least so many packs of a long tensor
+constexpr size_t statistics_blocks = 256;                    // at most so many blocks
 
 struct TensorStatistics {
   double sum;
@@ -34,7 +35,7 @@ __device__ inline uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
 __device__ inline uint32_t bits_of(__half x) { return __half_as_ushort(x); }
 
-// Bits of |x|: as integers they are ordered as the numbers are, NaN last.
+// The bits of |x|. As integers they have the same order as the numbers, NaN last.
 __device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 __device__ inline void add_statistics(TensorStatistics& total, const TensorStatistics& part) {
@@ -83,20 +84,20 @@ __global__ void total_statistics_kernel(TensorStatistics* result, const TensorSt
   *result = total;
 }
 
-// Elements a block reads.
+// The number of elements that each block reads.
 template <class T>
 size_t statistics_span(size_t count) {
   constexpr size_t unit = size_t(statistics_block * statistics_packs) * pack_width<T>;
   return round_up(std::max<size_t>(ceil_div(count, statistics_blocks), 1), unit);
 }
 
-// Elements of workspace for tensor_statistics.
+// The number of elements of workspace that tensor_statistics needs.
 template <class T>
 size_t tensor_statistics_workspace(size_t count) {
   return std::max<size_t>(ceil_div(count, statistics_span<T>(count)), 1) * statistics_block;
 }
 
-// *result (device memory) of values (count), which may start anywhere.
+// *result (device memory) = the statistics of values (count), which need not be aligned to a pack.
 template <class T>
 void tensor_statistics(TensorStatistics* result, const T* values, size_t count, TensorStatistics* workspace,
                        cudaStream_t stream) {

@@ -1,21 +1,21 @@
-// What an update is told, and what it reports: plain numbers, for the host and for the kernels of kernels/norm.cuh and
+// The parameters and results of an update: plain numbers, for the host and for the kernels of kernels/norm.cuh and
 // kernels/adamw.cuh.
 #pragma once
 
 #include <cmath>
 
-// What there is of each parameter, by the letter that stands for it in checkpoints.
+// The values that exist for each parameter; checkpoints name them by these letters.
 enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v' };
 
-// What the optimizer, AdamW, keeps of each parameter: named here, and nowhere else. The store shards it, the memory plan
-// counts it, and checkpoints save it as "m.NAME" and "v.NAME".
+// The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,
+// the memory plan counts them, and checkpoints save them as "m.NAME" and "v.NAME".
 constexpr State optimizer_states[] = {State::first_moment, State::second_moment};
 
 struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-// Gradients of a step beyond these are not applied.
+// If loss or norm of a step is larger than this, its gradients are not applied.
 struct StepLimits {
   float loss = INFINITY, norm = INFINITY;
 };
@@ -23,13 +23,13 @@ struct StepLimits {
 struct LossScale {
   static constexpr float least = 1, most = 1 << 24;
   float value = 1;
-  int window = 0;      // steps without overflow after which it is doubled; 0: it stays
-  int good_steps = 0;  // of them, so far
+  int window = 0;      // after so many steps without overflow it is doubled; 0: it never changes
+  int good_steps = 0;  // steps without overflow since its last change
 };
 
-// What a step's gradients came to.
+// The norm of a step's gradients, and the factor that they are multiplied by; `left_out`: they are not applied.
 struct GradientSummary {
   static constexpr float left_out = -1;
   float norm = 0, factor = 0;
-  LossScale scale;  // of the next step
+  LossScale scale;  // for the next step
 };

@@ -1,7 +1,7 @@
 // Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream of their own.
-// Every call is counted, timed, profiled and written to the flight recorder; with one rank there is nothing to do.
+// Every call is counted, timed, profiled and written to the flight recorder. With one rank every call returns at once.
 //
-// Bytes that each of N ranks sends, of a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
+// Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
 //   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather (N−1)/N·S     broadcast S on average
 #pragma once
 
@@ -34,22 +34,23 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFl
                                      : std::is_same_v<T, uint64_t>      ? ncclUint64
                                                                         : ncclUint8;  // bytes
 
-// Of one rank.
+// What one rank has sent, and how long that took.
 struct Traffic {
   std::map<std::string, double> bytes_sent;  // by collective
-  double milliseconds = 0;                   // in collectives, the wait for other ranks included
-  double exposed_milliseconds = 0;           // the part in which the compute stream stood still
+  double milliseconds = 0;                   // duration of all collectives, the wait for other ranks included
+  double exposed_milliseconds = 0;           // how long the compute stream waited for them
 };
 
 class Communicator {
  public:
-  // One rank alone.
+  // A group of one rank.
   Communicator() = default;
-  // Takes over `comm`. Its collectives enter `recorder`.
+  // Takes ownership of `comm`. Its collectives are written to `recorder`.
   Communicator(ncclComm_t comm, FlightRecorder& recorder) : comm_(comm), recorder_(&recorder) {
     NCCL_CHECK(ncclCommCount(comm, &size_));
     NCCL_CHECK(ncclCommUserRank(comm, &rank_));
-    int least = 0, greatest = 0;  // else NCCL's few blocks would queue behind all those of a matrix product
+    // Highest priority: otherwise NCCL's few blocks would wait until all blocks of a matrix product have started.
+    int least = 0, greatest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
     Profiler::instance().name_stream(stream_, "communication");
@@ -65,9 +66,9 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  cudaStream_t stream() const { return stream_; }  // where all collectives run; null with one rank
+  cudaStream_t stream() const { return stream_; }  // all collectives run on it; null with one rank
 
-  // data (count) of each rank becomes the sum (or another reduction) over the ranks.
+  // On every rank, data (count) becomes the sum (or another reduction) over the ranks.
   template <class T>
   void all_reduce(T* data, size_t count, ncclRedOp_t operation = ncclSum) {
     run("all_reduce", count * sizeof(T), 2 * others(), data, count, [&] {
@@ -75,8 +76,8 @@ class Communicator {
     });
   }
 
-  // receive (count) = piece number rank() of the sum of all ranks' send (size()·count). In place where receive is that
-  // piece of send.
+  // receive (count) = piece number rank() of the sum over all ranks of send (size()·count). Works in place if receive
+  // is that piece of send.
   template <class T>
   void reduce_scatter(T* receive, const T* send, size_t count, ncclRedOp_t operation = ncclSum) {
     run("reduce_scatter", size_ * count * sizeof(T), others(), receive, count, [&] {
@@ -84,7 +85,8 @@ class Communicator {
     });
   }
 
-  // receive (size()·count) = send (count) of all ranks, in rank order. In place where send is piece rank() of receive.
+  // receive (size()·count) = send (count) of all ranks, in rank order. Works in place if send is piece number rank() of
+  // receive.
   template <class T>
   void all_gather(T* receive, const T* send, size_t count) {
     run("all_gather", size_ * count * sizeof(T), others(), receive, size_ * count, [&] {
@@ -92,7 +94,7 @@ class Communicator {
     });
   }
 
-  // data (count) of every rank = data of rank `root`.
+  // On every rank, data (count) becomes the data of rank `root`.
   template <class T>
   void broadcast(T* data, size_t count, int root) {
     run("broadcast", count * sizeof(T), rank_ == root ? size_ - 1 : 0, data, count, [&] {
@@ -100,7 +102,8 @@ class Communicator {
     });
   }
 
-  // Both ends at once, so that rings and pairs don't wait for each other.
+  // Sends to one rank and receives from another in one operation, so that ranks in a ring or a pair don't wait for each
+  // other forever.
   template <class T>
   void send_receive(const T* send, int to, T* receive, int from, size_t count) {
     run("send_receive", count * sizeof(T), 1, receive, count, [&] {
@@ -111,14 +114,14 @@ class Communicator {
     });
   }
 
-  // Collectives issued from now on come after what `stream` has been given so far.
+  // Collectives issued from now on start after all work that `stream` has been given so far.
   void after(cudaStream_t stream) {
     if (size_ == 1) return;
     order_.record(stream);
     CUDA_CHECK(cudaStreamWaitEvent(stream_, order_));
   }
 
-  // `stream` goes on when `event` has been recorded; the time it stands still is exposed communication.
+  // Makes `stream` wait for `event`. The time that it waits counts as exposed communication.
   void wait(cudaStream_t stream, const Event& event) {
     if (size_ == 1) return;
     std::lock_guard lock(mutex_);
@@ -128,20 +131,20 @@ class Communicator {
     waiting.front().end.record(stream);
     waits_.splice(waits_.end(), waiting);
   }
-  // The same for all that has been issued here.
+  // Makes `stream` wait for all collectives that have been issued so far.
   void wait_for_all(cudaStream_t stream) {
     if (size_ == 1) return;
     order_.record(stream_);
     wait(stream, order_);
   }
 
-  // What is sent from now on counts together; a number for take_traffic.
+  // Starts a new count of what is sent. Returns the count's number, for take_traffic.
   int begin_traffic() {
     std::lock_guard lock(mutex_);
     return ++count_;
   }
 
-  // What was sent under this number, and how long that took as far as it has finished. Earlier numbers are forgotten.
+  // Returns what was sent under this number, and how long its finished collectives took. Drops earlier numbers.
   Traffic take_traffic(int number) {
     std::lock_guard lock(mutex_);
     collect_finished();
@@ -150,8 +153,8 @@ class Communicator {
     return taken;
   }
 
-  // Tells the flight recorder what has finished, and throws what NCCL has noticed since. For the thread that looks
-  // after the mesh.
+  // Tells the flight recorder which collectives have finished, and throws if NCCL has found an error since the last
+  // call. For the mesh's own thread (mesh.cuh).
   void refresh() {
     ncclResult_t error = ncclSuccess;
     if (comm_) NCCL_CHECK(ncclCommGetAsyncError(comm_, &error));
@@ -163,14 +166,14 @@ class Communicator {
  private:
   struct Timed {
     Event start{cudaEventDefault}, end{cudaEventDefault};
-    uint64_t sequence = 0;  // the flight recorder's
-    int count = 0;          // the traffic's number
+    uint64_t sequence = 0;  // number of the call in the flight recorder
+    int count = 0;          // number of the traffic count it belongs to
   };
 
   double others() const { return double(size_ - 1) / size_; }
 
-  // bytes: of the buffer, the same on every rank, as the flight recorder wants it; this rank sends `share` of them, and
-  // will have written `written` (count).
+  // Issues one collective. bytes: size of the buffer, the same on every rank, for the flight recorder. This rank sends
+  // `share` times as many bytes, and `written` (count) is what the collective writes on it.
   template <class T, class Issue>
   void run(const char* name, size_t bytes, double share, const T* written, size_t count, Issue issue) {
     if (size_ == 1) return;
@@ -187,7 +190,7 @@ class Communicator {
     if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) range.writes(written, count);
   }
 
-  // One that is not in use.
+  // Takes an element that is not in use, or makes a new one.
   std::list<Timed> unused() {
     std::list<Timed> one;
     if (free_.empty()) one.emplace_back();
@@ -213,7 +216,7 @@ class Communicator {
   int rank_ = 0, size_ = 1;
   cudaStream_t stream_ = nullptr;
   Event order_;
-  std::mutex mutex_;  // of what refresh() reads too
+  std::mutex mutex_;  // protects what refresh() reads on another thread
   std::list<Timed> pending_, waits_, free_;
   int count_ = 0;
   std::map<int, Traffic> traffic_;

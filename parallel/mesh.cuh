@@ -1,7 +1,7 @@
-// The mesh: this rank's place among all, its device, and the groups it talks to.
+// The mesh: this rank's place among all ranks, its device, and the groups that it communicates with.
 //
 // Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and pipeline parallelism), so that tensor
-// parallel ranks are neighbours on one node. So far every axis but dp has one rank.
+// parallel ranks are neighbours on one node. So far every axis except dp has one rank.
 #pragma once
 
 #include <condition_variable>
@@ -30,7 +30,7 @@ inline MeshPlace place_of(int rank, const MeshShape& shape) {
           rank / (shape.tp * shape.cp * shape.dp)};
 }
 
-// Makes the rank's device the current one of this thread; its number. Collective.
+// Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective.
 inline int take_device(Control& control, bool may_share) {
   SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
   const cudaError_t error = cudaGetDeviceCount(&mine.count);
@@ -46,7 +46,7 @@ inline int take_device(Control& control, bool may_share) {
     throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
                              "): check nvidia-smi, or build for the CPU with `make cpu`");
   const DeviceChoice choice = choose_device(all, control.rank(), may_share);
-  // NCCL refuses two ranks on one GPU of a host; ranks that claim hosts of their own may share it, over sockets.
+  // NCCL refuses two ranks on one GPU of a host. Ranks that say they are on different hosts may share it, over sockets.
   if (choice.shared) setenv("NCCL_HOSTID", ("rank" + std::to_string(control.rank())).c_str(), 1);
   CUDA_CHECK(cudaSetDevice(choice.device));
   return choice.device;
@@ -84,8 +84,8 @@ class Mesh {
   Communicator& dp() { return *dp_; }
 
  private:
-  // One of each collective: NCCL takes the memory for a kind when it is first called, and the model is to see how much
-  // is left (kernels/device/memory.cuh).
+  // Calls each collective once. NCCL takes memory for a collective at its first call, and the model must see how much
+  // is left after that (kernels/device/memory.cuh).
   void connect() {
     float* data = nullptr;
     const size_t ranks = size_t(dp_->size());
@@ -100,8 +100,8 @@ class Mesh {
     CUDA_CHECK(cudaFree(data));
   }
 
-  // Asks the device what has finished. A thread of its own, since a driver that is stuck may not answer, and the
-  // heartbeats must go on then.
+  // Asks the device again and again which collectives have finished. This has a thread of its own, because a driver
+  // that is stuck may not answer, and heartbeats must go on even then.
   void look_after(Control& control, const std::stop_token& stop) {
     std::mutex mutex;
     std::condition_variable_any sleep;
@@ -121,5 +121,5 @@ class Mesh {
   MeshPlace place_;
   int device_;
   std::unique_ptr<Communicator> dp_;
-  std::jthread caretaker_;  // last: it ends first
+  std::jthread caretaker_;  // declared last, so that it ends before the other members are destroyed
 };

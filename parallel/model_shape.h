@@ -2,13 +2,13 @@
 #pragma once
 
 struct ModelShape {
-  // Far beyond any use, and small enough that no count of bytes reaches 2^64.
+  // Upper limits: far larger than any model in use, and small enough that no number of bytes reaches 2^64.
   static constexpr int most_layers = 1000, most_channels = 100'000, most_vocabulary = 10'000'000,
                        most_positions = 1 << 24;
   int layers, heads, channels, vocabulary, positions;
   bool operator==(const ModelShape&) const = default;
 
   int head_size() const { return channels / heads; }
-  // Rows of wte in memory: a multiple of 128 makes the largest matrix product of the model an even one.
+  // Rows of wte in memory: a multiple of 128, so that the tiles of the model's largest matrix product are all full.
   int padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
 };

@@ -1,5 +1,5 @@
-// The parameters of a model as the program sees them, whatever their storage type: their state, from and to the host.
-// parallel/zero.cuh has them in memory.
+// The interface to the parameters of a model, the same for every storage type: a step's calls, and copies of their
+// state to and from the host. parallel/zero.cuh implements it.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 #include "parallel/shards.h"
 
 struct StoreOptions {
-  int stage = 0;
-  bool training = true;              // false: weights alone
-  bool stochastic_rounding = false;  // bf16 without masters
-  LossScale loss_scale = {};         // for fp16
-  bool reduce_narrow = false;        // gradients travel as T, not as float
+  int stage = 0;                     // of ZeRO, 0 to 3
+  bool training = true;              // false: weights only, without gradients and optimizer state
+  bool stochastic_rounding = false;  // bf16 without fp32 master weights
+  LossScale loss_scale = {};         // the first one, for fp16
+  bool reduce_narrow = false;        // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;
 };
 
-// A gradient to be written, or added to.
+// Where to write a gradient. accumulate: add to what is there.
 struct Gradient {
   float* data;
   bool accumulate;
@@ -27,39 +27,39 @@ struct Gradient {
 
 class Parameters {
  public:
-  // values: device memory, an element for each of the tensor's, of `bytes` bytes
+  // values: the tensor's elements in device memory, of `bytes` bytes each; what: "weights", "masters", ...
   using Visit = std::function<void(const TensorDescriptor&, const std::string& what, const void* values, size_t bytes)>;
 
   virtual ~Parameters() = default;
 
   virtual const Shards& shards() const = 0;
-  // The parts of tensors whose state this rank keeps: all in stage 0, else its pieces.
+  // The slices of tensors whose state this rank keeps: all tensors in stage 0, else those in its pieces.
   virtual std::vector<Slice> own_slices() const = 0;
 
-  // All zero, padding included, no update applied, and the loss scale that the options give.
+  // Sets everything to zero, padding and the number of updates included, and the loss scale to that of the options.
   virtual void clear() = 0;
-  // Fresh weights drawn from the seed (training stores only; gradients serve as scratch and are zero again after it).
+  // Draws initial weights from the seed. For training only: the gradients serve as workspace, and are zero afterwards.
   virtual void initialize() = 0;
-  // Updates that were applied so far, and the loss scale for the next step.
+  // Sets the number of updates applied so far, and the loss scale for the next step.
   virtual void set_progress(size_t updates, const LossScale& scale) = 0;
-  // On the stream: `to` is filled when that has been waited for.
+  // Copies a slice to host memory, on the stream: `to` is filled when the caller has waited for the stream.
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
   virtual void copy_in(const Slice& slice, State state, const std::vector<float>& from) = 0;
 
-  // Everything that all ranks must hold alike. Collective.
+  // Visits every array that must be the same on all ranks. Collective.
   virtual void visit_replicated(const Visit& visit) = 0;
   // ---- a step
 
-  // To be called before the micro-step's forward pass. Gradients of the first are written, of later ones added; after
-  // the last they are reduced over the ranks.
+  // To be called before the micro-step's forward pass. The first micro-step overwrites the gradients, later ones add to
+  // them. After the last one they are reduced over the ranks.
   virtual void begin_micro_step(bool first, bool last) = 0;
-  // Will the pass that follows neither send anything nor wait for anything sent? Then its work is the same every time.
+  // Will the next pass run without any collective, and without waiting for one? Then its work is the same every time.
   virtual bool is_quiet() const = 0;
-  // Where the gradients of a unit go that is to be computed next.
+  // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
-  // Clips the gradients by their global norm and applies AdamW, unless *loss (device memory, the same on all ranks, on
-  // its way on the stream of collectives) or the norm is not finite or beyond `limits`.
+  // Clips the gradients by their global norm and applies AdamW. If *loss or the norm is not finite or beyond `limits`,
+  // nothing is changed. loss: device memory; a collective that is still running may write it, the same on all ranks.
   virtual void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) = 0;
-  // What the last step's gradients came to, and the loss scale for the next. Device memory.
+  // Norm and clip factor of the last step's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

@@ -1,7 +1,15 @@
-// How units are cut into pieces, one a rank. A unit of `count` elements has N pieces of ⌈count / N⌉ elements, rounded
-// up to TensorList::alignment, and is padded to N pieces: any number of ranks fits any model.
+// How units are cut into pieces, one per rank. The words of this folder:
 //
-// Arrays that hold whole units, and arrays that hold one rank's pieces, have the units one after another.
+//   unit    the tensors that are gathered and reduced together: the embedding, a block, or the final norm (tensors.h)
+//   whole   a unit padded to N equal pieces, for N ranks
+//   piece   one of these N parts; rank r keeps piece r of every unit. A piece may hold parts of several tensors
+//   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
+//   own     what this rank keeps of a unit: the whole unit in ZeRO stage 0, else its piece
+//   slot    a buffer on the device that can hold one whole unit; units may take turns in it (zero.cuh)
+//
+// A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
+// any number of ranks fits any model. Arrays of whole units, and arrays of one rank's pieces, hold all units in order.
+// (Token shards are something else: files of training data, runtime/data.h.)
 #pragma once
 
 #include <algorithm>
@@ -9,11 +17,10 @@
 
 #include "parallel/tensors.h"
 
-// Neighbouring elements of one tensor that lie in one piece.
 struct Slice {
   const TensorDescriptor* tensor;
-  size_t first, count;  // elements of the unpadded tensor
-  size_t in_unit;       // where `first` lies, from the start of the unit
+  size_t first, count;  // elements [first, first + count) of the unpadded tensor
+  size_t in_unit;       // offset of element `first` from the start of the unit, in elements
 };
 
 class Shards {
@@ -29,15 +36,16 @@ class Shards {
 
   int units() const { return int(piece_.size()); }
   int rank() const { return rank_; }
-  size_t piece(int unit) const { return piece_[unit]; }             // elements of a rank's piece
-  size_t whole(int unit) const { return piece_[unit] * ranks_; }    // elements of a padded unit
+  // All of these are numbers of elements.
+  size_t piece(int unit) const { return piece_[unit]; }             // size of one piece
+  size_t whole(int unit) const { return piece_[unit] * ranks_; }    // size of the padded unit
   size_t piece_offset(int unit) const { return piece_offset_[unit]; }
   size_t whole_offset(int unit) const { return piece_offset_[unit] * ranks_; }
-  size_t all_pieces() const { return pieces_; }                     // elements of a rank's pieces of all units
+  size_t all_pieces() const { return pieces_; }                     // size of one rank's pieces of all units
   size_t all_whole() const { return pieces_ * ranks_; }
-  size_t begin(int unit) const { return piece_[unit] * rank_; }     // this rank's piece, from the start of the unit
+  size_t begin(int unit) const { return piece_[unit] * rank_; }     // offset of this rank's piece in the unit
 
-  // The parts of tensors in elements [begin, begin + count) of a unit; padding left out.
+  // The slices of tensors that lie in elements [begin, begin + count) of a unit. Padding is left out.
   std::vector<Slice> slices(int unit, size_t begin, size_t count) const {
     std::vector<Slice> slices;
     const size_t end = begin + count;
@@ -49,7 +57,8 @@ class Shards {
     return slices;
   }
 
-  // What this rank writes of a checkpoint: its pieces, in every stage, so that ranks share the work.
+  // The slices that this rank writes to a checkpoint: those in its pieces, in every stage, so that ranks share the
+  // work.
   std::vector<Slice> slices_of_rank() const {
     std::vector<Slice> all;
     for (int unit = 0; unit < units(); ++unit)

@@ -1,9 +1,9 @@
-// The list of parameters: the one description of the model's tensors. The model takes its pointers from it, and
+// The list of parameters: the only description of the model's tensors. The model takes its pointers from it, and
 // initialisation, optimizer, ZeRO, checkpoints and the memory plan read it.
 //
 // Tensors are grouped into *units*, which are stored as one contiguous padded buffer each: unit 0 is the embedding,
-// units 1..L are the blocks, unit L+1 is the final norm. Inside a unit the matrices come first, so that "does this
-// element decay?" is one comparison with the unit's `decayed` count.
+// units 1..L are the blocks, unit L+1 is the final norm. Inside a unit the matrices come first, so that one comparison
+// with the unit's `decayed` count tells whether an element has weight decay.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 
 enum class Initial { normal, residual_normal, zero, one };
 
-// The tensors of each kind of unit, by their numbers in it. TensorList says what they are.
+// The number of each tensor in its unit, for the three kinds of unit. TensorList has their names and shapes.
 enum EmbeddingTensor { wte, wpe };
 enum BlockTensor {
   qkv_weight, projection_weight, up_weight, down_weight,
@@ -26,11 +26,11 @@ enum BlockTensor {
 enum FinalNormTensor { final_norm_weight, final_norm_bias };
 
 struct TensorDescriptor {
-  std::string name;           // Hugging Face's, without "transformer."
-  std::vector<size_t> shape;  // global and unpadded; linear layers (in, out)
+  std::string name;           // Hugging Face's name, without "transformer."
+  std::vector<size_t> shape;  // of the unpadded tensor; weights of linear layers are (in, out)
   Initial initial;
   int unit;
-  size_t offset;  // elements from the start of the unit
+  size_t offset;  // from the start of the unit, in elements
 
   size_t count() const {
     size_t product = 1;
@@ -41,15 +41,15 @@ struct TensorDescriptor {
 };
 
 struct Unit {
-  size_t offset;   // elements from the start of the model
-  size_t count;    // elements, padding included
-  size_t decayed;  // leading elements with weight decay
+  size_t offset;   // from the start of the model, in elements
+  size_t count;    // number of elements, padding included
+  size_t decayed;  // the first so many elements have weight decay, the others have none
   size_t first_tensor;
 };
 
 class TensorList {
  public:
-  static constexpr size_t alignment = 64;  // elements: every tensor starts on a cache line, in any dtype
+  static constexpr size_t alignment = 64;  // elements; so every tensor starts on a cache line in any dtype
 
   explicit TensorList(const ModelShape& shape) : shape_(shape) {
     const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
@@ -86,7 +86,7 @@ class TensorList {
   size_t padded_count() const { return padded_count_; }  // elements of the whole model in memory
   size_t parameters() const { return parameters_; }      // Ψ: padding excluded
 
-  // Elements from the start of the model.
+  // The tensor's offset from the start of the model, in elements.
   size_t offset(const TensorDescriptor& tensor) const { return units_[tensor.unit].offset + tensor.offset; }
 
   // Standard deviation of a tensor's initial values (GPT-2: residual projections scaled by 1/√(2L)).
@@ -96,7 +96,7 @@ class TensorList {
 
  private:
   struct Row {
-    int number;  // in its unit
+    int number;  // of the tensor in its unit
     const char* name;
     std::vector<size_t> shape;
     Initial initial;
@@ -124,8 +124,8 @@ class TensorList {
   size_t padded_count_ = 0, parameters_ = 0;
 };
 
-// Pointers to the tensors of a unit that lies at `data`: tensors[qkv_weight]. E is the storage type, const for weights,
-// or float for gradients.
+// Pointers to the tensors of one unit, whose first element is at `data`. For example, w[qkv_weight] is the pointer to
+// the weight of qkv. E is the storage type (const for weights), or float for gradients.
 template <class E>
 struct UnitTensors {
   E* data;

@@ -1,23 +1,23 @@
 // The parameter store: where weights, gradients and optimizer state live, how ranks share them (ZeRO: Rajbhandari et
-// al., arXiv:1910.02054), and the update that turns gradients into weights. The model asks for units and never for
-// memory, so its code is the same in every stage:
+// al., arXiv:1910.02054), and the update of the weights by the gradients. The model asks for units and never for
+// memory, so its code is the same in every stage (shards.h explains unit, whole, piece and slot):
 //
-//   stage   weights   gradients   optimizer   travels a step of A micro-steps, in units of (N−1)/N · parameters
+//   stage   weights   gradients   optimizer   sent per step of A micro-steps, in units of (N−1)/N · parameters
 //   0       whole     whole       whole       2    all_reduce of the gradients
 //   1       whole     whole       piece       2    reduce_scatter of the gradients, all_gather of the weights
 //   2       whole     piece       piece       A+1  reduce_scatter after each micro-step, all_gather
 //   3       piece     piece       piece       3A   the same, and all_gather of the weights before forward and backward
 //
-// A whole unit lies in a *slot*. Where units are kept as pieces, blocks take turns in a ring of two slots: while one is
-// computed, the next is gathered, or the one before reduced, on the communication stream. The embedding and the final
-// norm have slots of their own, so they travel once a step: the last column is an upper bound (test/ranks/test_zero.cu
-// has the exact counts).
+// The model computes with whole units, and each lies in a *slot*. Where units are kept as pieces, the blocks take turns
+// in a ring of two slots: while one block is computed, the next one is gathered, or the one before is reduced, on the
+// communication stream. The embedding and the final norm have slots of their own, so they are sent once per step. That
+// makes the last column an upper bound (test/ranks/test_zero.cu has the exact counts).
 //
-//   weights    T      what the model computes with
-//   gradients  float  sums over the micro-steps of a step, whatever T is
-//   masters    float  what AdamW updates; in fp32 the weights themselves. None with stochastic rounding
-//   states     float  what the optimizer keeps (kernels/update.h): AdamW's moments
-// Padding is zero everywhere and stays so: its gradient is zero.
+//   weights    T      the model computes with them; T is the storage type: float, bf16 or half
+//   gradients  float  sums over the micro-steps of a step, for any T
+//   masters    float  AdamW updates them; in fp32 they are the weights themselves. None with stochastic rounding
+//   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments
+// Padding is zero everywhere and stays zero, because its gradient is zero.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +40,8 @@ class ParameterStore final : public Parameters {
  public:
   static constexpr bool is_float = std::is_same_v<T, float>;
 
-  // Adds its categories to `memory`; usable when that has been allocated and clear() called. The work of the model is
-  // on `stream`.
+  // Adds its categories to `memory`. The store can be used when `memory` has been allocated and clear() called. The
+  // model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Communicator& dp,
                  cudaStream_t stream)
       : list_(list), options_(options), dp_(dp), stream_(stream), shards_(list, dp.size(), dp.rank()),
@@ -77,9 +77,9 @@ class ParameterStore final : public Parameters {
     weights_changed();
   }
 
-  // ---- what the model asks for, all of it on the stream
+  // ---- what the model calls; all of it is ordered with the stream
 
-  // Weights of a unit, whole. Starts to gather the unit that comes next in this pass.
+  // Returns the whole unit's weights, and starts to gather the unit that comes next in this pass.
   const T* acquire(int unit, Pass pass) {
     Slot<T>& slot = fetch(unit);
     settle(slot);
@@ -99,7 +99,7 @@ class ParameterStore final : public Parameters {
     return {slot.data, accumulates(unit) && !first_micro_step_};
   }
 
-  // The gradients of a unit are complete in this micro-step.
+  // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
     if (dp_.size() == 1 || (accumulates(unit) && !last_micro_step_)) return;
     Slot<float>& slot = slot_of(gradient_slots_, unit);
@@ -109,8 +109,8 @@ class ParameterStore final : public Parameters {
     slot.moving = true;
   }
 
-  // Not where blocks take turns, nor where gradients are reduced (last) or updated weights gathered (the first of
-  // stage 1).
+  // A pass is not quiet where blocks take turns in slots (stages 2 and 3), in the last micro-step, which reduces
+  // gradients, and in the first micro-step of stage 1, which gathers the updated weights.
   bool is_quiet() const override {
     if (dp_.size() == 1) return true;
     if (stage_ > 1 || last_micro_step_) return false;
@@ -126,7 +126,8 @@ class ParameterStore final : public Parameters {
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
       update_unit(unit, options);
-      if (unit == 0) weights_changed(), fetch(0);  // the embedding is the largest: it travels during the rest
+      // The embedding is the largest unit: it is gathered while the others are updated.
+      if (unit == 0) weights_changed(), fetch(0);
     }
   }
 
@@ -148,7 +149,7 @@ class ParameterStore final : public Parameters {
       out = place(out ? out : array(State::gradient, tensor.unit), slice);
       fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
                   list_.standard_deviation(tensor), stream_);
-      if constexpr (!is_float)  // tensors are padded with zeros
+      if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
         narrow(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
     }
     clear(gradients_, gradient_total());
@@ -200,17 +201,18 @@ class ParameterStore final : public Parameters {
   }
 
  private:
-  // Room for one whole unit.
+  // A buffer for one whole unit.
   template <class E>
   struct Slot {
     E* data = nullptr;
     size_t count = 0;
-    int unit = -1;        // whose valid weights are here; -1: nobody's
-    Event moved;          // the last gather into it or reduction out of it
-    bool moving = false;  // the work stream has not waited for that yet
+    int unit = -1;        // the unit whose valid weights are in the slot; -1: none
+    Event moved;          // recorded after the last gather into the slot or reduction out of it
+    bool moving = false;  // the model's stream has not waited for `moved` yet
   };
 
-  // ---- slots: first the embedding's, last the final norm's, between them one for each block or a ring
+  // ---- slots: the first is the embedding's, the last the final norm's; between them is one per block, or a ring of
+  // two
 
   int ring_slots() const { return 2 + std::min(2, shards_.units() - 2); }
 
@@ -221,7 +223,7 @@ class ParameterStore final : public Parameters {
     return slots[1 + (unit - 1) % (slots.size() - 2)];
   }
 
-  // Gradients of this unit add up in its slot over the micro-steps; others are reduced after each.
+  // Do this unit's gradients add up in its slot over the micro-steps? Those of other units are reduced after each one.
   bool accumulates(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
 
   template <class E>
@@ -236,7 +238,7 @@ class ParameterStore final : public Parameters {
     slot.unit = unit;
     if (stage_ == 0) return slot;
     const bool is_block = unit > 0 && unit + 1 < shards_.units();
-    const TraceScope scope(is_block ? unit - 1 : -1);  // the gathered layer: it may be fetched ahead of the computed one
+    const TraceScope scope(is_block ? unit - 1 : -1);  // the layer that is gathered, not the one being computed
     dp_.after(stream_);
     dp_.all_gather(slot.data, static_cast<const T*>(own_weights(unit)), shards_.piece(unit));
     slot.moved.record(dp_.stream());
@@ -303,7 +305,7 @@ class ParameterStore final : public Parameters {
           decayed, options, stream_);
   }
 
-  // ---- what this rank keeps of a unit: all of it in stage 0, else its piece
+  // ---- what this rank keeps of a unit: the whole unit in stage 0, else its piece
 
   size_t own_begin(int unit) const { return stage_ ? shards_.begin(unit) : 0; }
   size_t own_count(int unit) const { return stage_ ? shards_.piece(unit) : shards_.whole(unit); }
@@ -316,7 +318,7 @@ class ParameterStore final : public Parameters {
     return stage_ == 3 ? weight_pieces_ + own_offset(unit) : weights_ + shards_.whole_offset(unit) + own_begin(unit);
   }
 
-  // Null: weights that are kept only as T.
+  // Where this rank keeps a state of a unit, as float. Null for weights that are kept only as T.
   float* array(State state, int unit) const {
     for (size_t i = 0; i < std::size(optimizer_states); ++i)
       if (state == optimizer_states[i]) return states_[i] + own_offset(unit);
@@ -381,7 +383,7 @@ class ParameterStore final : public Parameters {
   bool first_micro_step_ = true, last_micro_step_ = true;
   T *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float *gradients_ = nullptr, *masters_ = nullptr;
-  float* states_[std::size(optimizer_states)] = {};  // in their order
+  float* states_[std::size(optimizer_states)] = {};  // in the order of optimizer_states
   float* partials_ = nullptr;
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;

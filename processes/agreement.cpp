@@ -13,7 +13,7 @@
 
 namespace {
 
-// Texts of any bytes but NUL, which ends each of them.
+// Joins texts, each followed by NUL. The texts may hold any byte except NUL.
 std::string joined(const std::vector<std::string>& texts) {
   std::string all;
   for (const std::string& text : texts) all += text + '\0';

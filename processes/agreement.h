@@ -1,5 +1,5 @@
-// What all ranks must have alike before they work together: the program, the options, the data. A rank that differs is
-// refused with the difference, not with a wrong result hours later.
+// Checks that the program, the options and the data are the same on all ranks before they work together. If a rank
+// differs, the job ends with a message that shows the difference, not with a wrong result hours later.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 #include "processes/control.h"
 
-// Of the running program's file, so that two builds are told apart.
+// The checksum of the running program's file, which is different for two builds.
 std::string program_checksum();
 
-// What is called `name`: a text, or several, of any bytes but NUL; `cure` follows the difference. Fails alike on every
-// rank.
+// Collective. Fails on every rank if `mine`, one text or several, is not the same on all ranks. Texts may hold any byte
+// except NUL. The error message names the thing by `name`, shows the difference, and ends with `cure`.
 void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure);
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure);

@@ -19,8 +19,8 @@
 
 namespace {
 
-// SIGTERM: a launcher that lost one rank sends it to the others, who would be gone before they know why. So the control
-// thread notes it and gives the verdict a moment to come, before it lets the signal have its way.
+// A launcher that has lost one rank sends SIGTERM to the others, which would end before rank 0's verdict tells the
+// reason. So the control thread waits a moment for the verdict before it lets the signal end the process.
 std::atomic<bool> sigterm_came = false;
 void note_sigterm(int) { sigterm_came = true; }
 
@@ -32,7 +32,7 @@ std::string seconds(double number) {
   return text.str();
 }
 
-// Of a heartbeat.
+// The flight record in the text of a heartbeat.
 FlightBrief brief_of(const std::string& text) {
   const nlohmann::json record = nlohmann::json::parse(text);
   return {record.at(0), record.at(1), record.at(2)};
@@ -41,10 +41,10 @@ FlightBrief brief_of(const std::string& text) {
 }  // namespace
 
 Control::Control(Listener listener, int size, const std::string& token, double timeout_s)
-    : Control(0, Reception(std::move(listener), size, token).wait_for_all(timeout_s)) {}
+    : Control(0, RendezvousServer(std::move(listener), size, token).wait_for_all(timeout_s)) {}
 
 Control::Control(const Endpoint& rank_0, int rank, int size, double timeout_s)
-    : Control(rank, Visitor(rank_0, rank, size).join(timeout_s)) {}
+    : Control(rank, RendezvousClient(rank_0, rank, size).join(timeout_s)) {}
 
 Control::~Control() {
   stopping_ = true;
@@ -82,7 +82,7 @@ bool Control::do_last_work() {
   std::fflush(stdout);
   if (thread_.joinable()) {
     submit({FrameType::report, std::to_string(exit_code) + " " + message});
-    for (int tenths = 0; tenths < 20 || ending_; ++tenths)  // the verdict ends this process before
+    for (int tenths = 0; tenths < 20 || ending_; ++tenths)  // normally the verdict ends this process during the wait
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   print_error(one_line(size() == 1 ? message : who(peers_, rank_) + ": " + message));
@@ -123,7 +123,7 @@ void Control::submit(Frame frame) {
   eventfd_write(wake_.get(), 1);
 }
 
-// A contribution travels as a line with the meeting's name and place, then the bytes.
+// A contribution is sent as one line with the meeting's name and place, followed by the bytes.
 std::vector<std::string> Control::meet(const char* name, const Place& place, FrameType type, const std::string& mine,
                                        double patience) {
   if (size() == 1) return {mine};
@@ -167,7 +167,8 @@ void Control::serve() try {
   _exit(1);
 }
 
-// This process stood still, perhaps the whole job did: stopped and continued. Nobody else was silent.
+// This process itself was stopped and continued, perhaps the whole job was. So silence of the others in that time does
+// not count.
 void Control::forgive(double now, double seconds) {
   for (Connection* connection : open_connections(peers_)) connection->last_heard = now;
   if (FlightRecorder* recorder = recorder_) recorder->forgive(seconds);
@@ -200,14 +201,15 @@ void Control::handle(int from, Frame frame) {
     }
     case FrameType::verdict: {
       const bool reported = frame.payload.ends_with(" reported");
-      if (reported && do_last_work()) linger(peers_, 300);  // a launcher kills the rest when the first one is gone
+      if (reported && do_last_work()) linger(peers_, 300);  // a launcher kills all ranks when the first one ends
       _exit(std::stoi(frame.payload));
     }
     default: throw std::runtime_error("a frame of type " + std::to_string(int(frame.type)) + " out of turn");
   }
 }
 
-// Rank 0: when all have come to the same place, they get the sizes (uint64 each), then the bytes.
+// On rank 0: keeps a contribution to the meeting under way. When all ranks have sent theirs, from the same place, it
+// sends them the sizes of all texts (uint64 each), followed by the bytes.
 void Control::collect(int from, Frame frame) {
   const bool for_all = frame.type == FrameType::for_all;
   const size_t line = frame.payload.find('\n');
@@ -254,15 +256,16 @@ void Control::beat(double now) {
   const nlohmann::json beat = {record.waiting, record.place, record.history};
   const Packet packet = pack(FrameType::heartbeat, beat.dump());
   for (Connection* connection : open_connections(peers_))
-    if (!connection->has_unsent()) connection->send(packet);  // else there is sign of life enough
+    if (!connection->has_unsent()) connection->send(packet);  // unsent bytes show that this rank is alive, too
 }
 
 // ---- what ends the job
 
 void Control::judge(double now) {
-  const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // a launcher may notice first
+  const double patience_s = sigterm_came ? 3 * period() : silence_s_.load();  // the launcher may have noticed first
   for (int rank = 0; rank < size(); ++rank) {
-    if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5 * period());  // all say where they are
+    // The time is enough for every rank's next heartbeat, which says where the rank is.
+    if (rank_ == 0 && is_hung(rank)) add_failure({Fault::hung, rank, ""}, 1.5 * period());
     const Connection* connection = peers_[size_t(rank)].connection.get();
     if (connection && !connection->is_open())
       lose({Fault::died, rank, " died" + reason(connection->error())});
@@ -283,7 +286,7 @@ void Control::lose(const Failure& failure) {
   _exit(1);
 }
 
-// The first one of a rank counts.
+// Adds a failure, unless the rank has one already: only a rank's first failure counts.
 void Control::add_failure(const Failure& failure, double patience_s) {
   if (failed_[size_t(failure.rank)]) return;
   failed_[size_t(failure.rank)] = true;
@@ -295,7 +298,7 @@ void Control::add_failure(const Failure& failure, double patience_s) {
 [[noreturn]] void Control::end_job() {
   std::stable_sort(failures_.begin(), failures_.end(), [](auto& a, auto& b) {
     if (a.fault != b.fault) return a.fault < b.fault;
-    return a.fault != Fault::reported && a.rank < b.rank;  // the first report counts; deaths come in any order
+    return a.fault != Fault::reported && a.rank < b.rank;  // the first report counts; deaths are noticed in any order
   });
   const Failure& cause = failures_[0];
   std::vector<int> alike;
@@ -321,7 +324,7 @@ void Control::add_failure(const Failure& failure, double patience_s) {
   _exit(cause.exit_code);
 }
 
-// The smaller groups first.
+// Lists groups of ranks by place, the smallest group first.
 std::string Control::list_groups(const RanksAt& ranks_at) const {
   std::multimap<size_t, std::string> by_size;
   for (const auto& [place, ranks] : ranks_at)
@@ -331,7 +334,8 @@ std::string Control::list_groups(const RanksAt& ranks_at) const {
   return line;
 }
 
-// "rank 1 in host barrier (train_gpt.cu:116), ranks 0, 2 in host all_gather (mesh.cuh:67)": those that have come.
+// "rank 1 in host barrier (train_gpt.cu:116), ranks 0, 2 in host all_gather (mesh.cuh:67)": the ranks that have entered
+// the meeting under way.
 std::string Control::where_ranks_meet() const {
   RanksAt ranks_at;
   for (int rank = 0; rank < size(); ++rank)
@@ -339,7 +343,7 @@ std::string Control::where_ranks_meet() const {
   return list_groups(ranks_at);
 }
 
-// "rank 2 not yet in #119, ranks 0, 1, 3 in #119 all_gather of 4096 bytes"; then a line a rank with its last
+// "rank 2 not yet in #119, ranks 0, 1, 3 in #119 all_gather of 4096 bytes", then one line per rank with its last
 // collectives.
 std::string Control::where_ranks_are() const {
   RanksAt ranks_at;

@@ -1,15 +1,16 @@
-// The control plane of a job: every rank holds a TCP connection to rank 0 as long as the job runs, and a thread on each
-// rank serves it. It carries what ranks must tell each other (all_gather, barrier), and sees to it that a job with a
-// dead, stopped, failed or hanging rank ends on all ranks within 30 seconds, with one line that names the rank.
+// The control plane of a job: every rank has a TCP connection to rank 0 as long as the job runs, and a thread on each
+// rank serves it. It carries the host's collectives (all_gather, gather, barrier), and it ends a job with a dead,
+// stopped, failed or hanging rank on all ranks within 30 seconds, with one line that names the rank.
 //
-// Each rank sends a heartbeat once a second, its flight record in brief: JSON [seconds waiting, place, history]. Rank 0
-// collects what goes wrong: a connection that closes, silence, an error that a rank reports, a collective that takes
-// too long. It waits a moment for what others have to say, decides, prints the line, and sends its verdict, the exit
-// code, to all, who end quietly. If rank 0 itself is gone, each rank says so for itself. All end by _exit: destructors
-// and MPI would wait for ranks that are no more.
+// Each rank sends a heartbeat once per second. It holds a summary of the rank's flight record: JSON [seconds waiting,
+// place, history]. Rank 0 collects failures: a connection that closes, a rank that is silent, an error that a rank
+// reports, a collective that takes too long. It waits a moment for failures of other ranks, decides which is the cause,
+// prints one line, and sends its verdict, the exit code, to all ranks, which end without a message. If rank 0 itself is
+// gone, each rank prints that. All ranks end by _exit, because destructors and MPI would wait for ranks that are gone.
 //
-// When ranks meet (all_gather, gather, barrier, finish), each says where in the source it does. Ranks that meet in
-// different places have parted ways, by an error of the program: the job ends, and the line names the places.
+// A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
+// enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the
+// message names the lines.
 #pragma once
 
 #include <algorithm>
@@ -28,13 +29,13 @@
 
 class Control {
  public:
-  // One rank alone: no socket, no thread, nothing that can go wrong.
+  // A job of one rank, without sockets and threads.
   Control() : peers_(1) { peers_[0] = this_process(); }
-  // Rank 0 of `size`: returns when all have come.
+  // For rank 0 of `size` ranks. Returns when all ranks have connected.
   Control(Listener listener, int size, const std::string& token, double timeout_s);
-  // Another rank.
+  // For the other ranks.
   Control(const Endpoint& rank_0, int rank, int size, double timeout_s);
-  // Without finish() the others take this rank for dead.
+  // If finish() was not called before, the other ranks report that this rank died.
   ~Control();
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
@@ -46,41 +47,42 @@ class Control {
 
   using Place = std::source_location;
 
-  // Everybody's `mine`, by rank. Called by all ranks in the same order and at the same place of the source, in one
-  // thread each; so are gather, barrier and finish.
-  // patience: how many times the collective time-out the others may take
+  // Returns the texts `mine` of all ranks, by rank. All ranks must call it in the same order and at the same line of
+  // the source, each in one thread only; that holds for gather, barrier and finish, too.
+  // patience: the other ranks may take so many times the collective time-out.
   std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current());
-  // The same for rank 0; the others get empty texts.
+  // Returns the texts on rank 0, and empty texts on the other ranks.
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
 
-  // From now on a collective in `recorder` (which lives as long as this) that is not left after `collective_timeout_s`
-  // (0: it may take any time) ends the job, as does a rank that is silent for `silence_s`.
+  // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
+  // limit), or if a rank is silent for `silence_s` seconds. `recorder` must live as long as this object.
   void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
 
-  // What each rank does before an error that one of them has reported ends the job, in the control thread: true if there
-  // was something to do, for which it may take its time. Nothing is done where a rank died, is silent or hangs.
+  // Sets the work that every rank does before the job ends because one rank has reported an error. The control thread
+  // does it, and it may take long. It returns true if there was something to do. It is not done if a rank died, is
+  // silent or hangs.
   using LastWork = std::function<bool()>;
   void before_end(LastWork work);
 
-  // This rank's own error ends the job. What several ranks report in the same words is said once.
+  // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once.
   [[noreturn]] void fail(const std::string& message, int exit_code = 1);
 
-  // The good end, when all ranks have come to it: from then on they may go as they like.
+  // The end of a successful job. Returns when all ranks have called it; then each rank may end at any time.
   void finish(Place place = Place::current());
 
  private:
-  // In order of precedence: what comes first here is likely the cause of what follows.
+  // In order of precedence: a fault that is listed earlier is probably the cause of later ones.
   enum class Fault { died, reported, parted, silent, hung };
 
   struct Failure {
     Fault fault;
     int rank;
-    std::string message;  // after the rank's name
+    std::string message;  // printed after the rank's name
     int exit_code = 1;
   };
 
-  // What a rank brings to a meeting.
+  // The part of one rank in a meeting: the line where it enters, and its text.
   struct Contribution {
     std::string place, bytes;
   };
@@ -96,7 +98,7 @@ class Control {
 
   // ---- the control thread
 
-  double period() const { return std::min(1.0, silence_s_ / 5); }  // of heartbeats, seconds
+  double period() const { return std::min(1.0, silence_s_ / 5); }  // time between heartbeats, in seconds
 
   void serve();
   void forgive(double now, double seconds);
@@ -123,9 +125,10 @@ class Control {
   int rank_ = 0;
   Peers peers_;
 
-  // Of the control thread. By rank, on rank 0: contributions to the meeting under way, last heartbeats, who failed
+  // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meeting under way, last
+  // heartbeats, and who has failed.
   std::vector<std::optional<Contribution>> contributions_;
-  size_t meetings_ = 0;  // that have taken place, on rank 0
+  size_t meetings_ = 0;  // number of meetings so far, on rank 0
   std::vector<FlightBrief> heartbeats_;
   std::vector<bool> failed_;
   std::vector<Failure> failures_;
@@ -135,10 +138,10 @@ class Control {
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
   std::atomic<FlightRecorder*> recorder_ = nullptr;
 
-  std::mutex mutex_;  // of the next three
+  std::mutex mutex_;  // protects the next three
   std::condition_variable gathered_changed_;
   std::vector<Frame> outbox_;
-  std::vector<std::string> gathered_;  // empty: not yet
+  std::vector<std::string> gathered_;  // the result of the meeting under way; empty: not there yet
 
   std::mutex last_work_mutex_;
   LastWork last_work_;

@@ -29,7 +29,7 @@ DeviceChoice choose_device(const std::vector<SeenDevices>& all, int rank, bool m
     ++neighbours;
     distinct.insert(other.first);
   }
-  if (int(distinct.size()) == neighbours) return {};  // the launcher chose
+  if (int(distinct.size()) == neighbours) return {};  // the launcher chose: each rank takes its first device
   const bool shared = neighbours > mine.count;
   if (shared && !may_share)
     fail(mine.host, " has ", neighbours, " ranks and ", mine.count, mine.count == 1 ? " GPU" : " GPUs",

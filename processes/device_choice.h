@@ -1,31 +1,31 @@
-// Which of the devices that it sees a rank takes: the one of its place among the ranks of its host. Some launchers choose
-// themselves: they set CUDA_VISIBLE_DEVICES so that each rank sees its own device alone, or first (0,1,2 for one rank,
-// 1,2,0 for the next). Then it is the first.
+// Chooses one of the devices that a rank sees: rank number i of a host takes device i. Some launchers choose
+// themselves: they set CUDA_VISIBLE_DEVICES so that each rank sees only its own device, or sees it first (0,1,2 for one
+// rank, 1,2,0 for the next). Then each rank takes its first device.
 #pragma once
 
 #include <string>
 #include <vector>
 
-// What a rank tells the others of its host and devices.
+// What a rank tells the others about its host and its devices.
 struct SeenDevices {
-  std::string host, boot;  // two hosts may have one name
+  std::string host, boot;  // host name and boot_id(), because two hosts may have the same name
   int count = 0;
   std::string first;  // UUID of the first device
 
   bool same_host(const SeenDevices& other) const { return host == other.host && boot == other.boot; }
 };
 
-// As ranks tell one another.
+// The text that ranks send each other.
 std::string text_of(const SeenDevices& seen);
 SeenDevices seen_devices(const std::string& text);
 
 struct DeviceChoice {
   int device = 0;
-  bool shared = false;  // with other ranks
+  bool shared = false;  // other ranks use the same device
 };
 
-// Different on every host, and after every start of it.
+// An id that is different on every host, and after every boot of the host.
 std::string boot_id();
 
-// `all`: by rank. Fails if a host has more ranks than devices and they may not share.
+// all: by rank. Fails if a host has more ranks than devices and may_share is false.
 DeviceChoice choose_device(const std::vector<SeenDevices>& all, int rank, bool may_share);

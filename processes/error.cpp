@@ -7,8 +7,8 @@
 
 namespace {
 
-// Bytes of the character that `text` begins with, in UTF-8; 0: it begins with a control character, or with something
-// else that is no text.
+// The number of bytes of the UTF-8 character that `text` begins with; 0 if it is a control character or not valid
+// UTF-8.
 size_t printable_bytes(std::string_view text) {
   const uint32_t first = static_cast<unsigned char>(text[0]);
   if (first < 0x80) return first >= 0x20 && first != 0x7f;
@@ -20,7 +20,7 @@ size_t printable_bytes(std::string_view text) {
     if ((text[i] & 0xc0) != 0x80) return 0;
     code_point = code_point << 6 | (text[i] & 0x3f);
   }
-  constexpr uint32_t least[] = {0, 0, 0xa0, 0x800, 0x10000};  // that takes so many bytes and is no control character
+  constexpr uint32_t least[] = {0, 0, 0xa0, 0x800, 0x10000};  // smallest printable code point by number of bytes
   const bool surrogate = code_point >= 0xd800 && code_point < 0xe000;
   return code_point >= least[bytes] && code_point <= 0x10ffff && !surrogate ? bytes : 0;
 }
@@ -46,5 +46,5 @@ std::string excerpt(std::string_view text) {
 
 void print_error(const std::string& text) {
   const std::string message = "train_gpt: " + text + "\n";
-  (void)!write(STDERR_FILENO, message.data(), message.size());  // one call: ranks share a terminal
+  (void)!write(STDERR_FILENO, message.data(), message.size());  // one call, because ranks share a terminal
 }

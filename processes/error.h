@@ -1,5 +1,5 @@
-// Errors of the whole program: one exception that carries one clear line. The line names the thing, the value
-// and the cure; main() prints it and ends with a non-zero exit code.
+// Errors of the whole program: an exception with one clear line, which names the thing, the value and the cure. main()
+// prints it and ends with a non-zero exit code.
 #pragma once
 
 #include <exception>
@@ -28,12 +28,12 @@ template <class... Parts>
 // An error stays one line of valid UTF-8 even if a file name in it is not: every other byte becomes a question mark.
 std::string one_line(std::string_view text);
 
-// Text from a file that nobody vouches for, made fit for an error line: in quotes, printable, not too long.
+// Makes text from an untrusted file fit for an error line: in quotes, printable, not too long.
 std::string excerpt(std::string_view text);
 
 void print_error(const std::string& text);
 
-// Why the work cannot be done; empty: it is done.
+// Does the work. Returns the error message if it fails; empty: it is done.
 template <class Work>
 std::string attempt(Work work) {
   try {

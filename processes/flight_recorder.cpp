@@ -14,7 +14,7 @@ uint64_t FlightRecorder::enter(const char* name, size_t bytes, double patience) 
 void FlightRecorder::leave(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   Entry& entry = entries_[sequence % capacity];
-  if (entry.sequence == sequence) entry.left = steady_seconds();  // else a newer one has taken its place
+  if (entry.sequence == sequence) entry.left = steady_seconds();  // else a newer collective has overwritten it
 }
 
 std::vector<FlightRecorder::Entry> FlightRecorder::entries() const {

@@ -1,6 +1,6 @@
-// The flight recorder: what this rank's last collectives were, which of them are under way, and since when. Threads
-// that enqueue collectives, or see them end, write it; the control thread (processes/control.h) reads it: when a job
-// hangs, the records of all ranks say where they differ.
+// The flight recorder lists this rank's last collectives, which of them are under way, and since when. Threads that
+// enqueue collectives, or notice their end, write it; the control thread (processes/control.h) reads it. When a job
+// hangs, the records of all ranks show where they differ.
 //
 // Collectives are numbered from 1 in the order in which a rank enters them. Times are seconds of steady_seconds().
 #pragma once
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-// Seconds on a clock that never jumps; where it starts means nothing.
+// Seconds on a clock that never jumps, from an arbitrary start.
 inline double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -26,21 +26,21 @@ class FlightRecorder {
   struct Entry {
     uint64_t sequence = 0;
     const char* name = "";  // a string literal
-    size_t bytes = 0;  // the same on all ranks, as name is: what differs is taken for the reason of a hang
+    size_t bytes = 0;  // like name, the same on all ranks; a rank that differs is reported as the reason of a hang
     double entered = 0;
     std::optional<double> left;
-    double patience = 1;  // how many times the usual time-out it may take: 10 if files are read or written meanwhile
+    double patience = 1;  // it may take so many times the usual time-out: 10 if files are read or written meanwhile
   };
 
-  // The number of the collective that begins.
+  // Records that a collective begins. Returns its number.
   uint64_t enter(const char* name, size_t bytes, double patience = 1);
 
   void leave(uint64_t sequence);
 
-  // Oldest first.
+  // The recorded collectives, oldest first.
   std::vector<Entry> entries() const;
 
-  // This process stood still for so long (stopped and continued, say): not the collectives' fault.
+  // This process was stopped for so many seconds: they do not count for the collectives under way.
   void forgive(double seconds);
 
  private:
@@ -49,10 +49,10 @@ class FlightRecorder {
   uint64_t last_ = 0;
 };
 
-// A flight record in brief, as the ranks tell it to rank 0.
+// The summary of a flight record that ranks send to rank 0.
 struct FlightBrief {
-  double waiting = 0;          // seconds since the oldest collective under way was entered / its patience; 0: none is
-  std::string place, history;  // "in #118 all_reduce of 4096 bytes"; the last few, separated by " | "
+  double waiting = 0;          // seconds since the oldest unfinished collective began / its patience; 0: there is none
+  std::string place, history;  // "in #118 all_reduce of 4096 bytes"; the last few collectives, separated by " | "
 };
 
 FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, double now);

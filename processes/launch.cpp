@@ -53,14 +53,14 @@ std::optional<Launch> find_rank(const std::string& how, const char* rank_name, c
   return Launch{int(*rank), int(*size), how, false, {}};
 }
 
-// Where rank 0 is to listen, if the environment says so.
+// The port on which rank 0 must listen, if the environment gives one.
 std::optional<long> master_port() {
   std::optional<long> port = environment_number("MASTER_PORT", 1, 65534);
   if (port && environment("TORCHELASTIC_USE_AGENT_STORE") == "True") ++*port;
   return port;
 }
 
-// Where a job without MPI meets.
+// Sets where rank 0 listens in a job without MPI.
 void find_endpoint(Launch& launch) {
   std::string host = environment("MASTER_ADDR"), token = environment("GPT_JOB_TOKEN");
   std::optional<long> port = master_port();
@@ -73,7 +73,7 @@ void find_endpoint(Launch& launch) {
   if (host.empty() || !port)
     fail(launch.how, " started rank ", launch.rank, " of ", launch.size, " without ",
          host.empty() ? "MASTER_ADDR: set it to the host of rank 0" : "MASTER_PORT: set it to a free port there");
-  if (token.empty()) {  // not the address: rank 0 may have been given another name of it
+  if (token.empty()) {  // the address is not part of it, because ranks may know rank 0's host by different names
     const bool srun = launch.how == "srun";
     token = environment(srun ? "SLURM_JOB_ID" : "TORCHELASTIC_RUN_ID") + " " +
             environment(srun ? "SLURM_STEP_ID" : "TORCHELASTIC_RESTART_COUNT") + " " + std::to_string(*port);
@@ -82,7 +82,7 @@ void find_endpoint(Launch& launch) {
 }
 
 #ifdef GPT_MPI
-// Where other hosts may find this one, and where this one finds itself.
+// The addresses of this host, for ranks on other hosts and on this one.
 std::vector<std::string> own_addresses() {
   std::vector<std::string> addresses;
   ifaddrs* interfaces = nullptr;
@@ -130,7 +130,7 @@ std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) 
 }
 #endif
 
-// Name service may be a little late for a fresh host.
+// Waits until the name can be resolved. The name service may not know a new host yet.
 void check_resolves(const std::string& host, double patience_s) {
   const double deadline = steady_seconds() + patience_s;
   for (std::string problem; !resolve(host, 0, problem); std::this_thread::sleep_for(std::chrono::milliseconds(200)))
@@ -163,7 +163,7 @@ Launch find_launch() {
   auto mpirun = find_rank("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   if (!mpirun && !in_slurm_step) mpirun = find_rank("mpirun", "PMI_RANK", "PMI_SIZE");
   const auto torchrun = find_rank("torchrun", "RANK", "WORLD_SIZE");
-  if (torchrun) environment_number("LOCAL_RANK", 0, torchrun->size - 1);  // may be missing: hosts are compared
+  if (torchrun) environment_number("LOCAL_RANK", 0, torchrun->size - 1);  // only checked; it may be missing
   if (mpirun && torchrun && (mpirun->rank != torchrun->rank || mpirun->size != torchrun->size))
     fail("RANK ", torchrun->rank, " of WORLD_SIZE ", torchrun->size, ", but mpirun says rank ", mpirun->rank, " of ",
          mpirun->size, ": unset RANK and WORLD_SIZE, or start without mpirun");

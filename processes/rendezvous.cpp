@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr double answer_patience_s = 10;  // how long a visitor waits for one
+constexpr double answer_patience_s = 10;  // how long a client waits for the server's answer
 
 }  // namespace
 
@@ -59,18 +59,18 @@ void linger(const Peers& peers, double seconds) {
 
 // ---- rank 0
 
-Reception::Reception(Listener listener, int size, const std::string& token)
+RendezvousServer::RendezvousServer(Listener listener, int size, const std::string& token)
     : listener_(std::move(listener)), token_(token), peers_(size_t(size)) {
   peers_[0] = this_process();
   rlimit files;
   getrlimit(RLIMIT_NOFILE, &files);
-  files.rlim_cur = files.rlim_max;  // a connection for each rank
+  files.rlim_cur = files.rlim_max;  // one connection for each rank is needed
   setrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_max < rlim_t(size) + 64)
     fail("rank 0 may open ", files.rlim_max, " files, and ", size, " ranks need ", size + 64, ": raise ulimit -n there");
 }
 
-Peers Reception::wait_for_all(double timeout_s) {
+Peers RendezvousServer::wait_for_all(double timeout_s) {
   const double deadline = steady_seconds() + timeout_s;
   for (std::vector<int> missing = missing_ranks(); !missing.empty(); missing = missing_ranks()) {
     if (steady_seconds() > deadline) give_up(missing, timeout_s);
@@ -82,7 +82,7 @@ Peers Reception::wait_for_all(double timeout_s) {
   return std::move(peers_);
 }
 
-void Reception::serve() {
+void RendezvousServer::serve() {
   constexpr double patience_s = 5;
   std::vector<Connection*> connections = open_connections(peers_);
   for (Stranger& stranger : strangers_) connections.push_back(&stranger.connection);
@@ -94,8 +94,8 @@ void Reception::serve() {
     strangers_.push_back({Connection(std::move(socket), longest_hello), steady_seconds() + patience_s});
 }
 
-// Whether this stranger has become a rank, was refused, or is none of ours.
-bool Reception::is_settled(Connection& stranger) {
+// Is this connection's case decided? It has become a rank, was refused, or is no rank of this job.
+bool RendezvousServer::is_settled(Connection& stranger) {
   const std::optional<Frame> frame = stranger.next();
   if (!frame) return false;
   try {
@@ -110,12 +110,12 @@ bool Reception::is_settled(Connection& stranger) {
     stranger.longest_payload = longest_frame;
     peers_[size_t(rank)] = {hello.at("host"), hello.at("pid"),
                                               std::make_unique<Connection>(std::move(stranger))};
-  } catch (const nlohmann::json::exception&) {  // none of ours
+  } catch (const nlohmann::json::exception&) {  // not a rank of this job
   }
   return true;
 }
 
-std::string Reception::objection(int64_t rank, int64_t size) const {
+std::string RendezvousServer::objection(int64_t rank, int64_t size) const {
   const int64_t expected = int64_t(peers_.size());
   if (size != expected)
     return "it says there are " + std::to_string(size) + " ranks, rank 0 says " + std::to_string(expected);
@@ -125,15 +125,15 @@ std::string Reception::objection(int64_t rank, int64_t size) const {
   return "";
 }
 
-// Who came and left may come again.
-std::vector<int> Reception::missing_ranks() const {
+// The ranks that are not connected. A rank that was connected and left is missing again, and may come back.
+std::vector<int> RendezvousServer::missing_ranks() const {
   std::vector<int> missing;
   for (size_t rank = 1; rank < peers_.size(); ++rank)
     if (!peers_[rank].is_connected()) missing.push_back(int(rank));
   return missing;
 }
 
-[[noreturn]] void Reception::give_up(const std::vector<int>& missing, double timeout_s) {
+[[noreturn]] void RendezvousServer::give_up(const std::vector<int>& missing, double timeout_s) {
   send_to_all(peers_, FrameType::verdict, "1");
   linger(peers_, 1);
   fail(rank_list(missing), " of ", peers_.size(), " did not arrive within ", timeout_s,
@@ -142,11 +142,12 @@ std::vector<int> Reception::missing_ranks() const {
 
 // ---- the other ranks
 
-Visitor::Visitor(const Endpoint& rank_0, int rank, int size) : rank_0_(rank_0), rank_(rank), peers_(size_t(size)) {
+RendezvousClient::RendezvousClient(const Endpoint& rank_0, int rank, int size)
+    : rank_0_(rank_0), rank_(rank), peers_(size_t(size)) {
   peers_[size_t(rank)] = this_process();
 }
 
-Peers Visitor::join(double timeout_s) {
+Peers RendezvousClient::join(double timeout_s) {
   const double deadline = steady_seconds() + timeout_s;
   for (double pause = 0.02; steady_seconds() < deadline; pause = std::min(2 * pause, 0.5)) {
     for (const std::string& host : rank_0_.hosts)
@@ -157,7 +158,7 @@ Peers Visitor::join(double timeout_s) {
        problem_, "): start it too, and check the address and firewalls");
 }
 
-bool Visitor::knock(const std::string& host, double deadline) {
+bool RendezvousClient::knock(const std::string& host, double deadline) {
   const double seconds_left = std::max(0.1, deadline - steady_seconds());
   Descriptor socket = connect_to(host, rank_0_.port, std::min(seconds_left, 3.0), problem_);
   if (!socket) return false;
@@ -174,9 +175,9 @@ bool Visitor::knock(const std::string& host, double deadline) {
   return false;
 }
 
-Peers Visitor::wait_for_start(double timeout_s) {
-  const std::optional<Frame> frame = next_frame(timeout_s + answer_patience_s);  // rank 0 gives up first
-  if (frame && frame->type == FrameType::verdict) _exit(std::stoi(frame->payload));  // rank 0 says why
+Peers RendezvousClient::wait_for_start(double timeout_s) {
+  const std::optional<Frame> frame = next_frame(timeout_s + answer_patience_s);  // longer than rank 0 waits
+  if (frame && frame->type == FrameType::verdict) _exit(std::stoi(frame->payload));  // rank 0 prints the reason
   if (!frame || frame->type != FrameType::start) fail(who(peers_, rank_), ": rank 0 left before all ranks had come");
   const nlohmann::json table = nlohmann::json::parse(frame->payload);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
@@ -186,8 +187,8 @@ Peers Visitor::wait_for_start(double timeout_s) {
   return std::move(peers_);
 }
 
-// None: rank 0 closed the connection, or time ran out.
-std::optional<Frame> Visitor::next_frame(double seconds) {
+// Waits for the next frame. Returns none if rank 0 closed the connection, or time ran out.
+std::optional<Frame> RendezvousClient::next_frame(double seconds) {
   Connection& connection = *peers_[0].connection;
   for (const double end = steady_seconds() + seconds; steady_seconds() < end;) {
     if (std::optional<Frame> frame = connection.next()) return frame;

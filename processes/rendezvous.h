@@ -1,9 +1,11 @@
-// How the ranks of a job meet: rank 0 listens until all have come, the others knock until they are let in.
+// How the ranks of a job find each other: rank 0 is the server, which listens until all ranks have connected. The other
+// ranks are clients, which try to connect until the server accepts them.
 //
-// A rank introduces itself with a `hello` frame (processes/socket.h), JSON {"protocol", "token", "rank", "size", "host",
-// "pid"}. Rank 0 answers `accepted`, or `refused` and the reason; who has no token, sends something else or nothing
-// within some seconds is cut off without an answer. When all are there, rank 0 sends `start`: [[host, pid], ...] by
-// rank. When they are not within the time-out, it sends `verdict` instead: the job is over.
+// A client introduces itself with a `hello` frame (processes/socket.h), JSON {"protocol", "token", "rank", "size",
+// "host", "pid"}. The server answers `accepted`, or `refused` and the reason. It closes a connection without an answer
+// if the token is wrong, or if no valid hello comes within some seconds. When all ranks are connected, the server sends
+// `start`: [[host, pid], ...] by rank. If they are not connected within the time-out, it sends `verdict` instead, which
+// ends the job.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +17,7 @@
 
 #include "processes/socket.h"
 
-// Where rank 0 is to be found; names and addresses are tried in turn.
+// Where rank 0 listens. Clients try the host names and addresses in turn.
 struct Endpoint {
   std::vector<std::string> hosts;
   int port = 0;
@@ -25,7 +27,7 @@ struct Endpoint {
 struct Peer {
   std::string host;
   long pid = 0;
-  std::unique_ptr<Connection> connection;  // rank 0 has one to each other rank, these have one to rank 0
+  std::unique_ptr<Connection> connection;  // rank 0 has one to every other rank; these have only one, to rank 0
 
   bool is_connected() const { return connection && connection->is_open(); }
 };
@@ -36,27 +38,30 @@ constexpr size_t longest_hello = size_t(1) << 16, longest_frame = size_t(1) << 3
 
 Peer this_process();
 
+// "rank 3 (host node1, pid 1234)"
 std::string who(const Peers& peers, int rank);
 
-// "rank 3", "ranks 0-2, 5"
+// "rank 3", or "ranks 0-2, 5"
 std::string rank_list(const std::vector<int>& ranks);
 
 std::vector<Connection*> open_connections(const Peers& peers);
 
 void send_to_all(const Peers& peers, FrameType type, const std::string& payload);
 
-// Before this side closes, the others must have read what was sent, and closed theirs: closing may discard it.
+// Waits, at most so many seconds, until all others have read what was sent and have closed their ends. To be called
+// before this side closes, because closing may discard what was sent.
 void linger(const Peers& peers, double seconds);
 
 // ---- rank 0
 
-class Reception {
+class RendezvousServer {
  public:
-  Reception(Listener listener, int size, const std::string& token);
+  RendezvousServer(Listener listener, int size, const std::string& token);
 
   Peers wait_for_all(double timeout_s);
 
  private:
+  // A connection whose hello has not come yet.
   struct Stranger {
     Connection connection;
     double deadline;
@@ -71,14 +76,14 @@ class Reception {
   Listener listener_;
   std::string token_;
   Peers peers_;
-  std::vector<Stranger> strangers_;  // who have not said yet who they are
+  std::vector<Stranger> strangers_;
 };
 
 // ---- the other ranks
 
-class Visitor {
+class RendezvousClient {
  public:
-  Visitor(const Endpoint& rank_0, int rank, int size);
+  RendezvousClient(const Endpoint& rank_0, int rank, int size);
 
   Peers join(double timeout_s);
 
@@ -90,5 +95,5 @@ class Visitor {
   Endpoint rank_0_;
   int rank_;
   Peers peers_;
-  std::string problem_;  // of the last attempt
+  std::string problem_;  // why the last attempt to connect failed
 };

@@ -11,7 +11,8 @@
 
 namespace {
 
-// Not for children of this process: they would keep its connections open when it dies.
+// Child processes do not inherit the socket (SOCK_CLOEXEC): they would keep the connection open after this process
+// dies.
 Descriptor open_socket(int family) {
   return Descriptor(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
@@ -20,7 +21,7 @@ void set_option(const Descriptor& socket, int level, int name, int value) {
   setsockopt(socket.get(), level, name, &value, sizeof value);
 }
 
-// 0, or the error.
+// Connects; returns 0 or the errno.
 int connect_within(const Descriptor& socket, const addrinfo& to, double seconds) {
   if (connect(socket.get(), to.ai_addr, to.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
@@ -34,7 +35,7 @@ int connect_within(const Descriptor& socket, const addrinfo& to, double seconds)
 }  // namespace
 
 Listener::Listener(int port) {
-  if (listen_on(AF_INET6, port) || listen_on(AF_INET, port)) return;  // IPv6 takes IPv4 too, where there is IPv6
+  if (listen_on(AF_INET6, port) || listen_on(AF_INET, port)) return;  // an IPv6 socket accepts IPv4 connections, too
   fail("port ", port, errno == EADDRINUSE ? " is in use" : std::string(" cannot be used: ") + std::strerror(errno),
        " on this host: choose another MASTER_PORT");
 }
@@ -50,7 +51,7 @@ bool Listener::listen_on(int family, int port) {
   socket_ = open_socket(family);
   set_option(socket_, SOL_SOCKET, SO_REUSEADDR, 1);
   if (family == AF_INET6) set_option(socket_, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  sockaddr_in6 any{};  // an IPv4 address starts alike: family, port, zeros
+  sockaddr_in6 any{};  // an IPv4 address begins with the same fields: family, port, then zeros
   any.sin6_family = sa_family_t(family);
   any.sin6_port = htons(uint16_t(port));
   return bind(descriptor(), reinterpret_cast<sockaddr*>(&any), sizeof any) == 0 && listen(descriptor(), 4096) == 0;

@@ -1,7 +1,7 @@
-// TCP for the control plane: a listener, a way to connect, and connections that carry frames and never block.
+// TCP for the control plane: a listener, a function to connect, and connections that carry frames and never block.
 //
-// A frame is 8 bytes, the payload's length and the frame's type (uint32 each, little-endian like all our hosts), then
-// the payload. A connection accepts no length beyond `longest_payload`, and allocates only for bytes that have come.
+// A frame is the payload's length and the frame's type (uint32 each, little-endian like all our hosts), followed by the
+// payload. A connection accepts no length beyond `longest_payload`, and allocates memory only for received bytes.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ class Descriptor {
 
 class Listener {
  public:
-  // On all of this host's addresses; port 0: any free one.
+  // Listens on all addresses of this host; port 0: any free port.
   explicit Listener(int port);
 
   int descriptor() const { return socket_.get(); }
@@ -55,10 +55,10 @@ class Listener {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// All addresses that a name stands for; none: `problem` says why.
+// All addresses of a host name. If there is none, `problem` becomes the reason.
 Addresses resolve(const std::string& host, int port, std::string& problem);
 
-// An empty descriptor: `problem` says why.
+// Connects within so many seconds. If that fails, the descriptor is empty and `problem` becomes the reason.
 Descriptor connect_to(const std::string& host, int port, double seconds, std::string& problem);
 
 enum class FrameType : uint32_t { hello, accepted, refused, start, for_all, for_rank_0, gathered, heartbeat, report, verdict };
@@ -68,7 +68,7 @@ struct Frame {
   std::string payload;
 };
 
-// A frame as it travels; shared by the connections that it goes to.
+// The bytes of a frame, shared by all connections that send it.
 using Packet = std::shared_ptr<const std::string>;
 
 Packet pack(FrameType type, const std::string& payload);
@@ -82,19 +82,20 @@ class Connection {
 
   int descriptor() const { return socket_.get(); }
   bool is_open() const { return bool(socket_); }
-  int error() const { return error_; }  // why it is closed; 0: the other side closed it
+  int error() const { return error_; }  // the errno that closed it; 0: the other side closed it
   bool has_unsent() const { return !unsent_.empty(); }
 
   void send(Packet packet);
   void send(FrameType type, const std::string& payload) { send(pack(type, payload)); }
 
-  // Sends what the socket takes now. What is broken is found out by receive(), after the bytes that still came.
+  // Sends as many bytes as the socket takes now. It ignores errors: receive() finds them, after the last received
+  // bytes.
   void flush();
 
-  // Takes what has come: a megabyte at most, so that nobody else waits long.
+  // Reads what has arrived, at most a megabyte, so that other connections need not wait long.
   void receive();
 
-  // The next whole frame.
+  // Returns the next complete frame, if there is one.
   std::optional<Frame> next();
 
  private:
@@ -102,10 +103,11 @@ class Connection {
 
   Descriptor socket_;
   std::deque<Packet> unsent_;
-  size_t sent_ = 0;  // bytes of the first
+  size_t sent_ = 0;  // so many bytes of unsent_[0] have been sent
   std::string input_;
   int error_ = 0;
 };
 
-// Waits until there is something to do on a connection or on `extra` (a descriptor, or -1: none), and moves the bytes.
+// Waits, at most so many milliseconds, until a connection or the descriptor `extra` (-1: none) has something to do, and
+// sends and receives on all connections.
 void exchange(const std::vector<Connection*>& connections, int extra, int milliseconds);

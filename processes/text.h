@@ -1,4 +1,4 @@
-// Names that processes print and compare: of this host, and of bytes.
+// Texts that processes print and compare: the name of this host, and checksums.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 std::string host_name();
 
-// 16 digits.
+// The number in 16 hexadecimal digits.
 std::string hexadecimal(uint64_t number);
 
-// XXH3, 64 bits (https://xxhash.com), hexadecimal. Not for security.
+// The 64-bit XXH3 checksum (https://xxhash.com), hexadecimal. It is not secure against attackers.
 std::string xxh3(std::string_view bytes);

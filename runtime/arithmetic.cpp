@@ -18,7 +18,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
   for (const auto& [key, value] : wanted.items()) {
     const bool known = stored.contains(key);
-    if (!known && key == "train_tokens_checksum") continue;  // checkpoints of earlier versions have none
+    if (!known && key == "train_tokens_checksum") continue;  // checkpoints of earlier versions don't have it
     if (known && stored[key] == value) continue;
     const std::string is_and_was = key + " is " + value.dump() + " and was " + (known ? stored[key].dump() : "not recorded");
     if (key.starts_with("train_"))

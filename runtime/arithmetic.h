@@ -1,5 +1,5 @@
-// The options and the data that decide what a run computes. A checkpoint records them, and whoever resumes it must give
-// the same: otherwise the curve would change in the middle without a word.
+// The options and the data that decide what a run computes. A checkpoint records them, and a resumed run must have the
+// same: otherwise the loss curve would change in the middle without any message.
 #pragma once
 
 #include <string>
@@ -11,5 +11,5 @@
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
 
-// stored: of the checkpoint in `folder`.
+// Fails if they differ. stored: from the checkpoint in `folder`; wanted: of this run.
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder);

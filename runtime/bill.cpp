@@ -11,14 +11,15 @@
 
 namespace {
 
-// Where there is none: after a crash, or an editor, a line may hold anything.
+// A number of a line of metrics, or `otherwise` if the line does not have it. After a crash, or after somebody edited
+// the file, a line may hold anything.
 double number(const nlohmann::json& fields, const char* name, double otherwise = 0) {
   return fields.contains(name) && fields[name].is_number() ? fields[name].get<double>() : otherwise;
 }
 
 struct OldMetrics {
-  nlohmann::json last;           // line with a bill; null: none
-  double seconds_of_undone = 0;  // of the steps that are not kept
+  nlohmann::json last;           // the last line that holds a bill; null: there is none
+  double seconds_of_undone = 0;  // time of the steps that are not kept
 };
 
 OldMetrics read_metrics(const std::filesystem::path& path, size_t kept) {
@@ -35,7 +36,7 @@ OldMetrics read_metrics(const std::filesystem::path& path, size_t kept) {
 
 }  // namespace
 
-// Metrics of older programs have no device-hours: the devices are taken to have been as many as now.
+// Metrics of older versions have no device-hours: then the number of devices is assumed to have been the same as now.
 void Bill::restore(const std::filesystem::path& metrics, size_t step) {
   const auto [last, repeated_s] = read_metrics(metrics, step);
   if (last.is_null()) return;

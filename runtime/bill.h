@@ -1,8 +1,7 @@
-// What a run has cost so far: hours, the part of them that was no training, and money. Counted over restarts: a resumed
-// run goes on from the last line of metrics.jsonl, those included that the checkpoint does not know of. (What a start
-// does after its last line, the last checkpoint, is not carried on.) What was paid before stays as it was, though the
-// run may go on with more devices or at another price. Device-hours that ran without a price cost nobody knows what:
-// they are counted apart.
+// The cost of a run so far: hours, the part of them that was not training, and money. It is counted over restarts: a
+// resumed run goes on from the last line of metrics.jsonl, even if that is later than the checkpoint. (Time after the
+// last line, such as that of the last checkpoint, is lost from the bill.) Costs of earlier starts do not change if the
+// run goes on with more devices or at another price. Device-hours without a known price are counted separately.
 #pragma once
 
 #include <chrono>
@@ -13,26 +12,27 @@
 
 class Bill {
  public:
-  // price: of a rank's device for an hour; 0: not known
+  // price: of one device for an hour; 0: not known
   Bill(double price, int devices) : price_(price), devices_(devices) {}
 
-  // Seconds in which training stood still, or did what was undone.
+  // Seconds in which training waited, or computed steps that were undone.
   struct Lost {
     double checkpoints = 0, evaluation = 0, data = 0;
-    double rollbacks = 0;  // steps that were undone, and the way back
-    double restarts = 0;   // steps trained once more
+    double rollbacks = 0;  // steps that were undone, and loading the checkpoint
+    double restarts = 0;   // steps that were trained again after a restart
   } lost;
 
-  // Reads what was spent by the run that left these metrics, of which steps up to `step` are kept.
+  // Reads the costs of earlier starts from their metrics. Steps up to `step` are kept; the others are trained again.
   void restore(const std::filesystem::path& metrics, size_t step);
 
-  // A rollback undoes what these metrics say of steps after `step`; going back took `seconds`.
+  // Adds a rollback: the time that these metrics list for steps after `step`, and `seconds` for loading the checkpoint.
   void add_rollback(const std::filesystem::path& metrics, size_t step, double seconds);
 
-  // For a line of metrics.
+  // Adds the bill to a line of metrics.
   void add_to(nlohmann::ordered_json& metrics) const;
 
-  // tokens, flops: of the whole run so far; peak: FLOP/s of a device, 0 if not known; seconds_left: to the last step
+  // tokens, flops: of the whole run so far; peak: FLOP/s of one device, 0 if not known; seconds_left: until the last
+  // step
   void print(double tokens, double flops, double peak, double seconds_left) const;
 
  private:
@@ -43,7 +43,7 @@ class Bill {
 
   double price_;
   int devices_;
-  Spent before_;  // by earlier starts
+  Spent before_;  // costs of earlier starts
   size_t restarts_ = 0;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

@@ -1,5 +1,4 @@
-// What a device can do at best, as dev/ceilings.cu measured it on this very device: the marks that `--profile` holds
-// kernels against.
+// The highest rates of this device, as dev/ceilings.cu measured them: `--profile` compares kernels with them.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +6,12 @@
 #include <string>
 
 struct Ceilings {
-  double copy, product;  // bytes/s read and written; FLOP/s of matrix products in the run's dtype
+  double copy, product;  // bytes read and written per second; FLOP/s of matrix products in the run's dtype
 
   // The shortest time in which a kernel can move these bytes and do these FLOPs.
   double milliseconds(double bytes, double flops) const { return 1e3 * std::max(bytes / copy, flops / product); }
 };
 
-// `path` holds the JSON that dev/ceilings.cu prints; `device` is the one of this run.
+// path: a file with the JSON that dev/ceilings.cu prints; device: the name of this run's device, which must be the
+// same.
 Ceilings load_ceilings(const std::filesystem::path& path, const std::string& dtype, const std::string& device);

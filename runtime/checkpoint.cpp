@@ -16,7 +16,7 @@
 
 namespace {
 
-// A tensor where it is stored.
+// A tensor and the file that holds it.
 struct StoredTensor {
   const SafetensorsFile* file;
   const TensorInfo* tensor;
@@ -28,7 +28,8 @@ void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
        ", the model needs ", shape_text(wanted.shape));
 }
 
-// One such value makes every loss NaN: the run would leave out all updates, and save the same weights again.
+// Fails if a value is not finite. One such value makes every loss NaN: the run would leave out all updates, and save
+// the same weights again.
 void check_finite(const StoredTensor& stored, size_t first, const std::vector<float>& values) {
   const auto bad = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad == values.end()) return;
@@ -56,7 +57,7 @@ bool same_values(const StoredTensor& a, const StoredTensor& b) {
   return true;
 }
 
-// The files of an index, {"weight_map": {"TENSOR": "FILE", ...}}; they lie in its folder.
+// The files that an index lists, {"weight_map": {"TENSOR": "FILE", ...}}. They lie in the same folder.
 std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
   std::vector<std::filesystem::path> files;
   const nlohmann::json json = read_json_object(index);
@@ -72,7 +73,7 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
   return files;
 }
 
-// The tensors of a folder's model, from one file or several, by their names without "transformer.".
+// The tensors of the model in a folder, from one file or several, by their names without "transformer.".
 class WeightFiles {
  public:
   explicit WeightFiles(const std::filesystem::path& folder) : folder_(folder) {
@@ -83,7 +84,8 @@ class WeightFiles {
     drop_tied_head();
   }
 
-  // Hands out slices of the wanted tensors; missing, misshapen and unknown ones are refused before the first is read.
+  // Loads slices of the wanted tensors. Before it reads the first one, it fails if a tensor is missing, unknown or of
+  // another shape.
   void load(const std::vector<CheckpointTensor>& wanted, const std::vector<CheckpointSlice>& slices,
             const CopyIn& copy_in) const {
     std::map<std::string, StoredTensor> unknown = stored_;
@@ -113,7 +115,7 @@ class WeightFiles {
 
   void add(const SafetensorsFile& file, const TensorInfo& tensor) {
     std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
-    // Old versions of transformers stored the constant causal mask of every layer.
+    // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
     bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     if (mask) return;
     if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
@@ -121,7 +123,8 @@ class WeightFiles {
     }
   }
 
-  // Some programs store the tied head as well; a head of its own is another model.
+  // Some programs store the tied head as well, which is the same as wte. A head that differs means another model: that
+  // fails.
   void drop_tied_head() {
     auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
     if (head == stored_.end() || embedding == stored_.end()) return;
@@ -226,7 +229,7 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
                   const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
                   const CopyIn& copy_in) {
-  int heads = load_shape(folder).heads;  // the only part of the shape that no tensor shows
+  int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
   if (heads != shape.heads) {
     fail(folder, ": has ", heads, " heads, the model ", shape.heads, ": leave out --heads");
   }

@@ -3,13 +3,13 @@
 //
 //   model.safetensors      fp32 weights under Hugging Face's GPT-2 names ("transformer.h.0.ln_1.weight"); the
 //                          output head is tied to wte and not stored
-//   config.json            together with it, what transformers' GPT2LMHeadModel.from_pretrained loads
+//   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
 //   trainer.json           what else a resumed run needs: step, sample position, seeds, options, a checksum of the data
-//   manifest_*             what each rank wrote of all this, with checksums (runtime/manifest.h)
+//   manifest_*             which part of these files each rank wrote, with checksums (runtime/manifest.h)
 //
-// The folder is written under a name that ends with .partial, and renamed once all of it is on disk
-// (runtime/checkpoint_writer.h). Weights to start from may come from anyone's GPT-2 folder, one file or sharded.
+// The folder is written under a name that ends with .partial, and renamed when all of it is on disk
+// (runtime/checkpoint_writer.h). Weights to start from may come from any GPT-2 folder, in one file or in several.
 #pragma once
 
 #include <cstddef>
@@ -29,28 +29,28 @@
 // A parameter by its name without "transformer.", such as h.0.attn.c_attn.weight.
 using CheckpointTensor = NamedShape;
 
-// Neighbouring elements of a tensor: what a rank writes, or what it needs.
+// Neighbouring elements of a tensor that a rank writes or needs.
 struct CheckpointSlice {
   CheckpointTensor tensor;
   size_t first, count;
 };
 
-// Slices of weights and of the optimizer's states pass one at a time, so that little host memory is needed.
+// These copy one slice at a time from and to the model, so that little host memory is needed.
 using CopyOut = std::function<void(const CheckpointSlice&, State, float* to)>;
 using CopyIn = std::function<void(const CheckpointSlice&, State, const std::vector<float>& from)>;
 
-// What stands before the names of its tensors in files: "transformer.", "m.transformer.", ...
+// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...
 std::string file_prefix(State state);
 
-// What is saved: the model, and the part of it that this rank writes.
+// The content of a checkpoint: the whole model's description, and the part that this rank writes.
 struct CheckpointContent {
   ModelShape shape;
   std::vector<CheckpointTensor> tensors;
   std::vector<CheckpointSlice> slices;
   CopyOut copy_out;
   std::string trainer;                          // what else a resumed run needs: a JSON object
-  std::filesystem::path tokenizer_folder = {};  // may hold a tokenizer to go with the weights
-  std::function<void()> wait = [] {};           // until all copies have been made
+  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
+  std::function<void()> wait = [] {};           // waits until all copies are done
 };
 
 // The model's tensors as a checkpoint stores them.
@@ -58,7 +58,7 @@ std::vector<CheckpointTensor> stored_tensors(const TensorList& list);
 
 std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors);
 
-// Between the model's slices and those of a checkpoint.
+// The next two convert between the model's slices and those of a checkpoint.
 std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Slice>& slices);
 
 Slice stored_slice(const TensorList& list, const CheckpointSlice& stored);
@@ -77,21 +77,22 @@ std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out);
 
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out);
 
-// What an interrupted save or removal left behind.
+// Removes what an interrupted save or removal left behind.
 void remove_partial_checkpoints(const std::filesystem::path& out);
 
-// A checkpoint that is half removed must not look complete, so it loses its name first.
+// Renames the checkpoint before it removes it, because a checkpoint that is half removed must not look complete.
 void remove_checkpoint(const std::filesystem::path& folder);
 
-// Keeps the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no others).
+// Removes all checkpoints except the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no
+// others).
 void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every);
 
 // ---- reading ----------------------------------------------------------------------------------------------
 
-// STEM.safetensors, or what STEM.safetensors.index.json lists; none if the folder has neither.
+// STEM.safetensors, or the files that STEM.safetensors.index.json lists; none if the folder has neither.
 std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem);
 
-// Weights from anyone's GPT-2 folder; `shape` is what the tensors were made for, normally load_shape(folder).
+// Loads weights from any GPT-2 folder. shape: the shape that `tensors` were made for, normally load_shape(folder).
 void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
                   const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
                   const CopyIn& copy_in);

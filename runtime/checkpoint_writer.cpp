@@ -21,14 +21,14 @@
 
 namespace {
 
-// In the order in which they lie in files.
+// The states that a checkpoint holds, in the order of the files.
 std::vector<State> saved_states() {
   std::vector<State> states = {State::weight};
   states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
   return states;
 }
 
-// Tensors of several kinds, in order, in files of at most `shard_bytes` (or one tensor).
+// Distributes the tensors, in order, over files of at most `shard_bytes` bytes. A larger tensor gets a file of its own.
 std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
   std::vector<FilePlan> files(1);
   size_t bytes = 0;
@@ -49,7 +49,7 @@ std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<Name
   return files;
 }
 
-// Which file a tensor is in, as Hugging Face's libraries write it.
+// The index that says which file holds which tensor, as Hugging Face's libraries write it.
 std::string index_of(const std::vector<FilePlan>& files) {
   nlohmann::ordered_json map;
   size_t bytes = 0;
@@ -143,7 +143,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (!problem.empty()) return discard(problem);
   written_ = false;
   thread_ = std::thread([this] {
-    setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // of this thread alone: training goes first where cores are few
+    setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // lowers only this thread's priority, so that training comes first
     problem_ = attempt([this] { if (!is_blind(ranks_.rank)) write(); });
     written_ = true;
   });
@@ -167,16 +167,17 @@ bool CheckpointWriter::finish_alone(double patience_s) {
   const auto wait = [&] { std::this_thread::sleep_for(milliseconds(20)); };
   while (!written_ && steady_clock::now() < end) wait();
   if (!ranks_.is_first() || !written_ || !problem_.empty()) return true;
-  while (!attempt([this] { give_name(); }).empty() && steady_clock::now() < end) wait();  // others may still write
+  // give_name() fails while another rank has not written its part yet.
+  while (!attempt([this] { give_name(); }).empty() && steady_clock::now() < end) wait();
   return true;
 }
 
-// Of rank 0, when all ranks have written their parts.
+// On rank 0, when all ranks have written their parts: checks the manifests and renames the folder.
 void CheckpointWriter::give_name() {
   const std::lock_guard lock(naming_);
   if (!begun_) return;
   check_coverage(partial_, read_manifests(partial_));
-  // A second save of a step, after resuming from an earlier one, replaces the first.
+  // If a run resumes from an earlier step and saves this step again, the new checkpoint replaces the old one.
   const std::filesystem::path replaced = complete_.string() + ".replaced.partial";
   if (std::filesystem::exists(complete_)) std::filesystem::rename(complete_, replaced);
   std::filesystem::rename(partial_, complete_);
@@ -193,7 +194,7 @@ std::string CheckpointWriter::discard(const std::string& problem) {
   begun_ = false;
   writers_.clear();
   std::error_code ignored;
-  if (ranks_.is_first()) std::filesystem::remove_all(partial_, ignored);  // a full disk needs the room
+  if (ranks_.is_first()) std::filesystem::remove_all(partial_, ignored);  // the disk may be full
   ranks_.all_gather("");
   return problem;
 }
@@ -222,11 +223,11 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
 }
 
 std::unique_ptr<SafetensorsWriter> CheckpointWriter::open(size_t file, bool create) const {
-  const std::map<std::string, std::string> metadata = {{"format", "pt"}};  // transformers wants one
+  const std::map<std::string, std::string> metadata = {{"format", "pt"}};  // transformers requires it
   return std::make_unique<SafetensorsWriter>(partial_ / files_[file].name, files_[file].tensors, metadata, create);
 }
 
-// The folder and its tensor files, with all the room they need.
+// Creates the folder and its tensor files at their full size.
 void CheckpointWriter::create() {
   std::filesystem::create_directories(out_);
   remove_partial_checkpoints(out_);
@@ -243,7 +244,7 @@ void CheckpointWriter::open_files() {
     if (rank == ranks_.rank || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size, {}};
 }
 
-// ---- slices on their way from the device to the files
+// ---- slices from the device to the files
 
 std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<CheckpointSlice>& slices,
                                                                size_t most_floats) {
@@ -262,14 +263,15 @@ CheckpointWriter::Piece CheckpointWriter::piece_of(const std::string& tensor, si
   return {file, writers_[file]->offset(tensor, first, count), count, values};
 }
 
-// Writes what is of that rank.
+// Writes a piece of rank `rank` to its file, and adds it to that rank's manifest.
 void CheckpointWriter::put(int rank, const Piece& piece) {
   writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
   const auto* bytes = reinterpret_cast<const char*>(piece.values);
   manifests_.at(rank).add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
 }
 
-// A piece lies in memory as it does in the file, seen from the start of a block: File::write_past_cache.
+// Copies this rank's slices to the snapshot. A piece's address in memory and its offset in the file have the same
+// remainder modulo a block, as File::write_past_cache needs.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
   for (const auto& [state, name, slice] : parts_of(content.slices, SIZE_MAX)) {
@@ -283,7 +285,7 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   content.wait();
 }
 
-// Where there is no room for a snapshot.
+// Copies and writes this rank's slices chunk by chunk, if there is no memory for a snapshot.
 void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
   for (const auto& [state, name, slice] : parts_of(content.slices, chunk_.size())) {
     content.copy_out(slice, state, chunk_.data());
@@ -292,8 +294,8 @@ void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
   }
 }
 
-// Collective: ranks that don't see rank 0's folder send it their slices, a part each at a time. A part travels as a line
-// "TENSOR FIRST", then floats.
+// Collective: ranks that don't see rank 0's folder send their slices to rank 0, one part per rank and round. A part is
+// sent as one line "TENSOR FIRST", followed by the floats.
 std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
   std::vector<Part> parts;
   if (is_blind(ranks_.rank)) parts = parts_of(content.slices, chunk_.size());
@@ -326,7 +328,7 @@ void CheckpointWriter::receive(int rank, const std::string& part) {
   put(rank, piece_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
 }
 
-// On the thread.
+// Runs on the thread: writes the pieces of the snapshot, the small files (rank 0), and the manifests.
 void CheckpointWriter::write() {
   for (const Piece& piece : pieces_) put(ranks_.rank, piece);
   if (ranks_.is_first())

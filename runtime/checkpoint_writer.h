@@ -1,9 +1,10 @@
-// Writes checkpoints while training goes on. The loop stands still only for the snapshot, a copy of this rank's slices
-// to the host's memory; a thread writes them in place into files that all ranks share, and flushes them to the disk.
-// When every rank is done, the folder gets its name.
+// Writes checkpoints while training goes on. The loop waits only for the snapshot, a copy of this rank's slices in the
+// host's memory. A thread writes the snapshot in place into files that all ranks share, and flushes them to the disk.
+// When every rank is done, the folder gets its final name.
 //
-// Two kinds of ranks make the loop wait longer, while their slices go from the device to the file chunk by chunk: those
-// with no room for a snapshot, and those that don't see the folder on rank 0's disk, which send the chunks to rank 0.
+// Two kinds of ranks make the loop wait longer, because their slices go from the device to the file chunk by chunk:
+// ranks that have no memory for a snapshot, and ranks that don't see the folder on rank 0's disk and send the chunks to
+// rank 0.
 //
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
@@ -34,7 +35,7 @@ struct FilePlan {
   std::vector<NamedShape> tensors;
 };
 
-// Memory for a snapshot, of so many floats; null: there is no room.
+// Allocates memory for a snapshot of so many floats; returns null if there is too little.
 using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
 
 class CheckpointWriter {
@@ -44,40 +45,42 @@ class CheckpointWriter {
   ~CheckpointWriter();
 
   bool under_way() const { return thread_.joinable(); }
-  size_t step() const { return step_; }     // of the last one begun
-  bool is_written() const { return written_; }  // this rank's part, or it has failed
+  size_t step() const { return step_; }         // of the checkpoint that was begun last
+  bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
-  // Takes the memory for snapshots of these slices, or for a chunk of them: later there may be none.
+  // Allocates the memory for snapshots of these slices, or for one chunk. Done early, because later there may be none.
   void reserve(const std::vector<CheckpointSlice>& slices);
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
-  // Collective, when the run folder is there. For which ranks training will wait, and why: a line for each reason.
+  // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line
+  // per reason.
   std::vector<std::string> find_slow_ranks();
 
-  // Removes older checkpoints, meanwhile: gigabytes take their time.
+  // Removes older checkpoints, on a thread, because removing gigabytes takes long.
   void prune(size_t keep, size_t keep_every);
 
-  // Collective. Returns when the snapshot is taken; none may be under way. Why it can't be written: the text; then
-  // nothing is left of it.
+  // Collective. Starts a checkpoint; none may be under way. Returns when the snapshot is taken. If the checkpoint can't
+  // be written, it returns the reason, and removes what was begun.
   std::string begin(size_t step, const CheckpointContent& content);
 
-  // Collective. Waits for the thread. Why it could not be written: the text.
+  // Collective. Waits for the thread. Returns the reason if the checkpoint could not be written.
   std::string complete();
 
-  // When the ranks will not meet again, as one of them has reported an error: waits, in any thread, until the one under
-  // way is written by all, and rank 0 gives it its name. False: none is under way.
+  // For the end of a job, when one rank has reported an error and no collective is possible any more: waits until all
+  // ranks have written the checkpoint under way, and rank 0 gives it its name. May be called in any thread. Returns
+  // false if no checkpoint is under way.
   bool finish_alone(double patience_s);
 
  private:
-  // Of a slice, what is written or sent at once.
+  // The part of a slice that is written or sent at once.
   struct Part {
     State state;
-    std::string name;  // of the tensor in its file
+    std::string name;  // the tensor's name in its file
     CheckpointSlice slice;
   };
-  // Of a file.
+  // Neighbouring bytes of a file, and their values in memory.
   struct Piece {
-    size_t file, offset, count;  // number in files_; byte in the file; floats
+    size_t file, offset, count;  // the file's number in files_; offset in the file in bytes; number of floats
     const float* values;         // in the snapshot
   };
 
@@ -103,21 +106,21 @@ class CheckpointWriter {
   std::filesystem::path out_;
   size_t shard_bytes_;
   RankGroup ranks_;
-  std::vector<int> blind_;  // ranks that don't see rank 0's folder
+  std::vector<int> blind_;  // the ranks that don't see rank 0's folder
 
   size_t step_ = 0;
   std::filesystem::path partial_, complete_;
   std::vector<FilePlan> files_;
-  std::map<std::string, size_t> file_of_;     // by tensor
-  std::map<std::string, std::string> texts_;  // small files
+  std::map<std::string, size_t> file_of_;     // the file's number in files_, by tensor name
+  std::map<std::string, std::string> texts_;  // the content of small files, by name
   std::vector<std::unique_ptr<SafetensorsWriter>> writers_;  // by file
-  std::map<int, Manifest> manifests_;         // by rank, those that this rank writes
+  std::map<int, Manifest> manifests_;         // the manifests that this rank writes, by rank
   std::vector<Piece> pieces_;
   Allocate allocate_;
   std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
-  size_t snapshot_floats_ = 0;         // that there is room for, or would have to be
-  std::vector<float> chunk_;           // instead of a snapshot
-  std::atomic<bool> begun_ = false;    // and not completed
+  size_t snapshot_floats_ = 0;         // the size that a snapshot needs
+  std::vector<float> chunk_;           // used if there is no snapshot
+  std::atomic<bool> begun_ = false;    // a checkpoint is under way
   std::atomic<bool> written_ = false;
   std::mutex naming_;
   std::string problem_;

@@ -1,5 +1,5 @@
-// What people read while a run goes on: numbers with separators, durations, and a progress bar under the log when the
-// terminal is interactive.
+// Text for the terminal: numbers with separators, durations, and a progress bar under the log if the terminal is
+// interactive.
 #pragma once
 
 #include <cstdio>
@@ -29,7 +29,7 @@ inline std::string duration(double seconds) {
 // One line at the bottom of an interactive terminal; log lines go above it.
 class ProgressBar {
  public:
-  // wanted: not under mpirun, which gives rank 0 a terminal of its own whether anybody looks or not.
+  // wanted: false with several ranks, because mpirun gives rank 0 a terminal of its own that perhaps nobody reads.
   ProgressBar(size_t steps, bool wanted) : steps_(steps), interactive_(wanted && isatty(STDOUT_FILENO)) {}
   ~ProgressBar() { hide(); }
 

@@ -18,13 +18,13 @@ namespace {
 constexpr size_t header_bytes = 256 * sizeof(int32_t);
 constexpr int32_t magic = 20240520, version = 1;
 
-// Regular files that the patterns name, in bytewise order; one that several patterns match counts once.
+// The regular files that match the patterns, in bytewise order. A file that several patterns match is listed once.
 std::vector<std::string> matching_files(const std::vector<std::string>& patterns) {
   if (patterns.empty()) fail("no data files: name text files or .bin token shards");
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
     std::error_code not_there;
-    if (std::filesystem::is_regular_file(pattern, not_there)) {  // a name may contain '[' or '*' itself
+    if (std::filesystem::is_regular_file(pattern, not_there)) {  // the name of a file may contain '[' or '*'
       files.push_back(pattern);
       continue;
     }
@@ -47,7 +47,7 @@ std::vector<std::string> matching_files(const std::vector<std::string>& patterns
 
 bool is_shard(const std::string& path) { return path.ends_with(".bin"); }
 
-// By its header and its size.
+// The number of tokens in a shard. Fails if header and file size don't agree.
 size_t tokens_in_shard(const File& file) {
   const char* cure = ": write shards with data/tokenize.py";
   const std::filesystem::path& path = file.path();
@@ -190,7 +190,7 @@ size_t SampleOrder::operator()(size_t number) const {
   return index;
 }
 
-// Each round is invertible whatever mix() does, hence a permutation.
+// Every round is invertible, for any function mix(), so this is a permutation.
 size_t SampleOrder::permute(size_t index, uint64_t key) const {
   constexpr uint64_t rounds = 8;
   size_t mask = (size_t(1) << half_bits_) - 1;

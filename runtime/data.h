@@ -1,4 +1,4 @@
-// Training data: files of tokens, seen as one long sequence, and the order of its samples.
+// Training data: files of tokens, which form one long sequence, and the order of its samples.
 //
 // Two kinds of files, which are never mixed:
 //   NAME.bin   token shards as llm.c defines them (its dev/data/data_common.py): a header of 256 int32
@@ -25,15 +25,15 @@
 // Tells whether two runs, or two ranks, have the same data.
 struct DataIdentity {
   size_t tokens = 0;     // 0: no data
-  std::string checksum;  // of samples from everywhere: not every change shows
+  std::string checksum;  // of some tokens from all parts of the data, so a small change may not be seen
 
   std::string text() const;  // "5000 tokens, checksum 0123456789abcdef", or "none"
 };
 
-// Not for several threads at a time.
+// To be used by one thread at a time.
 class TokenData {
  public:
-  // Patterns are globs, or names as they are. Files without tokens are left out, and a line says so.
+  // Patterns are globs or names of files. Files without tokens are left out, and a message says so.
   explicit TokenData(const std::vector<std::string>& patterns);
 
   bool is_text() const { return is_text_; }
@@ -45,16 +45,16 @@ class TokenData {
 
   DataIdentity identity() const;
 
-  // inputs, targets: (T)
+  // Reads sample number `sample` to inputs (T) and targets (T). Fails if a token is outside the vocabulary.
   void read_sample(size_t sample, int T, int vocabulary, int* inputs, int* targets) const;
 
-  // Refuses tokens outside the vocabulary in samples 0 to `samples` - 1.
+  // Fails if a token of samples 0 to `samples` - 1 is outside the vocabulary.
   void check_tokens(size_t samples, int T, int vocabulary) const;
 
  private:
   struct TokenFile {
     std::string path;
-    size_t first;   // number of its first token in the whole sequence
+    size_t first;   // position of its first token in the whole sequence
     size_t tokens;
   };
 
@@ -64,16 +64,16 @@ class TokenData {
 
   bool is_text_ = true;
   std::vector<TokenFile> files_;
-  mutable std::array<std::unique_ptr<File>, 128> open_files_;  // of file i at most number i % 128
+  mutable std::array<std::unique_ptr<File>, 128> open_files_;  // file i, if it is open, is at i % 128
 };
 
-// The order in which samples are taken: running numbers 0, 1, 2, ... go through one epoch after another, in
-// the data's own order or shuffled anew each epoch.
+// The order in which samples are taken. The numbers 0, 1, 2, ... go through one epoch after another, in the order of
+// the data, or shuffled differently in each epoch.
 //
-// A shuffled epoch is a permutation computed on the fly, so that resuming needs only the running number: a
+// A shuffled epoch is a permutation that is computed for each number, so a resumed run needs only the number: a
 // Feistel network, keyed by seed and epoch, permutes [0, 4^h), the smallest such range that holds n samples,
 // and is applied again while its result lies outside [0, n) (cycle walking; Black and Rogaway, "Ciphers with
-// Arbitrary Finite Domains", 2002). The range ends below 4n, so four applications are enough on average.
+// Arbitrary Finite Domains", 2002). The range ends below 4n, so on average at most four applications are needed.
 class SampleOrder {
  public:
   SampleOrder(size_t samples, bool shuffle, uint64_t seed);

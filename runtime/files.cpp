@@ -18,15 +18,15 @@ static_assert(std::endian::native == std::endian::little, "token shards and safe
 
 namespace {
 
-// How deep the brackets of a JSON text are nested. The parser's callback could tell, too, but makes its time quadratic:
-// it then looks through all earlier neighbours at the end of each object.
+// The nesting depth of the brackets of a JSON text. The parser's callback could compute it, too, but with a callback
+// the parser takes quadratic time: at the end of each object it looks through all earlier neighbours.
 size_t nesting(std::string_view text) {
   size_t depth = 0, deepest = 0;
   bool quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '"') quoted = !quoted;
-    else if (quoted) i += c == '\\';  // what follows is escaped
+    else if (quoted) i += c == '\\';  // skip the escaped character
     else if (c == '[' || c == '{') deepest = std::max(deepest, ++depth);
     else if ((c == ']' || c == '}') && depth > 0) --depth;
   }
@@ -53,10 +53,10 @@ size_t File::size() const {
 
 void File::write(size_t offset, const void* data, size_t bytes) {
   const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {  // pwrite may write less than asked for: at most 2 GiB a call, or what still fits on the disk
+  while (bytes > 0) {  // pwrite may write fewer bytes: at most 2 GiB per call, or only what still fits on the disk
     ssize_t written = pwrite(descriptor_, from, bytes, off_t(offset));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0 && errno == EINVAL && past_cache_) {  // not as this file system or its disk wants it
+    if (written < 0 && errno == EINVAL && past_cache_) {  // this file system or its disk can't do it: use the cache
       set_past_cache(false);
       continue;
     }

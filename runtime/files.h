@@ -1,6 +1,6 @@
-// Files as the trainer needs them: read and written in place, and durable once an operation returns. Every error names
-// the path and the operating system's reason. Nothing is mapped into memory: a mapped file that is cut short, or whose
-// disk fails, ends the program by a signal, and the number of mappings is limited.
+// Reads and writes files in place, and makes them durable. Every error names the path and the operating system's
+// reason. No file is mapped into memory, because a mapped file that is cut short, or whose disk fails, ends the program
+// by a signal, and because the number of mappings is limited.
 #pragma once
 
 #include <filesystem>
@@ -22,20 +22,21 @@ class File {
   int descriptor() const { return descriptor_; }
   const std::filesystem::path& path() const { return path_; }
 
-  // Size in bytes; anything but a regular file (a folder, a pipe) is refused.
+  // Size in bytes. Fails if this is not a regular file (but a folder or a pipe).
   size_t size() const;
 
-  // All of these bytes.
+  // Writes all of these bytes.
   void write(size_t offset, const void* data, size_t bytes);
 
-  // The same, but whole blocks go past the page cache, straight from memory, where the file system can do that and
-  // `data` is to its block what `offset` is to the file's. Spares the copy, and the cache for what training reads.
+  // The same, but whole blocks are written without the page cache, directly from `data`, if the file system can do that
+  // and `data` and `offset` have the same remainder modulo `block`. That saves a copy, and leaves the cache to the
+  // files that training reads.
   void write_past_cache(size_t offset, const void* data, size_t bytes);
 
-  // Exactly so many bytes.
+  // Reads exactly so many bytes.
   void read(size_t offset, void* data, size_t bytes) const;
 
-  // After this the content survives a power cut. Network file systems report late errors here.
+  // After this the content survives a power cut. Network file systems report some write errors only here.
   void sync_and_close();
 
   static constexpr size_t block = 4096;
@@ -48,22 +49,22 @@ class File {
   bool past_cache_ = false;
 };
 
-// Flags to open a regular file for reading. File::size() refuses anything else; with O_NONBLOCK the opening of a pipe does
-// not wait for a writer.
+// Flags to open a regular file for reading. With O_NONBLOCK, opening a pipe does not wait for a writer; File::size()
+// then refuses the pipe.
 constexpr int for_reading = O_RDONLY | O_NONBLOCK;
 
-// A whole small file.
+// Returns the content of a small file.
 std::string read_file(const std::filesystem::path& path);
 
-// A new file with this content, on disk when the function returns.
+// Creates a file with this content, which is on disk when the function returns.
 void write_file(const std::filesystem::path& path, std::string_view content);
 
-// A file's name lives in its folder: creations and renames are durable only once the folder is flushed, too.
+// Flushes a folder. It holds the names of its files, so creating or renaming a file is durable only after this.
 void sync_folder(const std::filesystem::path& path);
 
-// May a file that nobody vouches for name this one of its folder? Other folders are none of its business, and a name
-// that does not fit into a line is no name.
+// Is this the plain name of a file in the same folder, without a path and not too long for an error line? Names that
+// come from an untrusted file must pass this check.
 bool is_file_name(const std::string& name);
 
-// JSON from a file that nobody vouches for: one object, nested at most 32 deep.
+// Reads JSON from an untrusted file: one object, nested at most 32 levels deep.
 nlohmann::json read_json_object(const std::filesystem::path& path);

@@ -39,7 +39,7 @@ void SpikeWindow::restore(const nlohmann::json& state) { values_ = state.get<std
 Guard::Judgement Guard::judge(double loss, double norm, bool applied, const StepLimits& limit) {
   previous_ = spike_limits();
   const bool finite = std::isfinite(loss) && std::isfinite(norm);
-  std::string reason;  // compared as the device does
+  std::string reason;  // the comparisons are in float, as on the device
   if (!finite) reason = text("loss ", loss, ", gradient norm ", norm, ": not finite");
   else if (float(loss) > limit.loss) reason = text("loss ", loss, " is a spike: above ", limit.loss);
   else if (float(norm) > limit.norm) reason = text("gradient norm ", norm, " is a spike: above ", limit.norm);
@@ -79,7 +79,7 @@ void Guard::restore(const nlohmann::json& state) {
   for (const char* name : {"left_out", "in_a_row", "rollbacks"})
     check(state.contains(name) && state[name].is_number_unsigned());
   check(state.contains("limits") && state["limits"].is_array() && state["limits"].size() == 2);
-  const auto limit = [&](size_t i) {  // JSON has no infinity
+  const auto limit = [&](size_t i) {  // JSON has no infinity: it is stored as null
     const nlohmann::json& value = state["limits"][i];
     check(value.is_null() || value.is_number());
     return value.is_null() ? INFINITY : value.get<float>();

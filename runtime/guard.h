@@ -1,16 +1,16 @@
-// Watches loss and gradient norm, and says what is to be done about steps that went wrong:
+// Watches loss and gradient norm, and decides what to do about steps that went wrong:
 //
-//   not finite   the update was left out on the device (kernels/norm.cuh); so many in a row end the run
-//   a spike      loss or norm lies `z` standard deviations above its mean over the last `window` steps that were
-//                trained on. log: say so, and train on it. skip: the update is left out. rollback: back to the last
-//                checkpoint, and on with the samples that follow the spike's, at most `most_rollbacks` times in a run
-//                (as for PaLM: Chowdhery et al., arXiv:2204.02311, section 5.1)
+//   not finite   the device has left the update out (kernels/norm.cuh); `most_in_a_row` of them in a row end the run
+//   a spike      loss or norm is more than `z` standard deviations above its mean over the last `window` steps whose
+//                updates were applied. log: print it, and apply the update. skip: leave the update out. rollback: load
+//                the last checkpoint, and go on with the samples after the spike, at most `most_rollbacks` times in a
+//                run (as for PaLM: Chowdhery et al., arXiv:2204.02311, section 5.1)
 //
-// What was trained on belongs to the window, a spike that was merely logged too: when the data changes for good, the
-// first few steps are spikes, and then the window knows the new level. What was left out does not: there `most_in_a_row`
-// ends the run if the level stays.
+// The window holds all steps whose update was applied, spikes that were only logged included: if the data changes for
+// good, the first few steps are spikes, and then the window has the new level. It does not hold steps that were left
+// out: if the new level stays then, `most_in_a_row` ends the run.
 //
-// All ranks see the same losses and norms, so they decide alike. The state goes into checkpoints.
+// All ranks see the same losses and norms, so they decide the same. Checkpoints hold the guard's state.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,7 @@ struct GuardOptions {
   size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
 };
 
-// The last values of a quantity, finite ones only.
+// The last finite values of loss or norm.
 class SpikeWindow {
  public:
   explicit SpikeWindow(size_t size) : size_(size) {}
@@ -50,29 +50,29 @@ class Guard {
   enum class Action { none, left_out, roll_back };
   struct Judgement {
     Action action = Action::none;
-    std::string reason;  // empty: all is well
+    std::string reason;  // empty: the step was good
   };
 
   explicit Guard(const GuardOptions& options) : options_(options), losses_(options.window), norms_(options.window) {}
 
-  size_t left_out() const { return left_out_; }  // updates in the whole run
+  size_t left_out() const { return left_out_; }  // number of updates that were left out in the whole run
   size_t rollbacks() const { return rollbacks_; }
 
-  // What makes a spike of the next step. The one before it may still be under way, and never counts, so that it does
-  // not matter whether it is.
+  // The limits above which the next step is a spike. The step before it may still be under way; the limits never
+  // include it, so that they are the same in either case.
   StepLimits limits(bool one_under_way) const { return one_under_way ? spike_limits() : previous_; }
 
-  // Does the update that follows a spike have to be left out?
+  // Must the update of a spike be left out?
   bool prevents_updates() const { return options_.on_spike != "log"; }
 
-  // To be called after every step, with its limits. Fails when the run can't help itself.
+  // Judges a step; to be called after every step, with its limits. Fails if the run has to end.
   Judgement judge(double loss, double norm, bool applied, const StepLimits& limit);
 
-  // Before the state of the checkpoint is restored, as the count must outlive it.
+  // Counts a rollback. To be called before the checkpoint is loaded, because loading it must not reset the count.
   void count_rollback();
 
   nlohmann::json state() const;
-  // From a trainer.json that nobody vouches for.
+  // state: from a trainer.json, which is not trusted.
   void restore(const nlohmann::json& state);
 
  private:
@@ -80,6 +80,6 @@ class Guard {
 
   GuardOptions options_;
   SpikeWindow losses_, norms_;
-  StepLimits previous_;  // without the last step
+  StepLimits previous_;  // the limits without the last step
   size_t left_out_ = 0, in_a_row_ = 0, rollbacks_ = 0;
 };

@@ -1,4 +1,4 @@
-// What the device is called and how fast it can be: dense peak rates for the MFU, from NVIDIA's data sheets.
+// The dense peak rates of devices, by name, from NVIDIA's data sheets. The MFU is computed with them.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@ struct PeakRate {
   double bf16, fp32;  // FLOP/s, dense; fp32 without TF32
 };
 
-// The peak for this device and dtype, 0 when unknown. The first match counts, so longer names come first.
+// The peak FLOP/s of this device and dtype, 0 if unknown. The first match counts, so longer names come first.
 inline double peak_flops(const std::string& device, bool is_fp32) {
   static const PeakRate rates[] = {
       {"B200", 2250e12, 80e12},       {"GH200", 989e12, 67e12},   {"H200 NVL", 835e12, 60e12},

@@ -1,9 +1,9 @@
-// Requests to stop early: SIGTERM, SIGINT, SIGHUP (the terminal is gone; not under nohup, which ignores it), SIGUSR1
-// (Slurm's warning), or --max-hours. The step is finished, a checkpoint is written, and the program ends with exit code
-// 75: start it again with --resume. A second SIGINT ends it at once.
+// Requests to stop early: SIGTERM, SIGINT, SIGHUP (the terminal was closed; nohup makes the program ignore it), SIGUSR1
+// (Slurm's warning), or --max-hours. The program finishes the step, writes a checkpoint, and ends with exit code 75:
+// start it again with --resume. A second SIGINT ends it at once.
 //
-// A signal may reach one rank only: ranks tell one another with the sums of the next step (model.cuh, StepSums), and all
-// stop after the same step.
+// A signal may reach only one rank. The sums of the next step tell the other ranks (model.cuh, StepSums), and all stop
+// after the same step.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ inline void note_interruption(int signal) {
 
 class Interruption {
  public:
-  // max_hours: of this process; 0: no limit
+  // max_hours: the longest time that this process runs; 0: no limit
   explicit Interruption(double max_hours) : max_hours_(max_hours) {
     for (int signal : signals) std::signal(signal, note_interruption);
     if (std::signal(SIGHUP, note_interruption) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
@@ -38,7 +38,7 @@ class Interruption {
 
   bool asked() const { return interrupting_signal != 0 || time_is_up(); }
 
-  // Why this rank was asked; empty: it was another.
+  // Why this rank stops.
   std::string reason() const {
     switch (interrupting_signal) {
       case SIGTERM: return "SIGTERM";

@@ -17,7 +17,8 @@
 
 namespace {
 
-// Of bytes [offset, offset + bytes) of a file; read, not mapped, so that a broken disk is an error and no signal.
+// The checksum of bytes [offset, offset + bytes) of a file. The file is read, not mapped, so that a broken disk gives
+// an error and not a signal.
 std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
   constexpr size_t block_bytes = 1 << 20;
   std::string block(std::min(bytes, block_bytes), 0);
@@ -33,7 +34,7 @@ std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
   return hexadecimal(XXH3_64bits_digest(state.get()));
 }
 
-// Fails if it is not what Manifest::text() makes.
+// Reads a manifest. Fails if the file is not exactly as Manifest::text() writes it.
 Manifest read_manifest(const std::filesystem::path& path) {
   const std::string file = read_file(path);
   const std::string_view text = file;

@@ -1,10 +1,11 @@
-// What a checkpoint's folder holds, byte for byte, so that no damage goes unnoticed. Every rank that writes a
-// checkpoint leaves a manifest of what it wrote, manifest_00002_of_00004.json:
+// Manifests list every byte of a checkpoint's folder with checksums, so that any damage is found. Every rank that
+// writes a checkpoint also writes a manifest of its part, manifest_00002_of_00004.json:
 //
 //   {"step": 100, "rank": 2, "ranks": 4, "extents": [["model.safetensors", OFFSET, BYTES, "XXH3 CHECKSUM"], ...]}
-//   the XXH3 checksum of that line
+//   (second line) the XXH3 checksum of the first line
 //
-// Together the extents of all manifests tile every file they name. Checksums are XXH3, 64 bits (https://xxhash.com).
+// The extents of all manifests together cover every byte of the files that they name exactly once. Checksums are XXH3,
+// 64 bits (https://xxhash.com).
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+// Neighbouring bytes of a file.
 struct Extent {
   std::string file;
   size_t offset, bytes;
@@ -25,14 +27,14 @@ struct Manifest {
   std::vector<Extent> extents;
 
   void add(const std::string& file, size_t offset, std::string_view bytes);
-  std::string name() const;  // of its file
-  std::string text() const;  // the content
+  std::string name() const;  // the name of the manifest's file
+  std::string text() const;  // the content of that file
 };
 
-// All manifests of a folder; fails if one is missing or damaged.
+// Reads all manifests of a folder. Fails if one is missing or damaged.
 std::vector<Manifest> read_manifests(const std::filesystem::path& folder);
 
-// Fails unless the extents tile each file, from its first byte to its last.
+// Fails unless the extents cover each file from its first byte to its last, without overlaps.
 void check_coverage(const std::filesystem::path& folder, const std::vector<Manifest>& manifests);
 
 // Compares every `of`-th extent, beginning with number `share`, with its checksum.
@@ -41,5 +43,6 @@ void check_extents(const std::filesystem::path& folder, const std::vector<Manife
 
 bool has_manifest(const std::filesystem::path& folder);
 
-// Why a checkpoint folder is not to be trusted; empty: all is well. Ranks may share the work: this is number `share`.
+// What is damaged in a checkpoint folder; empty: nothing. Ranks may share the work: this one checks share number
+// `share` of `of`.
 std::string damage_of(const std::filesystem::path& folder, size_t share = 0, size_t of = 1);

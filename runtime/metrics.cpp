@@ -23,7 +23,7 @@ namespace {
 std::string metrics_text(const nlohmann::ordered_json& value) {
   if (value.is_number_float()) {
     if (!std::isfinite(value.get<double>())) return "null";
-    char digits[32];  // to_chars, unlike printf, knows no locale
+    char digits[32];  // to_chars does not depend on the locale, as printf does
     const auto end = std::to_chars(digits, digits + sizeof digits, value.get<double>(), std::chars_format::general, 9);
     return {digits, end.ptr};
   }
@@ -34,7 +34,8 @@ std::string metrics_text(const nlohmann::ordered_json& value) {
   return value.is_object() ? "{" + text + "}" : "[" + text + "]";
 }
 
-// Length of the leading lines that are whole and of steps up to `step`; after a crash anything may follow.
+// The number of bytes of the first lines that are whole and belong to steps up to `step`. After a crash, anything may
+// follow them.
 size_t bytes_until(std::istream& lines, size_t step) {
   size_t bytes = 0;
   for (std::string line; std::getline(lines, line) && !lines.eof(); bytes += line.size() + 1) {
@@ -94,8 +95,8 @@ void MetricsLog::flush() {
   waiting_.clear();
 }
 
-// Opens the file, at first or again: somebody may have moved or deleted it (what is still open is copied), or an editor
-// has put another in its place.
+// Opens the file for the first time, or again, if it is not the open file any more: an editor may have replaced it by a
+// new file, or somebody may have moved or deleted it; then a new file gets the lines of the old one.
 void MetricsLog::find_file() {
   struct stat there, open;
   const bool is_there = ::stat(path_.c_str(), &there) == 0;

@@ -24,7 +24,8 @@ nlohmann::ordered_json config_of(const ModelShape& shape) {
       {"embd_pdrop", 0.0},
       {"attn_pdrop", 0.0},
       {"torch_dtype", "float32"}};
-  // <|endoftext|> of GPT-2's tokenizer; transformers would assume it for other vocabularies, too.
+  // The id of <|endoftext|> in GPT-2's tokenizer, null for other vocabularies: without the key transformers assumes
+  // GPT-2's id.
   nlohmann::ordered_json end_of_text;
   if (shape.vocabulary == 50257) end_of_text = 50256;
   config["bos_token_id"] = end_of_text;

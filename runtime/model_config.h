@@ -10,6 +10,7 @@
 
 nlohmann::ordered_json config_of(const ModelShape& shape);
 
-// The shape that a folder's config.json describes; a missing key has transformers' default. What this trainer
-// cannot represent is refused. Dropout is let pass: it belongs to the training, not to the weights.
+// The shape that a folder's config.json describes; a missing key has transformers' default. Fails if config.json
+// describes a model that this trainer does not have. Dropout is ignored: it belongs to the training, not to the
+// weights.
 ModelShape load_shape(const std::filesystem::path& folder);

@@ -13,7 +13,8 @@
 
 namespace {
 
-// A number as it is written: CLI11 takes -1 for 2^64 - 1, nothing for 0, and lets NaN pass its own ranges.
+// Checks that the text is a number within the range. CLI11's own checks are not enough: it reads -1 as 2^64 - 1 and an
+// empty text as 0, and its ranges accept NaN.
 template <class Number>
 auto in_range(Number least, Number most) {
   return [least, most](const std::string& text) {
@@ -29,8 +30,8 @@ auto in_range(Number least, Number most) {
   };
 }
 
-// What the design has a flag for and this version can't do: known by name, so that the refusal says what is missing.
-// `neutral` is the value that asks for nothing.
+// Flags of features that this version does not have yet. They are known, so that the error message says what is
+// missing. neutral: the value that needs no such feature.
 void add_planned_options(CLI::App& app) {
   struct Planned {
     const char *flag, *feature, *neutral;
@@ -169,7 +170,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->check(in_range(0, ModelShape::most_vocabulary));
 }
 
-// Layers, heads and channels of a name; positions 0 when they follow the sequence length.
+// Layers, heads and channels of a model's name. positions is 0 if it is the sequence length.
 ModelShape named_shape(const std::string& name) {
   static const std::map<std::string, ModelShape> shapes = {
       {"gpt2", {12, 12, 768, 0, 1024}},        {"gpt2-medium", {24, 16, 1024, 0, 1024}},
@@ -186,8 +187,8 @@ ModelShape named_shape(const std::string& name) {
   return {depth, depth, 64 * depth, 0, 0};
 }
 
-// An empty value of these options is a mistake, most likely a shell variable that is not set. CLI11 can't tell `--resume ''`
-// from --resume, and takes the next word for the value of `--init=`.
+// Refuses an empty value of these options, which is most likely a shell variable that is not set. CLI11 reads
+// `--resume ''` like --resume, and takes the next word as the value of `--init=`.
 void refuse_empty_values(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -222,7 +223,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_planned_options(app);
   for (const char* files : {"--train", "--val"})
     app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->expected(1, 1 << 20)->allow_extra_args(false);  // else CLI11 reads [a,b] as a list, not as a glob
+        ->expected(1, 1 << 20)->allow_extra_args(false);  // otherwise CLI11 reads [a,b] as a list, not as a glob
   refuse_empty_values(argc, argv);
   try {
     app.parse(argc, argv);
@@ -236,7 +237,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
   if (app.count("--steps") && app.count("--train-minutes"))
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
-  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until they are measured
+  if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   return o;

@@ -1,5 +1,5 @@
-// The command line: every option with its default, in named groups, and the checks that need nothing but the options.
-// Usage errors are exceptions of their own, which end the program with exit code 2; `--help` lists all.
+// The command line: every option with its default, in named groups, and the checks that need only the options.
+// A wrong option throws UsageError, which ends the program with exit code 2. `--help` lists all options.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ struct Options {
   std::string ceilings, trace, trace_tensors;
 };
 
-constexpr int most_samples = 1 << 24;  // a step
+constexpr int most_samples = 1 << 24;  // per step
 
 struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
@@ -77,20 +77,21 @@ template <class... Parts>
   usage_error_with(text.str());
 }
 
-// None when --help was asked for and has been printed.
+// Returns none if --help was given; it has been printed then.
 std::optional<Options> parse_options(int argc, char** argv);
 
-// ---- what the options mean together
+// ---- what several options mean together
 
-// Shape from the options alone; `data_vocabulary` is what the data suggests. Fills in o.seq_len.
+// The shape that the options give. data_vocabulary: the vocabulary if no option gives one. Fills in o.seq_len.
 ModelShape shape_of(Options& o, int data_vocabulary);
 
-// A shape that was loaded (--init, --resume) beats the default model, but not what was asked for by name.
+// Fails if an option asks for another shape than the loaded one (--init, --resume). The default model is no such
+// option.
 void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder);
 
 void check_shape(const ModelShape& s, int seq_len);
 
-// Kernels count the rows of a micro-batch as int.
+// Fails if the micro-batch has too many rows: kernels count them as int.
 void check_micro_batch(const Options& o);
 
 // Checks the batch and the schedule, and fills in defaults that follow from other options.

@@ -1,4 +1,4 @@
-// What the program asks of its own process before it does anything else.
+// Settings of the process that the program makes before it does anything else.
 #pragma once
 
 #include <csignal>
@@ -6,9 +6,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-// A terminal, or whoever else reads what is printed, may go away: that is no reason to stop. A file that may not grow is
-// an error of write(), which says what and where. And no file that is opened later gets the number of a standard stream
-// that was closed, or lines for the terminal would end up in it.
+// Ignores SIGPIPE: the run goes on if the terminal, or the program that reads its output, is gone. Ignores SIGXFSZ: if
+// a file may not grow, write() returns an error, which names the file. Opens closed standard streams on /dev/null:
+// otherwise a file that is opened later might get their number, and lines for the terminal would be written into it.
 inline void prepare_process() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);

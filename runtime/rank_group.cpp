@@ -10,7 +10,8 @@
 
 namespace {
 
-// A name that no other file has, nor ever had: a file system may remember for a while that a name was not there.
+// A name that no file has or ever had, because a network file system may remember for a while that a name did not
+// exist.
 std::string unused_name() {
   std::random_device random("/dev/urandom");
   std::ostringstream name;
@@ -28,7 +29,7 @@ RankGroup rank_group(Control& control) {
   group.rank = control.rank();
   group.size = control.size();
   group.hosts.clear();
-  group.chunk_bytes = (size_t(64) << 20) / size_t(std::max(4, control.size()));  // rank 0 has room for one from each
+  group.chunk_bytes = (size_t(64) << 20) / size_t(std::max(4, control.size()));  // rank 0 holds one from each rank
   for (int rank = 0; rank < control.size(); ++rank) group.hosts.push_back(control.host(rank));
   group.all_gather = [&control](const std::string& mine) { return control.all_gather(mine, patience); };
   group.gather = [&control](const std::string& mine) { return control.gather(mine, patience); };
@@ -49,7 +50,7 @@ int whose_folder(const RankGroup& ranks, const std::filesystem::path& folder, bo
   int first = -1;
   for (int rank = ranks.size - 1; rank >= 0; --rank)
     if (!names[size_t(rank)].empty() && std::filesystem::exists(folder / names[size_t(rank)], ignored)) first = rank;
-  ranks.all_gather("");  // all have looked
+  ranks.all_gather("");  // wait until all ranks have looked
   if (leaves_file) std::filesystem::remove(folder / mine, ignored);
   if (!problem.empty()) fail(problem);
   return first;

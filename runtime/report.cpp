@@ -51,7 +51,7 @@ void Report::validation(size_t step, double loss, const Bill& bill) {
   log(fields);
 }
 
-// The line takes over the bill of those that are cut off.
+// Removes the lines of the undone steps; the line of the rollback holds the bill, costs of these steps included.
 void Report::rollback(const Rollback& r, const Bill& bill) {
   if (log_) log_->go_back(r.to);
   std::printf("rolled back from step %zu to step %zu, and on without samples %zu to %zu\n", r.from, r.to, r.first_sample,

@@ -1,4 +1,4 @@
-// What a run says about its steps: a line on the terminal, an object for metrics.jsonl, a summary at the end.
+// Reports the steps of a run: a line on the terminal, an object in metrics.jsonl, a summary at the end.
 #pragma once
 
 #include <cstddef>
@@ -14,38 +14,39 @@
 #include "runtime/ceilings.h"
 #include "runtime/metrics.h"
 
-// What a step came to.
+// The results of one step.
 struct StepResult {
-  size_t step;  // updates done, from 1
+  size_t step;  // number of updates done, from 1
   double loss, norm, rate, seconds;
   bool applied;       // false: the update was left out
-  double loss_scale;  // for the next step; 0: none is used
+  double loss_scale;  // of the next step; 0: none is used
 };
 
-// What a rank sent in a step.
+// What one rank sent in one step.
 struct StepTraffic {
   std::map<std::string, double> bytes;        // by collective
-  double milliseconds, exposed_milliseconds;  // in collectives; the part in which the device did nothing else
-  std::vector<std::string> of_ranks;          // text_of() each rank's, where they were gathered, else empty texts or none
+  double milliseconds, exposed_milliseconds;  // in collectives; the part of that in which the device only waited
+  std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 
-// The run went back `from` a step `to` an earlier one. What followed that one until now is left out: these samples, in
-// the order in which they are taken.
+// The run went back `from` a step `to` an earlier one. The samples after step `to`, first_sample to last_sample in the
+// order in which samples are taken, are left out.
 struct Rollback {
   size_t to, from, first_sample, last_sample;
   std::string reason;
 };
 
-// As ranks tell one another, without of_ranks.
+// The text that a rank sends to rank 0, without of_ranks.
 std::string text_of(const StepTraffic& traffic);
 
 class Report {
  public:
-  // tokens, flops: of a step; peak: FLOP/s of all devices, 0 if not known; metrics: metrics.jsonl of a run that has done
-  // `start` steps (which its first line creates: a run that fails before leaves nothing behind), empty: none is written
+  // steps: of the whole run; tokens, flops: per step; peak: FLOP/s of all devices together, 0 if not known; metrics:
+  // path of metrics.jsonl, empty: none is written; start: steps done before. The first line creates the file, so a run
+  // that fails before leaves nothing behind.
   Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start);
 
-  // traffic: none if there is one rank; printed: also on the terminal
+  // traffic: none if there is only one rank; printed: print the step on the terminal, too
   void step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
             double seconds_left);
 
@@ -53,13 +54,13 @@ class Report {
 
   void rollback(const Rollback& r, const Bill& bill);
 
-  // Writes what metrics.jsonl has not got yet; fails if that can't be done.
+  // Writes the lines that are not in metrics.jsonl yet. Fails if that can't be done.
   void finish();
 
-  // What went wrong with a step, and what was done about it.
+  // Prints what went wrong in a step, and what was done about it.
   void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const;
 
-  // Of `steps` steps in this run.
+  // Prints a summary of the `steps` steps of this start; shortest_s: the fastest step.
   void print_summary(size_t steps, double shortest_s, double seconds) const;
 
  private:
@@ -72,13 +73,13 @@ class Report {
   std::optional<MetricsLog> log_;
 };
 
-// What a run spent in a kernel.
+// All calls of one kernel in a run.
 struct KernelTotal {
   std::string name;
   size_t calls;
   double milliseconds, bytes, flops;
 };
 
-// totals: of `steps` steps. "of ceiling": the shortest time in which the device could move a kernel's bytes and do its
-// FLOPs, as a share of the time it took.
+// Prints a table of kernels. totals: of `steps` steps together. The column "of ceiling" is the shortest time in which
+// the device could move a kernel's bytes and do its FLOPs, divided by the measured time.
 void print_profile(std::vector<KernelTotal> totals, size_t steps, const std::optional<Ceilings>& ceilings);

@@ -19,7 +19,7 @@
 
 namespace {
 
-// Creates the folder if need be, and learns now rather than after hours whether it can be written to.
+// Creates the folder if it does not exist, and checks that it can be written to: now, not after hours of training.
 void make_writable(const std::filesystem::path& out) {
   std::error_code error;
   std::filesystem::create_directories(out, error);
@@ -40,7 +40,8 @@ void remove_run(const std::filesystem::path& out) {
   std::filesystem::remove(metrics_path(out));
 }
 
-// What a run does after going back must neither be pruned in favour of its old future nor resumed from there.
+// Renames checkpoints of later steps when a run goes back to `step`. Otherwise new checkpoints would be pruned before
+// these, which have higher steps, and --resume would choose these.
 void set_aside_later(const std::filesystem::path& out, size_t step) {
   for (const Checkpoint& checkpoint : list_checkpoints(out)) {
     if (checkpoint.step <= step) continue;
@@ -54,7 +55,7 @@ bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& o
   return std::filesystem::weakly_canonical(folder / "..") == std::filesystem::weakly_canonical(out);
 }
 
-// Links and .. included.
+// Is `path` the folder or inside it? Links and .. are resolved.
 bool is_or_lies_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
   const std::filesystem::path within = std::filesystem::weakly_canonical(path), whole = std::filesystem::weakly_canonical(folder);
   return std::mismatch(whole.begin(), whole.end(), within.begin(), within.end()).first == whole.end();
@@ -65,7 +66,7 @@ bool is_or_lies_in(const std::filesystem::path& path, const std::filesystem::pat
 RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s)
     : out_(out), created_(!std::filesystem::exists(out)) {
   double waited = 0;
-  do {  // the run that held the lock may have removed the folder
+  do {  // repeated if the run that held the lock before has removed the folder
     make_writable(out);
     folder_.emplace(out, O_RDONLY | O_DIRECTORY);
     for (; flock(folder_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {

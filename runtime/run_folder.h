@@ -1,11 +1,12 @@
-// What --out may be when a run starts, and which checkpoint the run continues from:
+// What --out may hold when a run starts, and which checkpoint the run continues from:
 //
-//   a fresh run      a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
+//   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
 //                    these and nothing else; a folder that holds anything else is simply used. --overwrite --init
 //                    with one of these checkpoints is refused: it would delete what the run starts from
-//   --resume         the newest checkpoint in --out; none there: the run starts afresh
-//   --resume DIR     a checkpoint, or the newest one of a run; none there: an error. Going back to an earlier
-//                    checkpoint of --out sets the later ones aside, as step_00000200.abandoned
+//   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
+//   --resume DIR     continues from a checkpoint, or from the newest one of a run; if there is none, it fails. If it
+//                    goes back to an earlier checkpoint of --out, the later ones are renamed to
+//                    step_00000200.abandoned
 //
 // With several ranks the folder is the one that rank 0 sees (runtime/shared_checkpoint.h).
 #pragma once
@@ -23,18 +24,18 @@
 struct RunStart {
   bool overwrite = false;
   bool resume = false;
-  std::filesystem::path resume_from = {};  // with resume; empty: from --out
+  std::filesystem::path resume_from = {};  // the folder to resume from; empty: --out
   std::filesystem::path init = {};         // weights that must outlive --overwrite
 };
 
-// One run at a time writes to a folder. The lock is on the folder itself, and the kernel takes it back when the process
-// ends, however it ends. (Some network file systems have no locks.)
+// Makes sure that only one run at a time writes to a folder. The lock is on the folder itself, and the operating system
+// releases it when the process ends, in whatever way. (Some network file systems have no locks.)
 class RunFolderLock {
  public:
-  // Makes the folder if need be, and sees that it can be written to. Waits for a run that is on its way out: one that was
-  // killed, or told to stop before this one was started.
+  // Creates the folder if it does not exist, and checks that it can be written to. Waits for another run that is just
+  // ending, because it was killed or was told to stop.
   explicit RunFolderLock(const std::filesystem::path& out, double patience_s = 60);
-  // Removes the folder if nothing has come into it.
+  // Removes the folder if this object created it and it is still empty.
   ~RunFolderLock();
   RunFolderLock(const RunFolderLock&) = delete;
   RunFolderLock& operator=(const RunFolderLock&) = delete;
@@ -51,22 +52,23 @@ std::filesystem::path metrics_path(const std::filesystem::path& out);
 
 bool holds_run(const std::filesystem::path& out);
 
-// A checkpoint folder itself, or a run folder's newest checkpoint.
+// If `folder` is a checkpoint, that one; if it is a run's folder, its newest checkpoint.
 std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder);
 
-// Does the run go on where the one in --out stopped?
+// Does this run continue the run in --out?
 bool continues(const std::filesystem::path& out, const RunStart& start,
                const std::optional<Checkpoint>& checkpoint);
 
 // The checkpoint to start from, if any; nothing is changed yet. `out` empty: nothing will be written.
 std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start);
 
-// Those of its run that come before it, oldest first, then itself.
+// The checkpoints of the same run that are older than `found`, oldest first, then `found` itself.
 std::vector<Checkpoint> with_earlier(const Checkpoint& found);
 
-// The newest of them that is whole. damage(folder): what is wrong with a checkpoint; empty: nothing.
+// The newest of the candidates that is not damaged. damage(folder): what is damaged in a checkpoint; empty: nothing.
 Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
                             const std::function<std::string(const std::filesystem::path&)>& damage);
 
-// Makes the locked folder this run's. Comes last of all preparations: a mistake found later would have cost the old run.
+// Makes the locked folder this run's, and removes an old run if --overwrite says so. To be called after all other
+// preparations: if one of them failed after this, the old run would be lost for nothing.
 void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint);

@@ -15,7 +15,7 @@
 
 namespace {
 
-// Reads through a small block, since a second copy of a large tensor may not fit into memory.
+// Reads and converts block by block, because a second copy of a large tensor may not fit into memory.
 template <float (*convert)(uint16_t)>
 void read_16_bit(const File& file, size_t offset, size_t count, float* to) {
   std::vector<uint16_t> block(std::min(count, size_t(1) << 16));
@@ -58,7 +58,7 @@ float float_from_fp16(uint16_t bits) {
   if (exponent == 0) {  // zero or subnormal: mantissa times 2^-24
     return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(mantissa) * 0x1p-24f));
   }
-  uint32_t wide_exponent = exponent == 31 ? 255 : exponent - 15 + 127;  // 31: infinity or NaN
+  uint32_t wide_exponent = exponent == 31 ? 255 : exponent - 15 + 127;  // 31 means infinity or NaN
   return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
 }
 
@@ -103,13 +103,13 @@ void SafetensorsFile::read(const TensorInfo& tensor, size_t first, size_t count,
   }
 }
 
-// Entries are taken over and dropped one by one while the text is parsed, and whatever cannot belong to a
-// header ends the parsing at once, so a hostile header costs little memory. Depths: 0 the header, 1 its
-// entries, 2 their fields, 3 the numbers of a shape.
+// Takes the entries one by one while the text is parsed, and stops at the first thing that cannot belong to a
+// header, so that a hostile header costs little memory. Depths: 0 the header, 1 its entries, 2 their fields, 3 the
+// numbers of a shape.
 void SafetensorsFile::read_header(std::string_view text) {
   using Json = nlohmann::json;
   using Event = Json::parse_event_t;
-  constexpr size_t most_values = 100'000;  // of one entry
+  constexpr size_t most_values = 100'000;  // per entry
   std::string name;
   size_t values = 0;
   auto on_event = [&](int depth, Event event, Json& parsed) {
@@ -176,7 +176,7 @@ std::vector<size_t> SafetensorsFile::sizes(const std::string& name, const nlohma
   return result;
 }
 
-// Names are unique, and the tensors cover the data from its first byte to its last.
+// Checks that names are unique, and that the tensors cover the data from its first byte to its last.
 void SafetensorsFile::index_tensors() {
   std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -212,7 +212,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
     header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, end}}};
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data to 8 bytes
   const uint64_t header_bytes = text.size();
   header_.assign(reinterpret_cast<const char*>(&header_bytes), sizeof header_bytes);
   header_ += text;
@@ -239,10 +239,10 @@ void SafetensorsWriter::write_at(size_t offset, size_t count, const float* from)
   file_.write_past_cache(offset, from, count * sizeof(float));
 }
 
-// The whole size is claimed first, so that a disk without room is noticed before anything is written.
+// Allocates the whole file on the disk first, so that a full disk is noticed before anything is written.
 void SafetensorsWriter::reserve(size_t bytes) {
   int error = posix_fallocate(file_.descriptor(), 0, off_t(bytes));
-  // Not every file system can; there a full disk shows while writing.
+  // Not every file system can do that. On others a full disk is noticed only while writing.
   if (error == EOPNOTSUPP || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
   if (error != 0) {
     fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error),

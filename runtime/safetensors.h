@@ -5,8 +5,8 @@
 //              "__metadata__": {"KEY": "TEXT", ...}}; offsets count from the end of the header
 //   the rest   the tensors, row-major and little-endian, without overlaps and without holes
 //
-// The reader trusts nothing: files come from anywhere, and a defect is reported, never followed. The writer
-// creates the file at its full size and then fills in slices in any order, which several ranks can share.
+// The reader trusts no file: it checks everything, and reports every defect. The writer creates the file at its full
+// size and then fills in slices in any order; several ranks can share this work.
 #pragma once
 
 #include <bit>
@@ -31,15 +31,15 @@ struct TensorInfo {
   std::string name;
   std::string dtype;
   std::vector<size_t> shape;
-  size_t begin, end;  // bytes, from the end of the header
+  size_t begin, end;  // offsets from the end of the header, in bytes
 };
 
-// "(2, 3)", as error lines show a shape. Files may hold shapes of any length.
+// The text "(2, 3)" for error lines; long shapes are cut, because files may hold shapes of any length.
 std::string shape_text(const std::vector<size_t>& shape);
 
 size_t element_count(const std::vector<size_t>& shape);
 
-// Bytes an element of a safetensors dtype takes; 0 if the dtype is unknown.
+// Bytes per element of a safetensors dtype; 0 if the dtype is unknown.
 size_t bytes_per_element(const std::string& dtype);
 
 // bfloat16 is the upper half of a float.
@@ -58,7 +58,7 @@ class SafetensorsFile {
 
   const TensorInfo* find(const std::string& name) const;
 
-  // Elements [first, first + count) of a tensor, as float.
+  // Reads elements [first, first + count) of a tensor, converted to float.
   void read(const TensorInfo& tensor, size_t first, size_t count, float* to) const;
 
  private:
@@ -70,36 +70,36 @@ class SafetensorsFile {
 
   std::filesystem::path path_;
   File file_;
-  size_t data_begin_;  // after the header
+  size_t data_begin_;  // offset of the data in the file, after the header
   size_t data_bytes_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, size_t> index_;
   std::map<std::string, std::string> metadata_;
 };
 
-// A new file of F32 tensors, laid out in the given order.
+// Writes a file of F32 tensors, laid out in the given order.
 class SafetensorsWriter {
  public:
-  // create false: the file is one that another rank has created, with the same tensors.
+  // create: false if another rank has created the file, with the same tensors.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<NamedShape>& tensors,
                     const std::map<std::string, std::string>& metadata, bool create = true);
 
-  // What the file begins with; the tensors follow.
+  // The beginning of the file; the tensors follow it.
   const std::string& header() const { return header_; }
 
-  // Where elements [first, first + count) of a tensor lie in the file.
+  // The offset in the file of elements [first, first + count) of a tensor, in bytes.
   size_t offset(const std::string& name, size_t first, size_t count) const;
 
   // Slices may be written in any order.
   void write(const std::string& name, size_t first, size_t count, const float* from);
   void write_at(size_t offset, size_t count, const float* from);
 
-  // After this the file is on disk.
+  // Flushes the file to disk and closes it.
   void close() { file_.sync_and_close(); }
 
  private:
   struct Slot {
-    size_t begin;  // bytes, from the end of the header
+    size_t begin;  // offset from the end of the header, in bytes
     size_t elements;
   };
 

@@ -9,7 +9,7 @@
 
 namespace {
 
-// A token id with probability softmax(logits / temperature), among the top_k likeliest.
+// Draws a token id with probability softmax(logits / temperature), from the top_k most likely ones.
 int sample_token(const std::vector<float>& logits, const SampleOptions& options, std::mt19937_64& generator) {
   std::vector<int> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
@@ -18,7 +18,7 @@ int sample_token(const std::vector<float>& logits, const SampleOptions& options,
   if (options.top_k > 0 && size_t(options.top_k) < ids.size()) {
     std::nth_element(ids.begin(), ids.begin() + options.top_k, ids.end(), likelier);
     ids.resize(options.top_k);
-    std::sort(ids.begin(), ids.end());  // nth_element leaves an order that depends on the library
+    std::sort(ids.begin(), ids.end());  // the order that nth_element leaves depends on the standard library
   }
   double maximum = -INFINITY, sum = 0;
   for (int id : ids) maximum = std::max(maximum, double(logits[id]));

@@ -16,7 +16,7 @@
 struct Schedule {
   std::string kind = "cosine";  // cosine, constant or wsd
   double lr = 3e-4;
-  double min_lr = 0;  // an absolute rate, reached by cosine at the last step
+  double min_lr = 0;  // an absolute rate, which cosine reaches at the last step
   size_t steps = 0;
   size_t warmup = 0;    // steps
   size_t cooldown = 0;  // steps, for wsd
@@ -37,8 +37,8 @@ inline void validate(const Schedule& schedule) {
   }
 }
 
-// How many steps of `step_s` seconds fit in `seconds`, with a validation of `validation_s` every `every` (0: none) of them
-// and after the last. One at least.
+// How many steps of `step_s` seconds fit in `seconds`, with a validation of `validation_s` seconds after every `every`
+// steps (0: none) and after the last. At least one.
 inline size_t steps_within(double seconds, double step_s, double validation_s, size_t every) {
   const double each = step_s + (every ? validation_s / double(every) : 0);
   return size_t(std::max(1.0, (seconds - validation_s) / each));

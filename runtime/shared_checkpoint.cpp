@@ -15,7 +15,8 @@
 
 namespace {
 
-// Two checkpoints with the same manifests have the same bytes, unless they are damaged. Empty: no checkpoint.
+// A checksum of a checkpoint's manifests; empty: there is no checkpoint. Two checkpoints with the same manifests have
+// the same bytes, unless they are damaged.
 std::string fingerprint(const std::filesystem::path& folder) {
   std::map<std::string, std::string> manifests;
   attempt([&] {
@@ -28,7 +29,8 @@ std::string fingerprint(const std::filesystem::path& folder) {
   return all.empty() ? "" : xxh3(all);
 }
 
-// A host whose disk knows more than rank 0's: the run would go back, or start again, and nobody would notice.
+// Fails if another host has a newer checkpoint than rank 0: the run would go back, or start again, and nobody would
+// notice. steps: the newest step that each rank sees; empty: none.
 void refuse_newer_elsewhere(const std::filesystem::path& from, const std::vector<std::string>& steps, const RankGroup& ranks) {
   for (size_t rank = 1; rank < steps.size(); ++rank) {
     if (steps[rank].empty() || (!steps[0].empty() && std::stoull(steps[rank]) <= std::stoull(steps[0]))) continue;
@@ -39,7 +41,8 @@ void refuse_newer_elsewhere(const std::filesystem::path& from, const std::vector
   }
 }
 
-// Rank 0's list, on all ranks. Steps and paths travel with a NUL after each, as a path may hold any other byte.
+// Collective: returns rank 0's list on all ranks. A NUL follows each step and path, because a path may hold any other
+// byte.
 std::vector<Checkpoint> share(const std::vector<Checkpoint>& mine, const RankGroup& ranks) {
   std::string list;
   for (const Checkpoint& checkpoint : mine) list += std::to_string(checkpoint.step) + '\0' + checkpoint.folder.string() + '\0';
@@ -55,14 +58,14 @@ struct FileSize {
   size_t bytes;
 };
 
-// Every step of a copy is tried together: if it fails somewhere, all ranks say why.
+// Collective: each rank does one step of the copy. If it fails on one rank, it fails on all, with the same reason.
 template <class Work>
 void copy_together(const RankGroup& ranks, Work work) {
   const std::string problem = attempt_together(ranks, work);
   if (!problem.empty()) fail("a copy of the checkpoint for a host that does not see it: ", problem);
 }
 
-// The files of rank 0's checkpoint, on all ranks: its manifests, and what they name.
+// Collective: returns the files of rank 0's checkpoint on all ranks: its manifests, and the files that they list.
 std::vector<FileSize> share_files(const std::filesystem::path& folder, const RankGroup& ranks) {
   nlohmann::json list = nlohmann::json::array();
   copy_together(ranks, [&] {
@@ -79,7 +82,7 @@ std::vector<FileSize> share_files(const std::filesystem::path& folder, const Ran
   return files;
 }
 
-// Rank 0's file `from` becomes `to` on the ranks that write.
+// Collective: copies rank 0's file `from` to `to` on the ranks where `writes` is true.
 void send_file(const std::filesystem::path& from, const std::filesystem::path& to, size_t bytes, bool writes,
                const RankGroup& ranks) {
   std::optional<File> file;
@@ -102,7 +105,7 @@ std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& 
                                                    const RankGroup& ranks) {
   const std::filesystem::path from = start.resume_from.empty() ? out : start.resume_from;
   std::optional<Checkpoint> seen;
-  if (start.resume) attempt([&] { seen = find_checkpoint(from); });  // what is wrong there, rank 0 will say
+  if (start.resume) attempt([&] { seen = find_checkpoint(from); });  // rank 0 reports errors, below
   refuse_newer_elsewhere(from, ranks.all_gather(seen ? std::to_string(seen->step) : ""), ranks);
   std::optional<Checkpoint> found;
   if (ranks.is_first() || !start.resume) found = choose_checkpoint(out, start);
@@ -138,7 +141,7 @@ std::filesystem::path CheckpointCopies::folder_of(const std::filesystem::path& f
 void CheckpointCopies::copy(const std::filesystem::path& folder) {
   copy_together(ranks_, [&] {
     if (!writes_) return;
-    std::filesystem::remove_all(readable_);  // what a crash left
+    std::filesystem::remove_all(readable_);  // a crash may have left one
     std::filesystem::create_directory(readable_);
   });
   for (const auto& [name, bytes] : share_files(folder, ranks_))
@@ -148,7 +151,7 @@ void CheckpointCopies::copy(const std::filesystem::path& folder) {
 }
 
 void CheckpointCopies::release() {
-  if (copied_) ranks_.all_gather("");  // all have read
+  if (copied_) ranks_.all_gather("");  // wait until all ranks have read
   if (writes_) std::filesystem::remove_all(readable_);
   original_.clear();
   copied_ = writes_ = false;

@@ -20,7 +20,7 @@ CharacterClass class_of(unsigned char c) {
   return other;
 }
 
-// Spelling of each byte in the files, as UTF-8, to the byte.
+// Maps the spelling of a byte in the files, as UTF-8, to the byte.
 std::unordered_map<std::string, char> spelled_bytes() {
   std::unordered_map<std::string, char> bytes;
   int next = 256;
@@ -34,7 +34,7 @@ std::unordered_map<std::string, char> spelled_bytes() {
   return bytes;
 }
 
-// "Ġthe" to " the". Characters that spell no byte stay: added tokens may hold any text.
+// Converts "Ġthe" to " the". Characters that spell no byte are kept, because added tokens may hold any text.
 std::string unspell(std::string_view spelled) {
   static const std::unordered_map<std::string, char> bytes = spelled_bytes();
   std::string result;
@@ -47,7 +47,7 @@ std::string unspell(std::string_view spelled) {
   return result;
 }
 
-// "LEFT RIGHT" or ["LEFT", "RIGHT"]; fails with a description if it is neither.
+// Reads a merge, "LEFT RIGHT" or ["LEFT", "RIGHT"]. Fails with a description if it is neither.
 std::pair<std::string, std::string> merge_of(const nlohmann::json& entry) {
   if (entry.is_string()) {
     const std::string text = entry;
@@ -100,7 +100,7 @@ std::string Tokenizer::decode(const std::vector<int>& ids) const {
       text += char(id);
     } else if (id >= 0 && size_t(id) < bytes_of_.size()) {
       text += bytes_of_[size_t(id)];
-    } else {  // there are no files, or the model's vocabulary is larger
+    } else {  // there are no files, or the model's vocabulary is larger than theirs
       text += std::to_string(id) + " ";
     }
   }
@@ -132,7 +132,7 @@ size_t Tokenizer::word_end(std::string_view text, size_t start) {
   };
   size_t word = start + (text[start] == ' ');
   if (word < text.size() && class_of(text[word]) != space) return run_end(word);
-  size_t end = run_end(start);  // white space; its last character is left for the word that follows
+  size_t end = run_end(start);  // white space, whose last character belongs to the word that follows
   return end == text.size() || end - start == 1 ? end : end - 1;
 }
 
@@ -150,7 +150,7 @@ void Tokenizer::read_merges(const std::filesystem::path& path) {
   }
 }
 
-// tokenizer.json can describe many kinds of tokenizers, of which GPT-2's is one.
+// Reads tokenizer.json. It can describe many kinds of tokenizers; this accepts GPT-2's kind.
 void Tokenizer::read_all(const std::filesystem::path& path) {
   const nlohmann::json file = read_json_object(path);
   const auto require = [&](const char* place, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
@@ -174,7 +174,8 @@ void Tokenizer::read_all(const std::filesystem::path& path) {
   }
 }
 
-// vocabulary: {"SPELLED": ID, ...}; added: [{"id": ID, "content": "TEXT"}, ...], of which some may be in the vocabulary.
+// vocabulary: {"SPELLED": ID, ...}; added: [{"id": ID, "content": "TEXT"}, ...], some of which may be in the
+// vocabulary, too.
 void Tokenizer::add_tokens(const std::filesystem::path& path, const nlohmann::json& vocabulary, const nlohmann::json& added) {
   if (!vocabulary.is_object() || !added.is_array()) fail(path, ": holds no vocabulary: it is not a file of a tokenizer");
   bytes_of_.resize(vocabulary.size() + added.size());
@@ -196,7 +197,8 @@ void Tokenizer::add_tokens(const std::filesystem::path& path, const nlohmann::js
   if (gap != bytes_of_.end()) fail(path, ": no token has id ", gap - bytes_of_.begin(), ", ids must be 0, 1, 2 ...");
 }
 
-// Byte-pair encoding (Sennrich et al. 2016): join the neighbours of lowest rank while there are any.
+// Byte-pair encoding (Sennrich et al. 2016): joins the neighbours of lowest rank, as long as any neighbours can be
+// joined.
 std::vector<std::string> Tokenizer::merged(std::string_view word) const {
   std::vector<std::string> symbols;
   for (char byte : word) symbols.emplace_back(1, byte);

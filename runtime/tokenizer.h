@@ -1,14 +1,14 @@
-// Text to token ids and back. A byte-level model needs no files. For a GPT-2 vocabulary they lie in a folder:
+// Converts text to token ids and back. A byte-level model needs no files. A GPT-2 vocabulary has its files in a folder:
 //
 //   vocab.json or encoder.json   {"TOKEN": ID, ...}
-//   merges.txt or vocab.bpe      a version line, then "LEFT RIGHT" a line, first merge first; for encoding
-//   tokenizer.json               instead of both, as today's transformers saves it: {"model": {"type": "BPE", "vocab":
+//   merges.txt or vocab.bpe      a version line, then one "LEFT RIGHT" per line, in order of rank; only for encoding
+//   tokenizer.json               instead of both, as newer transformers save it: {"model": {"type": "BPE", "vocab":
 //                                {"TOKEN": ID, ...}, "merges": ["LEFT RIGHT" or ["LEFT", "RIGHT"], ...]},
 //                                "added_tokens": [{"id": ID, "content": "TEXT"}, ...], ...}
 //
-// They spell bytes as printable characters: bytes 33-126, 161-172 and 174-255 as the code points of the same
+// The files spell bytes as printable characters: bytes 33-126, 161-172 and 174-255 as the code points of the same
 // number, the other 68 bytes, in order, as code points from 256 (Radford et al. 2019; encoder.py of the GPT-2
-// release). Without files ids are printed as numbers.
+// release). Without files, ids of a GPT-2 vocabulary are printed as numbers.
 #pragma once
 
 #include <cstddef>
@@ -25,25 +25,26 @@
 // Does the folder hold files of a tokenizer?
 bool has_tokenizer(const std::filesystem::path& folder);
 
-// Text becomes tokens byte by byte: refuses weights in `folder` whose tokens are something else.
+// For training on text, where each byte is a token: fails if the weights in `folder` have other tokens.
 void check_tokens_are_bytes(const std::filesystem::path& folder, int vocabulary);
 
 class Tokenizer {
  public:
-  // Files in the folder decide, else a vocabulary of up to 256 means bytes. An empty path: no files.
+  // Uses the files in the folder. If there are none, or the path is empty, a vocabulary of up to 256 means bytes.
   Tokenizer(int vocabulary, const std::filesystem::path& folder);
 
   std::string decode(const std::vector<int>& ids) const;
 
-  // What a sample without a prompt starts from: <|endoftext|> where there is one (without files a vocabulary like GPT-2's,
-  // perhaps padded, is taken for it), else a line end.
+  // The token that a sample without a prompt starts from: <|endoftext|> if the vocabulary has it, else a line end.
+  // Without files, a vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
   int first_token() const;
 
   std::vector<int> encode(std::string_view text) const;
 
-  // End of the word that starts there. GPT-2's rule, a regular expression whose first matching branch counts:
+  // The end of the word that begins at `start`. GPT-2's rule is a regular expression whose first matching branch
+  // counts:
   //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-  // Bytes beyond ASCII count as letters: exact for ASCII, an approximation for other text.
+  // Bytes beyond ASCII count as letters, so this is exact for ASCII and an approximation for other text.
   static size_t word_end(std::string_view text, size_t start);
 
  private:

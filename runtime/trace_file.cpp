@@ -28,7 +28,7 @@ TraceFile::TraceFile(const std::filesystem::path& file, int rank) try
 }
 
 void TraceFile::remove_parts(const std::filesystem::path& file, int ranks) {
-  std::error_code ignored;  // who cannot replace such a file will say so
+  std::error_code ignored;  // if it can't be removed, the rank that opens it will report the error
   for (int rank = 1; rank < ranks; ++rank) std::filesystem::remove(part_path(file, rank), ignored);
 }
 
@@ -40,7 +40,7 @@ void TraceFile::append(const std::string& events) {
     end_ += text.size() - footer.size();
   } catch (const std::exception& problem) {
     failed_ = true;
-    // The old end, which needs no new space.
+    // Restores the old end of the file, which needs no new space on the disk.
     const bool whole = ftruncate(file_.descriptor(), off_t(end_ + footer.size())) == 0 &&
                        pwrite(file_.descriptor(), footer.data(), footer.size(), off_t(end_)) == ssize_t(footer.size());
     print_error(one_line(std::string("--trace ") + problem.what() + ": the timeline is incomplete" +
@@ -49,7 +49,7 @@ void TraceFile::append(const std::string& events) {
 }
 
 std::string TraceFile::summary() const {
-  if (rank_ > 0) fsync(file_.descriptor());  // else rank 0 may see less of it on a network file system
+  if (rank_ > 0) fsync(file_.descriptor());  // otherwise rank 0 may not see all of it on a network file system
   return std::to_string(end_ + footer.size()) + " " + host_name();
 }
 
@@ -65,13 +65,14 @@ void TraceFile::merge(const std::vector<std::string>& summaries) {
   if (!beside.empty()) std::printf("trace     not in %s: %s\n", path_.c_str(), beside.c_str());
 }
 
-// Keeps the file if its events are not all in this one. A file of another size is not the one that the rank wrote.
+// Appends the events of another rank's file to this one, and removes that file if all went well. A file of another size
+// is not the one that the rank wrote, and is left alone. Returns true if the file was added.
 bool TraceFile::add_part(const std::filesystem::path& part, size_t bytes) {
   std::error_code error;
   if (std::filesystem::file_size(part, error) != bytes || error) return false;
   std::ifstream lines(part);
   std::string events, line;
-  std::getline(lines, line);  // the header
+  std::getline(lines, line);  // skip the header
   const auto append_events = [&] {
     append(events.substr(0, events.find_last_not_of(",\n") + 1));
     events.clear();

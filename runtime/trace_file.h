@@ -1,9 +1,9 @@
-// The files of `--trace`. Events are written as they are taken, so that memory stays small however long the run is, and a
-// run that is killed leaves its timeline: after each append() the file is whole, {"traceEvents":[...]} with an event a
-// line, and the next one writes over its end.
+// The files of `--trace`. Events are written during the run, so that long runs need no more memory, and a run that is
+// killed leaves its timeline. After each append() the file is complete, {"traceEvents":[...]} with one event per line;
+// the next append() overwrites its end.
 //
-// Rank 0 writes to FILE, rank r > 0 to FILE.rank<r>. At the end rank 0 moves into FILE what it sees beside it; files on
-// disks of other hosts stay there.
+// Rank 0 writes to FILE, rank r > 0 to FILE.rank<r>. At the end rank 0 moves the content of the files that it sees into
+// FILE; files on disks of other hosts stay there.
 #pragma once
 
 #include <filesystem>
@@ -17,25 +17,25 @@ class TraceFile {
   // Fails if the file can't be written.
   TraceFile(const std::filesystem::path& file, int rank);
 
-  // For rank 0, before the others open theirs: removes what an earlier run may have left beside the file.
+  // For rank 0, before the other ranks open their files: removes the other ranks' files of an earlier run.
   static void remove_parts(const std::filesystem::path& file, int ranks);
 
-  // JSON objects with commas between them, one a line. A disk that fails costs the rest of the timeline, which is said
-  // once, and not the run.
+  // events: JSON objects, one per line, with commas between them. If the disk fails, the rest of the timeline is lost,
+  // with one message, but the run goes on.
   void append(const std::string& events);
 
-  // For merge(): this rank's file, when all is in it.
+  // Describes this rank's complete file, for merge().
   std::string summary() const;
 
-  // On rank 0: every rank's summary.
+  // Merges all files on rank 0. summaries: one per rank; empty texts on the other ranks.
   void merge(const std::vector<std::string>& summaries);
 
  private:
   bool add_part(const std::filesystem::path& part, size_t bytes);
 
-  std::filesystem::path path_;  // of all ranks' file
+  std::filesystem::path path_;  // FILE
   int rank_;
   File file_;
-  size_t end_;  // of the events
+  size_t end_;  // where the events end, in bytes
   bool failed_ = false;
 };

@@ -22,7 +22,8 @@ LossScale restored(LossScale scale, const nlohmann::json& stored) {
   return scale;
 }
 
-// --train-minutes fixes the number of steps once: the learning rate is on its way to the last of them.
+// The number of steps of the run. --train-minutes determines it only once, at the first start, because the learning
+// rate depends on it.
 size_t steps_of(const nlohmann::json& trainer, const Options& options, const std::filesystem::path& folder) {
   const nlohmann::json steps = trainer.value("steps", nlohmann::json());
   const bool known = steps.is_number_unsigned();
@@ -32,7 +33,7 @@ size_t steps_of(const nlohmann::json& trainer, const Options& options, const std
   return known ? steps.get<size_t>() : 0;
 }
 
-// Validation changes no update, so that this is no error.
+// Prints a message if the validation data differ. That is no error, because validation changes no update.
 void report_other_validation(const nlohmann::json& trainer, const DataIdentity& val, const std::filesystem::path& folder) {
   const nlohmann::json before = trainer.value("val_data", nlohmann::json("none"));
   if (before == "none" || val.tokens == 0 || before == val.text()) return;

@@ -1,4 +1,4 @@
-// trainer.json of a checkpoint: what a resumed run needs beside weights and moments.
+// trainer.json of a checkpoint: what a resumed run needs besides weights and moments.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +12,21 @@
 #include "runtime/options.h"
 
 struct TrainerState {
-  size_t samples = 0;  // taken so far, or left out
-  size_t steps = 0;    // of the whole run; with --train-minutes the run that goes on must keep it
+  size_t samples = 0;  // number of samples taken so far or left out
+  size_t steps = 0;    // of the whole run; with --train-minutes a resumed run must keep this number
   LossScale loss_scale;
-  std::map<std::string, std::string> algorithms;  // of matrix products, by what they are called
+  std::map<std::string, std::string> algorithms;  // choices for matrix products, by name (kernels/gemm_choices.cuh)
 };
 
-// What a run reads; no validation: 0 tokens.
+// The data that a run reads. Without validation, val has 0 tokens.
 struct RunData {
   DataIdentity train, val;
 };
 
-// For CheckpointContent::trainer, with the guard's state, and the options and data that decide what a run computes.
+// The text for CheckpointContent::trainer: state, guard, and the options and data that decide what a run computes.
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
 
-// Of a checkpoint that nobody vouches for; fails if its options or its training data are others, and says so if its
-// validation data are. Restores the guard, too. loss_scale: what holds where the checkpoint stores none.
+// Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if options or training data
+// differ from this run's; prints a message if validation data differ. loss_scale: used if the checkpoint stores none.
 TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data);

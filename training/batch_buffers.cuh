@@ -1,5 +1,5 @@
-// Micro-batches on their way to the device: two places in pinned memory and two on the device, taken in turn, and a
-// stream of their own. So a batch is read and sent while the one before it is computed.
+// Sends micro-batches to the device. There are two buffers in pinned memory and two on the device, used in turn, and
+// the copies run on a stream of their own. So a batch is read and sent while the one before it is computed.
 #pragma once
 
 #include <algorithm>
@@ -30,14 +30,14 @@ class BatchBuffers {
 
   const DeviceMemory& memory() const { return memory_; }
 
-  // inputs, targets: (batch_size, seq_len), the caller's again when this returns; targets may be null. The batch stays
-  // where it is until the next but one is sent.
+  // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null.
+  // The batch stays in device memory until two more batches have been sent.
   Batch send(const int* inputs, const int* targets, int batch_size, int seq_len) {
     const size_t rows = size_t(batch_size) * size_t(seq_len);
     places_[current_].used.record(stream_);
     current_ ^= 1;
     Place& place = places_[current_];
-    CUDA_CHECK(cudaEventSynchronize(place.copied));  // of the batch before last
+    CUDA_CHECK(cudaEventSynchronize(place.copied));  // the batch before last has left this pinned buffer
     std::copy_n(inputs, rows, place.host);
     std::copy_n(targets ? targets : inputs, rows, place.host + rows);
     sort_by_token(inputs, int(rows), place.host + 2 * rows);

@@ -1,5 +1,5 @@
-// Which samples a step takes, and this rank's share of them, read and sent to the device. Micro-step a of rank r takes
-// the micro-batch number a·N + r of the step, N ranks: every mesh sees the same tokens.
+// Chooses the samples of a step, reads this rank's share of them and sends it to the device. With N ranks, micro-step a
+// of rank r takes micro-batch number a·N + r of the step, so a step has the same tokens on every mesh.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 struct Datasets {
   std::optional<TokenData> train, validation;
-  RunData identity;  // what they hold
+  RunData identity;  // numbers of tokens and checksums, to recognise the same data
 };
 
 inline Datasets open_data(const Options& o) {
@@ -40,7 +40,7 @@ class Batches {
         ranks_(job.mesh.shape().dp), loss_weight_(float(1 / job.tokens_per_step())),
         buffers_(job.options.micro_batch * job.options.seq_len, job.stream) {}
 
-  // The micro-batches of this rank, to be gone through once: each is read and sent when it is come to.
+  // This rank's micro-batches of one global batch, for a single loop: each is read and sent when the loop reaches it.
   class Range {
    public:
     struct End {};
@@ -57,7 +57,7 @@ class Batches {
     };
     Iterator begin() { return {*this}; }
     End end() const { return {}; }
-    ~Range() { Profiler::instance().context.micro_batch = -1; }  // what follows belongs to none
+    ~Range() { Profiler::instance().context.micro_batch = -1; }  // the kernels that follow belong to no micro-batch
 
    private:
     friend Batches;
@@ -66,7 +66,7 @@ class Batches {
           order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
     Batches& batches_;
     const TokenData& data_;
-    size_t first_;  // sample of the global batch
+    size_t first_;  // number of the global batch's first sample
     bool training_;
     SampleOrder order_;
   };
@@ -84,7 +84,7 @@ class Batches {
   Batch load(const Range& range, int micro_step) {
     const Clock::time_point begin = Clock::now();
     const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
-    const size_t number = size_t(micro_step) * size_t(ranks_) + size_t(place_);  // of the micro-batch in the step
+    const size_t number = size_t(micro_step) * size_t(ranks_) + size_t(place_);  // the micro-batch's, in the step
     std::vector<int> inputs(B * T), targets(B * T);
     for (size_t b = 0; b < B; ++b)
       range.data_.read_sample(range.order_(range.first_ + number * B + b), options_.seq_len,
@@ -108,7 +108,7 @@ class Batches {
   BatchBuffers buffers_;
 };
 
-// The mean over so many global batches.
+// The mean loss per token over the first `count` global batches of the validation data.
 inline double validation_loss(Model& model, Batches& batches, size_t count) {
   double sum = 0;
   for (size_t i = 0; i < count; ++i) {

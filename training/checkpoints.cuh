@@ -1,4 +1,4 @@
-// Checkpoints of a run: written while training goes on, and gone back to.
+// The checkpoints of a run: writes them while training goes on, and loads one again for a rollback.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 
 class Checkpoints {
  public:
-  // newest: the one that the run goes on from, if any; tokenizer_folder: where a tokenizer may be that belongs to the
-  // weights. Takes the memory for snapshots. Without --out none is written. Collective, as is the rest.
+  // newest: the checkpoint that the run starts from, if any; tokenizer_folder: the folder that may hold the weights'
+  // tokenizer. Allocates the memory for snapshots. Without --out no checkpoint is written. All calls are collective.
   Checkpoints(TrainingState& state, Bill& bill, const std::optional<Checkpoint>& newest,
               const std::filesystem::path& tokenizer_folder)
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
         writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
-    state.job.ranks.all_gather("");  // all know how much room there is, none has taken it
+    state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
     if (!state.job.options.out.empty())
       writer_.reserve(checkpoint_slices(state.model.store().shards().slices_of_rank()));
     state.job.control.before_end([this] { return writer_.finish_alone(120); });
@@ -27,7 +27,7 @@ class Checkpoints {
 
   size_t snapshot_bytes() const { return writer_.snapshot_bytes(); }
 
-  // When the run folder is there: says for which ranks training will wait.
+  // Says for which ranks training will wait while a checkpoint is written. To be called when the run folder exists.
   void describe() {
     if (state_.job.options.out.empty()) return;
     for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
@@ -35,11 +35,11 @@ class Checkpoints {
 
   const std::optional<Checkpoint>& newest() const { return newest_; }
 
-  // Has this rank written its part of the one under way?
+  // Has this rank written its part of the checkpoint under way?
   bool is_written() const { return writer_.under_way() && writer_.is_written(); }
 
-  // Takes a snapshot, which is written while training goes on. Disks may fail: where `needed` that is an error, elsewhere
-  // the run can do without.
+  // Takes a snapshot, which is written while training goes on. If the disk fails, that is an error if the checkpoint is
+  // `needed`; otherwise the run says so and goes on without it.
   void save(bool needed) {
     complete();
     const AddTime timer(bill_.lost.checkpoints);
@@ -48,7 +48,7 @@ class Checkpoints {
     if (!problem.empty()) report_unsaved(problem);
   }
 
-  // Waits until the checkpoint under way, if any, has got its name.
+  // Waits until the checkpoint under way, if any, is complete and has its final name.
   void complete() {
     if (!writer_.under_way()) return;
     const Options& o = state_.job.options;
@@ -56,14 +56,14 @@ class Checkpoints {
     const std::string problem = writer_.complete();
     if (problem.empty()) {
       newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
-      tokenizer_folder_ = newest_->folder;  // the one before may be pruned
+      tokenizer_folder_ = newest_->folder;  // the folder used so far may be pruned
       writer_.prune(o.keep, o.keep_every);
     } else {
       report_unsaved(problem);
     }
   }
 
-  // To the newest checkpoint, and on with the samples that follow step `from`, which went wrong.
+  // Loads the newest checkpoint. Training then goes on with the samples that follow step `from`, which went wrong.
   Rollback roll_back(size_t from, const std::string& reason) {
     complete();
     state_.guard.count_rollback();
@@ -77,7 +77,8 @@ class Checkpoints {
   }
 
  private:
-  // Memory for snapshots, pinned if that can be had; null: there is not so much.
+  // Returns a function that allocates memory for snapshots, pinned where possible, or returns null if there is too
+  // little.
   static Allocate snapshot(Job& job) {
     return [&job, room = host_memory_room(job.ranks.neighbours())](size_t floats) {
       const auto memory = take_host_memory(floats * sizeof(float), room);
@@ -101,5 +102,5 @@ class Checkpoints {
   std::optional<Checkpoint> newest_;
   std::filesystem::path tokenizer_folder_;
   CheckpointWriter writer_;
-  bool needed_ = false;  // the one under way
+  bool needed_ = false;  // the checkpoint under way
 };

@@ -1,4 +1,4 @@
-// Text from the model, for --sample-every and --generate.
+// Generates text from the model, for --sample-every and --generate.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,14 @@ inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::
   return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k}, o.seed};
 }
 
-// Logits (V) that follow the tokens, of which the model sees the last seq_len.
+// Returns a function that computes the logits (V) of the token after `tokens`. The model sees only the last seq_len of
+// them.
 inline NextLogits next_logits_of(Model& model, BatchBuffers& buffers) {
   return [&](const std::vector<int>& tokens) {
     const int count = int(std::min(tokens.size(), size_t(model.options().seq_len)));
     Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count);
     batch.training = false;
-    const Untimed untimed;  // the next sequence has another length
+    const Untimed untimed;  // every sequence has another length, and timing algorithms for each would not pay off
     model.forward(batch);
     return model.logits(count - 1, 1);
   };

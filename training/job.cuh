@@ -13,22 +13,22 @@ struct Job {
   Options options;
   Control& control;
   Mesh& mesh;
-  RankGroup ranks;      // that save and load together: their meetings have the patience that disks need
+  RankGroup ranks;      // all ranks, for saving and loading: its collectives wait as long as slow disks need
   cudaStream_t stream;  // all of the model's work is on it
-  std::string device;   // its name
+  std::string device;   // name of this rank's device
 
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
   double tokens_per_step() const { return double(options.global_batch) * options.seq_len; }
-  double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of a device; 0: not known
+  double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
 };
 
 // How far the job has come.
 struct Progress {
-  size_t step = 0;              // updates that the device has been given, those of earlier starts included
-  size_t samples_left_out = 0;  // by rollbacks
+  size_t step = 0;              // updates launched on the device, those of earlier starts included
+  size_t samples_left_out = 0;  // training samples that rollbacks have skipped
 
-  // Of the training data, in the step that follows `step` updates.
+  // The number of the first training sample of the next step.
   size_t first_sample(size_t global_batch) const { return step * global_batch + samples_left_out; }
 };
 
@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 
 inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Adds the time it lives to `seconds`.
+// Adds the time from its construction to its destruction to `seconds`.
 class AddTime {
  public:
   explicit AddTime(double& seconds) : seconds_(seconds) {}

@@ -86,7 +86,7 @@ class RankCheck {
     std::fflush(stdout);
   }
 
-  // Slow: less than 0.8 of the median.
+  // Names what is slow on this rank: less than 0.8 of the median of all ranks.
   static std::string remarks(const std::vector<RankSpeed>& speeds, size_t rank) {
     std::string text;
     const std::pair<const char*, double RankSpeed::*> kinds[] = {

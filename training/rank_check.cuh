@@ -1,5 +1,5 @@
-// `--check-ranks`: before a job starts, each rank times a matrix product, a copy in its memory and its link to the next
-// rank, and the slow ones are named: one slow GPU or cable slows all of them, and nothing else would say which.
+// `--check-ranks`: before training starts, each rank times a matrix product, a copy in its memory and its link to the
+// next rank. Slow ranks are named, because one slow GPU or cable slows the whole job, and nothing else says which one.
 //
 //   product  (2048)³ in the storage type on a GPU, FLOP/s = 2·2048³ / time
 //   copy     64 MiB, bytes read and written / time

@@ -1,4 +1,4 @@
-// From options to a model: which shape, which memory.
+// From options to a model: decides its shape and builds it.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 #include "training/batches.cuh"
 #include "training/job.cuh"
 
-// The folder of --generate's weights.
+// The folder that --generate loads weights from.
 inline std::filesystem::path weights_folder(const Options& o) {
   if (!o.init.empty()) return o.init;
   const std::filesystem::path from = o.resume_from.empty() ? o.out : o.resume_from;
@@ -20,7 +20,7 @@ inline std::filesystem::path weights_folder(const Options& o) {
   return found->folder;
 }
 
-// Of the weights in the folder, which may ask for another sequence length.
+// The shape of the weights in the folder. Sets the sequence length if no option gives it.
 inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) {
   const ModelShape shape = load_shape(folder);
   check_loaded_shape(o, shape, folder);
@@ -28,7 +28,7 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// folder: of the weights to begin with, a checkpoint's or those of --init; empty: there are none.
+// folder: holds the weights to start from, those of a checkpoint or of --init; empty: there are none.
 inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
   const ModelShape shape = folder.empty() ? shape_of(o, data.train->default_vocabulary()) : loaded_shape(o, folder);
   if (!folder.empty() && !is_checkpoint && data.train->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
@@ -47,7 +47,7 @@ inline Recompute recompute_of(const std::string& name) {
   return name == "block" ? Recompute::block : name == "gelu" ? Recompute::gelu : Recompute::none;
 }
 
-// Only fp16 needs one.
+// Only fp16 needs a loss scale.
 inline LossScale loss_scale_of(const Options& o) {
   if (o.dtype != "fp16") return {};
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};

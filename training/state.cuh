@@ -1,4 +1,4 @@
-// What training changes, and what a checkpoint holds of it: weights and moments, the guard, how far the job has come.
+// The state that training changes, and how it is saved and loaded: weights and moments, the guard, the progress.
 #pragma once
 
 #include "kernels/gemm_choices.cuh"
@@ -24,13 +24,13 @@ inline CopyIn copy_in(Model& model) {
   };
 }
 
-// The weights that this rank keeps.
+// Loads those weights that this rank keeps.
 inline void load_model_weights(Model& model, const std::filesystem::path& folder) {
   load_weights(folder, model.tensors().shape(), stored_tensors(model.tensors()),
                checkpoint_slices(model.store().own_slices()), copy_in(model));
 }
 
-// --init: from a checkpoint, or from anyone's folder.
+// Loads the weights of --init, from a checkpoint of this program or from any other folder.
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
   const std::string damage = has_manifest(folder) ? damage_anywhere(folder, job.ranks) : "";
   if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
@@ -59,7 +59,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }
 
-// What a checkpoint of the present state holds. Its copies are made on the model's stream.
+// The content of a checkpoint of the present state. Its copies run on the model's stream.
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;

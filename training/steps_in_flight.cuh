@@ -1,7 +1,7 @@
-// Steps that were given to the device and whose results the host has not looked at. The host may be one step ahead: it
-// learns what a step came to while the device computes the next, and so the device never waits for the host.
+// Steps that the device has been given, and whose results the host has not read yet. The host may be one step ahead: it
+// reads the result of a step while the device computes the next step, so the device never waits for the host.
 //
-// What host and device tell each other about a step lies in pinned memory, in two places that are taken in turn.
+// Votes and results of a step lie in pinned memory, in two buffers that are used in turn.
 #pragma once
 
 #include <deque>
@@ -11,12 +11,12 @@
 #include "runtime/guard.h"
 #include "runtime/report.h"
 
-// Of a step that has ended.
+// The results of a step that has ended.
 struct FinishedStep {
   StepResult result;
-  StepLimits limits;  // that it was judged by
-  int traffic;         // the communicator's number of it
-  bool stop;           // a rank was asked to stop
+  StepLimits limits;   // the limits that it is judged by
+  int traffic;         // its number for Communicator::take_traffic()
+  bool stop;           // at least one rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way
 };
 
@@ -27,7 +27,7 @@ class StepsInFlight {
 
   size_t count() const { return started_.size(); }
 
-  // Before the step's first batch. stop, saved: this rank's votes.
+  // To be called before the step's first batch. stop, saved: this rank's votes.
   void begin(bool stop, bool saved) {
     place_ ^= 1;
     told_[place_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f};
@@ -36,7 +36,7 @@ class StepsInFlight {
     model_.begin_sums(&told_[place_].votes);
   }
 
-  // After its update. step: updates done, this one included.
+  // To be called after the step's update. step: number of updates, this one included.
   void end(size_t step, double learning_rate, const StepLimits& limits) {
     Told& told = told_[place_];
     const cudaStream_t stream = model_.stream();
@@ -44,11 +44,11 @@ class StepsInFlight {
     CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
     end_[place_].record(stream);
-    dp_.begin_traffic();  // what comes next is of no step
+    dp_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
     started_.push_back({place_, traffic_, step, learning_rate, limits});
   }
 
-  // Waits for the oldest.
+  // Waits for the oldest step in flight.
   FinishedStep finish() {
     const Started started = started_.front();
     started_.pop_front();
@@ -69,7 +69,7 @@ class StepsInFlight {
             .saved = sums.saved == float(dp_.size())};
   }
 
-  // Waits for all, and forgets what they came to.
+  // Waits for all steps in flight, and drops their results.
   void drop() {
     CUDA_CHECK(cudaStreamSynchronize(model_.stream()));
     started_.clear();

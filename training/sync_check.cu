@@ -20,7 +20,8 @@ class Checksums {
   Checksums(const Checksums&) = delete;
   Checksums& operator=(const Checksums&) = delete;
 
-  // Of `count` elements of `bytes` bytes. Both formats of 16 bits have the same checksum, that of their bits.
+  // The checksum of `count` elements of `bytes` bytes each, in device memory. It reads the bits only, so bf16 and fp16
+  // need not be told apart.
   uint64_t operator()(const void* values, size_t count, size_t bytes) {
     if (bytes == sizeof(float)) tensor_statistics(workspace_, static_cast<const float*>(values), count, workspace_ + 1, stream_);
     else tensor_statistics(workspace_, static_cast<const __half*>(values), count, workspace_ + 1, stream_);
@@ -34,7 +35,7 @@ class Checksums {
   TensorStatistics* workspace_ = nullptr;
 };
 
-// all: of each rank, the checksums of all tensors; this compares number i of them.
+// Compares checksum number i of all ranks, and fails if they differ. all: for each rank its checksums of all tensors.
 void compare(const Control& control, const std::string& name, size_t i, const std::vector<std::string>& all, size_t step) {
   std::map<std::string, std::vector<int>> ranks;  // by checksum
   for (int rank = 0; rank < int(all.size()); ++rank)

@@ -1,5 +1,6 @@
-// `--check-sync`: do all ranks still hold the same of what is replicated? A faulty device or a missing synchronisation
-// lets copies drift apart silently; checksums (kernels/statistics.cuh) of every tensor name the rank and the tensor.
+// `--check-sync`: are the replicated tensors still the same on all ranks? A faulty device or a missing synchronisation
+// makes the copies differ without any error. Checksums of every tensor (kernels/statistics.cuh) find the rank and the
+// tensor.
 #pragma once
 
 #include <cstddef>
@@ -9,5 +10,5 @@
 #include "processes/control.h"
 #include "parallel/parameters.h"
 
-// Called by all ranks after `step` updates; fails on all of them alike. The model's work is on `stream`.
+// Collective. To be called after `step` updates; if ranks differ, it fails on all of them. The model runs on `stream`.
 void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream);

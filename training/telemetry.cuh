@@ -1,4 +1,4 @@
-// What a job says about itself: what was set up, each step, and what it all came to.
+// What a job prints and logs: the set-up, each step, and a summary at the end.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline std::string attention_body(const Options& o, const Model& model) {
   return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
 }
 
-// `start`: steps that were done before; snapshot_bytes: of the host's memory, for checkpoints.
+// start: steps done before this start; snapshot_bytes: host memory for checkpoints.
 inline void describe(const Job& job, const Model& model, const Datasets& data, size_t snapshot_bytes, size_t start) {
   const Options& o = job.options;
   const ModelShape& s = model.tensors().shape();
@@ -53,9 +53,9 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
 
 class Telemetry {
  public:
-  static constexpr size_t unprofiled = 2;  // steps that allocate and choose algorithms
+  static constexpr size_t unprofiled = 2;  // the first steps allocate memory and choose algorithms
 
-  // start: steps that were done before.
+  // start: steps done before this start.
   Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
       : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
         report_(job.options.schedule.steps, job.tokens_per_step(), job.tokens_per_step() * flops_per_token_,
@@ -63,7 +63,7 @@ class Telemetry {
                 job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
         bar_(job.options.schedule.steps, job.is_alone()) {}
 
-  // step: updates done when it ends.
+  // step: number of the step, counted from 1.
   void begin_step(size_t step) {
     Profiler::instance().enabled = job_.options.profile && steps_ >= unprofiled;
     Profiler::instance().context.step = int(step);
@@ -71,7 +71,7 @@ class Telemetry {
   }
   void end_step() { Profiler::instance().enabled = false; }
 
-  // given: steps that the device has been given.
+  // given: number of steps that the device has been given so far.
   void finished(const FinishedStep& step, size_t given) {
     const StepResult& result = step.result;
     const Options& o = job_.options;
@@ -85,7 +85,7 @@ class Telemetry {
   void went_wrong(const StepResult& step, const std::string& reason, bool rolls_back) {
     report_.print_incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out");
   }
-  // seconds: that it took
+  // seconds: how long the rollback took
   void rolled_back(const Rollback& rollback, double seconds) {
     const Options& o = job_.options;
     if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
@@ -100,7 +100,7 @@ class Telemetry {
 
   void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
 
-  // What `step` steps came to.
+  // Prints the summary of the run. step: number of steps done.
   void summarize(size_t step) {
     bar_.hide();
     tracing_.finish();
@@ -116,7 +116,7 @@ class Telemetry {
     return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
   }
 
-  // This rank's, and at the steps that are printed every rank's; none if it is alone.
+  // The traffic of this rank in step `number`, and of every rank for a printed step. None if there is only one rank.
   std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
     if (job_.is_alone()) return {};
     const Traffic traffic = job_.mesh.dp().take_traffic(number);
@@ -132,6 +132,6 @@ class Telemetry {
   Report report_;
   ProgressBar bar_;
   Clock::time_point begin_ = Clock::now();
-  size_t steps_ = 0;             // of this start, those that a rollback undid included
-  double shortest_ = INFINITY;   // seconds of a step
+  size_t steps_ = 0;             // steps since this start, those that a rollback undid included
+  double shortest_ = INFINITY;   // seconds of the fastest step
 };

@@ -10,8 +10,8 @@
 
 namespace {
 
-using Json = nlohmann::ordered_json;  // writes what is not finite as null
-constexpr size_t most_lines = 8192;  // a micro-step of 150 layers
+using Json = nlohmann::ordered_json;  // writes numbers that are not finite as null
+constexpr size_t most_lines = 8192;  // enough for a micro-step of 150 layers
 
 Json known(int value) { return value < 0 ? Json() : Json(value); }
 

@@ -1,11 +1,11 @@
-// `--trace-tensors FILE`: statistics of what every launcher wrote, for dev/compare.py.
+// `--trace-tensors FILE`: statistics of every tensor that a launcher wrote, for dev/compare.py.
 //
-// FILE (of rank r > 0: FILE.rank<r>) holds one JSON object a line. The first says which rank of which mesh wrote it:
+// FILE (FILE.rank<r> for rank r > 0) holds one JSON object per line. The first says which rank of which mesh wrote it:
 //   {"rank":0,"ranks":2,"data_parallel":2,"micro_batch":4}
-// and each other line is one output of one launcher, in the order of the calls:
+// Each other line is one output of one launcher, in the order of the calls:
 //   {"step":1,"micro_batch":0,"layer":3,"op":"gelu_forward","output":0,"accumulated":false,"count":49152,
 //    "dtype":"bf16","sum":-12.5,"absmax":3.0625,"checksum":"00e1c2d3a4b5f697"}
-// step, micro_batch, layer: null where there is none; sum, absmax: null where not finite; statistics.cuh defines them.
+// step, micro_batch, layer: null where there is none. sum, absmax: null where not finite (kernels/statistics.cuh).
 #pragma once
 
 #include <fstream>
@@ -18,10 +18,10 @@
 struct TensorStatistics;
 
 struct TensorLogRank {
-  int rank, ranks, data_parallel, micro_batch;  // micro_batch: samples
+  int rank, ranks, data_parallel, micro_batch;  // micro_batch: number of samples
 };
 
-// Listens as long as it lives. What has not been flushed by then is lost.
+// Listens to the profiler from construction to destruction. Statistics that have not been flushed by then are lost.
 class TensorLog {
  public:
   TensorLog(const std::string& file, const TensorLogRank& rank);
@@ -29,7 +29,7 @@ class TensorLog {
   TensorLog(const TensorLog&) = delete;
   TensorLog& operator=(const TensorLog&) = delete;
 
-  // Writes what has been kept. Waits for the device. To be called once a step.
+  // Writes the statistics kept so far to the file. Waits for the device. To be called once per step.
   void flush();
 
  private:
@@ -47,6 +47,6 @@ class TensorLog {
   std::string path_;
   std::ofstream file_;
   TensorStatistics* results_ = nullptr;
-  std::map<cudaStream_t, TensorStatistics*> workspaces_;  // streams run at the same time: each has its own
-  std::vector<Line> lines_;                               // line i has its statistics in results_[i]
+  std::map<cudaStream_t, TensorStatistics*> workspaces_;  // one per stream, because streams run at the same time
+  std::vector<Line> lines_;                               // the statistics of line i are results_[i]
 };

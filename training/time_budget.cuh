@@ -1,4 +1,4 @@
-// --train-minutes: as many steps as fit, by a few that are measured and then undone.
+// --train-minutes: finds how many steps fit, from a few steps that are timed and then undone.
 #pragma once
 
 #include <algorithm>
@@ -8,14 +8,14 @@
 #include "runtime/schedule.h"
 #include "training/state.cuh"
 
-// The schedule's number of steps. Rank 0's clock decides for all.
+// Sets the schedule's number of steps. Rank 0's clock decides for all ranks.
 inline void choose_steps(TrainingState& state, Batches& batches) {
   Options& o = state.job.options;
   Model& model = state.model;
-  const Unobserved unobserved;  // no trace is to show steps that are undone
+  const Unobserved unobserved;  // traces must not show steps that are undone
   const Clock::time_point begin = Clock::now();
   std::vector<double> seconds;
-  constexpr size_t unmeasured = 2, measured = 5;  // the first ones allocate and choose algorithms
+  constexpr size_t unmeasured = 2, measured = 5;  // the first steps allocate memory and choose algorithms
   for (size_t step = 0; step < unmeasured + measured; ++step) {
     const Clock::time_point start = Clock::now();
     model.begin_sums();

@@ -1,4 +1,4 @@
-// --trace, --trace-tensors and --profile: what the device did, what it computed, and how long its kernels took.
+// --trace, --trace-tensors and --profile: what ran on the device, what it computed, and how long each kernel took.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@
 
 class Tracing {
  public:
-  // To be made before the model, as it names the streams. Collective.
+  // To be constructed before the model, because it names the streams. Collective.
   explicit Tracing(Job& job) : job_(job) {
     const Options& o = job.options;
     if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
@@ -32,22 +32,22 @@ class Tracing {
 
   bool wanted() const { return trace_ || tensor_log_; }
 
-  // What has been traced since the last call belongs to one step, or to what follows it. Waits for the device.
+  // Writes what was traced since the last call: one step, or the work after it. Waits for the device.
   void take() {
     if (trace_) trace_->append(Profiler::instance().take_trace());
     if (tensor_log_) tensor_log_->flush();
     Profiler::instance().context.step = -1;
   }
 
-  // All ranks' timelines in one file. Collective.
+  // Merges the timelines of all ranks into one file. Collective.
   void finish() {
     if (!trace_) return;
-    take();  // what came after the last step
+    take();  // the work after the last step
     trace_->merge(job_.control.gather(trace_->summary()));
     job_.ranks.all_gather("");
   }
 
-  // Means of `steps` steps.
+  // Prints means over `steps` steps.
   void print_profile_of(size_t steps) const {
     std::vector<KernelTotal> totals;
     for (const auto& [name, total] : Profiler::instance().collect())

@@ -1,4 +1,5 @@
-// cooperative_groups/reduce.h for the CPU device: one value from those of a tile's threads; every thread gets it.
+// cooperative_groups/reduce.h for the CPU device: combines the values of a tile's threads; every thread gets the
+// result.
 //
 // The tree is a butterfly from the farthest partner to the nearest, as on the GPU, so float sums have the same bits.
 #pragma once

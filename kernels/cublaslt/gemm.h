@@ -1,13 +1,14 @@
 // The matrix product of the GPU, by cuBLASLt. kernels/matmul.cuh has the contract.
 //
-// cuBLASLt thinks in columns: a row-major (m,n) matrix is a column-major (n,m) one. So D = op(A)·op(B) is asked for as
-// Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too, and a bias over n is one over Dᵀ's rows, as its epilogue
-// wants it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
+// cuBLASLt is column-major: a row-major (m,n) matrix is a column-major (n,m) one. So D = op(A)·op(B) is computed as
+// Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too. A bias over n then is a bias over the rows of Dᵀ, as
+// cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
-// Plans (layouts and algorithms) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes, the
-// fastest is taken (kernels/gemm_choices.cuh): when a plan is made, each multiplies the operands at hand a few times. A
-// product that adds to D can't be done twice, and takes what the same product without the sum took; others that are not
-// worth it take the first. An algorithm that fails when it is used is left out, and the next one is tried.
+// Plans (layouts and algorithms) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes,
+// the fastest is taken (kernels/gemm_choices.cuh): when a plan is made, each one multiplies the given operands a few
+// times. A product that adds to D can't be repeated, so it takes the algorithm of the same product without the sum.
+// While nothing is timed, products take the heuristic's first algorithm. If an algorithm fails when it is used, it is
+// removed, and the next one is tried.
 #pragma once
 
 #include <cublasLt.h>
@@ -36,7 +37,8 @@ constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for
 template <class T>
 constexpr bool gemm_has_epilogues = sizeof(T) == 2;
 
-// And the device that it runs on: this process's only one, asked once, as that takes a millisecond.
+// The name of the device and the version of cuBLASLt. A process has only one device, and asking for it takes a
+// millisecond, so this asks once.
 inline const std::string& gemm_library() {
   static const std::string name = [] {
     int device = 0;
@@ -72,18 +74,18 @@ inline Context& context() {
   return instance;
 }
 
-// What is done with a product on its way to memory.
+// What is done with a product before it is written to memory.
 enum class Epilogue { none, bias, gelu, gelu_gradient, column_sums };
 
 template <class In, class Out>
 struct Operands {
   Out* d;
   const In *a, *b;
-  const void* bias = nullptr;         // added, or (column_sums) written
+  const void* bias = nullptr;         // the bias that is added, or for column_sums the sums that are written
   const void* before_gelu = nullptr;  // written by gelu, read by gelu_gradient
 };
 
-// With a name of its own: nvcc 13.0 stumbles over containers of the nameless struct.
+// A struct with a name, because nvcc 13.0 can't compile containers of cuBLASLt's nameless struct.
 struct Algorithm {
   cublasLtMatmulAlgo_t data;
 };
@@ -91,8 +93,8 @@ struct Algorithm {
 struct Plan {
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, d;
-  std::vector<Algorithm> algorithms;                      // those that may work, the chosen one first
-  cublasStatus_t problem = CUBLAS_STATUS_NOT_SUPPORTED;  // why none does
+  std::vector<Algorithm> algorithms;                     // those that may work, the chosen one first
+  cublasStatus_t problem = CUBLAS_STATUS_NOT_SUPPORTED;  // the reason, if none works
 };
 
 template <class Value>
@@ -114,17 +116,17 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Oper
   const cublasStatus_t status =
       cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d, plan.d,
                      &algorithm.data, context().workspace(), gemm_workspace_bytes, stream);
-  if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();  // of a launch that failed: the next launcher's is another
+  if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();  // clears the error, which the next launcher would report
   return status;
 }
 
-// The largest power of two up to 16 bytes that divides the row length: the alignment cuBLASLt may count on.
+// The largest power of two up to 16 bytes that divides the length of a row: the alignment that cuBLASLt may rely on.
 inline uint32_t row_alignment(int columns, size_t element_bytes) {
   size_t bytes = columns * element_bytes;
   return uint32_t(std::min<size_t>(16, bytes & (~bytes + 1)));
 }
 
-// Are parts of each sum over k computed apart?
+// Does the algorithm split each sum over k into parts?
 inline bool splits_sums(const Algorithm& algorithm) {
   int32_t parts = 1;
   size_t written = 0;
@@ -133,8 +135,9 @@ inline bool splits_sums(const Algorithm& algorithm) {
   return status == CUBLAS_STATUS_SUCCESS && parts > 1;
 }
 
-// What the heuristic proposes, best guess first. It may split sums only if the parts are added in float (by default they
-// may be in D's 16 bits), and not where there is a bias, which then might be added to a sum rounded to 16 bits.
+// Asks the heuristic for algorithms, best guess first. They may split sums only if the parts are added in float (by
+// default they may be added in the 16 bits of D), and not if there is a bias, which might then be added to a sum that
+// is already rounded to 16 bits.
 inline void find_candidates(Plan& plan, const uint32_t (&alignments)[3], bool has_bias) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
@@ -164,7 +167,8 @@ inline void find_candidates(Plan& plan, const uint32_t (&alignments)[3], bool ha
   }
 }
 
-// As text, for checkpoints: cuBLASLt's version, without which the bits mean nothing, and the bits.
+// The algorithm as text, for checkpoints: the version of cuBLASLt, because only that version understands the bits, and
+// the bits.
 inline std::string text_of(const Algorithm& algorithm) {
   std::ostringstream text;
   text << cublasLtGetVersion() << std::hex;
@@ -172,7 +176,7 @@ inline std::string text_of(const Algorithm& algorithm) {
   return text.str();
 }
 
-// None, if the text is not one that this card and library can use.
+// The algorithm that the text describes; none if this card and library can't use it.
 inline std::optional<Algorithm> algorithm_of(const std::string& text, const Plan& plan) {
   std::istringstream words(text);
   size_t version = 0;
@@ -187,7 +191,7 @@ inline std::optional<Algorithm> algorithm_of(const std::string& text, const Plan
   return algorithm;
 }
 
-// The fastest of those that work, as text; "none" if none does. D is overwritten.
+// The fastest algorithm of those that work, as text; "none" if none works. D is overwritten.
 template <class In, class Out>
 std::string fastest(const Plan& plan, const Operands<In, Out>& o, cudaStream_t stream) {
   std::vector<bool> works(plan.algorithms.size(), true);
@@ -201,7 +205,7 @@ std::string fastest(const Plan& plan, const Operands<In, Out>& o, cudaStream_t s
   return best;
 }
 
-// Names the product, with a sum or without.
+// The name of the product in gemm_choices(), the same with and without `accumulate`.
 template <class In, class Out>
 std::string name_of(const GemmShape& s, Epilogue epilogue) {
   std::string name = "product";
@@ -211,7 +215,7 @@ std::string name_of(const GemmShape& s, Epilogue epilogue) {
   return name;
 }
 
-// The chosen algorithm, if there is one, comes first, then the others.
+// Puts the chosen algorithm, if there is one, before the others.
 template <class In, class Out>
 void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
   const Untimed untimed(s.accumulate);
@@ -224,12 +228,12 @@ template <class In, class Out>
 Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
   Plan plan;
   CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  // First operand: B, whose rows are cuBLASLt's columns; second: A.
+  // cuBLASLt's first operand is B, whose rows are its columns; the second is A.
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   constexpr cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                               CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                                              CUBLASLT_EPILOGUE_BGRADA};  // of its first operand, which is B
+                                              CUBLASLT_EPILOGUE_BGRADA};  // sums over its first operand, which is B
   const cudaDataType bias_type = epilogue == Epilogue::column_sums ? CUDA_R_32F : data_type<In>;
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
@@ -247,7 +251,7 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   return plan;
 }
 
-// Success, or why no algorithm can do it.
+// Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
   static std::map<std::tuple<GemmShape, Epilogue, bool>, Plan> plans;
@@ -288,7 +292,7 @@ void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStr
                              std::to_string(s.n) + " k=" + std::to_string(s.k) + ": " + cublasLtGetStatusString(status));
 }
 
-// cuBLASLt wants rows of gelu's input to start at multiples of 16 bytes.
+// cuBLASLt needs the rows of gelu's input to start at multiples of 16 bytes.
 template <class T>
 bool gemm_gelu(T* d, T* before, const T* a, const T* b, const T* bias, const GemmShape& shape, cudaStream_t stream) {
   using namespace cublaslt;

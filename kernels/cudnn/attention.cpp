@@ -1,23 +1,24 @@
 // Attention by cuDNN, through the graph API of its C++ frontend: "Attention", sections "SDPA FP16/BF16 Forward" and
-// "Backward" of the frontend's documentation. kernels/attention.cuh has the maths and the contract.
+// "Backward" of the frontend's documentation. kernels/attention.cuh has the maths and explains the functions.
 //
-// cuDNN thinks of q, k, v and out as (B, NH, T, HS), and takes any strides, in elements:
+// For cuDNN, q, k, v and out have the shape (B, NH, T, HS), with any strides, in elements:
 //
 //   q, k, v, dq, dk, dv   parts 0, 1, 2 of (B, T, 3, NH, HS)   3·T·C, HS, 3·C, 1
 //   out, dout             (B, T, NH, HS)                         T·C, HS,   C, 1
 //   lse, its "stats"      (B, NH, T, 1) in fp32                 NH·T,  T,   1, 1    max + ln Σ exp, natural, as ours
 //
-// so it reads and writes our tensors where they are. A shape is planned once, forward and backward together: two graphs
+// So it reads and writes our tensors without a copy. A shape is planned once, forward and backward together: two graphs
 // of one operation each, for which cuDNN's heuristics choose an engine.
 //
-// Backward is deterministic. On Hopper cuDNN then stores dS, B·NH·T²·2 bytes (T rounded up to tiles), and dQ = dS·K is
-// a product of its own: 1.5 GiB of workspace for gpt2 at B=64, T=1024. CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the
-// environment makes it add dQ up in a fixed order instead (cuDNN 9.25): less memory, more time.
+// Backward is deterministic. For that, cuDNN on Hopper stores dS, B·NH·T²·2 bytes (T rounded up to tiles), and computes
+// dQ = dS·K as a separate product: 1.5 GiB of workspace for gpt2 at B=64, T=1024. With
+// CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the environment it adds up dQ in a fixed order instead (cuDNN 9.25),
+// which takes less memory and more time.
 #include "kernels/cudnn/attention.h"
 
-#define CUDNN_FRONTEND_SKIP_JSON_LIB  // serialisation, which takes half of the time to compile
+#define CUDNN_FRONTEND_SKIP_JSON_LIB  // leaves out serialisation, which would take half of the time to compile
 #include <cmath>
-#include <cstring>  // which frontend 1.32 forgets to include
+#include <cstring>  // frontend 1.32 forgets to include it
 
 #include <cudnn.h>
 #include <cudnn_frontend.h>
@@ -50,7 +51,7 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 
-// What the graphs' tensors are called when pointers to them are given.
+// The ids of the graphs' tensors; execution gives a pointer for each id.
 enum Name : int64_t { Q = 1, K, V, OUT, LSE, DOUT, DQ, DK, DV };
 using Pointers = std::unordered_map<int64_t, void*>;
 
@@ -58,16 +59,16 @@ struct Plan {
   Graph forward, backward;
 };
 
-// What all plans share, for the whole run.
+// What all plans share, during the whole run.
 struct Context {
   cudnnHandle_t handle = nullptr;
   std::map<Shape, Plan> plans;
-  int64_t most_bytes = 0;  // of workspace that a plan needs
+  int64_t most_bytes = 0;  // the largest workspace that a plan needs
   void *lent = nullptr, *own = nullptr;  // workspaces
   size_t lent_bytes = 0, own_bytes = 0;
 };
 
-// Never destroyed: at exit the library may be gone before it.
+// It is never destroyed, because at exit the library may be unloaded before it.
 Context& context() {
   static Context& instance = *new Context;
   return instance;
@@ -90,7 +91,7 @@ void require(const error_t& error) {
 
 // ---- the graphs
 
-// (B, NH, T, HS): a part of (B, T, parts, NH, HS).
+// Describes a tensor (B, NH, T, HS) that is one part of a tensor (B, T, parts, NH, HS).
 Tensor_attributes heads_of(Name name, const Shape& s, int parts) {
   const int64_t row = parts * s.channels();
   return Tensor_attributes().set_uid(name).set_data_type(s.type).set_dim({s.batch, s.heads, s.seq_len, s.head_size})
@@ -126,7 +127,7 @@ void describe_backward(Graph& graph, const Shape& s) {
   write_to(dv, heads_of(DV, s, 3));
 }
 
-// Bytes of workspace.
+// Builds the graph. Returns the bytes of workspace that it needs.
 int64_t build(Graph& graph, const Shape& s) {
   using cudnn_frontend::HeurMode_t;
   graph.set_io_data_type(s.type).set_intermediate_data_type(DataType_t::FLOAT).set_compute_data_type(DataType_t::FLOAT);
@@ -136,9 +137,9 @@ int64_t build(Graph& graph, const Shape& s) {
   return bytes;
 }
 
-// ---- running them
+// ---- running the graphs
 
-// As much as any plan needs. Where none, or too little, is lent, it is allocated.
+// A workspace large enough for every plan: the lent one, or one that is allocated here if none or too little is lent.
 void* workspace() {
   Context& c = context();
   const size_t needed = size_t(c.most_bytes);
@@ -226,7 +227,7 @@ void library_attention_backward(T* dqkv, const T* dout, const T* out, const T* q
       stream);
 }
 
-// What kernels/attention.cuh asks for.
+// The instances that kernels/attention.cuh uses.
 #define GPT_ATTENTION(T)                                                                                               \
   template std::string plan_library_attention<T>(int, int, int, int);                                                  \
   template bool library_attention_is_planned<T>(int, int, int, int);                                                   \

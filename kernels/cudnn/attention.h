@@ -1,5 +1,6 @@
-// Attention by cuDNN, for bf16 and fp16. kernels/attention.cuh has the contract, attention.cpp beside this file the
-// body: cuDNN's frontend takes longer to compile than all of gpt.cu, so it is compiled once and not with every program.
+// Attention by cuDNN, for bf16 and fp16. kernels/attention.cuh explains these functions; attention.cpp beside this file
+// implements them. It is compiled once, and not with every program, because cuDNN's frontend takes longer to compile
+// than all of gpt.cu.
 #pragma once
 
 #include <cuda_bf16.h>

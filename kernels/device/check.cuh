@@ -1,4 +1,4 @@
-// What becomes of the error codes of CUDA's calls.
+// Turns the error codes of CUDA's calls into exceptions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ inline bool is_ready(cudaEvent_t event) {
   return answer == cudaSuccess;
 }
 
-// Has the stream done all that it was given?
+// Has the stream finished all its work? Throws if work in it failed.
 inline bool is_ready(cudaStream_t stream) {
   const cudaError_t answer = cudaStreamQuery(stream);
   if (answer != cudaErrorNotReady) CUDA_CHECK(answer);

@@ -1,10 +1,11 @@
-// What every kernel file shares: 16-byte packs, block reductions, error checks (kernels/device/check.cuh), and the range that
+// What every kernel file uses: packs, block reductions, error checks (kernels/device/check.cuh), and the range that
 // profiles a launcher (kernels/device/profile.cuh).
 //
-// A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device, when a
-// row's length allows it, else a single element, so that any size works. Arithmetic is in float whatever the type T.
+// A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device. If a
+// row's length is no multiple of that, packs are single elements, so that any size works. Arithmetic is in float for
+// every type T.
 //
-// A kernel that is no template is static: several objects of a program may each have it.
+// A kernel that is not a template is static, because several object files of a program may contain it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +29,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// Shared memory beyond 48 KB must be asked for, and cards differ in how much of it a block can have.
+// Can a block have so much shared memory? More than 48 KB must be requested (below), and the limit depends on the card.
 inline bool fits_shared_memory(int bytes) { return bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 template <class Kernel>
@@ -36,8 +37,8 @@ void allow_shared_memory(Kernel* kernel, int bytes) {
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-// Between host and device, on the stream, and waits for it: for host memory that is read or gone soon after. If that is
-// pageable, a copy "might be synchronous", says CUDA, and nobody should count on it.
+// Copies `count` elements on the stream, and waits for the stream: for host memory that is read or freed soon after.
+// The wait is needed for pageable memory, too: CUDA says only that such a copy "might be synchronous".
 template <class T>
 void copy_and_wait(T* to, const T* from, size_t count, cudaMemcpyKind kind, cudaStream_t stream) {
   CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(T), kind, stream));
@@ -50,8 +51,8 @@ constexpr const char* dtype_name = std::is_same_v<T, float> ? "fp32" : std::is_s
 template <class T>
 constexpr int pack_width = pack_bytes / int(sizeof(T));
 
-// Calls function(std::integral_constant<int, N>): N is the pack width where rows of `length` elements stay aligned to
-// packs, else 1.
+// Calls function(std::integral_constant<int, N>), where N is the pack width if it divides `length`, the elements per
+// row, and 1 otherwise.
 template <class T, class Function>
 void with_pack(int length, Function function) {
   if (length % pack_width<T> == 0) function(std::integral_constant<int, pack_width<T>>{});
@@ -74,7 +75,7 @@ __host__ __device__ inline T from_float(float x) {
   else return __float2half_rn(x);
 }
 
-// p[0..N) in one load. `p` is aligned to N elements.
+// Returns p[0..N), read in one load. `p` is aligned to N elements.
 template <int N, class T>
 __device__ inline Pack<T, N> load_pack(const T* p) {
   return *reinterpret_cast<const Pack<T, N>*>(p);
@@ -102,7 +103,7 @@ __device__ inline void store(T* p, const float (&x)[N]) {
 }
 
 // Sum and maximum over a block; every thread gets the result. `scratch`: 32 floats of shared memory that no thread has
-// touched since the last barrier. blockDim.x is a multiple of 32.
+// used since the last barrier. blockDim.x is a multiple of 32.
 __device__ inline float block_reduce_sum(float value, float* scratch) {
   value = warp_reduce_sum(value);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;

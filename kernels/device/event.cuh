@@ -1,4 +1,4 @@
-// Events that belong to somebody, and what they time.
+// An event with an owner, and functions that time work on the device with events.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 #include "kernels/device/common.cuh"
 
-// An event that exists as long as its owner.
+// A CUDA event that is destroyed with this object.
 class Event {
  public:
   explicit Event(unsigned flags = cudaEventDisableTiming) { CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags)); }
@@ -28,7 +28,7 @@ inline float elapsed_ms(const Event& start, const Event& end) {
   return milliseconds;
 }
 
-// Of work() on `stream`, once.
+// Runs work() once, and returns the seconds that it takes on `stream`.
 template <class Work>
 double seconds_of(cudaStream_t stream, Work work) {
   Event start(cudaEventDefault), end(cudaEventDefault);
@@ -39,7 +39,7 @@ double seconds_of(cudaStream_t stream, Work work) {
   return elapsed_ms(start, end) / 1e3;
 }
 
-// Of work() on `stream`: the shortest of three runs, after one that is not counted.
+// The seconds that work() takes on `stream`: the fastest of three runs, after one that is not counted.
 template <class Work>
 double best_seconds(cudaStream_t stream, Work work) {
   double best = INFINITY;
@@ -50,10 +50,10 @@ double best_seconds(cudaStream_t stream, Work work) {
   return best;
 }
 
-inline std::chrono::steady_clock::time_point last_comparison;  // its end
+inline std::chrono::steady_clock::time_point last_comparison;  // when best_seconds_of_each() last ended
 
-// Of work(0), work(1), ... to work(count - 1) each, to be compared: the same as above, but they take turns, on a device
-// that has been busy for 0.2 s. An idle one has low clocks, and what is timed while they rise looks slow.
+// The same for each of work(0) to work(count - 1), to compare them. They run in turns, on a device that has been busy
+// for 0.2 s: an idle device has low clock rates, and work that is timed while these rise would look slow.
 template <class Work>
 std::vector<double> best_seconds_of_each(cudaStream_t stream, size_t count, Work work) {
   using Clock = std::chrono::steady_clock;

@@ -1,6 +1,6 @@
-// Work that is the same every time, as a CUDA graph: recorded once, it is launched as a whole, and the host no longer
-// pays some microseconds for each kernel of it (CUDA C++ Programming Guide, "CUDA Graphs"). Pointers and sizes are
-// recorded, too; what lies there may change.
+// Work that is the same every time, as a CUDA graph: it is recorded once and then launched as a whole, so the host no
+// longer spends some microseconds on each of its kernels (CUDA C++ Programming Guide, "CUDA Graphs"). Pointers and
+// sizes are recorded, too; the data behind the pointers may change.
 #pragma once
 
 #include "kernels/device/common.cuh"
@@ -12,8 +12,8 @@ class RecordedWork {
   RecordedWork(const RecordedWork&) = delete;
   RecordedWork& operator=(const RecordedWork&) = delete;
 
-  // work(): launches on `stream`, and nothing else. The first time it is not recorded, as products choose their
-  // algorithms.
+  // work() must launch kernels and copies on `stream`, and nothing else. The first call is not recorded, because matrix
+  // products then choose their algorithms.
   template <class Work>
   void run(cudaStream_t stream, Work work) {
     if (calls_++ == 0) return work();
@@ -21,7 +21,7 @@ class RecordedWork {
     CUDA_CHECK(cudaGraphLaunch(executable_, stream));
   }
 
-  // The work will be another from now on.
+  // To be called when the work changes: drops the graph.
   void clear() {
     if (executable_) cudaGraphExecDestroy(executable_);
     executable_ = nullptr;

@@ -1,5 +1,5 @@
-// Warp-level and architecture-specific instructions, each wrapped once by name. With dev/ladders/hopper.cuh the only file
-// in kernels/ that asks which device it is compiled for; each wrapper has a body for both.
+// Warp-level and architecture-specific instructions, each wrapped once by name. This is the only file in kernels/ that
+// asks which device it is compiled for (dev/ladders/hopper.cuh does, too); each wrapper is written for GPU and CPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,11 +11,12 @@
 #include <type_traits>
 
 // Tensor cores (PTX ISA, "Warp-level matrix instructions"; compute capability 8.0 and later). All 32 lanes call them
-// together; matrices are 16-bit numbers of type T, two to a register, the one of lower index in the lower half.
+// together. Matrices have 16-bit elements of type T, two per register, the one of lower index in the lower half.
 //
-//   load_matrices             four 8×8 matrices from shared memory: lane 8i + r brings the address of row r (16 bytes)
-//                             of matrix i; register i of lane l gets row l/4, columns 2(l%4) and the next, of matrix i
-//   load_matrices_transposed  the same of their transposes
+//   load_matrices             loads four 8×8 matrices from shared memory: lane 8i + r gives the address of row r (16
+//                             bytes) of matrix i; register i of lane l gets row l/4, columns 2(l%4) and the next, of
+//                             matrix i
+//   load_matrices_transposed  loads the transposes of four matrices in the same way
 //   multiply_m16n8k16         sum (16×8, float) += a (16×16) · b (16×8); lane l holds
 //                               a[r]    row l/4 + 8(r%2), columns 2(l%4) + 8(r/2) and the next
 //                               b[r]    rows 2(l%4) + 8r and the next, column l/4
@@ -26,9 +27,9 @@
 constexpr int pack_bytes = 16;  // the widest load or store of a thread
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 1024;  // threads that share a row of thousands of elements
-constexpr int kept_row_block = 512;   // at most so many share a row that they keep in registers, a pack each
+constexpr int kept_row_block = 512;   // most threads that share a row which they keep in registers, one pack each
 
-// Butterfly over the 32 lanes; every lane gets the result.
+// A butterfly over the 32 lanes; every lane gets the result.
 __device__ inline float warp_reduce_sum(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
@@ -44,7 +45,7 @@ __device__ inline float warp_reduce_max(float value) {
   return value;
 }
 
-// Several sums over the 32 lanes.
+// Sums each value over the 32 lanes.
 template <int count>
 __device__ inline void warp_reduce_sums(float (&values)[count]) {
 #pragma unroll
@@ -58,22 +59,22 @@ __device__ inline void exp_pack(float (&x)[N]) {
   for (int k = 0; k < N; ++k) x[k] = expf(x[k]);
 }
 
-// 2ˣ within 2 units in the last place; results below 2⁻¹²⁶ are 0.
+// 2ˣ, with an error of at most 2 units in the last place; results below 2⁻¹²⁶ are 0.
 __device__ inline float exp2_approximate(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
-// 1/x within a unit in the last place; results below 2⁻¹²⁶ are 0.
+// 1/x, with an error of at most one unit in the last place; results below 2⁻¹²⁶ are 0.
 __device__ inline float reciprocal_approximate(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
-// x[k] = 1 / (1 + e⁻ˣ) for every k; for results in 16 bits, in four instructions each: an IEEE division alone takes
-// twice as many.
+// x[k] = 1 / (1 + e⁻ˣ) for every k. If T has 16 bits, this takes four instructions per element; an IEEE division alone
+// would take twice as many.
 template <class T, int N>
 __device__ inline void sigmoid_pack(float (&x)[N]) {
   constexpr float log2_e = 1.4426950408889634f;
@@ -88,8 +89,8 @@ __device__ inline SharedAddress shared_address(const void* shared) {
   return SharedAddress(__cvta_generic_to_shared(shared));
 }
 
-// Starts a copy of 4 or 16 bytes (zeros instead, unless `inside`) that is done when this thread has waited for its
-// copies; other threads see it after a barrier that follows.
+// Starts a copy of 4 or 16 bytes; if `inside` is false, it writes zeros instead. The copy is complete when this thread
+// has waited for its copies. Other threads see it after the next barrier.
 template <int bytes>
 __device__ inline void copy_async(void* shared, const void* global, bool inside) {
   const int from_global = inside ? bytes : 0;
@@ -103,8 +104,8 @@ __device__ inline void copy_async(void* shared, const void* global, bool inside)
 
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// What this thread has started since it last committed is a group, which may be empty. Groups arrive in order: a thread
-// can wait for all but the last few.
+// Ends a group: all copies that this thread has started since its last commit; it may be empty. Groups complete in
+// order, so a thread can wait for all groups except the last few.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int groups>
@@ -140,16 +141,16 @@ __device__ inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4]
 
 #else
 
-#if defined(CPU_LIKE_A_GPU)  // to see what a GPU's threads do
+#if defined(CPU_LIKE_A_GPU)  // counts what the threads of a GPU would do
 constexpr int pack_bytes = 16;
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 1024;
 constexpr int kept_row_block = 512;
 #else
 constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
-constexpr bool has_tensor_cores = false;  // they are emulated, for tests: loops over packs are faster
-constexpr int long_row_block = 256;       // what fibers wait for each other costs more than they bring
-constexpr int kept_row_block = 32;        // and more than to read the row again
+constexpr bool has_tensor_cores = false;  // they are emulated, for tests only: loops over packs are faster
+constexpr int long_row_block = 256;       // with more threads, barriers between fibers cost more time than they save
+constexpr int kept_row_block = 32;        // reading a row again costs less than barriers between more threads
 #endif
 
 // `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
@@ -165,7 +166,7 @@ inline void sigmoid_pack(float (&x)[N]) {
   for (int k = 0; k < N; ++k) x[k] = 1.0f / (1.0f + expf(-x[k]));
 }
 
-// The same tree in one collective: five times fewer waits for the CPU device's fibers, the same bits.
+// The same tree in one collective: fibers wait once instead of five times, and the result has the same bits.
 inline float warp_reduce_sum(float value, cpu::Location where = cpu::Location::current()) {
   return cpu::reduce(0xffffffffu, value, cpu::Reduction::sum, where);
 }
@@ -174,14 +175,14 @@ inline float warp_reduce_max(float value, cpu::Location where = cpu::Location::c
   return cpu::reduce(0xffffffffu, value, cpu::Reduction::max, where);
 }
 
-// One collective for them all.
+// One collective for all sums.
 template <int count>
 inline void warp_reduce_sums(float (&values)[count], cpu::Location where = cpu::Location::current()) {
   struct Lane {
     float values[count];
   } lane;
   std::memcpy(lane.values, values, sizeof lane);
-  cpu::counting::record(cpu::counting::Event::shuffle, nullptr, 5 * count);  // as a GPU needs
+  cpu::counting::record(cpu::counting::Event::shuffle, nullptr, 5 * count);  // a GPU needs so many shuffles
   cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
     for (int offset = 16; offset > 0; offset /= 2)
       for (int l = 0; l < offset; ++l)
@@ -196,8 +197,8 @@ inline float exp2_approximate(float x) { return exp2f(x); }
 using SharedAddress = uintptr_t;
 inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }
 
-// Bytes arrive as late as they may, when the thread waits; until then there is NaN, for those who read too early. For
-// the access counters this store is the copy's.
+// The bytes arrive as late as possible: when the thread waits. Until then NaN is stored there, so that a kernel that
+// reads too early computes NaN. The access counters count this store as the store of the copy.
 template <int bytes>
 inline void copy_async(void* shared, const void* global, bool inside) {
   struct alignas(bytes) [[gnu::may_alias]] Piece {
@@ -225,11 +226,12 @@ inline void wait_for_copies() {
   wait_for_copies<0>();
 }
 
-// Each lane reads the row whose address it brings, so that a race is seen, and then the rows are dealt out.
+// Each lane first reads the row whose address it gives, so that the race detector sees the access. Then the lanes
+// exchange the elements.
 template <bool transposed>
 inline void load_matrices(uint32_t (&registers)[4], SharedAddress row, cpu::Location where) {
   struct alignas(16) [[gnu::may_alias]] Lane {
-    uint16_t elements[8];  // its row; then register i is elements 2i, 2i + 1
+    uint16_t elements[8];  // the row that the lane reads; later elements 2i and 2i + 1 are register i
   } lane = *reinterpret_cast<const Lane*>(row);
   cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
     Lane rows[32];

@@ -1,12 +1,12 @@
-// Device memory, one allocation per category (weights, gradients, optimizer, ...), so that what is printed is what was
-// allocated.
+// Device memory, one allocation per category (weights, gradients, optimizer, ...), so that the sizes that are printed
+// are those that were allocated.
 //
-// A category is described by a function that takes its arrays from an Arena, one after another. It runs twice: first
-// on an empty arena, which only counts; then, when all categories are known to fit, on the allocated memory.
+// A function describes each category: it takes the category's arrays from an Arena, one after another. It runs twice:
+// first on an empty arena, which only counts; then, when all categories are known to fit, on the allocated memory.
 //
-// A kernel that runs past the end of an array meets the next array of its category, and nobody notices. With
+// A kernel that runs past the end of an array meets the next array of its category, and no tool reports it. With
 // GPT_SEPARATE_ARRAYS=1 in the environment each array is an allocation of its own, and compute-sanitizer (on the CPU
-// device AddressSanitizer) notices.
+// device AddressSanitizer) reports it.
 #pragma once
 
 #include <algorithm>
@@ -57,15 +57,15 @@ inline std::string bytes_text(size_t bytes) {
   return text.str();
 }
 
-// Pinned memory of the host, which the device copies to at full speed. All pages are there from the start. Where the
-// system pins no more (containers have limits), pageable memory takes its place, if it may.
+// Pinned memory of the host, which the device can copy to and from at full speed. All its pages are allocated at once.
+// If the system can't pin so much (containers have limits), it is pageable memory instead, where `may_be_pageable`.
 class HostMemory {
  public:
   explicit HostMemory(size_t bytes, bool may_be_pageable = false) {
     const cudaError_t error = cudaMallocHost(&data_, bytes);
     if (error != cudaSuccess) {
       if (!may_be_pageable) check_cuda(error, "cudaMallocHost", __FILE__, __LINE__);
-      cudaGetLastError();  // the next call that asks is not to find it
+      cudaGetLastError();  // clears the error, which the next check would find
       pageable_ = std::make_unique_for_overwrite<char[]>(bytes);
       data_ = pageable_.get();
     }
@@ -85,7 +85,7 @@ class HostMemory {
   std::unique_ptr<char[]> pageable_;
 };
 
-// Bytes of the host's memory that are left to this rank, one of so many on this host.
+// Bytes of host memory that this rank may still take, if `ranks` ranks share the host.
 inline size_t host_memory_room(int ranks) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -93,10 +93,10 @@ inline size_t host_memory_room(int ranks) {
   return is_device_memory ? free_bytes : std::min(host_memory_left() / size_t(ranks), process_memory_left());
 }
 
-// Memory that the host needs besides: for stacks, batches, and what libraries take at their first call.
+// Bytes of host memory that must stay free: for stacks, batches, and what libraries allocate at their first call.
 constexpr size_t host_reserve = size_t(64) << 20;
 
-// Leaves that reserve. Null: there is not so much room.
+// Allocates `bytes` if that leaves the reserve free; else returns null.
 inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
   if (bytes + host_reserve > room) return nullptr;
   try {
@@ -106,8 +106,9 @@ inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
   }
 }
 
-// Memory that a GPU still needs when the model has its own: for modules that CUDA loads at their first kernel, local
-// memory of kernels that spill registers, and NCCL's buffers; a device in the host's memory, what the host needs.
+// Bytes of device memory that must stay free when the model has allocated its own: for modules that CUDA loads at their
+// first kernel, local memory of kernels that spill registers, and NCCL's buffers. A device that uses the host's memory
+// leaves the host's reserve.
 inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : size_t(1) << 30; }
 
 class DeviceMemory {
@@ -132,7 +133,8 @@ class DeviceMemory {
     layouts_.push_back(std::move(layout));
   }
 
-  // Allocates everything that was added, or throws with the need by category. Leaves `reserve` bytes free.
+  // Allocates everything that was added, and leaves `reserve` bytes free. If that does not fit, it throws an error that
+  // lists the bytes of each category.
   void allocate(size_t reserve = memory_reserve()) {
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));

@@ -1,14 +1,14 @@
-// What the launchers did: a table of times (`--profile`), a timeline (`--trace`), and a listener that is told what they
-// wrote (`--trace-tensors`, training/tensor_log.cuh).
+// Observes the launchers: a table of their times (`--profile`), a timeline (`--trace`), and a listener that is told
+// which tensors they write (`--trace-tensors`, training/tensor_log.cuh).
 //
-// A launcher opens `KernelRange range("name", stream, bytes, flops)` where bytes is the least its kernels must move
-// through device memory and flops the arithmetic they do; both come from the formulas in the launcher's header comment.
-// `range.writes(out, count)`, a line for each output, says what it will have written. Off, each costs one branch. A
-// range is one of NVTX, too: NVIDIA's profilers show the launchers' names.
+// A launcher opens `KernelRange range("name", stream, bytes, flops)`. bytes is the least that its kernels must move
+// through device memory, flops the arithmetic that they do; both come from the formulas in the file's header comment.
+// `range.writes(out, count)`, one line per output, says which tensors the launcher writes. When nothing is observed,
+// each costs one branch. A range is an NVTX range, too, so NVIDIA's profilers show the launchers' names.
 //
-// Two events on the range's stream take its time, until they have been recorded and read. The timeline is in the Trace
-// Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a stream, times
-// are microseconds. runtime/trace_file.h writes it.
+// Two events on the range's stream measure its time; they are destroyed when they have been read. The timeline is in
+// the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a
+// stream, times are microseconds. runtime/trace_file.h writes it.
 #pragma once
 
 #include <unistd.h>
@@ -34,20 +34,20 @@
 
 #include "kernels/device/check.cuh"
 
-// Where in the run a launcher was called; -1: not known, or in none.
+// Where in the run a launcher is called. -1: unknown, or outside of any.
 struct TraceContext {
   int step = -1;         // the update being computed, from 1
-  int micro_batch = -1;  // of the step, counted over all data-parallel ranks
+  int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
   int layer = -1;
 };
 
 struct WrittenTensor {
   std::variant<const float*, const __nv_bfloat16*, const __half*> values;  // device memory
   size_t count;
-  bool accumulated;  // a sum that earlier micro-batches are part of
+  bool accumulated;  // the launcher added to values of earlier micro-batches
 };
 
-// Nanoseconds since 1970: the one clock that the ranks of a job share.
+// Nanoseconds since 1970: the only clock that all ranks of a job share.
 inline int64_t wall_clock() {
   return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -66,18 +66,18 @@ class Profiler {
 
   bool enabled = false;  // totals are wanted
   bool trace = false;    // a timeline is wanted
-  int rank = 0;          // its process, and what that is called
-  std::string process = "rank 0";
-  int64_t origin = 0;    // its time 0, a wall_clock() that all ranks agree on
-  TraceContext context;  // of the launchers that are called next
+  int rank = 0;          // number of this process in the timeline
+  std::string process = "rank 0";  // its name in the timeline
+  int64_t origin = 0;    // the wall_clock() that is time 0 of the timeline, the same on all ranks
+  TraceContext context;  // where in the run the next launchers are called
 
-  // Called, if set, when all launches of an operation have been issued, for each of its outputs: number 0, 1, ...
+  // If set, it is called for each output of an operation (number 0, 1, ...), after the operation has been launched.
   std::function<void(const char* operation, int number, const WrittenTensor&, cudaStream_t)> listener;
 
-  // The stream's name in the timeline; others are called by their number.
+  // Sets the stream's name in the timeline. A stream without a name is shown by its number.
   void name_stream(cudaStream_t stream, const char* name) { streams_[stream_number(stream)].second = name; }
 
-  // A number for end().
+  // Starts a sample. Returns its number, for end().
   size_t begin(const char* name, cudaStream_t stream, double bytes, double flops) {
     if (!std::exchange(has_base_, true)) set_base();
     while (!samples_.empty() && samples_.front().closed && is_ready(samples_.front().end)) resolve_first();
@@ -95,7 +95,7 @@ class Profiler {
     sample.closed = true;
   }
 
-  // Ranges that hold two events.
+  // The number of samples that still hold their two events.
   size_t unresolved() const { return samples_.size(); }
 
   // Totals by name since the last call. Waits for the device.
@@ -104,8 +104,8 @@ class Profiler {
     return std::exchange(totals_, {});
   }
 
-  // This rank's part of the timeline since the last call: JSON objects with commas between them, one a line. Waits for the
-  // device. Best called every step: what ran is placed by its distance, a float, from the call before.
+  // This rank's part of the timeline since the last call: JSON objects, one per line, with commas between them. Waits
+  // for the device. Best called every step: times are measured from the last call, in a float, which loses digits.
   std::string take_trace() {
     resolve();
     std::string names;
@@ -127,7 +127,8 @@ class Profiler {
     bool closed = false;
   };
 
-  // From here on events are placed by their distance from an event on an idle device, whose wall-clock time is known.
+  // Records a base event on an idle device, when the wall-clock time is known. Later events are placed on the timeline
+  // by their time after the base event.
   void set_base() {
     cudaDeviceSynchronize();
     if (!base_) cudaEventCreate(&base_);
@@ -163,7 +164,7 @@ class Profiler {
   }
 
   void add_to_timeline(const Sample& sample) {
-    // Both ends are rounded, then subtracted: ranges of a stream never overlap.
+    // Start and end are rounded before they are subtracted, so that ranges of one stream never overlap.
     const int64_t start = nanoseconds(sample.start), duration = nanoseconds(sample.end) - start;
     const double divisor = double(std::max<int64_t>(duration, 1));
     char text[512];
@@ -184,7 +185,7 @@ class Profiler {
     events_ += "}},\n";
   }
 
-  // Of the timeline.
+  // The time of an event on the timeline.
   int64_t nanoseconds(cudaEvent_t event) const {
     float milliseconds = 0;
     cudaEventElapsedTime(&milliseconds, base_, event);
@@ -205,13 +206,13 @@ class Profiler {
 
   cudaEvent_t base_ = nullptr;
   int64_t base_time_ = 0;
-  bool has_base_ = false;         // since the last resolve()
-  std::deque<Sample> samples_;    // whose end may not have come yet
-  size_t resolved_ = 0;           // samples before them
+  bool has_base_ = false;         // has a base event been recorded since the last resolve()?
+  std::deque<Sample> samples_;    // samples that have not been read yet; the device may not have finished them
+  size_t resolved_ = 0;           // number of samples before samples_[0]
   std::map<std::string, Total> totals_;
   std::string events_;
-  std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's place here is its thread number
-  size_t named_streams_ = 0;                                   // those whose names were taken
+  std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's index here is its thread number
+  size_t named_streams_ = 0;                                   // so many names are in the timeline already
 };
 
 class KernelRange {
@@ -221,7 +222,7 @@ class KernelRange {
     Profiler& profiler = Profiler::instance();
     if (profiler.enabled || profiler.trace) number_ = profiler.begin(name, stream, bytes, flops);
   }
-  // Throws what the listener throws.
+  // The listener may throw, so the destructor may, too.
   ~KernelRange() noexcept(false) {
     nvtxRangePop();
     if (number_ != none) Profiler::instance().end(number_);
@@ -232,7 +233,7 @@ class KernelRange {
   KernelRange(const KernelRange&) = delete;
   KernelRange& operator=(const KernelRange&) = delete;
 
-  // When the range closes, `values` (count) will have been written.
+  // Says that the launcher writes `values` (count). accumulated: it adds to them.
   template <class T>
   void writes(const T* values, size_t count, bool accumulated = false) {
     if (Profiler::instance().listener) outputs_.push_back({values, count, accumulated});
@@ -247,7 +248,7 @@ class KernelRange {
   std::vector<WrittenTensor> outputs_;
 };
 
-// What is launched while the scope lasts is nobody's business.
+// Launches inside the scope are neither profiled nor traced.
 class Unobserved {
  public:
   Unobserved() { exchange(); }
@@ -266,7 +267,7 @@ class Unobserved {
   decltype(Profiler::listener) listener_;
 };
 
-// The layer of what is launched while the scope lasts.
+// Launches inside the scope belong to this layer.
 class TraceScope {
  public:
   explicit TraceScope(int layer) : outer_(std::exchange(Profiler::instance().context.layer, layer)) {}

@@ -1,20 +1,21 @@
 // Tiles of 16-bit numbers in shared memory, and products of tiles on tensor cores.
 //
-// A tile has rows of HS elements: those of one attention head, zero where the head or the sequence has ended. HS is a
-// multiple of 64. A row is cut into chunks of 8 elements (16 bytes), which is what a thread copies and what ldmatrix
-// reads of 8 rows at a time. Were chunk c of every row at place c, these 8 would lie a row's length apart, in the same
-// banks; it is at place c xor (row mod 8), so that chunk c of 8 neighbouring rows covers all 32 banks once. Tiles start
-// at multiples of 128 bytes.
+// A tile has rows of HS elements: those of one attention head, with zeros after the end of the head or of the sequence.
+// HS is a multiple of 64. A row is cut into chunks of 8 elements (16 bytes). A thread copies one chunk at a time, and
+// ldmatrix reads one chunk of each of 8 rows at a time. If chunk c of every row lay at place c, these 8 chunks would be
+// one row's length apart, in the same banks. It lies at place c xor (row mod 8) instead, so that chunk c of 8
+// neighbouring rows covers all 32 banks once. Tiles start at multiples of 128 bytes.
 //
-// A warp's accumulator `float x[M][N][4]` is a matrix of 16M × 8N, spread over its lanes as multiply_m16n8k16 leaves it
-// (kernels/device/instructions.cuh): a lane has 2 columns of each 8, in rows lane/4 and lane/4 + 8 of each 16. So four lanes
-// share a row, a *quad*; what belongs to rows is kept as x[M][2]. Two 16×8 accumulators side by side, rounded to T, are
-// a 16×16 left operand: what one product leaves is multiplied again without leaving the registers.
+// A warp's accumulator `float x[M][N][4]` is a matrix of 16M × 8N, spread over the lanes as multiply_m16n8k16 leaves it
+// (kernels/device/instructions.cuh): a lane has 2 columns of each 8, in rows lane/4 and lane/4 + 8 of each 16. So four
+// lanes share a row; they are called a *quad*. Statistics of rows are kept as x[M][2]. Two 16×8 accumulators side by
+// side, rounded to T, are a 16×16 left operand, so the result of one product can be multiplied again without leaving
+// the registers.
 #pragma once
 
 #include "kernels/device/common.cuh"
 
-// Element (row, 8·chunk) of a tile.
+// The index of element (row, 8·chunk) in a tile.
 template <int HS>
 __host__ __device__ constexpr int swizzled(int row, int chunk) {
   static_assert(HS % 64 == 0);
@@ -30,7 +31,7 @@ struct HeadRows {
   __device__ T* operator[](int row) const { return first + int64_t(row) * stride; }
 };
 
-// A block of `threads` starts the copy of rows first..first+rows.
+// A block of `threads` threads starts to copy rows [first, first + rows) to a tile.
 template <int HS, int rows, int threads, class T>
 __device__ inline void copy_tile(T* tile, const HeadRows<const T>& from, int first) {
   constexpr int chunks = HS / 8, step = threads / chunks;
@@ -46,29 +47,32 @@ __device__ inline void copy_tile(T* tile, const HeadRows<const T>& from, int fir
   }
 }
 
-// The address that this lane brings to load_matrices for the 16×16 elements at (row, column), multiples of 16: that of
-// chunk lane_chunk in row lane_row of them. Whole rows are added after the xor: an offset in the instruction.
+// The address that this lane gives to load_matrices for the 16×16 elements at (row, column), both multiples of 16: the
+// address of chunk lane_chunk in row lane_row of them. `row` is added after the xor, so that it becomes a constant
+// offset in the instruction.
 template <int HS, class T>
 __device__ inline SharedAddress lane_address(const T* tile, int row, int column, int lane_row, int lane_chunk) {
   const SharedAddress corner = shared_address(tile + swizzled<HS>(lane_row, lane_chunk));
   return (corner ^ column % 64 * sizeof(T)) + (row * HS + column / 64 * 64) * sizeof(T);
 }
 
-// The lane's part of 16×16 elements, as left operand.
+// Loads this lane's part of the 16×16 elements at (row, column), as a left operand.
 template <int HS, class T>
 __device__ inline void load_left(uint32_t (&a)[4], const T* tile, int row, int column) {
   const int lane = threadIdx.x % 32;
   load_matrices(a, lane_address<HS>(tile, row, column, lane % 16, lane / 16));
 }
 
-// The same of their transpose, as right operand of two products: b[0], b[1] for rows 0..7, b[2], b[3] for rows 8..15.
+// Loads the transpose of these elements, as right operands of two products: b[0], b[1] hold rows 0..7 of the elements,
+// b[2], b[3] rows 8..15.
 template <int HS, class T>
 __device__ inline void load_right_transposed(uint32_t (&b)[4], const T* tile, int row, int column) {
   const int lane = threadIdx.x % 32;
   load_matrices(b, lane_address<HS>(tile, row, column, lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-// As they are, as right operand: b[0], b[1] for columns 0..7, b[2], b[3] for columns 8..15.
+// Loads these elements without transposing them, as right operands of two products: b[0], b[1] hold columns 0..7, b[2],
+// b[3] columns 8..15.
 template <int HS, class T>
 __device__ inline void load_right(uint32_t (&b)[4], const T* tile, int row, int column) {
   const int lane = threadIdx.x % 32;
@@ -96,7 +100,7 @@ __device__ inline void multiply_transposed(float (&sum)[M][N][4], const T* own, 
   }
 }
 
-// x in the lower half, y in the upper.
+// x and y rounded to T: x in the lower half of the result, y in the upper.
 template <class T>
 __device__ inline uint32_t round_pair(float x, float y) {
   const Pack<T, 2> pair{{from_float<T>(x), from_float<T>(y)}};
@@ -132,11 +136,11 @@ __device__ inline void multiply(float (&sum)[M][HS / 8][4], const float (&x)[M][
 }
 
 struct Place {
-  int row, column;  // in the matrix
-  int m, half;      // the row's statistics are x[m][half]
+  int row, column;  // of the element in the matrix
+  int m, half;      // statistics of its row are at [m][half]
 };
 
-// Calls function(place, x, others...) for the lane's elements of matrices of one shape.
+// Calls function(place, x, others...) for each element that this lane holds of several matrices of the same shape.
 template <class Function, int M, int N, class... Others>
 __device__ inline void for_each_element(Function function, float (&x)[M][N][4], Others&... others) {
   const int lane = threadIdx.x % 32;
@@ -150,7 +154,7 @@ __device__ inline void for_each_element(Function function, float (&x)[M][N][4], 
                  others[m][n][i]...);
 }
 
-// Calls function(row, m, half) for the lane's rows.
+// Calls function(row, m, half) for each row that this lane holds elements of.
 template <int M, class Function>
 __device__ inline void for_each_row(Function function) {
 #pragma unroll
@@ -159,7 +163,7 @@ __device__ inline void for_each_row(Function function) {
     for (int half = 0; half < 2; ++half) function(16 * m + threadIdx.x % 32 / 4 + 8 * half, m, half);
 }
 
-// Over the four lanes that share a row; each gets the result.
+// Sum and maximum over the four lanes that share a row; each lane gets the result.
 __device__ inline float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
@@ -170,7 +174,7 @@ __device__ inline float quad_max(float value) {
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// Row r of x to to[first + r], as far as there are such rows.
+// Stores factor · row r of x to row first + r of `to`, for rows below seq_len and columns below head_size.
 template <int HS, int M, class T>
 __device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor) {
   const int lane_column = threadIdx.x % 4 * 2;

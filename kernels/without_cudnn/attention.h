@@ -1,4 +1,5 @@
-// No attention by a library: the CPU device, and a GPU build without cuDNN. kernels/attention.cuh has the contract.
+// There is no library for attention on the CPU device and in a GPU build without cuDNN. kernels/attention.cuh explains
+// these functions.
 #pragma once
 
 #include <cuda_runtime.h>
