@@ -33,7 +33,11 @@ class Checkpoints {
     for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
   }
 
-  const std::optional<Checkpoint>& newest() const { return newest_; }
+  // Is there one to go back to? Waits for the one under way: how fast the disk is must not decide what is trained.
+  bool can_roll_back() {
+    complete();
+    return newest_.has_value();
+  }
 
   // Has this rank written its part of the one under way?
   bool is_written() const { return writer_.under_way() && writer_.is_written(); }
@@ -63,9 +67,8 @@ class Checkpoints {
     }
   }
 
-  // To the newest checkpoint, and on with the samples that follow step `from`, which went wrong.
+  // To the newest one, where there is one, and on with the samples that follow step `from`, which went wrong.
   Rollback roll_back(size_t from, const std::string& reason) {
-    complete();
     state_.guard.count_rollback();
     const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;
     load_checkpoint(state_, *newest_);
