@@ -128,9 +128,11 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   finish_pruning();
   step_ = step;
   complete_ = out_ / checkpoint_name(step);
-  plan(content);
   partial_ = ranks_.all_gather(complete_.string() + "." + std::to_string(getpid()) + ".partial")[0];
-  std::string problem = attempt_together(ranks_, [&] { if (ranks_.is_first()) create(); });
+  std::string problem = attempt_together(ranks_, [&] {
+    plan(content);
+    if (ranks_.is_first()) create();
+  });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (is_blind(ranks_.rank)) return;

@@ -477,6 +477,20 @@ TEST_CASE("a tokenizer goes with the weights, whatever its files are called") {
   CHECK(damage_of(folder / "step_00000001") == "");
 }
 
+TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not the end of the run") {
+  TemporaryFolder folder;
+  CheckpointContent with_tokenizer = content("{}");
+  with_tokenizer.tokenizer_folder = folder / "loop";
+  std::filesystem::create_symlink("loop", folder / "loop");
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {});
+  std::string problem;
+  CHECK(error_of([&] { problem = writer.begin(1, with_tokenizer); }) == "");
+  CHECK(contains(problem, "vocab.json"));
+  CHECK(writer.begin(2, content("{}")) == "");
+  CHECK(writer.complete() == "");
+  CHECK(newest_checkpoint(folder.path())->step == 2);
+}
+
 TEST_CASE("large models are split into files, and loaded again") {
   TemporaryFolder folder;
   save_checkpoint(folder.path(), 1, content("{}"), 200);
