@@ -58,9 +58,10 @@ class Control {
   // (0: it may take any time) ends the job, as does a rank that is silent for `silence_s`.
   void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
 
-  // What each rank does before an error that one of them has reported ends the job, in the control thread: true if there
-  // was something to do, for which it may take its time. Nothing is done where a rank died, is silent or hangs.
-  using LastWork = std::function<bool()>;
+  // What each rank does before an error that one of them has reported ends the job, in the control thread: true if this
+  // rank has to wait until rank 0 has done its part, too. Nothing is done where a rank died, is silent or hangs.
+  // all_are_there: false when another rank has gone meanwhile (seen from the others, rank 0).
+  using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
   void before_end(LastWork work);
 
   // This rank's own error ends the job. What several ranks report in the same words is said once.
@@ -114,6 +115,7 @@ class Control {
   void add_failure(const Failure& failure, double patience_s);
   [[noreturn]] void end_job();
   bool do_last_work();
+  bool all_are_there();
   using RanksAt = std::map<std::string, std::vector<int>>;  // by place
   std::string list_groups(const RanksAt& ranks_at) const;
   std::string where_ranks_meet() const;

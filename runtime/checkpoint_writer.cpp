@@ -162,14 +162,17 @@ std::string CheckpointWriter::complete() {
   return problem.empty() ? "" : discard(problem);
 }
 
-bool CheckpointWriter::finish_alone(double patience_s) {
+bool CheckpointWriter::finish_alone(double patience_s, const std::function<bool()>& all_are_there) {
   using std::chrono::steady_clock, std::chrono::milliseconds;
   if (!begun_) return false;
   const auto end = steady_clock::now() + std::chrono::duration<double>(patience_s);
   const auto wait = [&] { std::this_thread::sleep_for(milliseconds(20)); };
   while (!written_ && steady_clock::now() < end) wait();
-  if (!ranks_.is_first() || !written_ || !problem_.empty()) return true;
-  while (!attempt([this] { give_name(); }).empty() && steady_clock::now() < end) wait();  // others may still write
+  if (!written_ || !problem_.empty()) return false;
+  for (bool hopes = ranks_.is_first(); hopes; wait()) {  // others may still write
+    hopes = all_are_there() && steady_clock::now() < end;
+    if (attempt([this] { give_name(); }).empty()) break;
+  }
   return true;
 }
 

@@ -64,9 +64,10 @@ class CheckpointWriter {
   // Collective. Waits for the thread. Why it could not be written: the text.
   std::string complete();
 
-  // When the ranks will not meet again, as one of them has reported an error: waits, in any thread, until the one under
-  // way is written by all, and rank 0 gives it its name. False: none is under way.
-  bool finish_alone(double patience_s);
+  // When the ranks will not meet again, as one of them has reported an error: waits, in any thread, until this rank's part
+  // of the one under way is written; rank 0 waits for all parts, as long as all_are_there, and gives it its name. False:
+  // there is nothing that another rank could wait for.
+  bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
 
  private:
   // Of a slice, what is written or sent at once.

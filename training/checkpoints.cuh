@@ -19,7 +19,7 @@ class Checkpoints {
     state.job.ranks.all_gather("");  // all know how much room there is, none has taken it
     if (!state.job.options.out.empty())
       writer_.reserve(checkpoint_slices(state.model.store().shards().slices_of_rank()));
-    state.job.control.before_end([this] { return writer_.finish_alone(120); });
+    state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
   ~Checkpoints() { state_.job.control.before_end({}); }
   Checkpoints(const Checkpoints&) = delete;
