@@ -117,7 +117,7 @@ int train(Job& job) {
     const StepResult& result = finished.result;
     const Guard::Judgement judgement = guard.judge(result.loss, result.norm, result.applied, finished.limits);
     if (judgement.reason.empty()) return true;
-    const bool rolls_back = judgement.action == Guard::Action::roll_back && checkpoints.newest();
+    const bool rolls_back = judgement.action == Guard::Action::roll_back && checkpoints.can_roll_back();
     telemetry.went_wrong(result, judgement.reason, rolls_back);
     if (!rolls_back) return true;
     const Clock::time_point begin = Clock::now();

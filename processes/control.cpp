@@ -1,5 +1,6 @@
 #include "processes/control.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -75,7 +76,14 @@ void Control::before_end(LastWork work) {
 bool Control::do_last_work() {
   ending_ = true;
   const std::lock_guard lock(last_work_mutex_);
-  return last_work_ && last_work_();
+  return last_work_ && last_work_([this] { return all_are_there(); });
+}
+
+// In the control thread, which has nothing else to do any more.
+bool Control::all_are_there() {
+  exchange(open_connections(peers_), -1, 0);
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const Peer& peer) { return !peer.connection || peer.connection->is_open(); });
 }
 
 [[noreturn]] void Control::fail(const std::string& message, int exit_code) {

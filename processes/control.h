@@ -60,9 +60,10 @@ class Control {
   void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
 
   // Sets the work that every rank does before the job ends because one rank has reported an error. The control thread
-  // does it, and it may take long. It returns true if there was something to do. It is not done if a rank died, is
-  // silent or hangs.
-  using LastWork = std::function<bool()>;
+  // does it, and it may take long. It returns true if this rank has to wait until rank 0 has done its part, too. It is
+  // not done if a rank died, is silent or hangs. all_are_there() returns false if another rank has gone meanwhile (ranks
+  // other than 0 see only rank 0).
+  using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
   void before_end(LastWork work);
 
   // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once.
@@ -116,6 +117,7 @@ class Control {
   void add_failure(const Failure& failure, double patience_s);
   [[noreturn]] void end_job();
   bool do_last_work();
+  bool all_are_there();
   using RanksAt = std::map<std::string, std::vector<int>>;  // by place
   std::string list_groups(const RanksAt& ranks_at) const;
   std::string where_ranks_meet() const;

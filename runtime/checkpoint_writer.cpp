@@ -128,9 +128,11 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   finish_pruning();
   step_ = step;
   complete_ = out_ / checkpoint_name(step);
-  plan(content);
   partial_ = ranks_.all_gather(complete_.string() + "." + std::to_string(getpid()) + ".partial")[0];
-  std::string problem = attempt_together(ranks_, [&] { if (ranks_.is_first()) create(); });
+  std::string problem = attempt_together(ranks_, [&] {
+    plan(content);
+    if (ranks_.is_first()) create();
+  });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (is_blind(ranks_.rank)) return;
@@ -160,15 +162,17 @@ std::string CheckpointWriter::complete() {
   return problem.empty() ? "" : discard(problem);
 }
 
-bool CheckpointWriter::finish_alone(double patience_s) {
+bool CheckpointWriter::finish_alone(double patience_s, const std::function<bool()>& all_are_there) {
   using std::chrono::steady_clock, std::chrono::milliseconds;
   if (!begun_) return false;
   const auto end = steady_clock::now() + std::chrono::duration<double>(patience_s);
   const auto wait = [&] { std::this_thread::sleep_for(milliseconds(20)); };
   while (!written_ && steady_clock::now() < end) wait();
-  if (!ranks_.is_first() || !written_ || !problem_.empty()) return true;
-  // give_name() fails while another rank has not written its part yet.
-  while (!attempt([this] { give_name(); }).empty() && steady_clock::now() < end) wait();
+  if (!written_ || !problem_.empty()) return false;
+  for (bool hopes = ranks_.is_first(); hopes; wait()) {  // give_name() fails while another rank still writes its part
+    hopes = all_are_there() && steady_clock::now() < end;
+    if (attempt([this] { give_name(); }).empty()) break;
+  }
   return true;
 }
 

@@ -66,10 +66,11 @@ class CheckpointWriter {
   // Collective. Waits for the thread. Returns the reason if the checkpoint could not be written.
   std::string complete();
 
-  // For the end of a job, when one rank has reported an error and no collective is possible any more: waits until all
-  // ranks have written the checkpoint under way, and rank 0 gives it its name. May be called in any thread. Returns
-  // false if no checkpoint is under way.
-  bool finish_alone(double patience_s);
+  // For the end of a job, when one rank has reported an error and no collective is possible any more. Waits until this
+  // rank has written its part of the checkpoint under way; rank 0 waits for all parts, as long as all_are_there(), and
+  // gives the checkpoint its name. May be called in any thread. Returns false if there is nothing that another rank
+  // could wait for.
+  bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
 
  private:
   // The part of a slice that is written or sent at once.

@@ -46,6 +46,18 @@ size_t bytes_until(std::istream& lines, size_t step) {
   return bytes;
 }
 
+// Of a file that may have no name any more.
+std::string content_of(const File& file) {
+  std::string content(file.size(), 0);
+  file.read(0, content.data(), content.size());
+  return content;
+}
+
+void cut(const File& file, size_t bytes) {
+  if (ftruncate(file.descriptor(), off_t(bytes)) == 0) return;
+  fail(file.path(), ": cannot truncate: ", std::strerror(errno));
+}
+
 }  // namespace
 
 std::string metrics_line(const nlohmann::ordered_json& fields) { return metrics_text(fields) + "\n"; }
@@ -69,8 +81,8 @@ void MetricsLog::go_back(size_t step) {
   std::istringstream lines(waiting_);
   waiting_.resize(bytes_until(lines, step));
   if (!file_) return;
-  std::ifstream file(path_);
-  cut(bytes_until(file, step));
+  std::istringstream written(content_of(*file_));
+  cut(*file_, bytes_until(written, step));
 }
 
 void MetricsLog::finish() {
@@ -89,37 +101,28 @@ void MetricsLog::flush() {
   const ssize_t written = ::write(file_->descriptor(), waiting_.data(), waiting_.size());
   if (written != ssize_t(waiting_.size())) {
     const std::string reason = written < 0 ? std::strerror(errno) : "no space for a whole line";
-    cut(before);
+    cut(*file_, before);
     fail(path_, ": cannot write: ", reason);
   }
   waiting_.clear();
 }
 
 // Opens the file for the first time, or again, if it is not the open file any more: an editor may have replaced it by a
-// new file, or somebody may have moved or deleted it; then a new file gets the lines of the old one.
+// new file, or somebody may have moved or deleted it; then a new file gets the lines of the old one. If that fails, the
+// old file stays open, as its lines may be nowhere else.
 void MetricsLog::find_file() {
   struct stat there, open;
   const bool is_there = ::stat(path_.c_str(), &there) == 0;
   if (file_ && is_there && fstat(file_->descriptor(), &open) == 0 && there.st_ino == open.st_ino && there.st_dev == open.st_dev)
     return;
-  std::string lines;
-  if (file_ && !is_there) {
-    lines.resize(file_->size());
-    file_->read(0, lines.data(), lines.size());
-  }
-  const bool is_first = !file_;
   std::filesystem::create_directories(path_.parent_path());
-  file_.emplace(path_, O_RDWR | O_CREAT | O_APPEND);
-  if (is_first) {
+  auto found = std::make_unique<File>(path_, O_RDWR | O_CREAT | O_APPEND);
+  if (!file_) {
     std::ifstream before(path_);
-    cut(resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
+    cut(*found, resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
   } else if (!is_there) {
-    waiting_.insert(0, lines);
+    waiting_.insert(0, content_of(*file_));
     print_error(path_.string() + ": was deleted or moved during the run: it is made anew, with all its lines");
   }
-}
-
-void MetricsLog::cut(size_t bytes) {
-  if (ftruncate(file_->descriptor(), off_t(bytes)) == 0) return;
-  fail(path_, ": cannot truncate: ", std::strerror(errno));
+  file_ = std::move(found);
 }

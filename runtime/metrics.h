@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -35,11 +36,10 @@ class MetricsLog {
  private:
   void flush();
   void find_file();
-  void cut(size_t bytes);
 
   std::filesystem::path path_;
   std::optional<size_t> resumed_step_;
-  std::optional<File> file_;
+  std::unique_ptr<File> file_;
   std::string waiting_;        // lines that are not in the file yet
   bool is_in_trouble_ = false;  // the disk does not take lines; a message has said so
 };

@@ -207,6 +207,27 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
   CHECK(std::filesystem::is_empty(folder / "disk1/run"));
 }
 
+TEST_CASE("a checkpoint is finished alone when all parts are there; when the other ranks are gone nobody waits for theirs") {
+  TemporaryFolder folder;
+  RankGroup two;
+  two.size = 2;
+  two.all_gather = [](const std::string& mine) { return std::vector<std::string>{mine, mine}; };
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), two);
+  const auto seconds_of_end = [&](bool all_are_there) {
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(writer.finish_alone(0.6, [&] { return all_are_there; }));
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  REQUIRE(writer.begin(1, content("{}")) == "");
+  CHECK(seconds_of_end(true) > 0.5);
+  CHECK(seconds_of_end(false) < 0.3);
+  CHECK(list_checkpoints(folder.path()).empty());
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    put(entry.path() / "manifest_00001_of_00002.json", Manifest{1, 1, 2, {}}.text());
+  CHECK(seconds_of_end(false) < 0.3);
+  CHECK(newest_checkpoint(folder.path())->step == 1);
+}
+
 TEST_CASE("saving a step again replaces it; a full disk leaves the old one") {
   TemporaryFolder folder;
   save(folder.path(), 5);
@@ -475,6 +496,20 @@ TEST_CASE("a tokenizer goes with the weights, whatever its files are called") {
   save_checkpoint(folder.path(), 1, with_tokenizer);
   for (const char* name : names) CHECK(content_of(folder / "step_00000001" / name) == name);
   CHECK(damage_of(folder / "step_00000001") == "");
+}
+
+TEST_CASE("a tokenizer that can't be read is a problem of the checkpoint, not the end of the run") {
+  TemporaryFolder folder;
+  CheckpointContent with_tokenizer = content("{}");
+  with_tokenizer.tokenizer_folder = folder / "loop";
+  std::filesystem::create_symlink("loop", folder / "loop");
+  CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {});
+  std::string problem;
+  CHECK(error_of([&] { problem = writer.begin(1, with_tokenizer); }) == "");
+  CHECK(contains(problem, "vocab.json"));
+  CHECK(writer.begin(2, content("{}")) == "");
+  CHECK(writer.complete() == "");
+  CHECK(newest_checkpoint(folder.path())->step == 2);
 }
 
 TEST_CASE("large models are split into files, and loaded again") {

@@ -354,6 +354,21 @@ TEST_CASE("a death explains the errors that follow from it") {
   check_one_line(ranks, 1, 1, 2, named(ranks, 1) + " died");
 }
 
+TEST_CASE("before an error ends the job rank 0 finishes its work, as long as nobody else has gone") {
+  const int port = free_port();
+  Ranks ranks(3, [&](int rank) {
+    const auto control = start(rank, 3, port);
+    control->before_end([rank](const std::function<bool()>& all_are_there) {
+      for (int tenths = 0; rank == 0 && tenths < 50 && all_are_there(); ++tenths) sleep_for(0.1);
+      return rank == 1;  // which waits for rank 0; rank 2 goes at once
+    });
+    control->barrier();
+    if (rank == 1) control->fail("no data", 3);
+    sleep_for(10);
+  });
+  check_one_line(ranks, -1, 3, 3, named(ranks, 1) + ": no data");
+}
+
 TEST_CASE("one rank alone fails without a rank's name") {
   Ranks ranks(1, [&](int) { Control().fail("no data", 2); });
   check_one_line(ranks, -1, 2, 1, "train_gpt: no data\n");

@@ -424,6 +424,10 @@ TEST_CASE("a spike: logged, left out, or rolled back from") {
     const Json last = Json::parse(metrics.substr(metrics.rfind('\n', metrics.size() - 2) + 1));
     CHECK(last["lost_s"]["rollbacks"].get<double>() > 0);
   }
+  // The first checkpoint is still being written when the spike comes.
+  CHECK(contains(shell.output("$TINY --train data --lr 1e-2 --steps 151 --checkpoint-every 149 --spike-window 32 "
+                              "--spike-z 30 --on-spike rollback --out first"),
+                 "rolled back from step 150 to step 149"));
   shell.refuses("$TEXT --on-spike rollback --out x", 2, {"--on-spike rollback", "--checkpoint-every"});
 }
 

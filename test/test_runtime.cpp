@@ -167,6 +167,29 @@ TEST_CASE("a log that was deleted, moved or edited goes on where it should be") 
   CHECK(content_of(path) == "{\"step\": 2}\n{\"step\": 4}\n");
 }
 
+TEST_CASE("a log that can't be made anew keeps its lines until it can, and a deleted one goes back like any other") {
+  TemporaryFolder folder;
+  const std::filesystem::path run = folder / "run", path = run / "metrics.jsonl";
+  const std::string one = "{\"step\": 1}\n", two = "{\"step\": 2}\n", three = "{\"step\": 3}\n", four = "{\"step\": 4}\n";
+  const auto with_folder_in_the_way = [](const std::filesystem::path& place, const std::function<void()>& work) {
+    std::filesystem::create_directories(place);
+    work();
+    std::filesystem::remove_all(place);
+  };
+  MetricsLog log(path, 0);
+  log.append({{"step", 1}});
+  std::filesystem::rename(path, run / "moved");
+  with_folder_in_the_way(path, [&] { log.append({{"step", 2}}); });
+  std::filesystem::rename(run / "moved", path);
+  log.append({{"step", 3}});
+  CHECK(content_of(path) == one + two + three);
+  std::filesystem::remove(path);
+  with_folder_in_the_way(path, [&] { log.append({{"step", 4}}); });
+  log.go_back(2);
+  log.append({{"step", 4}});
+  CHECK(content_of(path) == one + two + four);
+}
+
 // ---- the bill ---------------------------------------------------------------------------------------------
 
 namespace {

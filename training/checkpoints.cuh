@@ -19,7 +19,7 @@ class Checkpoints {
     state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
     if (!state.job.options.out.empty())
       writer_.reserve(checkpoint_slices(state.model.store().shards().slices_of_rank()));
-    state.job.control.before_end([this] { return writer_.finish_alone(120); });
+    state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
   ~Checkpoints() { state_.job.control.before_end({}); }
   Checkpoints(const Checkpoints&) = delete;
@@ -33,7 +33,12 @@ class Checkpoints {
     for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
   }
 
-  const std::optional<Checkpoint>& newest() const { return newest_; }
+  // Is there a checkpoint to go back to? Waits for the one under way, as the speed of the disk must not decide what is
+  // trained.
+  bool can_roll_back() {
+    complete();
+    return newest_.has_value();
+  }
 
   // Has this rank written its part of the checkpoint under way?
   bool is_written() const { return writer_.under_way() && writer_.is_written(); }
@@ -63,9 +68,9 @@ class Checkpoints {
     }
   }
 
-  // Loads the newest checkpoint. Training then goes on with the samples that follow step `from`, which went wrong.
+  // Loads the newest checkpoint; can_roll_back() must have said that there is one. Training then goes on with the samples
+  // that follow step `from`, which went wrong.
   Rollback roll_back(size_t from, const std::string& reason) {
-    complete();
     state_.guard.count_rollback();
     const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;
     load_checkpoint(state_, *newest_);
