@@ -13,7 +13,7 @@
 
 namespace {
 
-// A number as it is written: CLI11 takes -1 for 2^64 - 1, nothing for 0, and lets NaN pass its own ranges.
+// A number as it is written: CLI11 takes -1 for 2^64 - 1, nothing for 0, 010 for 8, and lets NaN pass its own ranges.
 template <class Number>
 auto in_range(Number least, Number most) {
   return [least, most](const std::string& text) {
@@ -25,6 +25,8 @@ auto in_range(Number least, Number most) {
     if (!fits)
       problem << excerpt(text) << " is no " << (std::is_integral_v<Number> ? "whole " : "") << "number from " << least
               << " to " << most;
+    else if (std::is_integral_v<Number> && text.size() > 1 && text[0] == '0')
+      problem << excerpt(text) << " begins with 0, as octal numbers do: write " << number;
     return problem.str();
   };
 }
@@ -186,13 +188,18 @@ ModelShape named_shape(const std::string& name) {
   return {depth, depth, 64 * depth, 0, 0};
 }
 
-// An empty value of these options is a mistake, most likely a shell variable that is not set. CLI11 can't tell `--resume ''`
-// from --resume, and takes the next word for the value of `--init=`.
-void refuse_empty_values(int argc, char** argv) {
+// An empty value of these options is a mistake, most likely a shell variable that is not set, and so is another option in
+// a value's place (`--out $OUT --shuffle`). CLI11 can't tell `--resume ''` from --resume, and takes the next word for the
+// value of `--init=`.
+void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
+  const auto needs_value = [&](const CLI::Option* option) { return option && option->get_items_expected_min() > 0; };
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word.starts_with("--") && word.find('=') == word.size() - 1)
       usage_error(word, " is followed by no value: give one, or leave the option out");
+    if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
+      usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
+                  " if that is meant)");
     for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
@@ -223,7 +230,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   for (const char* files : {"--train", "--val"})
     app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->expected(1, 1 << 20)->allow_extra_args(false);  // else CLI11 reads [a,b] as a list, not as a glob
-  refuse_empty_values(argc, argv);
+  refuse_missing_values(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -308,6 +315,8 @@ void complete_options(Options& o, int ranks) {
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
   if (!o.ceilings.empty() && !o.profile)
     usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile: give both, or neither");
+  if (!o.trace.empty() && o.trace == o.trace_tensors)
+    usage_error("--trace and --trace-tensors both write ", excerpt(o.trace), ": give each a file of its own");
   if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
     usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
