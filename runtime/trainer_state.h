@@ -26,7 +26,8 @@ struct RunData {
 // For CheckpointContent::trainer, with the guard's state, and the options and data that decide what a run computes.
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
 
-// Of a checkpoint that nobody vouches for; fails if its options or its training data are others, and says so if its
-// validation data are. Restores the guard, too. loss_scale: what holds where the checkpoint stores none.
-TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
+// Of a checkpoint that nobody vouches for, which should be of step `step`; fails if it is not, if its options or its
+// training data are others, and says so if its validation data are. Restores the guard, too. loss_scale: what holds where
+// the checkpoint stores none.
+TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data);
