@@ -168,6 +168,7 @@ TEST_CASE("text and weights whose tokens are not bytes: refused, with the way to
 TEST_CASE("--ceilings: the table has the share of them, and a file that was not measured here is refused") {
   Workplace shell;
   const std::string run = "$TEXT --steps 3 --out '' --profile", out = shell.output(run);
+  CHECK(contains(shell.output("$TEXT --out '' --profile"), "first 2 steps are not measured"));
   CHECK(!contains(out, "of ceiling"));
   const size_t name = out.find("device    ") + 10;
   const Json here = {{"device", out.substr(name, out.find('\n', name) - name)},

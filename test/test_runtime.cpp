@@ -427,6 +427,9 @@ TEST_CASE("a run is resumed with its options and its data") {
   old.erase("train_tokens_checksum");
   CHECK(refusal(old, {5000, "00fe"}) == "");
   CHECK(is_line_with(refusal(old, {5001, "00fe"}), "train_tokens"));
+  options.global_batch = 8;
+  CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "global_batch is 8 and was 0", "give --global-batch 0"));
+  options = {};
   options.beta2 = 0.9;
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "beta2 is 0.9 and was 0.95", "may change", "--steps", "--micro-batch"));
 }
