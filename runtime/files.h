@@ -55,6 +55,9 @@ constexpr int for_reading = O_RDONLY | O_NONBLOCK;
 // A whole small file.
 std::string read_file(const std::filesystem::path& path);
 
+// Is there something else than what begins so, which may be replaced? No file, an empty one and a device are nothing.
+bool holds_something_else(const std::filesystem::path& path, std::string_view beginning);
+
 // A new file with this content, on disk when the function returns.
 void write_file(const std::filesystem::path& path, std::string_view content);
 

@@ -67,6 +67,13 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
     const std::string option = number.substr(0, space), value = number.substr(space + 1);
     refuses(option + " '" + value + "'", {option + ": '" + value + "' is no", "number from"});
   }
+  for (const char* option : {"--trace", "--trace-tensors"}) {  // nothing is lost by a slip of the hand
+    const std::string before = shell.content("text");
+    refuses(std::string(option) + " text", {option, "'text'", "choose another"});
+    CHECK(shell.content("text") == before);
+    const std::string run = "$TEXT --out '' " + std::string(option) + " of" + option;
+    shell.output(run + " && " + run);
+  }
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
   for (std::string planned : {"--tp 2", "--tp", "--pp 2", "--pp-schedule 1f1b", "--cp 2", "--fp8", "--plan",
                               "--offload optimizer"})
