@@ -25,6 +25,9 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: --train holds other data than ", folder, " was trained on (", is_and_was,
                   "): give the same files under the same names; on other data, or more, a new run trains with --init ",
                   folder);
+    if (known && key == "global_batch")  // whoever gave none takes other ranks for the cause, which may change
+      usage_error("--resume: ", is_and_was, " samples a step in ", folder, ": give --global-batch ", stored[key].dump(),
+                  ", which does not follow --micro-batch and the number of ranks");
     usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
                 "the number of ranks, --micro-batch, --zero, --recompute, --logit-chunks, and when the run validates, "
                 "saves, logs, samples or gives up");

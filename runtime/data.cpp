@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include <glob.h>
+#include <sys/resource.h>
 
 #include "processes/error.h"
 #include "processes/text.h"
@@ -68,6 +69,13 @@ size_t tokens_in_shard(const File& file) {
   return tokens;
 }
 
+// Of each kind of data. An eighth of what a process may have (ulimit -n, 1024 as a rule), as it needs files for other things.
+size_t open_at_a_time() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return std::clamp<size_t>(limit.rlim_cur / 8, 1, 128);
+}
+
 // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes every output bit.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
@@ -78,7 +86,7 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-TokenData::TokenData(const std::vector<std::string>& patterns) {
+TokenData::TokenData(const std::vector<std::string>& patterns) : open_files_(open_at_a_time()) {
   std::vector<std::string> paths = matching_files(patterns), empty;
   is_text_ = !is_shard(paths.front());
   for (const std::string& path : paths) {

@@ -13,7 +13,6 @@
 // removed while a run reads it is an error.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -64,7 +63,7 @@ class TokenData {
 
   bool is_text_ = true;
   std::vector<TokenFile> files_;
-  mutable std::array<std::unique_ptr<File>, 128> open_files_;  // file i, if it is open, is at i % 128
+  mutable std::vector<std::unique_ptr<File>> open_files_;  // file i, if it is open, is at i % open_files_.size()
 };
 
 // The order in which samples are taken. The numbers 0, 1, 2, ... go through one epoch after another, in the order of

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include <sys/stat.h>
@@ -104,6 +105,15 @@ std::string read_file(const std::filesystem::path& path) {
   std::string content(file.size(), 0);
   file.read(0, content.data(), content.size());
   return content;
+}
+
+bool holds_something_else(const std::filesystem::path& path, std::string_view beginning) {
+  std::error_code not_there;
+  if (!std::filesystem::is_regular_file(path, not_there)) return false;
+  const File file(path, for_reading);
+  std::string content(std::min(file.size(), beginning.size()), 0);
+  file.read(0, content.data(), content.size());
+  return !content.empty() && content != beginning;
 }
 
 void write_file(const std::filesystem::path& path, std::string_view content) {

@@ -56,6 +56,10 @@ constexpr int for_reading = O_RDONLY | O_NONBLOCK;
 // Returns the content of a small file.
 std::string read_file(const std::filesystem::path& path);
 
+// Does the file hold anything but a text that begins so? Then it must not be replaced. A file that does not exist or is
+// empty, and a device, hold nothing.
+bool holds_something_else(const std::filesystem::path& path, std::string_view beginning);
+
 // Creates a file with this content, which is on disk when the function returns.
 void write_file(const std::filesystem::path& path, std::string_view content);
 

@@ -13,8 +13,8 @@
 
 namespace {
 
-// Checks that the text is a number within the range. CLI11's own checks are not enough: it reads -1 as 2^64 - 1 and an
-// empty text as 0, and its ranges accept NaN.
+// Checks that the text is a number within the range. CLI11's own checks are not enough: it reads -1 as 2^64 - 1, an empty
+// text as 0 and 010 as 8, and its ranges accept NaN.
 template <class Number>
 auto in_range(Number least, Number most) {
   return [least, most](const std::string& text) {
@@ -26,6 +26,8 @@ auto in_range(Number least, Number most) {
     if (!fits)
       problem << excerpt(text) << " is no " << (std::is_integral_v<Number> ? "whole " : "") << "number from " << least
               << " to " << most;
+    else if (std::is_integral_v<Number> && text.size() > 1 && text[0] == '0')
+      problem << excerpt(text) << " begins with 0, as octal numbers do: write " << number;
     return problem.str();
   };
 }
@@ -187,13 +189,18 @@ ModelShape named_shape(const std::string& name) {
   return {depth, depth, 64 * depth, 0, 0};
 }
 
-// Refuses an empty value of these options, which is most likely a shell variable that is not set. CLI11 reads
-// `--resume ''` like --resume, and takes the next word as the value of `--init=`.
-void refuse_empty_values(int argc, char** argv) {
+// Refuses an empty value of these options, which is most likely a shell variable that is not set, and for the same reason
+// another option in the place of a value (`--out $OUT --shuffle`). CLI11 reads `--resume ''` like --resume, and takes the
+// next word as the value of `--init=`.
+void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
+  const auto needs_value = [&](const CLI::Option* option) { return option && option->get_items_expected_min() > 0; };
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word.starts_with("--") && word.find('=') == word.size() - 1)
       usage_error(word, " is followed by no value: give one, or leave the option out");
+    if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
+      usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
+                  " if that is meant)");
     for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
@@ -224,7 +231,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   for (const char* files : {"--train", "--val"})
     app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->expected(1, 1 << 20)->allow_extra_args(false);  // otherwise CLI11 reads [a,b] as a list, not as a glob
-  refuse_empty_values(argc, argv);
+  refuse_missing_values(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -309,6 +316,8 @@ void complete_options(Options& o, int ranks) {
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
   if (!o.ceilings.empty() && !o.profile)
     usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile: give both, or neither");
+  if (!o.trace.empty() && o.trace == o.trace_tensors)
+    usage_error("--trace and --trace-tensors both write ", excerpt(o.trace), ": give each a file of its own");
   if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
     usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
   if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))

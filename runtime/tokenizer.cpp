@@ -114,11 +114,28 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
          ": put them there, start from an --init folder that has them, or give no --prompt");
   }
   std::vector<int> ids;
-  for (size_t start = 0, end; start < text.size(); start = end) {
-    end = is_bytes() ? start + 1 : word_end(text, start);
-    for (const std::string& symbol : merged(text.substr(start, end - start))) ids.push_back(id_of(symbol));
+  for (size_t begin = 0, length; begin < text.size(); begin += length) {
+    length = added_token_at(text.substr(begin));
+    if (length > 0) {
+      ids.push_back(id_of(std::string(text.substr(begin, length))));
+      continue;
+    }
+    while (begin + length < text.size() && added_token_at(text.substr(begin + length)) == 0) ++length;
+    const std::string_view plain = text.substr(begin, length);
+    for (size_t start = 0, end; start < plain.size(); start = end) {
+      end = is_bytes() ? start + 1 : word_end(plain, start);
+      for (const std::string& symbol : merged(plain.substr(start, end - start))) ids.push_back(id_of(symbol));
+    }
   }
   return ids;
+}
+
+// Length of the longest one that the text begins with; 0: none.
+size_t Tokenizer::added_token_at(std::string_view text) const {
+  size_t longest = 0;
+  for (const std::string& token : added_)
+    if (text.starts_with(token)) longest = std::max(longest, token.size());
+  return longest;
 }
 
 size_t Tokenizer::word_end(std::string_view text, size_t start) {
@@ -191,7 +208,9 @@ void Tokenizer::add_tokens(const std::filesystem::path& path, const nlohmann::js
     const bool valid = token.contains("id") && token.contains("content") && token["content"].is_string();
     if (!valid) fail(path, ": added token ", excerpt(token.dump()), " lacks its id or its content");
     add(token["content"], token["id"], true);
+    added_.push_back(token["content"]);
   }
+  if (ids_.contains("<|endoftext|>")) added_.push_back("<|endoftext|>");  // vocab.json doesn't tell
   while (!bytes_of_.empty() && bytes_of_.back().empty()) bytes_of_.pop_back();
   const auto gap = std::find(bytes_of_.begin(), bytes_of_.end(), "");
   if (gap != bytes_of_.end()) fail(path, ": no token has id ", gap - bytes_of_.begin(), ", ids must be 0, 1, 2 ...");

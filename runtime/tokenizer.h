@@ -39,6 +39,8 @@ class Tokenizer {
   // Without files, a vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
   int first_token() const;
 
+  // Added tokens, and <|endoftext|>, are known wherever they stand in the text, as transformers does it; else words are
+  // divided, and joined from bytes.
   std::vector<int> encode(std::string_view text) const;
 
   // The end of the word that begins at `start`. GPT-2's rule is a regular expression whose first matching branch
@@ -53,6 +55,7 @@ class Tokenizer {
   void read_merges(const std::filesystem::path& path);
   void read_all(const std::filesystem::path& path);
   void add_tokens(const std::filesystem::path& path, const nlohmann::json& vocabulary, const nlohmann::json& added);
+  size_t added_token_at(std::string_view text) const;
   std::vector<std::string> merged(std::string_view word) const;
   int id_of(const std::string& symbol) const;
 
@@ -60,5 +63,6 @@ class Tokenizer {
   std::filesystem::path folder_;
   std::vector<std::string> bytes_of_;  // by id
   std::unordered_map<std::string, int> ids_;
+  std::vector<std::string> added_;     // texts that are a token as they are
   std::map<std::pair<std::string, std::string>, size_t> ranks_;
 };

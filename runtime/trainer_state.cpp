@@ -12,14 +12,26 @@ namespace {
 
 LossScale restored(LossScale scale, const nlohmann::json& stored) {
   const auto number = [&](const char* name, double otherwise, double most) {
-    const nlohmann::json value = stored.value(name, nlohmann::json(otherwise));
-    if (!value.is_number() || !(value >= 0 && value <= most))
+    const nlohmann::json value = stored.is_object() ? stored.value(name, nlohmann::json(otherwise)) : stored;
+    if (!stored.is_object() || !value.is_number() || !(value >= 0 && value <= most))
       fail("trainer.json: its \"loss_scale\" is not what this program writes: resume from another checkpoint");
     return value.get<double>();
   };
   scale.value = float(number("value", scale.value, LossScale::most));
   scale.good_steps = int(number("good_steps", 0, 1e9));
   return scale;
+}
+
+// The number of samples that were taken: a global batch per step, and those that rollbacks left out. The step must be the
+// one that the folder's name gives, or a folder that was renamed would be trained on as if it had come further.
+size_t samples_of(const nlohmann::json& trainer, size_t step, const Options& options, const std::filesystem::path& folder) {
+  if (trainer.at("step") != step)
+    fail(folder, ": holds step ", trainer.at("step").dump(), " by its trainer.json: give the folder the name that it had");
+  const nlohmann::json samples = trainer.value("samples", nlohmann::json());
+  if (!samples.is_number_unsigned() || samples < step * size_t(options.global_batch))
+    fail(folder, ": its trainer.json says that ", excerpt(samples.dump()), " samples were taken, in ", step, " steps of ",
+         options.global_batch, ": resume from another checkpoint");
+  return samples;
 }
 
 // The number of steps of the run. --train-minutes determines it only once, at the first start, because the learning
@@ -56,14 +68,14 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
   return trainer.dump();
 }
 
-TrainerState load_trainer_state(const std::filesystem::path& folder, const LossScale& loss_scale, Guard& guard,
+TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data) {
   const nlohmann::json trainer = load_trainer(folder);
   check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
   report_other_validation(trainer, data.val, folder);
   if (trainer.contains("guard")) guard.restore(trainer["guard"]);
   TrainerState state;
-  state.samples = trainer.at("samples");
+  state.samples = samples_of(trainer, step, options, folder);
   state.steps = steps_of(trainer, options, folder);
   state.loss_scale = restored(loss_scale, trainer.value("loss_scale", nlohmann::json::object()));
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());

@@ -43,6 +43,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
     refuses(std::string(option) + " ''", {option, "'' names nothing", "leave the option out"});
   refuses("--init= --overwrite", {"--init= ", "no value"});
+  refuses("--prompt --shuffle", {"--prompt", "no value, but by --shuffle", "--prompt=--shuffle"});
+  refuses("--trace file --trace-tensors file", {"--trace", "--trace-tensors", "'file'"});
   refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003"});
   refuses("--val-every 2", {"--val-every 2", "--val FILES"});
   refuses("--dtype int8", {"--dtype", "int8", "fp32", "fp16"});
@@ -65,6 +67,14 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
     const std::string option = number.substr(0, space), value = number.substr(space + 1);
     refuses(option + " '" + value + "'", {option + ": '" + value + "' is no", "number from"});
   }
+  for (const char* option : {"--trace", "--trace-tensors"}) {  // nothing is lost by a slip of the hand
+    const std::string before = shell.content("text");
+    refuses(std::string(option) + " text", {option, "'text'", "choose another"});
+    CHECK(shell.content("text") == before);
+    const std::string run = "$TEXT --out '' " + std::string(option) + " of" + option;
+    shell.output(run + " && " + run);
+  }
+  refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
   for (std::string planned : {"--tp 2", "--tp", "--pp 2", "--pp-schedule 1f1b", "--cp 2", "--fp8", "--plan",
                               "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
@@ -165,6 +175,7 @@ TEST_CASE("text and weights whose tokens are not bytes: refused, with the way to
 TEST_CASE("--ceilings: the table has the share of them, and a file that was not measured here is refused") {
   Workplace shell;
   const std::string run = "$TEXT --steps 3 --out '' --profile", out = shell.output(run);
+  CHECK(contains(shell.output("$TEXT --out '' --profile"), "first 2 steps are not measured"));
   CHECK(!contains(out, "of ceiling"));
   const size_t name = out.find("device    ") + 10;
   const Json here = {{"device", out.substr(name, out.find('\n', name) - name)},

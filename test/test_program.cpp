@@ -289,6 +289,9 @@ TEST_CASE("--generate: reproducible, greedy, longer than the positions") {
   CHECK(greedy == shell.output(generate + "--seed 2 --top-k 1"));
   CHECK(sampled == shell.output(generate + "--seed 1 --top-k 1000"));
   CHECK(shell.output("$GPT --generate --resume run --sample-len 0") == "\n");
+  // A checkpoint beats --init, as in training.
+  shell.output("$TEXT --out other --steps 1 --seed 5");
+  CHECK(greedy == shell.output(generate + "--temperature 0 --resume --init other/step_00000001"));
   CHECK(contains(shell.output("$TEXT --sample-every 1 --prompt 'lin' --out ''"), "---\nlin"));
   shell.refuses("$GPT --generate --out nowhere", 1, {"nowhere", "no checkpoint", "--init"});
   shell.refuses("$GPT --generate --out run --vocab 300", 2, {"--vocab 300", "have 256"});

@@ -22,6 +22,7 @@
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
 #include "runtime/trace_file.h"
+#include "runtime/trainer_state.h"
 #include "test/temporary_folder.h"
 
 // ---- learning rate ----------------------------------------------------------------------------------------
@@ -449,8 +450,36 @@ TEST_CASE("a run is resumed with its options and its data") {
   old.erase("train_tokens_checksum");
   CHECK(refusal(old, {5000, "00fe"}) == "");
   CHECK(is_line_with(refusal(old, {5001, "00fe"}), "train_tokens"));
+  options.global_batch = 8;
+  CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "global_batch is 8 and was 0", "give --global-batch 0"));
+  options = {};
   options.beta2 = 0.9;
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "beta2 is 0.9 and was 0.95", "may change", "--steps", "--micro-batch"));
+}
+
+TEST_CASE("trainer.json that says what cannot be is refused") {
+  TemporaryFolder folder;
+  Options options;
+  options.global_batch = 4;
+  const RunData data = {{5000, "a"}, {}};
+  const nlohmann::json whole = [&] {
+    nlohmann::json trainer = nlohmann::json::parse(trainer_text({40, 100, {}, {}}, Guard(options.guard), options, data));
+    trainer["step"] = 9;  // and 4 samples left out
+    return trainer;
+  }();
+  const auto load = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json trainer = whole;
+    trainer[key] = value;
+    put(folder / "trainer.json", trainer.dump());
+    Guard guard(options.guard);
+    return load_trainer_state(folder.path(), 9, {}, guard, options, data);
+  };
+  CHECK(load("samples", 36).samples == 36);
+  for (const char* samples : {"35", "-1", "36.5", "1e300", "null", "\"36\"", "[]"})
+    CHECK(is_line_with(error_of([&] { load("samples", nlohmann::json::parse(samples)); }), "samples were taken, in 9 steps of 4"));
+  CHECK(is_line_with(error_of([&] { load("step", 10); }), "holds step 10", "name"));  // a folder that was renamed
+  for (const char* scale : {"null", "1", "[]", R"({"value": -1})", R"({"good_steps": "x"})"})
+    CHECK(is_line_with(error_of([&] { load("loss_scale", nlohmann::json::parse(scale)); }), "\"loss_scale\" is not what"));
 }
 
 TEST_CASE("an error is one line of valid UTF-8, whatever it quotes") {

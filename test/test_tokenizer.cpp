@@ -103,6 +103,10 @@ TEST_CASE("tokenizer.json, as transformers saves it instead of the two files") {
     CHECK(tokenizer.encode("abc ab") == Ids{0, 6, 7});
     CHECK(tokenizer.decode({0, 6, 7, 4, 8, 9}) == "abc ab<|end|>Ġ new9 ");  // added tokens are not spelled
   }
+  // Added tokens are known in a text, too, the longest first, and no word reaches over them.
+  const Tokenizer with_added = write(pairs, end + R"(, {"id": 8, "content": "<|end|>b"})", divides);
+  CHECK(with_added.encode("ab<|end|>ab<|end|>bc") == Ids{5, 4, 5, 8, 2});
+  CHECK(with_added.encode("<|end|>") == Ids{4});
   CHECK(is_line_with(refusal(R"("bc")", end, divides), "tokenizer.json", "merge", "bc", "LEFT RIGHT"));
   CHECK(is_line_with(refusal(R"(["b"])", end, divides), "tokenizer.json", "merge"));
   CHECK(is_line_with(refusal(pairs, R"({"id": 4, "content": "<|other|>"})", divides), "<|other|>", "has id '4'"));
@@ -129,7 +133,10 @@ TEST_CASE("what a sample without a prompt starts from, by the tokenizer") {
   put(folder / "vocab.json", R"({"a": 0, "Ċ": 1, "b": 2})");
   CHECK(Tokenizer(50304, folder.path()).first_token() == 1);
   put(folder / "vocab.json", R"({"a": 0, "Ċ": 1, "<|endoftext|>": 2})");
-  CHECK(Tokenizer(50304, folder.path()).first_token() == 2);
+  put(folder / "merges.txt", "#version: 0.2\na b\n");
+  const Tokenizer tokenizer(50304, folder.path());
+  CHECK(tokenizer.first_token() == 2);
+  CHECK(tokenizer.encode("a<|endoftext|>\n") == Ids{0, 2, 1});
 }
 
 TEST_CASE("text is refused where tokens are not bytes") {

@@ -11,9 +11,10 @@
 #include "training/batches.cuh"
 #include "training/job.cuh"
 
-// The folder that --generate loads weights from.
+// The folder that --generate loads weights from. A checkpoint of --resume beats --init, as in training, so the command line
+// of a run that began with --init, with --generate added, shows what the run has learned.
 inline std::filesystem::path weights_folder(const Options& o) {
-  if (!o.init.empty()) return o.init;
+  if (!o.init.empty() && !o.resume) return o.init;
   const std::filesystem::path from = o.resume_from.empty() ? o.out : o.resume_from;
   const std::optional<Checkpoint> found = find_checkpoint(from);
   if (!found) fail("--generate: ", from, " holds no checkpoint; name one with --resume DIR or --init DIR");

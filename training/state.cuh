@@ -49,7 +49,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   Model& model = state.model;
   const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
   const TrainerState trainer =
-      load_trainer_state(folder, loss_scale_of(o), state.guard, o, state.data.identity);
+      load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_model_weights(model, folder);
   load_optimizer(folder, stored_tensors(model.tensors()), checkpoint_slices(model.store().own_slices()),

@@ -108,6 +108,7 @@ class Telemetry {
     const double tokens = double(step) * job_.tokens_per_step();
     bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
     if (job_.options.profile && steps_ > unprofiled) tracing_.print_profile_of(steps_ - unprofiled);
+    else if (job_.options.profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
     report_.finish();
   }
 

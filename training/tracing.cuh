@@ -3,11 +3,13 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "training/tensor_log.cuh"
 #include "processes/text.h"
 #include "runtime/ceilings.h"
+#include "runtime/files.h"
 #include "runtime/report.h"
 #include "runtime/trace_file.h"
 #include "training/job.cuh"
@@ -18,6 +20,8 @@ class Tracing {
   explicit Tracing(Job& job) : job_(job) {
     const Options& o = job.options;
     if (!o.ceilings.empty()) ceilings_ = load_ceilings(o.ceilings, o.dtype, job.device);
+    refuse_to_replace("--trace ", o.trace, "{\"traceEvents\"");
+    refuse_to_replace("--trace-tensors ", o.trace_tensors, "{\"rank\"");
     Profiler& profiler = Profiler::instance();
     profiler.rank = job.control.rank();
     profiler.process = "rank " + std::to_string(profiler.rank) + " (" + host_name() + ")";
@@ -56,6 +60,12 @@ class Tracing {
   }
 
  private:
+  // A slip of the hand must not cost data: `--trace text` of `--train text`.
+  static void refuse_to_replace(const char* option, const std::string& file, std::string_view beginning) {
+    if (holds_something_else(file, beginning))
+      usage_error(option, excerpt(file), ": there is a file of that name, which no such run has written: choose another");
+  }
+
   Job& job_;
   std::optional<TensorLog> tensor_log_;
   std::optional<TraceFile> trace_;
