@@ -19,8 +19,9 @@
 
 namespace {
 
-// Creates the folder if need be, and learns now rather than after hours whether it can be written to.
-void make_writable(const std::filesystem::path& out) {
+// Creates the folder if need be, and learns now rather than after hours whether it can be written to. was_there: before
+// this program; if not, a refused start leaves none behind.
+void make_writable(const std::filesystem::path& out, bool was_there) {
   std::error_code error;
   std::filesystem::create_directories(out, error);
   if (error) fail("--out ", out, ": cannot create the folder: ", error.message(), ": choose another --out");
@@ -30,6 +31,7 @@ void make_writable(const std::filesystem::path& out) {
     write_file(probe, std::string(4096, ' '));
   } catch (const std::exception& problem) {
     std::filesystem::remove(probe, error);
+    if (!was_there) rmdir(out.c_str());
     fail("--out ", problem.what(), ": free space, or choose another --out");
   }
   std::filesystem::remove(probe);
@@ -66,7 +68,7 @@ RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s
     : out_(out), created_(!std::filesystem::exists(out)) {
   double waited = 0;
   do {  // the run that held the lock may have removed the folder
-    make_writable(out);
+    make_writable(out, !created_);
     folder_.emplace(out, O_RDONLY | O_DIRECTORY);
     for (; flock(folder_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
       if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
