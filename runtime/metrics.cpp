@@ -46,6 +46,14 @@ size_t bytes_until(std::istream& lines, size_t step) {
   return bytes;
 }
 
+struct stat status_of(const File& file) {
+  struct stat status;
+  if (fstat(file.descriptor(), &status) != 0) fail(file.path(), ": cannot read its status: ", std::strerror(errno));
+  return status;
+}
+
+bool is_same(const struct stat& a, const struct stat& b) { return a.st_ino == b.st_ino && a.st_dev == b.st_dev; }
+
 // Of a file that may have no name any more.
 std::string content_of(const File& file) {
   std::string content(file.size(), 0);
@@ -111,16 +119,14 @@ void MetricsLog::flush() {
 // new file, or somebody may have moved or deleted it; then a new file gets the lines of the old one. If that fails, the
 // old file stays open, as its lines may be nowhere else.
 void MetricsLog::find_file() {
-  struct stat there, open;
-  const bool is_there = ::stat(path_.c_str(), &there) == 0;
-  if (file_ && is_there && fstat(file_->descriptor(), &open) == 0 && there.st_ino == open.st_ino && there.st_dev == open.st_dev)
-    return;
+  struct stat there;
+  if (file_ && ::stat(path_.c_str(), &there) == 0 && is_same(there, status_of(*file_))) return;
   std::filesystem::create_directories(path_.parent_path());
   auto found = std::make_unique<File>(path_, O_RDWR | O_CREAT | O_APPEND);
   if (!file_) {
     std::ifstream before(path_);
     cut(*found, resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
-  } else if (!is_there) {
+  } else if (!is_same(status_of(*found), status_of(*file_)) && found->size() == 0) {
     waiting_.insert(0, content_of(*file_));
     print_error(path_.string() + ": was deleted or moved during the run: it is made anew, with all its lines");
   }

@@ -20,7 +20,8 @@
 namespace {
 
 // Creates the folder if it does not exist, and checks that it can be written to: now, not after hours of training.
-void make_writable(const std::filesystem::path& out) {
+// was_there: the folder existed before this program; if it did not, a refused start removes it again.
+void make_writable(const std::filesystem::path& out, bool was_there) {
   std::error_code error;
   std::filesystem::create_directories(out, error);
   if (error) fail("--out ", out, ": cannot create the folder: ", error.message(), ": choose another --out");
@@ -30,6 +31,7 @@ void make_writable(const std::filesystem::path& out) {
     write_file(probe, std::string(4096, ' '));
   } catch (const std::exception& problem) {
     std::filesystem::remove(probe, error);
+    if (!was_there) rmdir(out.c_str());
     fail("--out ", problem.what(), ": free space, or choose another --out");
   }
   std::filesystem::remove(probe);
@@ -67,7 +69,7 @@ RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s
     : out_(out), created_(!std::filesystem::exists(out)) {
   double waited = 0;
   do {  // repeated if the run that held the lock before has removed the folder
-    make_writable(out);
+    make_writable(out, !created_);
     folder_.emplace(out, O_RDONLY | O_DIRECTORY);
     for (; flock(folder_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
       if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);

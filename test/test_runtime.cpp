@@ -553,7 +553,9 @@ TEST_CASE("--out that cannot be written to is refused before anything happens") 
   std::signal(SIGXFSZ, SIG_IGN);
   setrlimit(RLIMIT_FSIZE, &small);
   std::string error = start_error(folder / "run", {.overwrite = true});
+  CHECK(is_line_with(start_error(folder / "new", {}), "--out", "File too large", "free space"));
   setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(!std::filesystem::exists(folder / "new"));
   CHECK(is_line_with(error, "--out", "File too large", "free space"));
   CHECK(holds_run(folder / "run"));
   CHECK(std::distance(std::filesystem::directory_iterator(folder / "run"), {}) == 1);
