@@ -85,18 +85,18 @@ Peers RendezvousServer::wait_for_all(double timeout_s) {
 void RendezvousServer::serve() {
   constexpr double patience_s = 5;
   std::vector<Connection*> connections = open_connections(peers_);
-  for (Stranger& stranger : strangers_) connections.push_back(&stranger.connection);
+  for (NewConnection& newcomer : new_connections_) connections.push_back(&newcomer.connection);
   exchange(connections, listener_.descriptor(), 100);
-  std::erase_if(strangers_, [&](Stranger& stranger) {
-    return is_settled(stranger.connection) || !stranger.connection.is_open() || steady_seconds() > stranger.deadline;
+  std::erase_if(new_connections_, [&](NewConnection& newcomer) {
+    return is_settled(newcomer.connection) || !newcomer.connection.is_open() || steady_seconds() > newcomer.deadline;
   });
   while (Descriptor socket = listener_.accept())
-    strangers_.push_back({Connection(std::move(socket), longest_hello), steady_seconds() + patience_s});
+    new_connections_.push_back({Connection(std::move(socket), longest_hello), steady_seconds() + patience_s});
 }
 
 // Is this connection's case decided? It has become a rank, was refused, or is no rank of this job.
-bool RendezvousServer::is_settled(Connection& stranger) {
-  const std::optional<Frame> frame = stranger.next();
+bool RendezvousServer::is_settled(Connection& connection) {
+  const std::optional<Frame> frame = connection.next();
   if (!frame) return false;
   try {
     const nlohmann::json hello = nlohmann::json::parse(frame->payload);
@@ -105,11 +105,11 @@ bool RendezvousServer::is_settled(Connection& stranger) {
     const std::string problem = hello.at("protocol") == control_protocol
                                     ? objection(rank, size)
                                     : "it is another version of this program: start one everywhere";
-    stranger.send(problem.empty() ? FrameType::accepted : FrameType::refused, problem);
+    connection.send(problem.empty() ? FrameType::accepted : FrameType::refused, problem);
     if (!problem.empty()) return true;
-    stranger.longest_payload = longest_frame;
+    connection.longest_payload = longest_frame;
     peers_[size_t(rank)] = {hello.at("host"), hello.at("pid"),
-                                              std::make_unique<Connection>(std::move(stranger))};
+                                              std::make_unique<Connection>(std::move(connection))};
   } catch (const nlohmann::json::exception&) {  // not a rank of this job
   }
   return true;
@@ -151,14 +151,14 @@ Peers RendezvousClient::join(double timeout_s) {
   const double deadline = steady_seconds() + timeout_s;
   for (double pause = 0.02; steady_seconds() < deadline; pause = std::min(2 * pause, 0.5)) {
     for (const std::string& host : rank_0_.hosts)
-      if (knock(host, deadline)) return wait_for_start(timeout_s);
+      if (try_to_join(host, deadline)) return wait_for_start(timeout_s);
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
   }
   fail(who(peers_, rank_), ": no rank 0 at ", rank_0_.hosts[0], " port ", rank_0_.port, " within ", timeout_s, " s (",
        problem_, "): start it too, and check the address and firewalls");
 }
 
-bool RendezvousClient::knock(const std::string& host, double deadline) {
+bool RendezvousClient::try_to_join(const std::string& host, double deadline) {
   const double seconds_left = std::max(0.1, deadline - steady_seconds());
   Descriptor socket = connect_to(host, rank_0_.port, std::min(seconds_left, 3.0), problem_);
   if (!socket) return false;

@@ -62,13 +62,13 @@ class RendezvousServer {
 
  private:
   // A connection whose hello has not come yet.
-  struct Stranger {
+  struct NewConnection {
     Connection connection;
     double deadline;
   };
 
   void serve();
-  bool is_settled(Connection& stranger);
+  bool is_settled(Connection& connection);
   std::string objection(int64_t rank, int64_t size) const;
   std::vector<int> missing_ranks() const;
   [[noreturn]] void give_up(const std::vector<int>& missing, double timeout_s);
@@ -76,7 +76,7 @@ class RendezvousServer {
   Listener listener_;
   std::string token_;
   Peers peers_;
-  std::vector<Stranger> strangers_;
+  std::vector<NewConnection> new_connections_;
 };
 
 // ---- the other ranks
@@ -88,7 +88,7 @@ class RendezvousClient {
   Peers join(double timeout_s);
 
  private:
-  bool knock(const std::string& host, double deadline);
+  bool try_to_join(const std::string& host, double deadline);
   Peers wait_for_start(double timeout_s);
   std::optional<Frame> next_frame(double seconds);
 
