@@ -17,8 +17,8 @@
 // FLOPs 2·B·T²·C forward (causal half of 4), 7/2 of that backward (S and dP are computed for dQ and again for dK, dV).
 //
 // The launchers at the end choose between three implementations. They take the first that can do the shape and type:
-//   1. a library's attention, for shapes that plan_attention() has prepared: `attention.h` is kernels/cudnn/attention.h
-//      in a GPU build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others
+//   1. a library's attention, for shapes that plan_attention() has prepared: kernels/cudnn/attention.h in a GPU
+//      build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others (kernels/library_attention.h)
 //   2. kernels/flash_attention.cuh, where there are tensor cores and T has 16 bits
 //   3. the kernels below
 // The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large, and
@@ -28,10 +28,9 @@
 
 #include <string>
 
-#include <attention.h>
-
 #include "kernels/device/common.cuh"
 #include "kernels/flash_attention.cuh"
+#include "kernels/library_attention.h"
 
 constexpr int attention_rows = 64;  // queries or keys per block, one per thread
 

@@ -1,5 +1,5 @@
-// Matrix products: the only operation with two implementations. `gemm.h` is kernels/cublaslt/gemm.h (cuBLASLt) in a GPU
-// build and cpu/gemm.h (oneDNN) on the CPU device. Both offer
+// Matrix products: the only operation with two implementations (kernels/library_gemm.h), kernels/cublaslt/gemm.h
+// (cuBLASLt) in a GPU build and cpu/gemm.h (oneDNN) on the CPU device. Both offer
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
@@ -36,7 +36,7 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-#include <gemm.h>
+#include "kernels/library_gemm.h"  // which uses GemmShape
 
 // Calls fused() or separate(), which do the same work on matrices of T, whichever is faster. `name` stands for the
 // work.

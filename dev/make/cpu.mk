@@ -21,7 +21,7 @@ FLAGS_counts := -O1 -g -finline-functions -finline-small-functions -fno-tree-sra
   -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
 SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined)
 CPU_FLAGS = -std=c++20 $(FIRST_INCLUDES) $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
-  -I$(BUILD)/src -I. -Icpu -Ikernels/without_cudnn $(MPI_FLAGS)
+  -I$(BUILD)/src -I. -Icpu $(MPI_FLAGS)
 CPU_LIBRARIES := $(if $(filter tsan,$(VARIANT)),-fsanitize=thread) -ldnnl -lboost_context $(HOST_LIBRARIES)
 KERNEL_FLAGS := $(if $(filter tsan counts,$(VARIANT)),-fsanitize=thread)  # only kernels and their callers are watched
 
@@ -50,7 +50,7 @@ $(BUILD)/%.o: test/cpu/%.cpp
 # These have no kernels, or none that is timed or compared.
 $(patsubst %,$(BUILD)/%.o,train_gpt test_model test_zero test_collectives test_counts test_trace tensor_log): FLAGS_fast := -O1
 # The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
-$(BUILD)/test_cublaslt.o: FIRST_INCLUDES := -Ikernels/cublaslt -Itest/cpu/cublaslt
+$(BUILD)/test_cublaslt.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)

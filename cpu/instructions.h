@@ -1,0 +1,150 @@
+// The instructions that kernels/device/instructions.cuh wraps, as the CPU device executes them. That file has their
+// contracts and includes this one.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(CPU_LIKE_A_GPU)  // counts what the threads of a GPU would do
+constexpr int pack_bytes = 16;
+constexpr bool has_tensor_cores = true;
+constexpr int long_row_block = 1024;
+constexpr int kept_row_block = 512;
+#else
+constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
+constexpr bool has_tensor_cores = false;  // they are emulated, for tests only: loops over packs are faster
+constexpr int long_row_block = 256;       // with more threads, barriers between fibers cost more time than they save
+constexpr int kept_row_block = 32;        // reading a row again costs less than barriers between more threads
+#endif
+
+// `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
+template <int N>
+inline void exp_pack(float (&x)[N]) {
+#pragma omp simd
+  for (int k = 0; k < N; ++k) x[k] = expf(x[k]);
+}
+
+template <class T, int N>
+inline void sigmoid_pack(float (&x)[N]) {
+#pragma omp simd
+  for (int k = 0; k < N; ++k) x[k] = 1.0f / (1.0f + expf(-x[k]));
+}
+
+// The same tree in one collective: fibers wait once instead of five times, and the result has the same bits.
+inline float warp_reduce_sum(float value, cpu::Location where = cpu::Location::current()) {
+  return cpu::reduce(0xffffffffu, value, cpu::Reduction::sum, where);
+}
+
+inline float warp_reduce_max(float value, cpu::Location where = cpu::Location::current()) {
+  return cpu::reduce(0xffffffffu, value, cpu::Reduction::max, where);
+}
+
+// One collective for all sums.
+template <int count>
+inline void warp_reduce_sums(float (&values)[count], cpu::Location where = cpu::Location::current()) {
+  struct Lane {
+    float values[count];
+  } lane;
+  std::memcpy(lane.values, values, sizeof lane);
+  cpu::counting::record(cpu::counting::Event::shuffle, nullptr, 5 * count);  // a GPU needs so many shuffles
+  cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
+    for (int offset = 16; offset > 0; offset /= 2)
+      for (int l = 0; l < offset; ++l)
+        for (int i = 0; i < count; ++i) lanes[l].values[i] += lanes[l + offset].values[i];
+    for (int l = 1; l < 32; ++l) lanes[l] = lanes[0];
+  }, where);
+  std::memcpy(values, lane.values, sizeof lane);
+}
+
+inline float exp2_approximate(float x) { return exp2f(x); }
+
+using SharedAddress = uintptr_t;
+inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }
+
+// The bytes arrive as late as possible: when the thread waits. Until then NaN is stored there, so that a kernel that
+// reads too early computes NaN. The access counters count this store as the store of the copy.
+template <int bytes>
+inline void copy_async(void* shared, const void* global, bool inside) {
+  struct alignas(bytes) [[gnu::may_alias]] Piece {
+    uint32_t words[bytes / 4];
+  } nan;
+  for (uint32_t& word : nan.words) word = 0xffffffffu;
+  *static_cast<Piece*>(shared) = nan;
+  if (inside) cpu::counting::record(cpu::counting::Event::load, global, bytes);
+  cpu::defer(cpu::Work::copies, [shared, from = inside ? global : nullptr] {
+    const cpu::counting::Hidden hidden;
+    if (from) std::memcpy(shared, from, bytes);
+    else std::memset(shared, 0, bytes);
+  });
+}
+
+inline void commit_copies() { cpu::commit(cpu::Work::copies); }
+
+template <int groups>
+void wait_for_copies() {
+  cpu::finish(cpu::Work::copies, groups);
+}
+
+inline void wait_for_copies() {
+  commit_copies();
+  wait_for_copies<0>();
+}
+
+// Each lane first reads the row whose address it gives, so that the race detector sees the access. Then the lanes
+// exchange the elements.
+template <bool transposed>
+inline void load_matrices(uint32_t (&registers)[4], SharedAddress row, cpu::Location where) {
+  struct alignas(16) [[gnu::may_alias]] Lane {
+    uint16_t elements[8];  // the row that the lane reads; later elements 2i and 2i + 1 are register i
+  } lane = *reinterpret_cast<const Lane*>(row);
+  cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
+    Lane rows[32];
+    std::memcpy(rows, lanes, sizeof rows);
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 8; ++i) {
+        const int matrix = i / 2, r = l / 4, c = 2 * (l % 4) + i % 2;
+        lanes[l].elements[i] = transposed ? rows[8 * matrix + c].elements[r] : rows[8 * matrix + r].elements[c];
+      }
+  }, where);
+  std::memcpy(registers, &lane, sizeof lane);
+}
+
+inline void load_matrices(uint32_t (&registers)[4], SharedAddress row, cpu::Location where = cpu::Location::current()) {
+  load_matrices<false>(registers, row, where);
+}
+
+inline void load_matrices_transposed(uint32_t (&registers)[4], SharedAddress row,
+                                     cpu::Location where = cpu::Location::current()) {
+  load_matrices<true>(registers, row, where);
+}
+
+template <class T>
+inline void multiply_m16n8k16(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                              cpu::Location where = cpu::Location::current()) {
+  struct Lane {
+    float sum[4];
+    uint16_t a[8], b[4];
+  } lane;
+  const uint32_t b_registers[2] = {b0, b1};
+  std::memcpy(lane.sum, sum, sizeof lane.sum);
+  std::memcpy(lane.a, a, sizeof lane.a);
+  std::memcpy(lane.b, b_registers, sizeof lane.b);
+  cpu::counting::record(cpu::counting::Event::matrix_instruction, nullptr, 1);
+  cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
+    float a[16][16], b[16][8], sum[16][8];
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 8; ++i) {
+        const int r = i / 2, pair = 2 * (l % 4) + i % 2;
+        a[l / 4 + 8 * (r % 2)][pair + 8 * (r / 2)] = T::from_bits(lanes[l].a[i]);
+        if (i < 4) b[pair + 8 * r][l / 4] = T::from_bits(lanes[l].b[i]);
+        if (i < 4) sum[l / 4 + 8 * r][pair] = lanes[l].sum[i];
+      }
+    for (int row = 0; row < 16; ++row)
+      for (int k = 0; k < 16; ++k)
+        for (int column = 0; column < 8; ++column) sum[row][column] += a[row][k] * b[k][column];
+    for (int l = 0; l < 32; ++l)
+      for (int i = 0; i < 4; ++i) lanes[l].sum[i] = sum[l / 4 + 8 * (i / 2)][2 * (l % 4) + i % 2];
+  }, where);
+  std::memcpy(sum, lane.sum, sizeof lane.sum);
+}
