@@ -8,14 +8,14 @@
 #include "model.cuh"
 #include "processes/agreement.h"
 #include "processes/launch.h"
-#include "training/rank_check.cuh"
-#include "training/sync_check.cuh"
 #include "runtime/interruption.h"
 #include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
 #include "training/checkpoints.cuh"
 #include "training/generation.cuh"
+#include "training/rank_check.cuh"
+#include "training/sync_check.cuh"
 #include "training/telemetry.cuh"
 #include "training/time_budget.cuh"
 
@@ -96,7 +96,7 @@ int train(Job& job) {
   if (lock) claim_run_folder(o.out, start, checkpoint);
   checkpoints.describe();
   Telemetry telemetry(job, *model, tracing, bill, step);
-  StepsInFlight in_flight(*model, job.mesh.dp());
+  StepsInFlight in_flight(*model, job.mesh.dp(), o.dtype == "fp16");
   Interruption interruption(o.max_hours);
   bool stopping = false;
 

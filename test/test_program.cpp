@@ -167,6 +167,8 @@ TEST_CASE("fp16: overflows are left out, and the loss scale finds its place") {
   const std::string train = "$TINY --train text --steps 24 --lr 1e-3 --val text --out ";
   const std::string out = shell.output(train + "half --dtype fp16 --loss-scale 16777216 --loss-scale-window 8");
   CHECK(contains(out, "not finite: update left out, loss scale "));
+  shell.output(train + "fixed --dtype fp16 --loss-scale 8 --loss-scale-window 0");
+  CHECK(shell.metrics("fixed")[0]["loss_scale"] == 8);  // a scale that stays is reported, too
   shell.output(train + "full");
   const std::vector<Json> half = shell.metrics("half"), full = shell.metrics("full");
   double scale = 16777216;

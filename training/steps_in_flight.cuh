@@ -22,8 +22,9 @@ struct FinishedStep {
 
 class StepsInFlight {
  public:
-  StepsInFlight(Model& model, Communicator& dp)
-      : model_(model), dp_(dp), pinned_(2 * sizeof(Told)), told_(static_cast<Told*>(pinned_.data())) {}
+  // scales_loss: the results name the loss scale, which only fp16 has.
+  StepsInFlight(Model& model, Communicator& dp, bool scales_loss = false)
+      : model_(model), dp_(dp), scales_loss_(scales_loss), pinned_(2 * sizeof(Told)), told_(static_cast<Told*>(pinned_.data())) {}
 
   size_t count() const { return started_.size(); }
 
@@ -55,14 +56,13 @@ class StepsInFlight {
     const int place = started.place;
     CUDA_CHECK(cudaEventSynchronize(end_[place]));
     const auto& [votes, sums, gradients] = told_[place];
-    const double loss_scale = model_.options().store.loss_scale.window > 0 ? gradients.scale.value : 0;
     return {.result = {.step = started.step,
                        .loss = sums.loss,
                        .norm = gradients.norm,
                        .rate = started.learning_rate,
                        .seconds = elapsed_ms(begin_[place], end_[place]) / 1e3,
                        .applied = gradients.factor >= 0,
-                       .loss_scale = loss_scale},
+                       .loss_scale = scales_loss_ ? gradients.scale.value : 0},
             .limits = started.limits,
             .traffic = started.traffic,
             .stop = sums.stop > 0,
@@ -89,6 +89,7 @@ class StepsInFlight {
 
   Model& model_;
   Communicator& dp_;
+  bool scales_loss_;
   HostMemory pinned_;
   Told* told_;
   Event begin_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
