@@ -1,9 +1,5 @@
 #include "processes/agreement.h"
 
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string_view>

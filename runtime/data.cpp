@@ -12,7 +12,6 @@
 
 #include "processes/error.h"
 #include "processes/text.h"
-#include "runtime/manifest.h"
 
 namespace {
 

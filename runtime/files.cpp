@@ -90,6 +90,18 @@ void File::read(size_t offset, void* data, size_t bytes) const {
   }
 }
 
+std::string File::content() const {
+  std::string content(size(), 0);
+  read(0, content.data(), content.size());
+  return content;
+}
+
+bool File::is_at(const std::filesystem::path& path) const {
+  struct stat own, there;
+  return fstat(descriptor_, &own) == 0 && ::stat(path.c_str(), &there) == 0 && own.st_ino == there.st_ino &&
+         own.st_dev == there.st_dev;
+}
+
 void File::sync_and_close() {
   if (fsync(descriptor_) != 0) fail(path_, ": cannot flush to disk: ", std::strerror(errno));
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(path_, ": cannot close: ", std::strerror(errno));
@@ -100,12 +112,7 @@ void File::set_past_cache(bool wanted) {
   past_cache_ = fcntl(descriptor_, F_SETFL, wanted ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && wanted;
 }
 
-std::string read_file(const std::filesystem::path& path) {
-  const File file(path, for_reading);
-  std::string content(file.size(), 0);
-  file.read(0, content.data(), content.size());
-  return content;
-}
+std::string read_file(const std::filesystem::path& path) { return File(path, for_reading).content(); }
 
 bool holds_something_else(const std::filesystem::path& path, std::string_view beginning) {
   std::error_code not_there;

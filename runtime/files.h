@@ -36,6 +36,12 @@ class File {
   // Reads exactly so many bytes.
   void read(size_t offset, void* data, size_t bytes) const;
 
+  // Reads all of it. The file need not have a name any more.
+  std::string content() const;
+
+  // Does this path lead to the file? No, if it was moved or deleted, or another one has taken its place.
+  bool is_at(const std::filesystem::path& path) const;
+
   // After this the content survives a power cut. Network file systems report some write errors only here.
   void sync_and_close();
 

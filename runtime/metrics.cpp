@@ -11,7 +11,6 @@
 #include <sstream>
 #include <utility>
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -46,21 +45,6 @@ size_t bytes_until(std::istream& lines, size_t step) {
   return bytes;
 }
 
-struct stat status_of(const File& file) {
-  struct stat status;
-  if (fstat(file.descriptor(), &status) != 0) fail(file.path(), ": cannot read its status: ", std::strerror(errno));
-  return status;
-}
-
-bool is_same(const struct stat& a, const struct stat& b) { return a.st_ino == b.st_ino && a.st_dev == b.st_dev; }
-
-// Of a file that may have no name any more.
-std::string content_of(const File& file) {
-  std::string content(file.size(), 0);
-  file.read(0, content.data(), content.size());
-  return content;
-}
-
 void cut(const File& file, size_t bytes) {
   if (ftruncate(file.descriptor(), off_t(bytes)) == 0) return;
   fail(file.path(), ": cannot truncate: ", std::strerror(errno));
@@ -89,7 +73,7 @@ void MetricsLog::go_back(size_t step) {
   std::istringstream lines(waiting_);
   waiting_.resize(bytes_until(lines, step));
   if (!file_) return;
-  std::istringstream written(content_of(*file_));
+  std::istringstream written(file_->content());
   cut(*file_, bytes_until(written, step));
 }
 
@@ -119,15 +103,14 @@ void MetricsLog::flush() {
 // new file, or somebody may have moved or deleted it; then a new file gets the lines of the old one. If that fails, the
 // old file stays open, as its lines may be nowhere else.
 void MetricsLog::find_file() {
-  struct stat there;
-  if (file_ && ::stat(path_.c_str(), &there) == 0 && is_same(there, status_of(*file_))) return;
+  if (file_ && file_->is_at(path_)) return;
   std::filesystem::create_directories(path_.parent_path());
   auto found = std::make_unique<File>(path_, O_RDWR | O_CREAT | O_APPEND);
   if (!file_) {
     std::ifstream before(path_);
     cut(*found, resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
-  } else if (!is_same(status_of(*found), status_of(*file_)) && found->size() == 0) {
-    waiting_.insert(0, content_of(*file_));
+  } else if (!file_->is_at(path_) && found->size() == 0) {  // is_at() is asked again, as one stat may have failed
+    waiting_.insert(0, file_->content());
     print_error(path_.string() + ": was deleted or moved during the run: it is made anew, with all its lines");
   }
   file_ = std::move(found);

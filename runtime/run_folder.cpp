@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -77,17 +76,11 @@ RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s
         fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-  } while (!is_in_place());
+  } while (!folder_->is_at(out));
 }
 
 RunFolderLock::~RunFolderLock() {
-  if (created_ && is_in_place()) rmdir(out_.c_str());
-}
-
-bool RunFolderLock::is_in_place() const {
-  struct stat held, there;
-  return fstat(folder_->descriptor(), &held) == 0 && stat(out_.c_str(), &there) == 0 && held.st_ino == there.st_ino &&
-         held.st_dev == there.st_dev;
+  if (created_ && folder_->is_at(out_)) rmdir(out_.c_str());
 }
 
 std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }

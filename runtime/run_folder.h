@@ -41,8 +41,6 @@ class RunFolderLock {
   RunFolderLock& operator=(const RunFolderLock&) = delete;
 
  private:
-  bool is_in_place() const;
-
   std::filesystem::path out_;
   bool created_;
   std::optional<File> folder_;

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "processes/error.h"
 #include "runtime/arithmetic.h"
 #include "runtime/checkpoint.h"
-#include "processes/error.h"
 
 namespace {
 

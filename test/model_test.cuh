@@ -37,7 +37,6 @@ inline void evaluate_micro_step(Model& model, const int* inputs, const int* targ
 // (B,T,V)
 inline std::vector<float> batch_logits(Model& model, const int* inputs) {
   Batch batch = send_batch(model, inputs, nullptr, 1, true, true);
-  batch.training = false;
   batch.loss_weight = 0;
   model.forward(batch);
   return model.logits(0, batch.batch_size * batch.seq_len);

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "processes/error.h"
+
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -40,12 +42,7 @@ inline std::string content_of(const std::filesystem::path& path) {
 // What `action` complains about; "" if it does not.
 template <class Action>
 std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  return attempt(action);
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

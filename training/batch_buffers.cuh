@@ -30,8 +30,8 @@ class BatchBuffers {
 
   const DeviceMemory& memory() const { return memory_; }
 
-  // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null.
-  // The batch stays in device memory until two more batches have been sent.
+  // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null:
+  // such a batch does not train. The batch stays in device memory until two more batches have been sent.
   Batch send(const int* inputs, const int* targets, int batch_size, int seq_len) {
     const size_t rows = size_t(batch_size) * size_t(seq_len);
     places_[current_].used.record(stream_);
@@ -46,7 +46,7 @@ class BatchBuffers {
     place.copied.record(copies_);
     CUDA_CHECK(cudaStreamWaitEvent(stream_, place.copied));
     return {.inputs = place.device, .targets = place.device + rows, .order = place.device + 2 * rows,
-            .batch_size = batch_size, .seq_len = seq_len};
+            .batch_size = batch_size, .seq_len = seq_len, .training = targets != nullptr};
   }
 
  private:

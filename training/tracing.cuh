@@ -6,13 +6,13 @@
 #include <string_view>
 #include <vector>
 
-#include "training/tensor_log.cuh"
 #include "processes/text.h"
 #include "runtime/ceilings.h"
 #include "runtime/files.h"
 #include "runtime/report.h"
 #include "runtime/trace_file.h"
 #include "training/job.cuh"
+#include "training/tensor_log.cuh"
 
 class Tracing {
  public:
