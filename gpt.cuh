@@ -23,7 +23,7 @@
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/linear.cuh"
 #include "parallel/zero.cuh"
 
 // The residual stream, as the sum of two tensors.
@@ -186,19 +186,19 @@ class GPT final : public Model {
     const BlockActivations<Float>& a = blocks_[layer];
     Float *const dup = dwide_, *const dqkv = dwide_;                                   // (R,4C) (R,3C)
     Float *const dnorm2 = dnarrow_, *const dattention = dnarrow_, *const dnorm1 = dnarrow_;  // (R,C) each
-    const Float* const no_gelu = nullptr;
 
-    linear_backward(dup, d[down_weight], d[down_bias], dstream_, a.gelu, w[down_weight], a.up, R, 4 * C, C, accumulate,
-                    reductions_, stream_);
-    linear_backward(dnorm2, d[up_weight], d[up_bias], dup, a.norm2, w[up_weight], no_gelu, R, C, 4 * C, accumulate,
-                    reductions_, stream_);
+    linear_gelu_gradient(dup, dstream_, w[down_weight], a.up, R, 4 * C, C, stream_);
+    linear_weight_gradient(d[down_weight], d[down_bias], dstream_, a.gelu, R, 4 * C, C, accumulate, reductions_, stream_);
+    linear_input_gradient(dnorm2, dup, w[up_weight], R, C, 4 * C, stream_);
+    linear_weight_gradient(d[up_weight], d[up_bias], dup, a.norm2, R, C, 4 * C, accumulate, reductions_, stream_);
     layernorm_backward(dstream_, d[norm2_weight], d[norm2_bias], dnorm2, a.middle, w[norm2_weight], a.mean2, a.rstd2, R, C,
                        accumulate, reductions_, stream_);
-    linear_backward(dattention, d[projection_weight], d[projection_bias], dstream_, a.attention, w[projection_weight],
-                    no_gelu, R, C, C, accumulate, reductions_, stream_);
+    linear_input_gradient(dattention, dstream_, w[projection_weight], R, C, C, stream_);
+    linear_weight_gradient(d[projection_weight], d[projection_bias], dstream_, a.attention, R, C, C, accumulate,
+                           reductions_, stream_);
     attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
-    linear_backward(dnorm1, d[qkv_weight], d[qkv_bias], dqkv, a.norm1, w[qkv_weight], no_gelu, R, C, 3 * C, accumulate,
-                    reductions_, stream_);
+    linear_input_gradient(dnorm1, dqkv, w[qkv_weight], R, C, 3 * C, stream_);
+    linear_weight_gradient(d[qkv_weight], d[qkv_bias], dqkv, a.norm1, R, C, 3 * C, accumulate, reductions_, stream_);
     layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, R, C,
                        accumulate, reductions_, stream_);
     store_.gradients_ready(layer + 1);

@@ -29,7 +29,7 @@
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
 inline void use_gemm_workspace(void*) {}
 inline std::string gemm_library() { return "oneDNN"; }
-template <class T>
+template <class Float>
 constexpr bool gemm_has_epilogues = false;
 template <class... Arguments>
 bool gemm_gelu(const Arguments&...) { return false; }
@@ -40,9 +40,9 @@ bool gemm_column_sums(const Arguments&...) { return false; }
 
 namespace cpu {
 
-template <class T>
-constexpr dnnl::memory::data_type dnnl_type = std::is_same_v<T, float>           ? dnnl::memory::data_type::f32
-                                              : std::is_same_v<T, __nv_bfloat16> ? dnnl::memory::data_type::bf16
+template <class Float>
+constexpr dnnl::memory::data_type dnnl_type = std::is_same_v<Float, float>           ? dnnl::memory::data_type::f32
+                                              : std::is_same_v<Float, __nv_bfloat16> ? dnnl::memory::data_type::bf16
                                                                                  : dnnl::memory::data_type::f16;
 
 inline const dnnl::engine& dnnl_engine() {
@@ -156,10 +156,11 @@ void multiply(const TileProduct& p, Out* d, const In* a, const In* b, const In* 
   p.primitive.execute(stream, arguments);
 }
 
-template <class T>
-void copy_rows(T* to, int to_stride, const T* from, int from_stride, int rows, int width) {
+template <class Float>
+void copy_rows(Float* to, int to_stride, const Float* from, int from_stride, int rows, int width) {
   for (int row = 0; row < rows; ++row)
-    std::memcpy(static_cast<void*>(to + size_t(row) * to_stride), from + size_t(row) * from_stride, width * sizeof(T));
+    std::memcpy(static_cast<void*>(to + size_t(row) * to_stride), from + size_t(row) * from_stride,
+                width * sizeof(Float));
 }
 
 // oneDNN's layout BA16a64b2a: blocks of 64 columns, in which pairs of rows are interleaved,
@@ -174,16 +175,16 @@ inline size_t packed_size(int rows, int columns) {
 }
 
 // Packs `columns` columns of a matrix whose rows are ldb elements apart.
-template <class T>
-void pack(T* packed, const T* b, int ldb, int rows, int columns) {
-  static const T zeros[packed_columns] = {};
+template <class Float>
+void pack(Float* packed, const Float* b, int ldb, int rows, int columns) {
+  static const Float zeros[packed_columns] = {};
   for (int first = 0; first < columns; first += packed_columns, b += packed_columns) {
     const int width = std::min(packed_columns, columns - first);
-    T* const end = packed + packed_size(rows, packed_columns);
-    if (width < packed_columns) std::fill(packed, end, T(0.0f));
+    Float* const end = packed + packed_size(rows, packed_columns);
+    if (width < packed_columns) std::fill(packed, end, Float(0.0f));
     for (int row = 0; packed < end; row += 2, packed += 2 * packed_columns) {
-      const T* even = row < rows ? b + size_t(row) * ldb : zeros;
-      const T* odd = row + 1 < rows ? even + ldb : zeros;
+      const Float* even = row < rows ? b + size_t(row) * ldb : zeros;
+      const Float* odd = row + 1 < rows ? even + ldb : zeros;
       for (int column = 0; column < width; ++column) {
         packed[2 * column] = even[column];
         packed[2 * column + 1] = odd[column];
@@ -193,10 +194,10 @@ void pack(T* packed, const T* b, int ldb, int rows, int columns) {
 }
 
 // Packs a whole matrix (rows, columns) on all threads. The result is valid until the next call.
-template <class T>
-const T* pack_in_parallel(const T* b, int rows, int columns) {
+template <class Float>
+const Float* pack_in_parallel(const Float* b, int rows, int columns) {
   static Scratch scratch;
-  T* packed = scratch.of<T>(packed_size(rows, columns));
+  Float* packed = scratch.of<Float>(packed_size(rows, columns));
   parallel_for((columns + packed_columns - 1) / packed_columns, 1, [&](size_t block) {
     const int first = int(block) * packed_columns;
     pack(packed + packed_size(rows, first), b + first, columns, rows, std::min(packed_columns, columns - first));

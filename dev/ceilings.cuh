@@ -9,7 +9,7 @@
 
 #include "dev/random_buffer.cuh"
 #include "kernels/device/event.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/linear.cuh"
 
 namespace ceilings {
 

@@ -50,9 +50,10 @@ __device__ inline void adamw_update(float (&w)[N], float (&m)[N], float (&v)[N],
 }
 
 // The first `decayed` of `count` elements have weight decay. Both numbers are multiples of the pack (units are padded).
-template <class T>
-__global__ void adamw_kernel(T* weights, float* masters, float* first, float* second, const float* gradients,
-                             const float* factor, const AdamWState* state, size_t count, size_t decayed, AdamW options) {
+template <class Float>
+__global__ void adamw_kernel(Float* weights, float* masters, float* first, float* second, const float* gradients,
+                             const float* factor, const AdamWState* state, size_t count, size_t decayed,
+                             AdamW options) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count || *factor < 0) return;
@@ -65,7 +66,7 @@ __global__ void adamw_kernel(T* weights, float* masters, float* first, float* se
   store(masters + i, w);
   store(first + i, m);
   store(second + i, v);
-  if constexpr (!std::is_same_v<T, float>) store(weights + i, w);
+  if constexpr (!std::is_same_v<Float, float>) store(weights + i, w);
 }
 
 // Rounds x to bf16, up or down: adds 16 random bits to the 16 bits that are dropped, then truncates.
@@ -111,16 +112,16 @@ inline void adamw_count(AdamWState* state, const float* factor, const AdamW& opt
 
 // Updates one contiguous range of parameters. All arrays have `count` elements, in device memory; *factor is the clip
 // factor. In fp32 `weights` and `masters` are the same array.
-template <class T>
-void adamw(T* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
+template <class Float>
+void adamw(Float* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
            const AdamWState* state, size_t count, size_t decayed, const AdamW& options, cudaStream_t stream) {
-  KernelRange range("adamw", stream, (28.0 + (sizeof(T) == 2 ? 2 : 0)) * count, 15.0 * count);
+  KernelRange range("adamw", stream, (28.0 + (sizeof(Float) == 2 ? 2 : 0)) * count, 15.0 * count);
   range.writes(masters, count);
   range.writes(first, count);
   range.writes(second, count);
-  if constexpr (!std::is_same_v<T, float>) range.writes(weights, count);
-  adamw_kernel<T><<<adamw_grid(count), adamw_block, 0, stream>>>(weights, masters, first, second, gradients, factor,
-                                                                state, count, decayed, options);
+  if constexpr (!std::is_same_v<Float, float>) range.writes(weights, count);
+  adamw_kernel<Float><<<adamw_grid(count), adamw_block, 0, stream>>>(weights, masters, first, second, gradients, factor,
+                                                                     state, count, decayed, options);
   CUDA_CHECK(cudaGetLastError());
 }
 

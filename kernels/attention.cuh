@@ -19,7 +19,7 @@
 // The launchers at the end choose between three implementations. They take the first that can do the shape and type:
 //   1. a library's attention, for shapes that plan_attention() has prepared: kernels/cudnn/attention.h in a GPU
 //      build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others (kernels/library_attention.h)
-//   2. kernels/flash_attention.cuh, where there are tensor cores and T has 16 bits
+//   2. kernels/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
 //   3. the kernels below
 // The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large, and
 // use_library_attention_workspace() gives it one; null takes it away again. Without one it allocates its own. Its
@@ -38,8 +38,8 @@ template <int HS>
 constexpr int attention_tile = HS <= 64 ? 32 : 16;  // rows of the other side per tile; at most 33 KB of shared memory
 
 // x[d] = factor · row[d] for d < head_size, 0 for the others.
-template <int HS, int N, class T>
-__device__ inline void load_head(float (&x)[HS], const T* row, int head_size, float factor) {
+template <int HS, int N, class Float>
+__device__ inline void load_head(float (&x)[HS], const Float* row, int head_size, float factor) {
 #pragma unroll
   for (int d = 0; d < HS; d += N) {
     float pack[N] = {};
@@ -49,8 +49,8 @@ __device__ inline void load_head(float (&x)[HS], const T* row, int head_size, fl
   }
 }
 
-template <int HS, int N, class T>
-__device__ inline void store_head(T* row, const float (&x)[HS], int head_size, float factor) {
+template <int HS, int N, class Float>
+__device__ inline void store_head(Float* row, const float (&x)[HS], int head_size, float factor) {
 #pragma unroll
   for (int d = 0; d < HS; d += N) {
     float pack[N];
@@ -63,9 +63,9 @@ __device__ inline void store_head(T* row, const float (&x)[HS], int head_size, f
 // The block copies rows [first, first + J) of a head to shared memory, as straight[j][d] or transposed[d][j] or both
 // (null: not wanted). Rows from seq_len on become zero. `rows` points to row 0 of the head; rows are `stride` elements
 // apart.
-template <int HS, int J, int N, class T>
-__device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], const T* rows, size_t stride, int first,
-                                 int seq_len, int head_size, float factor) {
+template <int HS, int J, int N, class Float>
+__device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], const Float* rows, size_t stride,
+                                 int first, int seq_len, int head_size, float factor) {
   for (int i = threadIdx.x; i < J * (HS / N); i += blockDim.x) {
     const int j = i / (HS / N), d = i % (HS / N) * N;
     float x[N] = {};
@@ -104,16 +104,16 @@ __device__ inline void add_tile(float (&sum)[HS], const float (&p)[J], const flo
   }
 }
 
-template <class T, int HS, int N>
+template <class Float, int HS, int N>
 __global__ void __launch_bounds__(attention_rows)
-attention_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
+attention_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, int head_size, float scale) {
   constexpr int J = attention_tile<HS>;
   __shared__ float keys[HS][J], values[J][HS];
   const int heads = gridDim.y, head = blockIdx.y, batch = blockIdx.z, channels = heads * head_size;
   const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x;
   const int block_end = min(block_first + attention_rows, seq_len);
   const size_t stride = 3 * size_t(channels);
-  const T* q_rows = qkv + size_t(batch) * seq_len * stride + head * head_size;
+  const Float* q_rows = qkv + size_t(batch) * seq_len * stride + head * head_size;
   const bool active = query < seq_len;
 
   float q[HS], o[HS] = {}, maximum = -INFINITY, sum = 0;
@@ -154,17 +154,17 @@ attention_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
-template <class T, int HS, int N>
+template <class Float, int HS, int N>
 __global__ void __launch_bounds__(attention_rows)
-attention_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
-                                  int seq_len, int head_size, float scale) {
+attention_backward_queries_kernel(Float* dqkv, float* row_dots, const Float* dout, const Float* out,
+                                  const Float* qkv, const float* lse, int seq_len, int head_size, float scale) {
   constexpr int J = attention_tile<HS>;
   __shared__ float keys[J][HS], keys_transposed[HS][J], values_transposed[HS][J];
   const int heads = gridDim.y, head = blockIdx.y, batch = blockIdx.z, channels = heads * head_size;
   const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x;
   const int block_end = min(block_first + attention_rows, seq_len);
   const size_t stride = 3 * size_t(channels), head_offset = size_t(batch) * seq_len * stride + head * head_size;
-  const T* q_rows = qkv + head_offset;
+  const Float* q_rows = qkv + head_offset;
   const bool active = query < seq_len;
   const int row = active ? query : 0;
   const size_t out_offset = (size_t(batch) * seq_len + row) * channels + head * head_size;
@@ -200,18 +200,18 @@ attention_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const
 }
 
 // Computes dK and dV.
-template <class T, int HS, int N>
+template <class Float, int HS, int N>
 __global__ void __launch_bounds__(attention_rows)
-attention_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const T* qkv, const float* lse,
-                               int seq_len, int head_size, float scale) {
+attention_backward_keys_kernel(Float* dqkv, const float* row_dots, const Float* dout, const Float* qkv,
+                               const float* lse, int seq_len, int head_size, float scale) {
   constexpr int J = attention_tile<HS>;
   __shared__ float queries[J][HS], queries_transposed[HS][J], d_outs[J][HS], d_outs_transposed[HS][J];
   __shared__ float log_sums[J], dots[J];
   const int heads = gridDim.y, head = blockIdx.y, batch = blockIdx.z, channels = heads * head_size;
   const int block_first = blockIdx.x * attention_rows, key = block_first + threadIdx.x;
   const size_t stride = 3 * size_t(channels), head_offset = size_t(batch) * seq_len * stride + head * head_size;
-  const T* q_rows = qkv + head_offset;
-  const T* dout_rows = dout + size_t(batch) * seq_len * channels + head * head_size;
+  const Float* q_rows = qkv + head_offset;
+  const Float* dout_rows = dout + size_t(batch) * seq_len * channels + head * head_size;
   const size_t statistics = (size_t(batch) * heads + head) * seq_len;
   const bool active = key < seq_len;
 
@@ -249,11 +249,11 @@ attention_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, co
   store_head<HS, N>(dqkv + head_offset + 2 * channels + key * stride, dv, head_size, 1);
 }
 
-template <class T>
-constexpr bool tensor_core_type = has_tensor_cores && sizeof(T) == 2;
+template <class Float>
+constexpr bool tensor_core_type = has_tensor_cores && sizeof(Float) == 2;
 
 // Calls function(integral_constant HS, integral_constant N) for the compiled head size that holds head_size.
-template <class T, class Function>
+template <class Float, class Function>
 void with_head_size(int head_size, Function function) {
   if (head_size > 128)
     throw std::runtime_error("attention: head size " + std::to_string(head_size) + " is over 128");
@@ -263,69 +263,71 @@ void with_head_size(int head_size, Function function) {
     else function(std::integral_constant<int, 128>{}, width);
   };
   // With tensor cores, 16-bit heads that fit packs are done by flash attention: only single elements are left.
-  if constexpr (tensor_core_type<T>) with_width(std::integral_constant<int, 1>{});
-  else with_pack<T>(head_size, with_width);
+  if constexpr (tensor_core_type<Float>) with_width(std::integral_constant<int, 1>{});
+  else with_pack<Float>(head_size, with_width);
 }
 
 // Plans attention of this shape by the library, which takes about a second, once. Returns an empty string, or the
 // reason why the library can't do it; then our own kernels do.
-template <class T>
+template <class Float>
 std::string plan_attention(int batch, int seq_len, int heads, int head_size) {
-  if constexpr (has_library_attention && sizeof(T) != 2) return library_attention_name() + " can't: it has no fp32";
-  else return plan_library_attention<T>(batch, seq_len, heads, head_size);
+  if constexpr (has_library_attention && sizeof(Float) != 2) return library_attention_name() + " can't: it has no fp32";
+  else return plan_library_attention<Float>(batch, seq_len, heads, head_size);
 }
 
-template <class T>
+template <class Float>
 bool attention_is_planned(int batch, int seq_len, int heads, int head_size) {
-  if constexpr (sizeof(T) != 2) return false;
-  else return library_attention_is_planned<T>(batch, seq_len, heads, head_size);
+  if constexpr (sizeof(Float) != 2) return false;
+  else return library_attention_is_planned<Float>(batch, seq_len, heads, head_size);
 }
 
 // Computes out (B,T,C) and lse (B,NH,T) from qkv (B,T,3C), C = heads·head_size.
-template <class T>
-void attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
+template <class Float>
+void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
                        cudaStream_t stream) {
   const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
-  KernelRange range("attention_forward", stream, 4 * rows * channels * sizeof(T), 2 * rows * seq_len * channels);
+  KernelRange range("attention_forward", stream, 4 * rows * channels * sizeof(Float), 2 * rows * seq_len * channels);
   range.writes(out, size_t(batch) * seq_len * heads * head_size);
   range.writes(lse, size_t(batch) * heads * seq_len);
-  if constexpr (sizeof(T) == 2)
-    if (attention_is_planned<T>(batch, seq_len, heads, head_size))
+  if constexpr (sizeof(Float) == 2)
+    if (attention_is_planned<Float>(batch, seq_len, heads, head_size))
       return library_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
-  if constexpr (tensor_core_type<T>)
+  if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(head_size))
       return flash_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
   const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
   const float scale = 1.0f / sqrtf(float(head_size));
-  with_head_size<T>(head_size, [&](auto size, auto width) {
+  with_head_size<Float>(head_size, [&](auto size, auto width) {
     constexpr int HS = decltype(size)::value, N = decltype(width)::value;
-    attention_forward_kernel<T, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, seq_len, head_size, scale);
+    attention_forward_kernel<Float, HS, N>
+        <<<grid, attention_rows, 0, stream>>>(out, lse, qkv, seq_len, head_size, scale);
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
 // Computes dqkv (B,T,3C) from dout (B,T,C) and the tensors of forward: out, qkv, lse. row_dots (B,NH,T): workspace.
-template <class T>
-void attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
-                        int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
+template <class Float>
+void attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
+                        const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
   const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
-  const bool planned = attention_is_planned<T>(batch, seq_len, heads, head_size);
+  const bool planned = attention_is_planned<Float>(batch, seq_len, heads, head_size);
   const int products = planned ? 5 : 7;
-  KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(T), products * rows * seq_len * channels);
+  KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(Float),
+                    products * rows * seq_len * channels);
   range.writes(dqkv, 3 * size_t(batch) * seq_len * heads * head_size);
-  if constexpr (sizeof(T) == 2)
+  if constexpr (sizeof(Float) == 2)
     if (planned)
       return library_attention_backward(dqkv, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);
-  if constexpr (tensor_core_type<T>)
+  if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(head_size))
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);
   const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
   const float scale = 1.0f / sqrtf(float(head_size));
-  with_head_size<T>(head_size, [&](auto size, auto width) {
+  with_head_size<Float>(head_size, [&](auto size, auto width) {
     constexpr int HS = decltype(size)::value, N = decltype(width)::value;
-    attention_backward_queries_kernel<T, HS, N>
+    attention_backward_queries_kernel<Float, HS, N>
         <<<grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, seq_len, head_size, scale);
-    attention_backward_keys_kernel<T, HS, N>
+    attention_backward_keys_kernel<Float, HS, N>
         <<<grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, seq_len, head_size, scale);
   });
   CUDA_CHECK(cudaGetLastError());

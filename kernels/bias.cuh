@@ -8,8 +8,8 @@
 
 #include "kernels/device/common.cuh"
 
-template <class T, class Out, int N>
-__global__ void bias_rows_kernel(Out* out, const T* bias, size_t packs, int packs_per_row, bool accumulate) {
+template <class Float, class Out, int N>
+__global__ void bias_rows_kernel(Out* out, const Float* bias, size_t packs, int packs_per_row, bool accumulate) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   float sum[N], before[N] = {};
@@ -20,13 +20,13 @@ __global__ void bias_rows_kernel(Out* out, const T* bias, size_t packs, int pack
   store(out + i * N, sum);
 }
 
-template <class T, class Out>
-void bias_rows(Out* out, const T* bias, int rows, int columns, bool accumulate, cudaStream_t stream) {
-  with_pack<T>(columns, [&](auto width) {
+template <class Float, class Out>
+void bias_rows(Out* out, const Float* bias, int rows, int columns, bool accumulate, cudaStream_t stream) {
+  with_pack<Float>(columns, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const size_t packs = size_t(rows) * columns / N;
-    bias_rows_kernel<T, Out, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(out, bias, packs, columns / N,
-                                                                                        accumulate);
+    bias_rows_kernel<Float, Out, N>
+        <<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(out, bias, packs, columns / N, accumulate);
   });
   CUDA_CHECK(cudaGetLastError());
 }

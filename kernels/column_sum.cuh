@@ -10,8 +10,8 @@
 
 constexpr int column_sum_fan_in = 64;
 
-template <class T, int N>
-__global__ void column_sum_kernel(float* out, const T* input, int rows, int columns, bool accumulate) {
+template <class Float, int N>
+__global__ void column_sum_kernel(float* out, const Float* input, int rows, int columns, bool accumulate) {
   const int column = (blockIdx.x * blockDim.x + threadIdx.x) * N, group = blockIdx.y;
   if (column >= columns) return;
   const int first = group * column_sum_fan_in;
@@ -35,15 +35,15 @@ inline size_t column_sum_workspace(int rows, int columns) {
   return floats;
 }
 
-template <class T>
-void column_sum_level(float* out, const T* input, int rows, int columns, bool accumulate, float* workspace,
+template <class Float>
+void column_sum_level(float* out, const Float* input, int rows, int columns, bool accumulate, float* workspace,
                       cudaStream_t stream) {
   const int groups = ceil_div(rows, column_sum_fan_in);
-  with_pack<T>(columns, [&](auto width) {
+  with_pack<Float>(columns, [&](auto width) {
     constexpr int N = decltype(width)::value;
     dim3 grid(ceil_div(columns, 64 * N), groups);
-    column_sum_kernel<T, N><<<grid, 64, 0, stream>>>(groups == 1 ? out : workspace, input, rows, columns,
-                                                     groups == 1 && accumulate);
+    column_sum_kernel<Float, N>
+        <<<grid, 64, 0, stream>>>(groups == 1 ? out : workspace, input, rows, columns, groups == 1 && accumulate);
   });
   CUDA_CHECK(cudaGetLastError());
   if (groups > 1)
@@ -52,10 +52,10 @@ void column_sum_level(float* out, const T* input, int rows, int columns, bool ac
 }
 
 // out (columns) = Σ_rows input (rows, columns), or += if `accumulate`; at most 64·65,535 rows.
-template <class T>
-void column_sum(float* out, const T* input, int rows, int columns, bool accumulate, float* workspace,
+template <class Float>
+void column_sum(float* out, const Float* input, int rows, int columns, bool accumulate, float* workspace,
                 cudaStream_t stream) {
-  KernelRange range("column_sum", stream, double(rows) * columns * sizeof(T), double(rows) * columns);
+  KernelRange range("column_sum", stream, double(rows) * columns * sizeof(Float), double(rows) * columns);
   range.writes(out, columns, accumulate);
   column_sum_level(out, input, rows, columns, accumulate, workspace, stream);
 }

@@ -20,8 +20,8 @@
 constexpr int kept_row_bytes = 98 * 1024 + 512;
 
 // Calls function(column, x) for the thread's packs of row[begin..end).
-template <class T, int N, class Function>
-__device__ inline void for_each_pack(const T* row, int begin, int end, Function function) {
+template <class Float, int N, class Function>
+__device__ inline void for_each_pack(const Float* row, int begin, int end, Function function) {
   for (int c = begin + threadIdx.x * N; c < end; c += blockDim.x * N) {
     float x[N];
     load(row + c, x);
@@ -29,18 +29,18 @@ __device__ inline void for_each_pack(const T* row, int begin, int end, Function 
   }
 }
 
-template <class T, int N, bool WriteGradient, bool KeepRow>
+template <class Float, int N, bool WriteGradient, bool KeepRow>
 __global__ void __launch_bounds__(long_row_block, 2)
-cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabulary, int padded, float weight,
+cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocabulary, int padded, float weight,
                      const float* loss_scale) {
   __shared__ float max_scratch[32], sum_scratch[32];
   extern __shared__ __align__(128) char memory[];
-  T *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<T*>(memory) : row;
+  Float *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<Float*>(memory) : row;
   const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // packs from `whole` on hold padding
 
   float lane_max[N];
   for (int k = 0; k < N; ++k) lane_max[k] = -INFINITY;
-  for_each_pack<T, N>(row, 0, whole, [&](int c, float (&x)[N]) {
+  for_each_pack<Float, N>(row, 0, whole, [&](int c, float (&x)[N]) {
     if constexpr (KeepRow) store(kept + c, x);
 #pragma unroll
     for (int k = 0; k < N; ++k) lane_max[k] = x[k] > lane_max[k] ? x[k] : lane_max[k];
@@ -54,7 +54,7 @@ cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabular
   const float maximum = block_reduce_max(thread_max, max_scratch);
 
   float lane_sum[N] = {};
-  for_each_pack<T, N>(kept, 0, whole, [&](int, float (&x)[N]) {
+  for_each_pack<Float, N>(kept, 0, whole, [&](int, float (&x)[N]) {
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] -= maximum;
     exp_pack(x);
@@ -82,8 +82,8 @@ cross_entropy_kernel(T* logits, float* losses, const int* targets, int vocabular
         for (int k = 0; k < N; ++k) x[k] -= c + k == target ? at_target : 0.0f;
       store(row + c, x);
     };
-    for_each_pack<T, N>(kept, 0, whole, write);
-    for_each_pack<T, N>(row, whole, padded, write);
+    for_each_pack<Float, N>(kept, 0, whole, write);
+    for_each_pack<Float, N>(row, whole, padded, write);
   }
 }
 
@@ -98,34 +98,35 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int rows, f
   if (threadIdx.x == 0) *total += sum * scale;
 }
 
-template <class T, bool WriteGradient>
-void launch_cross_entropy(T* logits, float* losses, const int* targets, int rows, int vocabulary, int padded, float weight,
-                          const float* loss_scale, cudaStream_t stream) {
-  constexpr int N = pack_width<T>;
-  const int row_bytes = vocabulary / N * N * int(sizeof(T)), threads = std::clamp(round_up(padded / N, 32), 32, long_row_block);
+template <class Float, bool WriteGradient>
+void launch_cross_entropy(Float* logits, float* losses, const int* targets, int rows, int vocabulary, int padded,
+                          float weight, const float* loss_scale, cudaStream_t stream) {
+  constexpr int N = pack_width<Float>;
+  const int row_bytes = vocabulary / N * N * int(sizeof(Float)),
+            threads = std::clamp(round_up(padded / N, 32), 32, long_row_block);
   if (row_bytes <= kept_row_bytes) {
-    const auto kernel = cross_entropy_kernel<T, N, WriteGradient, true>;
+    const auto kernel = cross_entropy_kernel<Float, N, WriteGradient, true>;
     allow_shared_memory(kernel, row_bytes);
     kernel<<<rows, threads, row_bytes, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
   } else {
-    cross_entropy_kernel<T, N, WriteGradient, false>
+    cross_entropy_kernel<Float, N, WriteGradient, false>
         <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
   }
 }
 
-// logits (rows, Vp) in T are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,
+// logits (rows, Vp) in Float are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,
 // targets (rows) token ids below V. Vp is a multiple of the pack width. *total_loss += weight · Σ losses.
-template <class T>
-void cross_entropy(T* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
+template <class Float>
+void cross_entropy(Float* logits, float* losses, float* total_loss, const int* targets, int rows, int vocabulary,
                    int padded, float weight, const float* loss_scale, bool write_gradient, cudaStream_t stream) {
-  KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(T),
+  KernelRange range("cross_entropy", stream, (write_gradient ? 2.0 : 1.0) * rows * padded * sizeof(Float),
                     6.0 * rows * padded);
   range.writes(losses, rows);
   if (write_gradient) range.writes(logits, size_t(rows) * padded);
   if (write_gradient)
-    launch_cross_entropy<T, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
+    launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   else
-    launch_cross_entropy<T, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
+    launch_cross_entropy<Float, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   sum_losses_kernel<<<1, 256, 0, stream>>>(total_loss, losses, rows, weight);
   CUDA_CHECK(cudaGetLastError());
 }

@@ -17,9 +17,9 @@
 
 #include "kernels/device/common.cuh"
 
-template <class T, int N>
-__global__ void embedding_forward_kernel(T* out, const int* tokens, const T* wte, const T* wpe, size_t packs,
-                                         int packs_per_row, int seq_len) {
+template <class Float, int N>
+__global__ void embedding_forward_kernel(Float* out, const int* tokens, const Float* wte, const Float* wpe,
+                                         size_t packs, int packs_per_row, int seq_len) {
   size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   size_t row = i / packs_per_row, column = i % packs_per_row * N, channels = size_t(packs_per_row) * N;
@@ -33,8 +33,8 @@ __global__ void embedding_forward_kernel(T* out, const int* tokens, const T* wte
 
 constexpr int embedding_rows_at_once = 8;
 
-template <class T, int N>
-__global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const T* dout,
+template <class Float, int N>
+__global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const Float* dout,
                                                 int rows, int channels) {
   constexpr int R = embedding_rows_at_once;
   const int first = blockIdx.x, token = tokens[order[first]];
@@ -45,7 +45,7 @@ __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, 
     bool more = true;
     for (int i = first; more; i += R) {
       int row[R];
-      Pack<T, N> d[R] = {};  // zeros after the run's end
+      Pack<Float, N> d[R] = {};  // zeros after the run's end
 #pragma unroll
       for (int r = 0; r < R; ++r) row[r] = order[min(i + r, rows - 1)];
 #pragma unroll
@@ -64,8 +64,8 @@ __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, 
   }
 }
 
-template <class T, int N>
-__global__ void position_embedding_backward_kernel(float* dwpe, const T* dout, int batch, int seq_len, int channels,
+template <class Float, int N>
+__global__ void position_embedding_backward_kernel(float* dwpe, const Float* dout, int batch, int seq_len, int channels,
                                                    bool accumulate) {
   const int position = blockIdx.x;
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
@@ -82,17 +82,17 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const T* dout, i
   }
 }
 
-// out (B,T,C) in T; tokens (B,T) int32; wte (V,C), wpe (positions,C) in T
-template <class T>
-void embedding_forward(T* out, const int* tokens, const T* wte, const T* wpe, int batch, int seq_len, int channels,
-                       cudaStream_t stream) {
+// out (B,T,C); tokens (B,T) int32; wte (V,C), wpe (positions,C)
+template <class Float>
+void embedding_forward(Float* out, const int* tokens, const Float* wte, const Float* wpe, int batch, int seq_len,
+                       int channels, cudaStream_t stream) {
   const size_t count = size_t(batch) * seq_len * channels;
-  KernelRange range("embedding_forward", stream, 3.0 * count * sizeof(T), count);
+  KernelRange range("embedding_forward", stream, 3.0 * count * sizeof(Float), count);
   range.writes(out, count);
-  with_pack<T>(channels, [&](auto width) {
+  with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const size_t packs = count / N;
-    embedding_forward_kernel<T, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(
+    embedding_forward_kernel<Float, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(
         out, tokens, wte, wpe, packs, channels / N, seq_len);
   });
   CUDA_CHECK(cudaGetLastError());
@@ -110,19 +110,19 @@ inline void sort_by_token(const int* tokens, int count, int* order) {
 // dwte (V,C)[token of a row] += that row of dout (B·T,C). dwpe (positions,C) = the sum of dout over the batch, 0 from
 // position T on, or += if `accumulate`. Gradients are float. tokens, order (B·T) are in device memory; sort_by_token
 // makes order.
-template <class T>
-void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const T* dout, int batch,
+template <class Float>
+void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const Float* dout, int batch,
                         int seq_len, int positions, int channels, bool accumulate, cudaStream_t stream) {
   const int rows = batch * seq_len;
   KernelRange range("embedding_backward", stream,
-                    2.0 * rows * channels * (sizeof(T) + sizeof(float)) + 4.0 * positions * channels,
+                    2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * positions * channels,
                     2.0 * rows * channels);
   range.writes(dwpe, size_t(positions) * channels, accumulate);
-  with_pack<T>(channels, [&](auto width) {
+  with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const int threads = std::min(round_up(channels / N, 32), 256);
-    token_embedding_backward_kernel<T, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, rows, channels);
-    position_embedding_backward_kernel<T, N>
+    token_embedding_backward_kernel<Float, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, rows, channels);
+    position_embedding_backward_kernel<Float, N>
         <<<positions, threads, 0, stream>>>(dwpe, dout, batch, seq_len, channels, accumulate);
   });
   CUDA_CHECK(cudaGetLastError());

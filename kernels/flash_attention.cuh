@@ -9,7 +9,7 @@
 // whose sums stay in its registers. No sum is shared by two warps, so the result never depends on timing. J rows of the
 // other side at a time go through shared memory: while they are used, cp.async loads the next ones. Blocks and warps
 // skip tiles in which every key comes after every query; only tiles on the diagonal are masked. S and dP never leave
-// the registers. P and dS are rounded to T, because they are left operands of the second product. Blocks with most
+// the registers. P and dS are rounded to Float, because they are left operands of the second product. Blocks with most
 // tiles start first.
 //
 // Non-finite inputs are not hidden: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
@@ -54,38 +54,39 @@ template <int HS>
 constexpr FlashShape keys_shape = HS == 64 ? FlashShape{2, 32} : FlashShape{1, 48};
 
 // The rows (T, HS) of this block's head in part `part` of a tensor (B, T, parts, NH, HS).
-template <class T>
-__device__ inline HeadRows<T> head_rows(T* tensor, int parts, int part, int seq_len, int head_size) {
+template <class Float>
+__device__ inline HeadRows<Float> head_rows(Float* tensor, int parts, int part, int seq_len, int head_size) {
   const int channels = gridDim.y * head_size, stride = parts * channels;
   const size_t first_row = size_t(blockIdx.z) * seq_len;
   return {tensor + first_row * stride + part * channels + blockIdx.y * head_size, stride, seq_len, head_size};
 }
 
-template <class T>
+template <class Float>
 struct QkvRows {
-  HeadRows<const T> q, k, v;
+  HeadRows<const Float> q, k, v;
 };
-template <class T>
-__device__ inline QkvRows<T> qkv_rows(const T* qkv, int seq_len, int head_size) {
+template <class Float>
+__device__ inline QkvRows<Float> qkv_rows(const Float* qkv, int seq_len, int head_size) {
   return {head_rows(qkv, 3, 0, seq_len, head_size), head_rows(qkv, 3, 1, seq_len, head_size),
           head_rows(qkv, 3, 2, seq_len, head_size)};
 }
 
 // The values (T) of this block's head in a tensor (B, NH, T).
-template <class T>
-__device__ inline T* head_statistics(T* tensor, int seq_len) {
+template <class Float>
+__device__ inline Float* head_statistics(Float* tensor, int seq_len) {
   return tensor + (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * seq_len;
 }
 
 // The two tiles (keys and values, or Q and dO) for rows [first, first + J) of the other side. `tiles` (2, 2, J, HS) has
 // room for two such pairs, which are used in turn.
-template <int HS, int J, class T>
-__device__ inline T* tile_pair(T* tiles, int first) {
+template <int HS, int J, class Float>
+__device__ inline Float* tile_pair(Float* tiles, int first) {
   return tiles + first / J % 2 * (2 * J * HS);
 }
 
-template <int HS, int J, class T>
-__device__ inline void copy_tile_pair(T* tiles, const HeadRows<const T>& a, const HeadRows<const T>& b, int first) {
+template <int HS, int J, class Float>
+__device__ inline void copy_tile_pair(Float* tiles, const HeadRows<const Float>& a, const HeadRows<const Float>& b,
+                                      int first) {
   copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first), a, first);
   copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first) + J * HS, b, first);
 }
@@ -118,13 +119,13 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2
   }, s);
 }
 
-template <class T, int HS>
+template <class Float, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
+flash_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, int head_size, float scale) {
   constexpr int M = forward_shape<HS>.M, J = forward_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
-  T* queries = reinterpret_cast<T*>(memory);  // (rows, HS)
-  T* tiles = queries + rows * HS;             // (2, 2, J, HS): keys and values
+  Float* queries = reinterpret_cast<Float*>(memory);  // (rows, HS)
+  Float* tiles = queries + rows * HS;                 // (2, 2, J, HS): keys and values
   const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
   const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
   const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
@@ -140,7 +141,7 @@ flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_siz
     if (first + J < block_end) copy_tile_pair<HS, J>(tiles, k, v, first + J);
     if (first >= first_query + 16 * M || first_query >= seq_len) continue;
 
-    const T *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
+    const Float *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
     float s[M][J / 8][4] = {};
     multiply_transposed<HS>(s, queries, warp_row, keys);
     hide_later_keys(s, first, first_query);
@@ -161,8 +162,8 @@ flash_forward_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_siz
 }
 
 // Σ_d a[d]·b[d] of a row, computed by the four lanes that share the row.
-template <class T>
-__device__ inline float quad_dot(const T* a, const T* b, int head_size) {
+template <class Float>
+__device__ inline float quad_dot(const Float* a, const Float* b, int head_size) {
   float sum = 0;
   for (int d = threadIdx.x % 4 * 8; d < head_size; d += 32) {
     float x[8], y[8];
@@ -175,18 +176,18 @@ __device__ inline float quad_dot(const T* a, const T* b, int head_size) {
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
-template <class T, int HS>
+template <class Float, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
-                              int seq_len, int head_size, float scale) {
+flash_backward_queries_kernel(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
+                              const float* lse, int seq_len, int head_size, float scale) {
   constexpr int M = queries_shape<HS>.M, J = queries_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
-  T* queries = reinterpret_cast<T*>(memory);  // (rows, HS)
-  T* douts = queries + rows * HS;             // (rows, HS)
-  T* tiles = douts + rows * HS;               // (2, 2, J, HS): keys and values
+  Float* queries = reinterpret_cast<Float*>(memory);  // (rows, HS)
+  Float* douts = queries + rows * HS;                 // (rows, HS)
+  Float* tiles = douts + rows * HS;                   // (2, 2, J, HS): keys and values
   const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
-  const HeadRows<const T> o = head_rows(out, 1, 0, seq_len, head_size);
-  const HeadRows<const T> d_o = head_rows(dout, 1, 0, seq_len, head_size);
+  const HeadRows<const Float> o = head_rows(out, 1, 0, seq_len, head_size);
+  const HeadRows<const Float> d_o = head_rows(dout, 1, 0, seq_len, head_size);
   const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
   const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
   const float factor = scale * log2_e;
@@ -209,7 +210,7 @@ flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* 
     if (first + J < block_end) copy_tile_pair<HS, J>(tiles, k, v, first + J);
     if (first >= first_query + 16 * M || first_query >= seq_len) continue;
 
-    const T *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
+    const Float *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
     float s[M][J / 8][4] = {}, dp[M][J / 8][4] = {};
     multiply_transposed<HS>(s, queries, warp_row, keys);
     hide_later_keys(s, first, first_query);
@@ -223,18 +224,18 @@ flash_backward_queries_kernel(T* dqkv, float* row_dots, const T* dout, const T* 
 }
 
 // Computes dK and dV.
-template <class T, int HS>
+template <class Float, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const T* qkv, const float* lse, int seq_len,
-                           int head_size, float scale) {
+flash_backward_keys_kernel(Float* dqkv, const float* row_dots, const Float* dout, const Float* qkv,
+                           const float* lse, int seq_len, int head_size, float scale) {
   constexpr int M = keys_shape<HS>.M, J = keys_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
-  T* keys = reinterpret_cast<T*>(memory);                                // (rows, HS)
-  T* values = keys + rows * HS;                                          // (rows, HS)
-  T* tiles = values + rows * HS;                                         // (2, 2, J, HS): Q and dO
+  Float* keys = reinterpret_cast<Float*>(memory);                            // (rows, HS)
+  Float* values = keys + rows * HS;                                          // (rows, HS)
+  Float* tiles = values + rows * HS;                                         // (2, 2, J, HS): Q and dO
   float* statistics = reinterpret_cast<float*>(tiles + 2 * 2 * J * HS);  // (2, 2, J): lse and D
   const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
-  const HeadRows<const T> d_o = head_rows(dout, 1, 0, seq_len, head_size);
+  const HeadRows<const Float> d_o = head_rows(dout, 1, 0, seq_len, head_size);
   const int block_first = blockIdx.x * rows, warp_row = threadIdx.x / 32 * 16 * M, first_key = block_first + warp_row;
   const float factor = scale * log2_e;
 
@@ -258,7 +259,7 @@ flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const 
     if (first + J < seq_len) copy_queries(first + J);
     if (first + J <= first_key || first_key >= seq_len) continue;
 
-    const T *queries = tile_pair<HS, J>(tiles, first), *douts = queries + J * HS;
+    const Float *queries = tile_pair<HS, J>(tiles, first), *douts = queries + J * HS;
     const float *log_sums = tile_pair<1, J>(statistics, first), *dots = log_sums + J;
     float p[M][J / 8][4] = {}, ds[M][J / 8][4] = {};
     multiply_transposed<HS>(p, keys, warp_row, queries);
@@ -275,9 +276,9 @@ flash_backward_keys_kernel(T* dqkv, const float* row_dots, const T* dout, const 
 }
 
 // Bytes of shared memory that a block needs if it keeps `own` tiles of its own rows.
-template <class T, int HS>
+template <class Float, int HS>
 constexpr int flash_shared_bytes(FlashShape shape, int own) {
-  return (own * flash_threads / 2 * shape.M + 2 * 2 * shape.J) * HS * int(sizeof(T));
+  return (own * flash_threads / 2 * shape.M + 2 * 2 * shape.J) * HS * int(sizeof(Float));
 }
 
 // Can these kernels do this head size? They read the rows of a head in chunks of 16 bytes.
@@ -292,36 +293,37 @@ void with_compiled_head_size(int head_size, Function function) {
 
 // These two have the same arguments as attention_forward and attention_backward, which call them
 // (kernels/attention.cuh).
-template <class T>
-void flash_attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
+template <class Float>
+void flash_attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
                              cudaStream_t stream) {
   const float scale = 1.0f / sqrtf(float(head_size));
   with_compiled_head_size(head_size, [&](auto size) {
     constexpr int HS = decltype(size)::value, rows = flash_threads / 2 * forward_shape<HS>.M;
-    constexpr int bytes = flash_shared_bytes<T, HS>(forward_shape<HS>, 1);
+    constexpr int bytes = flash_shared_bytes<Float, HS>(forward_shape<HS>, 1);
     const dim3 grid(ceil_div(seq_len, rows), heads, batch);
-    allow_shared_memory(flash_forward_kernel<T, HS>, bytes);
-    flash_forward_kernel<T, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, seq_len, head_size, scale);
+    allow_shared_memory(flash_forward_kernel<Float, HS>, bytes);
+    flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, seq_len, head_size, scale);
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
-template <class T>
-void flash_attention_backward(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse,
-                              int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
+template <class Float>
+void flash_attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
+                              const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
   const float scale = 1.0f / sqrtf(float(head_size));
   with_compiled_head_size(head_size, [&](auto size) {
     constexpr int HS = decltype(size)::value;
     constexpr int query_rows = flash_threads / 2 * queries_shape<HS>.M, key_rows = flash_threads / 2 * keys_shape<HS>.M;
-    constexpr int query_bytes = flash_shared_bytes<T, HS>(queries_shape<HS>, 2);
-    constexpr int key_bytes = flash_shared_bytes<T, HS>(keys_shape<HS>, 2) + 2 * 2 * keys_shape<HS>.J * sizeof(float);
+    constexpr int query_bytes = flash_shared_bytes<Float, HS>(queries_shape<HS>, 2);
+    constexpr int key_bytes =
+        flash_shared_bytes<Float, HS>(keys_shape<HS>, 2) + 2 * 2 * keys_shape<HS>.J * sizeof(float);
     const dim3 query_grid(ceil_div(seq_len, query_rows), heads, batch);
     const dim3 key_grid(ceil_div(seq_len, key_rows), heads, batch);
-    allow_shared_memory(flash_backward_queries_kernel<T, HS>, query_bytes);
-    flash_backward_queries_kernel<T, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
+    allow_shared_memory(flash_backward_queries_kernel<Float, HS>, query_bytes);
+    flash_backward_queries_kernel<Float, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
         dqkv, row_dots, dout, out, qkv, lse, seq_len, head_size, scale);
-    allow_shared_memory(flash_backward_keys_kernel<T, HS>, key_bytes);
-    flash_backward_keys_kernel<T, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
+    allow_shared_memory(flash_backward_keys_kernel<Float, HS>, key_bytes);
+    flash_backward_keys_kernel<Float, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
         dqkv, row_dots, dout, qkv, lse, seq_len, head_size, scale);
   });
   CUDA_CHECK(cudaGetLastError());

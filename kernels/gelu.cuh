@@ -13,22 +13,22 @@
 constexpr float gelu_scale = 0.7978845608028654f;  // √(2/π)
 constexpr float gelu_cubic = 0.044715f;
 
-template <class T, int N>
-__global__ void gelu_forward_kernel(T* out, const T* input, size_t count) {
+template <class Float, int N>
+__global__ void gelu_forward_kernel(Float* out, const Float* input, size_t count) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
   float x[N], s[N];
   load(input + i, x);
 #pragma unroll
   for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  sigmoid_pack<T>(s);
+  sigmoid_pack<Float>(s);
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] *= s[k];
   store(out + i, x);
 }
 
-template <class T, int N>
-__global__ void gelu_backward_kernel(T* gradient, const T* input, size_t count) {
+template <class Float, int N>
+__global__ void gelu_backward_kernel(Float* gradient, const Float* input, size_t count) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
   float x[N], d[N], s[N];
@@ -36,7 +36,7 @@ __global__ void gelu_backward_kernel(T* gradient, const T* input, size_t count) 
   load(gradient + i, d);
 #pragma unroll
   for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  sigmoid_pack<T>(s);
+  sigmoid_pack<Float>(s);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const float slope = 2 * gelu_scale * (1.0f + 3.0f * gelu_cubic * x[k] * x[k]);
@@ -46,27 +46,28 @@ __global__ void gelu_backward_kernel(T* gradient, const T* input, size_t count) 
 }
 
 // out (rows, columns) = gelu(input)
-template <class T>
-void gelu_forward(T* out, const T* input, int rows, int columns, cudaStream_t stream) {
+template <class Float>
+void gelu_forward(Float* out, const Float* input, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
-  KernelRange range("gelu_forward", stream, 2.0 * count * sizeof(T), 10.0 * count);
+  KernelRange range("gelu_forward", stream, 2.0 * count * sizeof(Float), 10.0 * count);
   range.writes(out, count);
-  with_pack<T>(columns, [&](auto width) {
+  with_pack<Float>(columns, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    gelu_forward_kernel<T, N><<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(out, input, count);
+    gelu_forward_kernel<Float, N><<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(out, input, count);
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
 // gradient (rows, columns), in place: on entry with respect to gelu's output, on return with respect to its input.
-template <class T>
-void gelu_backward(T* gradient, const T* input, int rows, int columns, cudaStream_t stream) {
+template <class Float>
+void gelu_backward(Float* gradient, const Float* input, int rows, int columns, cudaStream_t stream) {
   const size_t count = size_t(rows) * columns;
-  KernelRange range("gelu_backward", stream, 3.0 * count * sizeof(T), 20.0 * count);
+  KernelRange range("gelu_backward", stream, 3.0 * count * sizeof(Float), 20.0 * count);
   range.writes(gradient, count);
-  with_pack<T>(columns, [&](auto width) {
+  with_pack<Float>(columns, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    gelu_backward_kernel<T, N><<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(gradient, input, count);
+    gelu_backward_kernel<Float, N>
+        <<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(gradient, input, count);
   });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,6 +1,6 @@
 // LayerNorm over C channels (Ba, Kiros, Hinton, arXiv:1607.06450), fused with the residual addition before it.
 //
-//   forward:   r = residual + branch (rounded to T);  mean, rstd = 1/√(var + ε) over r's C channels
+//   forward:   r = residual + branch (rounded to Float);  mean, rstd = 1/√(var + ε) over r's C channels
 //              out = (r − mean)·rstd·weight + bias
 //   backward:  with n = (r − mean)·rstd and g = dout·weight,
 //              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
@@ -26,15 +26,15 @@ constexpr int layernorm_rows_per_block = 32;  // backward
 constexpr int layernorm_rows_at_once = 2;     // backward: more rows mean more loads in flight, but more registers
 
 // Adds branch to residual (null: nothing to add), and returns this lane's part of the sum of the row.
-template <class T, int N>
-__device__ float add_row(T* sum_out, const T* residual, const T* branch, int channels) {
+template <class Float, int N>
+__device__ float add_row(Float* sum_out, const Float* residual, const Float* branch, int channels) {
   float sum = 0, x[N], y[N];
   for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
     load(residual + c, x);
     if (branch) {
       load(branch + c, y);
 #pragma unroll
-      for (int k = 0; k < N; ++k) x[k] = to_float(from_float<T>(x[k] + y[k]));
+      for (int k = 0; k < N; ++k) x[k] = to_float(from_float<Float>(x[k] + y[k]));
       store(sum_out + c, x);
     }
 #pragma unroll
@@ -43,8 +43,8 @@ __device__ float add_row(T* sum_out, const T* residual, const T* branch, int cha
   return sum;
 }
 
-template <class T, int N>
-__device__ float squared_deviations(const T* row, float mean, int channels) {
+template <class Float, int N>
+__device__ float squared_deviations(const Float* row, float mean, int channels) {
   float sum = 0, x[N];
   for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
     load(row + c, x);
@@ -54,17 +54,17 @@ __device__ float squared_deviations(const T* row, float mean, int channels) {
   return sum;
 }
 
-template <class T, int N>
-__global__ void residual_layernorm_forward_kernel(T* out, T* sum_out, float* means, float* rstds, const T* residual,
-                                                  const T* branch, const T* weight, const T* bias, int rows,
-                                                  int channels) {
+template <class Float, int N>
+__global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, float* means, float* rstds,
+                                                  const Float* residual, const Float* branch, const Float* weight,
+                                                  const Float* bias, int rows, int channels) {
   const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
   if (row >= rows) return;
   const size_t offset = size_t(row) * channels;
-  float total = add_row<T, N>(sum_out + offset, residual + offset, branch ? branch + offset : nullptr, channels);
+  float total = add_row<Float, N>(sum_out + offset, residual + offset, branch ? branch + offset : nullptr, channels);
   const float mean = warp_reduce_sum(total) / channels;
-  const T* normed = (branch ? sum_out : residual) + offset;  // no barrier: each lane reads only what it wrote itself
-  const float variance = warp_reduce_sum(squared_deviations<T, N>(normed, mean, channels)) / channels;
+  const Float* normed = (branch ? sum_out : residual) + offset;  // no barrier: a lane reads only what it wrote itself
+  const float variance = warp_reduce_sum(squared_deviations<Float, N>(normed, mean, channels)) / channels;
   const float rstd = 1.0f / sqrtf(variance + layernorm_epsilon);
   for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
     float x[N], w[N], b[N];
@@ -98,10 +98,11 @@ __device__ void block_reduce_sums(float (&values)[count], float (&scratch)[32][c
   }
 }
 
-template <class T, int N>
+template <class Float, int N>
 __global__ void __launch_bounds__(kept_row_block)
-layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_partial, const T* dout, const T* residual,
-                          const T* weight, const float* means, const float* rstds, int rows, int channels) {
+layernorm_backward_kernel(Float* dresidual, float* dweight_partial, float* dbias_partial, const Float* dout,
+                          const Float* residual, const Float* weight, const float* means, const float* rstds,
+                          int rows, int channels) {
   constexpr int R = layernorm_rows_at_once;
   alignas(64) __shared__ float scratch[2][32][2 * R];  // two, used in turn, because some warps are ahead of others
   const int c = threadIdx.x * N, first = blockIdx.x * layernorm_rows_per_block;
@@ -111,7 +112,7 @@ layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_par
   if (c < channels) load(weight + c, w);
 
   for (int row = first; row < last; row += R) {
-    Pack<T, N> d_pack[R] = {}, x_pack[R] = {}, dr_pack[R] = {};
+    Pack<Float, N> d_pack[R] = {}, x_pack[R] = {}, dr_pack[R] = {};
     float mean[R] = {}, rstd[R] = {}, d[N], n[N], dr[N], sums[2 * R] = {};  // sums: Σ g of R rows, then Σ g·n of them
 #pragma unroll
     for (int r = 0; r < R; ++r)
@@ -155,9 +156,9 @@ layernorm_backward_kernel(T* dresidual, float* dweight_partial, float* dbias_par
   }
 }
 
-template <class T, int N>
-__global__ void layernorm_backward_long_rows_kernel(T* dresidual, float* dweight_partial, float* dbias_partial,
-                                                    const T* dout, const T* residual, const T* weight,
+template <class Float, int N>
+__global__ void layernorm_backward_long_rows_kernel(Float* dresidual, float* dweight_partial, float* dbias_partial,
+                                                    const Float* dout, const Float* residual, const Float* weight,
                                                     const float* means, const float* rstds, int rows, int channels) {
   __shared__ float mean_g[layernorm_rows_per_block], mean_gn[layernorm_rows_per_block];
   const int first = blockIdx.x * layernorm_rows_per_block;
@@ -209,21 +210,22 @@ __global__ void layernorm_backward_long_rows_kernel(T* dresidual, float* dweight
   }
 }
 
-// out, sum, residual, branch (rows, C) and weight, bias (C) in T; mean, rstd (rows) float. If branch is null, residual
+// out, sum, residual, branch (rows, C), weight, bias (C) in Float; mean, rstd (rows) float. If branch is null, residual
 // itself is normalised and sum is not written. `sum` may be `residual`.
-template <class T>
-void residual_layernorm_forward(T* out, T* sum, float* mean, float* rstd, const T* residual, const T* branch,
-                                const T* weight, const T* bias, int rows, int channels, cudaStream_t stream) {
+template <class Float>
+void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd, const Float* residual,
+                                const Float* branch, const Float* weight, const Float* bias, int rows, int channels,
+                                cudaStream_t stream) {
   const double count = double(rows) * channels;
-  KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(T), 8 * count);
+  KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(Float), 8 * count);
   range.writes(out, size_t(rows) * channels);
   if (branch) range.writes(sum, size_t(rows) * channels);
   range.writes(mean, rows);
   range.writes(rstd, rows);
   const int warps = 4;
-  with_pack<T>(channels, [&](auto width) {
+  with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    residual_layernorm_forward_kernel<T, N><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
+    residual_layernorm_forward_kernel<Float, N><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
         out, sum, mean, rstd, residual, branch, weight, bias, rows, channels);
   });
   CUDA_CHECK(cudaGetLastError());
@@ -235,27 +237,27 @@ inline size_t layernorm_workspace(int rows, int channels) {
   return 2 * round_up(size_t(blocks) * channels, size_t(64)) + column_sum_workspace(blocks, channels);
 }
 
-// dresidual (rows, C) in T += the gradient through the norm. dweight, dbias (C) float are written, or added to if
+// dresidual (rows, C) in Float += the gradient through the norm. dweight, dbias (C) float are written, or added to if
 // `accumulate`. dout (rows, C); residual (rows, C): the input that forward normalised.
-template <class T>
-void layernorm_backward(T* dresidual, float* dweight, float* dbias, const T* dout, const T* residual, const T* weight,
-                        const float* mean, const float* rstd, int rows, int channels, bool accumulate,
-                        float* workspace, cudaStream_t stream) {
+template <class Float>
+void layernorm_backward(Float* dresidual, float* dweight, float* dbias, const Float* dout, const Float* residual,
+                        const Float* weight, const float* mean, const float* rstd, int rows, int channels,
+                        bool accumulate, float* workspace, cudaStream_t stream) {
   const double count = double(rows) * channels;
-  KernelRange range("layernorm_backward", stream, 4 * count * sizeof(T), 20 * count);
+  KernelRange range("layernorm_backward", stream, 4 * count * sizeof(Float), 20 * count);
   range.writes(dresidual, size_t(rows) * channels);
   range.writes(dweight, channels, accumulate);
   range.writes(dbias, channels, accumulate);
   const int blocks = ceil_div(rows, layernorm_rows_per_block);
   const size_t stride = round_up(size_t(blocks) * channels, size_t(64));
-  with_pack<T>(channels, [&](auto width) {
+  with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const int threads = round_up(channels / N, 32);
     if (threads <= kept_row_block)
-      layernorm_backward_kernel<T, N><<<blocks, threads, 0, stream>>>(
+      layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
           dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
     else
-      layernorm_backward_long_rows_kernel<T, N><<<blocks, std::min(threads, 256), 0, stream>>>(
+      layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
           dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
   });
   CUDA_CHECK(cudaGetLastError());

@@ -15,7 +15,7 @@ struct StoreOptions {
   bool training = true;              // false: weights only, without gradients and optimizer state
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
   LossScale loss_scale = {};         // the first one, for fp16
-  bool reduce_narrow = false;        // cast gradients to the 16-bit storage type before they are sent to other ranks
+  bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;
 };
 

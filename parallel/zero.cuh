@@ -13,8 +13,8 @@
 // communication stream. The embedding and the final norm have slots of their own, so they are sent once per step. That
 // makes the last column an upper bound (test/ranks/test_zero.cu has the exact counts).
 //
-//   weights    T      the model computes with them; T is the storage type: float, bf16 or half
-//   gradients  float  sums over the micro-steps of a step, for any T
+//   weights    Float  the model computes with them; Float is the storage type: float, bf16 or half
+//   gradients  float  sums over the micro-steps of a step, for any Float
 //   masters    float  AdamW updates them; in fp32 they are the weights themselves. None with stochastic rounding
 //   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments
 // Padding is zero everywhere and stays zero, because its gradient is zero.
@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "kernels/adamw.cuh"
-#include "kernels/convert.cuh"
+#include "kernels/cast.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/collectives.cuh"
@@ -35,10 +35,10 @@
 
 enum class Pass { forward, backward };
 
-template <class T>
+template <class Float>
 class ParameterStore final : public Parameters {
  public:
-  static constexpr bool is_float = std::is_same_v<T, float>;
+  static constexpr bool is_float = std::is_same_v<Float, float>;
 
   // Adds its categories to `memory`. The store can be used when `memory` has been allocated and clear() called. The
   // model runs on `stream`.
@@ -50,8 +50,8 @@ class ParameterStore final : public Parameters {
         weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
         gradient_slots_(stage_ >= 2 ? ring_slots() : shards_.units()) {
     memory.add("weights", [this](Arena& arena) {
-      if (stage_ == 3) weight_pieces_ = arena.take<T>(shards_.all_pieces());
-      else lay_out_whole(weight_slots_, weights_ = arena.take<T>(shards_.all_whole()));
+      if (stage_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
+      else lay_out_whole(weight_slots_, weights_ = arena.take<Float>(shards_.all_whole()));
     });
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
@@ -60,7 +60,7 @@ class ParameterStore final : public Parameters {
         for (float*& state : states_) state = arena.take<float>(own_total());
       });
     }
-    if (stage_ >= 2 || narrows()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (stage_ >= 2 || casts_gradients()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
   }
 
   const Shards& shards() const override { return shards_; }
@@ -80,8 +80,8 @@ class ParameterStore final : public Parameters {
   // ---- what the model calls; all of it is ordered with the stream
 
   // Returns the whole unit's weights, and starts to gather the unit that comes next in this pass.
-  const T* acquire(int unit, Pass pass) {
-    Slot<T>& slot = fetch(unit);
+  const Float* acquire(int unit, Pass pass) {
+    Slot<Float>& slot = fetch(unit);
     settle(slot);
     const int next = pass == Pass::forward ? unit + 1 : unit - 1;
     if (next > 0 && next < shards_.units()) fetch(next);
@@ -150,7 +150,7 @@ class ParameterStore final : public Parameters {
       fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
                   list_.standard_deviation(tensor), stream_);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
-        narrow(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
+        cast(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
     }
     clear(gradients_, gradient_total());
     weights_changed();
@@ -158,7 +158,7 @@ class ParameterStore final : public Parameters {
 
   void visit_replicated(const Visit& visit) override {
     for (const TensorDescriptor& tensor : list_.tensors()) {
-      if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset, sizeof(T));
+      if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset, sizeof(Float));
       if (stage_ > 0) continue;
       const auto visit_array = [&](const std::string& what, const float* values) {
         if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset, sizeof(float));
@@ -181,10 +181,10 @@ class ParameterStore final : public Parameters {
       CUDA_CHECK(cudaMemcpyAsync(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
       return;
     }
-    std::vector<T> narrow(slice.count);
-    const T* from = place(own_weights(slice.tensor->unit), slice);
-    copy_and_wait(narrow.data(), from, slice.count, cudaMemcpyDeviceToHost, stream_);
-    std::transform(narrow.begin(), narrow.end(), to, [](T x) { return to_float(x); });
+    std::vector<Float> stored(slice.count);
+    const Float* from = place(own_weights(slice.tensor->unit), slice);
+    copy_and_wait(stored.data(), from, slice.count, cudaMemcpyDeviceToHost, stream_);
+    std::transform(stored.begin(), stored.end(), to, [](Float x) { return to_float(x); });
   }
 
   void copy_in(const Slice& slice, State state, const std::vector<float>& from) override {
@@ -194,10 +194,10 @@ class ParameterStore final : public Parameters {
     if (state != State::weight) return;
     weights_changed();
     if constexpr (is_float) return;
-    std::vector<T> narrow(slice.count);
-    std::transform(from.begin(), from.end(), narrow.begin(), [](float x) { return from_float<T>(x); });
-    T* to = place(own_weights(slice.tensor->unit), slice);
-    copy_and_wait(to, narrow.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+    std::vector<Float> stored(slice.count);
+    std::transform(from.begin(), from.end(), stored.begin(), [](float x) { return from_float<Float>(x); });
+    Float* to = place(own_weights(slice.tensor->unit), slice);
+    copy_and_wait(to, stored.data(), slice.count, cudaMemcpyHostToDevice, stream_);
   }
 
  private:
@@ -232,34 +232,34 @@ class ParameterStore final : public Parameters {
     slot.moving = false;
   }
 
-  Slot<T>& fetch(int unit) {
-    Slot<T>& slot = slot_of(weight_slots_, unit);
+  Slot<Float>& fetch(int unit) {
+    Slot<Float>& slot = slot_of(weight_slots_, unit);
     if (slot.unit == unit) return slot;
     slot.unit = unit;
     if (stage_ == 0) return slot;
     const bool is_block = unit > 0 && unit + 1 < shards_.units();
     const TraceScope scope(is_block ? unit - 1 : -1);  // the layer that is gathered, not the one being computed
     dp_.after(stream_);
-    dp_.all_gather(slot.data, static_cast<const T*>(own_weights(unit)), shards_.piece(unit));
+    dp_.all_gather(slot.data, static_cast<const Float*>(own_weights(unit)), shards_.piece(unit));
     slot.moved.record(dp_.stream());
     slot.moving = true;
     return slot;
   }
 
   void weights_changed() {
-    for (Slot<T>& slot : weight_slots_) slot.unit = -1;
+    for (Slot<Float>& slot : weight_slots_) slot.unit = -1;
   }
 
   // ---- gradients
 
-  bool narrows() const { return options_.training && options_.reduce_narrow && !is_float && dp_.size() > 1; }
+  bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && dp_.size() > 1; }
 
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
     float* sum = array(State::gradient, unit);
     const bool add = !accumulates(unit) && !first_micro_step_;
-    if (narrows()) {
-      narrow(staging_, whole, count, dp_.stream());
+    if (casts_gradients()) {
+      cast(staging_, whole, count, dp_.stream());
       if (stage_ == 0) dp_.all_reduce(staging_, count);
       else dp_.reduce_scatter(staging_ + begin, staging_, piece);
       accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add, dp_.stream());
@@ -293,7 +293,7 @@ class ParameterStore final : public Parameters {
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if constexpr (std::is_same_v<Float, __nv_bfloat16>) {
       if (!has_masters_) {
         adamw_stochastic(own_weights(unit), first, second, gradient, &summary_->factor, adamw_state_, count,
                          decayed, options, random_key(options_.seed, "stochastic rounding"),
@@ -301,8 +301,8 @@ class ParameterStore final : public Parameters {
         return;
       }
     }
-    adamw(own_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_, count,
-          decayed, options, stream_);
+    adamw(own_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_,
+          count, decayed, options, stream_);
   }
 
   // ---- what this rank keeps of a unit: the whole unit in stage 0, else its piece
@@ -314,11 +314,11 @@ class ParameterStore final : public Parameters {
   size_t gradient_total() const { return stage_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
   std::vector<Slice> slices_of_unit(int unit) const { return shards_.slices(unit, own_begin(unit), own_count(unit)); }
 
-  T* own_weights(int unit) const {
+  Float* own_weights(int unit) const {
     return stage_ == 3 ? weight_pieces_ + own_offset(unit) : weights_ + shards_.whole_offset(unit) + own_begin(unit);
   }
 
-  // Where this rank keeps a state of a unit, as float. Null for weights that are kept only as T.
+  // Where this rank keeps a state of a unit, as float. Null for weights that are kept only as Float.
   float* array(State state, int unit) const {
     for (size_t i = 0; i < std::size(optimizer_states); ++i)
       if (state == optimizer_states[i]) return states_[i] + own_offset(unit);
@@ -365,7 +365,7 @@ class ParameterStore final : public Parameters {
   void lay_out_buffers(Arena& arena) {
     if (stage_ == 3) lay_out_ring(weight_slots_, arena);
     if (stage_ >= 2 && options_.training) lay_out_ring(gradient_slots_, arena);
-    if (narrows()) staging_ = arena.take<T>(std::max(shards_.whole(0), shards_.whole(1)));
+    if (casts_gradients()) staging_ = arena.take<Float>(std::max(shards_.whole(0), shards_.whole(1)));
   }
 
   template <class E>
@@ -381,13 +381,13 @@ class ParameterStore final : public Parameters {
   int stage_;
   bool has_masters_;
   bool first_micro_step_ = true, last_micro_step_ = true;
-  T *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
+  Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float *gradients_ = nullptr, *masters_ = nullptr;
   float* states_[std::size(optimizer_states)] = {};  // in the order of optimizer_states
   float* partials_ = nullptr;
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
-  std::vector<Slot<T>> weight_slots_;
+  std::vector<Slot<Float>> weight_slots_;
   std::vector<Slot<float>> gradient_slots_;
 };

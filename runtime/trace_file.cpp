@@ -1,9 +1,12 @@
 #include "runtime/trace_file.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <system_error>
 
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "processes/error.h"
@@ -11,13 +14,49 @@
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 const std::string header = "{\"traceEvents\":[\n", footer = "\n]}\n";
 
 std::filesystem::path part_path(const std::filesystem::path& file, int rank) {
   return rank == 0 ? file : std::filesystem::path(file.string() + ".rank" + std::to_string(rank));
 }
 
+std::string name_event(const char* what, int rank, size_t thread, const std::string& name) {
+  return Json{{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", thread}, {"args", {{"name", name}}}}.dump();
+}
+
+// x > 0, to six digits.
+double rounded(double x) {
+  const double unit = std::pow(10, std::floor(std::log10(x)) - 5);
+  return std::round(x / unit) * unit;
+}
+
+std::string range_event(const TracedRange& range, int rank) {
+  const double nanoseconds = double(std::max<int64_t>(range.duration, 1));
+  Json known = {{"bytes", range.bytes}, {"GB/s", range.bytes > 0 ? rounded(range.bytes / nanoseconds) : 0}};
+  if (range.flops > 0) known["GFLOP"] = rounded(range.flops / 1e9);
+  if (range.flops > 0) known["GFLOP/s"] = rounded(range.flops / nanoseconds);
+  if (range.context.step >= 0) known["step"] = range.context.step;
+  if (range.context.micro_batch >= 0) known["micro-batch"] = range.context.micro_batch;
+  if (range.context.layer >= 0) known["layer"] = range.context.layer;
+  return Json{{"ph", "X"}, {"name", range.name}, {"pid", rank}, {"tid", range.stream},
+              {"ts", double(range.start) / 1e3}, {"dur", double(range.duration) / 1e3}, {"args", known}}.dump();
+}
+
 }  // namespace
+
+std::string process_event(int rank) {
+  return name_event("process_name", rank, 0, "rank " + std::to_string(rank) + " (" + host_name() + ")");
+}
+
+std::string trace_events(const Timeline& timeline, int rank) {
+  std::string events;
+  const auto add = [&](const std::string& event) { events += (events.empty() ? "" : ",\n") + event; };
+  for (const auto& [number, name] : timeline.streams) add(name_event("thread_name", rank, number, name));
+  for (const TracedRange& range : timeline.ranges) add(range_event(range, rank));
+  return events;
+}
 
 TraceFile::TraceFile(const std::filesystem::path& file, int rank) try
     : path_(file), rank_(rank), file_(part_path(file, rank), O_WRONLY | O_CREAT | O_TRUNC), end_(header.size()) {

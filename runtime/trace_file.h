@@ -1,4 +1,5 @@
-// The files of `--trace`. Events are written during the run, so that long runs need no more memory, and a run that is
+// The files of `--trace`, in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a
+// rank, a thread is a stream, times are microseconds. Events are written during the run, so that long runs need no more memory, and a run that is
 // killed leaves its timeline. After each append() the file is complete, {"traceEvents":[...]} with one event per line;
 // the next append() overwrites its end.
 //
@@ -10,7 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/device/timeline.h"
 #include "runtime/files.h"
+
+// Events for TraceFile::append(): the name of this rank's process, and what ran in it.
+std::string process_event(int rank);
+std::string trace_events(const Timeline& timeline, int rank);
 
 class TraceFile {
  public:

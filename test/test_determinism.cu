@@ -9,7 +9,7 @@
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/linear.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "test/kernel_test.cuh"
@@ -107,8 +107,8 @@ TEST_CASE_TEMPLATE("matrix products and column sums", T, float, __nv_bfloat16) {
     Buffer<float> dweight(channels * outputs), dbias(outputs), dwte(outputs * channels);
     Buffer<float> workspace(linear_workspace(rows, outputs));
     linear_forward<T>(out, x, weight, bias, rows, channels, outputs, test_stream());
-    linear_backward<T>(dx, dweight, dbias, dout, x, weight, nullptr, rows, channels, outputs, false, workspace,
-                       test_stream());
+    linear_input_gradient<T>(dx, dout, weight, rows, channels, outputs, test_stream());
+    linear_weight_gradient<T>(dweight, dbias, dout, x, rows, channels, outputs, false, workspace, test_stream());
     head_forward<T>(logits, x, weight, rows, channels, outputs, test_stream());  // weight as (outputs, C)
     head_backward<T>(dhead, dwte, dout, x, weight, rows, channels, outputs, false, test_stream());
     return bytes_of(out, dx, logits, dhead, dweight, dbias, dwte);

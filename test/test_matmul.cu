@@ -1,5 +1,5 @@
 // Matrix products against float64: exactly, on small integers, and closely on random numbers.
-#include "kernels/matmul.cuh"
+#include "kernels/linear.cuh"
 #include "test/gelu_reference.h"
 #include "test/kernel_test.cuh"
 
@@ -116,8 +116,8 @@ void check_linear(int rows, int inputs, int outputs, bool accumulate) {
   Buffer<float> dweight(weight.size()), dbias(outputs), workspace(linear_workspace(rows, outputs));
   if (accumulate) dweight = dweight_before, dbias = dbias_before;
   linear_forward<T>(out, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
-  linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, nullptr, rows, inputs, outputs, accumulate, workspace,
-                     test_stream());
+  linear_input_gradient<T>(dx, dout_d, weight_d, rows, inputs, outputs, test_stream());
+  linear_weight_gradient<T>(dweight, dbias, dout_d, x_d, rows, inputs, outputs, accumulate, workspace, test_stream());
 
   const Numbers X = as_double(x), W = as_double(weight), dY = as_double(dout);
   const Numbers expected_out = add_to_rows(product(X, W, {rows, outputs, inputs}), as_double(bias));
@@ -142,10 +142,8 @@ void check_gelu(int rows, int inputs, int outputs) {
   const auto before_dx = random_values<T>(x.size(), 1, 0, 5);
   Buffer<T> x_d(x), weight_d(weight), bias_d(bias), dout_d(dout), before_dx_d(before_dx), out(dout.size()), before(dout.size()),
       dx(x.size());
-  Buffer<float> dweight(weight.size()), dbias(outputs), workspace(linear_workspace(rows, outputs));
   linear_gelu_forward<T>(out, before, x_d, weight_d, bias_d, rows, inputs, outputs, test_stream());
-  linear_backward<T>(dx, dweight, dbias, dout_d, x_d, weight_d, before_dx_d, rows, inputs, outputs, false, workspace,
-                     test_stream());
+  linear_gelu_gradient<T>(dx, dout_d, weight_d, before_dx_d, rows, inputs, outputs, test_stream());
 
   const Numbers X = as_double(x), W = as_double(weight);
   const Numbers expected_before = add_to_rows(product(X, W, {rows, outputs, inputs}), as_double(bias));

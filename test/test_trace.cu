@@ -7,7 +7,7 @@
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/linear.cuh"
 #include "training/tensor_log.cuh"
 #include "runtime/trace_file.h"
 #include "test/kernel_test.cuh"
@@ -35,9 +35,11 @@ struct Recording {
     profiler.enabled = profiler.trace = false;
     profiler.context = {};
     profiler.collect();
-    profiler.take_trace();
+    profiler.take_timeline();
   }
 };
+
+std::string take_trace() { return trace_events(Profiler::instance().take_timeline(), 0); }
 
 Json parse_trace(const std::vector<std::string>& texts) {
   TemporaryFolder folder;
@@ -74,7 +76,7 @@ TEST_CASE("nothing is recorded unless it is wanted") {
   Buffer<float> values(elements);
   gelu(values);
   CHECK(Profiler::instance().collect().empty());
-  CHECK(!contains(Profiler::instance().take_trace(), "gelu_forward"));
+  CHECK(!contains(take_trace(), "gelu_forward"));
 }
 
 TEST_CASE("table and timeline do not take from each other") {
@@ -83,14 +85,14 @@ TEST_CASE("table and timeline do not take from each other") {
   gelu(values);
   Profiler::instance().enabled = false;
   gelu(values);
-  const Json events = parse_trace({Profiler::instance().take_trace()});
+  const Json events = parse_trace({take_trace()});
   auto table = Profiler::instance().collect();
   CHECK(ranges_of(events, "gelu_forward").size() == 2);
   CHECK(table["gelu_forward"].calls == 1);
   CHECK(table["gelu_forward"].bytes == 8.0 * elements);
   CHECK(table["gelu_forward"].milliseconds > 0);
   CHECK(Profiler::instance().collect().empty());
-  CHECK(Profiler::instance().take_trace().empty());
+  CHECK(take_trace().empty());
 }
 
 TEST_CASE("ranges give their events back as they end, not when the table is wanted") {
@@ -103,7 +105,7 @@ TEST_CASE("ranges give their events back as they end, not when the table is want
     gelu(values);  // the first has ended by now, but not the range around it
   }
   CHECK(Profiler::instance().unresolved() <= 3);
-  CHECK(ranges_of(parse_trace({Profiler::instance().take_trace()})).size() == 15);
+  CHECK(ranges_of(parse_trace({take_trace()})).size() == 15);
   CHECK(Profiler::instance().unresolved() == 0);
   auto table = Profiler::instance().collect();
   CHECK(table["outer"].calls == 5);
@@ -131,7 +133,7 @@ TEST_CASE("the timeline has processes, threads, times and what is known of each 
     KernelRange range("all_reduce", communication, 4.0 * elements, 0);
     CUDA_CHECK(cudaMemcpyAsync(values, out, elements * sizeof(float), cudaMemcpyDeviceToDevice, communication));
   }
-  const std::string text = profiler.take_trace();
+  const std::string text = take_trace();
   const double passed = double(wall_clock() - profiler.origin) / 1e3;
   CUDA_CHECK(cudaEventDestroy(made));
   const std::string silent, other = R"({"ph":"M","name":"process_name","pid":2})";  // texts of two more ranks
@@ -175,7 +177,7 @@ TEST_CASE("parts of a timeline that were taken later go on where the earlier one
   std::vector<std::string> parts;
   for (int step = 0; step < 3; ++step) {
     gelu(values);
-    parts.push_back(Profiler::instance().take_trace());
+    parts.push_back(take_trace());
   }
   const std::vector<Json> ranges = ranges_of(parse_trace(parts));
   REQUIRE(ranges.size() == 3);
@@ -342,9 +344,11 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   CHECK(outputs_of([&] { linear_forward<T>(dqkv, rows, weight, bias, R, C, 3 * C, stream); }) ==
         outputs("matmul_forward", {"1440" + t}));
   CHECK(outputs_of([&] {
-          linear_backward<T>(drows, dweight, dbias, qkv, rows, weight, nullptr, R, C, 3 * C, true, workspace, stream);
+          linear_weight_gradient<T>(dweight, dbias, qkv, rows, R, C, 3 * C, true, workspace, stream);
         }) == std::vector<std::string>{"matmul_weight_gradient 0 6912 accumulated fp32",
-                                       "column_sum 0 144 accumulated fp32", "matmul_input_gradient 0 480" + t});
+                                       "column_sum 0 144 accumulated fp32"});
+  CHECK(outputs_of([&] { linear_input_gradient<T>(drows, qkv, weight, R, C, 3 * C, stream); }) ==
+        outputs("matmul_input_gradient", {"480" + t}));
   CHECK(outputs_of([&] { gelu_forward<T>(out, rows, R, C, stream); }) == outputs("gelu_forward", {"480" + t}));
   CHECK(outputs_of([&] { gelu_backward<T>(drows, rows, R, C, stream); }) == outputs("gelu_backward", {"480" + t}));
   CHECK(outputs_of([&] { head_forward<T>(logits, rows, wte, R, C, Vp, stream); }) ==

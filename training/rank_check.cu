@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/convert.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/cast.cuh"
+#include "kernels/linear.cuh"
 #include "kernels/random.cuh"
 
 namespace {
@@ -16,13 +16,13 @@ struct RankSpeed {
   double product, copy, link;  // FLOP/s, bytes/s, bytes/s
 };
 
-template <class T>
+template <class Float>
 class RankCheck {
  public:
   RankCheck(Control& control, Communicator& communicator, cudaStream_t stream)
       : control_(control), communicator_(communicator), stream_(stream) {
     CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
-    fill(reinterpret_cast<T*>(memory_), reinterpret_cast<float*>(memory_ + bytes));
+    fill(reinterpret_cast<Float*>(memory_), reinterpret_cast<float*>(memory_ + bytes));
   }
   ~RankCheck() { cudaFree(memory_); }
   RankCheck(const RankCheck&) = delete;
@@ -30,10 +30,10 @@ class RankCheck {
 
   void run() {
     RankSpeed mine;
-    T* data = reinterpret_cast<T*>(memory_);
+    Float* data = reinterpret_cast<Float*>(memory_);
     const int n = 2048;
     mine.product = 2.0 * n * n * n / best_seconds(stream_, [&] {
-      linear_forward<T>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, stream_);
+      linear_forward<Float>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, stream_);
     });
     mine.copy = 2.0 * bytes / best_seconds(stream_, [&] {
       CUDA_CHECK(cudaMemcpyAsync(memory_, memory_ + bytes, bytes, cudaMemcpyDeviceToDevice, stream_));
@@ -48,12 +48,12 @@ class RankCheck {
   static constexpr size_t bytes = 64 << 20, link_bytes = 16 << 20;
 
   // Random numbers: with zeros a processor draws so little power that it would not show its limits.
-  void fill(T* data, float* wide) {
+  void fill(Float* data, float* wide) {
     const size_t count = bytes / sizeof(float);
     fill_normal(wide, 0, count, 1, 1.0f, stream_);
-    if constexpr (std::is_same_v<T, float>)
+    if constexpr (std::is_same_v<Float, float>)
       CUDA_CHECK(cudaMemcpyAsync(data, wide, bytes, cudaMemcpyDeviceToDevice, stream_));
-    else narrow(data, wide, count, stream_);
+    else cast(data, wide, count, stream_);
   }
 
   double time_links() {

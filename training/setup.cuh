@@ -69,7 +69,7 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
                  .training = training,
                  .stochastic_rounding = o.stochastic_rounding,
                  .loss_scale = loss_scale_of(o),
-                 .reduce_narrow = o.reduce_dtype == "bf16",
+                 .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed}},
       job.mesh.dp(), job.stream);
   if (o.attention == "cudnn" && !model->attention_problem().empty())

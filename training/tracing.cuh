@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "processes/text.h"
 #include "runtime/ceilings.h"
 #include "runtime/files.h"
 #include "runtime/report.h"
@@ -23,13 +22,14 @@ class Tracing {
     refuse_to_replace("--trace ", o.trace, "{\"traceEvents\"");
     refuse_to_replace("--trace-tensors ", o.trace_tensors, "{\"rank\"");
     Profiler& profiler = Profiler::instance();
-    profiler.rank = job.control.rank();
-    profiler.process = "rank " + std::to_string(profiler.rank) + " (" + host_name() + ")";
     profiler.trace = !o.trace.empty();
     if (profiler.trace && job.is_first()) TraceFile::remove_parts(o.trace, job.control.size());
     profiler.origin = std::stoll(job.control.all_gather(std::to_string(wall_clock()))[0]);
     profiler.name_stream(job.stream, "compute");
-    if (profiler.trace) trace_.emplace(o.trace, job.control.rank());
+    if (profiler.trace) {
+      trace_.emplace(o.trace, job.control.rank());
+      trace_->append(process_event(job.control.rank()));
+    }
     if (!o.trace_tensors.empty())
       tensor_log_.emplace(o.trace_tensors, TensorLogRank{job.control.rank(), job.control.size(), job.mesh.shape().dp, o.micro_batch});
   }
@@ -38,7 +38,7 @@ class Tracing {
 
   // Writes what was traced since the last call: one step, or the work after it. Waits for the device.
   void take() {
-    if (trace_) trace_->append(Profiler::instance().take_trace());
+    if (trace_) trace_->append(trace_events(Profiler::instance().take_timeline(), job_.control.rank()));
     if (tensor_log_) tensor_log_->flush();
     Profiler::instance().context.step = -1;
   }

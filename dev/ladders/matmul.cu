@@ -18,7 +18,7 @@
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/matmul_wgmma.cuh"
 #include "dev/ladders/operation.cuh"
-#include "kernels/matmul.cuh"
+#include "kernels/linear.cuh"
 #include "kernels/device/tensor_tiles.cuh"
 
 namespace {

@@ -34,8 +34,8 @@ inline void check_cublas(cublasStatus_t status, const char* call, const char* fi
 }
 
 constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
-template <class T>
-constexpr bool gemm_has_epilogues = sizeof(T) == 2;
+template <class Float>
+constexpr bool gemm_has_epilogues = sizeof(Float) == 2;
 
 // The name of the device and the version of cuBLASLt. A process has only one device, and asking for it takes a
 // millisecond, so this asks once.
@@ -52,9 +52,9 @@ inline const std::string& gemm_library() {
 
 namespace cublaslt {
 
-template <class T>
-constexpr cudaDataType data_type = std::is_same_v<T, float>           ? CUDA_R_32F
-                                   : std::is_same_v<T, __nv_bfloat16> ? CUDA_R_16BF
+template <class Float>
+constexpr cudaDataType data_type = std::is_same_v<Float, float>           ? CUDA_R_32F
+                                   : std::is_same_v<Float, __nv_bfloat16> ? CUDA_R_16BF
                                                                       : CUDA_R_16F;
 
 // The handle and the workspace that products on one stream share.
@@ -114,8 +114,8 @@ cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Oper
                         bool accumulate, cudaStream_t stream) {
   const float alpha = 1, beta = accumulate ? 1 : 0;
   const cublasStatus_t status =
-      cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d, plan.d,
-                     &algorithm.data, context().workspace(), gemm_workspace_bytes, stream);
+      cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d,
+                     plan.d, &algorithm.data, context().workspace(), gemm_workspace_bytes, stream);
   if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();  // clears the error, which the next launcher would report
   return status;
 }
@@ -185,8 +185,8 @@ inline std::optional<Algorithm> algorithm_of(const std::string& text, const Plan
   for (uint64_t& word : algorithm.data.data) words >> word;
   if (!words || version != cublasLtGetVersion()) return {};
   cublasLtMatmulHeuristicResult_t result;
-  const cublasStatus_t status = cublasLtMatmulAlgoCheck(context().handle, plan.operation, plan.a, plan.b, plan.d, plan.d,
-                                                        &algorithm.data, &result);
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(context().handle, plan.operation, plan.a, plan.b, plan.d,
+                                                        plan.d, &algorithm.data, &result);
   if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > gemm_workspace_bytes) return {};
   return algorithm;
 }
@@ -217,7 +217,8 @@ std::string name_of(const GemmShape& s, Epilogue epilogue) {
 
 // Puts the chosen algorithm, if there is one, before the others.
 template <class In, class Out>
-void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
+void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o,
+                      cudaStream_t stream) {
   const Untimed untimed(s.accumulate);
   const std::string choice =
       gemm_choices().choose(name_of<In, Out>(s, epilogue), [&] { return fastest(plan, o, stream); });
@@ -245,7 +246,8 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, data_type<In>, a_columns, a_rows, a_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.d, data_type<Out>, s.n, s.m, s.n));
   find_candidates(
-      plan, {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))},
+      plan,
+      {row_alignment(b_columns, sizeof(In)), row_alignment(a_columns, sizeof(In)), row_alignment(s.n, sizeof(Out))},
       epilogue == Epilogue::bias || epilogue == Epilogue::gelu);
   choose_algorithm(plan, s, epilogue, o, stream);
   return plan;
@@ -288,25 +290,29 @@ void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStr
   }
   const cublasStatus_t status = run<In, Out>(s, Epilogue::none, {d, a, b}, stream);
   if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error("cuBLASLt can't do a matrix product of m=" + std::to_string(s.m) + " n=" +
-                             std::to_string(s.n) + " k=" + std::to_string(s.k) + ": " + cublasLtGetStatusString(status));
+    throw std::runtime_error("cuBLASLt can't do a matrix product of m=" + std::to_string(s.m) +
+                             " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) + ": " +
+                             cublasLtGetStatusString(status));
 }
 
 // cuBLASLt needs the rows of gelu's input to start at multiples of 16 bytes.
-template <class T>
-bool gemm_gelu(T* d, T* before, const T* a, const T* b, const T* bias, const GemmShape& shape, cudaStream_t stream) {
+template <class Float>
+bool gemm_gelu(Float* d, Float* before, const Float* a, const Float* b, const Float* bias, const GemmShape& shape,
+               cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && can_run<T, T>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream);
+  return shape.n % 8 == 0 && can_run<Float, Float>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream);
 }
 
-template <class T>
-bool gemm_gelu_gradient(T* d, const T* before, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
+template <class Float>
+bool gemm_gelu_gradient(Float* d, const Float* before, const Float* a, const Float* b, const GemmShape& shape,
+                        cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && can_run<T, T>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream);
+  return shape.n % 8 == 0 && can_run<Float, Float>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream);
 }
 
-template <class T>
-bool gemm_column_sums(float* d, float* sums, const T* a, const T* b, const GemmShape& shape, cudaStream_t stream) {
+template <class Float>
+bool gemm_column_sums(float* d, float* sums, const Float* a, const Float* b, const GemmShape& shape,
+                      cudaStream_t stream) {
   using namespace cublaslt;
-  return can_run<T, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream);
+  return can_run<Float, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream);
 }

@@ -74,9 +74,9 @@ Context& context() {
   return instance;
 }
 
-template <class T>
+template <class Float>
 Shape shape_of(int batch, int seq_len, int heads, int head_size) {
-  constexpr DataType_t type = std::is_same_v<T, __half> ? DataType_t::HALF : DataType_t::BFLOAT16;
+  constexpr DataType_t type = std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16;
   return {batch, seq_len, heads, head_size, type};
 }
 
@@ -164,9 +164,9 @@ void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t s
   }
 }
 
-template <class T>
-void* pointer(const T* tensor) {
-  return const_cast<std::remove_const_t<T>*>(tensor);
+template <class Float>
+void* pointer(const Float* tensor) {
+  return const_cast<std::remove_const_t<Float>*>(tensor);
 }
 
 }  // namespace
@@ -177,10 +177,10 @@ std::string library_attention_name() {
          std::to_string(version % 100);
 }
 
-template <class T>
+template <class Float>
 std::string plan_library_attention(int batch, int seq_len, int heads, int head_size) {
   Context& c = context();
-  const Shape shape = shape_of<T>(batch, seq_len, heads, head_size);
+  const Shape shape = shape_of<Float>(batch, seq_len, heads, head_size);
   if (c.plans.count(shape)) return "";
   try {
     if (!c.handle) require(cudnnCreate(&c.handle));
@@ -195,9 +195,9 @@ std::string plan_library_attention(int batch, int seq_len, int heads, int head_s
   }
 }
 
-template <class T>
+template <class Float>
 bool library_attention_is_planned(int batch, int seq_len, int heads, int head_size) {
-  return context().plans.count(shape_of<T>(batch, seq_len, heads, head_size));
+  return context().plans.count(shape_of<Float>(batch, seq_len, heads, head_size));
 }
 
 size_t library_attention_workspace_bytes() { return context().most_bytes; }
@@ -207,19 +207,19 @@ void use_library_attention_workspace(void* workspace, size_t bytes) {
   context().lent_bytes = workspace ? bytes : 0;
 }
 
-template <class T>
-void library_attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
-                               cudaStream_t stream) {
-  const Shape s = shape_of<T>(batch, seq_len, heads, head_size);
+template <class Float>
+void library_attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads,
+                               int head_size, cudaStream_t stream) {
+  const Shape s = shape_of<Float>(batch, seq_len, heads, head_size);
   run("attention forward", context().plans.at(s).forward,
       {{Q, pointer(qkv)}, {K, pointer(qkv + s.channels())}, {V, pointer(qkv + 2 * s.channels())}, {OUT, out}, {LSE, lse}},
       stream);
 }
 
-template <class T>
-void library_attention_backward(T* dqkv, const T* dout, const T* out, const T* qkv, const float* lse, int batch,
-                                int seq_len, int heads, int head_size, cudaStream_t stream) {
-  const Shape s = shape_of<T>(batch, seq_len, heads, head_size);
+template <class Float>
+void library_attention_backward(Float* dqkv, const Float* dout, const Float* out, const Float* qkv, const float* lse,
+                                int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
+  const Shape s = shape_of<Float>(batch, seq_len, heads, head_size);
   const int64_t C = s.channels();
   run("attention backward", context().plans.at(s).backward,
       {{Q, pointer(qkv)}, {K, pointer(qkv + C)}, {V, pointer(qkv + 2 * C)}, {OUT, pointer(out)}, {DOUT, pointer(dout)},
@@ -228,11 +228,11 @@ void library_attention_backward(T* dqkv, const T* dout, const T* out, const T* q
 }
 
 // The instances that kernels/attention.cuh uses.
-#define GPT_ATTENTION(T)                                                                                               \
-  template std::string plan_library_attention<T>(int, int, int, int);                                                  \
-  template bool library_attention_is_planned<T>(int, int, int, int);                                                   \
-  template void library_attention_forward(T*, float*, const T*, int, int, int, int, cudaStream_t);                     \
-  template void library_attention_backward(T*, const T*, const T*, const T*, const float*, int, int, int, int,         \
-                                           cudaStream_t);
+#define GPT_ATTENTION(Float)                                                                                         \
+  template std::string plan_library_attention<Float>(int, int, int, int);                                            \
+  template bool library_attention_is_planned<Float>(int, int, int, int);                                             \
+  template void library_attention_forward(Float*, float*, const Float*, int, int, int, int, cudaStream_t);           \
+  template void library_attention_backward(Float*, const Float*, const Float*, const Float*, const float*, int, int, \
+                                           int, int, cudaStream_t);
 GPT_ATTENTION(__nv_bfloat16)
 GPT_ATTENTION(__half)

@@ -14,17 +14,17 @@ constexpr bool has_library_attention = true;
 
 std::string library_attention_name();
 
-template <class T>
+template <class Float>
 std::string plan_library_attention(int batch, int seq_len, int heads, int head_size);
-template <class T>
+template <class Float>
 bool library_attention_is_planned(int batch, int seq_len, int heads, int head_size);
 
 size_t library_attention_workspace_bytes();
 void use_library_attention_workspace(void* workspace, size_t bytes);
 
-template <class T>
-void library_attention_forward(T* out, float* lse, const T* qkv, int batch, int seq_len, int heads, int head_size,
-                               cudaStream_t stream);
-template <class T>
-void library_attention_backward(T* dqkv, const T* dout, const T* out, const T* qkv, const float* lse, int batch,
-                                int seq_len, int heads, int head_size, cudaStream_t stream);
+template <class Float>
+void library_attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads,
+                               int head_size, cudaStream_t stream);
+template <class Float>
+void library_attention_backward(Float* dqkv, const Float* dout, const Float* out, const Float* qkv, const float* lse,
+                                int batch, int seq_len, int heads, int head_size, cudaStream_t stream);

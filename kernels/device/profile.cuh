@@ -6,9 +6,7 @@
 // `range.writes(out, count)`, one line per output, says which tensors the launcher writes. When nothing is observed,
 // each costs one branch. A range is an NVTX range, too, so NVIDIA's profilers show the launchers' names.
 //
-// Two events on the range's stream measure its time; they are destroyed when they have been read. The timeline is in
-// the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a rank, a thread is a
-// stream, times are microseconds. runtime/trace_file.h writes it.
+// Two events on the range's stream measure its time; they are destroyed when they have been read.
 #pragma once
 
 #include <unistd.h>
@@ -18,11 +16,9 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -33,13 +29,7 @@
 #include <vector>
 
 #include "kernels/device/check.cuh"
-
-// Where in the run a launcher is called. -1: unknown, or outside of any.
-struct TraceContext {
-  int step = -1;         // the update being computed, from 1
-  int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
-  int layer = -1;
-};
+#include "kernels/device/timeline.h"
 
 struct WrittenTensor {
   std::variant<const float*, const __nv_bfloat16*, const __half*> values;  // device memory
@@ -66,8 +56,6 @@ class Profiler {
 
   bool enabled = false;  // totals are wanted
   bool trace = false;    // a timeline is wanted
-  int rank = 0;          // number of this process in the timeline
-  std::string process = "rank 0";  // its name in the timeline
   int64_t origin = 0;    // the wall_clock() that is time 0 of the timeline, the same on all ranks
   TraceContext context;  // where in the run the next launchers are called
 
@@ -104,16 +92,13 @@ class Profiler {
     return std::exchange(totals_, {});
   }
 
-  // This rank's part of the timeline since the last call: JSON objects, one per line, with commas between them. Waits
-  // for the device. Best called every step: times are measured from the last call, in a float, which loses digits.
-  std::string take_trace() {
+  // This process's part of the timeline since the last call. Waits for the device. Best called every step: times are
+  // measured from the last call, in a float, which loses digits.
+  Timeline take_timeline() {
     resolve();
-    std::string names;
-    if (named_streams_ == 0) names = name("process_name", 0, process);
     for (; named_streams_ < streams_.size(); ++named_streams_)
-      names += name("thread_name", named_streams_, streams_[named_streams_].second);
-    const std::string text = names + std::exchange(events_, "");
-    return text.substr(0, text.size() - std::min<size_t>(text.size(), 2));  // without the last ",\n"
+      timeline_.streams.push_back({named_streams_, streams_[named_streams_].second});
+    return std::exchange(timeline_, {});
   }
 
  private:
@@ -166,23 +151,8 @@ class Profiler {
   void add_to_timeline(const Sample& sample) {
     // Start and end are rounded before they are subtracted, so that ranges of one stream never overlap.
     const int64_t start = nanoseconds(sample.start), duration = nanoseconds(sample.end) - start;
-    const double divisor = double(std::max<int64_t>(duration, 1));
-    char text[512];
-    std::snprintf(text, sizeof text,
-                  R"({"ph":"X","name":"%s","pid":%d,"tid":%zu,"ts":%.3f,"dur":%.3f,"args":{"bytes":%.0f,"GB/s":%.4g)",
-                  sample.name, rank, stream_number(sample.stream), double(start) / 1e3, double(duration) / 1e3,
-                  sample.bytes, sample.bytes / divisor);
-    events_ += text;
-    const auto add = [&](const char* name, double value, bool known) {
-      std::snprintf(text, sizeof text, R"(,"%s":%.6g)", name, value);
-      if (known) events_ += text;
-    };
-    add("GFLOP", sample.flops / 1e9, sample.flops > 0);
-    add("GFLOP/s", sample.flops / divisor, sample.flops > 0);
-    add("step", sample.context.step, sample.context.step >= 0);
-    add("micro-batch", sample.context.micro_batch, sample.context.micro_batch >= 0);
-    add("layer", sample.context.layer, sample.context.layer >= 0);
-    events_ += "}},\n";
+    timeline_.ranges.push_back({sample.name, stream_number(sample.stream), start, duration, sample.bytes, sample.flops,
+                                sample.context});
   }
 
   // The time of an event on the timeline.
@@ -199,18 +169,13 @@ class Profiler {
     return number;
   }
 
-  std::string name(const char* what, size_t thread, const std::string& text) const {
-    return R"({"ph":"M","name":")" + std::string(what) + R"(","pid":)" + std::to_string(rank) + R"(,"tid":)" +
-           std::to_string(thread) + R"(,"args":{"name":")" + text + "\"}},\n";
-  }
-
   cudaEvent_t base_ = nullptr;
   int64_t base_time_ = 0;
   bool has_base_ = false;         // has a base event been recorded since the last resolve()?
   std::deque<Sample> samples_;    // samples that have not been read yet; the device may not have finished them
   size_t resolved_ = 0;           // number of samples before samples_[0]
   std::map<std::string, Total> totals_;
-  std::string events_;
+  Timeline timeline_;
   std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's index here is its thread number
   size_t named_streams_ = 0;                                   // so many names are in the timeline already
 };

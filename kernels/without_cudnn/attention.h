@@ -11,11 +11,11 @@ constexpr bool has_library_attention = false;
 
 inline std::string library_attention_name() { return "no library"; }
 
-template <class T>
+template <class Float>
 std::string plan_library_attention(int, int, int, int) {
   return "this program was built without cuDNN";
 }
-template <class T>
+template <class Float>
 bool library_attention_is_planned(int, int, int, int) {
   return false;
 }
@@ -23,7 +23,8 @@ bool library_attention_is_planned(int, int, int, int) {
 inline size_t library_attention_workspace_bytes() { return 0; }
 inline void use_library_attention_workspace(void*, size_t) {}
 
-template <class T>
-void library_attention_forward(T*, float*, const T*, int, int, int, int, cudaStream_t) {}
-template <class T>
-void library_attention_backward(T*, const T*, const T*, const T*, const float*, int, int, int, int, cudaStream_t) {}
+template <class Float>
+void library_attention_forward(Float*, float*, const Float*, int, int, int, int, cudaStream_t) {}
+template <class Float>
+void library_attention_backward(Float*, const Float*, const Float*, const Float*, const float*, int, int, int, int,
+                                cudaStream_t) {}

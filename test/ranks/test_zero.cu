@@ -72,7 +72,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   Model& model = *owner;
   train_step(model, dp(), 0);
   const double additions = global_batch / micro_batch + micro_batch * shape.positions;
-  const double of_element = store.reduce_narrow ? dp().size() * rounding<T> : 0;
+  const double of_element = store.cast_gradients ? dp().size() * rounding<T> : 0;
   double worst = 0, squares = 0, allowed_squares = 0;
   for (const Slice& slice : model.store().own_slices()) {
     const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
@@ -86,7 +86,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
       allowed_squares += allowed * allowed;
     }
   }
-  CHECK_WITHIN(store.reduce_narrow ? "sent in bf16" : "sent in fp32", worst, 1);
+  CHECK_WITHIN(store.cast_gradients ? "sent in bf16" : "sent in fp32", worst, 1);
   std::vector<double> totals = {squares, allowed_squares};
   if (store.stage > 0) add_over_ranks(totals);  // each has its pieces
   const double norm = std::sqrt(totals[0]);
@@ -165,7 +165,7 @@ TEST_CASE_TEMPLATE("gradients are summed over micro-batches and ranks", T, float
       for (bool narrow : {false, true}) {
         CAPTURE(stage);
         CAPTURE(narrow);
-        if (!narrow || !std::is_same_v<T, float>) check_gradients<T>(shape, 2, terms, {.stage = stage, .reduce_narrow = narrow});
+        if (!narrow || !std::is_same_v<T, float>) check_gradients<T>(shape, 2, terms, {.stage = stage, .cast_gradients = narrow});
       }
   }
 }
@@ -188,7 +188,7 @@ TEST_CASE("passes without a collective are launched as graphs") {
 TEST_CASE("gradients that travel in bf16 give the curve of one rank") {
   std::vector<Curve> curves;
   for (int stage : {0, 3})
-    curves.push_back(train<__nv_bfloat16>(odd, dp(), 2, {.stage = stage, .reduce_narrow = true}));
+    curves.push_back(train<__nv_bfloat16>(odd, dp(), 2, {.stage = stage, .cast_gradients = true}));
   check_16_bit_curves<__nv_bfloat16>(curves, odd);
 }
 

@@ -1,0 +1,54 @@
+// Casts between float and the storage type Float, for gradients that are sent to other ranks, and for weights.
+//   cast         out = Float(in)                  moves 4 + sizeof(Float) bytes per element
+//   accumulate   out = in, or out += in           moves 4 + sizeof(Float) bytes per element, 4 more when adding
+// Elementwise, one pack of floats per thread; counts are multiples of the pack (units are padded).
+#pragma once
+
+#include "kernels/device/common.cuh"
+
+constexpr int cast_block = 256;  // threads, one pack each
+
+template <class Float>
+__global__ void cast_kernel(Float* out, const float* input, size_t count) {
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= count) return;
+  float x[N];
+  load(input + i, x);
+  store(out + i, x);
+}
+
+template <class Float>
+__global__ void accumulate_kernel(float* out, const Float* input, size_t count, bool add) {
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= count) return;
+  float x[N], sum[N] = {};
+  load(input + i, x);
+  if (add) load(out + i, sum);
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[k] += x[k];
+  store(out + i, sum);
+}
+
+inline unsigned cast_grid(size_t count) {
+  return unsigned(ceil_div(count, size_t(cast_block * pack_width<float>)));
+}
+
+// out (count) = input (count), cast to Float.
+template <class Float>
+void cast(Float* out, const float* input, size_t count, cudaStream_t stream) {
+  KernelRange range("cast", stream, (4.0 + sizeof(Float)) * count, 0);
+  range.writes(out, count);
+  cast_kernel<Float><<<cast_grid(count), cast_block, 0, stream>>>(out, input, count);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// out (count) = input (count) of type Float, or += if `add`.
+template <class Float>
+void accumulate(float* out, const Float* input, size_t count, bool add, cudaStream_t stream) {
+  KernelRange range("accumulate", stream, (4.0 + sizeof(Float) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);
+  range.writes(out, count, add);
+  accumulate_kernel<Float><<<cast_grid(count), cast_block, 0, stream>>>(out, input, count, add);
+  CUDA_CHECK(cudaGetLastError());
+}

@@ -1,0 +1,29 @@
+// What the launchers did and when, as plain data: the profiler fills it (kernels/device/profile.cuh), runtime/trace_file.h
+// writes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+// Where in the run a launcher is called. -1: unknown, or outside of any.
+struct TraceContext {
+  int step = -1;         // the update being computed, from 1
+  int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
+  int layer = -1;
+};
+
+struct TracedRange {
+  const char* name;
+  size_t stream;            // its number
+  int64_t start, duration;  // nanoseconds; start counts from Profiler::origin
+  double bytes, flops;
+  TraceContext context;
+};
+
+struct Timeline {
+  std::vector<std::pair<size_t, std::string>> streams;  // number and name of those that no earlier timeline has named
+  std::vector<TracedRange> ranges;
+};
