@@ -1,6 +1,7 @@
 // The model's interface for the program, the same for every storage type. gpt.cuh has the maths: its class GPT defines
-// the passes that Model declares. The Makefile compiles gpt.cuh once for each storage type, so an edit of the program
-// does not compile the kernels again.
+// the passes that Model declares. The Makefile compiles gpt.cu once for each storage type, so an edit of the program does
+// not compile the kernels again. When the program starts, gpt.cu enters GPT<float>, GPT<bf16> and GPT<half> in
+// model_makers(), and make_model() asks for one of them by the name of its type.
 #pragma once
 
 #include <map>
@@ -66,8 +67,8 @@ class Model {
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- a step: begin_sums, then forward and backward of each micro-batch, then update. None of these calls waits for
-  // the device.
+  // ---- a step: begin_sums (which StepsInFlight::begin calls in training), then forward and backward of each
+  // micro-batch, then update. None of these calls waits for the device.
 
   // Sets the step's sums to zero, or to this rank's votes. Votes lie in pinned memory, and must not change before the
   // device has copied them.
@@ -97,7 +98,8 @@ class Model {
 
   // ---- results
 
-  // The sums over all ranks, in device memory; complete after the last batch of a step.
+  // The sums over all ranks, in device memory. The stream can read them after update() or sums(), which let it wait for
+  // the other ranks.
   const StepSums* reduced_sums() const { return reduced_sums_; }
   // The next three wait for the device.
   StepSums sums() {
@@ -152,6 +154,7 @@ class Model {
   void reduce_sums() {
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
     dp_.after(stream_);
+    static_assert(sizeof(StepSums) == 3 * sizeof(float));  // so that one collective adds up all of it
     dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 

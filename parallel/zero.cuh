@@ -84,7 +84,7 @@ class ParameterStore final : public Parameters {
     Slot<Float>& slot = fetch(unit);
     settle(slot);
     const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-    if (next > 0 && next < shards_.units()) fetch(next);
+    if (next > 0 && next < shards_.units()) fetch(next);  // (unit 0 is still in its slot when backward comes to it)
     return slot.data;
   }
 
@@ -96,12 +96,12 @@ class ParameterStore final : public Parameters {
   Gradient gradients(int unit) override {
     Slot<float>& slot = slot_of(gradient_slots_, unit);
     settle(slot);
-    return {slot.data, accumulates(unit) && !first_micro_step_};
+    return {slot.data, sums_in_slot(unit) && !first_micro_step_};
   }
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (dp_.size() == 1 || (accumulates(unit) && !last_micro_step_)) return;
+    if (dp_.size() == 1 || (sums_in_slot(unit) && !last_micro_step_)) return;
     Slot<float>& slot = slot_of(gradient_slots_, unit);
     dp_.after(stream_);
     reduce(unit, slot.data);
@@ -126,8 +126,9 @@ class ParameterStore final : public Parameters {
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
       update_unit(unit, options);
-      // The embedding is the largest unit: it is gathered while the others are updated.
-      if (unit == 0) weights_changed(), fetch(0);
+      if (unit > 0) continue;
+      weights_changed();  // those of all units: each is updated before anybody fetches it
+      fetch(0);           // the embedding is the largest unit: it is gathered while the others are updated
     }
   }
 
@@ -224,7 +225,7 @@ class ParameterStore final : public Parameters {
   }
 
   // Do this unit's gradients add up in its slot over the micro-steps? Those of other units are reduced after each one.
-  bool accumulates(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
+  bool sums_in_slot(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
 
   template <class E>
   void settle(Slot<E>& slot) {
@@ -254,18 +255,21 @@ class ParameterStore final : public Parameters {
 
   bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && dp_.size() > 1; }
 
+  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's slot. The sum goes where this rank keeps
+  // gradients: in stage 0 into the slot itself, in stage 1 into this rank's piece of it, in stages 2 and 3 into an array
+  // of pieces, where those of earlier micro-steps may be already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
     float* sum = array(State::gradient, unit);
-    const bool add = !accumulates(unit) && !first_micro_step_;
+    const bool add_to_earlier = !sums_in_slot(unit) && !first_micro_step_;
     if (casts_gradients()) {
       cast(staging_, whole, count, dp_.stream());
       if (stage_ == 0) dp_.all_reduce(staging_, count);
       else dp_.reduce_scatter(staging_ + begin, staging_, piece);
-      accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add, dp_.stream());
+      accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add_to_earlier, dp_.stream());
     } else if (stage_ == 0) {
       dp_.all_reduce(whole, count);
-    } else if (!add) {
+    } else if (!add_to_earlier) {
       dp_.reduce_scatter(sum, whole, piece);
     } else {
       dp_.reduce_scatter(whole + begin, whole, piece);
@@ -290,6 +294,7 @@ class ParameterStore final : public Parameters {
 
   void update_unit(int unit, const AdamW& options) {
     const size_t count = own_count(unit), begin = own_begin(unit);
+    // How many of this rank's elements lie before the unit's `decayed`
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
@@ -297,7 +302,7 @@ class ParameterStore final : public Parameters {
       if (!has_masters_) {
         adamw_stochastic(own_weights(unit), first, second, gradient, &summary_->factor, adamw_state_, count,
                          decayed, options, random_key(options_.seed, "stochastic rounding"),
-                         (list_.units()[unit].offset + begin) / 4, stream_);
+                         (list_.units()[unit].offset + begin) / 4, stream_);  // Philox draws four numbers at a time
         return;
       }
     }
