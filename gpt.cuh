@@ -56,8 +56,8 @@ struct UnitGradients : UnitTensors<float> {
 template <class Float>
 class GPT final : public Model {
  public:
-  GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
-      : Model(options, dp, stream), store_(list_, options.store, memory_, dp, stream) {
+  GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
+      : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/device/graph.cuh"
-#include "parallel/collectives.cuh"
 #include "kernels/device/memory.cuh"
+#include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
@@ -103,7 +103,7 @@ class Model {
   const StepSums* reduced_sums() const { return reduced_sums_; }
   // The next three wait for the device.
   StepSums sums() {
-    dp_.wait_for_all(stream_);
+    mesh_.world().wait_for_all(stream_);
     return read(reduced_sums_);
   }
   float loss() { return sums().loss; }
@@ -113,8 +113,8 @@ class Model {
   virtual std::vector<float> logits(int first, int count) = 0;
 
  protected:
-  Model(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
-      : options_(options), list_(options.shape), dp_(dp), stream_(stream) {}
+  Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
+      : options_(options), list_(options.shape), mesh_(mesh), stream_(stream) {}
 
   virtual void forward_pass(const Batch& batch) = 0;
   virtual void backward_pass(const Batch& batch) = 0;
@@ -127,7 +127,7 @@ class Model {
   ModelOptions options_;
   TensorList list_;
   DeviceMemory memory_;
-  Communicator& dp_;  // the data-parallel ranks
+  Mesh& mesh_;
   cudaStream_t stream_;
   StepSums* sums_ = nullptr;  // this rank's, in device memory
   std::string library_attention_, attention_problem_;
@@ -153,9 +153,9 @@ class Model {
 
   void reduce_sums() {
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
-    dp_.after(stream_);
+    mesh_.world().after(stream_);
     static_assert(sizeof(StepSums) == 3 * sizeof(float));  // so that one collective adds up all of it
-    dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
+    mesh_.world().all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 
   template <class Value>
@@ -170,8 +170,8 @@ class Model {
   float recorded_weight_ = 0;
 };
 
-// `dp` holds the data-parallel ranks. The model's calls are collective: all ranks make them, each with its own samples.
-using MakeModel = std::unique_ptr<Model> (*)(const ModelOptions& options, Communicator& dp, cudaStream_t stream);
+// The model's calls are collective: all ranks of the mesh make them, each data-parallel rank with its own samples.
+using MakeModel = std::unique_ptr<Model> (*)(const ModelOptions& options, Mesh& mesh, cudaStream_t stream);
 
 // The storage types that this program was linked with (make DTYPES), by name: fp32, bf16, fp16.
 inline std::map<std::string, MakeModel>& model_makers() {
@@ -179,7 +179,7 @@ inline std::map<std::string, MakeModel>& model_makers() {
   return makers;
 }
 
-inline std::unique_ptr<Model> make_model(const std::string& dtype, const ModelOptions& options, Communicator& dp,
+inline std::unique_ptr<Model> make_model(const std::string& dtype, const ModelOptions& options, Mesh& mesh,
                                          cudaStream_t stream) {
-  return model_makers().at(dtype)(options, dp, stream);
+  return model_makers().at(dtype)(options, mesh, stream);
 }

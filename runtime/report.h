@@ -24,8 +24,8 @@ struct StepResult {
 
 // What one rank sent in one step.
 struct StepTraffic {
-  std::map<std::string, double> bytes;        // by collective
-  double milliseconds, exposed_milliseconds;  // in collectives; the part of that in which the device only waited
+  std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
+  double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 
