@@ -44,7 +44,7 @@ class ParameterStore final : public Parameters {
   // model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Mesh& mesh,
                  cudaStream_t stream)
-      : list_(list), options_(options), data_(mesh.data()), stream_(stream), shards_(list, data_.size(), data_.rank()),
+      : list_(list), options_(options), data_(mesh.data()), world_(mesh.world()), tp_(mesh.tp()), stream_(stream), shards_(list, data_.size(), data_.rank()),
         stage_(data_.size() == 1 ? 0 : options.stage),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
         weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
@@ -122,6 +122,7 @@ class ParameterStore final : public Parameters {
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
     data_.wait_for_all(stream_);
     for (Slot<float>& slot : gradient_slots_) slot.moving = false;
+    add_up_over_tp();
     compute_norm(loss, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
@@ -277,18 +278,31 @@ class ParameterStore final : public Parameters {
     }
   }
 
+  // Tensor-parallel ranks have computed the gradients of the LayerNorms from their own rows: adds them up.
+  void add_up_over_tp() {
+    if (tp_.size() == 1) return;
+    tp_.after(stream_);
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      const size_t begin = std::max(own_begin(unit), list_.units()[unit].summed);
+      const size_t end = std::min(own_begin(unit) + own_count(unit), list_.units()[unit].count);
+      if (begin < end) tp_.all_reduce(array(State::gradient, unit) + (begin - own_begin(unit)), end - begin);
+    }
+    tp_.wait_for_all(stream_);
+  }
+
+  // Each rank squares what it answers for; the sum over all ranks is the same everywhere, and so is what follows from it.
   void compute_norm(const float* loss, float clip, const StepLimits& limits) {
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) {
-      square_sums(partials_ + partials, array(State::gradient, unit), own_count(unit), stream_);
-      partials += norm_partials(own_count(unit));
+      const Range range = shards_.answers_for(unit);
+      if (range.count == 0) continue;
+      square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - own_begin(unit)), range.count, stream_);
+      partials += norm_partials(range.count);
     }
     add_up(total_, partials_, partials, partials_ + partials, stream_);
-    if (stage_ > 0) {
-      data_.after(stream_);
-      data_.all_reduce(total_, 1);
-      data_.wait_for_all(stream_);
-    }
+    world_.after(stream_);
+    world_.all_reduce(total_, 1);
+    world_.wait_for_all(stream_);
     clip_factor(summary_, total_, loss, clip, limits, stream_);
   }
 
@@ -360,7 +374,7 @@ class ParameterStore final : public Parameters {
     gradients_ = arena.take<float>(gradient_total());
     if (stage_ < 2) lay_out_whole(gradient_slots_, gradients_);
     size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(own_count(unit));
+    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(shards_.answers_for(unit).count);
     partials_ = arena.take<float>(partials + norm_workspace(partials));
     total_ = arena.take<double>(1);
     summary_ = arena.take<GradientSummary>(1);
@@ -380,7 +394,7 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator& data_;
+  Communicator &data_, &world_, &tp_;
   cudaStream_t stream_;
   Shards shards_;
   int stage_;
