@@ -42,7 +42,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   std::printf("total %s", bytes_text(model.memory().total()).c_str());
   if (snapshot_bytes) std::printf("; host memory: snapshot %s", bytes_text(snapshot_bytes).c_str());
   std::printf("\n");
-  std::printf("work      6N + 6LCT = %.3f GFLOP a token", model.flops_per_token() / 1e9);
+  std::printf("work      6Ψ + 6LCT = %.3f GFLOP a token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
   if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);
