@@ -63,7 +63,7 @@ def main():
       for way, (launcher, threads, options) in ways.items():
         measured[way] += train(arguments, folder, launcher, threads, options)
   tokens = arguments.global_batch * arguments.seq_len
-  print(f"{arguments.model}, {arguments.dtype}, {tokens:,} tokens a step, micro-batch {arguments.micro_batch}, "
+  print(f"{arguments.model}, {arguments.dtype}, {tokens:,} tokens per step, micro-batch {arguments.micro_batch}, "
         f"{arguments.rounds} rounds of {arguments.steps - 1} steps")
   median = {way: {key: statistics.median(step.get(key, 0.0) for step in steps)
                   for key in ("step_ms", "comm_ms", "comm_exposed_ms")} for way, steps in measured.items()}

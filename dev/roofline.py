@@ -79,7 +79,7 @@ def forward(s):
   R, C, T, L = s.rows, s.channels, s.seq_len, s.layers
   return [
     Operation("embedding_forward", "wte + wpe", 1, R * C, 3 * R * C * SHORT),
-    # The first LayerNorm has no residual to add: 2 elements a channel instead of 4.
+    # The first LayerNorm has no residual to add: 2 elements per channel instead of 4.
     Operation("residual_layernorm_forward", "two a block, one at the end", 2 * L + 1, 8 * R * C * (2 * L + 1),
               (4 * (2 * L + 1) - 2) * R * C * SHORT),
     *[product("matmul_forward", name, L, R, outputs, inputs) for name, inputs, outputs in linear_layers(s)],

@@ -96,12 +96,12 @@ std::vector<Output> AdamWUpdate<T>::outputs() const {
   return outputs;
 }
 
-// ---- 1: a kernel a line
+// ---- 1: one kernel per line
 //
-// The formula as it stands, a thread an element: m reads and writes 12 bytes, v 12, w 16, rounding 6: 46, half as much
-// again as the 30 that are needed. The gradient is read twice, m, v and w come back from memory where a register had
-// them a moment ago, and four launches stand for one. (The clip factor and the corrections count 4 bytes more, a sector
-// a warp each time; caches have them.)
+// The formula as it stands, one thread per element: m reads and writes 12 bytes, v 12, w 16, rounding 6: 46, half as
+// much again as the 30 that are needed. The gradient is read twice, m, v and w come back from memory where a register
+// had them a moment ago, and four launches stand for one. (The clip factor and the corrections count 4 bytes more, a
+// sector a warp each time; caches have them.)
 
 __global__ void first_moment_kernel(float* first, const float* gradients, const float* factor, size_t count,
                                     float beta1) {
@@ -175,9 +175,9 @@ void fused(AdamWUpdate<T>& o, cudaStream_t stream) {
 
 // ---- 3: packs of 16 bytes: the kernel of the model
 //
-// Bytes are as few as they can be, and four loads of 4 bytes from each of 2,048 threads, 32 KB an SM, are enough on the
-// way: in time, little is left to gain. What each element still pays for is its thread: index, bounds, addresses and
-// the step's three numbers. Four elements a thread share these, and a load or store moves 16 bytes.
+// Bytes are as few as they can be, and four loads of 4 bytes from each of 2,048 threads, 32 KB per SM, are enough on
+// the way: in time, little is left to gain. What each element still pays for is its thread: index, bounds, addresses
+// and the step's three numbers. Four elements per thread share these, and a load or store moves 16 bytes.
 
 template <class T>
 void packs(AdamWUpdate<T>& o, cudaStream_t stream) {
@@ -195,7 +195,7 @@ std::vector<Rung<AdamWUpdate<T>>> AdamWUpdate<T>::rungs() {
   return {
       {"kernel_per_line", "m, v, w, rounding: what one writes the next one reads again", kernel_per_line<T>},
       {"fused", "one kernel: an element's values stay in registers from line to line", fused<T>},
-      {"packs", "kernels/adamw.cuh: 16 bytes a load: a quarter of the instructions around it", packs<T>,
+      {"packs", "kernels/adamw.cuh: 16 bytes per load: a quarter of the instructions around it", packs<T>,
        whole_packs<T>},
   };
 }

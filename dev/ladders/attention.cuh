@@ -91,7 +91,7 @@ inline Output in_terms(const char* name, std::vector<double> actual, std::vector
   return {name, std::move(actual), std::move(expected), 1, tolerance};
 }
 
-// ---- a block a row of a T×T matrix
+// ---- one block per row of a T×T matrix
 
 constexpr int row_threads = 64;
 
@@ -101,7 +101,7 @@ __device__ inline Float* matrix_row(Float* matrices, int seq_len, int row) {
   return matrices + ((size_t(blockIdx.z) * gridDim.y + blockIdx.y) * seq_len + row) * seq_len;
 }
 
-// row[j] = factor · x·rows[j] for j < count: a thread a product, on its own from start to end.
+// row[j] = factor · x·rows[j] for j < count: one thread per product, on its own from start to end.
 template <class T>
 __device__ inline void dot_rows(float* row, int count, const T* x, const HeadRows<const T>& rows, float factor) {
   for (int j = threadIdx.x; j < count; j += blockDim.x) {
@@ -112,7 +112,7 @@ __device__ inline void dot_rows(float* row, int count, const T* x, const HeadRow
   }
 }
 
-// to = factor · Σ_j row[j]·rows[j] for j < count: a thread an element.
+// to = factor · Σ_j row[j]·rows[j] for j < count: one thread per element.
 template <class T>
 __device__ inline void sum_rows(T* to, const float* row, int count, const HeadRows<const T>& rows, float factor) {
   for (int d = threadIdx.x; d < rows.head_size; d += blockDim.x) {
@@ -122,7 +122,7 @@ __device__ inline void sum_rows(T* to, const float* row, int count, const HeadRo
   }
 }
 
-// ---- a warp a row of a head: lane l has elements l, l + 32, ...
+// ---- one warp per row of a head: lane l has elements l, l + 32, ...
 
 constexpr int warps_per_block = 4;
 

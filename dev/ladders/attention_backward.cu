@@ -46,9 +46,9 @@ struct AttentionBackward : Attention<T> {
 // ---- 1: four kernels, and two matrices between them
 //
 // The formulas, a kernel for each step. Two matrices go to memory, come back, are overwritten and come back again: 44
-// bytes a pair, of 2·B·NH·T² floats that no cache holds, where all that must be moved is 1,028/(T/2). Counted (9,740
-// bytes an element, 606 times the least), it is S and dP that cost most: a sector of 32 bytes for each element of a key
-// and of a value, 4,096 bytes a pair. dK and dV go down the matrices' columns, a sector for each 4 bytes.
+// bytes per pair, of 2·B·NH·T² floats that no cache holds, where all that must be moved is 1,028/(T/2). Counted (9,740
+// bytes per element, 606 times the least), it is S and dP that cost most: a sector of 32 bytes for each element of a
+// key and of a value, 4,096 bytes per pair. dK and dV go down the matrices' columns, a sector for each 4 bytes.
 
 template <class T>
 __global__ void products_kernel(float* p, float* dp, const T* dout, const T* qkv, int seq_len, int head_size,
@@ -109,13 +109,13 @@ void four_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
                                                        o.head_size, o.scale);
 }
 
-// ---- 2: P again from lse, a warp a query, dK and dV added up in memory
+// ---- 2: P again from lse, one warp per query, dK and dV added up in memory
 //
 // lse and two products of 64 numbers make P and dS of a pair anew: no matrix, any T; D is dO·O, before the first key.
-// The lanes lie along the head, so that sectors are full, 256 bytes a pair: counted, a sixth of before. But all queries
-// add to the dK and dV of a key: 128 atomic additions of floats a pair, 512 bytes that the L2 cache reads and writes,
-// and they queue, for all queries begin at key 0. Their order differs from run to run, and so do the last bits of the
-// result.
+// The lanes lie along the head, so that sectors are full, 256 bytes per pair: counted, a sixth of before. But all
+// queries add to the dK and dV of a key: 128 atomic additions of floats per pair, 512 bytes that the L2 cache reads and
+// writes, and they queue, for all queries begin at key 0. Their order differs from run to run, and so do the last bits
+// of the result.
 
 template <int N>
 __device__ inline void atomic_add_lane(float* row, float factor, const float (&x)[N], int head_size) {
@@ -178,11 +178,11 @@ void atomics(AttentionBackward<T>& o, cudaStream_t stream) {
   round_kernel<T><<<blocks_for(count, 256), 256, 0, stream>>>(o.dqkv.data(), o.sums.data(), count);
 }
 
-// ---- 3: a warp a query, then a warp a key
+// ---- 3: one warp per query, then one warp per key
 //
 // Whose sum it is keeps it in registers: first queries sum dQ over keys, then keys sum dK and dV over queries. No
 // atomics, no fp32 workspace, no queues, the same bits every time. The price: S and dP are computed twice, 7 products
-// for 5, twice the shuffles (20 a pair), and 320 bytes a pair are read once more, q, dO and a sector each for lse and
+// for 5, twice the shuffles (20 a pair), and 320 bytes per pair are read once more, q, dO and a sector each for lse and
 // D: still a quarter less than with the 512 of the atomics.
 
 template <int N, class T>
@@ -243,9 +243,9 @@ void two_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
 
 // ---- 4: tiles of the other side in shared memory
 //
-// As in the forward pass: 64 queries, or keys, share tiles of the other side, 8 bytes a pair instead of 576; with their
-// own rows, counted, a 22nd. A thread has a row to itself: no shuffle is left, an exponential is done once, not by 32
-// lanes. A pair is 448 multiply-adds, 14 instructions of a warp. What the model runs in fp32.
+// As in the forward pass: 64 queries, or keys, share tiles of the other side, 8 bytes per pair instead of 576; with
+// their own rows, counted, a 22nd. A thread has a row to itself: no shuffle is left, an exponential is done once, not
+// by 32 lanes. A pair is 448 multiply-adds, 14 instructions of a warp. What the model runs in fp32.
 
 template <class T>
 void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -264,7 +264,7 @@ void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
 //
 // Seven products are 7·4 mma for 16 × 8 pairs, 0.22 a pair, and P and dS pass from one to the next in registers,
 // rounded to 16 bits. Operands come by ldmatrix: counted, 1,070 wavefronts for 1,000 elements instead of 36,000. 128
-// rows share those of the other side, 4 bytes a pair. kernels/flash_attention.cuh: what the model runs in 16 bits.
+// rows share those of the other side, 4 bytes per pair. kernels/flash_attention.cuh: what the model runs in 16 bits.
 
 template <class T>
 void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -285,8 +285,8 @@ template <class T>
 std::vector<Rung<AttentionBackward<T>>> AttentionBackward<T>::rungs() {
   return {
       {"four_kernels", "the formulas: products, softmax, sums, two T×T matrices between them", four_kernels<T>},
-      {"atomics", "P anew from lse: no matrix; a warp a query adds to its keys' dK, dV", atomics<T>},
-      {"two_kernels", "a warp a query, then a warp a key: 7 products for 5, no atomics", two_kernels<T>},
+      {"atomics", "P anew from lse: no matrix; one warp per query adds to its keys' dK, dV", atomics<T>},
+      {"two_kernels", "one warp per query, then one warp per key: 7 products for 5, no atomics", two_kernels<T>},
       {"tiles", "kernels/attention.cuh: 64 rows share each row of the other side", tiles<T>},
       {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, suits_tensor_cores},
       {"library", "attention_backward by cuDNN", library<T>, suits_library, true},

@@ -36,8 +36,8 @@ struct AttentionForward : Attention<T> {
 
 // ---- 1: three kernels, and a matrix between them
 //
-// The formula, a kernel for each step. S goes to memory and comes back, for the softmax three times: 28 bytes a pair,
-// of B·NH·T² floats that no cache holds, where all that must be moved is 516/(T/2). Counted (4,690 bytes an element,
+// The formula, a kernel for each step. S goes to memory and comes back, for the softmax three times: 28 bytes per pair,
+// of B·NH·T² floats that no cache holds, where all that must be moved is 516/(T/2). Counted (4,690 bytes per element,
 // 582 times the least), something else is worse: a warp's 32 threads read 32 keys, which are rows apart, a sector of 32
 // bytes for each element of 2. A pair asks for 2,048 bytes of K to use 128, and L1 has to have the other 15 of the
 // sector.
@@ -86,10 +86,10 @@ void three_kernels(AttentionForward<T>& o, cudaStream_t stream) {
 
 // ---- 2: a row of the matrix in shared memory
 //
-// The three kernels in one, a row of the matrix at a time: 4·T bytes fit into shared memory, and the 28 bytes a pair no
-// longer go to memory and back. Of the bytes counted that is 4 %, but those are the ones that L1 can't help with. The
-// price: T is limited (to 58,000 on Hopper), and a block waits for its slowest thread three times a row instead of
-// twice.
+// The three kernels in one, a row of the matrix at a time: 4·T bytes fit into shared memory, and the 28 bytes per pair
+// no longer go to memory and back. Of the bytes counted that is 4 %, but those are the ones that L1 can't help with.
+// The price: T is limited (to 58,000 on Hopper), and a block waits for its slowest thread three times per row instead
+// of twice.
 
 template <class T>
 __global__ void row_in_shared_memory_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
@@ -157,10 +157,10 @@ void running_maximum(AttentionForward<T>& o, cudaStream_t stream) {
 
 // ---- 4: tiles of keys in shared memory: FlashAttention
 //
-// 64 queries see the same keys, so a block loads a tile of 32 once for all: 4 bytes a pair instead of 256. With the
-// queries' own rows that is, counted, a 29th. A thread has a query to itself: no product is summed over lanes, no
-// shuffle is left, and sums are corrected once a tile. A pair is 128 multiply-adds, 4 instructions of a warp: at best
-// the 67 TFLOP/s that an H100 does without tensor cores. What the model runs in fp32.
+// 64 queries see the same keys, so a block loads a tile of 32 keys once for all of them: 4 bytes per pair instead of
+// 256. With the queries' own rows that is, counted, a 29th. A thread has a query to itself: no product is summed over
+// lanes, no shuffle is left, and sums are corrected once a tile. A pair is 128 multiply-adds, 4 instructions of a warp:
+// at best the 67 TFLOP/s that an H100 does without tensor cores. What the model runs in fp32.
 
 template <class T>
 void tiles(AttentionForward<T>& o, cudaStream_t stream) {
@@ -174,8 +174,8 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
 // ---- 5: the products on tensor cores
 //
 // An mma is 2,048 multiply-adds, 16 elements of the head for 16 × 8 pairs: a sixteenth of an instruction a pair. Its
-// operands come by ldmatrix, 16 bytes a lane and no bank twice: counted, 258 wavefronts for 1,000 elements instead of
-// 10,200 (of loads of 4 bytes: nvcc may join four). 128 queries share a key, 2 bytes a pair, and the next tile is
+// operands come by ldmatrix, 16 bytes per lane and no bank twice: counted, 258 wavefronts for 1,000 elements instead of
+// 10,200 (of loads of 4 bytes: nvcc may join four). 128 queries share a key, 2 bytes per pair, and the next tile is
 // copied while this one is used. kernels/flash_attention.cuh: what the model runs in 16 bits.
 
 template <class T>
@@ -197,7 +197,7 @@ std::vector<Rung<AttentionForward<T>>> AttentionForward<T>::rungs() {
       {"three_kernels", "the formula: scores, softmax and sums, a T×T matrix between them", three_kernels<T>},
       {"row_in_shared_memory", "one kernel: a row of the matrix never leaves the SM", row_in_shared_memory<T>,
        row_fits},
-      {"running_maximum", "no row at all: a warp a query, sums corrected as keys go by", running_maximum<T>},
+      {"running_maximum", "no row at all: one warp per query, sums corrected with each key", running_maximum<T>},
       {"tiles", "kernels/attention.cuh: 64 queries share each key that is read", tiles<T>},
       {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>,
        suits_tensor_cores},

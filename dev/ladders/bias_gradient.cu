@@ -46,7 +46,7 @@ struct BiasGradient {
   Buffer<float> dbias, workspace;
 };
 
-// ---- 1: a thread an element
+// ---- 1: one thread per element
 //
 // Plenty of threads, full sectors, and an atomic for each element: 4 bytes beside the 2 that are read in bf16, and all
 // rows queue for the same few addresses, one addition after the other at each. Which comes first is chance: so are the
@@ -65,7 +65,7 @@ void thread_per_element(BiasGradient<T>& o, cudaStream_t stream) {
       <<<blocks_for(o.count(), 256), 256, 0, stream>>>(o.dbias.data(), o.dout.data(), o.count(), o.columns);
 }
 
-// ---- 2: a thread a column
+// ---- 2: one thread per column
 //
 // The thread adds its column up in a register: no atomics, one order, the same bits every time, and the least bytes.
 // But there are only as many threads as columns: 3,072 are two warps on each of 48 multiprocessors, with a few loads of
@@ -91,7 +91,7 @@ void thread_per_column(BiasGradient<T>& o, cudaStream_t stream) {
 //
 // A thread adds 64 rows of a column, and its sum is an element of a matrix of a 64th of the rows, which is added up in
 // turn. There is a thread for 64 elements, enough to fill a GPU; a 64th of the elements is written as float and read
-// again, 4·2/64 bytes an element, 6 % of bf16's 2. The tree depends on the shape alone: the bits stay the same.
+// again, 4·2/64 bytes per element, 6 % of bf16's 2. The tree depends on the shape alone: the bits stay the same.
 
 template <class T>
 __global__ void sums_of_rows_kernel(float* sums, const T* dout, int rows, int columns) {
@@ -130,10 +130,10 @@ void packs(BiasGradient<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<BiasGradient<T>>> BiasGradient<T>::rungs() {
   return {
-      {"thread_per_element", "an atomic an element: rows queue for the same few addresses", thread_per_element<T>},
+      {"thread_per_element", "one atomic per element: rows queue for the same few addresses", thread_per_element<T>},
       {"thread_per_column", "sums in registers: no atomics, the same bits; too few threads", thread_per_column<T>},
-      {"tree", "64 rows a thread, then 64 sums a thread: threads enough, for 1/16 more bytes", tree<T>},
-      {"packs", "kernels/column_sum.cuh: 16 bytes a load, four loads at once", packs<T>},
+      {"tree", "64 rows per thread, then 64 sums per thread: enough threads, for 1/16 more bytes", tree<T>},
+      {"packs", "kernels/column_sum.cuh: 16 bytes per load, four loads at once", packs<T>},
   };
 }
 

@@ -1,8 +1,8 @@
 // What the CPU device counted (cpu/access_counts.h), as a row of a table.
 //
-//   moved        bytes an element that cross to and from memory: 32 a sector; no cache is modelled
+//   moved        bytes per element that cross to and from memory: 32 a sector; no cache is modelled
 //   × least      that, in times of what the operation must move at least
-//   width        bytes a thread asks for at once, on average
+//   width        bytes that a thread asks for at once, on average
 //   full %       how much of the sectors is asked for: 100 % if a warp's addresses are side by side
 //   conflicts    wavefronts that shared memory takes, in times of those that suffice without bank conflicts
 //   barriers, shuffles, mma    instructions of warps, for 1,000 elements

@@ -2,8 +2,8 @@
 //
 //   dwte[tokens[b,t], :] += dout[b,t,:];   dwpe[t, :] = Σ_b dout[b,t,:]
 //
-// Least bytes: dout read once, the rows of dwte that occur read and written, dwpe written. Two additions an element. It
-// is a scatter with collisions, and as uneven as words are: a few tokens make up most of a text, and the commonest
+// Least bytes: dout read once, the rows of dwte that occur read and written, dwpe written. Two additions per element.
+// It is a scatter with collisions, and as uneven as words are: a few tokens make up most of a text, and the commonest
 // alone a twentieth of it. A rung must say who adds when two rows meet; and in which order, if runs are to agree to the
 // last bit.
 #include <climits>
@@ -87,7 +87,7 @@ struct EmbeddingBackward {
   Buffer<float> dwte, dwpe;
 };
 
-// ---- 1: a thread an element
+// ---- 1: one thread per element
 //
 // Every element goes where it belongs by two atomics, 8 bytes beside the 2 of bf16 that are read. Additions to dwpe
 // meet at B rows each, those to dwte at as many as a token is common, and queue there. Which comes first is chance: so
@@ -114,7 +114,7 @@ void thread_per_element(EmbeddingBackward<T>& o, cudaStream_t stream) {
 // ---- 2: positions are gathered
 //
 // Which rows meet at a position is known without looking: a thread owns an element of dwpe, adds its B terms up in a
-// register and writes once. One of two atomics an element is gone, a B-th of a store takes its place, and dwpe's bits
+// register and writes once. One of two atomics per element is gone, a B-th of a store takes its place, and dwpe's bits
 // are settled. dout is read by two kernels now, 2 bytes more.
 
 template <class T>
@@ -177,7 +177,7 @@ void sorted_tokens(EmbeddingBackward<T>& o, cudaStream_t stream) {
 // ---- 4: packs of 16 bytes
 //
 // The same two kernels with 8 elements of bf16 to a thread: an eighth of the loads of dout, and of what comes with each
-// of them, two look-ups of where a run's next row is. Sectors are not fewer but more, 18.7 bytes an element instead of
+// of them, two look-ups of where a run's next row is. Sectors are not fewer but more, 18.7 bytes per element instead of
 // 15.7: 8 floats of a table are two accesses of 16 bytes, each to half of a sector. A cache puts the halves together.
 
 template <class T>
@@ -200,10 +200,10 @@ void rows_at_once(EmbeddingBackward<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<EmbeddingBackward<T>>> EmbeddingBackward<T>::rungs() {
   return {
-      {"thread_per_element", "two atomics an element, which queue where tokens are equal", thread_per_element<T>},
+      {"thread_per_element", "two atomics per element, which queue where tokens are equal", thread_per_element<T>},
       {"gathered_positions", "dwpe: a thread adds over the batch: one atomic less", gathered_positions<T>},
       {"sorted_tokens", "dwte: a block adds up a run of equal tokens: no atomics, the same bits", sorted_tokens<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>},
+      {"packs", "16 bytes per load: an eighth of the instructions", packs<T>},
       {"rows_at_once", "kernels/embedding.cuh: eight rows of a run under way at once", rows_at_once<T>},
   };
 }

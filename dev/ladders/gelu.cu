@@ -48,7 +48,7 @@ struct Gelu {
   Buffer<T> out;
 };
 
-// ---- 1: a thread an element
+// ---- 1: one thread per element
 //
 // Little's law: for 3.35 TB/s at a latency of 0.6 µs an H100 needs 2 MB on the way, 15 KB for each SM. The 2,048
 // threads of an SM that wait for 2 bytes each have asked for 4 KB. And index, bounds, addresses, constants, load and
@@ -72,9 +72,9 @@ void thread_per_element(Gelu<T>& o, cudaStream_t stream) {
 
 // ---- 2: packs of 16 bytes
 //
-// Too little was on the way. A thread asks for 16 bytes at once, 8 elements of bf16: 32 KB an SM, and an eighth of the
-// loads, stores and index arithmetic. The sectors stay as they were, full; 27 instructions an element are left, 218 for
-// 8: the 24 of an element alone, and an eighth of the 24 that these share.
+// Too little was on the way. A thread asks for 16 bytes at once, 8 elements of bf16: 32 KB per SM, and an eighth of the
+// loads, stores and index arithmetic. The sectors stay as they were, full; 27 instructions per element are left, 218
+// for 8: the 24 of an element alone, and an eighth of the 24 that these share.
 
 template <class T, int N>
 __global__ void packs_kernel(T* out, const T* input, size_t count) {
@@ -97,7 +97,7 @@ void packs(Gelu<T>& o, cudaStream_t stream) {
 
 // ---- 3: the sigmoid instead of tanh: the kernel of the model
 //
-// An H100's memory delivers 0.84·10¹² bf16 elements a second and takes back as many; its SMs execute some 30·10¹²
+// An H100's memory delivers 0.84·10¹² bf16 elements per second and takes back as many; its SMs execute some 30·10¹²
 // instructions of threads: 35 an element, of which 27 leave little room for waiting. (1 + tanh u)/2 is the sigmoid of
 // 2u: an exponential and a reciprocal of the special function unit, without cases for small u and for its sign. 14
 // instructions are left, 112 for 8.
@@ -110,8 +110,8 @@ void sigmoid(Gelu<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<Gelu<T>>> Gelu<T>::rungs() {
   return {
-      {"thread_per_element", "full sectors, but 2 bytes a thread on the way at a time", thread_per_element<T>},
-      {"packs", "16 bytes a thread: an eighth of the loads and stores, eight times as much on the way", packs<T>},
+      {"thread_per_element", "full sectors, but 2 bytes per thread on the way at a time", thread_per_element<T>},
+      {"packs", "16 bytes per thread: an eighth of the loads and stores, eight times as much on the way", packs<T>},
       {"sigmoid", "kernels/gelu.cuh: x·sigmoid(2u), half of the arithmetic of tanh", sigmoid<T>},
   };
 }

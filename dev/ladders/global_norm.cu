@@ -92,7 +92,7 @@ void atomic_per_block(GlobalNorm<T>& o, cudaStream_t stream) {
       o.total.data(), o.gradients.data(), o.count);
 }
 
-// ---- 3: many elements a thread
+// ---- 3: many elements per thread
 //
 // Meeting took longer than adding. A thread adds eight packs of 16 bytes (thread_sum of kernels/norm.cuh) before it
 // meets others: a 32nd of the shuffles, barriers and atomics. As all its loads come before the first addition, 128
@@ -128,7 +128,7 @@ std::vector<Rung<GlobalNorm<T>>> GlobalNorm<T>::rungs() {
   return {
       {"atomic_per_element", "all additions to one address, one after another", atomic_per_element<T>},
       {"atomic_per_block", "256 elements meet in a block first: a 256th of the atomics", atomic_per_block<T>},
-      {"packs", "eight packs of 16 bytes a thread before it meets others", packs<T>},
+      {"packs", "eight packs of 16 bytes per thread, before threads add up together", packs<T>},
       {"tree", "kernels/norm.cuh: each sum has its place: the same bits every time", tree<T>},
   };
 }

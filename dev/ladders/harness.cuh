@@ -2,7 +2,7 @@
 // is time, against what this card can do at best; on the CPU device it is counts, exact and the same on every machine:
 // what threads move, in how many 32-byte sectors, with which bank conflicts, how often they wait for each other.
 //
-// A ladder is a file with one class template over the element type, the *operation*, and a function a rung:
+// A ladder is a file with one class template over the element type, the *operation*, and one function per rung:
 //
 //   template <class T>
 //   struct Gelu {

@@ -41,7 +41,7 @@ std::vector<Output> layernorm_outputs(const Operation<T>& o, const LayerNormRefe
           {"out", o.out.numbers(), right.out, 1, rounding<T> + 3 * sums}};
 }
 
-// ---- a thread a row
+// ---- one thread per row
 
 template <class T>
 __global__ void norm_thread_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight,
@@ -71,7 +71,7 @@ void norm_thread_per_row(Operation<T>& o, const T* x, cudaStream_t stream) {
       o.out.data(), o.mean.data(), o.rstd.data(), x, o.weight.data(), o.bias.data(), o.rows, o.channels);
 }
 
-// ---- a warp a row
+// ---- one warp per row
 
 template <class T>
 __global__ void norm_warp_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight, const T* bias,

@@ -4,8 +4,8 @@
 //   dx += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 //
 // Sums go both ways: dx needs two along each row, before any of it can be written; dweight and dbias need two down each
-// column. Least bytes: dout, x and dx read once, dx written once: 4 elements a channel. About 20 FLOPs an element, so
-// memory decides: who reads what, how often, and where the columns are added up.
+// column. Least bytes: dout, x and dx read once, dx written once: 4 elements per channel. About 20 FLOPs per element,
+// so memory decides: who reads what, how often, and where the columns are added up.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {
@@ -75,10 +75,10 @@ void clear_sums(LayerNormBackward<T>& o, cudaStream_t stream) {
   CUDA_CHECK(cudaMemsetAsync(o.dbias.data(), 0, o.channels * sizeof(float), stream));
 }
 
-// ---- 1: a thread a row
+// ---- 1: one thread per row
 //
 // The formulas as they stand. Neighbours in a warp read rows apart: a sector of 32 bytes for each 2 asked for, five
-// times an element (dout and x twice, dx), and once more to write. All rows add to the same 2·C floats, two atomics an
+// times per element (dout and x twice, dx), and once more to write. All rows add to the same 2·C floats, two atomics an
 // element, which arrive in another order each time: the last bits change from run to run.
 
 template <class T>
@@ -111,10 +111,10 @@ void thread_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
       o.rstd.data(), o.rows, o.channels);
 }
 
-// ---- 2: a warp a row
+// ---- 2: one warp per row
 //
 // The same, with 32 threads side by side along the row: sectors are full, a sixteenth of those in bf16, and ten
-// shuffles a row add up its two sums. The atomics remain, two an element, 8 bytes beside the 12 that are read and
+// shuffles per row add up its two sums. The atomics remain, two an element, 8 bytes beside the 12 that are read and
 // written: memory is not the limit yet, the 2·C addresses are that all rows queue for.
 
 template <class T>
@@ -150,9 +150,9 @@ void warp_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
 
 // ---- 3: a block owns 32 rows
 //
-// A warp a row for the two means, as before; then, after one barrier, a thread owns columns and walks the block's 32
-// rows, so that dweight and dbias grow in registers. What leaves the block is a partial sum for 32 rows, added up by
-// kernels/column_sum.cuh: 2·2/32 floats an element instead of two atomics, and the same bits every time.
+// One warp per row for the two means, as before; then, after one barrier, a thread owns columns and walks the block's
+// 32 rows, so that dweight and dbias grow in registers. What leaves the block is a partial sum for 32 rows, added up by
+// kernels/column_sum.cuh: 2·2/32 floats per element instead of two atomics, and the same bits every time.
 
 // The partial sums of 32 rows each are in the workspace: first those of dweight, then those of dbias.
 template <class T>
@@ -182,9 +182,9 @@ void owned_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
 // ---- 4: packs of 16 bytes
 //
 // The same kernel, with 8 elements of bf16 at once: an eighth of the loads and stores, and of the loop around them. The
-// bytes stay what they were, 6 elements a channel, since dout and x are still read twice: 32 rows of two tensors are 98
-// KB at 768 channels, and those of all blocks at work exceed the L2 cache, so that the second time costs what the first
-// did.
+// bytes stay what they were, 6 elements per channel, since dout and x are still read twice: 32 rows of two tensors are
+// 98 KB at 768 channels, and those of all blocks at work exceed the L2 cache, so that the second time costs what the
+// first did.
 
 template <class T>
 void packs(LayerNormBackward<T>& o, cudaStream_t stream) {
@@ -193,9 +193,9 @@ void packs(LayerNormBackward<T>& o, cudaStream_t stream) {
 
 // ---- 5: rows kept in registers: the kernel of the model
 //
-// A block's threads own a pack of columns each from the start, and hold it of two rows at a time: 4 elements a channel,
-// two thirds of the bytes. The price is that a row's sums are a block's, not a warp's: a barrier for every two rows
-// instead of one for 32, and six loads of a thread in flight before each.
+// A block's threads own a pack of columns each from the start, and hold it of two rows at a time: 4 elements per
+// channel, two thirds of the bytes. The price is that a row's sums are a block's, not a warp's: a barrier for every two
+// rows instead of one for 32, and six loads of a thread in flight before each.
 
 template <class T>
 void kept_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
@@ -206,10 +206,10 @@ void kept_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<LayerNormBackward<T>>> LayerNormBackward<T>::rungs() {
   return {
-      {"thread_per_row", "the formulas as they stand: a sector and two atomics an element", thread_per_row<T>},
+      {"thread_per_row", "the formulas as they stand: a sector and two atomics per element", thread_per_row<T>},
       {"warp_per_row", "32 threads side by side along the row: full sectors, the same atomics", warp_per_row<T>},
       {"owned_rows", "a block sums the columns of 32 rows in registers: no atomics, the same bits", owned_rows<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>},
+      {"packs", "16 bytes per load: an eighth of the instructions", packs<T>},
       {"kept_rows", "kernels/layernorm.cuh: two rows at a time stay in registers: each is read once", kept_rows<T>},
   };
 }

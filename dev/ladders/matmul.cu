@@ -337,9 +337,9 @@ void double_buffer(Matmul<T>& o, cudaStream_t stream) {
 // An instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM: that is 62 % of what tensor cores do
 // by wgmma, but ten times the FMAs of before. Now all else must keep up. A warp has 64×64 outputs, so that 16 of k take
 // 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a 64th of a wavefront for 32 FMAs, an eighth of before, with no
-// bank conflicts, as tiles are swizzled (kernels/device/tensor_tiles.cuh). Counted, with those that write the tiles, 172 for
-// 1,000 outputs instead of 1,060: a sixth. A block's tile of 128×128 would take 40 bytes a cycle from L2, 128×256 takes
-// 30.
+// bank conflicts, as tiles are swizzled (kernels/device/tensor_tiles.cuh). Counted, with those that write the tiles,
+// 172 for 1,000 outputs instead of 1,060: a sixth. A block's tile of 128×128 would take 40 bytes a cycle from L2,
+// 128×256 takes 30.
 //
 // ---- 7: three tiles in turn
 //
@@ -490,7 +490,7 @@ std::vector<Rung<Matmul<T>>> Matmul<T>::rungs() {
       {"naive", "a thread an output; a warp has 32 rows of A: 33 sectors for 32 FMAs", naive<T>},
       {"coalesced", "a warp has 32 neighbouring columns of B: 3 sectors", coalesced<T>},
       {"shared_tiles", "32×32 outputs a block share what they read: 24 times fewer sectors", shared_tiles<T>},
-      {"register_tiles", "8×8 outputs a thread, 16 bytes a load: 16 times fewer wavefronts of shared memory",
+      {"register_tiles", "8×8 outputs per thread, 16 bytes per load: 16 times fewer wavefronts of shared memory",
        register_tiles<T>, has_chunks<T>},
       {"double_buffer", "cp.async brings the next tile while this one is used; half the barriers", double_buffer<T>,
        suits_double_buffer<T>},

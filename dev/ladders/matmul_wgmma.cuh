@@ -1,6 +1,6 @@
 // The last rung of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
-// Hopper's copy engine and tensor cores (dev/ladders/hopper.cuh), which do all the work: threads only tell them what to do.
-// M is any size, N and K are multiples of 8: a row is a multiple of 16 bytes for the copy engine.
+// Hopper's copy engine and tensor cores (dev/ladders/hopper.cuh), which do all the work: threads only tell them what to
+// do. M is any size, N and K are multiples of 8: a row is a multiple of 16 bytes for the copy engine.
 //
 // What limits it. An SM's tensor cores do 4,096 FLOPs a cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64 of K, of
 // a tile of C, 128 × 256, is
@@ -19,7 +19,7 @@
 // Who does what. A block of 3 warpgroups works on one tile after another:
 //
 //   warpgroup 0     the producer: one thread starts the copies of each step, into the next of 4 stages
-//   warpgroups 1, 2 the consumers: each multiplies 64 rows of A's tile with the whole tile of B, 4 products a step
+//   warpgroups 1, 2 the consumers: each multiplies 64 rows of A's tile with the whole tile of B, 4 products per step
 //
 //   producer   waits for empty[s], starts the copies that bring stage s to full[s]
 //   consumers  wait for full[s], start its products, wait for those of the stage before and arrive at its empty

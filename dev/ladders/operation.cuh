@@ -1,4 +1,5 @@
-// What operations of the ladders share: which sizes they take, how many blocks a thread an element is, and rounding.
+// What operations of the ladders share: which sizes they take, how many blocks make one thread per element, and
+// rounding.
 #pragma once
 
 #include <stdexcept>
@@ -32,7 +33,7 @@ inline int at_least(const std::string& other, const Shape& shape, const std::str
 // Blocks of `block` threads that are `threads` at least.
 inline unsigned blocks_for(size_t threads, int block) { return unsigned(ceil_div(threads, size_t(block))); }
 
-// out = input, rounded to T, a thread an element.
+// out = input, rounded to T, one thread per element.
 template <class T>
 __global__ void round_kernel(T* out, const float* input, size_t count) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws a ladder's table, which one of the programs of dev/ladders wrote as CSV: a bar a rung.
+"""Draws a ladder's table, which one of the programs of dev/ladders wrote as CSV: one bar per rung.
 
 On a GPU a bar is the share of what the card can do at best; on the CPU device, the share of the bytes moved that had to
 be moved; of all-reduce, the bandwidth of the bus.

@@ -3,8 +3,8 @@
 //   sum = residual + branch, rounded to T;  out = (sum − mean)·rstd·weight + bias, over C channels
 //
 // What it teaches is fusion: two operations that each wait for memory, the second of which reads what the first has
-// just written. Least bytes: residual and branch read once, sum and out written once: 4 elements a channel; as
-// operations apart they are 3 and 2. About 9 FLOPs an element.
+// just written. Least bytes: residual and branch read once, sum and out written once: 4 elements per channel; as
+// operations apart they are 3 and 2. About 9 FLOPs per element.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {
@@ -48,7 +48,7 @@ struct ResidualLayerNorm {
   Buffer<float> mean, rstd;
 };
 
-// ---- 1: two kernels, a thread an element and a thread a row
+// ---- 1: two kernels, one thread per element and one thread per row
 //
 // Each operation as it stands. The addition is as good as it gets without packs; the norm's neighbours in a warp read
 // rows apart, a sector of 32 bytes for each element, three times: for the mean, the variance and the output.
@@ -71,10 +71,10 @@ void thread_per_row(ResidualLayerNorm<T>& o, cudaStream_t stream) {
   norm_thread_per_row(o, o.sum.data(), stream);
 }
 
-// ---- 2: two kernels, a warp a row
+// ---- 2: two kernels, one warp per row
 //
 // 32 threads side by side along the row make the sectors full, a sixteenth of them in bf16. Between the two kernels the
-// whole sum goes to memory and comes back: 3 + 2 elements a channel, 5/4 of the least.
+// whole sum goes to memory and comes back: 3 + 2 elements per channel, 5/4 of the least.
 
 template <class T>
 void two_kernels(ResidualLayerNorm<T>& o, cudaStream_t stream) {
@@ -109,10 +109,10 @@ void packs(ResidualLayerNorm<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<ResidualLayerNorm<T>>> ResidualLayerNorm<T>::rungs() {
   return {
-      {"thread_per_row", "two kernels; the norm's threads read rows apart: a sector an element", thread_per_row<T>},
-      {"two_kernels", "a warp a row: full sectors; the sum goes to memory and comes back", two_kernels<T>},
+      {"thread_per_row", "two kernels; the norm's threads read rows apart: a sector per element", thread_per_row<T>},
+      {"two_kernels", "one warp per row: full sectors; the sum goes to memory and comes back", two_kernels<T>},
       {"fused", "one kernel: the sum is in a register when the mean needs it", fused<T>},
-      {"packs", "kernels/layernorm.cuh: 16 bytes a load, an eighth of the instructions", packs<T>},
+      {"packs", "kernels/layernorm.cuh: 16 bytes per load, an eighth of the instructions", packs<T>},
   };
 }
 

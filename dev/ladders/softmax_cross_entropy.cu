@@ -86,10 +86,10 @@ std::vector<Output> SoftmaxCrossEntropy<T>::outputs() const {
           {"gradient at the target", at_targets, expected_at_targets, weight, 2 * sums + rounding<T>}};
 }
 
-// ---- 1: a thread a row
+// ---- 1: one thread per row
 //
 // The three looks as one would write them down. Neighbours in a warp are a row apart, so each element costs a sector of
-// 32 bytes, of which 2 are asked for: 128 bytes an element for three loads and a store, 32 times the least (less what
+// 32 bytes, of which 2 are asked for: 128 bytes per element for three loads and a store, 32 times the least (less what
 // the L1 cache keeps). And 8,192 rows are 8,192 threads, where a GPU has room for 270,000.
 
 template <class T>
@@ -115,7 +115,7 @@ void thread_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
                                                                    o.rows, o.vocabulary, o.padded, o.weight);
 }
 
-// ---- 2: a block a row
+// ---- 2: one block per row
 //
 // Sectors were used to a sixteenth. Here neighbours read neighbours: 3·2 bytes in and 2 out, 8 an element, twice the
 // least. The price is a maximum and a sum over the block, a barrier each, once in 50,304 elements.
@@ -198,8 +198,8 @@ void online(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 // ---- 4: packs of 16 bytes
 //
 // The sectors are full, but a warp asks for two at a time, and each element costs two loads, a store, their addresses
-// and a branch where the maximum may rise. With 8 elements a thread at once all of these are an eighth, and eight times
-// as many bytes are on the way. What is moved stays the same.
+// and a branch where the maximum may rise. With 8 elements per thread at once all of these are an eighth, and eight
+// times as many bytes are on the way. What is moved stays the same.
 
 template <class T, int N>
 __device__ void load_logits(float (&x)[N], const T* z, int column, int vocabulary) {
@@ -253,7 +253,7 @@ void packs(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 // Two looks at memory were one too many. A row of 16-bit logits, 98 KB, fits into shared memory, twice on Hopper's SMs:
 // the first look leaves it there; 2 bytes in and 2 out remain, the least. Further looks are at shared memory, so the
 // sum may have one of its own again, without online softmax's scaling; and no thread waits to look at its own packs. (A
-// row of floats, 201 KB, is not kept: three looks and 16 bytes an element, where the rung before has 12.)
+// row of floats, 201 KB, is not kept: three looks and 16 bytes per element, where the rung before has 12.)
 
 template <class T>
 void kept_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
@@ -272,7 +272,7 @@ std::vector<Rung<SoftmaxCrossEntropy<T>>> SoftmaxCrossEntropy<T>::rungs() {
       {"thread_per_row", "maximum, sum, gradient: three looks, a sector for each element", thread_per_row<T>},
       {"block_per_row", "neighbours read neighbours: full sectors, two reductions of a block", block_per_row<T>},
       {"online", "maximum and sum in one look: the sum is scaled when the maximum rises", online<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>, rows_of_packs<T>},
+      {"packs", "16 bytes per load: an eighth of the instructions", packs<T>, rows_of_packs<T>},
       {"kept_row", "kernels/cross_entropy.cuh: the row in shared memory: one look at memory", kept_row<T>,
        rows_of_packs<T>},
   };

@@ -29,10 +29,10 @@
 //
 // Each sum is finished by one rank and then only copied, so all ranks end with the same bits, whatever its order.
 //
-// With 8 bits a number (wire.cuh), β counts 260 bytes for 256 numbers; packing them costs π a byte of S, and unpacking
-// the sums υ. A pack precedes each add, another one the sending of finished sums, and an unpack comes last: as many λ.
-// Finished sums travel as the rank that finished them has packed them: all ranks unpack the same. The price is
-// precision: packing a sum of m inputs x rounds it by m·max|x|/254 at most, and a number goes through packings of so
+// With 8 bits per number (wire.cuh), β counts 260 bytes for 256 numbers; packing them costs π a byte of S, and
+// unpacking the sums υ. A pack precedes each add, another one the sending of finished sums, and an unpack comes last:
+// as many λ. Finished sums travel as the rank that finished them has packed them: all ranks unpack the same. The price
+// is precision: packing a sum of m inputs x rounds it by m·max|x|/254 at most, and a number goes through packings of so
 // many inputs together:
 //
 //   server, direct   N−1 alone, and the sum of N          2N − 1
@@ -239,7 +239,7 @@ struct AllReduceLadder {
          [](O& o) { halving_doubling(o.plain, o.world); }, halving_doubling_cost},
         {"direct", "each piece straight to the rank that adds it up: as few bytes in 2 steps, of N−1 messages",
          [](O& o) { direct(o.plain, o.world); }, direct_cost},
-        {"server_8bit", "a byte a number", [](O& o) { server(o.eight_bits, o.world); }, server_cost, true},
+        {"server_8bit", "one byte per number", [](O& o) { server(o.eight_bits, o.world); }, server_cost, true},
         {"tree_8bit", "rounds sums on each level", [](O& o) { tree(o.eight_bits, o.world); }, tree_cost, true},
         {"ring_8bit", "rounds growing sums N times", [](O& o) { ring(o.eight_bits, o.world); }, ring_cost, true},
         {"halving_doubling_8bit", "rounds sums on each level", [](O& o) { halving_doubling(o.eight_bits, o.world); },

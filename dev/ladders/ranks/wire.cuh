@@ -85,10 +85,10 @@ struct Packet {
   int8_t codes[block_elements];
   float scale;
 };
-constexpr int code_pack = 4;  // codes a thread reads or writes at once: packets are aligned to 4 bytes
+constexpr int code_pack = 4;  // codes that a thread reads or writes at once: packets are aligned to 4 bytes
 constexpr int packet_threads = block_elements / code_pack;
 
-// A warp a packet. A number that is not finite makes its whole block NaN: nobody shall take it for a sum.
+// One warp per packet. A number that is not finite makes its whole block NaN: nobody shall take it for a sum.
 template <class T>
 __global__ void pack_kernel(Packet* packets, const T* data, size_t count) {
   constexpr int parts = block_elements / 32 / code_pack;
