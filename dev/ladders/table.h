@@ -7,7 +7,7 @@
 
 namespace ladder {
 
-// `value` to so many significant digits, without an exponent.
+// `value` with so many significant digits, without an exponent.
 std::string digits(double value, int significant);
 
 class Table {

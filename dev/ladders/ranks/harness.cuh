@@ -112,7 +112,7 @@ struct CollectiveOptions : Options {
     app.add_flag("--check", check_only, "check, and don't measure");
     app.add_flag("--share-gpu", share_gpu, "several ranks on a GPU (slow, for tests)");
     app.add_option("--csv", csv, "write the table to this file, too");
-    app.add_option("--plot", plot, "draw one bar per rung, of the last size, into this PNG (needs python3, matplotlib)");
+    app.add_option("--plot", plot, "draw one bar per rung (last size) into this PNG (needs python3, matplotlib)");
     try {
       app.parse(count, arguments);
       return go_on;
