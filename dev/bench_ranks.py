@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times a training step split over ranks against one rank with as many threads, on the CPU device.
 
-One rank with N threads and N ranks with one thread each (ZeRO stages 0 to 3) train on the same global batch, in
-turns, several rounds. Stated is the median step of each, and its ratio to one rank's; and for the ranks the time in
-communication and the part of it that nothing hid (means over the ranks).
+One rank with N threads and N ranks with one thread each (ZeRO stages 0 to 3) train on the same global batch,
+one after the other, in several rounds. Printed are the median step of each and its ratio to that of one rank; for
+several ranks also the time in communication, and the part of it during which nothing was computed (means over ranks).
 
 Usage: python dev/bench_ranks.py --train FILE [--ranks 2] [--dtype bf16]      (after make cpu)
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The floor: how long a training step must take at least, operation by operation, at a given matrix rate and bandwidth.
+"""The floor: the least time that a training step takes, operation by operation, at a given matrix rate and bandwidth.
 
 Counts what one step of gpt.cuh computes and moves (one micro-batch, 16-bit weights with fp32 masters, nothing
 recomputed, one rank), prints it as the tables of dev/roofline.md, and then what fusions save.
@@ -60,7 +60,7 @@ class Shape:
 
   @property
   def flops_per_token(self):
-    """6·N + 6·L·C·T: what MFU is stated in."""
+    """6·Ψ + 6·L·C·T, Ψ parameters: the FLOPs that MFU counts."""
     return 6 * self.parameters + 6 * self.layers * self.channels * self.seq_len
 
 
@@ -229,7 +229,7 @@ def check(operations, path):
       expected[o.kernel][0] += o.flops
       expected[o.kernel][1] += o.bytes
   differences = []
-  small = {"clip_factor", "add_up"}  # what padding adds shows in them, and no time
+  small = {"clip_factor", "add_up"}  # the padding changes these, but no time
   for kernel in sorted((measured.keys() | expected.keys()) - small):
     for unit, here, there in zip(("FLOPs", "bytes"), expected[kernel], measured[kernel]):
       if abs(here - there) > 0.01 * max(here, there):
