@@ -80,7 +80,7 @@ def forward(s):
   return [
     Operation("embedding_forward", "wte + wpe", 1, R * C, 3 * R * C * SHORT),
     # The first LayerNorm has no residual to add: 2 elements per channel instead of 4.
-    Operation("residual_layernorm_forward", "two a block, one at the end", 2 * L + 1, 8 * R * C * (2 * L + 1),
+    Operation("residual_layernorm_forward", "two per block, one at the end", 2 * L + 1, 8 * R * C * (2 * L + 1),
               (4 * (2 * L + 1) - 2) * R * C * SHORT),
     *[product("matmul_forward", name, L, R, outputs, inputs) for name, inputs, outputs in linear_layers(s)],
     Operation("attention_forward", "causal half", L, L * 2 * R * T * C, L * 4 * R * C * SHORT),
@@ -97,7 +97,7 @@ def backward(s):
     product("matmul_weight_gradient", "head", 1, s.padded, C, R, WIDE),
     product("matmul_input_gradient", "head", 1, R, C, s.padded),
     Operation("", "memset of the stream's gradient", 1, 0, R * C * SHORT),
-    Operation("layernorm_backward", "two a block, one at the end", 2 * L + 1, 20 * R * C * (2 * L + 1),
+    Operation("layernorm_backward", "two per block, one at the end", 2 * L + 1, 20 * R * C * (2 * L + 1),
               4 * (2 * L + 1) * R * C * SHORT),
     *[product("matmul_weight_gradient", name, L, inputs, outputs, R, WIDE) for name, inputs, outputs in layers],
     Operation("column_sum", "bias gradients", 4 * L, L * 9 * R * C, L * 9 * R * C * SHORT),
