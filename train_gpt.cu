@@ -25,7 +25,7 @@ namespace {
 // is caught here so that no destructor outside runs: destructors would wait for the device, and the device might wait
 // forever for a rank that has ended.
 template <class Work, class Last>
-void guarded(Control& control, Work work, Last last) {
+void end_job_on_error(Control& control, Work work, Last last) {
   const auto fail = [&](const std::exception& error, int exit_code) {
     try {
       last();
@@ -42,8 +42,8 @@ void guarded(Control& control, Work work, Last last) {
   }
 }
 template <class Work>
-void guarded(Control& control, Work work) {
-  guarded(control, work, [] {});
+void end_job_on_error(Control& control, Work work) {
+  end_job_on_error(control, work, [] {});
 }
 
 bool divides(size_t every, size_t step) { return every > 0 && step % every == 0; }
@@ -57,32 +57,35 @@ int train(Job& job) {
   Options& o = job.options;
   Control& control = job.control;
 
-  // ---- data, model, and the state that training changes
+  // ---- the data, and the checkpoint to start from. Nothing in the run folder is changed yet.
   Tracing tracing(job);
   const Datasets data = open_data(o);
   const RunStart start = {o.overwrite, o.resume, o.resume_from, o.init};
-  std::optional<RunFolderLock> lock;
+  std::optional<RunFolderLock> lock;  // from here on no other run writes to this folder
   if (job.is_first() && !o.out.empty()) lock.emplace(o.out);
   require_agreement(control, "data", {data.identity.train.text(), data.identity.val.text()}, "all ranks must see the same files");
   const std::optional<Checkpoint> checkpoint = choose_shared_checkpoint(o.out, start, job.ranks);
-  CheckpointCopies copies(job.ranks, o.out);
+  CheckpointCopies copies(job.ranks, o.out);  // ranks that don't share rank 0's disk read its checkpoint from a copy
   const std::filesystem::path folder = checkpoint ? copies.folder_of(checkpoint->folder) : std::filesystem::path(o.init);
+
+  // ---- the model, and the state that training changes
   const ModelShape shape = decide_shape(o, folder, checkpoint.has_value(), data);
   const std::unique_ptr<Model> model = build_model(job, shape, true);
-  Bill bill(o.price, control.size());
+  Bill bill(o.price, control.size());  // what the run costs from here on; a resumed run adds its earlier costs below
   Batches batches(job, *model, data, bill);
   TrainingState state = {job, data, *model, copies, Guard(o.guard), {}};
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
-  if (o.train_minutes > 0 && !checkpoint) guarded(control, [&] { choose_steps(state, batches); });
+  if (o.train_minutes > 0 && !checkpoint) end_job_on_error(control, [&] { choose_steps(state, batches); });
   Guard& guard = state.guard;
-  const size_t steps = o.schedule.steps, &step = state.progress.step;  // steps of the whole run, and steps done so far
+  const size_t steps = o.schedule.steps;     // steps of the whole run
+  const size_t& step = state.progress.step;  // steps done: the one that begins is number step + 1
 
-  // ---- sampling, checkpoints, logs, signals
+  // ---- sampling and checkpoints. What may still fail comes before the run folder is changed.
   const std::filesystem::path tokenizer_folder = !folder.empty() ? folder : std::filesystem::path(o.out);
   std::optional<Sampler> sampler;
   if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
-  copies.release();
+  copies.release();  // the weights and the tokenizer have been read
   Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
   describe(job, *model, data, checkpoints.snapshot_bytes(), step);
@@ -91,6 +94,8 @@ int train(Job& job) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
   }
+
+  // ---- the run folder, logs, signals
   job.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
   if (checkpoint && continues(o.out, start, checkpoint)) bill.restore(metrics_path(o.out), step);
   if (lock) claim_run_folder(o.out, start, checkpoint);
@@ -102,10 +107,11 @@ int train(Job& job) {
 
   const auto validates = [&] { return data.validation && (step == steps || divides(o.val_every, step)); };
   const auto saves = [&] { return !o.out.empty() && (step == steps || stopping || divides(o.checkpoint_every, step)); };
-  // Must the host know the result of the last step before it starts the next one?
-  const auto must_wait = [&] {
-    return step == steps || stopping || tracing.wanted() || validates() || saves() || divides(o.check_sync, step) ||
-           divides(o.sample_every, step);
+  // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first.
+  const auto most_in_flight = [&]() -> size_t {
+    const bool needs_result = step == steps || stopping || tracing.wanted() || validates() || saves() ||
+                              divides(o.check_sync, step) || divides(o.sample_every, step);
+    return needs_result ? 0 : 1;
   };
 
   // Waits for the oldest step in flight and looks at its result. Returns false if training went back to a checkpoint.
@@ -129,20 +135,25 @@ int train(Job& job) {
   const auto loop = [&] {
     while (step < steps && !stopping) {
       const double learning_rate = ::learning_rate(o.schedule, step);
-      const StepLimits limits = guard.limits(in_flight.count() > 0);
-      const StepLimits applied = guard.prevents_updates() ? limits : StepLimits{};
+      const bool one_under_way = in_flight.count() > 0;
+      const StepLimits limits = guard.limits(one_under_way);
+      // What the device itself refuses to apply. With --on-spike log that is only what is not finite.
+      const StepLimits enforced = guard.prevents_updates() ? limits : StepLimits{};
       telemetry.begin_step(step + 1);
+      // Zeroes the step's sums on the device, and puts this rank's two votes beside the loss: was it asked to stop, and
+      // has it written its part of the checkpoint?
       in_flight.begin(interruption.asked(), checkpoints.is_written());
       for (const Batch& batch : batches.of_step(state.progress)) {
         model->forward(batch);
         model->backward(batch);
       }
-      model->update(adamw_at(o, learning_rate), float(o.grad_clip), applied);
-      in_flight.end(++state.progress.step, learning_rate, limits);
+      model->update(adamw_at(o, learning_rate), float(o.grad_clip), enforced);
+      ++state.progress.step;
+      in_flight.end(step, learning_rate, limits);
       telemetry.end_step();
 
       bool rolled_back = false;
-      while (in_flight.count() > (must_wait() ? 0 : 1) && !rolled_back) rolled_back = !finish_step();
+      while (in_flight.count() > most_in_flight() && !rolled_back) rolled_back = !finish_step();
       if (rolled_back) continue;
       if (divides(o.check_sync, step)) check_sync(control, model->store(), step, job.stream);
       if (saves()) checkpoints.save(step == steps || stopping);
@@ -156,7 +167,7 @@ int train(Job& job) {
   };
   // If the data turn out to be bad, the steps that were started before are still good, and are finished and logged.
   const auto finish_steps = [&] { while (in_flight.count() > 0) finish_step(); };
-  guarded(control, loop, finish_steps);
+  end_job_on_error(control, loop, finish_steps);
   checkpoints.complete();
   telemetry.summarize(step);
   if (!stopping) return 0;
@@ -193,7 +204,7 @@ int run(const Options& options, Control& control, Mesh& mesh) {
     return control.all_gather(job.is_first() ? choose() : "")[0];
   };
   int code = 0;
-  guarded(control, [&] { code = options.generate ? generate(job) : train(job); });
+  end_job_on_error(control, [&] { code = options.generate ? generate(job) : train(job); });
   cudaStreamDestroy(stream);
   return code;
 }
@@ -210,7 +221,7 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   control.watch(recorder, 15, options->collective_timeout);
   Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
   int code = 0;
-  guarded(control, [&] { code = run(*options, control, mesh); });
+  end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;
 }
 
@@ -221,9 +232,9 @@ int main(int argc, char** argv) {
   FlightRecorder recorder;
   Control alone;
   std::unique_ptr<Control> control;
-  guarded(alone, [&] { control = start_control(find_launch()); });
+  end_job_on_error(alone, [&] { control = start_control(find_launch()); });
   int code = 0;
-  guarded(*control, [&] {
+  end_job_on_error(*control, [&] {
     code = run_rank(argc, argv, *control, recorder);
     const uint64_t ending = recorder.enter("MPI_Finalize", 0);
     end_mpi();

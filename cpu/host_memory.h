@@ -2,6 +2,9 @@
 // that this process is in, and by the process's own limits. malloc would return more, but the operating system kills a
 // process that uses more.
 //
+// A GPU build uses this file, too (kernels/device/memory.cuh): it is plain host code. It lies in the lowest layer
+// because the CPU device needs it as well.
+//
 // root: the root of the file system; tests give another one.
 #pragma once
 

@@ -5,8 +5,8 @@ First the device's ceilings are measured (dev/ceilings.cu). Then each model trai
 undisturbed, for milliseconds, tokens/s, MFU and, on a GPU, power; once with --profile, for the table per kernel with
 its share of the ceiling. Every figure is the median (smallest to largest) of the steps after the warm-up.
 
-Tokens are drawn by Zipf's law, as in text a few are frequent and most are rare, and half of them follow from the token
-before, so that there is something to learn.
+Tokens are random, by Zipf's law: a few are frequent and most are rare, as in text. Half of them are determined by the
+token before, so that there is something to learn.
 
 Usage: make bench                                        or, for other cases,
        python dev/bench.py --build build/gpu --model gpt2 --micro-batch 32 -- --recompute gelu
@@ -81,11 +81,11 @@ def write_shard(path, tokens):
 # ---- running train_gpt
 
 class Failed(Exception):
-  """A run of train_gpt ended too soon: what it said last."""
+  """A run of train_gpt ended too early; holds the last lines that it printed."""
 
 
 def gpu_power():
-  """nvidia-smi writing watts, a line every 100 ms; None where it is missing."""
+  """Starts nvidia-smi, which writes the power in watts every 100 ms; None where it is missing."""
   if not shutil.which("nvidia-smi"):
     return None
   gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -102,7 +102,7 @@ def take_watts(sampler):
 
 
 def read_steps(metrics_file):
-  """The steps so far; a line may still be under way."""
+  """The steps that are complete so far; the last line may be incomplete."""
   lines = metrics_file.read_text().split("\n")[:-1] if metrics_file.exists() else []
   return [json.loads(line) for line in lines]
 
@@ -110,7 +110,7 @@ def read_steps(metrics_file):
 def train(program, options, warmup, steps, folder, timeout=600):
   """Runs `warmup + steps` steps. Returns their metrics, what was printed, and watts during the last `steps`.
 
-  The run is meant to be endless and is killed when it has done enough: the last step of one that ends would write a
+  The run has no end, and is killed when it has done enough steps: the last step of a run that ends would write a
   checkpoint, of 19 GB for gpt2-xl."""
   out, log = Path(folder) / "run", Path(folder) / "log"
   shutil.rmtree(out, ignore_errors=True)

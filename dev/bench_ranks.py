@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times a training step split over ranks against one rank with as many threads, on the CPU device.
 
-One rank with N threads and N ranks with one thread each (ZeRO stages 0 to 3) train on the same global batch, in
-turns, several rounds. Stated is the median step of each, and its ratio to one rank's; and for the ranks the time in
-communication and the part of it that nothing hid (means over the ranks).
+One rank with N threads and N ranks with one thread each (ZeRO stages 0 to 3) train on the same global batch,
+one after the other, in several rounds. Printed are the median step of each and its ratio to that of one rank; for
+several ranks also the time in communication, and the part of it during which nothing was computed (means over ranks).
 
 Usage: python dev/bench_ranks.py --train FILE [--ranks 2] [--dtype bf16]      (after make cpu)
 """
@@ -63,7 +63,7 @@ def main():
       for way, (launcher, threads, options) in ways.items():
         measured[way] += train(arguments, folder, launcher, threads, options)
   tokens = arguments.global_batch * arguments.seq_len
-  print(f"{arguments.model}, {arguments.dtype}, {tokens:,} tokens a step, micro-batch {arguments.micro_batch}, "
+  print(f"{arguments.model}, {arguments.dtype}, {tokens:,} tokens per step, micro-batch {arguments.micro_batch}, "
         f"{arguments.rounds} rounds of {arguments.steps - 1} steps")
   median = {way: {key: statistics.median(step.get(key, 0.0) for step in steps)
                   for key in ("step_ms", "comm_ms", "comm_exposed_ms")} for way, steps in measured.items()}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Times one GPT-2 training step in PyTorch: the peer that gpt.cu's speed is stated against.
+"""Times one GPT-2 training step in PyTorch, to compare gpt.cu's speed with it.
 
 A step is forward, backward, gradient norm with clipping, and AdamW, on the tokens that dev/bench.py draws. Every way
 that PyTorch offers is timed in turn, each in a process of its own (dev/torch_gpt.py): torch.compile's modes, attention,
-how bf16 is kept, AdamW's implementation. The fastest one is the number to compare with. bf16 is either autocast with
+how bf16 is kept, AdamW's implementation. The fastest one is compared with gpt.cu. bf16 is either autocast with
 float32 weights, as nanoGPT trains, or weights that are bf16 themselves; fp32 means fp32 (no TF32).
 
---ours times train_gpt on the same device, tokens and batch, in turns with the fastest way, and states the ratio.
+--ours times train_gpt on the same device, tokens and batch, alternately with the fastest way, and prints the ratio.
 --curve trains both for 200 steps from the same weights on the same tokens, and draws both losses in one picture.
 
 Usage: python dev/bench_torch.py --batch 4 --seq-len 64 --threads 2
@@ -51,7 +51,7 @@ def parse_arguments():
   parser.add_argument("--vocab", type=int, default=50257, help="padded to a multiple of 128, but not for --curve")
   parser.add_argument("--batch", type=int, default=4, help="sequences")
   parser.add_argument("--seq-len", type=int, default=64, help="tokens")
-  parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads, at best one a core")
+  parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads, at best one per core")
   parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
   parser.add_argument("--steps", type=int, help="timed steps of each way; default: 10 on the CPU, 30 on a GPU")
   parser.add_argument("--warmup", type=int, help="steps before timing starts; default: 2 on the CPU, 10 on a GPU")
@@ -76,7 +76,7 @@ def parse_arguments():
 
 
 def complete(parser, arguments):
-  """Defaults that depend on the device, and what does not fit together."""
+  """Sets the defaults that depend on the device, and refuses options that do not fit together."""
   on_cpu, narrow = arguments.device == "cpu", arguments.dtype == "bf16"
   arguments.steps = arguments.steps or (10 if on_cpu else 30)
   arguments.warmup = (2 if on_cpu else 10) if arguments.warmup is None else arguments.warmup
@@ -105,7 +105,7 @@ def complete(parser, arguments):
 # ---- running both
 
 def reason_of(done):
-  """The line that names the error, which advice may follow."""
+  """The line that names the error. (Lines of advice may follow it.)"""
   lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
   return next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
 
@@ -182,7 +182,7 @@ def time_ways(arguments, data):
 
 
 def compare_times(arguments, way, data, folder):
-  """PyTorch's fastest way and train_gpt, in turns."""
+  """Times PyTorch's fastest way and train_gpt, alternately."""
   print(f"\n{'round':5} {'PyTorch ms':>11} {'train_gpt ms':>13} {'ratio':>7}   (medians of {arguments.steps} steps)")
   options = options_of_ours(arguments, data, model_of(arguments))
   torch_medians, our_medians = [], []
@@ -201,7 +201,7 @@ def compare_times(arguments, way, data, folder):
 # ---- losses
 
 def export_weights(arguments, data, folder):
-  """The weights that train_gpt starts from, as a Hugging Face folder: a step with rate 0 changes nothing."""
+  """Writes train_gpt's initial weights as a Hugging Face folder: a step with learning rate 0 changes nothing."""
   out = Path(folder) / "start"
   command = [str(Path(arguments.ours).resolve()), *options_of_ours(arguments, data, model_of(arguments)),
              "--steps", "1", "--lr", "0", "--shard-size", "1000", "--out", str(out)]
@@ -226,7 +226,7 @@ def draw(arguments):
 
 
 def compare_curves(arguments, data, folder):
-  """The exit code: in fp32 both curves must agree within 1e-4; in bf16 the differences are stated."""
+  """The exit code: in fp32 both curves must agree within 1e-4; in bf16 the differences are printed."""
   way = {"compile": arguments.compile[0], "attention": arguments.attention[0], "weights": arguments.weights[0],
          "adamw": arguments.adamw[0]}
   start = export_weights(arguments, data, folder)

@@ -1,7 +1,7 @@
 // What a device can do at best: its copy bandwidth and its rate of matrix products.
 //
-// Stated is the median of ten rounds of a tenth of a second, after one that lets the clocks settle. All numbers are
-// random.
+// The result is the median of ten rounds of a tenth of a second, after one round in which the clocks settle. All
+// numbers are random.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr int rounds = 10, largest_side = 16384;
 constexpr double round_seconds = 0.1;
 constexpr size_t copy_bytes = size_t(512) << 20;  // more than 4 times the L2 cache of any GPU so far
 
-// Of one call of `work` among `count` in a row.
+// The seconds of one call of `work`, when it is called `count` times in a row.
 template <class Work>
 double seconds(size_t count, cudaStream_t stream, Work work) {
   Event start(cudaEventDefault), end(cudaEventDefault);
@@ -40,7 +40,7 @@ double steady_seconds(cudaStream_t stream, Work work) {
   return times[rounds / 2];
 }
 
-// Bytes a second of a copy to another place in device memory: bytes read and bytes written count.
+// Bytes per second of a copy within device memory; bytes read and bytes written both count.
 inline double copy_rate(cudaStream_t stream) {
   const size_t count = copy_bytes / sizeof(float);
   RandomBuffer<float> from(count);
@@ -54,11 +54,11 @@ inline double copy_rate(cudaStream_t stream) {
 
 struct ProductRate {
   int side;
-  double flops;  // a second
+  double flops;  // per second
 };
 
-// (n,n)·(n,n) in T, as kernels/matmul.cuh computes the model's products; n is doubled from 1024 on until one of them
-// takes a millisecond. FLOPs 2·n³.
+// A product (n,n)·(n,n) in T, computed as kernels/matmul.cuh computes the model's products. n is doubled from 1024 on
+// until one product takes a millisecond. FLOPs 2·n³.
 template <class T>
 ProductRate product_rate(cudaStream_t stream) {
   for (int n = 1024;; n *= 2) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that a checkpoint means the same to Hugging Face: loads it with transformers and compares logits.
+"""Checks that Hugging Face's transformers loads a checkpoint and computes the same logits.
 
 CHECKPOINT is a folder with model.safetensors and config.json. LOGITS is a safetensors file with `tokens`
 (B, T) and `logits` (B, T, V), both F32: what gpt.cu computed with that checkpoint.
@@ -27,7 +27,7 @@ def load_model(folder):
       output_loading_info=True)
   except (OSError, ValueError, RuntimeError, SafetensorError) as error:
     sys.exit(f"error: {folder}: transformers cannot load it: {error}")
-  # For a missing or misshapen tensor transformers makes one up: look at its list.
+  # transformers fills a tensor that is missing or has a wrong shape with random numbers: check its list of these.
   for problem, names in report.items():
     if names:
       sys.exit(f"error: {folder}: {len(names)} {problem.replace('_', ' ')}, such as {min(names)}")

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Names the first operation in which two runs part.
+"""Names the first operation whose result differs between two runs.
 
 Each run is a file that `train_gpt --trace-tensors FILE` wrote (FILE.rank1, FILE.rank2, ... are found beside it), or a
-folder of such files. Bitwise by default; --rtol compares sums and absolute maxima instead: for two devices, two dtypes,
-two meshes.
+folder of such files. Bits are compared by default. --rtol compares sums and absolute maxima instead, for runs on two
+devices, in two dtypes or on two meshes.
 
-Ranks are compared one by one where both runs have the same mesh. On different meshes an output is found again by step,
-micro-batch, layer and operation, and of the ranks that have it the first counts. Left out are sums over several
-micro-batches where mesh or ZeRO stage add up others; what has another size; and what belongs to no micro-batch, such
-as the optimizer's output, unless all calls of the operation have the same sizes in both runs: else they handle other
-shards.
+If both runs have the same mesh, each rank is compared with the same rank of the other run. On different meshes an
+output is found by step, micro-batch, layer and operation; if several ranks have it, the first is taken. These are left
+out: sums over several micro-batches, where another mesh or ZeRO stage adds up other ones; outputs of another size; and
+outputs that belong to no micro-batch, such as the optimizer's, unless all calls of the operation have the same sizes in
+both runs (with other sizes they are about other shards).
 
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
@@ -33,7 +33,7 @@ EARLIER = 3  # operations shown before the first difference
 
 
 class Line(NamedTuple):
-  key: tuple  # step, micro_batch, layer, op, output, and its how-manieth of these on this rank
+  key: tuple  # step, micro_batch, layer, op, output, and the number of this call among the same ones on this rank
   order: tuple  # in which a run's lines are compared: step, position within it, rank
   rank: int
   sizes: list  # counts of all lines of this step, micro-batch, layer, op and output
@@ -117,7 +117,7 @@ def read_run(name):
 # ---- comparing
 
 def pairs(a, b):
-  """(line of a, line of b or None) in order, and the number of lines in b alone."""
+  """Returns (line of a, line of b or None) in order, and the number of lines that only b has."""
   same_mesh = all(a.header[key] == b.header[key] for key in ("ranks", "data_parallel"))
   if same_mesh:
     lines_a = {(line.rank, line.key): line for lines in a.ranks for line in lines}
@@ -130,7 +130,7 @@ def pairs(a, b):
 
 
 def why_not(a, b, headers):
-  """Why two lines can't be compared; None: they can."""
+  """Says why two lines can't be compared; None: they can."""
   if b is None:
     return "in A alone"
   if a.fields["micro_batch"] is not None and headers[0]["micro_batch"] != headers[1]["micro_batch"]:
@@ -152,7 +152,7 @@ def close(a, b, scale, rtol):
 def same(a, b, rtol):
   if rtol is None:
     return a["checksum"] == b["checksum"]
-  # A sum may cancel: it is measured against what count elements with random signs can add up to.
+  # A sum may cancel: the tolerance is relative to what `count` elements with random signs can add up to.
   scale = max(a["absmax"] or 0, b["absmax"] or 0) * math.sqrt(a["count"])
   return close(a["sum"], b["sum"], scale, rtol) and close(a["absmax"], b["absmax"], 0, rtol)
 

@@ -1,7 +1,7 @@
 """Turns what `make -n` prints into compile_commands.json, for clangd and other editors' helpers: make compile_commands.json
 
-The CPU device compiles filtered copies of .cu files (cpu/filter.cpp), with g++. Editors show the originals: these get
-the flags of the copies, so that everything in them is known but kernel<<<...>>> itself.
+The CPU device compiles filtered copies of .cu files (cpu/filter.cpp) with g++, but editors show the originals. These
+get the flags of the copies, so an editor understands everything in them except kernel<<<...>>> itself.
 """
 import json
 import os

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Confirms on a machine with a GPU what was written without one: builds, tests, sanitizes, times, and writes all of it
-# into one results file, with hardware, versions, date and the exact commands.
+# Runs on a machine with a GPU, and checks there what was written without one: builds, tests, sanitizers, times. Writes
+# all of it into one results file, with hardware, versions, date and the exact commands.
 #
 #   dev/gpu_check.sh                        everything: about two hours on one GPU
 #   dev/gpu_check.sh --quick                what ten minutes allow, after the build
 #   dev/gpu_check.sh --quick build bench    some parts: build tests training ranks bench sanitizers torch ceilings ladders
 #   DEVICE=cpu dev/gpu_check.sh --quick     tries the script itself, on the CPU device
 #
-# --output FILE: instead of dev/results/DATE-DEVICE-check.md. PYTHON: the one that has torch. Nothing stops at a
-# failure; the last line is "N passed, N failed", and the exit code is 1 if something failed. The card's settings are
-# left alone.
+# --output FILE: instead of dev/results/DATE-DEVICE-check.md. PYTHON: the interpreter that has torch. No failure stops
+# the script; the last line is "N passed, N failed", and the exit code is 1 if something failed. The settings of the
+# card are not changed.
 cd "$(dirname "$0")/.." || exit 1
 set -u
 
@@ -43,14 +43,14 @@ never=$((SECONDS + 86400))
 start_clock() { if [ -n "$quick" ]; then deadline=$((SECONDS + 600)); else deadline=$never; fi; }
 start_clock
 
-# ---- what is written
+# ---- writing the results file
 
 write() { printf '%s\n' "$@" >> "$output"; }
 
 log_of() { echo "$logs/${1//[^A-Za-z0-9]/_}.log"; }
 
-# attempt LABEL SECONDS COMMAND...: runs the command, at most so long, and leaves beside its log what became of it. In a
-# quick run all of them share ten minutes.
+# attempt LABEL SECONDS COMMAND...: runs the command, at most that long, and writes its result beside its log. In a
+# quick run all commands together have ten minutes.
 attempt() {
   local label=$1 limit=$2 status begin=$SECONDS left=$((deadline - SECONDS)) log
   shift 2
@@ -71,7 +71,7 @@ attempt() {
   { echo '```'; echo "\$ $(printf '%q ' "$@" | sed 's, $,,')"; tail -n 120 "$log" | cut -c 1-400; echo '```'; } > "$log.md"
 }
 
-# report LABEL: writes what became of an attempt.
+# report LABEL: writes the result of an attempt.
 report() {
   local log status
   log=$(log_of "$1")
@@ -82,13 +82,13 @@ report() {
   rm -f "$log.status" "$log.md"
 }
 
-# check LABEL SECONDS COMMAND...: one command after the other.
+# check LABEL SECONDS COMMAND...: an attempt and its report.
 check() {
   attempt "$@"
   report "$1"
 }
 
-# start LABEL SECONDS COMMAND...: several commands side by side; report_started waits for all.
+# start LABEL SECONDS COMMAND...: an attempt that runs at the same time as others; report_started waits for all of them.
 started=()
 start() {
   while [ "$(jobs -rp | wc -l)" -ge 8 ] || [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
@@ -110,7 +110,7 @@ leave_out() {
 
 # ---- hardware and versions
 
-# Of the first header found: the numbers that its #defines give.
+# The version in the first header found: the numbers that its #defines give.
 header_version() {  # header, names of the defines
   local header=$1 file name text=''
   shift
@@ -144,7 +144,7 @@ describe_machine() {
 
 # ---- the parts
 
-# Ten minutes of a quick run begin when all is built.
+# The ten minutes of a quick run begin after the build.
 part_build() {
   deadline=$never
   check "build of program and tests" 3600 make -j "$(nproc)" "$device-tests"
@@ -169,7 +169,7 @@ part_tests() {
   for test in $(kernel_tests "$build/"); do check "$(basename "$test")" 60 "$test"; done
 }
 
-# Every dtype learns the same, and who stops and resumes gets the same bits.
+# Every dtype must learn the same, and a run that is stopped and resumed must get the same bits.
 part_training() {
   local dtype job=("$build/train_gpt" --train README.md --layers 2 --heads 2 --channels 128 --seq-len 64 --micro-batch 8)
   job+=(--lr 3e-4 --schedule constant)
@@ -224,7 +224,7 @@ part_ladders() {
     esac
   done
   if [ "$device" = cpu ]; then check "tables of dev/ladders/README.md" 120 "$python" dev/ladders/tables.py --check; fi
-  # What the CPU device counts, counted by the hardware: to be compared with dev/ladders/README.md.
+  # The counts of the CPU device, measured by the hardware: to be compared with dev/ladders/README.md.
   profiler=$(PATH=$PATH:/usr/local/cuda/bin command -v ncu)  # the card's clocks stay as they are
   if [ "$device" = cpu ] || [ -z "$profiler" ]; then
     leave_out "counts by Nsight Compute" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
@@ -264,7 +264,7 @@ part_torch() {
   fi
 }
 
-# Several ranks on the one GPU: --share-gpu gives each an NCCL_HOSTID of its own, so that NCCL lets them.
+# Several ranks on one GPU: --share-gpu gives each an NCCL_HOSTID of its own, so that NCCL allows it.
 part_ranks() {
   local launcher=dev/cluster/torchrun.sh stage
   local job=(--train README.md --layers 2 --heads 2 --channels 128 --seq-len 64)
@@ -285,7 +285,7 @@ part_sanitizers() {
     leave_out "compute-sanitizer" "$([ "$device" = cpu ] && echo 'it needs a GPU' || echo 'it is not installed')"
     return
   fi
-  # Training has each array by itself, so that whoever runs past one's end does not meet the next.
+  # In training each array is an allocation of its own, so that a kernel that runs past its end is found.
   job=("$build/train_gpt" --train README.md --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2)
   job+=(--steps 2 --dtype bf16 --out '')
   if [ -n "$quick" ]; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Draws loss, learning rate and throughput of one or more runs, from the metrics.jsonl in each run's folder.
 
-metrics.jsonl holds one JSON object a line: training lines with step, loss, lr, tokens_per_s, ...; evaluation
-lines with step, val_loss; null where a value was not finite. A last line left unfinished, by a crash or a job
-that is still running, is left out; nulls are drawn as gaps; both are reported.
+metrics.jsonl holds one JSON object per line; runtime/report.h lists the keys. A value that was not finite is null, and
+is drawn as a gap. The last line may be incomplete, after a crash or while the job is running; then it is left out. Both
+are reported.
 
 Usage: python dev/plot.py OUT... [--output plot.png]
 """
@@ -57,7 +57,7 @@ LOWER_PANELS = {"lr": "learning rate", "tokens_per_s": "tokens/s"}
 
 
 def draw_losses(panel, runs):
-  """The first of several runs is broad, so that another that lies on it leaves both to be seen."""
+  """The line of the first of several runs is broad, so that both can be seen where another lies on it."""
   for number, (run, rows) in enumerate(runs.items()):
     color, width = f"C{number}", 4 if number == 0 and len(runs) > 1 else 1
     panel.plot(*series(run, rows, "loss"), color=color, linewidth=width, alpha=1 / width ** 0.5, label=f"{run} train")

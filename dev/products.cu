@@ -1,9 +1,9 @@
-// Times the matrix products of a step of gpt2 on the CPU device both ways (Operands in cpu/gemm.h), in turns, and names
-// oneDNN's kernels:
+// Times the matrix products of a step of gpt2 on the CPU device in both ways (Operands in cpu/gemm.h), alternately, and
+// names oneDNN's kernels:
 //
 //   make DEVICE=cpu build/cpu/products && OMP_NUM_THREADS=1 build/cpu/products [tokens, 256] [turns, 9]
 //
-// The seconds are of processor time, which other programs disturb least; the figures are medians.
+// The seconds are processor time, because other programs change it least. The results are medians.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +32,8 @@ struct Sums {
   double in_place = 0, dense = 0, chosen = 0;
 };
 
-// Prints a line and adds `count` such products to the sums. Operands come from beyond the caches, as in a step.
+// Prints a line and adds `count` such products to the sums. The operands are larger than the caches together, as in a
+// step.
 template <class In, class Out>
 void compare(const std::string& name, const GemmShape& s, bool with_bias, int turns, int count, Sums& sums) {
   const size_t bytes = (size_t(s.m) * s.k + size_t(s.k) * s.n) * sizeof(In) + size_t(s.m) * s.n * sizeof(Out);

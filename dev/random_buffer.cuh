@@ -1,4 +1,4 @@
-// Device memory full of random numbers: with zeros a processor draws less power, and keeps a higher clock.
+// Device memory full of random numbers. With zeros a processor would need less power, and its clock would be higher.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 #include "test/buffer.cuh"
 
-// Normal numbers, which repeat after a million.
+// Normal numbers; after a million of them they repeat.
 template <class T>
 struct RandomBuffer : Buffer<T> {
   RandomBuffer(size_t count, double scale = 1, double mean = 0, unsigned seed = 1) : Buffer<T>(count) {

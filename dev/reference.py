@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes test/reference/: what two small GPT-2 models must compute, from plain PyTorch modules in float64.
 
-Shares no code with gpt.cu and none with transformers, so that a mistake has to be made twice to go unnoticed.
+It shares no code with gpt.cu nor with transformers, so a mistake would have to be made twice to stay unnoticed.
 Each folder test/reference/MODEL/ holds
   model.safetensors, config.json   initial weights, a folder that Hugging Face's GPT2LMHeadModel loads
   reference.json                   sizes and hyperparameters
@@ -26,7 +26,7 @@ from torch import nn
 # float32 can be, and what a test measures is the error of gpt.cu alone.
 torch.set_default_dtype(torch.float64)
 
-# "odd" has hardly a size that fits a warp, a tile or a 16-byte pack: its head size is 17. Its last 5
+# Almost no size of "odd" is a multiple of a warp, a tile or a 16-byte pack: its head size is 17. Its last 5
 # positions are never used: their gradient is exactly zero.
 MODELS = {
   "tiny": dict(V=256, T=32, B=2, L=2, C=64, NH=4, positions=32),

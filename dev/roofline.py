@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The floor: how long a training step must take at least, operation by operation, at a given matrix rate and bandwidth.
+"""The floor: the least time that a training step takes, operation by operation, at a given matrix rate and bandwidth.
 
 Counts what one step of gpt.cuh computes and moves (one micro-batch, 16-bit weights with fp32 masters, nothing
 recomputed, one rank), prints it as the tables of dev/roofline.md, and then what fusions save.
@@ -60,7 +60,7 @@ class Shape:
 
   @property
   def flops_per_token(self):
-    """6·N + 6·L·C·T: what MFU is stated in."""
+    """6·Ψ + 6·L·C·T, Ψ parameters: the FLOPs that MFU counts."""
     return 6 * self.parameters + 6 * self.layers * self.channels * self.seq_len
 
 
@@ -79,8 +79,8 @@ def forward(s):
   R, C, T, L = s.rows, s.channels, s.seq_len, s.layers
   return [
     Operation("embedding_forward", "wte + wpe", 1, R * C, 3 * R * C * SHORT),
-    # The first LayerNorm has no residual to add: 2 elements a channel instead of 4.
-    Operation("residual_layernorm_forward", "two a block, one at the end", 2 * L + 1, 8 * R * C * (2 * L + 1),
+    # The first LayerNorm has no residual to add: 2 elements per channel instead of 4.
+    Operation("residual_layernorm_forward", "two per block, one at the end", 2 * L + 1, 8 * R * C * (2 * L + 1),
               (4 * (2 * L + 1) - 2) * R * C * SHORT),
     *[product("matmul_forward", name, L, R, outputs, inputs) for name, inputs, outputs in linear_layers(s)],
     Operation("attention_forward", "causal half", L, L * 2 * R * T * C, L * 4 * R * C * SHORT),
@@ -97,7 +97,7 @@ def backward(s):
     product("matmul_weight_gradient", "head", 1, s.padded, C, R, WIDE),
     product("matmul_input_gradient", "head", 1, R, C, s.padded),
     Operation("", "memset of the stream's gradient", 1, 0, R * C * SHORT),
-    Operation("layernorm_backward", "two a block, one at the end", 2 * L + 1, 20 * R * C * (2 * L + 1),
+    Operation("layernorm_backward", "two per block, one at the end", 2 * L + 1, 20 * R * C * (2 * L + 1),
               4 * (2 * L + 1) * R * C * SHORT),
     *[product("matmul_weight_gradient", name, L, inputs, outputs, R, WIDE) for name, inputs, outputs in layers],
     Operation("column_sum", "bias gradients", 4 * L, L * 9 * R * C, L * 9 * R * C * SHORT),
@@ -229,7 +229,7 @@ def check(operations, path):
       expected[o.kernel][0] += o.flops
       expected[o.kernel][1] += o.bytes
   differences = []
-  small = {"clip_factor", "add_up"}  # what padding adds shows in them, and no time
+  small = {"clip_factor", "add_up"}  # the padding changes these, but no time
   for kernel in sorted((measured.keys() | expected.keys()) - small):
     for unit, here, there in zip(("FLOPs", "bytes"), expected[kernel], measured[kernel]):
       if abs(here - there) > 0.01 * max(here, there):

@@ -2,7 +2,7 @@
 """Compares the losses of two runs, step by step, from the metrics.jsonl in each run's folder.
 
 Usage: python dev/same_losses.py ONE OTHER --tolerance 1e-5
-Exit code 0 if both have the same steps and no loss differs by more than this share of it; else 1.
+The exit code is 0 if both have the same steps and no loss differs by more than this share of it; else 1.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ def read_losses(run):
 
 
 def compare(one, other, tolerance):
-  """Prints how far two dictionaries of losses are apart, as shares of `one`'s; whether that is within the tolerance."""
+  """Prints how much two dictionaries of losses differ, as shares of `one`; returns if that is within tolerance."""
   if not one or one.keys() != other.keys():
     shared = len(one.keys() & other.keys())
     print(f"the runs have different steps: {len(one)} and {len(other)}, of which they share {shared}")

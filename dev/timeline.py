@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Draws one training step of each trace that `train_gpt --trace FILE` wrote, one below the other, as an SVG.
 
-A row is a stream of a rank; a box is what ran there, its colour the kind of work, its label the layer. White between
-two boxes is waiting. Ranges of one kind and layer that follow each other within a pixel are one box. A collective's box
+A row is a stream of a rank. A box is work on it: the colour shows the kind of work, the label the layer. White between
+two boxes is waiting. Ranges of the same kind and layer, less than a pixel apart, are one box. A collective's box
 begins when its rank starts it, so that waiting for other ranks is part of it. All files have the same scale of time.
 
-A trace is in the Trace Event Format (kernels/device/profile.cuh). Needs Python alone. Exit code: 0 drawn, 2 bad input.
+A trace is in the Trace Event Format (kernels/device/profile.cuh). Needs only Python. Exit code: 0 drawn, 2 bad input.
 
   python dev/timeline.py run.json
   python dev/timeline.py zero0.json='ZeRO 0' zero3.json='ZeRO 3' --ranks 0,1 --step 4 -o timeline.svg
@@ -119,9 +119,9 @@ def draw_micro_steps(ranges, y, scale):
 
 
 def draw(panels):
-  """panels: of each file its title and its ranges."""
+  """panels: the title and the ranges of each file."""
   longest = max(r["end"] for _, ranges in panels for r in ranges)
-  scale = WIDTH / longest  # pixels a ms
+  scale = WIDTH / longest  # pixels per ms
   svg, x, y = [], LEFT, 34
   for kind in [kind for kind in KINDS if any(r["kind"] == kind for _, ranges in panels for r in ranges)]:
     svg += [f'<rect x="{x:.1f}" y="9" width="14" height="14" fill="{KINDS[kind][0]}"/>', text(x + 19, 20, kind, "")]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""GPT-2's training step in PyTorch, in one of its ways. bench_torch.py starts it for each way in a process of its own,
-so that nothing that one leaves behind (memory, compiled code, a failure) reaches the next.
+"""GPT-2's training step in PyTorch, in one of several ways. bench_torch.py starts it for each way in a process of its
+own, so that memory, compiled code or a failure of one way does not change the next.
 
 The only argument is a JSON object, bench_torch.py's Job; the only line printed on stdout is one, too:
   {"setup": [...], "times": [milliseconds of each step], "losses": [...]}
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-# Any of these can hold a CPU library to older instructions, and must be gone before torch is imported.
+# Each of these variables can limit a CPU library to older instructions. They must be removed before torch is imported.
 CRIPPLING = ("OPENBLAS_CORETYPE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
              "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
@@ -33,7 +33,8 @@ def free_the_blas(job):
   """Gives PyTorch the fastest matrix product this CPU can run; returns a note on what was done.
 
   MKL, inside PyTorch's x86 wheels, uses AVX-512 on Intel's processors only: on AMD's its fp32 products run at
-  half speed. The function by which it asks can be replaced by a preloaded library: Python starts again."""
+  half speed. A preloaded library can replace the function with which MKL asks for the processor, so Python is
+  started again with it."""
   amd = cpu_info("vendor_id") == "AuthenticAMD"
   held_back = job.device == "cpu" and amd and "avx512f" in cpu_info("flags")
   preload = os.environ.pop("BENCH_TORCH_PRELOAD", None)
@@ -232,7 +233,7 @@ def time_steps(step):
 
 
 def setup():
-  """Lines that say what the figures depend on."""
+  """Lines with everything that the results depend on."""
   libraries = [line.strip(" -") for line in torch.__config__.show().splitlines()
                if any(word in line for word in ("Library Version", "MKL-DNN", "CPU capability"))]
   settings = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(("OMP_", "KMP_", "GOMP_"))]

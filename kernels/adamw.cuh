@@ -1,8 +1,8 @@
 // AdamW (Loshchilov, Hutter, arXiv:1711.05101), as PyTorch defines it. With g the clipped gradient, t counting from 1:
 //   m = β1·m + (1−β1)·g;   v = β2·v + (1−β2)·g²
-//   w = w·(1 − lr·decay) − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + ε)
+//   w = w·(1 − lr·weight_decay) − lr · (m / (1−β1^t)) / (√(v / (1−β2^t)) + ε)
 //
-// A negative factor means that the step must not be applied (kernels/norm.cuh): everything stays as it is, t included.
+// If *factor is negative (GradientSummary::left_out), the update is not applied: everything stays as it is, t included.
 // So t is counted on the device, and the host need not know yet whether earlier steps were applied.
 //
 // Elementwise, one pack of floats per thread. The weights that are updated are float: the fp32 model itself, or the
@@ -26,9 +26,12 @@ struct AdamWState {
   float correction1 = 0, correction2 = 0;  // 1 / (1 − β1^t), 1 / (1 − β2^t)
 };
 
+// The device's GradientSummary::applied(), for the factor alone.
+__device__ inline bool is_applied(const float* factor) { return *factor >= 0; }
+
 [[maybe_unused]] static
 __global__ void adamw_count_kernel(AdamWState* state, const float* factor, float beta1, float beta2) {
-  if (*factor < 0) return;
+  if (!is_applied(factor)) return;
   const double t = ++state->updates;
   state->correction1 = float(1 / (1 - pow(double(beta1), t)));
   state->correction2 = float(1 / (1 - pow(double(beta2), t)));
@@ -56,7 +59,7 @@ __global__ void adamw_kernel(Float* weights, float* masters, float* first, float
                              AdamW options) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (i >= count || *factor < 0) return;
+  if (i >= count || !is_applied(factor)) return;
   float w[N], m[N], v[N], g[N];
   load(masters + i, w);
   load(first + i, m);
@@ -82,7 +85,7 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
                                         AdamW options, uint64_t key, uint64_t counter) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (i >= count || *factor < 0) return;
+  if (i >= count || !is_applied(factor)) return;
   float w[N], m[N], v[N], g[N];
   load(weights + i, w);
   load(first + i, m);

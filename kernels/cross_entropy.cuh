@@ -38,31 +38,31 @@ cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocab
   Float *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<Float*>(memory) : row;
   const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // packs from `whole` on hold padding
 
-  float lane_max[N];
-  for (int k = 0; k < N; ++k) lane_max[k] = -INFINITY;
+  float max_of_element[N];  // [k]: over element k of the thread's packs
+  for (int k = 0; k < N; ++k) max_of_element[k] = -INFINITY;
   for_each_pack<Float, N>(row, 0, whole, [&](int c, float (&x)[N]) {
     if constexpr (KeepRow) store(kept + c, x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) lane_max[k] = x[k] > lane_max[k] ? x[k] : lane_max[k];
+    for (int k = 0; k < N; ++k) max_of_element[k] = x[k] > max_of_element[k] ? x[k] : max_of_element[k];
   });
   float thread_max = -INFINITY;
-  for (int k = 0; k < N; ++k) thread_max = lane_max[k] > thread_max ? lane_max[k] : thread_max;
+  for (int k = 0; k < N; ++k) thread_max = max_of_element[k] > thread_max ? max_of_element[k] : thread_max;
   for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) {
     float x = to_float(row[c]);
     thread_max = x > thread_max ? x : thread_max;
   }
   const float maximum = block_reduce_max(thread_max, max_scratch);
 
-  float lane_sum[N] = {};
+  float sum_of_element[N] = {};
   for_each_pack<Float, N>(kept, 0, whole, [&](int, float (&x)[N]) {
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] -= maximum;
     exp_pack(x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) lane_sum[k] += x[k];
+    for (int k = 0; k < N; ++k) sum_of_element[k] += x[k];
   });
   float thread_sum = 0;
-  for (int k = 0; k < N; ++k) thread_sum += lane_sum[k];
+  for (int k = 0; k < N; ++k) thread_sum += sum_of_element[k];
   for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) thread_sum += expf(to_float(row[c]) - maximum);
   const float sum = block_reduce_sum(thread_sum, sum_scratch);
 

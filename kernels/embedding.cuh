@@ -36,25 +36,27 @@ constexpr int embedding_rows_at_once = 8;
 template <class Float, int N>
 __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const Float* dout,
                                                 int rows, int channels) {
-  constexpr int R = embedding_rows_at_once;
+  constexpr int rows_at_once = embedding_rows_at_once;
   const int first = blockIdx.x, token = tokens[order[first]];
   if (first > 0 && tokens[order[first - 1]] == token) return;
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
     float sum[N], x[N];
     load(dwte + size_t(token) * channels + column, sum);
+    // sum += dout[order[i]] for i = first, first + 1, ... while the token is the same. Several rows are loaded before
+    // they are added. more: the last of them has this token, so the run may go on.
     bool more = true;
-    for (int i = first; more; i += R) {
-      int row[R];
-      Pack<Float, N> d[R] = {};  // zeros after the run's end
+    for (int i = first; more; i += rows_at_once) {
+      int row[rows_at_once];
+      Pack<Float, N> d[rows_at_once] = {};  // rows after the run's end stay zero: adding them changes nothing
 #pragma unroll
-      for (int r = 0; r < R; ++r) row[r] = order[min(i + r, rows - 1)];
+      for (int r = 0; r < rows_at_once; ++r) row[r] = order[min(i + r, rows - 1)];
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < rows_at_once; ++r) {
         more = (i + r < rows) & (tokens[row[r]] == token);
         if (more) d[r] = load_pack<N>(dout + size_t(row[r]) * channels + column);
       }
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < rows_at_once; ++r) {
         unpack(d[r], x);
 #pragma unroll
         for (int k = 0; k < N; ++k) sum[k] += x[k];
@@ -101,10 +103,11 @@ void embedding_forward(Float* out, const int* tokens, const Float* wte, const Fl
 // order (count) = the positions 0..count-1 sorted by token, equal tokens in order of position. All in host memory.
 // A counting sort, because the host does this for every batch.
 inline void sort_by_token(const int* tokens, int count, int* order) {
-  std::vector<int> place(*std::max_element(tokens, tokens + count) + 2);  // place[v]: where the next v goes
-  for (int i = 0; i < count; ++i) ++place[tokens[i] + 1];
-  std::partial_sum(place.begin(), place.end(), place.begin());
-  for (int i = 0; i < count; ++i) order[place[tokens[i]]++] = i;
+  // next_position[v]: where in `order` the next token v goes
+  std::vector<int> next_position(*std::max_element(tokens, tokens + count) + 2);
+  for (int i = 0; i < count; ++i) ++next_position[tokens[i] + 1];
+  std::partial_sum(next_position.begin(), next_position.end(), next_position.begin());
+  for (int i = 0; i < count; ++i) order[next_position[tokens[i]]++] = i;
 }
 
 // dwte (V,C)[token of a row] += that row of dout (B·T,C). dwpe (positions,C) = the sum of dout over the batch, 0 from

@@ -20,8 +20,8 @@ __global__ void gelu_forward_kernel(Float* out, const Float* input, size_t count
   float x[N], s[N];
   load(input + i, x);
 #pragma unroll
-  for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  sigmoid_pack<Float>(s);
+  for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);  // 2u
+  sigmoid_pack<Float>(s);  // s, from 2u
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] *= s[k];
   store(out + i, x);
@@ -35,8 +35,8 @@ __global__ void gelu_backward_kernel(Float* gradient, const Float* input, size_t
   load(input + i, x);
   load(gradient + i, d);
 #pragma unroll
-  for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);
-  sigmoid_pack<Float>(s);
+  for (int k = 0; k < N; ++k) s[k] = 2 * gelu_scale * (x[k] + gelu_cubic * x[k] * x[k] * x[k]);  // 2u
+  sigmoid_pack<Float>(s);  // s, from 2u
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const float slope = 2 * gelu_scale * (1.0f + 3.0f * gelu_cubic * x[k] * x[k]);

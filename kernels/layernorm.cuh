@@ -1,9 +1,10 @@
 // LayerNorm over C channels (Ba, Kiros, Hinton, arXiv:1607.06450), fused with the residual addition before it.
 //
-//   forward:   r = residual + branch (rounded to Float);  mean, rstd = 1/√(var + ε) over r's C channels
+//   forward:   r = residual + branch, rounded to the storage type;  mean, rstd = 1/√(var + ε) over r's C channels
 //              out = (r − mean)·rstd·weight + bias
 //   backward:  with n = (r − mean)·rstd and g = dout·weight,
 //              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
+// The code calls r `sum`, and dr `dsum`.
 //
 // Forward: one warp per row, so that only shuffles are needed. The variance takes a second pass over the row, which
 // comes from cache (Σx² − mean² in one pass would lose digits by cancellation). Moves 4 elements per channel and row:
@@ -25,7 +26,7 @@ constexpr float layernorm_epsilon = 1e-5f;
 constexpr int layernorm_rows_per_block = 32;  // backward
 constexpr int layernorm_rows_at_once = 2;     // backward: more rows mean more loads in flight, but more registers
 
-// Adds branch to residual (null: nothing to add), and returns this lane's part of the sum of the row.
+// Writes sum_out = residual + branch (branch null: nothing to add), and returns this lane's part of the row's total.
 template <class Float, int N>
 __device__ float add_row(Float* sum_out, const Float* residual, const Float* branch, int channels) {
   float sum = 0, x[N], y[N];
@@ -100,54 +101,56 @@ __device__ void block_reduce_sums(float (&values)[count], float (&scratch)[32][c
 
 template <class Float, int N>
 __global__ void __launch_bounds__(kept_row_block)
-layernorm_backward_kernel(Float* dresidual, float* dweight_partial, float* dbias_partial, const Float* dout,
-                          const Float* residual, const Float* weight, const float* means, const float* rstds,
-                          int rows, int channels) {
-  constexpr int R = layernorm_rows_at_once;
-  alignas(64) __shared__ float scratch[2][32][2 * R];  // two, used in turn, because some warps are ahead of others
+layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_partial, const Float* dout,
+                          const Float* sum, const Float* weight, const float* means, const float* rstds, int rows,
+                          int channels) {
+  constexpr int rows_at_once = layernorm_rows_at_once;
+  // two, used in turn, because some warps are ahead of others
+  alignas(64) __shared__ float scratch[2][32][2 * rows_at_once];
   const int c = threadIdx.x * N, first = blockIdx.x * layernorm_rows_per_block;
   const int last = min(first + layernorm_rows_per_block, rows);
   const float one_of_channels = 1.0f / channels;
   float dweight[N] = {}, dbias[N] = {}, w[N] = {};
   if (c < channels) load(weight + c, w);
 
-  for (int row = first; row < last; row += R) {
-    Pack<Float, N> d_pack[R] = {}, x_pack[R] = {}, dr_pack[R] = {};
-    float mean[R] = {}, rstd[R] = {}, d[N], n[N], dr[N], sums[2 * R] = {};  // sums: Σ g of R rows, then Σ g·n of them
+  for (int row = first; row < last; row += rows_at_once) {
+    Pack<Float, N> d_pack[rows_at_once] = {}, x_pack[rows_at_once] = {}, dr_pack[rows_at_once] = {};
+    float mean[rows_at_once] = {}, rstd[rows_at_once] = {}, d[N], n[N], dr[N];
+    float sums[2 * rows_at_once] = {};  // Σ g of each row, then Σ g·n of each row
 #pragma unroll
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < rows_at_once; ++r)
       if (row + r < last && c < channels) {
         const size_t offset = size_t(row + r) * channels + c;
         d_pack[r] = load_pack<N>(dout + offset);
-        x_pack[r] = load_pack<N>(residual + offset);
-        dr_pack[r] = load_pack<N>(dresidual + offset);
+        x_pack[r] = load_pack<N>(sum + offset);
+        dr_pack[r] = load_pack<N>(dsum + offset);
         mean[r] = means[row + r];
         rstd[r] = rstds[row + r];
       }
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < rows_at_once; ++r) {
       unpack(d_pack[r], d);
       unpack(x_pack[r], n);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         n[k] = (n[k] - mean[r]) * rstd[r];
         sums[r] += d[k] * w[k];
-        sums[R + r] += d[k] * w[k] * n[k];
+        sums[rows_at_once + r] += d[k] * w[k] * n[k];
         dweight[k] += d[k] * n[k];
         dbias[k] += d[k];
       }
     }
-    block_reduce_sums(sums, scratch[row / R % 2]);
+    block_reduce_sums(sums, scratch[row / rows_at_once % 2]);
 #pragma unroll
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < rows_at_once; ++r)
       if (row + r < last && c < channels) {
-        const float g_bar = sums[r] * one_of_channels, gn_bar = sums[R + r] * one_of_channels;
+        const float g_bar = sums[r] * one_of_channels, gn_bar = sums[rows_at_once + r] * one_of_channels;
         unpack(d_pack[r], d);
         unpack(x_pack[r], n);
         unpack(dr_pack[r], dr);
 #pragma unroll
         for (int k = 0; k < N; ++k) dr[k] += rstd[r] * (d[k] * w[k] - g_bar - (n[k] - mean[r]) * rstd[r] * gn_bar);
-        store(dresidual + size_t(row + r) * channels + c, dr);
+        store(dsum + size_t(row + r) * channels + c, dr);
       }
   }
   if (c < channels) {
@@ -157,8 +160,8 @@ layernorm_backward_kernel(Float* dresidual, float* dweight_partial, float* dbias
 }
 
 template <class Float, int N>
-__global__ void layernorm_backward_long_rows_kernel(Float* dresidual, float* dweight_partial, float* dbias_partial,
-                                                    const Float* dout, const Float* residual, const Float* weight,
+__global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_partial, float* dbias_partial,
+                                                    const Float* dout, const Float* sum, const Float* weight,
                                                     const float* means, const float* rstds, int rows, int channels) {
   __shared__ float mean_g[layernorm_rows_per_block], mean_gn[layernorm_rows_per_block];
   const int first = blockIdx.x * layernorm_rows_per_block;
@@ -171,7 +174,7 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dresidual, float* dwe
     for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
       load(dout + offset + c, d);
       load(weight + c, w);
-      load(residual + offset + c, x);
+      load(sum + offset + c, x);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         sums[0] += d[k] * w[k];
@@ -194,8 +197,8 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dresidual, float* dwe
       const float mean = means[first + r], rstd = rstds[first + r], g_bar = mean_g[r], gn_bar = mean_gn[r];
       float d[N], x[N], dr[N];
       load(dout + offset, d);
-      load(residual + offset, x);
-      load(dresidual + offset, dr);
+      load(sum + offset, x);
+      load(dsum + offset, dr);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         const float n = (x[k] - mean) * rstd;
@@ -203,7 +206,7 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dresidual, float* dwe
         dbias[k] += d[k];
         dr[k] += rstd * (d[k] * w[k] - g_bar - n * gn_bar);
       }
-      store(dresidual + offset, dr);
+      store(dsum + offset, dr);
     }
     store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
     store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
@@ -237,15 +240,15 @@ inline size_t layernorm_workspace(int rows, int channels) {
   return 2 * round_up(size_t(blocks) * channels, size_t(64)) + column_sum_workspace(blocks, channels);
 }
 
-// dresidual (rows, C) in Float += the gradient through the norm. dweight, dbias (C) float are written, or added to if
-// `accumulate`. dout (rows, C); residual (rows, C): the input that forward normalised.
+// dsum (rows, C) in Float += the gradient through the norm. dweight, dbias (C) float are written, or added to if
+// `accumulate`. dout (rows, C); sum (rows, C): the input that forward normalised.
 template <class Float>
-void layernorm_backward(Float* dresidual, float* dweight, float* dbias, const Float* dout, const Float* residual,
+void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* dout, const Float* sum,
                         const Float* weight, const float* mean, const float* rstd, int rows, int channels,
                         bool accumulate, float* workspace, cudaStream_t stream) {
   const double count = double(rows) * channels;
   KernelRange range("layernorm_backward", stream, 4 * count * sizeof(Float), 20 * count);
-  range.writes(dresidual, size_t(rows) * channels);
+  range.writes(dsum, size_t(rows) * channels);
   range.writes(dweight, channels, accumulate);
   range.writes(dbias, channels, accumulate);
   const int blocks = ceil_div(rows, layernorm_rows_per_block);
@@ -255,10 +258,10 @@ void layernorm_backward(Float* dresidual, float* dweight, float* dbias, const Fl
     const int threads = round_up(channels / N, 32);
     if (threads <= kept_row_block)
       layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
-          dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
+          dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels);
     else
       layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
-          dresidual, workspace, workspace + stride, dout, residual, weight, mean, rstd, rows, channels);
+          dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels);
   });
   CUDA_CHECK(cudaGetLastError());
   column_sum_level<float>(dweight, workspace, blocks, channels, accumulate, workspace + 2 * stride, stream);

@@ -3,8 +3,8 @@
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
-// All matrices are row-major; op transposes a matrix or leaves it as it is; sums are in float. A, B and bias are Float,
-// the storage type; D is Float, or float for weight gradients. use_gemm_workspace() gives the library
+// All matrices are row-major; op transposes a matrix or leaves it as it is; sums are in fp32. A, B and bias have the
+// storage type (Float); D has the storage type, or is fp32 (weight gradients). use_gemm_workspace() gives the library
 // gemm_workspace_bytes of device memory; null takes them away again, and then the library allocates its own.
 // gemm_library() is the name of library and device.
 // There are also
@@ -25,14 +25,8 @@
 #include "kernels/column_sum.cuh"
 #include "kernels/device/common.cuh"
 #include "kernels/gemm_choices.cuh"
-
-struct GemmShape {
-  int m, n, k;
-  bool transpose_a = false, transpose_b = false, accumulate = false;
-  auto operator<=>(const GemmShape&) const = default;
-};
-
-#include "kernels/library_gemm.h"  // which uses GemmShape
+#include "kernels/gemm_shape.h"
+#include "kernels/library_gemm.h"
 
 // Calls fused() or separate(), which do the same work on matrices of Float, whichever is faster. `name` stands for the
 // work.
@@ -47,7 +41,9 @@ void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Se
     fuse = fusing_is_faster(full_name, fused, separate, stream);
   }
   if (fuse && fused()) return;
-  const Untimed untimed(fuse);  // only this rank can't fuse: the others would not enter the collective of a new choice
+  // If `fuse` is true here, only this rank's card failed at rank 0's choice. separate() must then time nothing: timing
+  // is a collective, and the other ranks would not take part.
+  const Untimed untimed(fuse);
   separate();
 }
 

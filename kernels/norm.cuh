@@ -2,8 +2,8 @@
 //
 //   norm = √Σ g² / S,   factor = min(1, clip / (norm + 1e-6)) / S   (clip 0: 1 / S)
 //
-// If loss or norm is not finite, or beyond its limit, the factor is −1, and the optimizer changes nothing. The device
-// decides this, from numbers that are the same on all ranks.
+// If loss or norm is not finite, or beyond its limit, the factor is left_out (−1), and the optimizer changes nothing.
+// The device decides this, from numbers that are the same on all ranks.
 //
 // S is the loss scale: gradients are those of S times the loss, so that small ones don't vanish in fp16 (Micikevicius
 // et al., arXiv:1710.03740, section 3.2). It is halved when gradients overflow, and doubled after `window` steps
@@ -29,7 +29,7 @@ template <bool Square>
 __device__ inline float thread_sum(const float* values, size_t count) {
   constexpr int N = pack_width<float>;
   const size_t first = size_t(blockIdx.x) * norm_block * norm_fan_in + threadIdx.x * N;
-  float lanes[N] = {}, x[norm_packs][N];
+  float sum_of_element[N] = {}, x[norm_packs][N];  // sum_of_element[k]: over element k of the packs
 #pragma unroll
   for (int pack = 0; pack < norm_packs; ++pack) {
     const size_t i = first + size_t(pack) * norm_block * N;
@@ -42,10 +42,10 @@ __device__ inline float thread_sum(const float* values, size_t count) {
 #pragma unroll
   for (int pack = 0; pack < norm_packs; ++pack)
 #pragma unroll
-    for (int k = 0; k < N; ++k) lanes[k] += Square ? x[pack][k] * x[pack][k] : x[pack][k];
+    for (int k = 0; k < N; ++k) sum_of_element[k] += Square ? x[pack][k] * x[pack][k] : x[pack][k];
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < N; ++k) sum += lanes[k];
+  for (int k = 0; k < N; ++k) sum += sum_of_element[k];
   return sum;
 }
 

@@ -15,7 +15,7 @@ struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;
 };
 
-// If loss or norm of a step is larger than this, its gradients are not applied.
+// If loss or norm of a step is larger than this, the update is not applied.
 struct StepLimits {
   float loss = INFINITY, norm = INFINITY;
 };
@@ -27,9 +27,12 @@ struct LossScale {
   int good_steps = 0;  // steps without overflow since its last change
 };
 
-// The norm of a step's gradients, and the factor that they are multiplied by; `left_out`: they are not applied.
+// The norm of a step's gradients, and the factor that they are multiplied by. factor = left_out (−1): the update is not
+// applied. Every other factor is 0 or more.
 struct GradientSummary {
   static constexpr float left_out = -1;
   float norm = 0, factor = 0;
   LossScale scale;  // for the next step
+
+  bool applied() const { return factor >= 0; }
 };

@@ -28,7 +28,7 @@ struct GuardOptions {
   size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
 };
 
-// The last finite values of loss or norm.
+// Loss or norm of the last steps whose update was applied.
 class SpikeWindow {
  public:
   explicit SpikeWindow(size_t size) : size_(size) {}

@@ -82,7 +82,7 @@ nlohmann::ordered_json Report::metrics(const StepResult& s) const {
   nlohmann::ordered_json fields = {{"step", s.step},
                                    {"loss", s.loss},
                                    {"grad_norm", s.norm},
-                                   {"lr", s.rate},
+                                   {"lr", s.learning_rate},
                                    {"tokens", s.step * size_t(tokens_)},
                                    {"step_ms", s.seconds * 1e3},
                                    {"tokens_per_s", tokens_ / s.seconds},
@@ -95,7 +95,7 @@ nlohmann::ordered_json Report::metrics(const StepResult& s) const {
 
 void Report::print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const {
   std::printf("step %5zu/%zu | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %s tokens/s | ", s.step, steps_, s.loss,
-              s.norm, s.rate, s.seconds * 1e3, with_commas(tokens_ / s.seconds).c_str());
+              s.norm, s.learning_rate, s.seconds * 1e3, with_commas(tokens_ / s.seconds).c_str());
   if (peak_ > 0) std::printf("MFU %.1f%% | ", 100 * flops_ / s.seconds / peak_);
   else std::printf("%.0f GFLOP/s | ", flops_ / s.seconds / 1e9);
   if (traffic) std::printf("comm %.1f ms, %.1f exposed | ", traffic->milliseconds, traffic->exposed_milliseconds);

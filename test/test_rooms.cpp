@@ -1,5 +1,5 @@
-// The rooms of the house (DESIGN: arrows point down only): what a file includes lies in its own room or in a lower one,
-// and no file includes itself by way of others.
+// The layers of the program: a file includes only files of its own layer or of a lower one, never in a circle. A layer
+// consists of one or two rooms, which do not know each other: folders, or the files of the model.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

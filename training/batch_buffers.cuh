@@ -14,10 +14,10 @@ class BatchBuffers {
   BatchBuffers(int most_tokens, cudaStream_t stream)
       : stream_(stream), pinned_(2 * ints(most_tokens) * sizeof(int)) {
     memory_.add("batches", [&](Arena& arena) {
-      for (Place& place : places_) place.device = arena.take<int>(ints(most_tokens));
+      for (Buffer& buffer : buffers_) buffer.device = arena.take<int>(ints(most_tokens));
     });
     memory_.allocate();
-    for (int i : {0, 1}) places_[i].host = static_cast<int*>(pinned_.data()) + size_t(i) * ints(most_tokens);
+    for (int i : {0, 1}) buffers_[i].host = static_cast<int*>(pinned_.data()) + size_t(i) * ints(most_tokens);
     CUDA_CHECK(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
     Profiler::instance().name_stream(copies_, "copies");
   }
@@ -34,32 +34,33 @@ class BatchBuffers {
   // such a batch does not train. The batch stays in device memory until two more batches have been sent.
   Batch send(const int* inputs, const int* targets, int batch_size, int seq_len) {
     const size_t rows = size_t(batch_size) * size_t(seq_len);
-    places_[current_].used.record(stream_);
+    buffers_[current_].used.record(stream_);
     current_ ^= 1;
-    Place& place = places_[current_];
-    CUDA_CHECK(cudaEventSynchronize(place.copied));  // the batch before last has left this pinned buffer
-    std::copy_n(inputs, rows, place.host);
-    std::copy_n(targets ? targets : inputs, rows, place.host + rows);
-    sort_by_token(inputs, int(rows), place.host + 2 * rows);
-    CUDA_CHECK(cudaStreamWaitEvent(copies_, place.used));
-    CUDA_CHECK(cudaMemcpyAsync(place.device, place.host, 3 * rows * sizeof(int), cudaMemcpyHostToDevice, copies_));
-    place.copied.record(copies_);
-    CUDA_CHECK(cudaStreamWaitEvent(stream_, place.copied));
-    return {.inputs = place.device, .targets = place.device + rows, .order = place.device + 2 * rows,
+    Buffer& buffer = buffers_[current_];
+    CUDA_CHECK(cudaEventSynchronize(buffer.copied));  // the batch before last has left this pinned buffer
+    std::copy_n(inputs, rows, buffer.host);
+    std::copy_n(targets ? targets : inputs, rows, buffer.host + rows);
+    sort_by_token(inputs, int(rows), buffer.host + 2 * rows);
+    CUDA_CHECK(cudaStreamWaitEvent(copies_, buffer.used));
+    CUDA_CHECK(cudaMemcpyAsync(buffer.device, buffer.host, 3 * rows * sizeof(int), cudaMemcpyHostToDevice, copies_));
+    buffer.copied.record(copies_);
+    CUDA_CHECK(cudaStreamWaitEvent(stream_, buffer.copied));
+    return {.inputs = buffer.device, .targets = buffer.device + rows, .order = buffer.device + 2 * rows,
             .batch_size = batch_size, .seq_len = seq_len, .training = targets != nullptr};
   }
 
  private:
   static size_t ints(int tokens) { return 3 * size_t(tokens); }  // inputs, targets, order
 
-  struct Place {
+  struct Buffer {
     int *host, *device;
-    Event copied, used;
+    Event copied;  // the copy from host to device is done
+    Event used;    // the kernels that read the batch are done
   };
 
   cudaStream_t stream_, copies_ = nullptr;
   HostMemory pinned_;
   DeviceMemory memory_;
-  Place places_[2];
+  Buffer buffers_[2];
   int current_ = 0;
 };

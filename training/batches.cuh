@@ -36,7 +36,7 @@ inline void check_enough(const Options& o, const TokenData& data, const char* op
 class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
-      : options_(job.options), model_(model), data_(data), bill_(bill), place_(job.mesh.place().dp),
+      : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
         ranks_(job.mesh.shape().dp), loss_weight_(float(1 / job.tokens_per_step())),
         buffers_(job.options.micro_batch * job.options.seq_len, job.stream) {}
 
@@ -84,7 +84,7 @@ class Batches {
   Batch load(const Range& range, int micro_step) {
     const Clock::time_point begin = Clock::now();
     const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
-    const size_t number = size_t(micro_step) * size_t(ranks_) + size_t(place_);  // the micro-batch's, in the step
+    const size_t number = size_t(micro_step) * size_t(ranks_) + size_t(dp_rank_);  // the micro-batch's, in the step
     std::vector<int> inputs(B * T), targets(B * T);
     for (size_t b = 0; b < B; ++b)
       range.data_.read_sample(range.order_(range.first_ + number * B + b), options_.seq_len,
@@ -103,7 +103,7 @@ class Batches {
   const Model& model_;
   const Datasets& data_;
   Bill& bill_;
-  int place_, ranks_;
+  int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
   float loss_weight_;
   BatchBuffers buffers_;
 };

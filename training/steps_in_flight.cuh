@@ -30,38 +30,38 @@ class StepsInFlight {
 
   // To be called before the step's first batch. stop, saved: this rank's votes.
   void begin(bool stop, bool saved) {
-    place_ ^= 1;
-    told_[place_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f};
+    turn_ ^= 1;
+    told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f};
     traffic_ = mesh_.begin_traffic();
-    begin_[place_].record(model_.stream());
-    model_.begin_sums(&told_[place_].votes);
+    begin_[turn_].record(model_.stream());
+    model_.begin_sums(&told_[turn_].votes);
   }
 
   // To be called after the step's update. step: number of updates, this one included.
   void end(size_t step, double learning_rate, const StepLimits& limits) {
-    Told& told = told_[place_];
+    Told& told = told_[turn_];
     const cudaStream_t stream = model_.stream();
     CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
-    end_[place_].record(stream);
+    end_[turn_].record(stream);
     mesh_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
-    started_.push_back({place_, traffic_, step, learning_rate, limits});
+    started_.push_back({turn_, traffic_, step, learning_rate, limits});
   }
 
   // Waits for the oldest step in flight.
   FinishedStep finish() {
     const Started started = started_.front();
     started_.pop_front();
-    const int place = started.place;
-    CUDA_CHECK(cudaEventSynchronize(end_[place]));
-    const auto& [votes, sums, gradients] = told_[place];
+    const int turn = started.turn;
+    CUDA_CHECK(cudaEventSynchronize(end_[turn]));
+    const auto& [votes, sums, gradients] = told_[turn];
     return {.result = {.step = started.step,
                        .loss = sums.loss,
                        .norm = gradients.norm,
-                       .rate = started.learning_rate,
-                       .seconds = elapsed_ms(begin_[place], end_[place]) / 1e3,
-                       .applied = gradients.factor >= 0,
+                       .learning_rate = started.learning_rate,
+                       .seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3,
+                       .applied = gradients.applied(),
                        .loss_scale = scales_loss_ ? gradients.scale.value : 0},
             .limits = started.limits,
             .traffic = started.traffic,
@@ -81,7 +81,7 @@ class StepsInFlight {
     GradientSummary gradients;
   };
   struct Started {
-    int place, traffic;
+    int turn, traffic;
     size_t step;
     double learning_rate;
     StepLimits limits;
@@ -94,6 +94,7 @@ class StepsInFlight {
   Told* told_;
   Event begin_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
   Event end_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
-  int place_ = 0, traffic_ = 0;
+  int turn_ = 0;     // which of the two buffers the step under way uses: 0, 1, 0, 1, ...
+  int traffic_ = 0;  // number of the step's traffic
   std::deque<Started> started_;
 };

@@ -34,7 +34,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);
   if (data.validation) std::printf("; validation on %zu", o.val_batches * size_t(o.global_batch));
-  std::printf("\nbatch     %d samples in micro-batches of %d: %s tokens a step\n", o.global_batch, o.micro_batch,
+  std::printf("\nbatch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
               with_commas(job.tokens_per_step()).c_str());
   std::printf("memory    ");
   for (const auto& category : model.memory().categories())
@@ -42,7 +42,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   std::printf("total %s", bytes_text(model.memory().total()).c_str());
   if (snapshot_bytes) std::printf("; host memory: snapshot %s", bytes_text(snapshot_bytes).c_str());
   std::printf("\n");
-  std::printf("work      6N + 6LCT = %.3f GFLOP a token", model.flops_per_token() / 1e9);
+  std::printf("work      6Ψ + 6LCT = %.3f GFLOP per token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
   if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);

@@ -4,12 +4,11 @@
 #   dev/cluster/mpirun.sh 8 --train 'data/*.bin' --model gpt2                            8 ranks on this host
 #   HOSTS=node1:8,node2:8 dev/cluster/mpirun.sh 16 --train 'data/*.bin' --model gpt2     8 ranks on each of two
 #
-# HOSTS are names that ssh reaches without a password; program and data lie at the same place on each of them.
-# Exported variables OMP_*, NCCL_*, GPT_*, MASTER_PORT and CUDA_VISIBLE_DEVICES reach every rank; OMPI_MCA_* steer Open
-# MPI itself. MASTER_PORT is for firewalls: the port at which rank 0 hears the others (else any that is free).
-# To stop a run, send mpirun SIGUSR1: all ranks finish the step, save and end with exit code 75. After SIGTERM or Ctrl-C
-# they have five seconds for that.
-# GPT_PROGRAM: a program other than ./train_gpt of this repository.
+# HOSTS are names that ssh reaches without a password. Program and data are at the same path on each of them. Exported
+# variables OMP_*, NCCL_*, GPT_*, MASTER_PORT and CUDA_VISIBLE_DEVICES reach every rank; OMPI_MCA_* configure Open MPI
+# itself. MASTER_PORT is for firewalls: the port at which rank 0 listens for the others (without it, any free port). To
+# stop a run, send mpirun SIGUSR1: all ranks finish the step, save and end with exit code 75. After SIGTERM or Ctrl-C
+# they have five seconds for that. GPT_PROGRAM: a program other than ./train_gpt of this repository.
 set -euo pipefail
 fail() { echo "mpirun.sh: $*" >&2; exit 2; }
 
@@ -31,8 +30,8 @@ if [ -n "$hosts" ]; then
   [ "$ranks" -le $slots ] || fail "$ranks ranks do not fit HOSTS=$hosts, which has $slots places"
 fi
 
-# Cores are shared out among the ranks of a host, next to each other. Open MPI's own choice would be one core a rank,
-# whatever the number of OpenMP threads.
+# The cores of a host are divided among its ranks; those of a rank are next to each other. Open MPI by itself would give
+# each rank one core, whatever the number of OpenMP threads.
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
   export OMP_NUM_THREADS=$((cores > ranks_a_host ? cores / ranks_a_host : 1))
 fi
@@ -46,7 +45,7 @@ if [ -n "$hosts" ]; then options+=(--host "$hosts"); else options+=(--oversubscr
 if [ "$(id -u)" = 0 ]; then options+=(--allow-run-as-root); fi
 for name in $(compgen -e | grep -E '^(OMP_|NCCL_|GPT_|MASTER_PORT$|CUDA_VISIBLE_DEVICES$)'); do options+=(-x "$name"); done
 
-# What Open MPI's defaults make slow or cut short; a variable that is already set wins.
+# Open MPI's defaults for these would be too slow or too short. A variable that is already set is kept.
 : "${OMPI_MCA_mpi_yield_when_idle:=1}"        # a rank that waits leaves its core to the threads of others
 : "${OMPI_MCA_odls_base_sigkill_timeout:=5}"  # seconds from SIGTERM to SIGKILL, which mpirun always waits for
 : "${OMPI_MCA_oob_tcp_keepalive_time:=5}"     # a host that vanishes is noticed after 5 + 3·2 s, not after minutes

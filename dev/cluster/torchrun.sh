@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Starts the ranks of one host with torchrun's variables, without Python or MPI (bash 5.1). For GPUs: on the CPU
-# device, ranks talk over MPI (mpirun.sh).
+# Starts the ranks of one host with the variables that torchrun sets, without Python or MPI (bash 5.1). For GPUs: on the
+# CPU device ranks communicate over MPI (mpirun.sh).
 #
 #   dev/cluster/torchrun.sh 8 --train 'data/*.bin' --model gpt2        8 ranks on this host
 #
-# Several hosts: the same on each, with NODE_RANK counted from 0, MASTER_ADDR the name of host 0, one secret for all:
+# Several hosts: run it on each, with NODE_RANK counted from 0, MASTER_ADDR the name of host 0, and the same secret on
+# all:
 #
 #   NNODES=2 NODE_RANK=0 MASTER_ADDR=node1 GPT_JOB_TOKEN=SECRET dev/cluster/torchrun.sh 8 --train ...
 #
-# The secret keeps strangers out of the job: make it once with `openssl rand -hex 16`. MASTER_PORT (29500) must be free
-# on host 0. GPT_PROGRAM: a program other than ./train_gpt of this repository. PyTorch's torchrun works as well:
+# The secret keeps other programs out of the job: make it once with `openssl rand -hex 16`. MASTER_PORT (29500) must be
+# free on host 0. GPT_PROGRAM: a program other than ./train_gpt of this repository. PyTorch's torchrun works as well:
 #
 #   torchrun --no-python --nproc-per-node 8 ./train_gpt --train ...
 set -euo pipefail
@@ -32,7 +33,7 @@ export GPT_JOB_TOKEN=${GPT_JOB_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' 
 export WORLD_SIZE=$((nodes * ranks)) LOCAL_WORLD_SIZE=$ranks
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) > ranks ? $(nproc) / ranks : 1))}
 
-set -m  # each rank in a process group of its own, so that Ctrl-C reaches it once: through us
+set -m  # each rank has a process group of its own, so that it gets Ctrl-C only once, from this script
 pids=()
 signal() { kill -s "$1" -- "${pids[@]/#/-}" 2> /dev/null || true; }
 trap 'signal INT' INT; trap 'signal TERM' TERM; trap 'signal USR1' USR1
@@ -41,7 +42,8 @@ for ((local = 0; local < ranks; local++)); do
   pids+=($!)
 done
 
-# One rank's failure ends all: the others have three seconds to say what they know, then three to obey.
+# If one rank fails, all end: the others have three seconds to report what they know, then three seconds to end after
+# SIGTERM.
 end_others() { (sleep 3; signal TERM; sleep 3; signal KILL) & }
 left=$ranks status=0
 while [ "$left" -gt 0 ]; do
@@ -56,5 +58,5 @@ while [ "$left" -gt 0 ]; do
     fi
   done
 done
-if [ $status -ne 0 ]; then kill -- -$! 2> /dev/null || true; fi  # end_others is done too
+if [ $status -ne 0 ]; then kill -- -$! 2> /dev/null || true; fi  # no rank is left: end_others is not needed any more
 exit $status

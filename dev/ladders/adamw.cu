@@ -3,9 +3,9 @@
 //   m = β1·m + (1−β1)·g;   v = β2·v + (1−β2)·g²
 //   w = w·(1 − lr·decay) − lr · m·correction1 / (√(v·correction2) + ε);   a 16-bit model's weights: w rounded
 //
-// Least bytes: w, g, m, v read and w, m, v written, all floats: 28; a 16-bit model's working weights: 2 more. About 15
-// FLOPs, which no one will notice: 30 bytes take an H100 9 ps, in which it executes 270 instructions. A value that is
-// written and read again for the next line of the formula is what costs.
+// Least bytes: w, g, m, v read and w, m, v written, all floats: 28 per weight; the working weights of a 16-bit model: 2
+// more. About 15 FLOPs per weight do not limit anything: 30 bytes take an H100 9 ps, in which it executes 270
+// instructions. What costs time is a value that is written to memory and read again for the next line of the formula.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/adamw.cuh"
@@ -86,8 +86,9 @@ std::vector<Output> AdamWUpdate<T>::outputs() const {
     const double m_hat = m[i] / (1 - beta1), v_hat = v[i] / (1 - beta2);
     w[i] -= lr * m_hat / (std::sqrt(v_hat) + options.epsilon);
   }
-  // The first moment's terms, which may cancel, are rounded three times, the second's five times; a weight of size 1
-  // once, and once more at most for decay and update together, which are some hundredths of it.
+  // The first moment's terms, which may cancel, are rounded three times, those of the second moment five times. A
+  // weight of size 1 is rounded once. Decay and update together are some hundredths of it, and add at most one more
+  // rounding.
   std::vector<Output> outputs = {{"first moments", first.numbers(), m, 1, 3 * rounding<float>},
                                  {"second moments", second.numbers(), v, 0, 5 * rounding<float>},
                                  {"weights", masters.numbers(), w, 1, 2 * rounding<float>}};
@@ -96,12 +97,12 @@ std::vector<Output> AdamWUpdate<T>::outputs() const {
   return outputs;
 }
 
-// ---- 1: a kernel a line
+// ---- 1: one kernel per line
 //
-// The formula as it stands, a thread an element: m reads and writes 12 bytes, v 12, w 16, rounding 6: 46, half as much
-// again as the 30 that are needed. The gradient is read twice, m, v and w come back from memory where a register had
-// them a moment ago, and four launches stand for one. (The clip factor and the corrections count 4 bytes more, a sector
-// a warp each time; caches have them.)
+// Each line of the formula is a kernel, with one thread per element. Computing m reads and writes 12 bytes, v 12, w 16,
+// and rounding 6: together 46, half as much again as the 30 that are needed. The gradient is read twice. m, v and w are
+// read from memory again, although a register held them before. Four launches do the work of one. (The clip factor and
+// the corrections add 4 bytes, and one sector per warp each time; caches serve them.)
 
 __global__ void first_moment_kernel(float* first, const float* gradients, const float* factor, size_t count,
                                     float beta1) {
@@ -147,8 +148,9 @@ void kernel_per_line(AdamWUpdate<T>& o, cudaStream_t stream) {
 
 // ---- 2: one kernel
 //
-// Every value was read again for the next line. One kernel keeps an element's four in registers until all lines are
-// done: 16 bytes in, 14 out, 30 an element, the least. It is the same arithmetic in the same order.
+// In rung 1 every value was read again for the next line. One kernel keeps the four values of an element in registers
+// until all lines are computed: 16 bytes are read and 14 written, 30 per element, the least. It is the same arithmetic
+// in the same order.
 
 template <class T>
 __global__ void fused_kernel(T* weights, float* masters, float* first, float* second, const float* gradients,
@@ -175,9 +177,10 @@ void fused(AdamWUpdate<T>& o, cudaStream_t stream) {
 
 // ---- 3: packs of 16 bytes: the kernel of the model
 //
-// Bytes are as few as they can be, and four loads of 4 bytes from each of 2,048 threads, 32 KB an SM, are enough on the
-// way: in time, little is left to gain. What each element still pays for is its thread: index, bounds, addresses and
-// the step's three numbers. Four elements a thread share these, and a load or store moves 16 bytes.
+// The bytes are already the least. Each of the 2,048 threads of an SM has four loads of 4 bytes under way, 32 KB per
+// SM, which is enough: little time is left to gain. What still costs, for each element, is what a thread does besides:
+// index, bounds, addresses, and the three numbers of the step. Four elements per thread share this work, and each load
+// or store moves 16 bytes.
 
 template <class T>
 void packs(AdamWUpdate<T>& o, cudaStream_t stream) {
@@ -195,7 +198,7 @@ std::vector<Rung<AdamWUpdate<T>>> AdamWUpdate<T>::rungs() {
   return {
       {"kernel_per_line", "m, v, w, rounding: what one writes the next one reads again", kernel_per_line<T>},
       {"fused", "one kernel: an element's values stay in registers from line to line", fused<T>},
-      {"packs", "kernels/adamw.cuh: 16 bytes a load: a quarter of the instructions around it", packs<T>,
+      {"packs", "kernels/adamw.cuh: 16 bytes per load: a quarter of the instructions around it", packs<T>,
        whole_packs<T>},
   };
 }

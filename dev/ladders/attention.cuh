@@ -1,9 +1,9 @@
-// What the ladders of attention's two passes share: inputs, shapes, the check, and how early rungs walk over a head.
-// kernels/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
+// What the ladders of attention's two passes share: inputs, shapes, the check, and how the early rungs go through a
+// head. kernels/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
 //
-// Every kernel here runs on a grid (x, NH, B): a block knows its head by its place, as in kernels/flash_attention.cuh,
-// whose head_rows() and head_statistics() find it in a tensor. A *pair* is a query and a key that it sees; a head has
-// T²/2 of them, and what a rung costs is what it does for a pair.
+// Every kernel here runs on a grid (x, NH, B): the position of a block in the grid says which head it works on, as in
+// kernels/flash_attention.cuh, whose head_rows() and head_statistics() find the head in a tensor. A *pair* is a query
+// and a key that it sees. A head has T²/2 pairs, and the cost of a rung is what it does per pair.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,8 @@
 
 namespace ladder {
 
-// A tensor (B, NH, T, T), many times as large as all others together: allocated when a rung first asks for it, so that
-// long sequences fit where no such rung runs.
+// A tensor (B, NH, T, T), many times as large as all others together. It is allocated when a rung first asks for it, so
+// that rungs without it can run with long sequences.
 class Matrices {
  public:
   explicit Matrices(size_t count) : count_(count) {}
@@ -36,7 +36,8 @@ class Matrices {
 
 template <class T>
 struct Attention {
-  // Head sizes that are padded, partial tiles, a row more than the largest block; no pack, no tensor core does 17.
+  // Head sizes that are padded; partial tiles; one row more than the largest block; and 17, for which neither packs nor
+  // tensor cores can be used.
   static std::vector<Shape> checked_shapes() {
     if (!large_shapes) return {shape(1, 3, 1, 17), shape(1, 6, 2, 24)};
     return {shape(2, 37, 3, 17), shape(1, 70, 2, 40), shape(1, 129, 2, 64), shape(1, 65, 1, 128)};
@@ -91,7 +92,7 @@ inline Output in_terms(const char* name, std::vector<double> actual, std::vector
   return {name, std::move(actual), std::move(expected), 1, tolerance};
 }
 
-// ---- a block a row of a T×T matrix
+// ---- one block per row of a T×T matrix
 
 constexpr int row_threads = 64;
 
@@ -101,7 +102,7 @@ __device__ inline Float* matrix_row(Float* matrices, int seq_len, int row) {
   return matrices + ((size_t(blockIdx.z) * gridDim.y + blockIdx.y) * seq_len + row) * seq_len;
 }
 
-// row[j] = factor · x·rows[j] for j < count: a thread a product, on its own from start to end.
+// row[j] = factor · x·rows[j] for j < count: one thread per product, which it computes alone.
 template <class T>
 __device__ inline void dot_rows(float* row, int count, const T* x, const HeadRows<const T>& rows, float factor) {
   for (int j = threadIdx.x; j < count; j += blockDim.x) {
@@ -112,7 +113,7 @@ __device__ inline void dot_rows(float* row, int count, const T* x, const HeadRow
   }
 }
 
-// to = factor · Σ_j row[j]·rows[j] for j < count: a thread an element.
+// to = factor · Σ_j row[j]·rows[j] for j < count: one thread per element.
 template <class T>
 __device__ inline void sum_rows(T* to, const float* row, int count, const HeadRows<const T>& rows, float factor) {
   for (int d = threadIdx.x; d < rows.head_size; d += blockDim.x) {
@@ -122,7 +123,7 @@ __device__ inline void sum_rows(T* to, const float* row, int count, const HeadRo
   }
 }
 
-// ---- a warp a row of a head: lane l has elements l, l + 32, ...
+// ---- one warp per row of a head: lane l has elements l, l + 32, ...
 
 constexpr int warps_per_block = 4;
 
@@ -175,9 +176,9 @@ void with_lane_elements(int head_size, Function function) {
 
 // ---- the tiled kernels of kernels/attention.cuh
 
-// Calls function(integral_constant HS, integral_constant N). The model compiles these kernels for 16 bits with packs of
-// one element only, for the few head sizes that its tensor cores can't do. Here they have packs, to show what tiles
-// bring.
+// Calls function(integral_constant HS, integral_constant N). For 16 bits the model compiles these kernels with packs of
+// one element only, for the few head sizes that tensor cores can't do. Here they have larger packs, to show what tiles
+// alone bring.
 template <class T, class Function>
 void with_tile_sizes(int head_size, Function function) {
   with_compiled_head_size(head_size, [&](auto size) {

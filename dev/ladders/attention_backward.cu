@@ -3,11 +3,11 @@
 //   P = exp(S − lse),  dP = dO·Vᵀ,  D = Σ_d dO·O,  dS = P·(dP − D)
 //   dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
-// Least bytes: q, k, v, out and dout read once, dq, dk and dv written once: 8 elements of T for an element of the
-// output, and lse. FLOPs: 5·B·NH·T²·HS, the causal half of five products. As in the forward pass the cost of a pair of
-// a query and a key decides. What is new: a pair adds to sums of both, dQ over keys, dK and dV over queries, and only
-// one of the two can own its sums. Bytes are at HS = 64 in bf16, what is "counted" at T = 256: what the CPU device's
-// table says.
+// Least bytes: q, k, v, out and dout read once, dq, dk and dv written once: 8 elements of T per element of the output,
+// and lse. FLOPs: 5·B·NH·T²·HS, the causal half of five products. As in the forward pass, the cost per pair of a query
+// and a key decides. What is new: a pair adds to two sums, to dQ, which is over keys, and to dK and dV, which are over
+// queries. A thread can keep only one of the two sums for itself. The bytes below are at HS = 64 in bf16. What is
+// "counted" is what the table of the CPU device says, at T = 256.
 #include "dev/ladders/attention.cuh"
 
 namespace {
@@ -45,10 +45,10 @@ struct AttentionBackward : Attention<T> {
 
 // ---- 1: four kernels, and two matrices between them
 //
-// The formulas, a kernel for each step. Two matrices go to memory, come back, are overwritten and come back again: 44
-// bytes a pair, of 2·B·NH·T² floats that no cache holds, where all that must be moved is 1,028/(T/2). Counted (9,740
-// bytes an element, 606 times the least), it is S and dP that cost most: a sector of 32 bytes for each element of a key
-// and of a value, 4,096 bytes a pair. dK and dV go down the matrices' columns, a sector for each 4 bytes.
+// Each step of the formulas is a kernel. Two matrices are written to memory, read, overwritten and read again: 44 bytes
+// per pair, of 2·B·NH·T² floats that no cache can hold, where only 1,028/(T/2) bytes must be moved. Counted (9,740
+// bytes per element, 606 times the least), S and dP cost most: a sector of 32 bytes for each element of a key and of a
+// value, 4,096 bytes per pair. dK and dV go down the columns of the matrices, and need a sector for each 4 bytes.
 
 template <class T>
 __global__ void products_kernel(float* p, float* dp, const T* dout, const T* qkv, int seq_len, int head_size,
@@ -109,12 +109,13 @@ void four_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
                                                        o.head_size, o.scale);
 }
 
-// ---- 2: P again from lse, a warp a query, dK and dV added up in memory
+// ---- 2: P computed again from lse, one warp per query, dK and dV added up in memory by atomics
 //
-// lse and two products of 64 numbers make P and dS of a pair anew: no matrix, any T; D is dO·O, before the first key.
-// The lanes lie along the head, so that sectors are full, 256 bytes a pair: counted, a sixth of before. But all queries
-// add to the dK and dV of a key: 128 atomic additions of floats a pair, 512 bytes that the L2 cache reads and writes,
-// and they queue, for all queries begin at key 0. Their order differs from run to run, and so do the last bits of the
+// P and dS of a pair are computed again, from lse and two products of 64 numbers. So there is no matrix, and T is not
+// limited. D is dO·O, computed before the first key. The 32 threads of a warp (its lanes) read neighbouring elements of
+// a head, so sectors are full, 256 bytes per pair: counted, a sixth of rung 1. But all queries add to the dK and dV of
+// a key: 128 atomic additions of floats per pair, 512 bytes that the L2 cache reads and writes. They also wait for each
+// other, because all queries begin at key 0. Their order differs from run to run, and so do the last bits of the
 // result.
 
 template <int N>
@@ -126,7 +127,7 @@ __device__ inline void atomic_add_lane(float* row, float factor, const float (&x
   }
 }
 
-// A lane's part of what belongs to a query, and what all lanes know of it: D and lse.
+// What a lane has of a query: its elements of q and dO, and the two numbers that all lanes have: D and lse.
 template <int N>
 struct Query {
   float q[N], d_out[N], dot, log_sum;
@@ -178,12 +179,13 @@ void atomics(AttentionBackward<T>& o, cudaStream_t stream) {
   round_kernel<T><<<blocks_for(count, 256), 256, 0, stream>>>(o.dqkv.data(), o.sums.data(), count);
 }
 
-// ---- 3: a warp a query, then a warp a key
+// ---- 3: one warp per query, then one warp per key
 //
-// Whose sum it is keeps it in registers: first queries sum dQ over keys, then keys sum dK and dV over queries. No
-// atomics, no fp32 workspace, no queues, the same bits every time. The price: S and dP are computed twice, 7 products
-// for 5, twice the shuffles (20 a pair), and 320 bytes a pair are read once more, q, dO and a sector each for lse and
-// D: still a quarter less than with the 512 of the atomics.
+// A sum stays in the registers of the warp that computes it: first each query sums its dQ over the keys, then each key
+// sums its dK and dV over the queries. There are no atomics, no fp32 workspace and no waiting, and the bits are the
+// same every time. The price: S and dP are computed twice, so there are 7 products instead of 5 and twice as many
+// shuffles (20 per pair). Another 320 bytes per pair are read: q, dO, and one sector each for lse and D. That is still
+// a quarter less than with the 512 bytes of the atomics.
 
 template <int N, class T>
 __global__ void warp_per_query_kernel(T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv,
@@ -243,9 +245,10 @@ void two_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
 
 // ---- 4: tiles of the other side in shared memory
 //
-// As in the forward pass: 64 queries, or keys, share tiles of the other side, 8 bytes a pair instead of 576; with their
-// own rows, counted, a 22nd. A thread has a row to itself: no shuffle is left, an exponential is done once, not by 32
-// lanes. A pair is 448 multiply-adds, 14 instructions of a warp. What the model runs in fp32.
+// As in the forward pass, 64 queries (or keys) share tiles of the other side: 8 bytes per pair instead of 576; with
+// their own rows, counted, a 22nd. A thread has a row for itself, so no shuffle is needed, and an exponential is
+// computed once instead of by 32 lanes. A pair takes 448 multiply-adds, 14 instructions of a warp. The model runs this
+// in fp32.
 
 template <class T>
 void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -262,9 +265,10 @@ void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
 
 // ---- 5: the products on tensor cores
 //
-// Seven products are 7·4 mma for 16 × 8 pairs, 0.22 a pair, and P and dS pass from one to the next in registers,
-// rounded to 16 bits. Operands come by ldmatrix: counted, 1,070 wavefronts for 1,000 elements instead of 36,000. 128
-// rows share those of the other side, 4 bytes a pair. kernels/flash_attention.cuh: what the model runs in 16 bits.
+// Seven products are 7·4 mma for 16 × 8 pairs, 0.22 per pair. P and dS pass from one product to the next in registers,
+// rounded to 16 bits. Operands are loaded by ldmatrix: counted, 1,070 wavefronts for 1,000 elements instead of 36,000.
+// 128 rows share those of the other side, 4 bytes per pair. The model runs this in 16 bits
+// (kernels/flash_attention.cuh).
 
 template <class T>
 void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -273,7 +277,7 @@ void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
                                 o.head_size, stream);
 }
 
-// ---- beside a library, which the model prefers where it is compiled in
+// ---- a library, which the model prefers where it is compiled in
 
 template <class T>
 void library(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -285,8 +289,8 @@ template <class T>
 std::vector<Rung<AttentionBackward<T>>> AttentionBackward<T>::rungs() {
   return {
       {"four_kernels", "the formulas: products, softmax, sums, two T×T matrices between them", four_kernels<T>},
-      {"atomics", "P anew from lse: no matrix; a warp a query adds to its keys' dK, dV", atomics<T>},
-      {"two_kernels", "a warp a query, then a warp a key: 7 products for 5, no atomics", two_kernels<T>},
+      {"atomics", "P anew from lse: no matrix; one warp per query adds to its keys' dK, dV", atomics<T>},
+      {"two_kernels", "one warp per query, then one warp per key: 7 products for 5, no atomics", two_kernels<T>},
       {"tiles", "kernels/attention.cuh: 64 rows share each row of the other side", tiles<T>},
       {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, suits_tensor_cores},
       {"library", "attention_backward by cuDNN", library<T>, suits_library, true},

@@ -1,10 +1,10 @@
 // The ladder of causal self-attention's forward pass: S = scale·Q·Kᵀ (keys ≤ query), P = softmax(S), O = P·V.
 //
-// Least bytes: q, k and v read once, out written once: 4 elements of T for an element of the output, and lse. FLOPs:
-// 2·B·NH·T²·HS, the causal half of two products. At T = 1024 that is 256 for a byte of bf16, and an H100 can do 295 for
-// a byte that it reads (989 TFLOP/s, 3.35 TB/s): keys must not be read again for each query, and the products must be
-// done on tensor cores. The bytes below are at HS = 64 in bf16, what is "counted" at T = 256: what the CPU device's
-// table says.
+// Least bytes: q, k and v read once, out written once: 4 elements of T per element of the output, and lse. FLOPs:
+// 2·B·NH·T²·HS, the causal half of two products. At T = 1024 that is 256 FLOPs per byte of bf16, and an H100 can do 295
+// for each byte that it reads (989 TFLOP/s, 3.35 TB/s). So keys must not be read again for each query, and the products
+// must be done on tensor cores. The bytes below are at HS = 64 in bf16. What is "counted" is what the table of the CPU
+// device says, at T = 256.
 #include "dev/ladders/attention.cuh"
 
 namespace {
@@ -36,11 +36,11 @@ struct AttentionForward : Attention<T> {
 
 // ---- 1: three kernels, and a matrix between them
 //
-// The formula, a kernel for each step. S goes to memory and comes back, for the softmax three times: 28 bytes a pair,
-// of B·NH·T² floats that no cache holds, where all that must be moved is 516/(T/2). Counted (4,690 bytes an element,
-// 582 times the least), something else is worse: a warp's 32 threads read 32 keys, which are rows apart, a sector of 32
-// bytes for each element of 2. A pair asks for 2,048 bytes of K to use 128, and L1 has to have the other 15 of the
-// sector.
+// Each step of the formula is a kernel. S is written to memory and read again, three times for the softmax: 28 bytes
+// per pair, of B·NH·T² floats that no cache can hold, where only 516/(T/2) bytes must be moved. Counted (4,690 bytes
+// per element, 582 times the least), something else costs more: the 32 threads of a warp read 32 keys, which are rows
+// apart, so each element of 2 bytes takes a sector of 32 bytes. A pair asks for 2,048 bytes of K to use 128 of them;
+// the other 15/16 of each sector are of use only if the L1 cache still has them later.
 
 template <class T>
 __global__ void scores_kernel(float* scores, const T* qkv, int seq_len, int head_size, float scale) {
@@ -50,7 +50,8 @@ __global__ void scores_kernel(float* scores, const T* qkv, int seq_len, int head
   dot_rows(matrix_row(scores, seq_len, query), query + 1, q, k, scale);
 }
 
-// The block turns scores into probabilities, in place; each thread those that it wrote. Returns log Σ eˢ.
+// The block turns scores into probabilities, in place. Each thread does so with the scores that it has written. Returns
+// log Σ eˢ.
 __device__ inline float softmax(float* row, int count) {
   __shared__ float scratch[2][32];
   float maximum = -INFINITY, sum = 0;
@@ -86,10 +87,10 @@ void three_kernels(AttentionForward<T>& o, cudaStream_t stream) {
 
 // ---- 2: a row of the matrix in shared memory
 //
-// The three kernels in one, a row of the matrix at a time: 4·T bytes fit into shared memory, and the 28 bytes a pair no
-// longer go to memory and back. Of the bytes counted that is 4 %, but those are the ones that L1 can't help with. The
-// price: T is limited (to 58,000 on Hopper), and a block waits for its slowest thread three times a row instead of
-// twice.
+// The three kernels become one, which works on one row of the matrix at a time. Its 4·T bytes fit into shared memory,
+// and the 28 bytes per pair no longer go to memory and back. That is only 4 % of the bytes counted, but the part that
+// L1 can't help with. The price: T is limited (to 58,000 on Hopper), and a block waits for its slowest thread three
+// times per row instead of twice.
 
 template <class T>
 __global__ void row_in_shared_memory_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
@@ -119,10 +120,11 @@ void row_in_shared_memory(AttentionForward<T>& o, cudaStream_t stream) {
 
 // ---- 3: a running maximum instead of a row
 //
-// With a maximum and a sum that are corrected as keys go by (arXiv:1805.02867) no row is kept: a warp has a query, its
-// q and its sums in registers; any T, no shared memory, no barrier. The lanes lie along the head, so that sectors are
-// full: a pair reads its key and its value, 256 bytes; counted, a ninth of before. Instructions are what is wasted now:
-// 5 shuffles and 2 exponentials by all 32 lanes for 4 multiply-adds.
+// With a maximum and a sum that are corrected at each key (arXiv:1805.02867) no row has to be kept. A warp has one
+// query, and keeps its q and its sums in registers: T is not limited, and neither shared memory nor a barrier is
+// needed. The 32 threads of a warp (its lanes) read neighbouring elements of a head, so sectors are full: a pair reads
+// its key and its value, 256 bytes; counted, a ninth of rung 2. What is wasted now are instructions: 5 shuffles and 2
+// exponentials in all 32 lanes for 4 multiply-adds.
 
 template <int N, class T>
 __global__ void running_maximum_kernel(T* out, float* lse, const T* qkv, int seq_len, int head_size, float scale) {
@@ -157,10 +159,10 @@ void running_maximum(AttentionForward<T>& o, cudaStream_t stream) {
 
 // ---- 4: tiles of keys in shared memory: FlashAttention
 //
-// 64 queries see the same keys, so a block loads a tile of 32 once for all: 4 bytes a pair instead of 256. With the
-// queries' own rows that is, counted, a 29th. A thread has a query to itself: no product is summed over lanes, no
-// shuffle is left, and sums are corrected once a tile. A pair is 128 multiply-adds, 4 instructions of a warp: at best
-// the 67 TFLOP/s that an H100 does without tensor cores. What the model runs in fp32.
+// 64 queries see the same keys, so a block loads a tile of 32 keys once for all of them: 4 bytes per pair instead of
+// 256. With the queries' own rows that is, counted, a 29th. A thread has a query for itself: no product is summed over
+// lanes, no shuffle is needed, and sums are corrected once per tile. A pair takes 128 multiply-adds, 4 instructions of
+// a warp: at best the 67 TFLOP/s that an H100 does without tensor cores. The model runs this in fp32.
 
 template <class T>
 void tiles(AttentionForward<T>& o, cudaStream_t stream) {
@@ -173,10 +175,11 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
 
 // ---- 5: the products on tensor cores
 //
-// An mma is 2,048 multiply-adds, 16 elements of the head for 16 × 8 pairs: a sixteenth of an instruction a pair. Its
-// operands come by ldmatrix, 16 bytes a lane and no bank twice: counted, 258 wavefronts for 1,000 elements instead of
-// 10,200 (of loads of 4 bytes: nvcc may join four). 128 queries share a key, 2 bytes a pair, and the next tile is
-// copied while this one is used. kernels/flash_attention.cuh: what the model runs in 16 bits.
+// An mma does 2,048 multiply-adds, 16 elements of the head for 16 × 8 pairs: a sixteenth of an instruction per pair.
+// Its operands are loaded by ldmatrix, 16 bytes per lane and without bank conflicts: counted, 258 wavefronts for 1,000
+// elements instead of 10,200 (of loads of 4 bytes; nvcc may join four of them). 128 queries share a key, 2 bytes per
+// pair, and the next tile is copied while this one is used. The model runs this in 16 bits
+// (kernels/flash_attention.cuh).
 
 template <class T>
 void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
@@ -184,7 +187,7 @@ void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
     flash_attention_forward<T>(o.out, o.lse, o.qkv, o.batch, o.seq_len, o.heads, o.head_size, stream);
 }
 
-// ---- beside a library, which the model prefers where it is compiled in
+// ---- a library, which the model prefers where it is compiled in
 
 template <class T>
 void library(AttentionForward<T>& o, cudaStream_t stream) {
@@ -197,7 +200,7 @@ std::vector<Rung<AttentionForward<T>>> AttentionForward<T>::rungs() {
       {"three_kernels", "the formula: scores, softmax and sums, a T×T matrix between them", three_kernels<T>},
       {"row_in_shared_memory", "one kernel: a row of the matrix never leaves the SM", row_in_shared_memory<T>,
        row_fits},
-      {"running_maximum", "no row at all: a warp a query, sums corrected as keys go by", running_maximum<T>},
+      {"running_maximum", "no row at all: one warp per query, sums corrected with each key", running_maximum<T>},
       {"tiles", "kernels/attention.cuh: 64 queries share each key that is read", tiles<T>},
       {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>,
        suits_tensor_cores},

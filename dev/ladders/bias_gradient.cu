@@ -1,9 +1,9 @@
 // The ladder of a bias's gradient: dbias = Σ_rows dout, the column sums of a matrix (rows, columns).
 //
-// Least bytes: dout read once, 1 element each; the result is small. One addition an element, so that memory alone
-// decides. The difficulty is its shape: thousands of rows end in one number, and the order of additions must not depend
-// on timing. A column sum taken down the columns of a row-major matrix has full sectors from the start; threads are
-// what is scarce.
+// Least bytes: dout read once, 1 element each; the result is small. There is one addition per element, so memory alone
+// decides. The difficulty is the shape: thousands of rows are added up to one, and the order of additions must not
+// depend on timing. Threads that are side by side read neighbouring columns of a row-major matrix, so sectors are full
+// from the start. What is missing are threads.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/column_sum.cuh"
@@ -36,8 +36,8 @@ struct BiasGradient {
     const std::vector<double> d = dout.numbers();
     std::vector<double> right(columns);
     for (size_t i = 0; i < d.size(); ++i) right[i % columns] += d[i];
-    // Terms of size 1 that cancel to √rows, with a rounding of a sum of at most that size for each of the additions, as
-    // many as rows at the worst, and the root of that as it happens.
+    // Terms of size 1 cancel to √rows. Each addition rounds a sum of at most that size. There are as many additions as
+    // rows: the worst case is all their roundings together, the usual case the root of their number.
     return {{"dbias", dbias.numbers(), right, std::sqrt(double(rows)), 3 * std::sqrt(double(rows)) * rounding<float>}};
   }
 
@@ -46,11 +46,11 @@ struct BiasGradient {
   Buffer<float> dbias, workspace;
 };
 
-// ---- 1: a thread an element
+// ---- 1: one thread per element
 //
-// Plenty of threads, full sectors, and an atomic for each element: 4 bytes beside the 2 that are read in bf16, and all
-// rows queue for the same few addresses, one addition after the other at each. Which comes first is chance: so are the
-// last bits.
+// There are many threads, and sectors are full. But each element takes an atomic: 4 bytes besides the 2 that are read
+// in bf16. And all rows wait for the same few addresses, at each of which one addition is done after the other. Their
+// order depends on timing, and so do the last bits.
 
 template <class T>
 __global__ void thread_per_element_kernel(float* dbias, const T* dout, size_t count, int columns) {
@@ -65,12 +65,12 @@ void thread_per_element(BiasGradient<T>& o, cudaStream_t stream) {
       <<<blocks_for(o.count(), 256), 256, 0, stream>>>(o.dbias.data(), o.dout.data(), o.count(), o.columns);
 }
 
-// ---- 2: a thread a column
+// ---- 2: one thread per column
 //
-// The thread adds its column up in a register: no atomics, one order, the same bits every time, and the least bytes.
+// The thread adds up its column in a register: no atomics, one order, the same bits every time, and the least bytes.
 // But there are only as many threads as columns: 3,072 are two warps on each of 48 multiprocessors, with a few loads of
-// 2 bytes under way in each thread. The counts are perfect and the time is not: a memory needs thousands of bytes asked
-// for on each multiprocessor, all the time.
+// 2 bytes under way in each thread. The counts are perfect, but the time is not: to keep the memory busy, each
+// multiprocessor must have asked for thousands of bytes at any time.
 
 template <class T>
 __global__ void thread_per_column_kernel(float* dbias, const T* dout, int rows, int columns) {
@@ -89,9 +89,10 @@ void thread_per_column(BiasGradient<T>& o, cudaStream_t stream) {
 
 // ---- 3: a tree
 //
-// A thread adds 64 rows of a column, and its sum is an element of a matrix of a 64th of the rows, which is added up in
-// turn. There is a thread for 64 elements, enough to fill a GPU; a 64th of the elements is written as float and read
-// again, 4·2/64 bytes an element, 6 % of bf16's 2. The tree depends on the shape alone: the bits stay the same.
+// A thread adds 64 rows of a column. Its sum is an element of a matrix with a 64th of the rows, which is added up in
+// the same way. There is one thread per 64 elements, enough to fill a GPU. A 64th of the elements is written as float
+// and read again, 4·2/64 bytes per element, 6 % of bf16's 2. The tree depends on the shape alone, so the bits stay the
+// same.
 
 template <class T>
 __global__ void sums_of_rows_kernel(float* sums, const T* dout, int rows, int columns) {
@@ -119,8 +120,8 @@ void tree(BiasGradient<T>& o, cudaStream_t stream) {
 
 // ---- 4: packs of 16 bytes: the kernel of the model
 //
-// 8 columns of bf16 to a thread: an eighth of the loads, and eight times the bytes under way for each of them. Four
-// rows are loaded before the first is added, so that a thread waits once for four.
+// Each thread has 8 columns of bf16: an eighth of the loads, and each load has eight times as many bytes under way.
+// Four rows are loaded before the first is added, so a thread waits once for four.
 
 template <class T>
 void packs(BiasGradient<T>& o, cudaStream_t stream) {
@@ -130,10 +131,10 @@ void packs(BiasGradient<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<BiasGradient<T>>> BiasGradient<T>::rungs() {
   return {
-      {"thread_per_element", "an atomic an element: rows queue for the same few addresses", thread_per_element<T>},
+      {"thread_per_element", "one atomic per element: rows queue for the same few addresses", thread_per_element<T>},
       {"thread_per_column", "sums in registers: no atomics, the same bits; too few threads", thread_per_column<T>},
-      {"tree", "64 rows a thread, then 64 sums a thread: threads enough, for 1/16 more bytes", tree<T>},
-      {"packs", "kernels/column_sum.cuh: 16 bytes a load, four loads at once", packs<T>},
+      {"tree", "64 rows per thread, then 64 sums per thread: enough threads, for 1/16 more bytes", tree<T>},
+      {"packs", "kernels/column_sum.cuh: 16 bytes per load, four loads at once", packs<T>},
   };
 }
 

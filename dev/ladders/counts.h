@@ -1,10 +1,10 @@
 // What the CPU device counted (dev/ladders/cpu/access_counts.h), as a row of a table.
 //
-//   moved        bytes an element that cross to and from memory: 32 a sector; no cache is modelled
-//   × least      that, in times of what the operation must move at least
-//   width        bytes a thread asks for at once, on average
+//   moved        bytes per element that go to and from memory: 32 per sector; no cache is modelled
+//   × least      `moved` divided by the bytes that the operation must move at least
+//   width        bytes that a thread asks for at once, on average
 //   full %       how much of the sectors is asked for: 100 % if a warp's addresses are side by side
-//   conflicts    wavefronts that shared memory takes, in times of those that suffice without bank conflicts
+//   conflicts    wavefronts of shared memory, divided by those that would do without bank conflicts
 //   barriers, shuffles, mma    instructions of warps, for 1,000 elements
 #pragma once
 
@@ -18,7 +18,7 @@ namespace ladder {
 constexpr int sector_bytes = 32;
 
 std::vector<std::string> count_columns();
-// a / b to so many digits; – where one of them is 0.
+// a / b with so many significant digits; "–" where one of them is 0.
 std::string ratio(double a, double b, int significant = 3);
 std::vector<std::string> count_row(const std::string& name, const std::string& idea, const cpu::AccessCounts& counts,
                                    double elements, double least_bytes);

@@ -2,10 +2,10 @@
 //
 //   dwte[tokens[b,t], :] += dout[b,t,:];   dwpe[t, :] = Σ_b dout[b,t,:]
 //
-// Least bytes: dout read once, the rows of dwte that occur read and written, dwpe written. Two additions an element. It
-// is a scatter with collisions, and as uneven as words are: a few tokens make up most of a text, and the commonest
-// alone a twentieth of it. A rung must say who adds when two rows meet; and in which order, if runs are to agree to the
-// last bit.
+// Least bytes: dout read once, the rows of dwte that occur read and written, dwpe written. Two additions per element.
+// Several rows may add to the same row of a table, and how many differs as much as word frequencies do: a few tokens
+// make up most of a text, and the most frequent alone a twentieth of it. A rung must say which thread adds where two
+// rows meet, and in which order, if runs are to agree to the last bit.
 #include <climits>
 #include <set>
 
@@ -17,7 +17,7 @@ namespace {
 
 using namespace ladder;
 
-// Zipf's law: the k-th commonest token has probability 1/k, up to a factor.
+// Zipf's law: the k-th most frequent token has probability 1/k, up to a factor.
 std::vector<int> text_like_tokens(size_t count, int vocabulary) {
   std::mt19937 generator(3);
   std::vector<int> tokens(count);
@@ -72,7 +72,7 @@ struct EmbeddingBackward {
       dwte_right[size_t(host_tokens[row]) * channels + column] += d[i];
       dwpe_right[row % seq_len * channels + column] += d[i];
     }
-    // At most all rows meet in one sum: terms of size 1 that cancel to √rows, and so many additions that each round a
+    // At most all rows are added to one sum. Terms of size 1 cancel to √rows, and each of so many additions rounds a
     // number of that size.
     const double size = std::sqrt(double(rows())), tolerance = 3 * size * rounding<float>;
     return {{"dwte", dwte.numbers(), dwte_right, size, tolerance},
@@ -87,11 +87,11 @@ struct EmbeddingBackward {
   Buffer<float> dwte, dwpe;
 };
 
-// ---- 1: a thread an element
+// ---- 1: one thread per element
 //
-// Every element goes where it belongs by two atomics, 8 bytes beside the 2 of bf16 that are read. Additions to dwpe
-// meet at B rows each, those to dwte at as many as a token is common, and queue there. Which comes first is chance: so
-// are the last bits.
+// Every element is added to both tables by an atomic: 8 bytes besides the 2 of bf16 that are read. At an address of
+// dwpe B additions meet, at one of dwte as many as its token is frequent; they are done one after another. Their order
+// depends on timing, and so do the last bits.
 
 template <class T>
 __global__ void thread_per_element_kernel(float* dwte, float* dwpe, const int* tokens, const T* dout, size_t count,
@@ -113,9 +113,9 @@ void thread_per_element(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 // ---- 2: positions are gathered
 //
-// Which rows meet at a position is known without looking: a thread owns an element of dwpe, adds its B terms up in a
-// register and writes once. One of two atomics an element is gone, a B-th of a store takes its place, and dwpe's bits
-// are settled. dout is read by two kernels now, 2 bytes more.
+// Which rows belong to a position is known in advance: a thread has an element of dwpe, adds up its B terms in a
+// register and writes once. One of the two atomics per element is gone, and a B-th of a store takes its place. The bits
+// of dwpe no longer change. dout is now read by two kernels, 2 bytes more.
 
 template <class T>
 __global__ void scatter_tokens_kernel(float* dwte, const int* tokens, const T* dout, size_t count, int channels) {
@@ -139,10 +139,10 @@ void gathered_positions(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 // ---- 3: tokens are sorted
 //
-// The host, which has the tokens before the GPU needs them, sorts the rows by token: equal ones are neighbours, and
-// what was a scatter is a gather again. A block starts at each sorted place; the first of a token's run adds the whole
-// run to dwte in order, the others leave. No atomics, and a row of dwte is touched once for a run, not for each of its
-// rows.
+// The host, which has the tokens before the GPU needs them, sorts the rows by token, so equal tokens are neighbours and
+// form a run. One block starts per sorted row. The block at the start of a run adds up the whole run in order and adds
+// the sum to dwte; the others return. There are no atomics, and a row of dwte is read and written once per run instead
+// of once per row.
 
 template <class T, int N>
 __global__ void sorted_tokens_kernel(float* dwte, const int* tokens, const int* order, const T* dout, int rows,
@@ -176,9 +176,10 @@ void sorted_tokens(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 // ---- 4: packs of 16 bytes
 //
-// The same two kernels with 8 elements of bf16 to a thread: an eighth of the loads of dout, and of what comes with each
-// of them, two look-ups of where a run's next row is. Sectors are not fewer but more, 18.7 bytes an element instead of
-// 15.7: 8 floats of a table are two accesses of 16 bytes, each to half of a sector. A cache puts the halves together.
+// The same two kernels, but each thread has 8 elements of bf16: an eighth of the loads of dout, and of the two look-ups
+// before each of them, which find the next row of the run. More sectors are counted, not fewer, 18.7 bytes per element
+// instead of 15.7: 8 floats of a table take two accesses of 16 bytes, and each counts as a sector. A cache joins the
+// two halves.
 
 template <class T>
 void packs(EmbeddingBackward<T>& o, cudaStream_t stream) {
@@ -187,9 +188,10 @@ void packs(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 // ---- 5: eight rows of a run at a time: the kernel of the model
 //
-// A run was a chain: the place of the next row, its token, and only then, if the run goes on, the row; three waits for
-// a row. The commonest token's run is thousands of rows, and ends when all others have long been done. Now eight places
-// are looked up at once, then eight tokens, then eight rows: the same bytes and an eighth of the waits.
+// Until now a thread looked up where the next row of the run is, then its token, and loaded the row only if the run
+// goes on: it waited three times per row. The run of the most frequent token has thousands of rows, and ends long after
+// all others. Now eight rows are looked up at once, then eight tokens, then eight rows are loaded: the same bytes, but
+// an eighth of the waits.
 
 template <class T>
 void rows_at_once(EmbeddingBackward<T>& o, cudaStream_t stream) {
@@ -200,10 +202,10 @@ void rows_at_once(EmbeddingBackward<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<EmbeddingBackward<T>>> EmbeddingBackward<T>::rungs() {
   return {
-      {"thread_per_element", "two atomics an element, which queue where tokens are equal", thread_per_element<T>},
+      {"thread_per_element", "two atomics per element, which queue where tokens are equal", thread_per_element<T>},
       {"gathered_positions", "dwpe: a thread adds over the batch: one atomic less", gathered_positions<T>},
       {"sorted_tokens", "dwte: a block adds up a run of equal tokens: no atomics, the same bits", sorted_tokens<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>},
+      {"packs", "16 bytes per load: an eighth of the instructions", packs<T>},
       {"rows_at_once", "kernels/embedding.cuh: eight rows of a run under way at once", rows_at_once<T>},
   };
 }

@@ -2,9 +2,9 @@
 //
 //   gelu(x) = x/2 · (1 + tanh u),   u = √(2/π) · (x + 0.044715 x³)
 //
-// Least bytes: x read once, out written once: 2 elements. About 10 FLOPs, if tanh were one. Every address is read once,
-// and neighbours by neighbours, from the first rung on, so there is nothing to save in memory. What is left is to have
-// enough of it on the way, and then to be done with an element before the next one arrives.
+// Least bytes: x read once, out written once: 2 elements. About 10 FLOPs, if tanh counted as one. From the first rung
+// on every address is read once, and neighbouring threads read neighbouring addresses, so no bytes can be saved. What
+// is left to do: to have enough bytes on the way, and to finish an element before the next one arrives.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/gelu.cuh"
@@ -38,8 +38,8 @@ struct Gelu {
   std::vector<Output> outputs() const {
     std::vector<double> expected = x.numbers();
     for (double& value : expected) value = gelu(value);
-    // tanh is off by up to 4 units in the last place of 1, which x/2 multiplies: by 2.5 at most, as from |x| = 5 on it
-    // is ±1. The sigmoid's errors are smaller (test/test_gelu.cu).
+    // tanh is off by up to 4 units in the last place of 1. It is multiplied by x/2, which counts up to 2.5: from |x| =
+    // 5 on tanh is exactly ±1. The sigmoid's errors are smaller (test/test_gelu.cu).
     return {{"out", out.numbers(), expected, 1, 1e-6 + rounding<T>}};
   }
 
@@ -48,12 +48,13 @@ struct Gelu {
   Buffer<T> out;
 };
 
-// ---- 1: a thread an element
+// ---- 1: one thread per element
 //
-// Little's law: for 3.35 TB/s at a latency of 0.6 µs an H100 needs 2 MB on the way, 15 KB for each SM. The 2,048
-// threads of an SM that wait for 2 bytes each have asked for 4 KB. And index, bounds, addresses, constants, load and
-// store, the same for every element, are 24 of the thread's 48 instructions (nvcc 13.0's for sm_90a, which cuobjdump
-// -sass build/gpu/ladder_gelu lists; like those below in bf16, up to the last EXIT).
+// Little's law (bytes on the way = bandwidth · latency): for 3.35 TB/s at a latency of 0.6 µs an H100 needs 2 MB on the
+// way, 15 KB per SM. The 2,048 threads of an SM, each waiting for 2 bytes, have asked for 4 KB. And index, bounds,
+// addresses, constants, load and store, the same for every element, are 24 of the thread's 48 instructions (nvcc 13.0's
+// for sm_90a, as `cuobjdump -sass build/gpu/ladder_gelu` lists them; all numbers of instructions are in bf16, up to the
+// last EXIT).
 
 __device__ inline float gelu_by_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(gelu_scale * (x + gelu_cubic * x * x * x)));
@@ -72,9 +73,9 @@ void thread_per_element(Gelu<T>& o, cudaStream_t stream) {
 
 // ---- 2: packs of 16 bytes
 //
-// Too little was on the way. A thread asks for 16 bytes at once, 8 elements of bf16: 32 KB an SM, and an eighth of the
-// loads, stores and index arithmetic. The sectors stay as they were, full; 27 instructions an element are left, 218 for
-// 8: the 24 of an element alone, and an eighth of the 24 that these share.
+// Too few bytes were on the way. Now a thread asks for 16 bytes at once, 8 elements of bf16: 32 KB per SM, and an
+// eighth of the loads, stores and index arithmetic. The sectors were full before, and still are. 27 instructions per
+// element are left, 218 for 8 elements: 24 for each element alone, and an eighth of the 24 that the 8 elements share.
 
 template <class T, int N>
 __global__ void packs_kernel(T* out, const T* input, size_t count) {
@@ -97,10 +98,10 @@ void packs(Gelu<T>& o, cudaStream_t stream) {
 
 // ---- 3: the sigmoid instead of tanh: the kernel of the model
 //
-// An H100's memory delivers 0.84·10¹² bf16 elements a second and takes back as many; its SMs execute some 30·10¹²
-// instructions of threads: 35 an element, of which 27 leave little room for waiting. (1 + tanh u)/2 is the sigmoid of
-// 2u: an exponential and a reciprocal of the special function unit, without cases for small u and for its sign. 14
-// instructions are left, 112 for 8.
+// An H100's memory delivers 0.84·10¹² bf16 elements per second and takes back as many; its SMs execute some 30·10¹²
+// instructions of threads per second. That is 35 instructions per element; with 27 needed, little time is left for
+// waiting. (1 + tanh u)/2 is the sigmoid of 2u: an exponential and a reciprocal of the special function unit, without
+// separate cases for small u and for its sign. 14 instructions are left, 112 for 8 elements.
 
 template <class T>
 void sigmoid(Gelu<T>& o, cudaStream_t stream) {
@@ -110,8 +111,8 @@ void sigmoid(Gelu<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<Gelu<T>>> Gelu<T>::rungs() {
   return {
-      {"thread_per_element", "full sectors, but 2 bytes a thread on the way at a time", thread_per_element<T>},
-      {"packs", "16 bytes a thread: an eighth of the loads and stores, eight times as much on the way", packs<T>},
+      {"thread_per_element", "full sectors, but 2 bytes per thread on the way at a time", thread_per_element<T>},
+      {"packs", "16 bytes per thread: an eighth of the loads and stores, eight times as much on the way", packs<T>},
       {"sigmoid", "kernels/gelu.cuh: x·sigmoid(2u), half of the arithmetic of tanh", sigmoid<T>},
   };
 }

@@ -1,10 +1,12 @@
-// The ladder of the global norm of n gradients, that is, of the sum under its root: one number out of all of them.
+// The ladder of the global norm of n gradients, that is, of the sum under the root: all elements are added up to one
+// number.
 //
 //   total = Σ g²
 //
-// Least bytes: each gradient read once, 4 bytes (they are floats whatever the model's type). 2 FLOPs. No element takes
-// any time; what takes time is that all of them end in one place. And it should be the same number every time: floats
-// added in another order give another sum, and so another clip factor, for all weights, in every step.
+// Least bytes: each gradient read once, 4 bytes (they are floats whatever the model's type). 2 FLOPs. The elements
+// themselves take hardly any time; what takes time is to bring all of them together in one place. And the result should
+// be the same number every time: floats added in another order give another sum, and so another clip factor for all
+// weights, in every step.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/norm.cuh"
@@ -37,8 +39,8 @@ struct GlobalNorm {
   std::vector<Output> outputs() const {
     double sum = 0;
     for (double g : gradients.numbers()) sum += g * g;
-    // A square is rounded when it is made, and then with each addition of floats on its way: in a thread up to 24
-    // (8 packs, 16 lanes), in a block 5 + 8, in a tree 3·24.
+    // A square is rounded when it is computed, and then at each addition of floats on its way: up to 24 in a thread (8
+    // packs, 16 elements of a pack), 5 + 8 in a block, 3·24 in a tree.
     return {{"total", total.get(), {sum}, 0, 73 * rounding<float>}};
   }
 
@@ -48,7 +50,7 @@ struct GlobalNorm {
   Buffer<double> total;
 };
 
-// The rungs that add to the total by atomics begin with nothing.
+// The rungs that add to the total by atomics need it to be zero before.
 template <class T>
 void clear_total(GlobalNorm<T>& o, cudaStream_t stream) {
   CUDA_CHECK(cudaMemsetAsync(o.total, 0, sizeof(double), stream));
@@ -56,9 +58,10 @@ void clear_total(GlobalNorm<T>& o, cudaStream_t stream) {
 
 // ---- 1: an atomic for each element
 //
-// What a mutex is to threads of a CPU. Reads are perfect, and yet memory idles: additions to one address are done one
-// after another, in the one slice of L2 that holds it, at best one a clock: 134 million take 80 ms, reading them 0.16.
-// (A total in float would not even be right: from 2²⁴ on, adding 1 to it changes nothing.)
+// This is like a mutex for the threads of a CPU. Reads are perfect, and yet the memory is idle: additions to one
+// address are done one after another, in the one part of the L2 cache that holds it, at best one per clock. 134 million
+// of them take 80 ms; reading the elements takes 0.16. (A total in float would not even be right: from 2²⁴ on, adding 1
+// to it changes nothing.)
 
 __global__ void atomic_per_element_kernel(double* total, const float* gradients, size_t count) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -74,9 +77,10 @@ void atomic_per_element(GlobalNorm<T>& o, cudaStream_t stream) {
 
 // ---- 2: an atomic for each block
 //
-// One address took all additions. A block adds up its own 256 elements first, by shuffles in the warps and then through
-// shared memory: a 256th of the atomics, 524,288, which hide behind the loads. But a warp now executes 27 instructions
-// and waits at a barrier to add up what one instruction has squared, and its threads have 4 bytes each on the way.
+// In rung 1 all additions went to one address. Now a block first adds up its own 256 elements, by shuffles within the
+// warps and then through shared memory: a 256th of the atomics, 524,288, which take less time than the loads. But a
+// warp now executes 27 instructions and waits at a barrier to add up what one instruction has squared, and each of its
+// threads has only 4 bytes on the way.
 
 __global__ void atomic_per_block_kernel(double* total, const float* gradients, size_t count) {
   __shared__ float scratch[32];
@@ -92,11 +96,11 @@ void atomic_per_block(GlobalNorm<T>& o, cudaStream_t stream) {
       o.total.data(), o.gradients.data(), o.count);
 }
 
-// ---- 3: many elements a thread
+// ---- 3: many elements per thread
 //
-// Meeting took longer than adding. A thread adds eight packs of 16 bytes (thread_sum of kernels/norm.cuh) before it
-// meets others: a 32nd of the shuffles, barriers and atomics. As all its loads come before the first addition, 128
-// bytes of a thread are on the way instead of 4.
+// In rung 2 the sum over the block took longer than adding within a thread. Now a thread adds eight packs of 16 bytes
+// (thread_sum of kernels/norm.cuh) before the block adds up its threads: a 32nd of the shuffles, barriers and atomics.
+// As all its loads come before the first addition, a thread has 128 bytes on the way instead of 4.
 
 __global__ void packs_kernel(double* total, const float* gradients, size_t count) {
   __shared__ float scratch[32];
@@ -113,9 +117,10 @@ void packs(GlobalNorm<T>& o, cudaStream_t stream) {
 
 // ---- 4: a tree: the kernels of the model
 //
-// Fast, but blocks reach the atomic in another order each time, and the sum has other last bits each time. Here every
-// sum has its place: a thread writes its own, the next level adds those in the same way, and one block the last few
-// thousand. That costs a 16th of the bytes (a 32nd written, and read again), and saves all barriers but one.
+// Rung 3 is fast, but blocks reach the atomic in another order each time, so the last bits of the sum change. Here each
+// partial sum has its own address: a thread writes its sum, the next level adds these in the same way, and one block
+// adds the last few thousand. That costs a 16th of the bytes more (a 32nd written, and read again), and needs only one
+// barrier.
 
 template <class T>
 void tree(GlobalNorm<T>& o, cudaStream_t stream) {
@@ -128,8 +133,8 @@ std::vector<Rung<GlobalNorm<T>>> GlobalNorm<T>::rungs() {
   return {
       {"atomic_per_element", "all additions to one address, one after another", atomic_per_element<T>},
       {"atomic_per_block", "256 elements meet in a block first: a 256th of the atomics", atomic_per_block<T>},
-      {"packs", "eight packs of 16 bytes a thread before it meets others", packs<T>},
-      {"tree", "kernels/norm.cuh: each sum has its place: the same bits every time", tree<T>},
+      {"packs", "eight packs of 16 bytes per thread, before threads add up together", packs<T>},
+      {"tree", "kernels/norm.cuh: each partial sum has its own address: the same bits every time", tree<T>},
   };
 }
 

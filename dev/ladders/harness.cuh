@@ -1,8 +1,9 @@
-// The harness of the kernel ladders: checks every rung of an operation against float64, then measures it. On a GPU that
-// is time, against what this card can do at best; on the CPU device it is counts, exact and the same on every machine:
-// what threads move, in how many 32-byte sectors, with which bank conflicts, how often they wait for each other.
+// The harness of the kernel ladders: it checks every rung of an operation against float64, then measures it. On a GPU
+// it measures time, and compares it with what this card can do at best. On the CPU device it counts, exactly and with
+// the same result on every machine: how many bytes threads move, in how many 32-byte sectors, with which bank
+// conflicts, and how often they wait for each other.
 //
-// A ladder is a file with one class template over the element type, the *operation*, and a function a rung:
+// A ladder is a file with one class template over the element type, the *operation*, and one function per rung:
 //
 //   template <class T>
 //   struct Gelu {
@@ -11,11 +12,11 @@
 //     static Shape counted_shape(), timed_shape();       what the CPU device counts; what a GPU times
 //     static std::vector<Rung<Gelu>> rungs();            from the obvious one to the best
 //
-//     explicit Gelu(const Shape& shape);                 inputs, the same ones for the same shape; outputs. Throws
+//     explicit Gelu(const Shape& shape);                 makes inputs, always the same for a shape, and outputs. Throws
 //                                                        std::invalid_argument if there is no such shape
 //     void reset();                                      poisons outputs, restores what rungs change in place
 //     std::vector<Output> outputs() const;               what came out, and what float64 on the host says
-//     double elements() const;                           what counts are stated by
+//     double elements() const;                           counts are divided by this number
 //     double bytes() const, flops() const;               the least that must be moved; what is computed
 //   };
 //   int main(int count, char** arguments) { return ladder::run<Gelu>(count, arguments); }
@@ -47,10 +48,10 @@ struct Rung {
   const char* idea;  // what it changes, in a line
   void (*launch)(Operation&, cudaStream_t);
   bool (*suits)(const Operation&) = nullptr;  // null: it runs on every device, for every shape
-  bool is_library = false;                    // what the others are held beside
+  bool is_library = false;                    // the others are compared with it
 };
 
-// One result: right where |actual − expected| <= tolerance·(|expected| + floor) everywhere.
+// One result of an operation. It is right if |actual − expected| <= tolerance·(|expected| + floor) everywhere.
 struct Output {
   const char* name;
   std::vector<double> actual, expected;
@@ -62,7 +63,7 @@ bool suits(const Rung<Operation>& rung, const Operation& operation) {
   return !rung.suits || rung.suits(operation);
 }
 
-// The rungs that were asked for and suit; says which of the others do not.
+// The rungs that were asked for and that can run here; prints which of the others can't.
 template <class Operation>
 std::vector<Rung<Operation>> choose_rungs(const Options& options, const char* dtype, const Shape& shape,
                                           const Operation& operation) {
@@ -79,7 +80,7 @@ std::vector<Rung<Operation>> choose_rungs(const Options& options, const char* dt
   return chosen;
 }
 
-// Waits for it; says whose launch it was that the device refused.
+// Waits for the launch. If the device refused it, the error names the rung.
 template <class Operation>
 void launch(const Rung<Operation>& rung, Operation& operation, cudaStream_t stream) {
   try {
@@ -93,7 +94,7 @@ void launch(const Rung<Operation>& rung, Operation& operation, cudaStream_t stre
 
 // ---- is it right?
 
-// The line that says what is wrong; empty: nothing is.
+// One line that says what is wrong; empty: everything is right.
 template <class Operation>
 std::string mistake(const Rung<Operation>& rung, Operation& operation, cudaStream_t stream) {
   operation.reset();
@@ -124,7 +125,7 @@ void check(const Options& options, const char* dtype, Verdict& verdict, cudaStre
 
 // ---- what does it cost?
 
-// At the first of the shapes asked for: a table of the CPU device's counts.
+// Prints a table of the CPU device's counts, at the first of the shapes asked for.
 template <class Operation>
 Table count(const Options& options, const char* dtype, cudaStream_t stream) {
   const Shape shape = options.shape_or(Operation::counted_shape());
@@ -186,7 +187,7 @@ void measure(const Options& options, cudaStream_t stream) {
   if (!options.plot.empty()) plot(table, Operation::name, options.plot);
 }
 
-// What was asked for, in the dtype that was asked for; the exit code.
+// Does what was asked for, in the dtype that was asked for; returns the exit code.
 template <template <class> class Operation, class T>
 int climb(const Options& options, cudaStream_t stream) {
   if (options.once) return launch_once<Operation<T>>(options, stream), 0;
@@ -217,7 +218,7 @@ int run(int count, char** arguments) {
     return code;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ladder %s: %s\n", Operation<float>::name, error.what());
-    return dynamic_cast<const std::invalid_argument*>(&error) ? 2 : 1;  // it was asked for what does not exist
+    return dynamic_cast<const std::invalid_argument*>(&error) ? 2 : 1;  // 2: no such rung or shape
   }
 }
 

@@ -1,23 +1,27 @@
-// Hopper's asynchronous instructions, each wrapped once by name: a copy engine (TMA) and tensor cores (wgmma) that work
-// beside the threads, and barriers in shared memory to wait for them. Like kernels/device/instructions.cuh, and no other file,
-// this one asks which device it is compiled for. The code exists for sm_90a alone: for other GPUs a wrapper is a trap,
-// and the host asks has_wgmma() before it launches a kernel that calls one. The CPU device has them all.
+// Hopper's asynchronous instructions, each in one function: those of a copy engine (TMA) and of tensor cores (wgmma),
+// which both work at the same time as the threads, and of barriers in shared memory, by which threads wait for them.
+// Only this file and kernels/device/instructions.cuh ask which device they are compiled for. The code exists only for
+// sm_90a: on other GPUs each function stops the kernel (trap), so the host asks has_wgmma() before it launches a kernel
+// that calls one. The CPU device has all of them.
 //
 // Barriers (PTX ISA, "mbarrier"). A barrier counts arrivals of threads and bytes of copies. When none of either is
-// pending, its phase ends and the next begins, with as many arrivals to come; phases have parity 0, 1, 0, ... A thread
-// waits until the phase of a parity has ended; at a new barrier it does not wait for parity 1. In a ring of stages each
-// has a barrier `full` (its copies have arrived) and a barrier `empty` (its readers have). In round r of the ring the
-// consumer waits for `full` with parity r % 2, and the producer for `empty` with the other one.
+// pending, its phase ends and the next begins, which expects as many arrivals again. Phases have parity 0, 1, 0, ... A
+// thread waits until the phase of a parity has ended; at a new barrier it does not wait for parity 1. In a ring of
+// stages each stage has a barrier `full` (its copies have arrived) and a barrier `empty` (its readers are done with
+// it). In round r of the ring the consumer waits for `full` with parity r % 2, and the producer for `empty` with the
+// other parity.
 //
 // Boxes (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management"). One thread has the copy
-// engine move a box of box_rows × 64 elements between shared memory and a row-major matrix, where its first element is
-// (row, column). Elements outside the matrix arrive as zeros and leave for nowhere; their bytes count. Row r of a box
-// is the 128 bytes from byte 128·r, its 8 chunks of 16 bytes permuted, so that one column of chunks covers all banks:
+// engine move a box of box_rows × 64 elements between shared memory and a row-major matrix; (row, column) is the box's
+// first element in the matrix. Elements outside the matrix arrive as zeros, and are not stored; their bytes count. Row
+// r of a box is the 128 bytes from byte 128·r, its 8 chunks of 16 bytes permuted, so that one column of chunks covers
+// all banks:
 //
 //   chunk c of row r is at place c xor (r mod 8)
 //
 // The hardware takes r mod 8 from the address (bits 7 to 9 change bits 4 to 6), so boxes begin at multiples of 1,024
-// bytes. What threads write to shared memory, engines see after share_with_engines() and then a barrier.
+// bytes. The copy engine and the tensor cores see what threads have written to shared memory only after
+// share_with_engines() and then a barrier.
 //
 // Products (PTX ISA, "wgmma.mma_async"). The 128 threads of a warpgroup, the first a multiple of 128, together start
 //
@@ -32,12 +36,13 @@
 //                n. One box has all 16 of k of a product, so bits 16..29 are not used.
 //   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are those of k; box n / 64 has column n.
 //
-// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n. Lane l of warp w holds
+// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n. Lane l of warp w (lane:
+// a thread's number in its warp) holds
 //
 //   sum[j][i]    row 16·w + l/4 + 8·(i/2), column 8·j + 2·(l%4) + i%2
 //
-// for each warp what multiply_m16n8k16 leaves. Between the start of a product and the wait for it, nobody may touch its
-// sum, a and b. The order of calls: order_registers, products, commit_products (they are a group now), and
+// for each warp the same as after multiply_m16n8k16. Between the start of a product and the wait for it, no thread may
+// touch its sum, a and b. The order of calls: order_registers, products, commit_products (they are a group now), and
 // wait_for_products<groups that may still be under way>.
 #pragma once
 
@@ -76,7 +81,8 @@ __device__ inline void init_barrier(Barrier& barrier, int arrivals) {
   HOPPER_ASM("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
-// By the thread that has made barriers, before the __syncthreads after which others, and the copy engine, use them.
+// To be called by the thread that has made barriers, before the __syncthreads after which others, and the copy engine,
+// use them.
 __device__ inline void share_barriers() { HOPPER_ASM("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ inline void arrive(Barrier& barrier) {
@@ -89,7 +95,7 @@ __device__ inline void arrive_expecting(Barrier& barrier, int bytes) {
              :: "r"(shared_address(&barrier)), "r"(bytes) : "memory");
 }
 
-// try_wait sleeps for a while by itself.
+// try_wait itself sleeps for a while.
 __device__ inline void wait(Barrier& barrier, unsigned parity) {
   HOPPER_ASM("{\n"
              ".reg .pred ended;\n"
@@ -117,7 +123,7 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// Of the row-major `matrix`, cut into boxes of box_rows (at most 256) × 64. Its rows are multiples of 16 bytes.
+// The map of the row-major `matrix`, cut into boxes of box_rows (at most 256) × 64. Its rows are multiples of 16 bytes.
 template <class T>
 TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
   static_assert(sizeof(T) == 2);
@@ -137,7 +143,7 @@ TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) 
   return map;
 }
 
-// Starts a copy to `box`, which then brings box_rows · 128 bytes to the barrier.
+// Starts a copy to `box`. When it is done, the barrier has counted box_rows · 128 bytes.
 __device__ inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
   HOPPER_ASM("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
              :: "r"(shared_address(box)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)) : "memory");
@@ -150,7 +156,7 @@ __device__ inline void store_box(const TensorMap& map, int row, int column, cons
 
 __device__ inline void commit_stores() { HOPPER_ASM("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until the boxes of all but this thread's last `groups` have been read, and may be written again.
+// Waits until the boxes of all but this thread's last `groups` have been read, so that they may be written again.
 template <int groups>
 __device__ inline void wait_for_stores() {
   HOPPER_ASM("cp.async.bulk.wait_group.read %0;" :: "n"(groups) : "memory");
@@ -172,13 +178,13 @@ __device__ inline MatrixDescriptor describe(const void* box, int offset, int byt
 __device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until all but the last `groups` are done: the shared memory that they read is free.
+// Waits until all but the last `groups` are done: the shared memory that they read is free.
 template <int groups>
 __device__ inline void wait_for_products() {
   HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
 }
 
-// Until all are done. The compiler learns that `sum` has changed, and does not read it before.
+// Waits until all are done. The compiler learns that `sum` has changed, and does not read it before.
 template <int J>
 __device__ inline void wait_for_products(float (&sum)[J][4]) {
   wait_for_products<0>();
@@ -228,7 +234,7 @@ __device__ inline void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, M
 #undef NUMBERS_60
 #undef NUMBERS
 
-// ---- registers: a warpgroup gives back what it has above `count` a thread, or waits until it can have so many. The
+// ---- registers: a warpgroup gives back those above `count` per thread, or waits until it can have so many. The
 // kernel has __launch_bounds__(threads, 1).
 
 template <int count>

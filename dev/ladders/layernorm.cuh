@@ -1,5 +1,5 @@
-// What the ladders of LayerNorm and of the residual addition before it share: the norm without packs, and float64's.
-// kernels/layernorm.cuh has the maths.
+// What the ladders of LayerNorm and of the residual addition before it share: the norm without packs, and its result in
+// float64. kernels/layernorm.cuh has the maths.
 #pragma once
 
 #include "dev/ladders/harness.cuh"
@@ -31,8 +31,8 @@ inline LayerNormReference layernorm_reference(const std::vector<double>& x, cons
   return right;
 }
 
-// What came out, beside it. A mean of C numbers near 3 is off by less than C roundings of float at the worst, by √C or
-// so as it happens.
+// The results of a rung, with those expected. A mean of C numbers near 3 is off by less than C roundings of float in
+// the worst case, by about √C of them usually.
 template <template <class> class Operation, class T>
 std::vector<Output> layernorm_outputs(const Operation<T>& o, const LayerNormReference& right) {
   const double sums = 30 * rounding<float>;
@@ -41,7 +41,7 @@ std::vector<Output> layernorm_outputs(const Operation<T>& o, const LayerNormRefe
           {"out", o.out.numbers(), right.out, 1, rounding<T> + 3 * sums}};
 }
 
-// ---- a thread a row
+// ---- one thread per row
 
 template <class T>
 __global__ void norm_thread_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight,
@@ -71,7 +71,7 @@ void norm_thread_per_row(Operation<T>& o, const T* x, cudaStream_t stream) {
       o.out.data(), o.mean.data(), o.rstd.data(), x, o.weight.data(), o.bias.data(), o.rows, o.channels);
 }
 
-// ---- a warp a row
+// ---- one warp per row
 
 template <class T>
 __global__ void norm_warp_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight, const T* bias,

@@ -3,9 +3,9 @@
 //   n = (x − mean)·rstd,  g = dout·weight
 //   dx += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 //
-// Sums go both ways: dx needs two along each row, before any of it can be written; dweight and dbias need two down each
-// column. Least bytes: dout, x and dx read once, dx written once: 4 elements a channel. About 20 FLOPs an element, so
-// memory decides: who reads what, how often, and where the columns are added up.
+// Sums go in both directions: dx needs two sums along each row before any of the row can be written; dweight and dbias
+// need two sums down each column. Least bytes: dout, x and dx read once, dx written once: 4 elements per channel. About
+// 20 FLOPs per element, so memory decides: who reads what, how often, and where the columns are added up.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {
@@ -53,8 +53,8 @@ struct LayerNormBackward {
       for (int c = 0; c < channels; ++c)
         dx_right[first + c] += rstds[r] * (d[first + c] * w[c] - mean_g - n[c] * mean_gn);
     }
-    // Terms of size 1 that cancel to √rows or √C, a rounding of float for each addition: 30 of them, as it happens. The
-    // statistics are inputs here, so that nothing but these sums and the last rounding to T is inexact.
+    // Terms of size 1 cancel to √rows or √C, with a rounding of float for each addition; usually these come to 30
+    // roundings. The statistics are inputs here, so only these sums and the last rounding to T are inexact.
     const double sums = 30 * rounding<float>, size = std::sqrt(double(rows));
     return {{"dx", dx.numbers(), dx_right, 1, rounding<T> + sums},
             {"dweight", dweight.numbers(), dweight_right, size, sums},
@@ -75,11 +75,12 @@ void clear_sums(LayerNormBackward<T>& o, cudaStream_t stream) {
   CUDA_CHECK(cudaMemsetAsync(o.dbias.data(), 0, o.channels * sizeof(float), stream));
 }
 
-// ---- 1: a thread a row
+// ---- 1: one thread per row
 //
-// The formulas as they stand. Neighbours in a warp read rows apart: a sector of 32 bytes for each 2 asked for, five
-// times an element (dout and x twice, dx), and once more to write. All rows add to the same 2·C floats, two atomics an
-// element, which arrive in another order each time: the last bits change from run to run.
+// The formulas as they are written. Neighbouring threads of a warp read elements that are rows apart: a sector of 32
+// bytes for each 2 bytes asked for, five times per element (dout and x twice, dx once), and once more to write. All
+// rows add to the same 2·C floats, two atomics per element, whose order depends on timing: the last bits change from
+// run to run.
 
 template <class T>
 __global__ void thread_per_row_kernel(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight,
@@ -111,11 +112,11 @@ void thread_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
       o.rstd.data(), o.rows, o.channels);
 }
 
-// ---- 2: a warp a row
+// ---- 2: one warp per row
 //
-// The same, with 32 threads side by side along the row: sectors are full, a sixteenth of those in bf16, and ten
-// shuffles a row add up its two sums. The atomics remain, two an element, 8 bytes beside the 12 that are read and
-// written: memory is not the limit yet, the 2·C addresses are that all rows queue for.
+// The same, with 32 threads side by side along the row: sectors are full, so there are a sixteenth as many in bf16, and
+// ten shuffles per row add up its two sums. The atomics remain, two per element, 8 bytes besides the 12 that are read
+// and written. Memory is not the limit yet: all rows wait for the same 2·C addresses.
 
 template <class T>
 __global__ void warp_per_row_kernel(T* dx, float* dweight, float* dbias, const T* dout, const T* x, const T* weight,
@@ -150,9 +151,10 @@ void warp_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
 
 // ---- 3: a block owns 32 rows
 //
-// A warp a row for the two means, as before; then, after one barrier, a thread owns columns and walks the block's 32
-// rows, so that dweight and dbias grow in registers. What leaves the block is a partial sum for 32 rows, added up by
-// kernels/column_sum.cuh: 2·2/32 floats an element instead of two atomics, and the same bits every time.
+// One warp per row computes the two means, as before. Then, after one barrier, each thread has columns, and goes
+// through the 32 rows of the block, so that dweight and dbias are summed in registers. A block writes one partial sum
+// for its 32 rows; kernels/column_sum.cuh adds these up: 2·2/32 floats per element instead of two atomics, and the same
+// bits every time.
 
 // The partial sums of 32 rows each are in the workspace: first those of dweight, then those of dbias.
 template <class T>
@@ -182,9 +184,9 @@ void owned_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
 // ---- 4: packs of 16 bytes
 //
 // The same kernel, with 8 elements of bf16 at once: an eighth of the loads and stores, and of the loop around them. The
-// bytes stay what they were, 6 elements a channel, since dout and x are still read twice: 32 rows of two tensors are 98
-// KB at 768 channels, and those of all blocks at work exceed the L2 cache, so that the second time costs what the first
-// did.
+// bytes are the same as before, 6 elements per channel, because dout and x are still read twice: 32 rows of two tensors
+// are 98 KB at 768 channels. Those of all blocks at work exceed the L2 cache, so the second read costs as much as the
+// first.
 
 template <class T>
 void packs(LayerNormBackward<T>& o, cudaStream_t stream) {
@@ -193,9 +195,10 @@ void packs(LayerNormBackward<T>& o, cudaStream_t stream) {
 
 // ---- 5: rows kept in registers: the kernel of the model
 //
-// A block's threads own a pack of columns each from the start, and hold it of two rows at a time: 4 elements a channel,
-// two thirds of the bytes. The price is that a row's sums are a block's, not a warp's: a barrier for every two rows
-// instead of one for 32, and six loads of a thread in flight before each.
+// Each thread of a block has a pack of columns from the start, and keeps it in registers for two rows at a time: 4
+// elements per channel, two thirds of the bytes. The price: the sums of a row are now sums over a block, not over a
+// warp. So there is a barrier for every two rows instead of one for 32, with six loads of a thread in flight before
+// each.
 
 template <class T>
 void kept_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
@@ -206,10 +209,10 @@ void kept_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<LayerNormBackward<T>>> LayerNormBackward<T>::rungs() {
   return {
-      {"thread_per_row", "the formulas as they stand: a sector and two atomics an element", thread_per_row<T>},
+      {"thread_per_row", "the formulas as they stand: a sector and two atomics per element", thread_per_row<T>},
       {"warp_per_row", "32 threads side by side along the row: full sectors, the same atomics", warp_per_row<T>},
       {"owned_rows", "a block sums the columns of 32 rows in registers: no atomics, the same bits", owned_rows<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>},
+      {"packs", "16 bytes per load: an eighth of the instructions", packs<T>},
       {"kept_rows", "kernels/layernorm.cuh: two rows at a time stay in registers: each is read once", kept_rows<T>},
   };
 }

@@ -2,9 +2,9 @@
 //
 //   mean, var of x's row;  rstd = 1/√(var + ε);  out = (x − mean)·rstd·weight + bias
 //
-// Least bytes: x read once, out written once: 2 elements a channel (weight and bias are shared by all rows, and stay in
-// cache). FLOPs: about 8 an element, so nothing but memory matters. What a rung must get right is who reads what:
-// memory comes in sectors of 32 bytes, and a warp's 32 threads ask for theirs together.
+// Least bytes: x read once, out written once: 2 elements per channel (weight and bias are shared by all rows, and stay
+// in cache). About 8 FLOPs per element, so only memory matters, and with it which thread reads what: memory is read in
+// sectors of 32 bytes, and the 32 threads of a warp ask for theirs together.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {
@@ -40,22 +40,22 @@ struct LayerNormForward {
   Buffer<float> mean, rstd;
 };
 
-// ---- 1: a thread a row
+// ---- 1: one thread per row
 //
 // The formula, line by line. The threads of a warp read elements of 32 rows: 32 sectors for 64 bytes of bf16, and
-// fifteen sixteenths of each are for nobody. That, three times for x and once for out, makes 128 bytes an element
-// instead of 4; weight and bias, one address for all threads, are a sector for 32 elements each.
+// fifteen sixteenths of each sector are not used. This happens three times for x and once for out: 128 bytes per
+// element instead of 4. weight and bias have one address for all threads, so each is one sector for 32 elements.
 
 template <class T>
 void thread_per_row(LayerNormForward<T>& o, cudaStream_t stream) {
   norm_thread_per_row(o, o.x.data(), stream);
 }
 
-// ---- 2: a block a row
+// ---- 2: one block per row
 //
-// 256 threads stand side by side along one row: the 64 bytes that a warp asks for are two sectors, all of them wanted.
-// 12 bytes an element are left, 8 of which caches serve: x the second and third time, weight and bias. The price: sums
-// are spread over 256 threads, and to bring them together takes warps to two barriers a row.
+// 256 threads are side by side along one row: the 64 bytes that a warp asks for are two sectors, and all of them are
+// used. 12 bytes per element are left, of which caches serve 8: x the second and third time, weight and bias. The
+// price: sums are spread over 256 threads, and to add them up a block needs two barriers per row.
 
 template <class T>
 __global__ void block_per_row_kernel(T* out, float* means, float* rstds, const T* x, const T* weight, const T* bias,
@@ -86,10 +86,10 @@ void block_per_row(LayerNormForward<T>& o, cudaStream_t stream) {
                                                       o.weight.data(), o.bias.data(), o.channels);
 }
 
-// ---- 3: a warp a row
+// ---- 3: one warp per row
 //
-// While a warp waited for seven others, it loaded nothing. A warp that has a row to itself brings its sums together by
-// ten shuffles, an eighth as many for an element, without barriers and without shared memory: warps never wait for each
+// In rung 2 a warp loaded nothing while it waited for seven others. A warp that has a row for itself adds up its sums
+// by ten shuffles, an eighth as many per element, without barriers and without shared memory: warps never wait for each
 // other.
 
 template <class T>
@@ -99,9 +99,10 @@ void warp_per_row(LayerNormForward<T>& o, cudaStream_t stream) {
 
 // ---- 4: packs of 16 bytes: the kernel of the model
 //
-// A load of 2 bytes costs a warp as many instructions as one of 16, and as many of them can be on the way. With packs
-// of eight, an eighth of the loads and stores moves the same bytes, and each thread has eight times as much on the way:
-// at an H100's 3.35 TB/s and 600 ns, 2 MB must be, 15 KB an SM, or 7.4 bytes for each of 2,048 threads.
+// A load of 2 bytes costs a warp as many instructions as one of 16, and the number of loads that can be on the way is
+// the same. With packs of eight elements, an eighth of the loads and stores moves the same bytes, and each thread has
+// eight times as many bytes on the way. An H100 (3.35 TB/s, latency 600 ns) needs 2 MB on the way: 15 KB per SM, or 7.4
+// bytes for each of 2,048 threads.
 
 template <class T>
 void packs(LayerNormForward<T>& o, cudaStream_t stream) {
@@ -117,7 +118,7 @@ std::vector<Rung<LayerNormForward<T>>> LayerNormForward<T>::rungs() {
       {"block_per_row", "256 threads side by side along the row: full sectors; two block reductions", block_per_row<T>},
       {"warp_per_row", "shuffles alone: no barrier, no shared memory, no thread idle at the row's end",
        warp_per_row<T>},
-      {"packs", "kernels/layernorm.cuh: 16 bytes a load, an eighth of the instructions", packs<T>},
+      {"packs", "kernels/layernorm.cuh: 16 bytes per load, an eighth of the instructions", packs<T>},
   };
 }
 

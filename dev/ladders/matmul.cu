@@ -2,12 +2,12 @@
 //
 // Least bytes: A and B read once, C written once, (m·k + k·n + m·n) elements; FLOPs 2·m·n·k. gpt2's products of 65,536
 // tokens do 380 to 610 FLOPs for each of these bytes, and an H100 does 295 in the time that a byte takes (989 TFLOP/s,
-// 3.35 TB/s): there is time to move each once, but not for every FLOP. So each rung is about how often an element is
-// brought closer, from memory and caches to shared memory, from there to registers, and how often it is used when it is
-// there.
+// 3.35 TB/s): there is time to move each byte once, but not once for every FLOP. So each rung is about how often an
+// element is brought closer (from memory and caches to shared memory, from there to registers), and how often it is
+// used when it is there.
 //
-// What the comments count with. A warp asks for sectors of 32 bytes. An SM of Hopper does, in a cycle, 128 FMAs of
-// float or 2,048 of bf16 on tensor cores, serves one *wavefront* (128 bytes) of shared memory, and gets up to 30
+// The numbers that the comments use: a warp asks for sectors of 32 bytes. An SM of Hopper does, in a cycle, 128 FMAs of
+// float, or 2,048 of bf16 on tensor cores; it serves one *wavefront* (128 bytes) of shared memory, and gets up to 30
 // bytes from the L2 cache (7 TB/s, the most that microbenchmarks see). Numbers are for bf16, unless they say fp32.
 //
 // gpt2's products have (n, k) = (2304, 768), (768, 768), (3072, 768), (768, 3072), gpt2-xl's (4800, 1600), (1600,
@@ -52,8 +52,8 @@ struct Matmul {
     std::vector<double> actual;
     for (size_t i = 0; i < out.size(); i += sample_step()) actual.push_back(to_float(out[i]));
     if (expected.empty()) expected = samples();
-    // k products of normal numbers and their sums on the way, of size √i after i of them, each rounded to float: ten
-    // times the root-mean-square of it all (test/test_matmul.cu).
+    // k products of normal numbers, and their sums on the way, which have size √i after i of them; each is rounded to
+    // float. The bound is ten times the root-mean-square of all these roundings (test/test_matmul.cu).
     const double sums = 2.4e-7 * (k + 2);
     return {{"c", actual, expected, sums / rounding<T>, rounding<T>}};
   }
@@ -63,7 +63,7 @@ struct Matmul {
   Buffer<T> c;
 
  private:
-  // What is checked: up to 65,536 elements, fewer where k is large, evenly spread over rows and columns.
+  // The elements that are checked: up to 65,536, fewer where k is large, evenly spread over rows and columns.
   size_t sample_step() const {
     const size_t most = std::clamp((1 << 26) / k, 1024, 65536);
     size_t step = size_t(m) * n / most + 1;
@@ -95,11 +95,11 @@ bool has_chunks(const Matmul<T>& o) {
   return o.n % chunk<T> == 0 && o.k % chunk<T> == 0;
 }
 
-// ---- 1: a thread an output
+// ---- 1: one thread per output
 //
-// The obvious: a thread has a row of A and a column of B, and the x of CUDA's indices is the row. So a warp has 32 rows
-// and one column: for each of k it asks for 32 elements of A that are rows apart, each in a sector of its own, and for
-// one of B. 33 sectors for 32 FMAs, of which it uses a tenth, and 32 more for its outputs.
+// The obvious way: a thread has a row of A and a column of B, and the x of CUDA's indices is the row. So a warp has 32
+// rows and one column: for each of k it asks for 32 elements of A that are rows apart, each in a sector of its own, and
+// for one of B. That is 33 sectors for 32 FMAs, of which a tenth is used, and 32 more sectors for its outputs.
 
 template <class T>
 __device__ float row_times_column(const T* row, const T* column, int n, int k) {
@@ -123,9 +123,9 @@ void naive(Matmul<T>& o, cudaStream_t stream) {
 
 // ---- 2: a warp along the columns
 //
-// Memory comes by sectors, and 32 of 33 came for one element. With x for the column, a warp has one row and 32 columns:
-// its element of A is the same for all threads, one sector, and its elements of B are side by side, two sectors (fp32:
-// four). 3 sectors for 32 FMAs, an eleventh, and C's sectors are written whole.
+// Memory is read in sectors, and 32 of the 33 were read for one element. With x for the column, a warp has one row and
+// 32 columns: its element of A is the same for all threads, one sector, and its elements of B are side by side, two
+// sectors (fp32: four). That is 3 sectors for 32 FMAs, an eleventh, and C's sectors are written whole.
 
 template <class T>
 __global__ void coalesced_kernel(T* c, const T* a, const T* b, int m, int n, int k) {
@@ -142,9 +142,9 @@ void coalesced(Matmul<T>& o, cudaStream_t stream) {
 
 // ---- 3: tiles in shared memory
 //
-// Every warp of a block still read its row and its columns for itself. Now the block's 1,024 threads bring 32×32
-// elements of A and of B into shared memory, one of each a thread, and each is used 32 times: for 32 of k 128 sectors a
-// block instead of 3,072, a 24th. The price: two barriers.
+// In rung 2 every warp of a block reads its row and its columns for itself. Now the 1,024 threads of the block bring
+// 32×32 elements of A and of B into shared memory, one of each per thread, and each element is used 32 times: for 32 of
+// k 128 sectors per block instead of 3,072, a 24th. The price: two barriers.
 
 template <class T>
 __global__ void shared_tiles_kernel(T* c, const T* a, const T* b, int m, int n, int k) {
@@ -169,17 +169,17 @@ void shared_tiles(Matmul<T>& o, cudaStream_t stream) {
 
 // ---- 4: tiles in registers
 //
-// A warp's 32 FMAs took two wavefronts of shared memory, in whose time the SM does 256. Here a thread has 8×8 outputs,
-// and what it loads it uses 8 times; all loads are of 16 bytes. For 8 of k it loads 8 times from A, 8 times from B and
-// does 512 FMAs. Such a load takes a warp 4 wavefronts, a quarter-warp each, also where these ask for the same: an
-// eighth of a wavefront for 32 FMAs, a sixteenth of before (fp32: a quarter, an eighth). And a block's tile of 128×128
-// reads a quarter of the sectors that 32×32 ones read.
+// In rung 3 the 32 FMAs of a warp take two wavefronts of shared memory, and in that time the SM could do 256. Here a
+// thread has 8×8 outputs, and uses 8 times what it loads; all loads are of 16 bytes. For 8 of k it loads 8 times from
+// A, 8 times from B and does 512 FMAs. Such a load takes a warp 4 wavefronts, one for each quarter of the warp, even
+// where all quarters ask for the same: an eighth of a wavefront for 32 FMAs, a sixteenth of before (fp32: a quarter, an
+// eighth). And a block's tile of 128×128 reads a quarter of the sectors that tiles of 32×32 read.
 
 constexpr int fma_threads = 256, fma_side = 128;
 template <class T>
 constexpr int fma_depth = 128 / int(sizeof(T));
 
-// Rows of A are longer by 16 bytes than they need to be, so that neighbouring rows start in other banks.
+// Rows of A are 16 bytes longer than needed, so that neighbouring rows start in different banks.
 template <class T>
 struct alignas(16) FmaTiles {
   T a[fma_side][fma_depth<T> + chunk<T>], b[fma_depth<T>][fma_side];
@@ -289,10 +289,10 @@ void register_tiles(Matmul<T>& o, cudaStream_t stream) {
 
 // ---- 5: two tiles in turn
 //
-// At each tile the block waited for memory, some 600 cycles, and met at two barriers. Now there are two tiles: while
-// one is used, cp.async fills the other, past the registers. One barrier a tile; bytes and wavefronts are the same. A
-// tile's FMAs take 8,192 cycles (fp32: 4,096), so a tenth of the time is the most there is to gain, and the SM's other
-// block had hidden some of it. The next rung needs it more.
+// In rung 4 the block waits for memory at each tile, some 600 cycles, and has two barriers. Now there are two tiles:
+// while one is used, cp.async fills the other, without going through registers. There is one barrier per tile; bytes
+// and wavefronts are the same. The FMAs of a tile take 8,192 cycles (fp32: 4,096), so at most a tenth of the time can
+// be gained, and the other block on the SM already hid some of it. The next rung needs it more.
 
 template <class T>
 __global__ void __launch_bounds__(fma_threads, 2)
@@ -309,7 +309,7 @@ double_buffer_kernel(T* c, const T* a, const T* b, int m, int n, int k) {
   start_copies(0);
   for (int first = 0; first < k; first += fma_depth<T>) {
     wait_for_copies();
-    __syncthreads();  // this tile is there for all, and all have used the last one
+    __syncthreads();  // all threads see this tile, and all have used the last one
     if (first + fma_depth<T> < k) start_copies(first + fma_depth<T>);
     multiply_tiles(sum, tiles[first / fma_depth<T> % 2], at);
   }
@@ -334,29 +334,30 @@ void double_buffer(Matmul<T>& o, cudaStream_t stream) {
 
 // ---- 6: tensor cores
 //
-// An instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM: that is 62 % of what tensor cores do
-// by wgmma, but ten times the FMAs of before. Now all else must keep up. A warp has 64×64 outputs, so that 16 of k take
-// 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a 64th of a wavefront for 32 FMAs, an eighth of before, with no
-// bank conflicts, as tiles are swizzled (kernels/device/tensor_tiles.cuh). Counted, with those that write the tiles, 172 for
-// 1,000 outputs instead of 1,060: a sixth. A block's tile of 128×128 would take 40 bytes a cycle from L2, 128×256 takes
-// 30.
+// Until now an instruction did 32 FMAs; mma.m16n8k16 does 2,048, one in 1.6 cycles of an SM. That is 62 % of what
+// tensor cores do with wgmma, but ten times the FMAs of before. Now everything else must become faster, too. A warp has
+// 64×64 outputs, so that 16 of k take 32 mma, 51 cycles, and 8 ldmatrix, 32 wavefronts: a 64th of a wavefront for 32
+// FMAs, an eighth of before, without bank conflicts, because tiles are swizzled (kernels/device/tensor_tiles.cuh).
+// Counted, with the wavefronts that write the tiles, 172 for 1,000 outputs instead of 1,060: a sixth. A block's tile of
+// 128×128 would take 40 bytes per cycle from L2, 128×256 takes 30.
 //
 // ---- 7: three tiles in turn
 //
-// The mma of a tile now take 1,640 cycles. The next tile, 48 KB, takes about as long from the L2 cache, and the first
-// of its bytes come 600 cycles after they are asked for: with one tile on the way, tensor cores wait for a quarter of
-// the time. cp.async's groups let two be on the way while a third is used, 3,280 cycles for each. The kernel is the
-// same, the numbers of bytes, wavefronts and barriers too.
+// The mma of a tile now take 1,640 cycles. The next tile, 48 KB, takes about as long from the L2 cache, and its first
+// bytes come 600 cycles after they are asked for: with one tile on the way, tensor cores wait for a quarter of the
+// time. cp.async's groups let two tiles be on the way while a third is used, 3,280 cycles for each. The kernel is the
+// same, and so are the numbers of bytes, wavefronts and barriers.
 //
 // ---- 8: whole sectors
 //
-// Of C's tile, mma leaves a lane pairs, 4 bytes: a warp stored 16 bytes of 8 rows, each half a sector, and the other
-// half with the next instruction. By way of shared memory, which is free by then, a lane gets 16 bytes: whole sectors,
-// half as many, by a quarter of the instructions. For gpt2's up projection C is four fifths of all bytes.
+// After mma a lane (a thread of the warp) has pairs of neighbouring elements of C, 4 bytes. So one store of a warp
+// wrote 16 bytes in each of 8 rows, half a sector, and the next instruction the other half. If C goes through shared
+// memory, which is free by then, a lane gets 16 bytes: whole sectors, half as many, in a quarter of the instructions.
+// For gpt2's up projection C is four fifths of all bytes.
 //
-// Still nothing overlaps with a block's first copies and its stores, some 3,500 cycles of 23,000 at k = 768. So expect
-// half of 989 TFLOP/s, two thirds of what cuBLASLt reaches by wgmma, 790 (dev/roofline.md). This is not measured yet.
-// Ampere's way ends here; the next rung is Hopper's.
+// A block's first copies and its stores still overlap with nothing, some 3,500 cycles of 23,000 at k = 768. So expect
+// half of 989 TFLOP/s, two thirds of the 790 that cuBLASLt reaches with wgmma (dev/roofline.md). This is not measured
+// yet. The instructions of Ampere allow no more; the next rung uses Hopper's.
 
 constexpr int mma_threads = 256, mma_rows = 128, mma_columns = 256, mma_depth = 64;
 
@@ -365,13 +366,13 @@ struct alignas(128) MmaTiles {
   T a[mma_rows * mma_depth], b[mma_depth * mma_columns];
 };
 
-// To the tiles of kernels/device/tensor_tiles.cuh, a matrix from some column on is what a head is in a packed tensor.
+// For the tiles of kernels/device/tensor_tiles.cuh, a matrix from some column on is like a head in a packed tensor.
 template <class T>
 __device__ inline HeadRows<T> columns_from(int column, T* matrix, int rows, int columns) {
   return {matrix + column, columns, rows, columns - column};
 }
 
-// sum (64×64), a warp's, += its 64 rows of A's tile, from `row` on, times its 64 columns of B's
+// sum (64×64) of a warp += its 64 rows of A's tile, from `row` on, times its 64 columns of B's tile.
 template <class T>
 __device__ inline void multiply_tiles(float (&sum)[4][8][4], const MmaTiles<T>& tiles, int row, int column) {
 #pragma unroll
@@ -392,7 +393,7 @@ __device__ inline void multiply_tiles(float (&sum)[4][8][4], const MmaTiles<T>& 
   }
 }
 
-// Rows first.. of `to` = sum (64×64), by way of this warp's `tile`.
+// Rows `first` and following of `to` = sum (64×64), by way of this warp's `tile` in shared memory.
 template <class T>
 __device__ inline void store_whole_sectors(const HeadRows<T>& to, int first, const float (&sum)[4][8][4], T* tile) {
   const int lane = threadIdx.x % 32;
@@ -432,7 +433,7 @@ tensor_cores_kernel(T* c, const T* a, const T* b, int m, int n, int k) {
   for (int step = 0; step < stages - 1; ++step) start_copies(step);
   for (int step = 0; step * mma_depth < k; ++step) {
     wait_for_copies<stages - 2>();
-    __syncthreads();  // this step's tiles are there for all, and all have used the last step's
+    __syncthreads();  // all threads see this step's tiles, and all have used the last step's
     start_copies(step + stages - 1);
     multiply_tiles(sum, tiles[step % stages], warp_row, warp_column);
   }
@@ -487,14 +488,14 @@ void library(Matmul<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<Matmul<T>>> Matmul<T>::rungs() {
   return {
-      {"naive", "a thread an output; a warp has 32 rows of A: 33 sectors for 32 FMAs", naive<T>},
+      {"naive", "one thread per output; a warp has 32 rows of A: 33 sectors for 32 FMAs", naive<T>},
       {"coalesced", "a warp has 32 neighbouring columns of B: 3 sectors", coalesced<T>},
-      {"shared_tiles", "32×32 outputs a block share what they read: 24 times fewer sectors", shared_tiles<T>},
-      {"register_tiles", "8×8 outputs a thread, 16 bytes a load: 16 times fewer wavefronts of shared memory",
+      {"shared_tiles", "the 32×32 outputs of a block share what they read: 24 times fewer sectors", shared_tiles<T>},
+      {"register_tiles", "8×8 outputs per thread, 16 bytes per load: 16 times fewer wavefronts of shared memory",
        register_tiles<T>, has_chunks<T>},
       {"double_buffer", "cp.async brings the next tile while this one is used; half the barriers", double_buffer<T>,
        suits_double_buffer<T>},
-      {"tensor_cores", "mma: 2,048 FMAs an instruction; ldmatrix from swizzled tiles", tensor_cores<T, 2, false>,
+      {"tensor_cores", "mma: 2,048 FMAs per instruction; ldmatrix from swizzled tiles", tensor_cores<T, 2, false>,
        suits_tensor_cores<T, 2>},
       {"pipeline", "the same kernel with two tiles on the way", tensor_cores<T, 3, false>, suits_tensor_cores<T, 3>},
       {"whole_sectors", "C goes through shared memory, from where a thread stores 16 bytes", tensor_cores<T, 3, true>,

@@ -1,30 +1,32 @@
 // The last rung of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
-// Hopper's copy engine and tensor cores (dev/ladders/hopper.cuh), which do all the work: threads only tell them what to do.
-// M is any size, N and K are multiples of 8: a row is a multiple of 16 bytes for the copy engine.
+// Hopper's copy engine and tensor cores (dev/ladders/hopper.cuh). These do all the work; threads only start it. M is
+// any size. N and K are multiples of 8, because the copy engine needs rows that are multiples of 16 bytes.
 //
-// What limits it. An SM's tensor cores do 4,096 FLOPs a cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64 of K, of
-// a tile of C, 128 × 256, is
+// What limits it. The tensor cores of an SM do 4,096 FLOPs per cycle (132 SMs at 1.83 GHz: 989 TFLOP/s). One step, 64
+// of K, of a tile of C, 128 × 256, is
 //
 //   2 · 128·256·64 FLOPs / 4,096              1,024 cycles of the tensor cores
 //   (128·64 + 64·256) · 2 bytes = 48 KB       48 bytes a cycle from L2, if the tensor cores never wait
 //
-// The second is the tighter one: of H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes a cycle for each SM, which
-// would let tensor cores work half to two thirds of the time. So the tile is as large as it can be: its 128·256 sums
-// take half of the registers. (To go further, blocks share what they load: clusters.) L2 gets it from device memory
-// once for all tiles that are in work at a time, if these lie together: 16 tiles down and 8 across, 2,048 × 2,048 of C,
-// are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes, 1,024 a byte, where 300 would do. The rest is that the
-// tensor cores wait for nothing else: copies run up to 4 steps ahead, into the next tile, too; a step's products start
-// before those of the step before are done; and the copy engine brings the results to C.
+// The second is the stricter limit: for H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes per cycle for each SM,
+// with which the tensor cores would work half to two thirds of the time. So the tile is as large as it can be: its
+// 128·256 sums take half of the registers. (To reduce the bytes further, blocks would share what they load: clusters.)
+// L2 reads each byte from device memory once for all tiles that are computed at the same time, if these lie together:
+// 16 tiles down and 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes. That is
+// 1,024 FLOPs per byte, where 300 would be enough. Besides, the tensor cores must wait for nothing else: copies run up
+// to 4 steps ahead, also into the next tile; the products of a step start before those of the step before are done; and
+// the copy engine writes the results to C.
 //
-// Who does what. A block of 3 warpgroups works on one tile after another:
+// The roles. A block of 3 warpgroups works on one tile after another:
 //
 //   warpgroup 0     the producer: one thread starts the copies of each step, into the next of 4 stages
-//   warpgroups 1, 2 the consumers: each multiplies 64 rows of A's tile with the whole tile of B, 4 products a step
+//   warpgroups 1, 2 the consumers: each multiplies 64 rows of A's tile with the whole tile of B, 4 products per step
 //
 //   producer   waits for empty[s], starts the copies that bring stage s to full[s]
 //   consumers  wait for full[s], start its products, wait for those of the stage before and arrive at its empty
 //
-// A consumer's sums, 64 × 256, are 128 registers of each thread, so the producer's threads give some of theirs.
+// The sums of a consumer, 64 × 256, are 128 registers of each thread, so the threads of the producer give it some of
+// theirs.
 #pragma once
 
 #include <algorithm>
@@ -50,12 +52,12 @@ struct Stage {
 template <class T>
 struct Shared {
   Stage<T> stages[stage_count];                                   // 192 KB
-  alignas(1024) T c[consumer_warps][2][warp_rows * box_columns];  // 32 KB: what is on its way to C
+  alignas(1024) T c[consumer_warps][2][warp_rows * box_columns];  // 32 KB: results that are being stored to C
   Barrier full[stage_count], empty[stage_count];
 };
 static_assert(sizeof(Shared<__half>) <= 227 * 1024, "a block's shared memory on Hopper");
 
-// A place in the ring of stages.
+// A position in the ring of stages.
 struct Turn {
   int stage = 0;
   unsigned parity = 0;  // of the round
@@ -77,7 +79,7 @@ struct Problem {
 
   __host__ __device__ int tiles() const { return rows * columns; }
 
-  // Tiles in order: down a group of rows, then down its next column; after its last column, the next group.
+  // The order of tiles: down a group of rows, then down its next column; after its last column, the next group.
   __device__ Tile tile(int number) const {
     const int first_row = number / (group_rows * columns) * group_rows, within = number % (group_rows * columns);
     const int height = min(group_rows, rows - first_row);
@@ -85,7 +87,7 @@ struct Problem {
   }
 };
 
-// By one thread: all steps of all tiles, as fast as stages become empty.
+// Called by one thread: copies for all steps of all tiles, as fast as stages become empty.
 template <class T>
 __device__ inline void produce(Shared<T>& shared, const TensorMap& a, const TensorMap& b, const Problem& problem) {
   Turn turn;
@@ -103,7 +105,7 @@ __device__ inline void produce(Shared<T>& shared, const TensorMap& a, const Tens
   }
 }
 
-// By a consumer: starts sum = or += (its 64 rows of A's tile) · (B's tile), for one step of k.
+// Called by a consumer: starts sum = or += (its 64 rows of A's tile) · (B's tile), for one step of k.
 template <class T>
 __device__ inline void start_step(float (&sum)[tile_columns / 8][4], Shared<T>& shared, const Turn& turn, bool add) {
   const Stage<T>& stage = shared.stages[turn.stage];
@@ -117,7 +119,8 @@ __device__ inline void start_step(float (&sum)[tile_columns / 8][4], Shared<T>& 
   commit_products();
 }
 
-// By a consumer: sum = its 64 rows of the tile. The tensor cores go on with a step while the one before is released.
+// Called by a consumer: sum = its 64 rows of the tile. While the tensor cores work on a step, the stage of the step
+// before is released.
 template <class T>
 __device__ inline void multiply_tile(float (&sum)[tile_columns / 8][4], Shared<T>& shared, Turn& turn, int depth) {
   auto release_stage = [&](const Turn& used) {
@@ -137,8 +140,8 @@ __device__ inline void multiply_tile(float (&sum)[tile_columns / 8][4], Shared<T
   release_stage(previous);
 }
 
-// Both by one instruction. (With one for each, ptxas of CUDA 13.0 has every product wait for the one before, and says
-// so: message C7514.)
+// One instruction in the source for both cases. (With one for each, ptxas of CUDA 13.0 makes every product wait for the
+// one before, and says so: message C7514.)
 template <class T>
 __device__ inline uint32_t round_together(float x, float y) {
   uint32_t bits;
@@ -205,7 +208,7 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
     share_barriers();
   }
   __syncthreads();
-  // 65,536 registers are 168 for each of 384 threads; and 128·40 + 256·232 is no more.
+  // 65,536 registers are 168 for each of 384 threads; 128·40 + 256·232 are as many.
   if (threadIdx.x < warpgroup) {
     give_registers<40>();
     if (threadIdx.x == 0) produce(shared, a, b, problem);
@@ -217,7 +220,8 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
 
 }  // namespace wgmma_rung
 
-// Where has_wgmma(), for sizes of at least 1. Fewer blocks than the device has room for leave more tiles to each.
+// Only where has_wgmma(), and for sizes of at least 1. There may be fewer blocks than the device has room for: then
+// each computes more tiles.
 template <class T>
 void matmul_wgmma(T* c, const T* a, const T* b, int m, int n, int k, cudaStream_t stream, int most_blocks = INT_MAX) {
   using namespace wgmma_rung;

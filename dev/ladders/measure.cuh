@@ -1,8 +1,9 @@
 // How long a rung takes on a GPU, and how that compares with what the card can do at best.
 //
-// A round launches once on each of so many sets of operands that together they exceed the L2 cache four times: no rung
-// finds its inputs there. Between rounds all sets are made anew, as some operations change their operands. Stated is
-// the median of 21 rounds, after three that are not counted, and the spread from the 10th to the 90th percentile.
+// A round launches once on each of several sets of operands, which together are four times as large as the L2 cache: no
+// rung finds its inputs there. Between rounds all sets are made again, because some operations change their operands.
+// The result is the median of 21 rounds, after three that are not counted, and the spread from the 10th to the 90th
+// percentile.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +21,12 @@
 namespace ladder {
 
 #if defined(__CUDACC__)
-constexpr bool is_gpu = true;  // times mean something
+constexpr bool is_gpu = true;  // so times are measured
 #else
 constexpr bool is_gpu = false;
 #endif
 
-// So many sets of operands of one shape that no cache holds them, or as many as there is memory for.
+// As many sets of operands of one shape as exceed every cache, or as there is memory for.
 template <class Operation>
 class SetsOfOperands {
  public:
@@ -66,7 +67,7 @@ class SetsOfOperands {
 };
 
 struct Times {
-  double median, low, high;  // seconds a launch
+  double median, low, high;  // seconds per launch
 };
 
 template <class Operation>
@@ -87,8 +88,8 @@ struct Work {
   double bytes, flops, best_seconds;
 };
 
-// The ceiling max(bytes / copy bandwidth, FLOPs / rate of products in T), both measured on this card when they are
-// first needed; the rate matters where an operation does more than a few FLOPs with each byte.
+// The ceiling max(bytes / copy bandwidth, FLOPs / rate of products in T). Both are measured on this card when they are
+// first needed. The rate matters for operations with more than a few FLOPs per byte.
 template <class T>
 Work work_at_best(double bytes, double flops, cudaStream_t stream) {
   static const double copy = ceilings::copy_rate(stream);

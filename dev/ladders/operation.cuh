@@ -1,4 +1,5 @@
-// What operations of the ladders share: which sizes they take, how many blocks a thread an element is, and rounding.
+// What the operations of the ladders share: which sizes they take, the number of blocks for one thread per element, and
+// rounding.
 #pragma once
 
 #include <stdexcept>
@@ -12,7 +13,8 @@ namespace ladder {
 // Limits of a grid: its y and z, and the warps whose threads an unsigned can number.
 constexpr int most_blocks_along_y = 65535, most_warps = 1 << 27;
 
-// A size of a shape; throws what is wrong with it in a line, as constructors of operations do before they allocate.
+// Checks a size of a shape. If it is wrong, throws one line that says so, as constructors of operations do before they
+// allocate.
 inline int size_that(bool fits, const Shape& shape, const std::string& name, const std::string& rule) {
   if (!fits) throw std::invalid_argument(name + "=" + std::to_string(shape[name]) + ": must be " + rule);
   return shape[name];
@@ -29,10 +31,10 @@ inline int at_least(const std::string& other, const Shape& shape, const std::str
   return size_that(shape[name] >= shape[other], shape, name, rule);
 }
 
-// Blocks of `block` threads that are `threads` at least.
+// The number of blocks of `block` threads that together have at least `threads` threads.
 inline unsigned blocks_for(size_t threads, int block) { return unsigned(ceil_div(threads, size_t(block))); }
 
-// out = input, rounded to T, a thread an element.
+// out = input, rounded to T, one thread per element.
 template <class T>
 __global__ void round_kernel(T* out, const float* input, size_t count) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;

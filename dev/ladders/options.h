@@ -1,4 +1,4 @@
-// What a ladder's program is asked to do, and the shapes it does it at.
+// What the command line of a ladder's program asks for, and the shapes that it is done at.
 #pragma once
 
 #include <algorithm>

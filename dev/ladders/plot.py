@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws a ladder's table, which one of the programs of dev/ladders wrote as CSV: a bar a rung.
+"""Draws a ladder's table, which one of the programs of dev/ladders wrote as CSV: one bar per rung.
 
-On a GPU a bar is the share of what the card can do at best; on the CPU device, the share of the bytes moved that had to
-be moved; of all-reduce, the bandwidth of the bus.
+On a GPU a bar is the share of what the card can do at best. On the CPU device it is the share of the moved bytes that
+had to be moved. For all-reduce it is the bus bandwidth.
 
 Usage: build/gpu/ladder_gelu --plot gelu.png             which calls
        python dev/ladders/plot.py --title gelu gelu.csv gelu.png
@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 
 def bars_of(rows):
-  """Lengths, what is written beside them, the axis, and what a perfect bar reaches."""
+  """Returns the lengths of the bars, their labels, the name of the axis, and the length of a perfect bar."""
   if "% of ceiling" in rows[0]:
     return [float(row["% of ceiling"]) for row in rows], [f"{row['µs']} µs" for row in rows], "% of the ceiling", 100
   if "bus GB/s" in rows[0]:

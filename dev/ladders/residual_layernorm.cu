@@ -2,9 +2,9 @@
 //
 //   sum = residual + branch, rounded to T;  out = (sum − mean)·rstd·weight + bias, over C channels
 //
-// What it teaches is fusion: two operations that each wait for memory, the second of which reads what the first has
-// just written. Least bytes: residual and branch read once, sum and out written once: 4 elements a channel; as
-// operations apart they are 3 and 2. About 9 FLOPs an element.
+// What it teaches is fusion: two operations that both wait for memory, and the second reads what the first has just
+// written. Least bytes: residual and branch read once, sum and out written once: 4 elements per channel. As separate
+// operations they move 3 and 2. About 9 FLOPs per element.
 #include "dev/ladders/layernorm.cuh"
 
 namespace {
@@ -37,7 +37,7 @@ struct ResidualLayerNorm {
     std::vector<double> sums(a.size());
     for (size_t i = 0; i < a.size(); ++i) sums[i] = to_float(from_float<T>(float(a[i] + b[i])));
     std::vector<Output> outputs = layernorm_outputs(*this, layernorm_reference(sums, weight.numbers(), bias.numbers()));
-    // One rounding, of the very number: nothing is allowed.
+    // One rounding of the same number: both must be equal.
     outputs.insert(outputs.begin(), {"sum", sum.numbers(), sums, 1, 0});
     return outputs;
   }
@@ -48,10 +48,11 @@ struct ResidualLayerNorm {
   Buffer<float> mean, rstd;
 };
 
-// ---- 1: two kernels, a thread an element and a thread a row
+// ---- 1: two kernels, one thread per element and one thread per row
 //
-// Each operation as it stands. The addition is as good as it gets without packs; the norm's neighbours in a warp read
-// rows apart, a sector of 32 bytes for each element, three times: for the mean, the variance and the output.
+// Each operation by itself. The addition is as good as possible without packs. In the norm neighbouring threads of a
+// warp read elements that are rows apart, a sector of 32 bytes for each element, three times: for the mean, the
+// variance and the output.
 
 template <class T>
 __global__ void add_kernel(T* sum, const T* residual, const T* branch, size_t count) {
@@ -71,10 +72,10 @@ void thread_per_row(ResidualLayerNorm<T>& o, cudaStream_t stream) {
   norm_thread_per_row(o, o.sum.data(), stream);
 }
 
-// ---- 2: two kernels, a warp a row
+// ---- 2: two kernels, one warp per row
 //
-// 32 threads side by side along the row make the sectors full, a sixteenth of them in bf16. Between the two kernels the
-// whole sum goes to memory and comes back: 3 + 2 elements a channel, 5/4 of the least.
+// 32 threads side by side along the row make the sectors full: a sixteenth as many in bf16. Between the two kernels the
+// whole sum is written to memory and read again: 3 + 2 elements per channel, 5/4 of the least.
 
 template <class T>
 void two_kernels(ResidualLayerNorm<T>& o, cudaStream_t stream) {
@@ -84,9 +85,9 @@ void two_kernels(ResidualLayerNorm<T>& o, cudaStream_t stream) {
 
 // ---- 3: one kernel
 //
-// The lane that needs the sum for the mean computes it: the first of the norm's three looks at the row disappears, and
-// with it the only one that comes from memory; the other two find what the warp has just written in a cache. One launch
-// instead of two. No barrier: each lane reads back what it wrote itself.
+// The thread that needs the sum for the mean computes it. So the first of the three times that the norm reads the row
+// is no longer needed, and this was the only one that came from memory: the other two find in a cache what the warp has
+// just written. There is one launch instead of two, and no barrier: each thread reads only what it wrote itself.
 
 template <class T>
 void fused(ResidualLayerNorm<T>& o, cudaStream_t stream) {
@@ -97,8 +98,8 @@ void fused(ResidualLayerNorm<T>& o, cudaStream_t stream) {
 
 // ---- 4: packs of 16 bytes: the kernel of the model
 //
-// The same bytes by an eighth of the loads and stores (bf16), and of the loop around them: a warp has so many bytes
-// under way that a few of them suffice to keep the memory busy.
+// The same bytes in an eighth of the loads and stores (bf16), and of the loop around them. A warp now has so many bytes
+// on the way that a few warps are enough to keep the memory busy.
 
 template <class T>
 void packs(ResidualLayerNorm<T>& o, cudaStream_t stream) {
@@ -109,10 +110,10 @@ void packs(ResidualLayerNorm<T>& o, cudaStream_t stream) {
 template <class T>
 std::vector<Rung<ResidualLayerNorm<T>>> ResidualLayerNorm<T>::rungs() {
   return {
-      {"thread_per_row", "two kernels; the norm's threads read rows apart: a sector an element", thread_per_row<T>},
-      {"two_kernels", "a warp a row: full sectors; the sum goes to memory and comes back", two_kernels<T>},
+      {"thread_per_row", "two kernels; the norm's threads read rows apart: a sector per element", thread_per_row<T>},
+      {"two_kernels", "one warp per row: full sectors; the sum goes to memory and comes back", two_kernels<T>},
       {"fused", "one kernel: the sum is in a register when the mean needs it", fused<T>},
-      {"packs", "kernels/layernorm.cuh: 16 bytes a load, an eighth of the instructions", packs<T>},
+      {"packs", "kernels/layernorm.cuh: 16 bytes per load, an eighth of the instructions", packs<T>},
   };
 }
 

@@ -3,8 +3,9 @@
 //   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight for v < V, else 0
 //
 // Least bytes: each logit read once, its gradient written once: 2 elements. About 6 FLOPs. But a gradient needs the sum
-// of the whole row, and no exponential may overflow, so that the row's maximum comes first: three looks at a row of
-// 100 KB. Blocks enough to fill a GPU hold more than its L2 cache, so that each further look is one at memory.
+// of the whole row, and no exponential may overflow, so the row's maximum must be known first: a row of 100 KB is read
+// three times. The rows of all blocks that fill a GPU are larger than its L2 cache, so each time they are read from
+// memory.
 #include <cfloat>
 
 #include "dev/ladders/harness.cuh"
@@ -52,7 +53,7 @@ struct SoftmaxCrossEntropy {
   Buffer<float> loss_scale;  // which only the last rung knows
 
  private:
-  // From the last of the vocabulary on, downwards.
+  // From the last token of the vocabulary on, downwards.
   std::vector<int> last_tokens() const {
     std::vector<int> tokens(rows);
     for (int row = 0; row < rows; ++row) tokens[row] = vocabulary - 1 - row % vocabulary;
@@ -77,20 +78,20 @@ std::vector<Output> SoftmaxCrossEntropy<T>::outputs() const {
     expected_at_targets[r] = std::exchange(gradient[target], 0) - weight;
     at_targets[r] = std::exchange(gradients[size_t(r) * padded + target], 0);
   }
-  // A sum of V positive terms rounds V times, which comes to √V or so. Arguments of exp, down to −30, round by 30 times
-  // as much as 1 does, exp itself and the products by less than 10. A probability is right relative to itself, however
-  // small; at the target, where 1 is subtracted, relative to 1.
+  // A sum of V positive terms rounds V times, which usually comes to √V roundings. Arguments of exp, down to −30, round
+  // by 30 times as much as 1 does, exp itself and the products by less than 10 times. The error of a probability is
+  // relative to the probability, however small it is; at the target, where 1 is subtracted, it is relative to 1.
   const double sums = (std::sqrt(vocabulary) + 40) * rounding<float>;
   return {{"loss", losses.numbers(), expected_losses, 1, sums},
           {"gradient", gradients, expected, 1e-30, 2 * sums + rounding<T>},
           {"gradient at the target", at_targets, expected_at_targets, weight, 2 * sums + rounding<T>}};
 }
 
-// ---- 1: a thread a row
+// ---- 1: one thread per row
 //
-// The three looks as one would write them down. Neighbours in a warp are a row apart, so each element costs a sector of
-// 32 bytes, of which 2 are asked for: 128 bytes an element for three loads and a store, 32 times the least (less what
-// the L1 cache keeps). And 8,192 rows are 8,192 threads, where a GPU has room for 270,000.
+// The row is read three times, as one would write it down. Neighbouring threads of a warp have neighbouring rows, so
+// each element costs a sector of 32 bytes, of which 2 are used: 128 bytes per element for three loads and a store, 32
+// times the least (less what the L1 cache keeps). And 8,192 rows are 8,192 threads, where a GPU could run 270,000.
 
 template <class T>
 __global__ void thread_per_row_kernel(T* logits, float* losses, const int* targets, int rows, int vocabulary,
@@ -115,15 +116,16 @@ void thread_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
                                                                    o.rows, o.vocabulary, o.padded, o.weight);
 }
 
-// ---- 2: a block a row
+// ---- 2: one block per row
 //
-// Sectors were used to a sixteenth. Here neighbours read neighbours: 3·2 bytes in and 2 out, 8 an element, twice the
-// least. The price is a maximum and a sum over the block, a barrier each, once in 50,304 elements.
+// In rung 1 a sixteenth of each sector was used. Here neighbouring threads read neighbouring elements: 3·2 bytes in and
+// 2 out, 8 per element, twice the least. The price is a maximum and a sum over the block, with a barrier each, once per
+// 50,304 elements.
 
 constexpr int block = 512;  // threads; four such blocks fill an SM
 
-// The loss, by the thread that the target's logit belongs to, and the thread's gradients: the last look of every rung
-// that has a block for a row. A thread writes where it has read, and nowhere else.
+// The loss, by the thread that has the target's logit, and the thread's gradients: the last time that a row is read, in
+// every rung with one block per row. A thread writes only where it has read.
 template <class T>
 __device__ void write_gradients(T* z, float* loss, int target, int vocabulary, int padded, float weight, float maximum,
                                 float sum) {
@@ -157,9 +159,9 @@ void block_per_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 
 // ---- 3: online softmax
 //
-// Maximum and sum were a look each. They come from one if the sum is scaled whenever the maximum rises (Milakov,
-// Gimelshein, arXiv:1805.02867), which happens about log n times in the n numbers that a thread sees. 2·2 bytes in and
-// 2 out are 6 an element, 1.5 times the least.
+// Until now the row was read once for the maximum and once for the sum. Once is enough if the sum is scaled whenever
+// the maximum rises (Milakov, Gimelshein, arXiv:1805.02867), which happens about log n times in the n numbers that a
+// thread sees. 2·2 bytes in and 2 out are 6 per element, 1.5 times the least.
 
 // Σ exp(x − maximum) over what was seen so far. It starts below every number, yet finite: −∞ − −∞ is no number.
 struct OnlineSum {
@@ -197,9 +199,9 @@ void online(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 
 // ---- 4: packs of 16 bytes
 //
-// The sectors are full, but a warp asks for two at a time, and each element costs two loads, a store, their addresses
-// and a branch where the maximum may rise. With 8 elements a thread at once all of these are an eighth, and eight times
-// as many bytes are on the way. What is moved stays the same.
+// The sectors are full, but a warp asks for only two at a time, and each element costs two loads, a store, their
+// addresses, and a branch where the maximum may rise. With 8 elements per thread at once, all of these become an
+// eighth, and eight times as many bytes are on the way. The bytes moved are the same.
 
 template <class T, int N>
 __device__ void load_logits(float (&x)[N], const T* z, int column, int vocabulary) {
@@ -250,10 +252,11 @@ void packs(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 
 // ---- 5: the row in shared memory: the kernel of the model
 //
-// Two looks at memory were one too many. A row of 16-bit logits, 98 KB, fits into shared memory, twice on Hopper's SMs:
-// the first look leaves it there; 2 bytes in and 2 out remain, the least. Further looks are at shared memory, so the
-// sum may have one of its own again, without online softmax's scaling; and no thread waits to look at its own packs. (A
-// row of floats, 201 KB, is not kept: three looks and 16 bytes an element, where the rung before has 12.)
+// One of the two reads can be saved. A row of 16-bit logits, 98 KB, fits into shared memory, twice on an SM of Hopper:
+// the first read leaves it there. 2 bytes in and 2 out remain, the least. The row can now be read again from shared
+// memory, so the sum has a pass of its own, without the scaling of online softmax. No barrier is needed: a thread reads
+// only the packs that it has stored. (A row of floats, 201 KB, is not kept: it is read three times, 16 bytes per
+// element, where rung 4 has 12.)
 
 template <class T>
 void kept_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
@@ -269,11 +272,11 @@ bool rows_of_packs(const SoftmaxCrossEntropy<T>& o) {
 template <class T>
 std::vector<Rung<SoftmaxCrossEntropy<T>>> SoftmaxCrossEntropy<T>::rungs() {
   return {
-      {"thread_per_row", "maximum, sum, gradient: three looks, a sector for each element", thread_per_row<T>},
+      {"thread_per_row", "maximum, sum, gradient: three reads of the row, a sector per element", thread_per_row<T>},
       {"block_per_row", "neighbours read neighbours: full sectors, two reductions of a block", block_per_row<T>},
-      {"online", "maximum and sum in one look: the sum is scaled when the maximum rises", online<T>},
-      {"packs", "16 bytes a load: an eighth of the instructions", packs<T>, rows_of_packs<T>},
-      {"kept_row", "kernels/cross_entropy.cuh: the row in shared memory: one look at memory", kept_row<T>,
+      {"online", "maximum and sum in one pass: the sum is scaled when the maximum rises", online<T>},
+      {"packs", "16 bytes per load: an eighth of the instructions", packs<T>, rows_of_packs<T>},
+      {"kept_row", "kernels/cross_entropy.cuh: the row in shared memory: it is read from memory once", kept_row<T>,
        rows_of_packs<T>},
   };
 }

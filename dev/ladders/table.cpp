@@ -11,7 +11,7 @@
 namespace ladder {
 namespace {
 
-// Of UTF-8.
+// The number of letters in a text of UTF-8.
 size_t letters(const std::string& text) {
   return size_t(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }

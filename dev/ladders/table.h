@@ -7,7 +7,7 @@
 
 namespace ladder {
 
-// `value` to so many significant digits, without an exponent.
+// `value` with so many significant digits, without an exponent.
 std::string digits(double value, int significant);
 
 class Table {
@@ -28,7 +28,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Draws a bar a rung into a PNG: dev/ladders/plot.py does it, from a CSV.
+// Draws one bar per rung into a PNG: dev/ladders/plot.py does it, from a CSV.
 void plot(const Table& table, const std::string& title, const std::string& png);
 
 }  // namespace ladder

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of dev/ladders/README.md: what each ladder's program prints stands behind its marker there.
+"""Writes the tables of dev/ladders/README.md: what the program of each ladder prints, after its marker there.
 
 The markers are comments, <!-- ladder_gelu --> ... <!-- end -->. Counts of the CPU device are the same on every machine
 with the same g++; times are for dev/results/.

@@ -24,6 +24,7 @@
 #include "kernels/bias.cuh"
 #include "kernels/device/common.cuh"
 #include "kernels/gemm_choices.cuh"
+#include "kernels/gemm_shape.h"
 
 #define CUBLAS_CHECK(call) check_cublas((call), #call, __FILE__, __LINE__)
 
@@ -271,11 +272,6 @@ cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In,
   return plan.problem;
 }
 
-template <class In, class Out>
-bool can_run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  return run(shape, epilogue, o, stream) == CUBLAS_STATUS_SUCCESS;
-}
-
 }  // namespace cublaslt
 
 inline void use_gemm_workspace(void* workspace) { cublaslt::context().lent = workspace; }
@@ -284,7 +280,7 @@ template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStream_t stream) {
   using namespace cublaslt;
   if (bias) {
-    if (can_run<In, Out>(s, Epilogue::bias, {d, a, b, bias}, stream)) return;
+    if (run<In, Out>(s, Epilogue::bias, {d, a, b, bias}, stream) == CUBLAS_STATUS_SUCCESS) return;
     bias_rows(d, bias, s.m, s.n, s.accumulate, stream);
     s.accumulate = true;
   }
@@ -300,19 +296,21 @@ template <class Float>
 bool gemm_gelu(Float* d, Float* before, const Float* a, const Float* b, const Float* bias, const GemmShape& shape,
                cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && can_run<Float, Float>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream);
+  return shape.n % 8 == 0 &&
+         run<Float, Float>(shape, Epilogue::gelu, {d, a, b, bias, before}, stream) == CUBLAS_STATUS_SUCCESS;
 }
 
 template <class Float>
 bool gemm_gelu_gradient(Float* d, const Float* before, const Float* a, const Float* b, const GemmShape& shape,
                         cudaStream_t stream) {
   using namespace cublaslt;
-  return shape.n % 8 == 0 && can_run<Float, Float>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream);
+  return shape.n % 8 == 0 &&
+         run<Float, Float>(shape, Epilogue::gelu_gradient, {d, a, b, nullptr, before}, stream) == CUBLAS_STATUS_SUCCESS;
 }
 
 template <class Float>
 bool gemm_column_sums(float* d, float* sums, const Float* a, const Float* b, const GemmShape& shape,
                       cudaStream_t stream) {
   using namespace cublaslt;
-  return can_run<Float, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream);
+  return run<Float, float>(shape, Epilogue::column_sums, {d, a, b, sums}, stream) == CUBLAS_STATUS_SUCCESS;
 }

@@ -2,8 +2,10 @@
 // profiles a launcher (kernels/device/profile.cuh).
 //
 // A *pack* is what a thread loads or stores at once: 16 bytes on a GPU (4 floats, 8 bf16), 64 on the CPU device. If a
-// row's length is no multiple of that, packs are single elements, so that any size works. Arithmetic is in float for
-// every type T.
+// row's length is no multiple of that, packs are single elements, so that any size works.
+//
+// *Float* is the storage type in every kernel file: float (fp32), __nv_bfloat16 (bf16) or __half (fp16), the type in
+// which weights and activations lie in memory. Arithmetic is in float for each of them.
 //
 // A kernel that is not a template is static, because several object files of a program may contain it.
 #pragma once

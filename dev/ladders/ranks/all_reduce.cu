@@ -3,12 +3,13 @@
 //   mpirun -np 4 build/cpu/ladder_all_reduce --bytes 1MB
 //
 // Each rung is made of NCCL's sends and receives and of a few kernels (wire.cuh). What a rank sends and receives within
-// one group is a step. In the α-β-γ model (Thakur, Rabenseifner, Gropp, 2005) a step takes α seconds to get going, each
-// byte that passes a link β, and each byte that is added γ; links work both ways at once, and those of different ranks
-// side by side. Two things are added here. A kernel takes λ to be launched: half of the steps bring what is then added,
-// so there are half as many adds as steps. And α is larger for long messages, on which ranks agree before they travel.
+// one group of calls is a step. In the α-β-γ model (Thakur, Rabenseifner, Gropp, 2005) a step takes α seconds before
+// the first byte arrives, each byte that passes a link takes β, and each byte that is added takes γ. Links work in both
+// directions at once, and those of different ranks at the same time. Two things are added here. The launch of a kernel
+// takes λ: half of the steps bring numbers that are then added, so there are half as many adds as steps. And α is
+// larger for long messages, because the ranks agree before such a message is sent.
 //
-// What the ranks wait for (log: of base 2; P: the largest power of two that is not above N):
+// The times that the ranks wait for (log: of base 2; P: the largest power of two that is not above N):
 //
 //                      steps              through a link            added              most sent by a rank
 //   server             2                  2(N−1)·S                  (N−1)·S            (N−1)·S
@@ -17,23 +18,25 @@
 //   halving_doubling   2 log P [+ 2]      2(P−1)/P·S [+ 2S]         (P−1)/P·S [+ S]    2(P−1)/P·S [+ S]     [N > P]
 //   direct             2                  2(N−1)/N·S                (N−1)/N·S          2(N−1)/N·S
 //
-// server: the link of rank 0 takes in N−1 times S, adds it, and gives N−1 times S out again. tree: on each of ⌈log N⌉
-// levels S goes up, and later down. ring: N−1 steps send a piece of S/N each and add it, N−1 more pass the sums on.
-// halving_doubling: S/2 + S/4 + ... + S/P = (P−1)/P·S, and as much back; ranks beyond P bring their numbers first and
-// get the sums last. direct: as in a ring, but all pieces at once. No algorithm sends less than 2(N−1)/N·S a rank
-// (Patarasuk and Yuan, 2009), or takes fewer than ⌈log N⌉ steps if a rank talks to one other at a time: direct's 2
-// steps are of N−1 messages, which a network of many ranks won't take at the price of one.
+// server: the link of rank 0 takes in N−1 times S, rank 0 adds it, and the link sends N−1 times S out again. tree: on
+// each of ⌈log N⌉ levels S is sent up, and later down. ring: in N−1 steps each rank sends a piece of S/N and adds the
+// piece that it gets; N−1 more steps pass the sums on. halving_doubling: S/2 + S/4 + ... + S/P = (P−1)/P·S, and the
+// same on the way back; ranks beyond P bring their numbers first and get the sums last. direct: as in a ring, but all
+// pieces at once. No algorithm sends less than 2(N−1)/N·S per rank (Patarasuk and Yuan, 2009), or takes fewer than ⌈log
+// N⌉ steps if a rank talks to one other rank at a time. The 2 steps of direct consist of N−1 messages each; with many
+// ranks a network does not send these in the time of one.
 //
-// In GB/s, S/t is the algorithm's bandwidth. Bus bandwidth is 2(N−1)/N·S/t, as nccl-tests has it: what passes each link
-// if no byte too many does, so it can be held beside 1/β whatever N is.
+// In GB/s, S/t is the algorithm's bandwidth. Bus bandwidth is 2(N−1)/N·S/t, as in nccl-tests: the rate at which each
+// link would work if it carried no more bytes than necessary. So it can be compared with 1/β, whatever N is.
 //
-// Each sum is finished by one rank and then only copied, so all ranks end with the same bits, whatever its order.
+// Each sum is finished by one rank and then only copied, so all ranks end with the same bits, whatever the order of
+// additions.
 //
-// With 8 bits a number (wire.cuh), β counts 260 bytes for 256 numbers; packing them costs π a byte of S, and unpacking
-// the sums υ. A pack precedes each add, another one the sending of finished sums, and an unpack comes last: as many λ.
-// Finished sums travel as the rank that finished them has packed them: all ranks unpack the same. The price is
-// precision: packing a sum of m inputs x rounds it by m·max|x|/254 at most, and a number goes through packings of so
-// many inputs together:
+// With 8 bits per number (wire.cuh), β counts 260 bytes for 256 numbers. To pack the numbers costs π per byte of S, and
+// to unpack the sums υ. There is a pack before each add, another one before finished sums are sent, and an unpack at
+// the end; each takes a λ. Finished sums are sent as packed by the rank that finished them, so all ranks unpack the
+// same. The price is precision: packing a sum of m inputs x rounds it by m·max|x|/254 at most. The numbers of inputs
+// that are packed on a number's way, added up, are:
 //
 //   server, direct   N−1 alone, and the sum of N          2N − 1
 //   ring             1 + 2 + ... + N                      N(N+1)/2
@@ -51,7 +54,7 @@ using ladder::World;
 // ⌈log N⌉
 double levels(int ranks) { return std::ceil(std::log2(ranks)); }
 
-// ---- server, direct: every piece has an owner, to whom all send theirs and who sends the sum to all
+// ---- server, direct: every piece has an owner; all ranks send it theirs, and it sends the sum to all
 
 template <class Wire>
 void through_owners(Wire& wire, World& world, int owners) {
@@ -96,7 +99,7 @@ Cost direct_cost(int n) {
           .terms = 2.0 * n - 1};
 }
 
-// ---- tree: half of those who are left send their sums to the other half, until one has all
+// ---- tree: half of the ranks that are left send their sums to the other half, until one rank has all
 
 template <class Wire>
 void tree(Wire& wire, World& world) {
@@ -126,7 +129,7 @@ Cost tree_cost(int n) {
   return {.steps = 2 * l, .moved = 2 * l, .added = l, .packed = l + 1, .sent = l, .terms = n * (l + 1)};
 }
 
-// ---- ring: sums of pieces travel from neighbour to neighbour, each growing by a rank's numbers, until they are whole
+// ---- ring: sums of pieces are passed from neighbour to neighbour; each rank adds its numbers, until they are complete
 
 template <class Wire>
 void ring(Wire& wire, World& world) {
@@ -141,7 +144,7 @@ void ring(Wire& wire, World& world) {
     });
     wire.add(in);
   }
-  wire.pack(piece(rank + 1));  // which is whole here
+  wire.pack(piece(rank + 1));  // its sum is complete on this rank
   for (int step = 0; step < n - 1; ++step) {
     const Range out = piece(rank - step + 1), in = piece(rank - step);
     world.step([&] {
@@ -158,7 +161,7 @@ Cost ring_cost(int n) {
           .terms = n * (n + 1) / 2.0};
 }
 
-// ---- recursive halving and doubling: pairs part what they have between them, nearest neighbours first, who have most
+// ---- recursive halving and doubling: pairs of ranks divide what they have; nearest neighbours, who have most, begin
 
 template <class Wire>
 void halve_and_double(Wire& wire, World& world, int ranks) {
@@ -190,7 +193,7 @@ void halve_and_double(Wire& wire, World& world, int ranks) {
   }
 }
 
-// Ranks beyond a power of two let another one speak for them.
+// Ranks beyond the power of two have a partner that works for them.
 template <class Wire>
 void halving_doubling(Wire& wire, World& world) {
   const int n = world.size(), rank = world.rank(), ranks = int(std::bit_floor(unsigned(n)));
@@ -239,14 +242,14 @@ struct AllReduceLadder {
          [](O& o) { halving_doubling(o.plain, o.world); }, halving_doubling_cost},
         {"direct", "each piece straight to the rank that adds it up: as few bytes in 2 steps, of N−1 messages",
          [](O& o) { direct(o.plain, o.world); }, direct_cost},
-        {"server_8bit", "a byte a number", [](O& o) { server(o.eight_bits, o.world); }, server_cost, true},
+        {"server_8bit", "one byte per number", [](O& o) { server(o.eight_bits, o.world); }, server_cost, true},
         {"tree_8bit", "rounds sums on each level", [](O& o) { tree(o.eight_bits, o.world); }, tree_cost, true},
-        {"ring_8bit", "rounds growing sums N times", [](O& o) { ring(o.eight_bits, o.world); }, ring_cost, true},
+        {"ring_8bit", "rounds sums that grow, N times", [](O& o) { ring(o.eight_bits, o.world); }, ring_cost, true},
         {"halving_doubling_8bit", "rounds sums on each level", [](O& o) { halving_doubling(o.eight_bits, o.world); },
          halving_doubling_cost, true},
         {"direct_8bit", "rounds each rank's numbers once, and their sum once: the least error",
          [](O& o) { direct(o.eight_bits, o.world); }, direct_cost, true},
-        {"nccl", "ncclAllReduce, as the library likes it", nccl<T>, nullptr},
+        {"nccl", "ncclAllReduce, the algorithm is the library's choice", nccl<T>, nullptr},
     };
   }
 };

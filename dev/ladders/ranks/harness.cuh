@@ -1,15 +1,16 @@
 // The harness of the all-reduce ladder: every rank runs it, rank 0 reports.
 //
-// Right means: inputs are small integers, so every sum is known and nothing is tolerated but what 8 bits round off; all
-// ranks end with the same bits, and a second run gives them again; no NaN gets lost; the bytes sent are the formula's.
+// A rung is right if it passes these checks. Inputs are small integers, so every sum is known, and the only error
+// allowed is the rounding to 8 bits. All ranks end with the same bits, and a second run gives them again. A NaN is
+// never lost. The bytes sent are those of the formula.
 //
-// Measured is, with other programs in mind that only ever add time:
+// What is measured (other programs on the machine can only make it slower):
 //
 //   µs, spread      the median of 21 rounds on the slowest rank, and the 10th to the 90th percentile
 //   predicted µs    by the cost model, from latency and rates that are 10th percentiles
-//   × predicted     the rung's 10th percentile, in times of that
-//   sent            bytes, by the rank that sends most; by formula: if all pieces were of one size
-//   error %         the largest, of the largest sum there can be
+//   × predicted     the rung's 10th percentile, divided by that
+//   sent            bytes, by the rank that sends most; by formula: if all pieces had one size
+//   error %         the largest error, in % of the largest possible sum
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -28,16 +29,16 @@
 
 namespace ladder {
 
-// What an algorithm costs N ranks that sum up S bytes each. All but `steps` in times of S, and all but `sent` of the
-// ranks and links for which the others wait, one after another.
+// The costs of an algorithm, for N ranks that sum up S bytes each. All but `steps` are divided by S. All but `sent`
+// count the ranks and links that the others wait for, one after another.
 struct Cost {
   double steps;
   double moved, added, packed;  // through a link; by add; by pack
   double sent;                  // by the rank that sends most
-  double terms;                 // of the sums that pack rounds until a number is done: what 8 bits are off by
+  double terms;                 // inputs of all sums that pack rounds on a number's way: its error with 8 bits
 };
 
-// The operands of a rank: `count` numbers that become the sums over all ranks.
+// The operands of a rank: `count` numbers, which become the sums over all ranks.
 template <class T>
 class AllReduce {
  public:
@@ -49,7 +50,7 @@ class AllReduce {
     CUDA_CHECK(cudaMemcpyAsync(data, initial_, data.size() * sizeof(T), cudaMemcpyDeviceToDevice, world.stream()));
   }
 
-  // What rank r brings is from −largest_input() to largest_input(): the sums of 256 ranks are exact, in bf16 too.
+  // The inputs of rank r are from −largest_input() to largest_input(): the sums of 256 ranks are exact, in bf16 too.
   int largest_input() const { return std::clamp(256 / world.size(), 1, 15); }
   int input(int r, size_t i) const {
     const int largest = largest_input();
@@ -69,7 +70,8 @@ class AllReduce {
 
  private:
   size_t blocks() const { return ceil_div(count, size_t(block_elements)); }
-  // Blocks that arrive together: all of every other rank's at rank 0, when it serves the others; else a piece of each.
+  // The number of blocks that arrive at the same time: on rank 0 all blocks of every other rank, when it is the server;
+  // else a piece of each.
   size_t room() const {
     const size_t senders = world.rank() == 0 ? size_t(std::max(world.size() - 1, 1)) : 1;
     return senders * blocks() + size_t(world.size());
@@ -88,7 +90,7 @@ struct Algorithm {
   const char* name;
   const char* idea;
   void (*launch)(AllReduce<T>&);
-  Cost (*cost)(int ranks);  // null: the library's, whose algorithm is its own affair
+  Cost (*cost)(int ranks);  // null: not known, the library chooses its algorithm
   bool eight_bits = false;
 
   double bytes_sent(const AllReduce<T>& o) const {  // for S bytes
@@ -100,7 +102,7 @@ struct CollectiveOptions : Options {
   std::vector<size_t> bytes = {1 << 10, 32 << 10, 1 << 20, is_gpu ? 64 << 20 : 8 << 20};
   bool share_gpu = false;
 
-  // go_on, or the code to exit with. Rank 0 alone says why.
+  // Returns go_on, or the exit code. Only rank 0 prints why.
   int parse(const std::vector<std::string>& names, int rank, int count, char** arguments) {
     CLI::App app("The ladder of all-reduce, for several ranks (mpirun -np N): checks each rung, then measures it.");
     app.add_option("--rung", rungs, "this rung alone (may be repeated)")->check(CLI::IsMember(names));
@@ -112,7 +114,7 @@ struct CollectiveOptions : Options {
     app.add_flag("--check", check_only, "check, and don't measure");
     app.add_flag("--share-gpu", share_gpu, "several ranks on a GPU (slow, for tests)");
     app.add_option("--csv", csv, "write the table to this file, too");
-    app.add_option("--plot", plot, "draw a bar a rung, of the last size, into this PNG (needs python3, matplotlib)");
+    app.add_option("--plot", plot, "draw one bar per rung (last size) into this PNG (needs python3, matplotlib)");
     try {
       app.parse(count, arguments);
       return go_on;
@@ -127,7 +129,7 @@ struct CollectiveOptions : Options {
 
 inline std::string integer(double value) { return std::to_string(std::llround(value)); }
 
-// A checksum of what a run ends with on each rank.
+// A checksum of the numbers that a run leaves on each rank.
 template <class T>
 std::vector<std::string> run(const Algorithm<T>& rung, AllReduce<T>& o) {
   o.reset();
@@ -136,8 +138,8 @@ std::vector<std::string> run(const Algorithm<T>& rung, AllReduce<T>& o) {
   return o.world.all(std::to_string(XXH3_64bits(values.data(), o.count * sizeof(T))));
 }
 
-// Each packing rounds a sum of m inputs by m·largest_input/254 at most, and T rounds it before and after; what has been
-// rounded already may have made it a little larger.
+// Each packing rounds a sum of m inputs by m·largest_input/254 at most, and T rounds it before and after. Earlier
+// roundings may have made it a little larger.
 template <class T>
 double allowed_error(const Algorithm<T>& rung, const AllReduce<T>& o) {
   if (!rung.eight_bits) return 0;
@@ -145,7 +147,7 @@ double allowed_error(const Algorithm<T>& rung, const AllReduce<T>& o) {
   return rung.cost(o.world.size()).terms * o.largest_input() * once * std::pow(1 + once, o.world.size());
 }
 
-// Of the numbers that a run has left; infinite where one of them is NaN.
+// The largest error of the numbers that a run leaves; infinite if one of them is NaN.
 template <class T>
 double error_of(const AllReduce<T>& o) {
   const std::vector<double> numbers = o.data.numbers();
@@ -157,7 +159,7 @@ double error_of(const AllReduce<T>& o) {
   return worst;
 }
 
-// A NaN of the last rank must be all ranks'.
+// If the last rank has a NaN, all ranks must end with it.
 template <class T>
 bool loses_nan(const Algorithm<T>& rung, AllReduce<T>& o) {
   o.reset();
@@ -166,8 +168,8 @@ bool loses_nan(const Algorithm<T>& rung, AllReduce<T>& o) {
   return o.world.largest(std::isnan(o.data.numbers()[0]) ? 0 : 1) > 0;
 }
 
-// N−1 ranks' numbers must get to the sum, and the sum to N−1 ranks: together, the ranks send 2(N−1)·S by any algorithm.
-// The one that sends most sends cost.sent·S, if all pieces are of one size.
+// The numbers of N−1 ranks must reach the sum, and the sum must reach N−1 ranks: together, the ranks send 2(N−1)·S with
+// any algorithm. The rank that sends most sends cost.sent·S, if all pieces have one size.
 template <class T>
 std::string wrong_bytes(const Algorithm<T>& rung, const AllReduce<T>& o, size_t sent) {
   const int ranks = o.world.size();
@@ -185,7 +187,7 @@ std::string wrong_bytes(const Algorithm<T>& rung, const AllReduce<T>& o, size_t 
   return "";
 }
 
-// The line that says what is wrong on some rank; empty: nothing is.
+// One line that says what is wrong on some rank; empty: everything is right.
 template <class T>
 std::string mistake(const Algorithm<T>& rung, AllReduce<T>& o) {
   World& world = o.world;
@@ -200,7 +202,8 @@ std::string mistake(const Algorithm<T>& rung, AllReduce<T>& o) {
   return rung.cost ? wrong_bytes(rung, o, sent) : "";
 }
 
-// Nothing, part of a block, a block more or less, pieces of one size, and pieces of many blocks.
+// Numbers of elements to check: none, part of a block, a block more or less, pieces of one size, and pieces of many
+// blocks.
 inline std::vector<size_t> checked_counts(size_t ranks) {
   return {0, 1, 255, 257, 2 * ranks * std::bit_floor(ranks) * block_elements, large_shapes ? 100'003 : 2'003};
 }
@@ -222,9 +225,9 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
 
 // ---- what does it cost?
 
-constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // of which rates are measured
+constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // for which rates are measured
 
-// On longer messages ranks agree before they travel: Open MPI's limit between processes of a host.
+// For longer messages the ranks agree before they are sent: Open MPI's limit between processes of a host.
 constexpr size_t short_message = 4096;
 
 struct Link {
@@ -233,7 +236,8 @@ struct Link {
   double latency(double step_bytes) const { return step_bytes < short_message ? short_latency : long_latency; }
 };
 
-// Every rank sends to its right neighbour and hears from its left one, as in a ring: a ping-pong that all play at once.
+// Every rank sends to its right neighbour and receives from its left one, as in a ring: all ranks measure at the same
+// time.
 inline Link measure_link(World& world) {
   const int n = world.size(), right = (world.rank() + 1) % n, left = (world.rank() + n - 1) % n;
   Buffer<char> from(rate_bytes), to(rate_bytes);
@@ -260,7 +264,7 @@ struct Kernels {
   Kernel add, pack, unpack;
 };
 
-// A launch: of one block of numbers, for which a single block of threads is enough.
+// λ: the launch for one block of numbers, for which a single block of threads is enough.
 template <class T, class Wire>
 Kernels measure_kernels(AllReduce<T>& o, Wire& wire) {
   const auto measured = [&](auto kernel) {
@@ -276,7 +280,7 @@ struct Model {
   Link link;
   Kernels plain, eight_bits;
 
-  // What `cost` says of `bytes` of numbers, of which `on_wire` bytes travel.
+  // The seconds that `cost` predicts for `bytes` of numbers, of which `on_wire` bytes are sent.
   double seconds(const Cost& cost, bool packed, double bytes, double on_wire) const {
     const auto& [add, pack, unpack] = packed ? eight_bits : plain;
     const double moved = cost.moved * on_wire, adds = cost.steps / 2;

@@ -1,4 +1,4 @@
-// What travels between ranks while they sum up their numbers: the numbers themselves, or 8 bits of each.
+// What ranks send to each other while they sum up their numbers: the numbers themselves, or 8 bits of each.
 //
 // Both kinds of wire have the same calls, so that an algorithm is written once:
 //
@@ -8,7 +8,8 @@
 //   add(range, senders)         numbers += what has arrived from so many senders, in their order
 //   unpack(range)               numbers = the finished sums
 //
-// A range counts blocks of 256 elements; numbers have room for whole blocks: no kernel has to look for their end.
+// A range counts blocks of 256 elements. The arrays have space for whole blocks, so no kernel has to check where the
+// numbers end.
 #pragma once
 
 #include "kernels/device/common.cuh"
@@ -85,10 +86,10 @@ struct Packet {
   int8_t codes[block_elements];
   float scale;
 };
-constexpr int code_pack = 4;  // codes a thread reads or writes at once: packets are aligned to 4 bytes
+constexpr int code_pack = 4;  // codes that a thread reads or writes at once: packets are aligned to 4 bytes
 constexpr int packet_threads = block_elements / code_pack;
 
-// A warp a packet. A number that is not finite makes its whole block NaN: nobody shall take it for a sum.
+// One warp per packet. A number that is not finite makes its whole block NaN, so that it is not taken for a sum.
 template <class T>
 __global__ void pack_kernel(Packet* packets, const T* data, size_t count) {
   constexpr int parts = block_elements / 32 / code_pack;
@@ -104,7 +105,7 @@ __global__ void pack_kernel(Packet* packets, const T* data, size_t count) {
     }
   }
   largest = warp_reduce_max(largest);
-  const float codes_per_unit = largest > 1e-36f ? 127 / largest : 0;  // below, it would be infinite
+  const float codes_per_unit = largest > 1e-36f ? 127 / largest : 0;  // for smaller numbers it would be infinite
   for (int part = 0; part < parts; ++part) {
     Pack<int8_t, code_pack> codes;
     for (int k = 0; k < code_pack; ++k)

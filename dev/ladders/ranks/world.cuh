@@ -1,5 +1,5 @@
-// The ranks that climb a ladder together: the messages between them, counted, and how long work takes that all of them
-// do at the same time.
+// The ranks that run a ladder together: the messages between them, counted, and how long work takes that all of them do
+// at the same time.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class World {
 
   // ---- messages
 
-  // What issue() sends and receives is under way side by side: one step.
+  // All messages that issue() sends and receives are under way at the same time: one step.
   template <class Issue>
   void step(Issue issue) {
     NCCL_CHECK(ncclGroupStart());
@@ -57,10 +57,10 @@ class World {
 
   // ---- what all ranks must call together
 
-  // Everybody's `mine`, by rank.
+  // The `mine` of every rank, by rank.
   std::vector<std::string> all(const std::string& mine) { return control_.all_gather(mine); }
 
-  // For each value the largest of all ranks'.
+  // For each value the largest among all ranks.
   std::vector<double> largest(const std::vector<double>& mine) {
     Buffer<double> values(mine);
     NCCL_CHECK(ncclAllReduce(values, values, mine.size(), ncclFloat64, ncclMax, comm_, stream_));
@@ -68,8 +68,8 @@ class World {
   }
   double largest(double mine) { return largest(std::vector<double>{mine})[0]; }
 
-  // Of one work() on the slowest rank: rounds begin on all ranks at once, each after prepare(), with as many calls as
-  // take 20 milliseconds, but 16 at most: sums of sums of sums soon fit no format.
+  // The seconds of one work() on the slowest rank. A round begins on all ranks at once, after prepare(), and calls
+  // work() as often as takes 20 milliseconds, but at most 16 times: sums of sums of sums soon exceed every format.
   template <class Prepare, class Work>
   Times time(Prepare prepare, Work work) {
     constexpr size_t rounds = 21;

@@ -1,0 +1,10 @@
+// The shape of a matrix product: D (m,n) = op(A) (m,k) · op(B) (k,n) (kernels/matmul.cuh).
+#pragma once
+
+#include <compare>
+
+struct GemmShape {
+  int m, n, k;
+  bool transpose_a = false, transpose_b = false, accumulate = false;
+  auto operator<=>(const GemmShape&) const = default;
+};
