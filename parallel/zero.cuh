@@ -312,16 +312,23 @@ class ParameterStore final : public Parameters {
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
-    if constexpr (std::is_same_v<Float, __nv_bfloat16>) {
-      if (!has_masters_) {
-        adamw_stochastic(own_weights(unit), first, second, gradient, &summary_->factor, adamw_state_, count,
-                         decayed, options, random_key(options_.seed, "stochastic rounding"),
-                         (list_.units()[unit].offset + begin) / 4, stream_);  // Philox draws four numbers at a time
-        return;
-      }
-    }
+    if constexpr (std::is_same_v<Float, __nv_bfloat16>)
+      if (!has_masters_) return update_stochastically(unit, options);
     adamw(own_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_,
           count, decayed, options, stream_);
+  }
+
+  // Without masters, tensor by tensor, because random bits belong to elements of a tensor.
+  void update_stochastically(int unit, const AdamW& options) {
+    for (const Slice& slice : slices_of_unit(unit)) {
+      const TensorDescriptor& tensor = *slice.tensor;
+      const auto at = [&](State state) { return place(array(state, unit), slice); };
+      // (Rounded up as in initialize().)
+      adamw_stochastic(place(own_weights(unit), slice), at(State::first_moment), at(State::second_moment),
+                       at(State::gradient), &summary_->factor, adamw_state_, round_up(slice.count, TensorList::alignment),
+                       tensor.decays(), options, random_key(options_.seed, "rounding " + tensor.name), slice.first,
+                       Part(), stream_);
+    }
   }
 
   // ---- what this rank keeps of a unit: the whole unit in stage 0, else its piece
