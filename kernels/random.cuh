@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/device/common.cuh"
-#include "kernels/device/part.cuh"
+#include "kernels/device/part.h"
 
 // Four uniform 32-bit numbers for (key, counter).
 __device__ inline uint4 philox(uint64_t key, uint64_t counter) {

@@ -150,7 +150,7 @@ class ParameterStore final : public Parameters {
       float* out = array(State::weight, tensor.unit);
       out = place(out ? out : array(State::gradient, tensor.unit), slice);
       fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
-                  list_.standard_deviation(tensor), stream_);
+                  list_.standard_deviation(tensor), stream_, tensor.part);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
         cast(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
     }
@@ -327,7 +327,7 @@ class ParameterStore final : public Parameters {
       adamw_stochastic(place(own_weights(unit), slice), at(State::first_moment), at(State::second_moment),
                        at(State::gradient), &summary_->factor, adamw_state_, round_up(slice.count, TensorList::alignment),
                        tensor.decays(), options, random_key(options_.seed, "rounding " + tensor.name), slice.first,
-                       Part(), stream_);
+                       tensor.part, stream_);
     }
   }
 
