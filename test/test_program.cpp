@@ -373,23 +373,23 @@ TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
 TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is told their number") {
   Workplace shell;
   const std::string train = "$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --min-lr 1e-5 --train text ";
-  const auto planned = [](const std::string& out) {  // "steps     1 to 250 (0.02 minutes)"
+  const auto planned = [](const std::string& out) {  // "steps     1 to 250 (0.01 minutes)"
     const size_t line = out.find("\nsteps "), begin = out.find(" to ", line) + 4;
     return out.substr(begin, out.find(' ', begin) - begin);
   };
-  const std::string whole = shell.output(train + "--val text --val-batches 2 --train-minutes 0.02 --out a");
-  CHECK(contains(whole, " (0.02 minutes)"));
+  const std::string whole = shell.output(train + "--val text --val-batches 2 --train-minutes 0.01 --out a");
+  CHECK(contains(whole, " (0.01 minutes)"));
   CHECK(std::stoi(planned(whole)) > 20);
   CHECK(shell.metrics("a").rbegin()[1]["lr"].get<double>() < 1.1e-5);
   shell.output(train + "--val text --val-batches 2 --out b --steps " + planned(whole));
   CHECK(shell.same_metrics("a", "b"));
 
   // A resumed run keeps the number, however fast its machine is.
-  const Result stopped = shell(train + "--train-minutes 0.05 --out c --max-hours 0.000003");
+  const Result stopped = shell(train + "--train-minutes 0.01 --out c --max-hours 0.000003");
   CHECK(stopped.code == 75);
-  CHECK(planned(shell.output(train + "--train-minutes 0.05 --out c --resume")) == planned(stopped.out));
+  CHECK(planned(shell.output(train + "--train-minutes 0.01 --out c --resume")) == planned(stopped.out));
 
-  shell.refuses(train + "--train-minutes 0.06 --out c --resume", 2, {"--train-minutes 0.06 is not what", "--steps"});
+  shell.refuses(train + "--train-minutes 0.02 --out c --resume", 2, {"--train-minutes 0.02 is not what", "--steps"});
   shell.refuses(train + "--train-minutes 1 --steps 5 --out d", 2, {"--steps and --train-minutes"});
   shell.refuses(train + "--train-minutes 0.01 --warmup 100000000 --out d", 2, {"--train-minutes 0.01 is", "--warmup"});
 }
@@ -446,7 +446,7 @@ TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no st
         steps.push_back((line.contains("args") ? line["args"] : line)["step"]);
     return steps;
   };
-  shell.output("$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --train-minutes 0.01 --out '' "
+  shell.output("$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --train-minutes 0.002 --out '' "
                "--trace trace.json --trace-tensors log");
   const Json timeline = events("trace.json");
   std::vector<Json> log;

@@ -17,7 +17,7 @@ FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked
 FLAGS_debug := -O0 -g
 # counts memory accesses (dev/ladders/cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs
 # stay whole, no code is duplicated, and (-O1) nothing is inferred about addresses from types
-FLAGS_counts := -O1 -g -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
+FLAGS_counts := -O1 -g1 -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
   -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
 SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined)
 CPU_FLAGS = -std=c++20 $(FIRST_INCLUDES) $(FLAGS_$(VARIANT)) $(SANITIZE) -fopenmp -fstack-clash-protection $(WARNINGS) -Wno-unknown-pragmas \
@@ -50,8 +50,10 @@ $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-# These have no kernels, or none that is timed or compared.
-$(patsubst %,$(BUILD)/%.o,train_gpt test_model test_zero test_collectives test_counts test_trace tensor_log): FLAGS_fast := -O1
+# These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
+# train give the same bits with any number of threads is compared by test_program, too.)
+$(patsubst %,$(BUILD)/%.o,train_gpt tensor_log test_collectives test_determinism): FLAGS_fast := -O1
+$(patsubst %,$(BUILD)/%.o,test_model test_zero test_counts test_trace test_failures test_device): FLAGS_fast := -O0
 # The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
 $(BUILD)/test_cublaslt.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu

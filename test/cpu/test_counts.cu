@@ -1,5 +1,5 @@
 // What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a
-// benchmark months later.
+// benchmark months later. A sixth of its channels do: but for a level of the norm, nothing is counted by the channel.
 #include "training/steps_in_flight.cuh"
 #include "training/batch_buffers.cuh"
 #include "test/kernel_test.cuh"
@@ -13,7 +13,7 @@ struct Run {
   Mesh alone;
   std::unique_ptr<Model> model = make_model(
       "bf16",
-      {.shape = {.layers = L, .heads = 12, .channels = 768, .vocabulary = 50257, .positions = 1024}, .micro_batch = B, .seq_len = T},
+      {.shape = {.layers = L, .heads = 2, .channels = 128, .vocabulary = 50257, .positions = 1024}, .micro_batch = B, .seq_len = T},
       alone, test_stream());
   BatchBuffers buffers{B * T, test_stream()};
   StepsInFlight in_flight{*model, alone};
@@ -46,7 +46,7 @@ TEST_CASE("one step of gpt2") {
   CHECK(cpu::counts.allocated_bytes - before == run.model->memory().total() + run.buffers.memory().total());
   run.model->store().initialize();
   CHECK(run.step(1).graphs == 0);  // graphs are recorded the second time, for two places of the batch, first and later
-  for (int i = 0; i < 4; ++i) run.step(1), run.step(2);
+  for (int i = 0; i < 2; ++i) run.step(1), run.step(2);
 
   const cpu::Counts one = run.step(1), two = run.step(2);
   CHECK(one.graphs == 2);  // forward and backward
@@ -63,8 +63,8 @@ TEST_CASE("one step of gpt2") {
   const size_t forward = 1 + 4 * L + 1 + 2;
   // Backward: two layernorms of 3, gelu, attention 2, the biases of four products; the final layernorm; embedding 2.
   const size_t backward = L * (2 * 3 + 1 + 2 + 4) + 3 + 2;
-  // Norm of each unit's gradients and three levels of sums; the factor; the count; AdamW of each unit.
-  const size_t update = (L + 2) + 3 + 1 + 1 + (L + 2);
+  // Norm of each unit's gradients and two levels of sums; the factor; the count; AdamW of each unit.
+  const size_t update = (L + 2) + 2 + 1 + 1 + (L + 2);
   CHECK(one.launches == forward + backward + update);
   CHECK(two.launches == 2 * (forward + backward) + update);
   CHECK(two.copies == 6);

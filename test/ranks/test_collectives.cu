@@ -53,18 +53,24 @@ bool same(const Buffer<T>& actual, const std::vector<T>& wanted) {
   return values.size() == wanted.size() && std::memcmp(values.data(), wanted.data(), values.size() * sizeof(T)) == 0;
 }
 
-// Around packs, pieces and chunks: nothing, fewer elements than ranks, one more or less, more than a chunk.
-std::vector<size_t> counts() {
+// Around packs, pieces and chunks: nothing, fewer elements than ranks, one more or less, and `largest`.
+std::vector<size_t> counts(size_t largest) {
   const size_t n = size_t(size());
-  return {0, 1, n - 1, n, n + 1, 17, 1023, 4096, (size_t(1) << 20) + 5};
+  return {0, 1, n - 1, n, n + 1, 17, 1023, 4096, largest};
 }
+
+// More than cpu/nccl.cpp sends at once: a chunk is 1 MiB from each rank. What all ranks have is cut into a piece for
+// each, so that eight ranks' pieces of doubles are longer than a chunk.
+template <class T>
+constexpr size_t over_a_chunk = (size_t(1) << 20) / sizeof(T) + 5;
+constexpr size_t pieces_over_a_chunk = (size_t(1) << 20) + 5;
 
 #define ELEMENT_TYPES float, double, __nv_bfloat16, __half, int, uint64_t, uint8_t
 
 }  // namespace
 
 TEST_CASE_TEMPLATE("all_reduce", T, ELEMENT_TYPES) {
-  for (size_t count : counts())
+  for (size_t count : counts(pieces_over_a_chunk))
     for (ncclRedOp_t operation : {ncclSum, ncclMax, ncclMin}) {
       if (operation != ncclSum && count > 4096) continue;
       CAPTURE(count);
@@ -85,7 +91,7 @@ TEST_CASE_TEMPLATE("all_reduce to the average", T, float, __nv_bfloat16, int) {
 }
 
 TEST_CASE_TEMPLATE("reduce_scatter", T, ELEMENT_TYPES) {
-  for (size_t count : counts()) {
+  for (size_t count : counts(over_a_chunk<T>)) {
     CAPTURE(count);
     const size_t begin = size_t(rank()) * count;
     Buffer<T> send(values<T>(count * size_t(size()), [](size_t i) { return input(rank(), i); })), receive(count);
@@ -99,7 +105,7 @@ TEST_CASE_TEMPLATE("reduce_scatter", T, ELEMENT_TYPES) {
 }
 
 TEST_CASE_TEMPLATE("all_gather", T, ELEMENT_TYPES) {
-  for (size_t count : counts()) {
+  for (size_t count : counts(over_a_chunk<T>)) {
     CAPTURE(count);
     const size_t all = count * size_t(size()), begin = size_t(rank()) * count;
     const auto mine = values<T>(count, [](size_t i) { return input(rank(), i); });
@@ -115,7 +121,7 @@ TEST_CASE_TEMPLATE("all_gather", T, ELEMENT_TYPES) {
 }
 
 TEST_CASE("broadcast, from every rank") {
-  for (size_t count : counts())
+  for (size_t count : counts(over_a_chunk<float>))
     for (int root = 0; root < size(); ++root) {
       Buffer<float> send(values<float>(count, [](size_t i) { return input(rank(), i); })), receive(count);
       const auto wanted = values<float>(count, [&](size_t i) { return input(root, i); });
@@ -129,7 +135,7 @@ TEST_CASE("broadcast, from every rank") {
 TEST_CASE("send and receive: a ring, and all to all") {
   const int n = size(), next = (rank() + 1) % n, previous = (rank() + n - 1) % n;
   if (n == 1) return;
-  for (size_t count : counts()) {
+  for (size_t count : counts(over_a_chunk<float>)) {
     CAPTURE(count);
     Buffer<float> send(values<float>(count, [](size_t i) { return input(rank(), i); })), receive(count);
     NCCL_CHECK(ncclGroupStart());

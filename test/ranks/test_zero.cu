@@ -42,7 +42,7 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
   Model& model = *owner;
   std::map<std::string, Terms> all;
   for_micro_batches(model, mesh(), 0, [&](const int* inputs, const int* targets, bool, bool) {
-    train_micro_step(model, inputs, targets, double(global_batch) * shape.positions, true, true);
+    train_micro_step(model, inputs, targets, double(global_batch()) * shape.positions, true, true);
     for (const Slice& slice : model.store().own_slices()) {
       const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
       Terms& terms = all[slice.tensor->name];
@@ -71,7 +71,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   const std::unique_ptr<Model> owner = model_of<T>(shape, mesh(), micro_batch, store);
   Model& model = *owner;
   train_step(model, mesh(), 0);
-  const double additions = global_batch / micro_batch + micro_batch * shape.positions;
+  const double additions = global_batch() / micro_batch + micro_batch * shape.positions;
   const double of_element = store.cast_gradients ? dp().size() * rounding<T> : 0;
   double worst = 0, squares = 0, allowed_squares = 0;
   for (const Slice& slice : model.store().own_slices()) {
@@ -171,7 +171,7 @@ TEST_CASE_TEMPLATE("gradients are summed over micro-batches and ranks", T, float
 #ifndef __NVCC__
 TEST_CASE("passes without a collective are launched as graphs") {
   if (dp().size() == 1) return;
-  const size_t micro_steps = size_t(global_batch / dp().size());
+  const size_t micro_steps = size_t(global_batch() / dp().size());
   // Forward and backward of all but the last micro-step, which reduces the gradients; in stage 1 but the first forward
   // pass, which gathers the new weights.
   const size_t expected[] = {2 * (micro_steps - 1), 2 * (micro_steps - 1) - 1, 0, 0};
@@ -193,7 +193,7 @@ TEST_CASE("gradients that travel in bf16 give the curve of one rank") {
 TEST_CASE("the same mesh gives the same bits, and so do stages that add in the same order") {
   // One micro-step: every stage reduces the same sums. (Stage 0 reduces them by another collective, which may add in
   // another order on a GPU.)
-  const int micro_batch = global_batch / dp().size();
+  const int micro_batch = global_batch() / dp().size();
   const Curve first = train<float>(odd, mesh(), micro_batch, {.stage = 1}, some_steps);
   for (int stage : {1, 2, 3}) {
     CAPTURE(stage);
@@ -210,7 +210,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       CAPTURE(layers);
       CAPTURE(stage);
       const ModelShape shape = {layers, 3, 51, 211, 8};
-      const int micro_batch = global_batch / dp().size() / 2;
+      const int micro_batch = global_batch() / dp().size() / 2;
       const TensorList list(shape);
       const Shards shards(list, dp().size(), dp().rank());
       const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, 2);

@@ -1,6 +1,7 @@
 // A little training on some ranks, and its curve beside that of one rank.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,10 +12,16 @@
 #include "test/model_test.cuh"
 #include "training/steps_in_flight.cuh"
 
-constexpr int global_batch = 48, all_steps = 10, some_steps = 3;
+constexpr int all_steps = 10, some_steps = 3;
 constexpr ModelShape even = {2, 4, 64, 256, 16};
 constexpr ModelShape odd = {2, 3, 51, 211, 23};  // nothing divides anything
 constexpr ModelShape deep = {5, 1, 16, 61, 8};   // more blocks than the ring has slots
+
+inline Mesh& mesh() { return ranks().mesh; }
+inline Communicator& dp() { return mesh().data(); }
+
+// Samples of a step: of 1, 2, 3, 4 or 8 ranks each has at least two micro-batches of two.
+inline int global_batch() { return std::max(24, 4 * ranks().control->size()); }
 
 // Learnable, and different for each sample.
 inline std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
@@ -55,12 +62,12 @@ inline size_t graphs() {
 template <class Work>
 void for_micro_batches(const Model& model, Mesh& mesh, size_t step, Work work) {
   const int B = model.options().micro_batch;
-  const size_t micro_steps = size_t(global_batch / (B * mesh.shape().dp));
+  const size_t micro_steps = size_t(global_batch() / (B * mesh.shape().dp));
   for (size_t a = 0; a < micro_steps; ++a) {
     std::vector<int> inputs, targets;
     for (int b = 0; b < B; ++b) {
       const size_t number = (a * size_t(mesh.shape().dp) + size_t(mesh.place().dp)) * size_t(B) + size_t(b);
-      const std::vector<int> tokens = sample_tokens(model.tensors().shape(), step * global_batch + number);
+      const std::vector<int> tokens = sample_tokens(model.tensors().shape(), step * size_t(global_batch()) + number);
       inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
     }
@@ -71,7 +78,7 @@ void for_micro_batches(const Model& model, Mesh& mesh, size_t step, Work work) {
 inline void train_step(Model& model, Mesh& mesh, size_t step, const std::function<void()>& after_first = [] {},
                        const StepSums* votes = nullptr) {
   for_micro_batches(model, mesh, step, [&](const int* inputs, const int* targets, bool first, bool last) {
-    train_micro_step(model, inputs, targets, double(global_batch) * model.options().seq_len, first, last, votes);
+    train_micro_step(model, inputs, targets, double(global_batch()) * model.options().seq_len, first, last, votes);
     if (first) after_first();
   });
   const Schedule schedule{"cosine", 3e-3, 3e-4, all_steps, 3, 0};
@@ -81,7 +88,7 @@ inline void train_step(Model& model, Mesh& mesh, size_t step, const std::functio
 
 inline float validation_loss(Model& model, Mesh& mesh) {
   for_micro_batches(model, mesh, all_steps, [&](const int* inputs, const int* targets, bool first, bool last) {
-    evaluate_micro_step(model, inputs, targets, double(global_batch) * model.options().seq_len, first, last);
+    evaluate_micro_step(model, inputs, targets, double(global_batch()) * model.options().seq_len, first, last);
   });
   return model.loss();
 }
@@ -129,9 +136,6 @@ Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions s
   if (steps == all_steps) curve.losses.push_back(validation_loss(model, mesh));
   return curve;
 }
-
-inline Mesh& mesh() { return ranks().mesh; }
-inline Communicator& dp() { return mesh().data(); }
 
 // ---- curves beside those of one rank
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -193,16 +194,17 @@ inline void fake_product(const MatmulDesc& desc, const MatrixLayout& a_layout, c
   const Elements aux = {pointer(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER), d_layout.type};
   const auto epilogue = cublasLtEpilogue_t(of(CUBLASLT_MATMUL_DESC_EPILOGUE));
   const size_t m = d_layout.rows, n = d_layout.columns, k = at ? a_layout.rows : a_layout.columns;
-  const auto a_at = [&](size_t i, size_t p) { return a[at ? p + i * a_layout.leading : i + p * a_layout.leading]; };
-  const auto b_at = [&](size_t p, size_t j) { return b[bt ? j + p * b_layout.leading : p + j * b_layout.leading]; };
+  std::vector<double> rows(m * k), columns(n * k);  // of op(A), of op(B)
+  for (size_t i = 0; i < m; ++i)
+    for (size_t p = 0; p < k; ++p) rows[i * k + p] = a[at ? p + i * a_layout.leading : i + p * a_layout.leading];
+  for (size_t j = 0; j < n; ++j)
+    for (size_t p = 0; p < k; ++p) columns[j * k + p] = b[bt ? j + p * b_layout.leading : p + j * b_layout.leading];
   const double scale = std::sqrt(2 / M_PI), cubic = 0.044715;
   for (size_t i = 0; i < m; ++i) {
-    double column_sum = 0;
-    for (size_t p = 0; p < k; ++p) column_sum += a_at(i, p);
-    if (epilogue == CUBLASLT_EPILOGUE_BGRADA) bias.set(i, column_sum);
+    const double* const row = &rows[i * k];
+    if (epilogue == CUBLASLT_EPILOGUE_BGRADA) bias.set(i, std::accumulate(row, row + k, 0.0));
     for (size_t j = 0; j < n; ++j) {
-      double x = accumulate ? d[i + j * d_layout.leading] : 0;
-      for (size_t p = 0; p < k; ++p) x += a_at(i, p) * b_at(p, j);
+      double x = std::inner_product(row, row + k, &columns[j * k], accumulate ? d[i + j * d_layout.leading] : 0);
       if (epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) x += bias[i];
       const size_t at_aux = i + j * of(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
       if (epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {

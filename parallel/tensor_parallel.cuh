@@ -1,0 +1,155 @@
+// Tensor parallelism (Shoeybi et al., arXiv:1909.08053) with sequence parallelism (Korthikanti et al., arXiv:2205.05198).
+//
+// N ranks split the matrices of a layer: the first matrix of a pair by columns (qkv, up), the second one by rows
+// (projection, down). So what lies between the two is split by columns, and no rank needs the others' part of it. Around
+// the pair all ranks need all rows, and each has computed one term of the result:
+//
+//   own rows of x  →  all_gather  →  x · A_j  →  f  →  · B_j  →  reduce_scatter  →  own rows of Σ_j f(x·A_j)·B_j
+//   (R/N,C)           (R,C)          (R,4C/N)         (R,C)                       (R/N,C)
+//
+// Between reduce_scatter and the next all_gather stand LayerNorms and residual additions, which work on rows: each rank
+// does its R/N rows. In backward all_gather and reduce_scatter change places.
+//
+// Communication hides behind the products. The rows are cut into K pieces, and while a piece is multiplied, the next one
+// is gathered, or the last one reduced, on the communication stream. Each piece is cut over the ranks, so that gathered
+// rows have their natural order:
+//
+//   rows 0..R of the batch    | piece 0: rank 0, rank 1 | piece 1: rank 0, rank 1 | ...
+//   rows of rank 1            |          rows of piece 0, rows of piece 1, ...
+//
+// With one rank nothing is copied or sent: a product works on the rows where they are.
+//
+// Bytes that a rank sends, for each gather and each scatter of (R,C): (N−1)/N · R·C · sizeof(Float)
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/device/memory.cuh"
+#include "parallel/collectives.cuh"
+
+// Rows [first, first + count) of a matrix.
+struct Rows {
+  int first, count;
+  // The first of these rows in a matrix with so many columns.
+  template <class E>
+  E* of(E* matrix, int columns) const {
+    return matrix + size_t(first) * columns;
+  }
+};
+
+// Cuts `rows`, a multiple of `ranks`, into at most `pieces` pieces of nearly equal length, which are multiples of `ranks`.
+inline std::vector<Rows> cut_rows(int rows, int ranks, int pieces) {
+  const int own = rows / ranks, count = std::min(pieces, std::max(own, 1));
+  std::vector<Rows> cut;
+  for (int piece = 0, first = 0; piece < count; ++piece) {
+    const int end = int(int64_t(own) * (piece + 1) / count) * ranks;
+    cut.push_back({first, end - first});
+    first = end;
+  }
+  return cut;
+}
+
+template <class Float>
+class TensorParallel {
+ public:
+  // The model runs on `stream`, and sends in so many pieces.
+  TensorParallel(Communicator& ranks, int pieces, cudaStream_t stream)
+      : ranks_(ranks), pieces_(pieces), stream_(stream), arrived_(size_t(ranks.size() > 1 ? pieces : 0)) {}
+
+  int size() const { return ranks_.size(); }
+  int rank() const { return ranks_.rank(); }
+
+  // Gathers the rows of all ranks, and calls use(gathered, piece) for one piece of them after the other. own (rows/N,
+  // columns): this rank's rows; buffer (rows, columns): where to gather. Returns the gathered matrix (rows, columns),
+  // which is `own` if there is one rank.
+  template <class Use>
+  const Float* gather_then(Float* buffer, const Float* own, int rows, int columns, Use use) {
+    if (size() == 1) {
+      use(own, Rows{0, rows});
+      return own;
+    }
+    const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
+    ranks_.after(stream_);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      gather_piece(buffer, own, columns, pieces[k]);
+      arrived_[k].record(ranks_.stream());
+    }
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      ranks_.wait(stream_, arrived_[k]);
+      use(static_cast<const Float*>(buffer), pieces[k]);
+    }
+    return buffer;
+  }
+
+  // The same without a product.
+  const Float* gather(Float* buffer, const Float* own, int rows, int columns) {
+    return gather_then(buffer, own, rows, columns, [](const Float*, Rows) {});
+  }
+
+  // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one rank.
+  template <class E>
+  const E* gather_values(E* all, const E* own, size_t count) {
+    if (size() == 1) return own;
+    ranks_.after(stream_);
+    ranks_.all_gather(all, own, count);
+    ranks_.wait_for_all(stream_);
+    return all;
+  }
+
+  // Starts to gather, and returns where. The rows are there when then_scatter() calls meanwhile(). is_there: they have
+  // been gathered into this buffer before.
+  const Float* start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
+    if (size() == 1) return own;
+    if (is_there) return buffer;
+    ranks_.after(stream_);
+    for (const Rows& piece : cut_rows(rows, size(), pieces_)) gather_piece(buffer, own, columns, piece);
+    gathered_.record(ranks_.stream());
+    gathering_ = true;
+    return buffer;
+  }
+
+  // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term of
+  // the sum. Then meanwhile() is called, while the last pieces are still being added. own (rows/N, columns): the sum of
+  // this rank's rows; buffer (rows, columns): for the terms.
+  template <class Compute, class Meanwhile>
+  void then_scatter(Float* own, Float* buffer, int rows, int columns, Compute compute, Meanwhile meanwhile) {
+    if (size() == 1) {
+      compute(own, Rows{0, rows});
+      return meanwhile();
+    }
+    for (const Rows& piece : cut_rows(rows, size(), pieces_)) {
+      compute(buffer, piece);
+      ranks_.after(stream_);
+      ranks_.reduce_scatter(own_piece(own, columns, piece), static_cast<const Float*>(piece.of(buffer, columns)),
+                            own_count(columns, piece));
+    }
+    if (std::exchange(gathering_, false)) ranks_.wait(stream_, gathered_);
+    meanwhile();
+    ranks_.wait_for_all(stream_);
+  }
+  template <class Compute>
+  void then_scatter(Float* own, Float* buffer, int rows, int columns, Compute compute) {
+    then_scatter(own, buffer, rows, columns, compute, [] {});
+  }
+
+ private:
+  // This rank's rows of a piece, and how many elements they have.
+  template <class E>
+  E* own_piece(E* own, int columns, const Rows& piece) const {
+    return own + size_t(piece.first / size()) * columns;
+  }
+  size_t own_count(int columns, const Rows& piece) const { return size_t(piece.count / size()) * columns; }
+
+  void gather_piece(Float* buffer, const Float* own, int columns, const Rows& piece) {
+    ranks_.all_gather(piece.of(buffer, columns), own_piece(own, columns, piece), own_count(columns, piece));
+  }
+
+  Communicator& ranks_;
+  int pieces_;
+  cudaStream_t stream_;
+  std::vector<Event> arrived_;  // by piece: it has been gathered
+  Event gathered_;              // what start_gather() started
+  bool gathering_ = false;
+};
