@@ -4,8 +4,10 @@
 //   L times:  x += attention(layernorm(x)) · W + b;   x += gelu(layernorm(x) · W + b) · W + b
 //   logits = layernorm(x) · wteᵀ
 //
-// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, Vp padded to a
-// multiple of 128, L layers. Float is the storage type of weights and activations: float, bf16 or half. Every kernel
+// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, L layers. Ranks
+// that share layers (N of them; parallel/tensor_parallel.cuh) have r = R/N rows, c = C/N channels of NH/N heads, and Vs
+// rows of wte each: what lies in one product's output and in the next product's input is split by columns, the rest by
+// rows. With one rank r = R, c = C, and Vs is V rounded up to a multiple of 128. Float is the storage type of weights and activations: float, bf16 or half. Every kernel
 // takes its results first, then its operands, then the sizes.
 //
 // The LayerNorm after a residual addition does that addition, too (kernels/layernorm.cuh): it reads both terms of the
@@ -24,28 +26,30 @@
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear.cuh"
+#include "kernels/vocabulary_cross_entropy.cuh"
+#include "parallel/tensor_parallel.cuh"
 #include "parallel/zero.cuh"
 
 // The residual stream, as the sum of two tensors.
 template <class Float>
 struct Residual {
-  const Float* stream;  // (R,C)
-  const Float* branch;  // (R,C)  output of the last attention or MLP, to be added to `stream`; null: nothing to add
+  const Float* stream;  // (r,C)
+  const Float* branch;  // (r,C)  output of the last attention or MLP, to be added to `stream`; null: nothing to add
 };
 
 // What a block keeps between forward and backward.
 template <class Float>
 struct BlockActivations {
-  Float* input;      // (R,C)    the residual stream that enters the block
-  Float* norm1;      // (R,C)
-  Float* qkv;        // (R,3C)
-  Float* attention;  // (R,C)
-  Float* middle;     // (R,C)    the residual stream after attention
-  Float* norm2;      // (R,C)
-  Float* up;         // (R,4C)   before gelu
-  Float* gelu;       // (R,4C)
-  float *mean1, *rstd1, *mean2, *rstd2;  // (R) each
-  float* lse;        // (B,NH,T) log-sum-exp of the attention scores
+  Float* input;      // (r,C)    the residual stream that enters the block
+  Float* norm1;      // (r,C)
+  Float* qkv;        // (R,3c)
+  Float* attention;  // (R,c)
+  Float* middle;     // (r,C)    the residual stream after attention
+  Float* norm2;      // (r,C)
+  Float* up;         // (R,4c)   before gelu
+  Float* gelu;       // (R,4c)
+  float *mean1, *rstd1, *mean2, *rstd2;  // (r) each
+  float* lse;        // (B,NH/N,T) log-sum-exp of the attention scores
 };
 
 // The gradients of a unit's tensors. accumulate: add to what is there.
@@ -57,16 +61,18 @@ template <class Float>
 class GPT final : public Model {
  public:
   GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream) {
+      : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream),
+        tp_(mesh.tp(), options.tp_pieces, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
-      attention_problem_ = plan_attention<Float>(options.micro_batch, options.seq_len, options.shape.heads,
-                                                 options.shape.head_size());
+      attention_problem_ = plan_attention<Float>(options.micro_batch, options.seq_len, largest().NH, largest().HS);
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
+    if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     memory_.allocate();
     store_.clear();
+    if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
   }
   ~GPT() {
     cudaStreamSynchronize(stream_);
@@ -77,30 +83,40 @@ class GPT final : public Model {
   Parameters& store() override { return store_; }
 
  private:
-  // The sizes of one batch on this rank. largest() gives those of a full micro-batch, for which memory is allocated.
+  // The sizes of one batch on this rank, NH being its heads. largest() gives those of a full micro-batch, for which memory
+  // is allocated. In sampling B·T need not be a multiple of N: then R is B·T rounded up.
   struct Sizes {
-    int B, T, R, C, NH, HS, V, Vp;
+    int B, T, R, r, C, c, NH, HS, Vs;
   };
   Sizes sizes(int batch_size, int seq_len) const {
     const ModelShape& s = options_.shape;
-    return {batch_size, seq_len, batch_size * seq_len, s.channels, s.heads, s.head_size(), s.vocabulary, list_.vocabulary_rows()};
+    const int N = tp_.size(), R = round_up(batch_size * seq_len, N);
+    return {batch_size, seq_len, R, R / N, s.channels, s.channels / N, s.heads / N, s.head_size(), list_.vocabulary_rows()};
   }
   Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.seq_len); }
   Sizes largest() const { return sizes(options_.micro_batch, options_.seq_len); }
+
+  VocabularyShard vocabulary() const { return {list_.vocabulary_first(), list_.vocabulary_count()}; }
+
+  // What only one rank may add to a sum over the tensor-parallel ranks: the others add zeros.
+  const Float* once(const Float* bias) const { return tp_.rank() == 0 ? bias : no_bias_; }
 
   // ---- forward
 
   void forward_pass(const Batch& batch) override {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
-    const auto [B, T, R, C, NH, HS, V, Vp] = sizes(batch);
+    const Sizes s = last_ = sizes(batch);
     const auto embedding = weights(0, Pass::forward);
-    embedding_forward(blocks_[0].input, batch.inputs, embedding[wte], embedding[wpe], B, T, C, stream_);
-    Residual<Float> x = {blocks_[0].input, nullptr};  // (R,C)
-    for (int layer = 0; layer < options_.shape.layers; ++layer) x = block_forward(layer, x, sizes(batch));
+    tp_.then_scatter(blocks_[0].input, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
+      embedding_forward(rows.of(out, s.C), batch.inputs + rows.first, embedding[wte], embedding[wpe], vocabulary(),
+                        tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
+    });
+    Residual<Float> x = {blocks_[0].input, nullptr};  // (r,C)
+    for (int layer = 0; layer < options_.shape.layers; ++layer) x = block_forward(layer, x, s);
     const auto norm = weights(final_norm_unit(), Pass::forward);
     residual_layernorm_forward(final_norm_, final_input_, final_mean_, final_rstd_, x.stream, x.branch,
-                               norm[final_norm_weight], norm[final_norm_bias], R, C, stream_);  // (R,C)
+                               norm[final_norm_weight], norm[final_norm_bias], s.r, s.C, stream_);  // (r,C)
     if (batch.loss_weight > 0) head(batch);
   }
 
@@ -110,40 +126,68 @@ class GPT final : public Model {
     const auto w = weights(layer + 1, Pass::forward);
     block_activations(layer, w, x, s);
     const BlockActivations<Float>& a = blocks_[layer];
-    linear_forward(branch_, a.gelu, w[down_weight], w[down_bias], s.R, 4 * s.C, s.C, stream_);  // (R,C)
+    tp_.then_scatter(branch_, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
+      linear_forward(rows.of(out, s.C), rows.of(a.gelu, 4 * s.c), w[down_weight], once(w[down_bias]), rows.count, 4 * s.c,
+                     s.C, stream_);  // (R,C)
+    });
     return {a.middle, branch_};
   }
 
   // Computes a block's forward pass except its last product, whose result backward doesn't need.
   void block_activations(int layer, const UnitTensors<const Float>& w, Residual<Float> x, const Sizes& s) {
-    const auto [B, T, R, C, NH, HS, V, Vp] = s;
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
     const BlockActivations<Float>& a = blocks_[layer];
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, x.stream, x.branch, w[norm1_weight], w[norm1_bias],
-                               R, C, stream_);                                 // a.input = x.stream + x.branch  (R,C)
-    linear_forward(a.qkv, a.norm1, w[qkv_weight], w[qkv_bias], R, C, 3 * C, stream_);                     // (R,3C)
-    attention_forward(a.attention, a.lse, a.qkv, B, T, NH, HS, stream_);                                  // (R,C)
-    linear_forward(branch_, a.attention, w[projection_weight], w[projection_bias], R, C, C, stream_);     // (R,C)
+                               r, C, stream_);                                 // a.input = x.stream + x.branch  (r,C)
+    tp_.gather_then(norm1_, a.norm1, R, C, [&](const Float* norm1, Rows rows) {
+      linear_forward(rows.of(a.qkv, 3 * c), rows.of(norm1, C), w[qkv_weight], w[qkv_bias], rows.count, C, 3 * c,
+                     stream_);                                                                            // (R,3c)
+    });
+    attention_forward(a.attention, a.lse, a.qkv, B, T, NH, HS, stream_);                                  // (R,c)
+    tp_.then_scatter(branch_, exchange_, R, C, [&](Float* out, Rows rows) {
+      linear_forward(rows.of(out, C), rows.of(a.attention, c), w[projection_weight], once(w[projection_bias]), rows.count,
+                     c, C, stream_);                                                                      // (R,C)
+    });
     residual_layernorm_forward<Float>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, branch_, w[norm2_weight],
-                                      w[norm2_bias], R, C, stream_);           // a.middle = a.input + branch_  (R,C)
-    linear_gelu_forward(a.gelu, a.up, a.norm2, w[up_weight], w[up_bias], R, C, 4 * C, stream_);           // (R,4C)
+                                      w[norm2_bias], r, C, stream_);           // a.middle = a.input + branch_  (r,C)
+    tp_.gather_then(norm2_, a.norm2, R, C, [&](const Float* norm2, Rows rows) {
+      linear_gelu_forward(rows.of(a.gelu, 4 * c), rows.of(a.up, 4 * c), rows.of(norm2, C), w[up_weight], w[up_bias],
+                          rows.count, C, 4 * c, stream_);                                                 // (R,4c)
+    });
   }
 
   // Adds loss_weight · Σ losses to the loss. In training it also computes the gradients of its input, final_norm_, and
-  // of wte. It works on logit_rows() rows at a time, so that the logits (R,Vp) never lie in memory all at once.
+  // of wte. It works on logit_rows() rows at a time, so that the logits (R,Vs) never lie in memory all at once.
   void head(const Batch& batch) {
-    const auto [B, T, R, C, NH, HS, V, Vp] = sizes(batch);
-    const Float* table = weights(0, Pass::backward)[wte];  // (Vp,C)  the pass that fetches no other unit after this one
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(batch);
+    const Float* table = weights(0, Pass::backward)[wte];  // (Vs,C)  the pass that fetches no other unit after this one
+    const Float* all = tp_.gather(norm1_, final_norm_, R, C);                          // (R,C)
+    Float* const dall = tp_.size() == 1 ? dfinal_norm_ : exchange_;                    // (R,C)
     for (int begin = 0; begin < R; begin += logit_rows()) {
-      const int rows = std::min(logit_rows(), R - begin);
-      const Float* x = final_norm_ + size_t(begin) * C;                             // (rows,C)
-      head_forward(logits_, x, table, rows, C, Vp, stream_);                        // (rows,Vp)
-      cross_entropy(logits_, losses_ + begin, &sums_->loss, batch.targets + begin, rows, V, Vp, batch.loss_weight,
-                    &store_.summary()->scale.value, batch.training, stream_);       // in training logits_ := dlogits
+      const Rows rows = {begin, std::min(logit_rows(), R - begin)};
+      const Float* x = rows.of(all, C);                                                // (rows,C)
+      head_forward(logits_, x, table, rows.count, C, Vs, stream_);                     // (rows,Vs)
+      losses(batch, rows);                                                             // in training logits_ := dlogits
       if (!batch.training) continue;
       const UnitGradients d = gradients(0);
-      head_backward(dfinal_norm_ + size_t(begin) * C, d[wte], logits_, x, table, rows, C, Vp, d.accumulate || begin > 0,
-                    stream_);
+      head_backward(rows.of(dall, C), d[wte], logits_, x, table, rows.count, C, Vs, d.accumulate || begin > 0, stream_);
     }
+    if (batch.training) tp_.then_scatter(dfinal_norm_, exchange_, R, C, [](Float*, Rows) {});
+  }
+
+  // The losses of these rows of the batch, from logits_ (rows,Vs).
+  void losses(const Batch& batch, const Rows& rows) {
+    const float* loss_scale = &store_.summary()->scale.value;
+    const int *targets = batch.targets + rows.first, Vs = list_.vocabulary_rows();
+    if (tp_.size() == 1)
+      return cross_entropy(logits_, losses_ + rows.first, &sums_->loss, targets, rows.count, options_.shape.vocabulary, Vs,
+                           batch.loss_weight, loss_scale, batch.training, stream_);
+    RowStatistics* const own = statistics_ + size_t(tp_.rank()) * rows.count;
+    vocabulary_statistics(own, logits_, targets, rows.count, vocabulary(), Vs, stream_);
+    tp_.gather_values(&statistics_->maximum, &own->maximum, 3 * size_t(rows.count));
+    float* const loss = tp_.rank() == 0 ? &sums_->loss : nullptr;  // of the sum over all ranks one rank's is enough
+    vocabulary_cross_entropy(logits_, losses_ + rows.first, loss, statistics_, tp_.size(), targets, rows.count, vocabulary(),
+                             Vs, batch.loss_weight, loss_scale, batch.training, stream_);
   }
 
   int logit_rows() const { return ceil_div(largest().R, options_.logit_chunks); }
@@ -152,19 +196,20 @@ class GPT final : public Model {
 
   void backward_pass(const Batch& batch) override {
     const Sizes s = sizes(batch);
-    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(s.R) * s.C * sizeof(Float), stream_));
+    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(s.r) * s.C * sizeof(Float), stream_));
     final_norm_backward(s);
     for (int layer = options_.shape.layers - 1; layer >= 0; --layer) {
       const TraceScope scope(layer);
       const auto w = weights(layer + 1, Pass::backward);
       const BlockActivations<Float>& a = blocks_[layer];
       if (options_.recompute == Recompute::block) block_activations(layer, w, {a.input, nullptr}, s);
-      if (options_.recompute == Recompute::gelu) gelu_forward(a.gelu, a.up, s.R, 4 * s.C, stream_);
+      if (options_.recompute == Recompute::gelu) gelu_forward(a.gelu, a.up, s.R, 4 * s.c, stream_);
       block_backward(layer, w, s);
     }
     // The head has already written its part of wte's gradient, so wte's is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dstream_, s.B, s.T, options_.shape.positions, s.C,
+    const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, vocabulary(), s.B, s.T, options_.shape.positions, s.C,
                        d.accumulate, stream_);
     store_.gradients_ready(0);
   }
@@ -173,7 +218,7 @@ class GPT final : public Model {
     const int unit = final_norm_unit();
     const UnitGradients d = gradients(unit);
     layernorm_backward(dstream_, d[final_norm_weight], d[final_norm_bias], dfinal_norm_, final_input_,
-                       weights(unit, Pass::backward)[final_norm_weight], final_mean_, final_rstd_, s.R, s.C, d.accumulate,
+                       weights(unit, Pass::backward)[final_norm_weight], final_mean_, final_rstd_, s.r, s.C, d.accumulate,
                        reductions_, stream_);
     store_.gradients_ready(unit);
   }
@@ -182,25 +227,40 @@ class GPT final : public Model {
   // respect to the stream before the block. The backward of each LayerNorm adds to it, because the LayerNorm's input is
   // the stream. Gradients that are never needed at the same time share memory.
   void block_backward(int layer, const UnitTensors<const Float>& w, const Sizes& s) {
-    const auto [B, T, R, C, NH, HS, V, Vp] = s;
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
     const UnitGradients d = gradients(layer + 1);
     const BlockActivations<Float>& a = blocks_[layer];
-    Float *const dup = dwide_, *const dqkv = dwide_;                                   // (R,4C) (R,3C)
-    Float *const dnorm2 = dnarrow_, *const dattention = dnarrow_, *const dnorm1 = dnarrow_;  // (R,C) each
+    const bool recomputed = options_.recompute == Recompute::block;  // then norm1_ and norm2_ still hold all rows
+    Float *const dup = dwide_, *const dqkv = dwide_;                                    // (R,4c) (R,3c)
+    Float *const dnorm2 = dnarrow_, *const dattention = dnarrow_, *const dnorm1 = dnarrow_;  // (r,C) (R,c) (r,C)
 
-    linear_gelu_gradient(dup, dstream_, w[down_weight], a.up, R, 4 * C, C, stream_);
-    linear_weight_gradient(d[down_weight], d[down_bias], dstream_, a.gelu, R, 4 * C, C, d.accumulate, reductions_, stream_);
-    linear_input_gradient(dnorm2, dup, w[up_weight], R, C, 4 * C, stream_);
-    linear_weight_gradient(d[up_weight], d[up_bias], dup, a.norm2, R, C, 4 * C, d.accumulate, reductions_, stream_);
-    layernorm_backward(dstream_, d[norm2_weight], d[norm2_bias], dnorm2, a.middle, w[norm2_weight], a.mean2, a.rstd2, R, C,
+    const Float* dout = tp_.gather_then(exchange_, dstream_, R, C, [&](const Float* dout, Rows rows) {
+      linear_gelu_gradient(rows.of(dup, 4 * c), rows.of(dout, C), w[down_weight], rows.of(a.up, 4 * c), rows.count, 4 * c, C,
+                           stream_);
+    });
+    const Float* norm2 = tp_.start_gather(norm2_, a.norm2, R, C, recomputed);           // (R,C)
+    linear_weight_gradient(d[down_weight], d[down_bias], dout, a.gelu, R, 4 * c, C, d.accumulate, reductions_, stream_);
+    tp_.then_scatter(dnorm2, exchange_, R, C, [&](Float* out, Rows rows) {
+      linear_input_gradient(rows.of(out, C), rows.of(dup, 4 * c), w[up_weight], rows.count, C, 4 * c, stream_);
+    }, [&] {
+      linear_weight_gradient(d[up_weight], d[up_bias], dup, norm2, R, C, 4 * c, d.accumulate, reductions_, stream_);
+    });
+    layernorm_backward(dstream_, d[norm2_weight], d[norm2_bias], dnorm2, a.middle, w[norm2_weight], a.mean2, a.rstd2, r, C,
                        d.accumulate, reductions_, stream_);
-    linear_input_gradient(dattention, dstream_, w[projection_weight], R, C, C, stream_);
-    linear_weight_gradient(d[projection_weight], d[projection_bias], dstream_, a.attention, R, C, C, d.accumulate,
-                           reductions_, stream_);
+
+    dout = tp_.gather_then(exchange_, dstream_, R, C, [&](const Float* dout, Rows rows) {
+      linear_input_gradient(rows.of(dattention, c), rows.of(dout, C), w[projection_weight], rows.count, c, C, stream_);
+    });
+    const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, recomputed);           // (R,C)
+    linear_weight_gradient(d[projection_weight], d[projection_bias], dout, a.attention, R, c, C, d.accumulate, reductions_,
+                           stream_);
     attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
-    linear_input_gradient(dnorm1, dqkv, w[qkv_weight], R, C, 3 * C, stream_);
-    linear_weight_gradient(d[qkv_weight], d[qkv_bias], dqkv, a.norm1, R, C, 3 * C, d.accumulate, reductions_, stream_);
-    layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, R, C,
+    tp_.then_scatter(dnorm1, exchange_, R, C, [&](Float* out, Rows rows) {
+      linear_input_gradient(rows.of(out, C), rows.of(dqkv, 3 * c), w[qkv_weight], rows.count, C, 3 * c, stream_);
+    }, [&] {
+      linear_weight_gradient(d[qkv_weight], d[qkv_bias], dqkv, norm1, R, C, 3 * c, d.accumulate, reductions_, stream_);
+    });
+    layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, r, C,
                        d.accumulate, reductions_, stream_);
     store_.gradients_ready(layer + 1);
   }
@@ -217,16 +277,20 @@ class GPT final : public Model {
   // ---- logits for the host
 
   std::vector<float> logits(int first, int count) override {
-    const auto [B, T, R, C, NH, HS, V, Vp] = largest();
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = last_;
     const Float* table = weights(0, Pass::backward)[wte];
+    const Float* x = tp_.gather(norm1_, final_norm_, R, C);  // (R,C)
+    const size_t V = size_t(options_.shape.vocabulary);
     std::vector<float> all;
-    std::vector<Float> row(Vp);
+    std::vector<Float> row(V);
     for (int begin = first; begin < first + count; begin += logit_rows()) {
       const int rows = std::min(logit_rows(), first + count - begin);
-      head_forward(logits_, final_norm_ + size_t(begin) * C, table, rows, C, Vp, stream_);
+      head_forward(logits_, x + size_t(begin) * C, table, rows, C, Vs, stream_);
       for (int i = 0; i < rows; ++i) {
-        copy_and_wait(row.data(), logits_ + size_t(i) * Vp, size_t(V), cudaMemcpyDeviceToHost, stream_);
-        std::transform(row.begin(), row.begin() + V, std::back_inserter(all), [](Float x) { return to_float(x); });
+        // The shards of all ranks, one after another. Padding comes last.
+        const Float* whole = tp_.gather_values(logit_row_, logits_ + size_t(i) * Vs, size_t(Vs));  // (N·Vs)
+        copy_and_wait(row.data(), whole, V, cudaMemcpyDeviceToHost, stream_);
+        std::transform(row.begin(), row.begin() + long(V), std::back_inserter(all), [](Float x) { return to_float(x); });
       }
     }
     return all;
@@ -235,55 +299,71 @@ class GPT final : public Model {
   // ---- memory
 
   void lay_out_activations(Arena& arena) {
-    const auto [B, T, R, C, NH, HS, V, Vp] = largest();
-    const size_t rows = size_t(R);
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
+    const size_t rows = size_t(R), own = size_t(r);
     blocks_.resize(size_t(options_.shape.layers));
     for (BlockActivations<Float>& a : blocks_) {
       const bool is_first = &a == &blocks_[0];
       if (is_first || options_.recompute != Recompute::block) {
-        a.norm1 = arena.take<Float>(rows * C);
-        a.qkv = arena.take<Float>(rows * 3 * C);
-        a.attention = arena.take<Float>(rows * C);
-        a.middle = arena.take<Float>(rows * C);
-        a.norm2 = arena.take<Float>(rows * C);
-        a.up = arena.take<Float>(rows * 4 * C);
-        for (float** statistic : {&a.mean1, &a.rstd1, &a.mean2, &a.rstd2}) *statistic = arena.take<float>(rows);
+        a.norm1 = arena.take<Float>(own * C);
+        a.qkv = arena.take<Float>(rows * 3 * c);
+        a.attention = arena.take<Float>(rows * c);
+        a.middle = arena.take<Float>(own * C);
+        a.norm2 = arena.take<Float>(own * C);
+        a.up = arena.take<Float>(rows * 4 * c);
+        for (float** statistic : {&a.mean1, &a.rstd1, &a.mean2, &a.rstd2}) *statistic = arena.take<float>(own);
         a.lse = arena.take<float>(rows * NH);
-        a.gelu = is_first || options_.recompute == Recompute::none ? arena.take<Float>(rows * 4 * C) : blocks_[0].gelu;
+        a.gelu = is_first || options_.recompute == Recompute::none ? arena.take<Float>(rows * 4 * c) : blocks_[0].gelu;
       } else {
         a = blocks_[0];  // one set of buffers serves every block
       }
-      a.input = arena.take<Float>(rows * C);
+      a.input = arena.take<Float>(own * C);
     }
-    final_input_ = arena.take<Float>(rows * C);
-    final_norm_ = arena.take<Float>(rows * C);
-    final_mean_ = arena.take<float>(rows);
-    final_rstd_ = arena.take<float>(rows);
-    logits_ = arena.take<Float>(size_t(logit_rows()) * Vp);
+    final_input_ = arena.take<Float>(own * C);
+    final_norm_ = arena.take<Float>(own * C);
+    final_mean_ = arena.take<float>(own);
+    final_rstd_ = arena.take<float>(own);
+    logits_ = arena.take<Float>(size_t(logit_rows()) * Vs);
     losses_ = arena.take<float>(rows);
   }
 
   void lay_out_workspace(Arena& arena) {
-    const auto [B, T, R, C, NH, HS, V, Vp] = largest();
-    const size_t rows = size_t(R);
-    branch_ = dnarrow_ = dfinal_norm_ = arena.take<Float>(rows * C);  // never needed at the same time
-    dstream_ = arena.take<Float>(rows * C);
-    dwide_ = arena.take<Float>(rows * 4 * C);
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
+    const size_t rows = size_t(R), own = size_t(r);
+    branch_ = dnarrow_ = dfinal_norm_ = arena.take<Float>(own * C);  // never needed at the same time
+    dstream_ = arena.take<Float>(own * C);
+    dwide_ = arena.take<Float>(rows * 4 * c);
     row_dots_ = arena.take<float>(rows * NH);
-    reductions_ = arena.take<float>(std::max(layernorm_workspace(R, C), linear_workspace(R, 4 * C)));
+    reductions_ = arena.take<float>(std::max(layernorm_workspace(r, C), linear_workspace(R, std::max(4 * c, C))));
     lay_out_sums(arena);
     gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
     attention_workspace_bytes_ = library_attention_workspace_bytes();
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
+  void lay_out_tensor_parallel(Arena& arena) {
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
+    for (Float** buffer : {&norm1_, &norm2_, &exchange_}) *buffer = arena.take<Float>(size_t(R) * C);
+    no_bias_ = arena.take<Float>(size_t(C));
+    statistics_ = arena.take<RowStatistics>(size_t(tp_.size()) * logit_rows());
+    logit_row_ = arena.take<Float>(size_t(tp_.size()) * Vs);
+  }
+
   ParameterStore<Float> store_;
   std::vector<BlockActivations<Float>> blocks_;
-  Float *final_input_, *final_norm_, *logits_;           // (R,C) (R,C) (logit_rows,Vp)
-  float *final_mean_, *final_rstd_, *losses_;            // (R) each
-  Float *branch_, *dnarrow_, *dfinal_norm_;              // (R,C) each; all three are the same memory
-  Float *dstream_, *dwide_;                              // (R,C) (R,4C)
-  float *row_dots_, *reductions_;                        // (B,NH,T), workspace of reductions
+  TensorParallel<Float> tp_;
+  Sizes last_ = {};                                      // of the last forward pass
+  Float *final_input_, *final_norm_, *logits_;           // (r,C) (r,C) (logit_rows,Vs)
+  float *final_mean_, *final_rstd_, *losses_;            // (r) (r) (R)
+  Float *branch_, *dnarrow_, *dfinal_norm_;              // (r,C) each; all three are the same memory
+  Float *dstream_, *dwide_;                              // (r,C) (R,4c)
+  float *row_dots_, *reductions_;                        // (B,NH/N,T), workspace of reductions
+  // Of tensor parallelism; with one rank there are none.
+  Float *norm1_ = nullptr, *norm2_ = nullptr;            // (R,C) each: the rows of all ranks of norm1 and norm2
+  Float* exchange_ = nullptr;                            // (R,C) rows on their way
+  Float* no_bias_ = nullptr;                             // (C) zeros
+  Float* logit_row_ = nullptr;                           // (N·Vs)
+  RowStatistics* statistics_ = nullptr;                  // (N,logit_rows)
   char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };

@@ -22,6 +22,7 @@ struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
+  int tp_pieces = 1;               // tensor parallelism sends rows in so many pieces (parallel/tensor_parallel.cuh)
   int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
   StoreOptions store = {};
@@ -138,12 +139,12 @@ class Model {
   using Graphs = std::map<std::pair<const int*, bool>, RecordedWork>;
 
   // Runs the pass, as a graph if it is the same every time. It is not while the store gathers or reduces during the
-  // pass. While the profiler wants to see each launch, no graph is used either.
+  // pass, and where tensor-parallel ranks exchange rows. While the profiler wants to see each launch, no graph is used either.
   template <class Pass>
   void launch(Graphs& graphs, const Batch& batch, Pass pass) {
     const Profiler& profiler = Profiler::instance();
     const bool watched = profiler.enabled || profiler.trace || profiler.listener;
-    if (!batch.training || watched || !store().is_quiet()) return pass();
+    if (!batch.training || watched || mesh_.tp().size() > 1 || !store().is_quiet()) return pass();
     if (std::exchange(recorded_weight_, batch.loss_weight) != batch.loss_weight) {
       forward_graphs_.clear();
       backward_graphs_.clear();

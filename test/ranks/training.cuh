@@ -93,18 +93,42 @@ inline float validation_loss(Model& model, Mesh& mesh) {
   return model.loss();
 }
 
+// Biases and LayerNorms start as zeros and ones, which hide mistakes: with this, every weight is drawn at random.
+inline bool all_tensors_random = false;
+
+// A number in [−0.2, 0.2) that belongs to an element of a whole tensor.
+inline float random_of(const std::string& tensor, size_t element) {
+  return float((std::hash<std::string>()(tensor) ^ (element + 1)) * 0x9e3779b97f4a7c15u >> 40) / float(1 << 24) * 0.4f - 0.2f;
+}
+
+inline void randomize_biases_and_norms(Model& model) {
+  for (const Slice& slice : model.store().own_slices()) {
+    const TensorDescriptor& tensor = *slice.tensor;
+    if (tensor.decays()) continue;
+    std::vector<float> values(slice.count);
+    for (size_t i = 0; i < slice.count; ++i)
+      values[i] = (tensor.initial == Initial::one) + random_of(tensor.name, tensor.part.whole(slice.first + i));
+    model.store().copy_in(slice, State::weight, values);
+  }
+}
+
 // With fresh weights.
 template <class T>
-std::unique_ptr<Model> model_of(const ModelShape& shape, Mesh& mesh, int micro_batch, const StoreOptions& store = {}) {
-  const ModelOptions options = {.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store};
+std::unique_ptr<Model> model_of(ModelOptions options, Mesh& mesh) {
+  options.seq_len = options.shape.positions;
   std::unique_ptr<Model> model = make_model(dtype_name<T>, options, mesh, test_stream());
   model->store().initialize();
+  if (all_tensors_random) randomize_biases_and_norms(*model);
   return model;
+}
+template <class T>
+std::unique_ptr<Model> model_of(const ModelShape& shape, Mesh& mesh, int micro_batch, const StoreOptions& store = {}) {
+  return model_of<T>({.shape = shape, .micro_batch = micro_batch, .store = store}, mesh);
 }
 
 template <class T>
-Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions store, size_t steps = all_steps) {
-  const std::unique_ptr<Model> owner = model_of<T>(shape, mesh, micro_batch, store);
+Curve train(const ModelOptions& options, Mesh& mesh, size_t steps = all_steps) {
+  const std::unique_ptr<Model> owner = model_of<T>(options, mesh);
   Model& model = *owner;
   Curve curve;
   StepsInFlight in_flight(model, mesh);
@@ -135,6 +159,10 @@ Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions s
   curve.memory = model.memory().categories();
   if (steps == all_steps) curve.losses.push_back(validation_loss(model, mesh));
   return curve;
+}
+template <class T>
+Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions store, size_t steps = all_steps) {
+  return train<T>({.shape = shape, .micro_batch = micro_batch, .store = store}, mesh, steps);
 }
 
 // ---- curves beside those of one rank
