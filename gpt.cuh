@@ -95,7 +95,7 @@ class GPT final : public Model {
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
     const auto [B, T, R, C, NH, HS, V, Vp] = sizes(batch);
     const auto embedding = weights(0, Pass::forward);
-    embedding_forward(blocks_[0].input, batch.inputs, embedding[wte], embedding[wpe], B, T, C, stream_);
+    embedding_forward(blocks_[0].input, batch.inputs, embedding[wte], embedding[wpe], {0, V}, true, 0, R, T, C, stream_);
     Residual<Float> x = {blocks_[0].input, nullptr};  // (R,C)
     for (int layer = 0; layer < options_.shape.layers; ++layer) x = block_forward(layer, x, sizes(batch));
     const auto norm = weights(final_norm_unit(), Pass::forward);
@@ -164,8 +164,8 @@ class GPT final : public Model {
     }
     // The head has already written its part of wte's gradient, so wte's is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dstream_, s.B, s.T, options_.shape.positions, s.C,
-                       d.accumulate, stream_);
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dstream_, {0, s.V}, s.B, s.T,
+                       options_.shape.positions, s.C, d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 

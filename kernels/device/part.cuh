@@ -24,3 +24,9 @@ struct Part {
   // The number in the whole tensor of the array's element `local`.
   __host__ __device__ size_t whole(size_t local) const { return local / width * stride + first + local % width; }
 };
+
+// Which rows of the token embedding, so which tokens, an array holds: token v is its row v − first.
+struct VocabularyShard {
+  int first, rows;
+  __host__ __device__ bool has(int token) const { return token >= first && token - first < rows; }
+};
