@@ -29,15 +29,13 @@ __device__ inline void for_each_pack(const Float* row, int begin, int end, Funct
   }
 }
 
-template <class Float, int N, bool WriteGradient, bool KeepRow>
-__global__ void __launch_bounds__(long_row_block, 2)
-cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocabulary, int padded, float weight,
-                     const float* loss_scale) {
-  __shared__ float max_scratch[32], sum_scratch[32];
-  extern __shared__ __align__(128) char memory[];
-  Float *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<Float*>(memory) : row;
-  const int target = targets[blockIdx.x], whole = vocabulary / N * N;  // packs from `whole` on hold padding
+// The three passes over a row, by one block. Columns [0, count) are tokens. N is the pack width; packs from the last
+// whole one on hold padding.
 
+// The largest element. If KeepRow, copies the whole packs to `kept`.
+template <class Float, int N, bool KeepRow>
+__device__ inline float row_maximum(const Float* row, Float* kept, int count, float* scratch) {
+  const int whole = count / N * N;
   float max_of_element[N];  // [k]: over element k of the thread's packs
   for (int k = 0; k < N; ++k) max_of_element[k] = -INFINITY;
   for_each_pack<Float, N>(row, 0, whole, [&](int c, float (&x)[N]) {
@@ -47,12 +45,17 @@ cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocab
   });
   float thread_max = -INFINITY;
   for (int k = 0; k < N; ++k) thread_max = max_of_element[k] > thread_max ? max_of_element[k] : thread_max;
-  for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) {
+  for (int c = whole + threadIdx.x; c < count; c += blockDim.x) {
     float x = to_float(row[c]);
     thread_max = x > thread_max ? x : thread_max;
   }
-  const float maximum = block_reduce_max(thread_max, max_scratch);
+  return block_reduce_max(thread_max, scratch);
+}
 
+// Σ exp(x − maximum). The whole packs are read from `kept`.
+template <class Float, int N>
+__device__ inline float row_sum(const Float* row, const Float* kept, int count, float maximum, float* scratch) {
+  const int whole = count / N * N;
   float sum_of_element[N] = {};
   for_each_pack<Float, N>(kept, 0, whole, [&](int, float (&x)[N]) {
 #pragma unroll
@@ -63,27 +66,47 @@ cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocab
   });
   float thread_sum = 0;
   for (int k = 0; k < N; ++k) thread_sum += sum_of_element[k];
-  for (int c = whole + threadIdx.x; c < vocabulary; c += blockDim.x) thread_sum += expf(to_float(row[c]) - maximum);
-  const float sum = block_reduce_sum(thread_sum, sum_scratch);
+  for (int c = whole + threadIdx.x; c < count; c += blockDim.x) thread_sum += expf(to_float(row[c]) - maximum);
+  return block_reduce_sum(thread_sum, scratch);
+}
 
+// row = (exp(x − maximum) / sum − [column = target]) · at_target, and 0 in the padding. `target` is none of the columns
+// if it is negative. The whole packs are read from `kept`.
+template <class Float, int N>
+__device__ inline void write_gradient(Float* row, const Float* kept, int count, int padded, int target, float maximum,
+                                      float sum, float at_target) {
+  const int whole = count / N * N;
+  const float scale = at_target / sum;
+  const auto write = [&](int c, float (&x)[N]) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] -= maximum;
+    exp_pack(x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] *= scale;
+    if (c >= whole)
+      for (int k = 0; k < N; ++k) x[k] = c + k < count ? x[k] : 0.0f;
+    if (c <= target && target < c + N)
+      for (int k = 0; k < N; ++k) x[k] -= c + k == target ? at_target : 0.0f;
+    store(row + c, x);
+  };
+  for_each_pack<Float, N>(kept, 0, whole, write);
+  for_each_pack<Float, N>(row, whole, padded, write);
+}
+
+template <class Float, int N, bool WriteGradient, bool KeepRow>
+__global__ void __launch_bounds__(long_row_block, 2)
+cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocabulary, int padded, float weight,
+                     const float* loss_scale) {
+  __shared__ float max_scratch[32], sum_scratch[32];
+  extern __shared__ __align__(128) char memory[];
+  Float *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<Float*>(memory) : row;
+  const int target = targets[blockIdx.x];
+  const float maximum = row_maximum<Float, N, KeepRow>(row, kept, vocabulary, max_scratch);
+  const float sum = row_sum<Float, N>(row, kept, vocabulary, maximum, sum_scratch);
   if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (maximum - to_float(row[target]));
   if constexpr (WriteGradient) {
     __syncthreads();  // thread 0 has read the target's logit
-    const float at_target = weight * *loss_scale, scale = at_target / sum;
-    const auto write = [&](int c, float (&x)[N]) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) x[k] -= maximum;
-      exp_pack(x);
-#pragma unroll
-      for (int k = 0; k < N; ++k) x[k] *= scale;
-      if (c >= whole)
-        for (int k = 0; k < N; ++k) x[k] = c + k < vocabulary ? x[k] : 0.0f;
-      if (c <= target && target < c + N)
-        for (int k = 0; k < N; ++k) x[k] -= c + k == target ? at_target : 0.0f;
-      store(row + c, x);
-    };
-    for_each_pack<Float, N>(kept, 0, whole, write);
-    for_each_pack<Float, N>(row, whole, padded, write);
+    write_gradient<Float, N>(row, kept, vocabulary, padded, target, maximum, sum, weight * *loss_scale);
   }
 }
 
@@ -98,20 +121,30 @@ __global__ void sum_losses_kernel(float* total, const float* losses, int rows, f
   if (threadIdx.x == 0) *total += sum * scale;
 }
 
+// The threads of a block for a row.
+template <class Float>
+int row_threads(int padded) {
+  return std::clamp(round_up(padded / pack_width<Float>, 32), 32, long_row_block);
+}
+
+// Calls launch(std::bool_constant, bytes): are the whole packs of `count` columns kept in shared memory, and in how much?
+template <class Float, class Launch>
+void with_kept_row(int count, Launch launch) {
+  constexpr int N = pack_width<Float>;
+  const int bytes = count / N * N * int(sizeof(Float));
+  if (bytes <= kept_row_bytes) launch(std::true_type{}, bytes);
+  else launch(std::false_type{}, 0);
+}
+
 template <class Float, bool WriteGradient>
 void launch_cross_entropy(Float* logits, float* losses, const int* targets, int rows, int vocabulary, int padded,
                           float weight, const float* loss_scale, cudaStream_t stream) {
-  constexpr int N = pack_width<Float>;
-  const int row_bytes = vocabulary / N * N * int(sizeof(Float)),
-            threads = std::clamp(round_up(padded / N, 32), 32, long_row_block);
-  if (row_bytes <= kept_row_bytes) {
-    const auto kernel = cross_entropy_kernel<Float, N, WriteGradient, true>;
+  with_kept_row<Float>(vocabulary, [&](auto keep, int row_bytes) {
+    const auto kernel = cross_entropy_kernel<Float, pack_width<Float>, WriteGradient, decltype(keep)::value>;
     allow_shared_memory(kernel, row_bytes);
-    kernel<<<rows, threads, row_bytes, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
-  } else {
-    cross_entropy_kernel<Float, N, WriteGradient, false>
-        <<<rows, threads, 0, stream>>>(logits, losses, targets, vocabulary, padded, weight, loss_scale);
-  }
+    kernel<<<rows, row_threads<Float>(padded), row_bytes, stream>>>(logits, losses, targets, vocabulary, padded, weight,
+                                                                   loss_scale);
+  });
 }
 
 // logits (rows, Vp) in Float are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,

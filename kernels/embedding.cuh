@@ -1,5 +1,9 @@
 // Token and position embedding: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:].
 //
+// Ranks may share the rows of wte (Megatron-LM: Shoeybi et al., arXiv:1909.08053). Then each adds zeros for tokens that
+// it does not have, one of them adds the positions, and the sum over the ranks is the result. In backward each has the
+// gradient of its own rows of wte, and that of wpe as a whole.
+//
 // Backward adds dout (B,T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
 // timing:
 //   wte: the host sorts the positions b·T+t by token, with a stable sort (sort_by_token). Positions of the same token
@@ -16,16 +20,18 @@
 #include <vector>
 
 #include "kernels/device/common.cuh"
+#include "kernels/device/part.h"
 
 template <class Float, int N>
 __global__ void embedding_forward_kernel(Float* out, const int* tokens, const Float* wte, const Float* wpe,
-                                         size_t packs, int packs_per_row, int seq_len) {
+                                         VocabularyShard shard, bool positions, int first_row, size_t packs,
+                                         int packs_per_row, int seq_len) {
   size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   size_t row = i / packs_per_row, column = i % packs_per_row * N, channels = size_t(packs_per_row) * N;
-  float token[N], position[N];
-  load(wte + tokens[row] * channels + column, token);
-  load(wpe + row % seq_len * channels + column, position);
+  float token[N] = {}, position[N] = {};
+  if (shard.has(tokens[row])) load(wte + (tokens[row] - shard.first) * channels + column, token);
+  if (positions) load(wpe + (first_row + row) % seq_len * channels + column, position);
 #pragma unroll
   for (int k = 0; k < N; ++k) token[k] += position[k];
   store(out + row * channels + column, token);
@@ -35,13 +41,15 @@ constexpr int embedding_rows_at_once = 8;
 
 template <class Float, int N>
 __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const Float* dout,
-                                                int rows, int channels) {
+                                                VocabularyShard shard, int rows, int channels) {
   constexpr int rows_at_once = embedding_rows_at_once;
   const int first = blockIdx.x, token = tokens[order[first]];
   if (first > 0 && tokens[order[first - 1]] == token) return;
+  if (!shard.has(token)) return;
+  float* const out = dwte + size_t(token - shard.first) * channels;
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
     float sum[N], x[N];
-    load(dwte + size_t(token) * channels + column, sum);
+    load(out + column, sum);
     // sum += dout[order[i]] for i = first, first + 1, ... while the token is the same. Several rows are loaded before
     // they are added. more: the last of them has this token, so the run may go on.
     bool more = true;
@@ -62,7 +70,7 @@ __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, 
         for (int k = 0; k < N; ++k) sum[k] += x[k];
       }
     }
-    store(dwte + size_t(token) * channels + column, sum);
+    store(out + column, sum);
   }
 }
 
@@ -84,18 +92,20 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const Float* dou
   }
 }
 
-// out (B,T,C); tokens (B,T) int32; wte (V,C), wpe (positions,C)
+// out (rows,C); tokens (rows) int32; wte (the shard's rows,C), wpe (positions,C). These are rows first_row, first_row + 1,
+// ... of a batch (B·T,C), whose row r is at position r % T. Tokens that the shard does not have count as zero; positions
+// are added if `positions`.
 template <class Float>
-void embedding_forward(Float* out, const int* tokens, const Float* wte, const Float* wpe, int batch, int seq_len,
-                       int channels, cudaStream_t stream) {
-  const size_t count = size_t(batch) * seq_len * channels;
-  KernelRange range("embedding_forward", stream, 3.0 * count * sizeof(Float), count);
+void embedding_forward(Float* out, const int* tokens, const Float* wte, const Float* wpe, VocabularyShard shard,
+                       bool positions, int first_row, int rows, int seq_len, int channels, cudaStream_t stream) {
+  const size_t count = size_t(rows) * channels;
+  KernelRange range("embedding_forward", stream, (positions ? 3.0 : 2.0) * count * sizeof(Float), count);
   range.writes(out, count);
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const size_t packs = count / N;
     embedding_forward_kernel<Float, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(
-        out, tokens, wte, wpe, packs, channels / N, seq_len);
+        out, tokens, wte, wpe, shard, positions, first_row, packs, channels / N, seq_len);
   });
   CUDA_CHECK(cudaGetLastError());
 }
@@ -110,12 +120,13 @@ inline void sort_by_token(const int* tokens, int count, int* order) {
   for (int i = 0; i < count; ++i) order[next_position[tokens[i]]++] = i;
 }
 
-// dwte (V,C)[token of a row] += that row of dout (B·T,C). dwpe (positions,C) = the sum of dout over the batch, 0 from
-// position T on, or += if `accumulate`. Gradients are float. tokens, order (B·T) are in device memory; sort_by_token
-// makes order.
+// dwte (the shard's rows,C)[token of a row] += that row of dout (B·T,C), for tokens that the shard has. dwpe
+// (positions,C) = the sum of dout over the batch, 0 from position T on, or += if `accumulate`. Gradients are float.
+// tokens, order (B·T) are in device memory; sort_by_token makes order.
 template <class Float>
-void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const Float* dout, int batch,
-                        int seq_len, int positions, int channels, bool accumulate, cudaStream_t stream) {
+void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const Float* dout,
+                        VocabularyShard shard, int batch, int seq_len, int positions, int channels, bool accumulate,
+                        cudaStream_t stream) {
   const int rows = batch * seq_len;
   KernelRange range("embedding_backward", stream,
                     2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * positions * channels,
@@ -124,7 +135,8 @@ void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* 
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const int threads = std::min(round_up(channels / N, 32), 256);
-    token_embedding_backward_kernel<Float, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, rows, channels);
+    token_embedding_backward_kernel<Float, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, shard, rows,
+                                                                            channels);
     position_embedding_backward_kernel<Float, N>
         <<<positions, threads, 0, stream>>>(dwpe, dout, batch, seq_len, channels, accumulate);
   });

@@ -1,70 +1,27 @@
 // Cross-entropy and its gradient over the padded vocabulary against float64.
 #include "kernels/cross_entropy.cuh"
+#include "test/cross_entropy_reference.h"
 #include "test/kernel_test.cuh"
 
 namespace {
 
-using Numbers = std::vector<double>;
-
-struct Shape {
-  int rows, vocabulary, padded;
-};
-
-struct Reference {
-  Numbers losses, gradients;  // (rows), (rows, Vp)
-};
-
-Reference reference(const Numbers& logits, const std::vector<int>& targets, const Shape& s,
-                    double loss_scale) {
-  Reference r{Numbers(s.rows), Numbers(logits.size())};
-  for (int row = 0; row < s.rows; ++row) {
-    const double* z = &logits[size_t(row) * s.padded];
-    double* gradient = &r.gradients[size_t(row) * s.padded];
-    const double maximum = *std::max_element(z, z + s.vocabulary);
-    double sum = 0;
-    for (int v = 0; v < s.vocabulary; ++v) sum += std::exp(z[v] - maximum);
-    r.losses[row] = std::log(sum) + maximum - z[targets[row]];
-    for (int v = 0; v < s.vocabulary; ++v)
-      gradient[v] = (std::exp(z[v] - maximum) / sum - (v == targets[row])) * loss_scale;
-  }
-  return r;
-}
-
-// Random targets, the first and the last token among them.
-std::vector<int> random_targets(const Shape& s) {
-  std::mt19937 generator(4);
-  std::vector<int> targets(s.rows);
-  for (int& target : targets) target = generator() % s.vocabulary;
-  targets.back() = 0;
-  targets.front() = s.vocabulary - 1;
-  return targets;
-}
-
 // Logits of size 3, the padding NaN: it may not leak into anything.
 template <class T>
-std::vector<T> random_logits(const Shape& s, double mean) {
+std::vector<T> random_logits(const Rows& s, double mean) {
   auto logits = random_values<T>(size_t(s.rows) * s.padded, 3, mean);
   for (size_t i = 0; i < logits.size(); ++i)
     if (int(i % s.padded) >= s.vocabulary) logits[i] = from_float<T>(NAN);
   return logits;
 }
 
-// Takes the targets' elements out of a (rows, Vp) matrix.
-Numbers take_targets(Numbers& matrix, const std::vector<int>& targets, int padded) {
-  Numbers taken;
-  for (size_t row = 0; row < targets.size(); ++row)
-    taken.push_back(std::exchange(matrix[row * padded + targets[row]], 0));
-  return taken;
-}
-
 template <class T>
-void check(const Shape& s, double mean = 0) {
+void check(const Rows& s, double mean = 0) {
   CAPTURE(s.rows);
   CAPTURE(s.vocabulary);
   const float weight = 1.0f / (3 * s.rows), scale = 128;  // of three micro-batches
   const auto targets = random_targets(s);
   const auto logits = random_logits<T>(s, mean);
-  Reference expected = reference(as_double(logits), targets, s, double(weight) * scale);
+  CrossEntropyReference expected = cross_entropy_reference(as_double(logits), targets, s, double(weight) * scale);
 
   Buffer<T> evaluated(logits), differentiated(logits);
   Buffer<int> targets_d(targets);
@@ -82,14 +39,14 @@ void check(const Shape& s, double mean = 0) {
   CHECK_CLOSE(losses_again.numbers(), expected.losses, largest, 2e-7);
   double expected_total = 0.5;
   for (double loss : expected.losses) expected_total += 2 * loss * weight;
-  CHECK_CLOSE(total.numbers(), Numbers{expected_total}, largest, 2e-7);
+  CHECK_CLOSE(total.numbers(), std::vector<double>{expected_total}, largest, 2e-7);
 
   // A probability is right relative to itself, however small: exp is off by a few units in the last place,
   // its argument, down to −30, by one rounding (2e-6). At the target, where 1 is subtracted, relative to 1; there large
   // probabilities count, whose arguments are small: 8 roundings of exp, sum, quotient and difference.
-  Numbers gradients = differentiated.numbers();
-  const Numbers at_targets = take_targets(gradients, targets, s.padded);
-  const Numbers expected_at_targets = take_targets(expected.gradients, targets, s.padded);
+  std::vector<double> gradients = differentiated.numbers();
+  const auto at_targets = take_targets(gradients, targets, s.padded);
+  const auto expected_at_targets = take_targets(expected.gradients, targets, s.padded);
   CHECK_CLOSE(at_targets, expected_at_targets, weight * scale, 5e-7 + rounding<T>);
   // (A half below 2^-14 has a fixed place for its last bit.) 0 in the padding.
   const double least = std::is_same_v<T, __half> ? 0x1p-14 : 1e-30;

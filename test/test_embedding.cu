@@ -30,7 +30,17 @@ void check_forward(const Shape& s, const std::vector<int>& tokens) {
   }
   Buffer<int> tokens_d(tokens);
   Buffer<T> wte_d(wte), wpe_d(wpe), out(expected.size());
-  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, s.batch, s.seq_len, s.channels, test_stream());
+  const VocabularyShard all = {0, s.vocabulary};
+  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, all, true, 0, int(tokens.size()), s.seq_len, s.channels, test_stream());
+  CHECK(same_bits(out.get(), expected));
+
+  // In two pieces: the second one begins in the middle of a sequence.
+  out.poison();
+  const int half = int(tokens.size() + 1) / 2, rest = int(tokens.size()) - half;
+  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, all, true, 0, half, s.seq_len, s.channels, test_stream());
+  if (rest > 0)
+    embedding_forward<T>(out + half * C, tokens_d + half, wte_d, wpe_d, all, true, half, rest, s.seq_len, s.channels,
+                         test_stream());
   CHECK(same_bits(out.get(), expected));
 }
 
@@ -54,10 +64,77 @@ void check_backward(const Shape& s, const std::vector<int>& tokens, bool accumul
     dwte[tokens[row] * C + column] += to_float(dout[i]);
     dwpe[row % s.seq_len * C + column] += to_float(dout[i]);
   }
-  embedding_backward<T>(dwte_d, dwpe_d, tokens_d, order_d, dout_d, s.batch, s.seq_len, s.positions,
+  embedding_backward<T>(dwte_d, dwpe_d, tokens_d, order_d, dout_d, {0, s.vocabulary}, s.batch, s.seq_len, s.positions,
                         s.channels, accumulate, test_stream());
   CHECK(dwte_d.get() == dwte);
   CHECK(dwpe_d.get() == dwpe);
+}
+
+// Of `ranks` shards of so many rows each, those that are tokens: the last may have fewer, or none.
+std::vector<VocabularyShard> shards_of(int vocabulary, int ranks, int rows) {
+  std::vector<VocabularyShard> shards;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int first = std::min(rank * rows, vocabulary);
+    shards.push_back({first, std::min(rows, vocabulary - first)});
+  }
+  return shards;
+}
+
+// Rank 0 adds the positions. Each of the other terms of a sum is zero, or the two are a token and a position that one
+// rank would have added: so the sum over the ranks, rounded once, has one rank's bits.
+template <class T>
+void check_forward_of_shards(const Shape& s, const std::vector<VocabularyShard>& shards) {
+  const size_t C = s.channels;
+  const auto tokens = random_tokens(s);
+  const int rows = int(tokens.size());
+  const auto wte = random_values<T>(s.vocabulary * C), wpe = random_values<T>(s.positions * C, 1, 0, 2);
+  Buffer<int> tokens_d(tokens);
+  Buffer<T> wte_d(wte), wpe_d(wpe), whole(rows * C);
+  embedding_forward<T>(whole, tokens_d, wte_d, wpe_d, {0, s.vocabulary}, true, 0, rows, s.seq_len, s.channels, test_stream());
+  std::vector<float> sums(rows * C);
+  for (size_t rank = 0; rank < shards.size(); ++rank) {
+    const auto first = wte.begin() + shards[rank].first * C;
+    Buffer<T> own(std::vector<T>(first, first + shards[rank].rows * C)), out(rows * C);
+    embedding_forward<T>(out, tokens_d, own, wpe_d, shards[rank], rank == 0, 0, rows, s.seq_len, s.channels, test_stream());
+    const std::vector<T> terms = out.get();
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += to_float(terms[i]);
+  }
+  std::vector<T> rounded;
+  for (float sum : sums) rounded.push_back(from_float<T>(sum));
+  CHECK(same_bits(rounded, whole.get()));
+}
+
+// The rows of all shards, one after the other, are those of the whole gradient, and what lies around them stays.
+template <class T>
+void check_backward_of_shards(const Shape& s, const std::vector<VocabularyShard>& shards) {
+  const size_t C = s.channels, guard = 2 * C;
+  const auto tokens = random_tokens(s);
+  const auto dout = random_integers<T>(tokens.size() * C, 8);
+  const auto before = random_integers<float>(s.vocabulary * C, 100, 2);
+  std::vector<int> order(tokens.size());
+  sort_by_token(tokens.data(), int(tokens.size()), order.data());
+  Buffer<int> tokens_d(tokens), order_d(order);
+  Buffer<T> dout_d(dout);
+  const auto backward = [&](float* dwte, float* dwpe, VocabularyShard shard) {
+    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout_d, shard, s.batch, s.seq_len, s.positions, s.channels, false,
+                          test_stream());
+  };
+  Buffer<float> dwte(before), dwpe(s.positions * C);
+  backward(dwte, dwpe, {0, s.vocabulary});
+  std::vector<float> rows;
+  for (const VocabularyShard& shard : shards) {
+    const size_t count = shard.rows * C;
+    std::vector<float> around(guard + count + guard, 12345);
+    std::copy_n(before.begin() + shard.first * C, count, around.begin() + guard);
+    Buffer<float> own(around), own_dwpe(s.positions * C);
+    backward(own + guard, own_dwpe, shard);
+    const std::vector<float> after = own.get(), untouched(guard, 12345);
+    CHECK(std::equal(untouched.begin(), untouched.end(), after.begin()));
+    CHECK(std::equal(untouched.begin(), untouched.end(), after.begin() + guard + count));
+    CHECK(same_bits(own_dwpe.get(), dwpe.get()));
+    rows.insert(rows.end(), after.begin() + guard, after.begin() + guard + count);
+  }
+  CHECK(same_bits(rows, dwte.get()));
 }
 
 template <class T>
@@ -81,6 +158,16 @@ TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16, __
   check<T>({2, 1, 2, 515, 30});   // more columns than threads
   check<T>({1, 9, 12, 260, 50});  // packs of 16 bytes in float only
   check<T>({1, 9, 12, 272, 50});  // packs of 64 bytes in float only
+}
+
+TEST_CASE_TEMPLATE("shards of the vocabulary", T, float, __nv_bfloat16, __half) {
+  const Shape odd = {2, 3, 4, 19, 211}, packed = {2, 4, 4, 64, 129};
+  for (const auto& [s, ranks, rows] : {std::tuple{odd, 3, 128}, {odd, 4, 53}, {packed, 8, 128}}) {
+    CAPTURE(ranks);
+    const auto shards = shards_of(s.vocabulary, ranks, rows);
+    check_forward_of_shards<T>(s, shards);
+    check_backward_of_shards<T>(s, shards);
+  }
 }
 
 TEST_CASE("positions are sorted by token, stably") {

@@ -195,8 +195,8 @@ void packs(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 template <class T>
 void rows_at_once(EmbeddingBackward<T>& o, cudaStream_t stream) {
-  embedding_backward<T>(o.dwte, o.dwpe, o.tokens, o.order, o.dout, o.batch, o.seq_len, o.seq_len, o.channels, false,
-                        stream);
+  embedding_backward<T>(o.dwte, o.dwpe, o.tokens, o.order, o.dout, {0, o.vocabulary}, o.batch, o.seq_len, o.seq_len,
+                        o.channels, false, stream);
 }
 
 template <class T>
