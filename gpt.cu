@@ -7,8 +7,8 @@ using fp16 = __half;
 
 // No name is in an anonymous namespace: nvcc would give all objects of this file the same ones.
 template <class T>
-std::unique_ptr<Model> make_gpt(const ModelOptions& options, Communicator& dp, cudaStream_t stream) {
-  return std::make_unique<GPT<T>>(options, dp, stream);
+std::unique_ptr<Model> make_gpt(const ModelOptions& options, Mesh& mesh, cudaStream_t stream) {
+  return std::make_unique<GPT<T>>(options, mesh, stream);
 }
 
 [[maybe_unused]] static const bool registered =

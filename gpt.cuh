@@ -48,11 +48,16 @@ struct BlockActivations {
   float* lse;        // (B,NH,T) log-sum-exp of the attention scores
 };
 
+// The gradients of a unit's tensors. accumulate: add to what is there.
+struct UnitGradients : UnitTensors<float> {
+  bool accumulate;
+};
+
 template <class Float>
 class GPT final : public Model {
  public:
-  GPT(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
-      : Model(options, dp, stream), store_(list_, options.store, memory_, dp, stream) {
+  GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
+      : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
@@ -114,13 +119,12 @@ class GPT final : public Model {
     const auto [B, T, R, C, NH, HS, V, Vp] = s;
     const BlockActivations<Float>& a = blocks_[layer];
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, x.stream, x.branch, w[norm1_weight], w[norm1_bias],
-                               R, C, stream_);                                                            // (R,C)
+                               R, C, stream_);                                 // a.input = x.stream + x.branch  (R,C)
     linear_forward(a.qkv, a.norm1, w[qkv_weight], w[qkv_bias], R, C, 3 * C, stream_);                     // (R,3C)
     attention_forward(a.attention, a.lse, a.qkv, B, T, NH, HS, stream_);                                  // (R,C)
     linear_forward(branch_, a.attention, w[projection_weight], w[projection_bias], R, C, C, stream_);     // (R,C)
-    const Float* attention_branch = branch_;
-    residual_layernorm_forward<Float>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, attention_branch, w[norm2_weight],
-                                      w[norm2_bias], R, C, stream_);                                      // (R,C)
+    residual_layernorm_forward<Float>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, branch_, w[norm2_weight],
+                                      w[norm2_bias], R, C, stream_);           // a.middle = a.input + branch_  (R,C)
     linear_gelu_forward(a.gelu, a.up, a.norm2, w[up_weight], w[up_bias], R, C, 4 * C, stream_);           // (R,4C)
   }
 
@@ -128,7 +132,7 @@ class GPT final : public Model {
   // of wte. It works on logit_rows() rows at a time, so that the logits (R,Vp) never lie in memory all at once.
   void head(const Batch& batch) {
     const auto [B, T, R, C, NH, HS, V, Vp] = sizes(batch);
-    const Float* table = weights(0, Pass::backward)[wte];  // (Vp,C)
+    const Float* table = weights(0, Pass::backward)[wte];  // (Vp,C)  the pass that fetches no other unit after this one
     for (int begin = 0; begin < R; begin += logit_rows()) {
       const int rows = std::min(logit_rows(), R - begin);
       const Float* x = final_norm_ + size_t(begin) * C;                             // (rows,C)
@@ -136,8 +140,8 @@ class GPT final : public Model {
       cross_entropy(logits_, losses_ + begin, &sums_->loss, batch.targets + begin, rows, V, Vp, batch.loss_weight,
                     &store_.summary()->scale.value, batch.training, stream_);       // in training logits_ := dlogits
       if (!batch.training) continue;
-      const auto [dtable, accumulate] = store_.gradients(0);
-      head_backward(dfinal_norm_ + size_t(begin) * C, dtable, logits_, x, table, rows, C, Vp, accumulate || begin > 0,
+      const UnitGradients d = gradients(0);
+      head_backward(dfinal_norm_ + size_t(begin) * C, d[wte], logits_, x, table, rows, C, Vp, d.accumulate || begin > 0,
                     stream_);
     }
   }
@@ -158,20 +162,18 @@ class GPT final : public Model {
       if (options_.recompute == Recompute::gelu) gelu_forward(a.gelu, a.up, s.R, 4 * s.C, stream_);
       block_backward(layer, w, s);
     }
-    // In this micro-step the head has already written its part of the gradient of wte, so the embedding always adds.
-    const auto [data, accumulate] = store_.gradients(0);
-    const UnitTensors<float> d = {data, list_.tensors_of(0)};
+    // The head has already written its part of wte's gradient, so wte's is always added to: `accumulate` is for wpe.
+    const UnitGradients d = gradients(0);
     embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dstream_, s.B, s.T, options_.shape.positions, s.C,
-                       accumulate, stream_);
+                       d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 
   void final_norm_backward(const Sizes& s) {
     const int unit = final_norm_unit();
-    const auto [data, accumulate] = store_.gradients(unit);
-    const UnitTensors<float> d = {data, list_.tensors_of(unit)};
+    const UnitGradients d = gradients(unit);
     layernorm_backward(dstream_, d[final_norm_weight], d[final_norm_bias], dfinal_norm_, final_input_,
-                       weights(unit, Pass::backward)[final_norm_weight], final_mean_, final_rstd_, s.R, s.C, accumulate,
+                       weights(unit, Pass::backward)[final_norm_weight], final_mean_, final_rstd_, s.R, s.C, d.accumulate,
                        reductions_, stream_);
     store_.gradients_ready(unit);
   }
@@ -181,32 +183,35 @@ class GPT final : public Model {
   // the stream. Gradients that are never needed at the same time share memory.
   void block_backward(int layer, const UnitTensors<const Float>& w, const Sizes& s) {
     const auto [B, T, R, C, NH, HS, V, Vp] = s;
-    const auto [data, accumulate] = store_.gradients(layer + 1);
-    const UnitTensors<float> d = {data, list_.tensors_of(layer + 1)};
+    const UnitGradients d = gradients(layer + 1);
     const BlockActivations<Float>& a = blocks_[layer];
     Float *const dup = dwide_, *const dqkv = dwide_;                                   // (R,4C) (R,3C)
     Float *const dnorm2 = dnarrow_, *const dattention = dnarrow_, *const dnorm1 = dnarrow_;  // (R,C) each
 
     linear_gelu_gradient(dup, dstream_, w[down_weight], a.up, R, 4 * C, C, stream_);
-    linear_weight_gradient(d[down_weight], d[down_bias], dstream_, a.gelu, R, 4 * C, C, accumulate, reductions_, stream_);
+    linear_weight_gradient(d[down_weight], d[down_bias], dstream_, a.gelu, R, 4 * C, C, d.accumulate, reductions_, stream_);
     linear_input_gradient(dnorm2, dup, w[up_weight], R, C, 4 * C, stream_);
-    linear_weight_gradient(d[up_weight], d[up_bias], dup, a.norm2, R, C, 4 * C, accumulate, reductions_, stream_);
+    linear_weight_gradient(d[up_weight], d[up_bias], dup, a.norm2, R, C, 4 * C, d.accumulate, reductions_, stream_);
     layernorm_backward(dstream_, d[norm2_weight], d[norm2_bias], dnorm2, a.middle, w[norm2_weight], a.mean2, a.rstd2, R, C,
-                       accumulate, reductions_, stream_);
+                       d.accumulate, reductions_, stream_);
     linear_input_gradient(dattention, dstream_, w[projection_weight], R, C, C, stream_);
-    linear_weight_gradient(d[projection_weight], d[projection_bias], dstream_, a.attention, R, C, C, accumulate,
+    linear_weight_gradient(d[projection_weight], d[projection_bias], dstream_, a.attention, R, C, C, d.accumulate,
                            reductions_, stream_);
     attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
     linear_input_gradient(dnorm1, dqkv, w[qkv_weight], R, C, 3 * C, stream_);
-    linear_weight_gradient(d[qkv_weight], d[qkv_bias], dqkv, a.norm1, R, C, 3 * C, accumulate, reductions_, stream_);
+    linear_weight_gradient(d[qkv_weight], d[qkv_bias], dqkv, a.norm1, R, C, 3 * C, d.accumulate, reductions_, stream_);
     layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, R, C,
-                       accumulate, reductions_, stream_);
+                       d.accumulate, reductions_, stream_);
     store_.gradients_ready(layer + 1);
   }
 
   // ---- parameters
 
   UnitTensors<const Float> weights(int unit, Pass pass) { return {store_.acquire(unit, pass), list_.tensors_of(unit)}; }
+  UnitGradients gradients(int unit) {
+    const auto [data, accumulate] = store_.gradients(unit);
+    return {{data, list_.tensors_of(unit)}, accumulate};
+  }
   int final_norm_unit() const { return options_.shape.layers + 1; }
 
   // ---- logits for the host

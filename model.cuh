@@ -1,6 +1,7 @@
 // The model's interface for the program, the same for every storage type. gpt.cuh has the maths: its class GPT defines
-// the passes that Model declares. The Makefile compiles gpt.cuh once for each storage type, so an edit of the program
-// does not compile the kernels again.
+// the passes that Model declares. The Makefile compiles gpt.cu once for each storage type, so an edit of the program does
+// not compile the kernels again. When the program starts, gpt.cu enters GPT<float>, GPT<bf16> and GPT<half> in
+// model_makers(), and make_model() asks for one of them by the name of its type.
 #pragma once
 
 #include <map>
@@ -9,8 +10,8 @@
 #include <vector>
 
 #include "kernels/device/graph.cuh"
-#include "parallel/collectives.cuh"
 #include "kernels/device/memory.cuh"
+#include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
@@ -66,8 +67,8 @@ class Model {
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- a step: begin_sums, then forward and backward of each micro-batch, then update. None of these calls waits for
-  // the device.
+  // ---- a step: begin_sums (which StepsInFlight::begin calls in training), then forward and backward of each
+  // micro-batch, then update. None of these calls waits for the device.
 
   // Sets the step's sums to zero, or to this rank's votes. Votes lie in pinned memory, and must not change before the
   // device has copied them.
@@ -97,11 +98,12 @@ class Model {
 
   // ---- results
 
-  // The sums over all ranks, in device memory; complete after the last batch of a step.
+  // The sums over all ranks, in device memory. The stream can read them after update() or sums(), which let it wait for
+  // the other ranks.
   const StepSums* reduced_sums() const { return reduced_sums_; }
   // The next three wait for the device.
   StepSums sums() {
-    dp_.wait_for_all(stream_);
+    mesh_.world().wait_for_all(stream_);
     return read(reduced_sums_);
   }
   float loss() { return sums().loss; }
@@ -111,8 +113,8 @@ class Model {
   virtual std::vector<float> logits(int first, int count) = 0;
 
  protected:
-  Model(const ModelOptions& options, Communicator& dp, cudaStream_t stream)
-      : options_(options), list_(options.shape), dp_(dp), stream_(stream) {}
+  Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
+      : options_(options), list_(options.shape), mesh_(mesh), stream_(stream) {}
 
   virtual void forward_pass(const Batch& batch) = 0;
   virtual void backward_pass(const Batch& batch) = 0;
@@ -125,7 +127,7 @@ class Model {
   ModelOptions options_;
   TensorList list_;
   DeviceMemory memory_;
-  Communicator& dp_;  // the data-parallel ranks
+  Mesh& mesh_;
   cudaStream_t stream_;
   StepSums* sums_ = nullptr;  // this rank's, in device memory
   std::string library_attention_, attention_problem_;
@@ -151,8 +153,9 @@ class Model {
 
   void reduce_sums() {
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
-    dp_.after(stream_);
-    dp_.all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
+    mesh_.world().after(stream_);
+    static_assert(sizeof(StepSums) == 3 * sizeof(float));  // so that one collective adds up all of it
+    mesh_.world().all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 
   template <class Value>
@@ -167,8 +170,8 @@ class Model {
   float recorded_weight_ = 0;
 };
 
-// `dp` holds the data-parallel ranks. The model's calls are collective: all ranks make them, each with its own samples.
-using MakeModel = std::unique_ptr<Model> (*)(const ModelOptions& options, Communicator& dp, cudaStream_t stream);
+// The model's calls are collective: all ranks of the mesh make them, each data-parallel rank with its own samples.
+using MakeModel = std::unique_ptr<Model> (*)(const ModelOptions& options, Mesh& mesh, cudaStream_t stream);
 
 // The storage types that this program was linked with (make DTYPES), by name: fp32, bf16, fp16.
 inline std::map<std::string, MakeModel>& model_makers() {
@@ -176,7 +179,7 @@ inline std::map<std::string, MakeModel>& model_makers() {
   return makers;
 }
 
-inline std::unique_ptr<Model> make_model(const std::string& dtype, const ModelOptions& options, Communicator& dp,
+inline std::unique_ptr<Model> make_model(const std::string& dtype, const ModelOptions& options, Mesh& mesh,
                                          cudaStream_t stream) {
-  return model_makers().at(dtype)(options, dp, stream);
+  return model_makers().at(dtype)(options, mesh, stream);
 }

@@ -89,7 +89,7 @@ int train(Job& job) {
   Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
   describe(job, *model, data, checkpoints.snapshot_bytes(), step);
-  if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.dp(), job.stream);
+  if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
@@ -101,7 +101,7 @@ int train(Job& job) {
   if (lock) claim_run_folder(o.out, start, checkpoint);
   checkpoints.describe();
   Telemetry telemetry(job, *model, tracing, bill, step);
-  StepsInFlight in_flight(*model, job.mesh.dp(), o.dtype == "fp16");
+  StepsInFlight in_flight(*model, job.mesh, o.dtype == "fp16");
   Interruption interruption(o.max_hours);
   bool stopping = false;
 

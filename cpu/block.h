@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/access_counts.h"
+#include "cpu/counting.h"
 #include "cpu/context.h"
 #include "cpu/device.h"
 #include "cpu/sanitizers.h"

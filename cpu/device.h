@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "cpu/access_counts.h"
+#include "cpu/counting.h"
 #include "cpu/vector_types.h"
 
 typedef struct CUstream_st* cudaStream_t;

@@ -19,7 +19,10 @@ constexpr int NCCL_SPLIT_NOCOLOR = -1;
 struct ncclUniqueId {
   char internal[128];
 };
-struct ncclConfig_t;
+struct ncclConfig_t {
+  int maxCTAs;
+};
+#define NCCL_CONFIG_INITIALIZER {}
 typedef struct ncclComm* ncclComm_t;
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);

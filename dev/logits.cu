@@ -16,7 +16,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   const int batch = 2, seq_len = std::min(shape.positions, 64);
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  Communicator alone;
+  Mesh alone;
   const auto model = make_model(
       "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
   const auto tensors = stored_tensors(model->tensors());

@@ -1,5 +1,6 @@
-// Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream of their own.
-// Every call is counted, timed, profiled and written to the flight recorder. With one rank every call returns at once.
+// Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream that groups may share
+// (mesh.cuh). Every call is counted, timed, profiled and written to the flight recorder. With one rank every call returns
+// at once.
 //
 // Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
 //   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather (N−1)/N·S     broadcast S on average
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -41,29 +43,26 @@ struct Traffic {
   double exposed_milliseconds = 0;           // how long the compute stream waited for them
 };
 
+// NCCL's communicator. Groups of the same ranks, on the same stream, may share one.
+using NcclComm = std::shared_ptr<std::remove_pointer_t<ncclComm_t>>;
+
 class Communicator {
  public:
   // A group of one rank.
   Communicator() = default;
-  // Takes ownership of `comm`. Its collectives are written to `recorder`.
-  Communicator(ncclComm_t comm, FlightRecorder& recorder) : comm_(comm), recorder_(&recorder) {
-    NCCL_CHECK(ncclCommCount(comm, &size_));
-    NCCL_CHECK(ncclCommUserRank(comm, &rank_));
-    // Highest priority: otherwise NCCL's few blocks would wait until all blocks of a matrix product have started.
-    int least = 0, greatest = 0;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
-    Profiler::instance().name_stream(stream_, "communication");
+  // group: a string literal, the name of the group in metrics and in the flight recorder. `stream` outlives this object.
+  Communicator(const char* group, NcclComm comm, cudaStream_t stream, FlightRecorder& recorder)
+      : group_(group), comm_(std::move(comm)), recorder_(&recorder), stream_(stream) {
+    NCCL_CHECK(ncclCommCount(comm_.get(), &size_));
+    NCCL_CHECK(ncclCommUserRank(comm_.get(), &rank_));
   }
   ~Communicator() {
-    if (!comm_) return;
-    cudaStreamSynchronize(stream_);
-    ncclCommDestroy(comm_);
-    cudaStreamDestroy(stream_);
+    if (comm_) cudaStreamSynchronize(stream_);
   }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  const char* group() const { return group_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   cudaStream_t stream() const { return stream_; }  // all collectives run on it; null with one rank
@@ -72,7 +71,7 @@ class Communicator {
   template <class T>
   void all_reduce(T* data, size_t count, ncclRedOp_t operation = ncclSum) {
     run("all_reduce", count * sizeof(T), 2 * others(), data, count, [&] {
-      return ncclAllReduce(data, data, count, nccl_type<T>, operation, comm_, stream_);
+      return ncclAllReduce(data, data, count, nccl_type<T>, operation, comm_.get(), stream_);
     });
   }
 
@@ -81,7 +80,7 @@ class Communicator {
   template <class T>
   void reduce_scatter(T* receive, const T* send, size_t count, ncclRedOp_t operation = ncclSum) {
     run("reduce_scatter", size_ * count * sizeof(T), others(), receive, count, [&] {
-      return ncclReduceScatter(send, receive, count, nccl_type<T>, operation, comm_, stream_);
+      return ncclReduceScatter(send, receive, count, nccl_type<T>, operation, comm_.get(), stream_);
     });
   }
 
@@ -90,7 +89,7 @@ class Communicator {
   template <class T>
   void all_gather(T* receive, const T* send, size_t count) {
     run("all_gather", size_ * count * sizeof(T), others(), receive, size_ * count, [&] {
-      return ncclAllGather(send, receive, count, nccl_type<T>, comm_, stream_);
+      return ncclAllGather(send, receive, count, nccl_type<T>, comm_.get(), stream_);
     });
   }
 
@@ -98,7 +97,7 @@ class Communicator {
   template <class T>
   void broadcast(T* data, size_t count, int root) {
     run("broadcast", count * sizeof(T), rank_ == root ? size_ - 1 : 0, data, count, [&] {
-      return ncclBroadcast(data, data, count, nccl_type<T>, root, comm_, stream_);
+      return ncclBroadcast(data, data, count, nccl_type<T>, root, comm_.get(), stream_);
     });
   }
 
@@ -108,8 +107,8 @@ class Communicator {
   void send_receive(const T* send, int to, T* receive, int from, size_t count) {
     run("send_receive", count * sizeof(T), 1, receive, count, [&] {
       NCCL_CHECK(ncclGroupStart());
-      NCCL_CHECK(ncclSend(send, count, nccl_type<T>, to, comm_, stream_));
-      NCCL_CHECK(ncclRecv(receive, count, nccl_type<T>, from, comm_, stream_));
+      NCCL_CHECK(ncclSend(send, count, nccl_type<T>, to, comm_.get(), stream_));
+      NCCL_CHECK(ncclRecv(receive, count, nccl_type<T>, from, comm_.get(), stream_));
       return ncclGroupEnd();
     });
   }
@@ -157,7 +156,7 @@ class Communicator {
   // call. For the mesh's own thread (mesh.cuh).
   void refresh() {
     ncclResult_t error = ncclSuccess;
-    if (comm_) NCCL_CHECK(ncclCommGetAsyncError(comm_, &error));
+    if (comm_) NCCL_CHECK(ncclCommGetAsyncError(comm_.get(), &error));
     if (error != ncclInProgress) check_nccl(error, "a collective under way");
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock) collect_finished();
@@ -180,7 +179,7 @@ class Communicator {
     std::lock_guard lock(mutex_);
     collect_finished();
     std::list<Timed> call = unused();
-    call.front().sequence = recorder_->enter(name, bytes);
+    call.front().sequence = recorder_->enter(name, bytes, 1, group_);
     KernelRange range(name, stream_, share * double(bytes), 0);
     call.front().start.record(stream_);
     check_nccl(issue(), name);
@@ -211,7 +210,8 @@ class Communicator {
     }
   }
 
-  ncclComm_t comm_ = nullptr;
+  const char* group_ = "alone";
+  NcclComm comm_;
   FlightRecorder* recorder_ = nullptr;
   int rank_ = 0, size_ = 1;
   cudaStream_t stream_ = nullptr;

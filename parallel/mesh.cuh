@@ -1,11 +1,14 @@
 // The mesh: this rank's place among all ranks, its device, and the groups that it communicates with.
 //
 // Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and pipeline parallelism), so that tensor
-// parallel ranks are neighbours on one node. So far every axis except dp has one rank.
+// parallel ranks are neighbours on one node. So far cp and pp have one rank.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,6 +35,8 @@ inline MeshPlace place_of(int rank, const MeshShape& shape) {
 
 // Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective.
 inline int take_device(Control& control, bool may_share) {
+  // Streams that share a queue of the device wait for each other: the default is 8 queues.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
   const cudaError_t error = cudaGetDeviceCount(&mine.count);
   if (error != cudaSuccess) mine.count = 0;
@@ -52,28 +57,51 @@ inline int take_device(Control& control, bool may_share) {
   return choice.device;
 }
 
+// The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one device
+// at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all ranks of a
+// group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a layer waits for
+// (tensor parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream.
+struct CommunicationStreams {
+  cudaStream_t inner, outer;
+
+  CommunicationStreams() {
+    // Highest priority: otherwise NCCL's few blocks would wait until all blocks of a matrix product have started.
+    int least = 0, greatest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&outer, cudaStreamNonBlocking, greatest));
+    Profiler::instance().name_stream(outer, "communication");
+    inner = outer;
+    if (const char* one = std::getenv("GPT_ONE_STREAM"); one && *one == '1') return;
+    CUDA_CHECK(cudaStreamCreateWithPriority(&inner, cudaStreamNonBlocking, greatest));
+    Profiler::instance().name_stream(inner, "inner communication");
+  }
+  ~CommunicationStreams() {
+    if (inner != outer) cudaStreamDestroy(inner);
+    cudaStreamDestroy(outer);
+  }
+  CommunicationStreams(const CommunicationStreams&) = delete;
+  CommunicationStreams& operator=(const CommunicationStreams&) = delete;
+};
+
 class Mesh {
  public:
-  // `control` and `recorder` outlive the mesh.
+  // One rank, alone.
+  Mesh() : world_(std::make_unique<Communicator>()), data_(std::make_unique<Communicator>()), tp_(std::make_unique<Communicator>()) {}
+
+  // `control` and `recorder` outlive the mesh. Collective.
   Mesh(Control& control, const MeshShape& shape, bool share_gpu, FlightRecorder& recorder)
-      : shape_(shape), place_(place_of(control.rank(), shape)), device_(take_device(control, share_gpu)) {
-    if (control.size() == 1) {
-      dp_ = std::make_unique<Communicator>();
-      return;
-    }
-    // Sums that NVSwitch makes (NVLS) are not the same bits in every call: https://github.com/NVIDIA/nccl/issues/1497
-    setenv("NCCL_NVLS_ENABLE", "0", 0);
-    ncclUniqueId id{};
-    if (control.rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    const std::string of_rank_0 = control.all_gather(std::string(id.internal, sizeof id.internal))[0];
-    std::memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
-    ncclComm_t world = nullptr;
-    const uint64_t sequence = recorder.enter("ncclCommInitRank", 0);
-    NCCL_CHECK(ncclCommInitRank(&world, control.size(), id, control.rank()));
-    recorder.leave(sequence);
-    dp_ = std::make_unique<Communicator>(world, recorder);
-    caretaker_ = std::jthread([this, &control](std::stop_token stop) { look_after(control, stop); });
-    connect();
+      : shape_(shape), place_(place_of(control.rank(), shape)), device_(take_device(control, share_gpu)), control_(&control),
+        recorder_(&recorder) {
+    if (control.size() > 1) comm_ = connect_all();
+    if (control.size() > 1) streams_ = std::make_shared<CommunicationStreams>();
+    make_groups();
+  }
+
+  // The same ranks in another shape, for tests. Collective.
+  Mesh(const Mesh& other, const MeshShape& shape)
+      : shape_(shape), place_(place_of(other.control_->rank(), shape)), device_(other.device_), control_(other.control_),
+        recorder_(other.recorder_), comm_(other.comm_), streams_(other.streams_) {
+    make_groups();
   }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -81,22 +109,83 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   const MeshPlace& place() const { return place_; }
   int device() const { return device_; }
-  Communicator& dp() { return *dp_; }
+
+  Communicator& world() { return *world_; }  // all ranks
+  Communicator& data() { return *data_; }    // ranks with the same part of the model: ZeRO shards over them
+  Communicator& tp() { return *tp_; }        // ranks that split the layers of one data-parallel rank between them
+
+  // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
+  int begin_traffic() {
+    int number = 0;
+    for (Communicator* group : groups()) number = group->begin_traffic();
+    return number;
+  }
+  // What was sent under this number, by group. Groups of one rank are left out.
+  std::map<std::string, Traffic> take_traffic(int number) {
+    std::map<std::string, Traffic> traffic;
+    for (Communicator* group : groups())
+      if (group->size() > 1) traffic[group->group()] = group->take_traffic(number);
+    return traffic;
+  }
 
  private:
+  std::array<Communicator*, 3> groups() const { return {world_.get(), data_.get(), tp_.get()}; }
+
+  NcclComm connect_all() {
+    // Sums that NVSwitch makes (NVLS) are not the same bits in every call: https://github.com/NVIDIA/nccl/issues/1497
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    ncclUniqueId id{};
+    if (control_->rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    const std::string of_rank_0 = control_->all_gather(std::string(id.internal, sizeof id.internal))[0];
+    std::memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
+    ncclComm_t comm = nullptr;
+    const uint64_t sequence = recorder_->enter("ncclCommInitRank", 0);
+    NCCL_CHECK(ncclCommInitRank(&comm, control_->size(), id, control_->rank()));
+    recorder_->leave(sequence);
+    return {comm, ncclCommDestroy};
+  }
+
+  // Ranks of the same color form a group, in the order of their keys.
+  NcclComm split(int color, int key) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.maxCTAs = 16;  // blocks of a collective: those of all groups together leave most multiprocessors to the model
+    ncclComm_t comm = nullptr;
+    const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
+    NCCL_CHECK(ncclCommSplit(comm_.get(), color, key, &comm, &config));
+    recorder_->leave(sequence);
+    return {comm, ncclCommDestroy};
+  }
+
+  std::unique_ptr<Communicator> group(const char* name, NcclComm comm, cudaStream_t stream) {
+    auto communicator = std::make_unique<Communicator>(name, std::move(comm), stream, *recorder_);
+    connect(*communicator);
+    return communicator;
+  }
+
+  void make_groups() {
+    const auto alone = [] { return std::make_unique<Communicator>(); };
+    const auto& [tp, cp, dp, pp] = place_;
+    const int ranks = control_->size(), sharers = shape_.cp * shape_.dp;  // ranks of a data group
+    world_ = ranks == 1 ? alone() : group("world", comm_, streams_->outer);
+    if (sharers == 1) data_ = alone();
+    else data_ = group("data", sharers == ranks ? comm_ : split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
+    tp_ = shape_.tp == 1 ? alone() : group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
+    if (ranks > 1) caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
+  }
+
   // Calls each collective once. NCCL takes memory for a collective at its first call, and the model must see how much
   // is left after that (kernels/device/memory.cuh).
-  void connect() {
+  static void connect(Communicator& group) {
     float* data = nullptr;
-    const size_t ranks = size_t(dp_->size());
+    const size_t ranks = size_t(group.size());
     CUDA_CHECK(cudaMalloc(&data, ranks * sizeof(float)));
     CUDA_CHECK(cudaMemset(data, 0, ranks * sizeof(float)));
-    dp_->after(nullptr);
-    dp_->all_reduce(data, ranks);
-    dp_->reduce_scatter(data + dp_->rank(), data, 1);
-    dp_->all_gather(data, data + dp_->rank(), 1);
-    dp_->broadcast(data, ranks, 0);
-    CUDA_CHECK(cudaStreamSynchronize(dp_->stream()));
+    group.after(nullptr);
+    group.all_reduce(data, ranks);
+    group.reduce_scatter(data + group.rank(), data, 1);
+    group.all_gather(data, data + group.rank(), 1);
+    group.broadcast(data, ranks, 0);
+    CUDA_CHECK(cudaStreamSynchronize(group.stream()));
     CUDA_CHECK(cudaFree(data));
   }
 
@@ -108,7 +197,7 @@ class Mesh {
     try {
       CUDA_CHECK(cudaSetDevice(device_));
       while (!stop.stop_requested()) {
-        dp_->refresh();
+        for (Communicator* group : groups()) group->refresh();
         std::unique_lock lock(mutex);
         sleep.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
       }
@@ -118,8 +207,12 @@ class Mesh {
   }
 
   MeshShape shape_;
-  MeshPlace place_;
-  int device_;
-  std::unique_ptr<Communicator> dp_;
+  MeshPlace place_ = {};
+  int device_ = 0;
+  Control* control_ = nullptr;
+  FlightRecorder* recorder_ = nullptr;
+  NcclComm comm_;                                  // of all ranks; null: one rank
+  std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first
+  std::unique_ptr<Communicator> world_, data_, tp_;
   std::jthread caretaker_;  // declared last, so that it ends before the other members are destroyed
 };

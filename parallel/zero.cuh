@@ -29,8 +29,8 @@
 #include "kernels/cast.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
-#include "parallel/collectives.cuh"
 #include "kernels/device/memory.cuh"
+#include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 
 enum class Pass { forward, backward };
@@ -42,10 +42,10 @@ class ParameterStore final : public Parameters {
 
   // Adds its categories to `memory`. The store can be used when `memory` has been allocated and clear() called. The
   // model runs on `stream`.
-  ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Communicator& dp,
+  ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Mesh& mesh,
                  cudaStream_t stream)
-      : list_(list), options_(options), dp_(dp), stream_(stream), shards_(list, dp.size(), dp.rank()),
-        stage_(dp.size() == 1 ? 0 : options.stage),
+      : list_(list), options_(options), data_(mesh.data()), stream_(stream), shards_(list, data_.size(), data_.rank()),
+        stage_(data_.size() == 1 ? 0 : options.stage),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
         weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
         gradient_slots_(stage_ >= 2 ? ring_slots() : shards_.units()) {
@@ -84,7 +84,7 @@ class ParameterStore final : public Parameters {
     Slot<Float>& slot = fetch(unit);
     settle(slot);
     const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-    if (next > 0 && next < shards_.units()) fetch(next);
+    if (next > 0 && next < shards_.units()) fetch(next);  // (unit 0 is still in its slot when backward comes to it)
     return slot.data;
   }
 
@@ -96,23 +96,23 @@ class ParameterStore final : public Parameters {
   Gradient gradients(int unit) override {
     Slot<float>& slot = slot_of(gradient_slots_, unit);
     settle(slot);
-    return {slot.data, accumulates(unit) && !first_micro_step_};
+    return {slot.data, sums_in_slot(unit) && !first_micro_step_};
   }
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (dp_.size() == 1 || (accumulates(unit) && !last_micro_step_)) return;
+    if (data_.size() == 1 || (sums_in_slot(unit) && !last_micro_step_)) return;
     Slot<float>& slot = slot_of(gradient_slots_, unit);
-    dp_.after(stream_);
+    data_.after(stream_);
     reduce(unit, slot.data);
-    slot.moved.record(dp_.stream());
+    slot.moved.record(data_.stream());
     slot.moving = true;
   }
 
   // A pass is not quiet where blocks take turns in slots (stages 2 and 3), in the last micro-step, which reduces
   // gradients, and in the first micro-step of stage 1, which gathers the updated weights.
   bool is_quiet() const override {
-    if (dp_.size() == 1) return true;
+    if (data_.size() == 1) return true;
     if (stage_ > 1 || last_micro_step_) return false;
     const auto is_there = [](const auto& slot) { return slot.unit >= 0 && !slot.moving; };
     return (stage_ == 0 || std::all_of(weight_slots_.begin(), weight_slots_.end(), is_there)) &&
@@ -120,14 +120,15 @@ class ParameterStore final : public Parameters {
   }
 
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
-    dp_.wait_for_all(stream_);
+    data_.wait_for_all(stream_);
     for (Slot<float>& slot : gradient_slots_) slot.moving = false;
     compute_norm(loss, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
       update_unit(unit, options);
-      // The embedding is the largest unit: it is gathered while the others are updated.
-      if (unit == 0) weights_changed(), fetch(0);
+      if (unit > 0) continue;
+      weights_changed();  // those of all units: each is updated before anybody fetches it
+      fetch(0);           // the embedding is the largest unit: it is gathered while the others are updated
     }
   }
 
@@ -224,11 +225,11 @@ class ParameterStore final : public Parameters {
   }
 
   // Do this unit's gradients add up in its slot over the micro-steps? Those of other units are reduced after each one.
-  bool accumulates(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
+  bool sums_in_slot(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
 
   template <class E>
   void settle(Slot<E>& slot) {
-    if (slot.moving) dp_.wait(stream_, slot.moved);
+    if (slot.moving) data_.wait(stream_, slot.moved);
     slot.moving = false;
   }
 
@@ -239,9 +240,9 @@ class ParameterStore final : public Parameters {
     if (stage_ == 0) return slot;
     const bool is_block = unit > 0 && unit + 1 < shards_.units();
     const TraceScope scope(is_block ? unit - 1 : -1);  // the layer that is gathered, not the one being computed
-    dp_.after(stream_);
-    dp_.all_gather(slot.data, static_cast<const Float*>(own_weights(unit)), shards_.piece(unit));
-    slot.moved.record(dp_.stream());
+    data_.after(stream_);
+    data_.all_gather(slot.data, static_cast<const Float*>(own_weights(unit)), shards_.piece(unit));
+    slot.moved.record(data_.stream());
     slot.moving = true;
     return slot;
   }
@@ -252,24 +253,27 @@ class ParameterStore final : public Parameters {
 
   // ---- gradients
 
-  bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && dp_.size() > 1; }
+  bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && data_.size() > 1; }
 
+  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's slot. The sum goes where this rank keeps
+  // gradients: in stage 0 into the slot itself, in stage 1 into this rank's piece of it, in stages 2 and 3 into an array
+  // of pieces, where those of earlier micro-steps may be already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
     float* sum = array(State::gradient, unit);
-    const bool add = !accumulates(unit) && !first_micro_step_;
+    const bool add_to_earlier = !sums_in_slot(unit) && !first_micro_step_;
     if (casts_gradients()) {
-      cast(staging_, whole, count, dp_.stream());
-      if (stage_ == 0) dp_.all_reduce(staging_, count);
-      else dp_.reduce_scatter(staging_ + begin, staging_, piece);
-      accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add, dp_.stream());
+      cast(staging_, whole, count, data_.stream());
+      if (stage_ == 0) data_.all_reduce(staging_, count);
+      else data_.reduce_scatter(staging_ + begin, staging_, piece);
+      accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add_to_earlier, data_.stream());
     } else if (stage_ == 0) {
-      dp_.all_reduce(whole, count);
-    } else if (!add) {
-      dp_.reduce_scatter(sum, whole, piece);
+      data_.all_reduce(whole, count);
+    } else if (!add_to_earlier) {
+      data_.reduce_scatter(sum, whole, piece);
     } else {
-      dp_.reduce_scatter(whole + begin, whole, piece);
-      accumulate(sum, whole + begin, piece, true, dp_.stream());
+      data_.reduce_scatter(whole + begin, whole, piece);
+      accumulate(sum, whole + begin, piece, true, data_.stream());
     }
   }
 
@@ -281,15 +285,16 @@ class ParameterStore final : public Parameters {
     }
     add_up(total_, partials_, partials, partials_ + partials, stream_);
     if (stage_ > 0) {
-      dp_.after(stream_);
-      dp_.all_reduce(total_, 1);
-      dp_.wait_for_all(stream_);
+      data_.after(stream_);
+      data_.all_reduce(total_, 1);
+      data_.wait_for_all(stream_);
     }
     clip_factor(summary_, total_, loss, clip, limits, stream_);
   }
 
   void update_unit(int unit, const AdamW& options) {
     const size_t count = own_count(unit), begin = own_begin(unit);
+    // How many of this rank's elements lie before the unit's `decayed`
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
@@ -297,7 +302,7 @@ class ParameterStore final : public Parameters {
       if (!has_masters_) {
         adamw_stochastic(own_weights(unit), first, second, gradient, &summary_->factor, adamw_state_, count,
                          decayed, options, random_key(options_.seed, "stochastic rounding"),
-                         (list_.units()[unit].offset + begin) / 4, stream_);
+                         (list_.units()[unit].offset + begin) / 4, stream_);  // Philox draws four numbers at a time
         return;
       }
     }
@@ -375,7 +380,7 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator& dp_;
+  Communicator& data_;
   cudaStream_t stream_;
   Shards shards_;
   int stage_;

@@ -4,10 +4,10 @@
 #include <iomanip>
 #include <sstream>
 
-uint64_t FlightRecorder::enter(const char* name, size_t bytes, double patience) {
+uint64_t FlightRecorder::enter(const char* name, size_t bytes, double patience, const char* group) {
   const std::lock_guard lock(mutex_);
   ++last_;
-  entries_[last_ % capacity] = {last_, name, bytes, steady_seconds(), {}, patience};
+  entries_[last_ % capacity] = {last_, group, ++numbers_[group], name, bytes, steady_seconds(), {}, patience};
   return last_;
 }
 
@@ -30,16 +30,25 @@ void FlightRecorder::forgive(double seconds) {
   for (Entry& entry : entries_) entry.entered += entry.left ? 0 : seconds;
 }
 
+namespace {
+
+// "tp #118"
+std::string number_of(const FlightRecorder::Entry& entry, uint64_t number) {
+  return (*entry.group ? entry.group + std::string(" ") : "") + "#" + std::to_string(number);
+}
+
+}  // namespace
+
 FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, double now) {
   const auto under_way = std::find_if(entries.begin(), entries.end(), [](const auto& entry) { return !entry.left; });
   const auto end = entries.end() - under_way > 2 ? under_way + 2 : entries.end();
   std::ostringstream place, history;
-  if (under_way == entries.end()) place << "not yet in #" << (entries.empty() ? 1 : entries.back().sequence + 1);
-  else place << "in #" << under_way->sequence << " " << under_way->name;
+  if (under_way == entries.end()) place << "not yet in " << (entries.empty() ? "#1" : number_of(entries.back(), entries.back().number + 1));
+  else place << "in " << number_of(*under_way, under_way->number) << " " << under_way->name;
   if (under_way != entries.end() && under_way->bytes) place << " of " << under_way->bytes << " bytes";
   history << std::fixed << std::setprecision(3);
   for (auto entry = end - std::min<long>(4, end - entries.begin()); entry != end; ++entry)
-    history << (history.tellp() > 0 ? " | #" : "#") << entry->sequence << " " << entry->name << " " << entry->bytes
+    history << (history.tellp() > 0 ? " | " : "") << number_of(*entry, entry->number) << " " << entry->name << " " << entry->bytes
             << " bytes " << entry->left.value_or(now) - entry->entered << (entry->left ? " s" : " s, not left");
   return {under_way == entries.end() ? 0 : (now - under_way->entered) / under_way->patience, place.str(), history.str()};
 }

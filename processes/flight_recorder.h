@@ -2,13 +2,14 @@
 // enqueue collectives, or notice their end, write it; the control thread (processes/control.h) reads it. When a job
 // hangs, the records of all ranks show where they differ.
 //
-// Collectives are numbered from 1 in the order in which a rank enters them. Times are seconds of steady_seconds().
+// Collectives are numbered from 1, in each group of ranks by itself, in the order in which a rank enters them: groups that
+// have different work to do meet at different times, but within a group all ranks enter the same collectives. Times are seconds of steady_seconds().
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -21,10 +22,12 @@ inline double steady_seconds() {
 
 class FlightRecorder {
  public:
-  static constexpr size_t capacity = 64;
+  static constexpr size_t capacity = 4096;  // more than the unfinished collectives of two steps
 
   struct Entry {
-    uint64_t sequence = 0;
+    uint64_t sequence = 0;   // of all groups
+    const char* group = "";  // a string literal; empty: all ranks, without the device
+    uint64_t number = 0;     // in its group
     const char* name = "";  // a string literal
     size_t bytes = 0;  // like name, the same on all ranks; a rank that differs is reported as the reason of a hang
     double entered = 0;
@@ -32,8 +35,8 @@ class FlightRecorder {
     double patience = 1;  // it may take so many times the usual time-out: 10 if files are read or written meanwhile
   };
 
-  // Records that a collective begins. Returns its number.
-  uint64_t enter(const char* name, size_t bytes, double patience = 1);
+  // Records that a collective begins. Returns its sequence number.
+  uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "");
 
   void leave(uint64_t sequence);
 
@@ -45,14 +48,15 @@ class FlightRecorder {
 
  private:
   mutable std::mutex mutex_;
-  std::array<Entry, capacity> entries_;
+  std::vector<Entry> entries_ = std::vector<Entry>(capacity);
   uint64_t last_ = 0;
+  std::map<std::string, uint64_t> numbers_;  // by group
 };
 
 // The summary of a flight record that ranks send to rank 0.
 struct FlightBrief {
   double waiting = 0;          // seconds since the oldest unfinished collective began / its patience; 0: there is none
-  std::string place, history;  // "in #118 all_reduce of 4096 bytes"; the last few collectives, separated by " | "
+  std::string place, history;  // "in tp #118 all_reduce of 4096 bytes"; the last few collectives, separated by " | "
 };
 
 FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, double now);

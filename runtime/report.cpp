@@ -13,11 +13,17 @@
 namespace {
 
 nlohmann::ordered_json object_of(const StepTraffic& traffic) {
-  nlohmann::ordered_json object = {{"comm_bytes", nlohmann::ordered_json::object()},
-                                   {"comm_ms", traffic.milliseconds},
-                                   {"comm_exposed_ms", traffic.exposed_milliseconds}};
-  for (const auto& [name, bytes] : traffic.bytes) object["comm_bytes"][name] = size_t(bytes + 0.5);
-  return object;
+  nlohmann::ordered_json groups = nlohmann::ordered_json::object(), sums = groups;
+  for (const auto& [group, collectives] : traffic.bytes)
+    for (const auto& [name, bytes] : collectives) {
+      const size_t rounded = size_t(bytes + 0.5);
+      groups[group][name] = rounded;
+      sums[name] = sums.value(name, size_t(0)) + rounded;
+    }
+  return {{"comm_bytes", sums},
+          {"comm_bytes_by_group", groups},
+          {"comm_ms", traffic.milliseconds},
+          {"comm_exposed_ms", traffic.exposed_milliseconds}};
 }
 
 void add_traffic(nlohmann::ordered_json& fields, const StepTraffic& traffic) {

@@ -16,9 +16,10 @@
 //     loss_scale       of the next step; fp16 only
 //   a step, if there are several ranks: what rank 0 sent in it
 //     comm_bytes       object: bytes by collective (all_reduce, reduce_scatter, all_gather)
+//     comm_bytes_by_group     object: the same for each group of ranks (parallel/mesh.cuh)
 //     comm_ms          milliseconds in collectives
 //     comm_exposed_ms  those of them in which the device only waited
-//     ranks            list, in steps that the terminal shows: comm_bytes, comm_ms, comm_exposed_ms of every rank
+//     ranks            list, in steps that the terminal shows: these four of every rank
 //   an evaluation (--val-every)
 //     step             number of updates done before it
 //     val_loss         mean per token
@@ -59,8 +60,8 @@ struct StepResult {
 
 // What one rank sent in one step.
 struct StepTraffic {
-  std::map<std::string, double> bytes;        // by collective
-  double milliseconds, exposed_milliseconds;  // in collectives; the part of that in which the device only waited
+  std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
+  double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 

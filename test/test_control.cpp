@@ -503,19 +503,20 @@ TEST_CASE("finish waits for all; what ranks do afterwards is nobody's business")
   check_silent_success(ranks);
 }
 
-TEST_CASE("the flight recorder keeps the last 64") {
+TEST_CASE("the flight recorder keeps the last collectives") {
   FlightRecorder recorder;
   CHECK(recorder.entries().empty());
-  for (uint64_t i = 1; i <= 200; ++i) CHECK(recorder.enter(i % 2 ? "odd" : "even", i) == i);
+  const uint64_t kept = FlightRecorder::capacity, last = kept + 136;
+  for (uint64_t i = 1; i <= last; ++i) recorder.enter(i % 2 ? "odd" : "even", i);
   recorder.leave(3);  // long overwritten
   recorder.leave(150);
   const auto entries = recorder.entries();
-  REQUIRE(entries.size() == 64);
+  REQUIRE(entries.size() == kept);
   CHECK(entries.front().sequence == 137);
-  CHECK(entries.back().sequence == 200);
-  CHECK(entries.back().bytes == 200);
+  CHECK(entries.back().sequence == last);
+  CHECK(entries.back().bytes == last);
   CHECK(entries.back().name == std::string("even"));
-  for (const auto& entry : entries) CHECK(entry.left.has_value() == (entry.sequence == 150));
+  CHECK(std::ranges::all_of(entries, [](const auto& entry) { return entry.left.has_value() == (entry.sequence == 150); }));
 
   const double entered = entries.back().entered;
   recorder.forgive(5);
@@ -538,6 +539,13 @@ TEST_CASE("a flight record in brief") {
   CHECK(!contains(record.history, "#8"));
   for (uint64_t i = 6; i <= 9; ++i) recorder.leave(i);
   CHECK(brief(recorder.entries(), now).place == "not yet in #10");
+
+  const uint64_t first = recorder.enter("all_gather", 64, 1, "tp");  // numbered in its group
+  recorder.enter("reduce_scatter", 32, 1, "data");
+  CHECK(brief(recorder.entries(), now).place == "in tp #1 all_gather of 64 bytes");
+  recorder.leave(first);
+  CHECK(brief(recorder.entries(), now).place == "in data #1 reduce_scatter of 32 bytes");
+  CHECK(contains(brief(recorder.entries(), now).history, "tp #1 all_gather 64 bytes"));
 }
 
 TEST_CASE("lists of ranks") {

@@ -109,7 +109,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
     auto bits = [&](const std::string& out) {
       std::vector<Json> lines = shell.metrics(out);
       for (Json& line : lines)
-        for (const char* traffic : {"comm_bytes", "comm_ms", "comm_exposed_ms", "ranks"}) line.erase(traffic);
+        for (const char* traffic : {"comm_bytes", "comm_bytes_by_group", "comm_ms", "comm_exposed_ms", "ranks"}) line.erase(traffic);
       return lines;
     };
     CHECK(bits("a").size() == 9);
@@ -181,6 +181,8 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   for (const Json& line : lines) {
     for (const char* collective : {"all_reduce", "reduce_scatter", "all_gather"})
       CHECK(line["comm_bytes"][collective].get<double>() > 0);
+    const Json& groups = line["comm_bytes_by_group"];
+    CHECK(groups["world"]["all_reduce"].get<size_t>() + groups["data"]["all_reduce"].get<size_t>() == line["comm_bytes"]["all_reduce"]);
     CHECK(line["comm_ms"].get<double>() > 0);
     CHECK(line["comm_exposed_ms"].get<double>() >= 0);
     const bool printed = line["step"].get<int>() % 2 == 0;

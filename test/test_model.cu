@@ -72,7 +72,7 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
   options.micro_batch = options.micro_batch ? options.micro_batch : reference.batch;
   options.seq_len = reference.seq_len;
   options.store.loss_scale.value = loss_scale<T>;
-  static Communicator alone;
+  static Mesh alone;
   auto model = make_model(dtype_name<T>, options, alone, test_stream());
   const auto tensors = stored_tensors(model->tensors());
   load_weights(reference.folder, reference.shape, tensors, whole_tensors(tensors),

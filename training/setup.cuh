@@ -71,7 +71,7 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed}},
-      job.mesh.dp(), job.stream);
+      job.mesh, job.stream);
   if (o.attention == "cudnn" && !model->attention_problem().empty())
     usage_error("--attention cudnn: ", model->attention_problem(), "; leave the option out");
   return model;

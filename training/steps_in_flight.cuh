@@ -15,7 +15,7 @@
 struct FinishedStep {
   StepResult result;
   StepLimits limits;   // the limits that it is judged by
-  int traffic;         // its number for Communicator::take_traffic()
+  int traffic;         // its number for Mesh::take_traffic()
   bool stop;           // at least one rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way
 };
@@ -23,8 +23,8 @@ struct FinishedStep {
 class StepsInFlight {
  public:
   // scales_loss: the results name the loss scale, which only fp16 has.
-  StepsInFlight(Model& model, Communicator& dp, bool scales_loss = false)
-      : model_(model), dp_(dp), scales_loss_(scales_loss), pinned_(2 * sizeof(Told)), told_(static_cast<Told*>(pinned_.data())) {}
+  StepsInFlight(Model& model, Mesh& mesh, bool scales_loss = false)
+      : model_(model), mesh_(mesh), scales_loss_(scales_loss), pinned_(2 * sizeof(Told)), told_(static_cast<Told*>(pinned_.data())) {}
 
   size_t count() const { return started_.size(); }
 
@@ -32,7 +32,7 @@ class StepsInFlight {
   void begin(bool stop, bool saved) {
     turn_ ^= 1;
     told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f};
-    traffic_ = dp_.begin_traffic();
+    traffic_ = mesh_.begin_traffic();
     begin_[turn_].record(model_.stream());
     model_.begin_sums(&told_[turn_].votes);
   }
@@ -45,7 +45,7 @@ class StepsInFlight {
     CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
     end_[turn_].record(stream);
-    dp_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
+    mesh_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
     started_.push_back({turn_, traffic_, step, learning_rate, limits});
   }
 
@@ -66,7 +66,7 @@ class StepsInFlight {
             .limits = started.limits,
             .traffic = started.traffic,
             .stop = sums.stop > 0,
-            .saved = sums.saved == float(dp_.size())};
+            .saved = sums.saved == float(mesh_.world().size())};
   }
 
   // Waits for all steps in flight, and drops their results.
@@ -88,7 +88,7 @@ class StepsInFlight {
   };
 
   Model& model_;
-  Communicator& dp_;
+  Mesh& mesh_;
   bool scales_loss_;
   HostMemory pinned_;
   Told* told_;

@@ -120,8 +120,12 @@ class Telemetry {
   // The traffic of this rank in step `number`, and of every rank for a printed step. None if there is only one rank.
   std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
     if (job_.is_alone()) return {};
-    const Traffic traffic = job_.mesh.dp().take_traffic(number);
-    StepTraffic mine = {traffic.bytes_sent, traffic.milliseconds, traffic.exposed_milliseconds, {}};
+    StepTraffic mine;
+    for (const auto& [group, traffic] : job_.mesh.take_traffic(number)) {
+      mine.bytes[group] = traffic.bytes_sent;
+      mine.milliseconds += traffic.milliseconds;
+      mine.exposed_milliseconds += traffic.exposed_milliseconds;
+    }
     if (of_all_ranks) mine.of_ranks = job_.control.gather(text_of(mine));
     return mine;
   }

@@ -1,4 +1,4 @@
-// What the CPU device counted (cpu/access_counts.h), as a row of a table.
+// What the CPU device counted (dev/ladders/cpu/access_counts.h), as a row of a table.
 //
 //   moved        bytes per element that go to and from memory: 32 per sector; no cache is modelled
 //   × least      `moved` divided by the bytes that the operation must move at least
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/access_counts.h"
+#include "dev/ladders/cpu/access_counts.h"
 
 namespace ladder {
 

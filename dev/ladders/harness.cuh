@@ -30,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/access_counts.h"
+#include "dev/ladders/cpu/access_counts.h"
 #include "dev/ladders/counts.h"
 #include "dev/ladders/measure.cuh"
 #include "dev/ladders/options.h"

@@ -15,8 +15,8 @@ FLAGS_ = $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
 FLAGS_debug := -O0 -g
-# counts memory accesses (cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs stay whole, no
-# code is duplicated, and (-O1) nothing is inferred about addresses from types
+# counts memory accesses (dev/ladders/cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs
+# stay whole, no code is duplicated, and (-O1) nothing is inferred about addresses from types
 FLAGS_counts := -O1 -g -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
   -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU
 SANITIZE := $(if $(filter asan,$(VARIANT)),-fsanitize=address$(comma)undefined -fno-sanitize-recover=undefined)
@@ -44,6 +44,9 @@ endef
 $(eval $(call compile,))
 $(foreach folder,training/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
+$(BUILD)/%.o: dev/ladders/cpu/%.cpp
+	@mkdir -p $(@D)
+	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
 $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<

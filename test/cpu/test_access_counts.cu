@@ -1,6 +1,6 @@
 // The access counters against counts made by hand: each kernel here does little enough to say exactly what a GPU's
 // memory would be asked for. All counts are compared, so that nothing is counted that is not there.
-#include <access_counts.h>
+#include "dev/ladders/cpu/access_counts.h"
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 

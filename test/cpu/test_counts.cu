@@ -10,7 +10,7 @@ constexpr size_t L = 12;  // layers
 
 struct Run {
   static constexpr int B = 1, T = 64;
-  Communicator alone;
+  Mesh alone;
   std::unique_ptr<Model> model = make_model(
       "bf16",
       {.shape = {.layers = L, .heads = 12, .channels = 768, .vocabulary = 50257, .positions = 1024}, .micro_batch = B, .seq_len = T},

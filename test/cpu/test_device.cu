@@ -1,6 +1,6 @@
 // The CPU device as a kernel and its host code see it: indices, barriers, warp collectives, atomics, cooperative
 // groups, memory and streams. What must fail, and what only a permuted schedule shows, is in test_failures.cu.
-#include <access_counts.h>
+#include "dev/ladders/cpu/access_counts.h"
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 

@@ -6,8 +6,8 @@
 
 namespace {
 
-int rank() { return ranks().mesh.dp().rank(); }
-int size() { return ranks().mesh.dp().size(); }
+int rank() { return ranks().mesh.data().rank(); }
+int size() { return ranks().mesh.data().size(); }
 
 ncclComm_t comm() {
   static ncclComm_t instance = [] {
@@ -208,23 +208,23 @@ TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch,
   CHECK(seen == std::set<std::string>{"ncclCommInitRank", "all_reduce", "reduce_scatter", "all_gather", "broadcast"});
   CHECK(std::getenv("NCCL_NVLS_ENABLE"));
   int priority, least, greatest;
-  CUDA_CHECK(cudaStreamGetPriority(ranks().mesh.dp().stream(), &priority));
+  CUDA_CHECK(cudaStreamGetPriority(ranks().mesh.data().stream(), &priority));
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   CHECK(priority == greatest);
 }
 
 TEST_CASE("the communicator counts what is sent") {
-  Communicator& dp = ranks().mesh.dp();
+  Communicator& dp = ranks().mesh.data();
   const double n = size();
   const size_t count = 840;  // 1 to 8 ranks divide it
   Buffer<float> data(count * size_t(size()));
-  const int number = dp.begin_traffic();
+  const int number = ranks().mesh.begin_traffic();
   dp.all_reduce(data.data(), count);
   dp.reduce_scatter(data.data(), data.data(), count);
   dp.all_gather(data.data(), data.data(), count);
   dp.wait_for_all(test_stream());
   CUDA_CHECK(cudaDeviceSynchronize());
-  Traffic traffic = dp.take_traffic(number);
+  Traffic traffic = ranks().mesh.take_traffic(number)["data"];
   const double bytes = count * sizeof(float);
   CHECK(traffic.bytes_sent["all_reduce"] == doctest::Approx(2 * (n - 1) / n * bytes));
   CHECK(traffic.bytes_sent["reduce_scatter"] == doctest::Approx((n - 1) * bytes));

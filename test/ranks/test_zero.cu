@@ -13,7 +13,7 @@ void check_all_stages(const ModelShape& shape, int micro_batch, size_t steps) {
   CAPTURE(micro_batch);
   for (int stage = 0; stage <= (dp().size() > 1 ? 3 : 0); ++stage) {  // one rank has one stage
     CAPTURE(stage);
-    const Curve curve = train<T>(shape, dp(), micro_batch, {.stage = stage}, steps);
+    const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, steps);
     if constexpr (std::is_same_v<T, float>) check_fp32_curve(curve, shape);
     else check_16_bit_curves<T>({curve}, shape);
   }
@@ -37,11 +37,11 @@ void add_over_ranks(std::vector<double>& values) {
 // By tensor. Each rank computes its own micro-batches one by one, on its own.
 template <class T>
 std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_batch) {
-  Communicator alone;
+  Mesh alone;
   const std::unique_ptr<Model> owner = model_of<T>(shape, alone, micro_batch);
   Model& model = *owner;
   std::map<std::string, Terms> all;
-  for_micro_batches(model, dp(), 0, [&](const int* inputs, const int* targets, bool, bool) {
+  for_micro_batches(model, mesh(), 0, [&](const int* inputs, const int* targets, bool, bool) {
     train_micro_step(model, inputs, targets, double(global_batch) * shape.positions, true, true);
     for (const Slice& slice : model.store().own_slices()) {
       const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
@@ -68,9 +68,9 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
 // than the norm of all that.
 template <class T>
 void check_gradients(const ModelShape& shape, int micro_batch, const std::map<std::string, Terms>& terms, StoreOptions store) {
-  const std::unique_ptr<Model> owner = model_of<T>(shape, dp(), micro_batch, store);
+  const std::unique_ptr<Model> owner = model_of<T>(shape, mesh(), micro_batch, store);
   Model& model = *owner;
-  train_step(model, dp(), 0);
+  train_step(model, mesh(), 0);
   const double additions = global_batch / micro_batch + micro_batch * shape.positions;
   const double of_element = store.cast_gradients ? dp().size() * rounding<T> : 0;
   double worst = 0, squares = 0, allowed_squares = 0;
@@ -95,22 +95,22 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
 
 // ---- what the design's section 6 says of bytes, for this model's units
 
-// Bytes a step, by collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding included: it travels too.
+// Bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding included: it travels too.
 template <class T>
-std::map<std::string, double> bytes_of_step(const Shards& shards, int layers, int stage, int micro_steps) {
+std::map<std::string, std::map<std::string, double>> bytes_of_step(const Shards& shards, int layers, int stage, int micro_steps) {
   const double others = double(dp().size() - 1), wide = sizeof(float), narrow = sizeof(T);
   const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
   const double all = rest + layers * block;
-  std::map<std::string, double> bytes = {{"all_reduce", others / dp().size() * 2 * sizeof(StepSums)}};
-  if (stage == 0) bytes["all_reduce"] += 2 * others * all * wide;
-  else bytes["all_reduce"] += others / dp().size() * 2 * sizeof(double);  // the squares
+  std::map<std::string, double> bytes;
+  if (stage == 0) bytes["all_reduce"] = 2 * others * all * wide;
+  else bytes["all_reduce"] = others / dp().size() * 2 * sizeof(double);  // the squares
   if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
   if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
   if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
   // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
   const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
   if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
-  return bytes;
+  return {{"data", bytes}, {"world", {{"all_reduce", others / dp().size() * 2 * sizeof(StepSums)}}}};
 }
 
 // Over the ranks: a sum of few elements does not travel in equal parts.
@@ -179,7 +179,7 @@ TEST_CASE("passes without a collective are launched as graphs") {
   const size_t expected[] = {2 * (micro_steps - 1), 2 * (micro_steps - 1) - 1, 0, 0};
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    CHECK(train<float>(deep, dp(), 1, {.stage = stage}, some_steps).graphs == expected[stage]);
+    CHECK(train<float>(deep, mesh(), 1, {.stage = stage}, some_steps).graphs == expected[stage]);
   }
 }
 #endif
@@ -188,17 +188,17 @@ TEST_CASE("passes without a collective are launched as graphs") {
 TEST_CASE("gradients that travel in bf16 give the curve of one rank") {
   std::vector<Curve> curves;
   for (int stage : {0, 3})
-    curves.push_back(train<__nv_bfloat16>(odd, dp(), 2, {.stage = stage, .cast_gradients = true}));
+    curves.push_back(train<__nv_bfloat16>(odd, mesh(), 2, {.stage = stage, .cast_gradients = true}));
   check_16_bit_curves<__nv_bfloat16>(curves, odd);
 }
 
 TEST_CASE("the same mesh gives the same bits, and so do stages that add in the same order") {
   // One micro-step: every stage reduces the same sums. From stage 1 on the norm is added up in the same parts too.
   const int micro_batch = global_batch / dp().size();
-  const Curve first = train<float>(odd, dp(), micro_batch, {.stage = 1}, some_steps);
+  const Curve first = train<float>(odd, mesh(), micro_batch, {.stage = 1}, some_steps);
   for (int stage : {1, 2, 3}) {
     CAPTURE(stage);
-    const Curve again = train<float>(odd, dp(), micro_batch, {.stage = stage}, some_steps);
+    const Curve again = train<float>(odd, mesh(), micro_batch, {.stage = stage}, some_steps);
     CHECK(again.losses == first.losses);
     CHECK(again.norms == first.norms);
   }
@@ -214,13 +214,16 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       const int micro_batch = global_batch / dp().size() / 2;
       const TensorList list(shape);
       const Shards shards(list, dp().size(), dp().rank());
-      const Curve curve = train<T>(shape, dp(), micro_batch, {.stage = stage}, 2);
-      for (const auto& [name, bytes] : bytes_of_step<T>(shards, layers, stage, 2)) {
-        CAPTURE(name);
-        CHECK(curve.bytes_sent.at(name) == doctest::Approx(bytes));
-      }
+      const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, 2);
+      for (const auto& [group, collectives] : bytes_of_step<T>(shards, layers, stage, 2))
+        for (const auto& [name, bytes] : collectives) {
+          CAPTURE(group);
+          CAPTURE(name);
+          CHECK(curve.bytes_sent.at(group).at(name) == doctest::Approx(bytes));
+        }
       double counted = 0;
-      for (const auto& [name, bytes] : curve.bytes_sent) counted += bytes;
+      for (const auto& [group, sent] : curve.bytes_sent)
+        for (const auto& [name, bytes] : sent) counted += bytes;
       if (transport_bytes() > 0) CHECK(all_added(curve.really_sent) == doctest::Approx(all_added(counted)));
       const auto wanted = bytes_of_memory<T>(shards, layers, stage);
       for (const auto& category : curve.memory) {
@@ -238,8 +241,8 @@ TEST_CASE_TEMPLATE("--check-sync names the rank and the tensor that drifted", T,
   if (dp().size() == 1) return;
   for (int stage : {0, 1, 2}) {
     CAPTURE(stage);
-    const std::unique_ptr<Model> model = model_of<T>(odd, dp(), 2, {.stage = stage});
-    train_step(*model, dp(), 0);
+    const std::unique_ptr<Model> model = model_of<T>(odd, mesh(), 2, {.stage = stage});
+    train_step(*model, mesh(), 0);
     const auto check = [&] { check_sync(*ranks().control, model->store(), 1, test_stream()); };
     CHECK_NOTHROW(check());
 
@@ -277,12 +280,12 @@ std::vector<float> own_state(const Parameters& store) {
   return all;
 }
 
-// After one step on `dp`, the weights by tensor; of other ranks' pieces NaN.
-std::map<std::string, std::vector<float>> stochastically_rounded(Communicator& dp, int stage) {
+// After one step on `mesh`, the weights by tensor; of other ranks' pieces NaN.
+std::map<std::string, std::vector<float>> stochastically_rounded(Mesh& mesh, int stage) {
   const StoreOptions store = {.stage = stage, .stochastic_rounding = true};
-  const std::unique_ptr<Model> owner = model_of<__nv_bfloat16>(even, dp, 2, store);
+  const std::unique_ptr<Model> owner = model_of<__nv_bfloat16>(even, mesh, 2, store);
   Model& model = *owner;
-  train_step(model, dp, 0);
+  train_step(model, mesh, 0);
   std::map<std::string, std::vector<float>> weights;
   for (const Slice& slice : model.store().own_slices()) {
     std::vector<float>& values = weights.try_emplace(slice.tensor->name, slice.tensor->count(), NAN).first->second;
@@ -297,12 +300,12 @@ std::map<std::string, std::vector<float>> stochastically_rounded(Communicator& d
 // more. Random numbers that depend on the mesh would round a third of all weights, the mean of 2f(1 − f) over the
 // fractions f of a unit, to the other side.
 TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
-  Communicator alone;
+  Mesh alone;
   const auto wanted = stochastically_rounded(alone, 0);
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     size_t all = 0, different = 0;
-    for (const auto& [name, weights] : stochastically_rounded(dp(), stage))
+    for (const auto& [name, weights] : stochastically_rounded(mesh(), stage))
       for (size_t i = 0; i < weights.size(); ++i) {
         all += !std::isnan(weights[i]);
         different += !std::isnan(weights[i]) && weights[i] != wanted.at(name)[i];
@@ -322,12 +325,12 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
       if (stochastic && std::is_same_v<T, float>) continue;
       CAPTURE(stage);
       const StoreOptions store = {.stage = stage, .stochastic_rounding = stochastic};
-      const std::unique_ptr<Model> owner = model_of<T>(odd, dp(), 2, store);
+      const std::unique_ptr<Model> owner = model_of<T>(odd, mesh(), 2, store);
       Model& model = *owner;
-      train_step(model, dp(), 0);
+      train_step(model, mesh(), 0);
       CHECK(was_applied(model));
       const std::vector<float> before = own_state(model.store());
-      train_step(model, dp(), 1, [&] {
+      train_step(model, mesh(), 1, [&] {
         const float nan = NAN;
         if (dp().rank() == dp().size() - 1)
           copy_and_wait(model.store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
@@ -335,7 +338,7 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
       CHECK(std::isnan(model.gradient_summary().norm));
       CHECK(!was_applied(model));
       CHECK(own_state(model.store()) == before);
-      train_step(model, dp(), 2);
+      train_step(model, mesh(), 2);
       CHECK(was_applied(model));
       CHECK(std::isfinite(model.gradient_summary().norm));
       CHECK(own_state(model.store()) != before);
@@ -347,11 +350,11 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
     CAPTURE(stage);
     const LossScale scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
     const StoreOptions store = {.stage = stage, .loss_scale = scale};
-    const std::unique_ptr<Model> owner = model_of<__half>(odd, dp(), 2, store);
+    const std::unique_ptr<Model> owner = model_of<__half>(odd, mesh(), 2, store);
     Model& model = *owner;
     const std::vector<float> before = own_state(model.store());
     int left_out = 0;
-    for (train_step(model, dp(), 0); !was_applied(model); train_step(model, dp(), 0)) {
+    for (train_step(model, mesh(), 0); !was_applied(model); train_step(model, mesh(), 0)) {
       CHECK(own_state(model.store()) == before);
       CHECK(model.gradient_summary().scale.value == std::ldexp(scale.value, -++left_out));
       REQUIRE(left_out < 20);
@@ -359,7 +362,7 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
     CHECK(left_out > 0);
     Curve curve;
     for (size_t step = 0; step < 4; ++step) {
-      if (step > 0) train_step(model, dp(), step);
+      if (step > 0) train_step(model, mesh(), step);
       curve.losses.push_back(model.loss());
       curve.norms.push_back(model.gradient_summary().norm);
     }
@@ -371,13 +374,13 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
 }
 
 TEST_CASE("votes of the ranks are summed with the loss") {
-  const std::unique_ptr<Model> owner = model_of<float>(deep, dp(), 2);
+  const std::unique_ptr<Model> owner = model_of<float>(deep, mesh(), 2);
   Model& model = *owner;
   const HostMemory pinned(sizeof(StepSums));
   StepSums& votes = *static_cast<StepSums*>(pinned.data());
   for (int step = 0; step < 3; ++step) {
     votes = {.stop = step == 1 && dp().rank() == dp().size() - 1 ? 1.0f : 0.0f, .saved = float(step)};
-    train_step(model, dp(), size_t(step), [] {}, &votes);
+    train_step(model, mesh(), size_t(step), [] {}, &votes);
     CHECK(model.sums().stop == float(step == 1));
     CHECK(model.sums().saved == float(step * dp().size()));
     CHECK(model.loss() > 1);

@@ -27,7 +27,7 @@ inline std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
 // Losses of the steps and, after all of them, of a validation; gradient norms; the bytes of the last step.
 struct Curve {
   std::vector<float> losses, norms;
-  std::map<std::string, double> bytes_sent;
+  std::map<std::string, std::map<std::string, double>> bytes_sent;  // by group and collective
   double really_sent = 0;  // as the device's transport counts it
   size_t graphs = 0;       // launched in the last step
   std::vector<DeviceMemory::Category> memory;
@@ -53,13 +53,13 @@ inline size_t graphs() {
 
 // Calls work(inputs, targets, first, last) with each micro-batch of this rank.
 template <class Work>
-void for_micro_batches(const Model& model, const Communicator& dp, size_t step, Work work) {
+void for_micro_batches(const Model& model, Mesh& mesh, size_t step, Work work) {
   const int B = model.options().micro_batch;
-  const size_t micro_steps = size_t(global_batch / (B * dp.size()));
+  const size_t micro_steps = size_t(global_batch / (B * mesh.shape().dp));
   for (size_t a = 0; a < micro_steps; ++a) {
     std::vector<int> inputs, targets;
     for (int b = 0; b < B; ++b) {
-      const size_t number = (a * size_t(dp.size()) + size_t(dp.rank())) * size_t(B) + size_t(b);
+      const size_t number = (a * size_t(mesh.shape().dp) + size_t(mesh.place().dp)) * size_t(B) + size_t(b);
       const std::vector<int> tokens = sample_tokens(model.tensors().shape(), step * global_batch + number);
       inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
@@ -68,9 +68,9 @@ void for_micro_batches(const Model& model, const Communicator& dp, size_t step, 
   }
 }
 
-inline void train_step(Model& model, Communicator& dp, size_t step, const std::function<void()>& after_first = [] {},
+inline void train_step(Model& model, Mesh& mesh, size_t step, const std::function<void()>& after_first = [] {},
                        const StepSums* votes = nullptr) {
-  for_micro_batches(model, dp, step, [&](const int* inputs, const int* targets, bool first, bool last) {
+  for_micro_batches(model, mesh, step, [&](const int* inputs, const int* targets, bool first, bool last) {
     train_micro_step(model, inputs, targets, double(global_batch) * model.options().seq_len, first, last, votes);
     if (first) after_first();
   });
@@ -79,8 +79,8 @@ inline void train_step(Model& model, Communicator& dp, size_t step, const std::f
   model.update(options, 1.0f);
 }
 
-inline float validation_loss(Model& model, Communicator& dp) {
-  for_micro_batches(model, dp, all_steps, [&](const int* inputs, const int* targets, bool first, bool last) {
+inline float validation_loss(Model& model, Mesh& mesh) {
+  for_micro_batches(model, mesh, all_steps, [&](const int* inputs, const int* targets, bool first, bool last) {
     evaluate_micro_step(model, inputs, targets, double(global_batch) * model.options().seq_len, first, last);
   });
   return model.loss();
@@ -88,19 +88,19 @@ inline float validation_loss(Model& model, Communicator& dp) {
 
 // With fresh weights.
 template <class T>
-std::unique_ptr<Model> model_of(const ModelShape& shape, Communicator& dp, int micro_batch, const StoreOptions& store = {}) {
+std::unique_ptr<Model> model_of(const ModelShape& shape, Mesh& mesh, int micro_batch, const StoreOptions& store = {}) {
   const ModelOptions options = {.shape = shape, .micro_batch = micro_batch, .seq_len = shape.positions, .store = store};
-  std::unique_ptr<Model> model = make_model(dtype_name<T>, options, dp, test_stream());
+  std::unique_ptr<Model> model = make_model(dtype_name<T>, options, mesh, test_stream());
   model->store().initialize();
   return model;
 }
 
 template <class T>
-Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOptions store, size_t steps = all_steps) {
-  const std::unique_ptr<Model> owner = model_of<T>(shape, dp, micro_batch, store);
+Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions store, size_t steps = all_steps) {
+  const std::unique_ptr<Model> owner = model_of<T>(shape, mesh, micro_batch, store);
   Model& model = *owner;
   Curve curve;
-  StepsInFlight in_flight(model, dp);
+  StepsInFlight in_flight(model, mesh);
   int traffic = 0;
   const auto finish = [&] {
     const FinishedStep step = in_flight.finish();
@@ -116,7 +116,7 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
       curve.graphs = graphs();
     }
     in_flight.begin(false, false);
-    train_step(model, dp, step);
+    train_step(model, mesh, step);
     in_flight.end(step + 1, 0, {});
     if (step > 0) finish();
   }
@@ -124,13 +124,14 @@ Curve train(const ModelShape& shape, Communicator& dp, int micro_batch, StoreOpt
   CUDA_CHECK(cudaDeviceSynchronize());
   curve.really_sent = transport_bytes() - before;
   curve.graphs = graphs() - curve.graphs;
-  curve.bytes_sent = dp.take_traffic(traffic).bytes_sent;
+  for (const auto& [group, sent] : mesh.take_traffic(traffic)) curve.bytes_sent[group] = sent.bytes_sent;
   curve.memory = model.memory().categories();
-  if (steps == all_steps) curve.losses.push_back(validation_loss(model, dp));
+  if (steps == all_steps) curve.losses.push_back(validation_loss(model, mesh));
   return curve;
 }
 
-inline Communicator& dp() { return ranks().mesh.dp(); }
+inline Mesh& mesh() { return ranks().mesh; }
+inline Communicator& dp() { return mesh().data(); }
 
 // ---- curves beside those of one rank
 
@@ -140,7 +141,7 @@ const std::vector<Curve>& of_one_rank(const ModelShape& shape) {
   static std::map<int, std::vector<Curve>> known;  // by channels
   std::vector<Curve>& curves = known[shape.channels];
   if (!curves.empty()) return curves;
-  Communicator alone;
+  Mesh alone;
   const std::vector<int> micro_batches = std::is_same_v<T, float> ? std::vector{2} : std::vector{1, 2, 4, 8};
   for (int size : micro_batches) {
     const bool mine = int(curves.size()) % ranks().control->size() == ranks().control->rank();

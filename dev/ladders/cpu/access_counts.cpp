@@ -1,6 +1,6 @@
-// The counters of cpu/access_counts.h, in three steps: the compiler's calls become events of threads, events of lanes
+// The counters of access_counts.h, in three steps: the compiler's calls become events of threads, events of lanes
 // become requests of warps, requests become counts.
-#include "cpu/access_counts.h"
+#include "dev/ladders/cpu/access_counts.h"
 
 #include <link.h>
 #include <unistd.h>
