@@ -83,7 +83,7 @@ class GPT final : public Model {
   };
   Sizes sizes(int batch_size, int seq_len) const {
     const ModelShape& s = options_.shape;
-    return {batch_size, seq_len, batch_size * seq_len, s.channels, s.heads, s.head_size(), s.vocabulary, s.padded_vocabulary()};
+    return {batch_size, seq_len, batch_size * seq_len, s.channels, s.heads, s.head_size(), s.vocabulary, list_.vocabulary_rows()};
   }
   Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.seq_len); }
   Sizes largest() const { return sizes(options_.micro_batch, options_.seq_len); }

@@ -114,7 +114,7 @@ class Model {
 
  protected:
   Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : options_(options), list_(options.shape), mesh_(mesh), stream_(stream) {}
+      : options_(options), list_(options.shape, mesh.tp().size(), mesh.tp().rank()), mesh_(mesh), stream_(stream) {}
 
   virtual void forward_pass(const Batch& batch) = 0;
   virtual void backward_pass(const Batch& batch) = 0;

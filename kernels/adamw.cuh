@@ -81,8 +81,8 @@ __device__ inline __nv_bfloat16 round_stochastically(float x, uint32_t random16)
 
 [[maybe_unused]] static
 __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
-                                        const float* factor, const AdamWState* state, size_t count, size_t decayed,
-                                        AdamW options, uint64_t key, uint64_t counter) {
+                                        const float* factor, const AdamWState* state, size_t count, bool decays,
+                                        AdamW options, uint64_t key, size_t begin, Part part) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count || !is_applied(factor)) return;
@@ -91,15 +91,12 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
   load(first + i, m);
   load(second + i, v);
   load(gradients + i, g);
-  adamw_update(w, m, v, g, *factor, i < decayed, options, *state);
+  adamw_update(w, m, v, g, *factor, decays, options, *state);
   store(first + i, m);
   store(second + i, v);
+  ElementBits bits(key + uint64_t(state->updates), part, begin + i);
 #pragma unroll
-  for (int group = 0; group < N; group += 4) {
-    const uint4 bits = philox(key + uint64_t(state->updates), counter + (i + group) / 4);
-    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-    for (int k = 0; k < 4; ++k) weights[i + group + k] = round_stochastically(w[group + k], words[k] >> 16);
-  }
+  for (int k = 0; k < N; ++k) weights[i + k] = round_stochastically(w[k], bits.next() >> 16);
 }
 
 inline unsigned adamw_grid(size_t count) {
@@ -128,16 +125,17 @@ void adamw(Float* weights, float* masters, float* first, float* second, const fl
   CUDA_CHECK(cudaGetLastError());
 }
 
-// The same without a master copy, for bf16. Elements i to i + 3 take their random bits from Philox at (key + t,
-// counter + i/4). All calls of one step need different counters.
+// The same without a master copy, for bf16, and for `count` elements of one tensor, from element `begin` of the part
+// that this rank holds. `count` is a multiple of the pack. An element takes its random bits by its number in the whole
+// tensor, with key + t: every rank that holds it rounds it alike. All tensors need different keys.
 inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
-                             const float* factor, const AdamWState* state, size_t count, size_t decayed,
-                             const AdamW& options, uint64_t key, uint64_t counter, cudaStream_t stream) {
+                             const float* factor, const AdamWState* state, size_t count, bool decays,
+                             const AdamW& options, uint64_t key, size_t begin, Part part, cudaStream_t stream) {
   KernelRange range("adamw_stochastic", stream, 24.0 * count, 15.0 * count);
   range.writes(weights, count);
   range.writes(first, count);
   range.writes(second, count);
   adamw_stochastic_kernel<<<adamw_grid(count), adamw_block, 0, stream>>>(
-      weights, first, second, gradients, factor, state, count, decayed, options, key, counter);
+      weights, first, second, gradients, factor, state, count, decays, options, key, begin, part);
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,11 +1,12 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
 // 3", SC 2011), and from it the initial weights. A number depends only on (key, counter), so any rank can produce any
-// slice of a tensor, in any order, on any device.
+// part of a tensor, in any order, on any device.
 #pragma once
 
 #include <string>
 
 #include "kernels/device/common.cuh"
+#include "kernels/device/part.h"
 
 // Four uniform 32-bit numbers for (key, counter).
 __device__ inline uint4 philox(uint64_t key, uint64_t counter) {
@@ -37,16 +38,45 @@ __device__ inline float normal_from_bits(uint32_t bits) {
   return float(q < 0 ? -z : z);
 }
 
-// Each thread computes four elements of the tensor by one call of Philox. Elements [first, end) are written, element
-// `first` to out[0].
+// The random bits of a tensor's elements: those of element i of the whole tensor are word i % 4 of Philox at
+// (key, i / 4). next() returns them element by element, from element `local` of a part on. Neighbours share a call of
+// Philox and the division that finds their place in the whole.
+class ElementBits {
+ public:
+  __device__ ElementBits(uint64_t key, const Part& part, size_t local)
+      : key_(key), width_(part.width), gap_(part.stride - part.width), element_(part.whole(local)),
+        left_(part.width - local % part.width), group_(element_ / 4), words_(philox(key, group_)) {}
+
+  __device__ uint32_t next() {
+    if (element_ / 4 != group_) words_ = philox(key_, group_ = element_ / 4);
+    const uint32_t even = element_ & 2 ? words_.z : words_.x, odd = element_ & 2 ? words_.w : words_.y;
+    const uint32_t bits = element_ & 1 ? odd : even;
+    ++element_;
+    if (--left_ == 0) {
+      element_ += gap_;
+      left_ = width_;
+    }
+    return bits;
+  }
+
+ private:
+  uint64_t key_;
+  size_t width_, gap_;      // of the part's runs, and between two of them
+  size_t element_, left_;   // the next element of the whole tensor, and how many are left of its run
+  size_t group_;            // words_ belong to elements 4·group_ to 4·group_ + 3
+  uint4 words_;
+};
+
+// Each thread computes four elements. Elements [first, end) of the part are written, element `first` to out[0].
 [[maybe_unused]] static
-__global__ void normal_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation) {
-  const size_t group = first / 4 + size_t(blockIdx.x) * blockDim.x + threadIdx.x, i = 4 * group;
+__global__ void normal_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation, Part part) {
+  const size_t i = 4 * (first / 4 + size_t(blockIdx.x) * blockDim.x + threadIdx.x);
   if (i >= end) return;
-  const uint4 bits = philox(key, group);
-  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-  for (int k = 0; k < 4; ++k)
-    if (i + k >= first && i + k < end) out[i + k - first] = standard_deviation * normal_from_bits(words[k]);
+  ElementBits bits(key, part, i);
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t word = bits.next();
+    if (i + k >= first && i + k < end) out[i + k - first] = standard_deviation * normal_from_bits(word);
+  }
 }
 
 // The key of a tensor's random numbers: FNV-1a of its name, mixed with the seed.
@@ -56,15 +86,16 @@ inline uint64_t random_key(uint64_t seed, const std::string& name) {
   return hash;
 }
 
-// out (count) = elements [first, first + count) of a tensor drawn from normal(0, standard_deviation). Element i depends
-// only on (key, i), so any rank can make any slice. Writes 4·count bytes.
+// out (count) = elements [first, first + count) of a part of a tensor drawn from normal(0, standard_deviation). An
+// element depends only on the key and on its number in the whole tensor, so any rank can make any part. Writes 4·count
+// bytes.
 inline void fill_normal(float* out, size_t first, size_t count, uint64_t key, float standard_deviation,
-                        cudaStream_t stream) {
+                        cudaStream_t stream, Part part = {}) {
   if (count == 0) return;
   KernelRange range("fill_normal", stream, 4.0 * count, 0);
   range.writes(out, count);
   const size_t threads = 256, groups = (first + count - 1) / 4 - first / 4 + 1;
   normal_kernel<<<unsigned(ceil_div(groups, threads)), threads, 0, stream>>>(out, first, first + count, key,
-                                                                            standard_deviation);
+                                                                            standard_deviation, part);
   CUDA_CHECK(cudaGetLastError());
 }

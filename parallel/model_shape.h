@@ -9,6 +9,4 @@ struct ModelShape {
   bool operator==(const ModelShape&) const = default;
 
   int head_size() const { return channels / heads; }
-  // Rows of wte in memory: a multiple of 128, so that the tiles of the model's largest matrix product are all full.
-  int padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
 };

@@ -5,6 +5,7 @@
 //   piece   one of these N parts; rank r keeps piece r of every unit. A piece may hold parts of several tensors
 //   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
 //   own     what this rank keeps of a unit: the whole unit in ZeRO stage 0, else its piece
+//   answers for   what this rank, and no other, adds to the norm and writes to checkpoints: a part of its piece
 //   slot    a buffer on the device that can hold one whole unit; units may take turns in it (zero.cuh)
 //
 // A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
@@ -17,10 +18,17 @@
 
 #include "parallel/tensors.h"
 
+// All are numbers of elements on this rank: where tensor parallelism splits the tensor, TensorDescriptor::part says
+// which elements of the whole tensor they are.
 struct Slice {
   const TensorDescriptor* tensor;
-  size_t first, count;  // elements [first, first + count) of the unpadded tensor
-  size_t in_unit;       // offset of element `first` from the start of the unit, in elements
+  size_t first, count;  // elements [first, first + count) of the tensor, padding left out
+  size_t in_unit;       // offset of element `first` from the start of the unit
+};
+
+// Elements [begin, begin + count) of a unit.
+struct Range {
+  size_t begin, count;
 };
 
 class Shards {
@@ -51,18 +59,28 @@ class Shards {
     const size_t end = begin + count;
     for (const TensorDescriptor& tensor : list_.tensors()) {
       if (tensor.unit != unit) continue;
-      const size_t first = std::max(begin, tensor.offset), last = std::min(end, tensor.offset + tensor.count());
+      const size_t first = std::max(begin, tensor.offset), last = std::min(end, tensor.offset + tensor.local);
       if (first < last) slices.push_back({&tensor, first - tensor.offset, last - first, first});
     }
     return slices;
   }
 
-  // The slices that this rank writes to a checkpoint: those in its pieces, in every stage, so that ranks share the
-  // work.
+  // The elements of a unit that this rank answers for. Each element of the whole model is one rank's: data-parallel ranks
+  // answer for their pieces, in every stage, so that they share the work; of what all tensor-parallel ranks have, the
+  // first one answers.
+  Range answers_for(int unit) const {
+    const size_t end = list_.tp_rank() == 0 ? list_.units()[size_t(unit)].count : list_.units()[size_t(unit)].split;
+    const size_t first = std::min(begin(unit), end);
+    return {first, std::min(piece(unit), end - first)};
+  }
+
+  // The slices that this rank writes to a checkpoint.
   std::vector<Slice> slices_of_rank() const {
     std::vector<Slice> all;
-    for (int unit = 0; unit < units(); ++unit)
-      for (const Slice& slice : slices(unit, begin(unit), piece(unit))) all.push_back(slice);
+    for (int unit = 0; unit < units(); ++unit) {
+      const Range range = answers_for(unit);
+      for (const Slice& slice : slices(unit, range.begin, range.count)) all.push_back(slice);
+    }
     return all;
   }
 

@@ -4,14 +4,25 @@
 // Tensors are grouped into *units*, which are stored as one contiguous padded buffer each: unit 0 is the embedding,
 // units 1..L are the blocks, unit L+1 is the final norm. Inside a unit the matrices come first, so that one comparison
 // with the unit's `decayed` count tells whether an element has weight decay.
+//
+// Tensor parallelism (parallel/tensor_parallel.cuh) splits a tensor in one of three ways:
+//
+//   split    each of the tp ranks has its part: rows of a matrix, or columns, or values of a vector. The columns of
+//            c_attn are three blocks, q, k and v, of which a rank has the columns of its heads
+//   whole    every rank has the tensor, and computes the same gradient
+//   summed   every rank has the tensor, but computes the gradient of its own rows: the sum over the ranks is the gradient
+//
+// In a unit they come in this order, so that a range says which elements one rank has to answer for.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kernels/device/part.h"
 #include "parallel/model_shape.h"
 
 enum class Initial { normal, residual_normal, zero, one };
@@ -19,19 +30,30 @@ enum class Initial { normal, residual_normal, zero, one };
 // The number of each tensor in its unit, for the three kinds of unit. TensorList has their names and shapes.
 enum EmbeddingTensor { wte, wpe };
 enum BlockTensor {
-  qkv_weight, projection_weight, up_weight, down_weight,
-  qkv_bias, projection_bias, up_bias, down_bias,
-  norm1_weight, norm1_bias, norm2_weight, norm2_bias
+  qkv_weight, projection_weight, up_weight, down_weight, qkv_bias, up_bias,  // split
+  projection_bias, down_bias,                                                // whole
+  norm1_weight, norm1_bias, norm2_weight, norm2_bias                         // summed
 };
-enum FinalNormTensor { final_norm_weight, final_norm_bias };
+enum FinalNormTensor { final_norm_weight, final_norm_bias };  // summed
+
+// How tensor parallelism treats a tensor.
+struct Split {
+  int axis = -1;        // it is split along this axis of its shape; -1: it is not
+  int blocks = 1;       // the axis is so many equal blocks, each of which is split
+  bool summed = false;  // its gradient is summed over the ranks
+};
 
 struct TensorDescriptor {
   std::string name;           // Hugging Face's name, without "transformer."
-  std::vector<size_t> shape;  // of the unpadded tensor; weights of linear layers are (in, out)
+  std::vector<size_t> shape;  // of the whole tensor, unpadded; weights of linear layers are (in, out)
   Initial initial;
   int unit;
   size_t offset;  // from the start of the unit, in elements
+  Split split;
+  Part part;      // which elements of the whole tensor this rank has
+  size_t local;   // how many these are, padding left out
 
+  // Elements of the whole tensor.
   size_t count() const {
     size_t product = 1;
     for (size_t extent : shape) product *= extent;
@@ -40,10 +62,13 @@ struct TensorDescriptor {
   bool decays() const { return shape.size() == 2; }
 };
 
+// All are numbers of elements on this rank, padding included.
 struct Unit {
-  size_t offset;   // from the start of the model, in elements
-  size_t count;    // number of elements, padding included
-  size_t decayed;  // the first so many elements have weight decay, the others have none
+  size_t offset;   // from the start of the model
+  size_t count;
+  size_t decayed;  // the first so many have weight decay, the others have none
+  size_t split;    // the first so many are those of split tensors
+  size_t summed;   // from here on they are those of summed tensors
   size_t first_tensor;
 };
 
@@ -51,27 +76,43 @@ class TensorList {
  public:
   static constexpr size_t alignment = 64;  // elements; so every tensor starts on a cache line in any dtype
 
-  explicit TensorList(const ModelShape& shape) : shape_(shape) {
+  // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them.
+  explicit TensorList(const ModelShape& shape, int tp = 1, int tp_rank = 0) : shape_(shape), tp_(tp), tp_rank_(tp_rank) {
     const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
-    add_unit("", {{wte, "wte.weight", {V, C}, Initial::normal, size_t(shape.padded_vocabulary())},
-                  {wpe, "wpe.weight", {P, C}, Initial::normal}});
+    constexpr Split rows = {.axis = 0}, columns = {.axis = 1}, values = {.axis = 0}, whole = {}, summed = {.summed = true};
+    constexpr Split qkv_columns = {.axis = 1, .blocks = 3}, qkv_values = {.axis = 0, .blocks = 3};
+    add_unit("", {{wte, "wte.weight", {V, C}, Initial::normal, rows, true},
+                  {wpe, "wpe.weight", {P, C}, Initial::normal, whole}});
     for (int layer = 0; layer < shape.layers; ++layer)
       add_unit("h." + std::to_string(layer) + ".",
-               {{qkv_weight, "attn.c_attn.weight", {C, 3 * C}, Initial::normal},
-                {projection_weight, "attn.c_proj.weight", {C, C}, Initial::residual_normal},
-                {up_weight, "mlp.c_fc.weight", {C, 4 * C}, Initial::normal},
-                {down_weight, "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal},
-                {qkv_bias, "attn.c_attn.bias", {3 * C}, Initial::zero},
-                {projection_bias, "attn.c_proj.bias", {C}, Initial::zero},
-                {up_bias, "mlp.c_fc.bias", {4 * C}, Initial::zero},
-                {down_bias, "mlp.c_proj.bias", {C}, Initial::zero},
-                {norm1_weight, "ln_1.weight", {C}, Initial::one},
-                {norm1_bias, "ln_1.bias", {C}, Initial::zero},
-                {norm2_weight, "ln_2.weight", {C}, Initial::one},
-                {norm2_bias, "ln_2.bias", {C}, Initial::zero}});
-    add_unit("", {{final_norm_weight, "ln_f.weight", {C}, Initial::one},
-                  {final_norm_bias, "ln_f.bias", {C}, Initial::zero}});
+               {{qkv_weight, "attn.c_attn.weight", {C, 3 * C}, Initial::normal, qkv_columns},
+                {projection_weight, "attn.c_proj.weight", {C, C}, Initial::residual_normal, rows},
+                {up_weight, "mlp.c_fc.weight", {C, 4 * C}, Initial::normal, columns},
+                {down_weight, "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal, rows},
+                {qkv_bias, "attn.c_attn.bias", {3 * C}, Initial::zero, qkv_values},
+                {up_bias, "mlp.c_fc.bias", {4 * C}, Initial::zero, values},
+                {projection_bias, "attn.c_proj.bias", {C}, Initial::zero, whole},
+                {down_bias, "mlp.c_proj.bias", {C}, Initial::zero, whole},
+                {norm1_weight, "ln_1.weight", {C}, Initial::one, summed},
+                {norm1_bias, "ln_1.bias", {C}, Initial::zero, summed},
+                {norm2_weight, "ln_2.weight", {C}, Initial::one, summed},
+                {norm2_bias, "ln_2.bias", {C}, Initial::zero, summed}});
+    add_unit("", {{final_norm_weight, "ln_f.weight", {C}, Initial::one, summed},
+                  {final_norm_bias, "ln_f.bias", {C}, Initial::zero, summed}});
   }
+
+  int tp() const { return tp_; }
+  int tp_rank() const { return tp_rank_; }
+
+  // Rows of wte in this rank's memory, the same number on every tensor-parallel rank: a multiple of 128, so that the
+  // tiles of the model's largest matrix product are all full.
+  int vocabulary_rows() const {
+    const int share = (shape_.vocabulary + tp_ - 1) / tp_;
+    return (share + 127) / 128 * 128;
+  }
+  // The tokens whose rows of wte this rank has: [first, first + count). The last ranks may have none.
+  int vocabulary_first() const { return std::min(tp_rank_ * vocabulary_rows(), shape_.vocabulary); }
+  int vocabulary_count() const { return std::min(vocabulary_rows(), shape_.vocabulary - vocabulary_first()); }
 
   const ModelShape& shape() const { return shape_; }
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
@@ -100,18 +141,40 @@ class TensorList {
     const char* name;
     std::vector<size_t> shape;
     Initial initial;
-    size_t rows_in_memory = 0;  // 0: as many as the shape has
+    Split split;
+    bool is_vocabulary = false;  // its rows are tokens
   };
 
+  // Which elements of the tensor this rank has, and how many.
+  void cut(TensorDescriptor& tensor, bool is_vocabulary) const {
+    const Split& split = tensor.split;
+    tensor.part = {};
+    tensor.local = tensor.count();
+    if (tp_ == 1 || split.axis < 0) return;
+    size_t inner = 1;  // elements of one index of the axis
+    for (size_t axis = size_t(split.axis) + 1; axis < tensor.shape.size(); ++axis) inner *= tensor.shape[axis];
+    if (is_vocabulary) {
+      tensor.local = size_t(vocabulary_count()) * inner;
+      tensor.part.first = size_t(vocabulary_first()) * inner;
+      return;
+    }
+    const size_t block = tensor.shape[size_t(split.axis)] / size_t(split.blocks) * inner, width = block / size_t(tp_);
+    tensor.local /= size_t(tp_);
+    tensor.part = {width, block, size_t(tp_rank_) * width};
+  }
+
   void add_unit(const std::string& prefix, const std::vector<Row>& rows) {
-    Unit unit = {padded_count_, 0, 0, tensors_.size()};
+    Unit unit = {padded_count_, 0, 0, 0, 0, tensors_.size()};
     for (const Row& row : rows) {
       if (row.number != &row - rows.data()) throw std::logic_error("tensors.h: " + prefix + row.name + " is out of order");
-      tensors_.push_back({prefix + row.name, row.shape, row.initial, int(units_.size()), unit.count});
-      const TensorDescriptor& tensor = tensors_.back();
-      const size_t count = row.rows_in_memory ? row.rows_in_memory * row.shape[1] : tensor.count();
+      tensors_.push_back({prefix + row.name, row.shape, row.initial, int(units_.size()), unit.count, row.split, {}, 0});
+      TensorDescriptor& tensor = tensors_.back();
+      cut(tensor, row.is_vocabulary);
+      const size_t count = row.is_vocabulary ? size_t(vocabulary_rows()) * row.shape[1] : tensor.local;
       unit.count += (count + alignment - 1) / alignment * alignment;
       if (tensor.decays()) unit.decayed = unit.count;
+      if (tensor.split.axis >= 0) unit.split = unit.count;
+      if (!tensor.split.summed) unit.summed = unit.count;
       parameters_ += tensor.count();
     }
     units_.push_back(unit);
@@ -119,6 +182,7 @@ class TensorList {
   }
 
   ModelShape shape_;
+  int tp_, tp_rank_;
   std::vector<TensorDescriptor> tensors_;
   std::vector<Unit> units_;
   size_t padded_count_ = 0, parameters_ = 0;

@@ -44,7 +44,7 @@ class ParameterStore final : public Parameters {
   // model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Mesh& mesh,
                  cudaStream_t stream)
-      : list_(list), options_(options), data_(mesh.data()), stream_(stream), shards_(list, data_.size(), data_.rank()),
+      : list_(list), options_(options), data_(mesh.data()), world_(mesh.world()), tp_(mesh.tp()), stream_(stream), shards_(list, data_.size(), data_.rank()),
         stage_(data_.size() == 1 ? 0 : options.stage),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
         weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
@@ -122,6 +122,7 @@ class ParameterStore final : public Parameters {
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
     data_.wait_for_all(stream_);
     for (Slot<float>& slot : gradient_slots_) slot.moving = false;
+    add_up_over_tp();
     compute_norm(loss, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
@@ -149,7 +150,7 @@ class ParameterStore final : public Parameters {
       float* out = array(State::weight, tensor.unit);
       out = place(out ? out : array(State::gradient, tensor.unit), slice);
       fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
-                  list_.standard_deviation(tensor), stream_);
+                  list_.standard_deviation(tensor), stream_, tensor.part);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
         cast(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
     }
@@ -277,18 +278,31 @@ class ParameterStore final : public Parameters {
     }
   }
 
+  // Tensor-parallel ranks have computed the gradients of the LayerNorms from their own rows: adds them up.
+  void add_up_over_tp() {
+    if (tp_.size() == 1) return;
+    tp_.after(stream_);
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      const size_t begin = std::max(own_begin(unit), list_.units()[unit].summed);
+      const size_t end = std::min(own_begin(unit) + own_count(unit), list_.units()[unit].count);
+      if (begin < end) tp_.all_reduce(array(State::gradient, unit) + (begin - own_begin(unit)), end - begin);
+    }
+    tp_.wait_for_all(stream_);
+  }
+
+  // Each rank squares what it answers for; the sum over all ranks is the same everywhere, and so is what follows from it.
   void compute_norm(const float* loss, float clip, const StepLimits& limits) {
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) {
-      square_sums(partials_ + partials, array(State::gradient, unit), own_count(unit), stream_);
-      partials += norm_partials(own_count(unit));
+      const Range range = shards_.answers_for(unit);
+      if (range.count == 0) continue;
+      square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - own_begin(unit)), range.count, stream_);
+      partials += norm_partials(range.count);
     }
     add_up(total_, partials_, partials, partials_ + partials, stream_);
-    if (stage_ > 0) {
-      data_.after(stream_);
-      data_.all_reduce(total_, 1);
-      data_.wait_for_all(stream_);
-    }
+    world_.after(stream_);
+    world_.all_reduce(total_, 1);
+    world_.wait_for_all(stream_);
     clip_factor(summary_, total_, loss, clip, limits, stream_);
   }
 
@@ -298,16 +312,23 @@ class ParameterStore final : public Parameters {
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
-    if constexpr (std::is_same_v<Float, __nv_bfloat16>) {
-      if (!has_masters_) {
-        adamw_stochastic(own_weights(unit), first, second, gradient, &summary_->factor, adamw_state_, count,
-                         decayed, options, random_key(options_.seed, "stochastic rounding"),
-                         (list_.units()[unit].offset + begin) / 4, stream_);  // Philox draws four numbers at a time
-        return;
-      }
-    }
+    if constexpr (std::is_same_v<Float, __nv_bfloat16>)
+      if (!has_masters_) return update_stochastically(unit, options);
     adamw(own_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_,
           count, decayed, options, stream_);
+  }
+
+  // Without masters, tensor by tensor, because random bits belong to elements of a tensor.
+  void update_stochastically(int unit, const AdamW& options) {
+    for (const Slice& slice : slices_of_unit(unit)) {
+      const TensorDescriptor& tensor = *slice.tensor;
+      const auto at = [&](State state) { return place(array(state, unit), slice); };
+      // (Rounded up as in initialize().)
+      adamw_stochastic(place(own_weights(unit), slice), at(State::first_moment), at(State::second_moment),
+                       at(State::gradient), &summary_->factor, adamw_state_, round_up(slice.count, TensorList::alignment),
+                       tensor.decays(), options, random_key(options_.seed, "rounding " + tensor.name), slice.first,
+                       tensor.part, stream_);
+    }
   }
 
   // ---- what this rank keeps of a unit: the whole unit in stage 0, else its piece
@@ -360,7 +381,7 @@ class ParameterStore final : public Parameters {
     gradients_ = arena.take<float>(gradient_total());
     if (stage_ < 2) lay_out_whole(gradient_slots_, gradients_);
     size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(own_count(unit));
+    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(shards_.answers_for(unit).count);
     partials_ = arena.take<float>(partials + norm_workspace(partials));
     total_ = arena.take<double>(1);
     summary_ = arena.take<GradientSummary>(1);
@@ -380,7 +401,7 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator& data_;
+  Communicator &data_, &world_, &tp_;
   cudaStream_t stream_;
   Shards shards_;
   int stage_;

@@ -14,11 +14,11 @@ struct Reference {
   std::vector<double> w, m, v;
 
   // torch.optim.AdamW's documentation, line by line.
-  void update(const std::vector<double>& gradients, size_t decayed, int step) {
+  void update(const std::vector<double>& gradients, size_t decayed, int step, double weight_decay = options.weight_decay) {
     const double lr = options.learning_rate, beta1 = options.beta1, beta2 = options.beta2;
     for (size_t i = 0; i < w.size(); ++i) {
       const double g = gradients[i] * clip;
-      if (i < decayed) w[i] -= lr * options.weight_decay * w[i];
+      if (i < decayed) w[i] -= lr * weight_decay * w[i];
       m[i] = beta1 * m[i] + (1 - beta1) * g;
       v[i] = beta2 * v[i] + (1 - beta2) * g * g;
       const double m_hat = m[i] / (1 - std::pow(beta1, step)), v_hat = v[i] / (1 - std::pow(beta2, step));
@@ -74,15 +74,16 @@ void check(size_t count, size_t decayed) {
 }
 
 std::vector<__nv_bfloat16> stochastic_update(const std::vector<__nv_bfloat16>& before,
-                                             const std::vector<float>& gradient_values, uint64_t key,
-                                             uint64_t counter = 0) {
+                                             const std::vector<float>& gradient_values, uint64_t key, size_t begin = 0,
+                                             Part part = {}) {
   const size_t count = before.size();
   const std::vector<float> zeros(count);
   Buffer<__nv_bfloat16> weights(before);
   Buffer<float> first(zeros), second(zeros), gradients(gradient_values), factor(std::vector<float>{clip});
   Buffer<AdamWState> state(std::vector<AdamWState>(1));
   adamw_count(state, factor, options, test_stream());
-  adamw_stochastic(weights, first, second, gradients, factor, state, count, 0, options, key, counter, test_stream());
+  adamw_stochastic(weights, first, second, gradients, factor, state, count, false, options, key, begin, part,
+                   test_stream());
   return weights.get();
 }
 
@@ -110,22 +111,26 @@ TEST_CASE_TEMPLATE("adamw", T, float, __nv_bfloat16, __half) {
 }
 
 TEST_CASE("adamw without masters follows float64 to the next bf16") {
-  const size_t count = 257 * pack_width<float>, decayed = 6 * pack_width<float>;
-  const auto before = random_values<__nv_bfloat16>(count);
-  std::vector<float> weights_as_float, gradient_values = random_values<float>(count, 1, 0, 2);
-  for (__nv_bfloat16 w : before) weights_as_float.push_back(to_float(w));
-  Parameters p(weights_as_float);
-  Buffer<__nv_bfloat16> weights(before);
-  Buffer<float> gradients(gradient_values);
-  adamw_count(p.state, p.factor, options, test_stream());
-  adamw_stochastic(weights, p.first, p.second, gradients, p.factor, p.state, count, decayed, options, 1, 0,
-                   test_stream());
-  p.reference.update(as_double(gradient_values), decayed, 1);
-  // To a neighbour, up to a whole unit in the last place away, from a float that is off by some units of its own; the
-  // moments, new, are rounded as above.
-  CHECK_CLOSE(weights.numbers(), p.reference.w, 1e-6, 2 * rounding<__nv_bfloat16> + 1e-5);
-  CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.0, 3 * rounding<float>);
-  CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, 5 * rounding<float>);
+  AdamW strong = options;
+  strong.weight_decay = 10;  // a tenth of each weight: far more than a unit in the last place
+  for (bool decays : {false, true}) {
+    const size_t count = 257 * pack_width<float>;
+    const auto before = random_values<__nv_bfloat16>(count);
+    std::vector<float> weights_as_float, gradient_values = random_values<float>(count, 1, 0, 2);
+    for (__nv_bfloat16 w : before) weights_as_float.push_back(to_float(w));
+    Parameters p(weights_as_float);
+    Buffer<__nv_bfloat16> weights(before);
+    Buffer<float> gradients(gradient_values);
+    adamw_count(p.state, p.factor, strong, test_stream());
+    adamw_stochastic(weights, p.first, p.second, gradients, p.factor, p.state, count, decays, strong, 1, 0, {},
+                     test_stream());
+    p.reference.update(as_double(gradient_values), decays ? count : 0, 1, strong.weight_decay);
+    // To a neighbour, up to a whole unit in the last place away, from a float that is off by some units of its own; the
+    // moments, new, are rounded as above.
+    CHECK_CLOSE(weights.numbers(), p.reference.w, 1e-6, 2 * rounding<__nv_bfloat16> + 1e-5);
+    CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.0, 3 * rounding<float>);
+    CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, 5 * rounding<float>);
+  }
 }
 
 TEST_CASE("stochastic rounding is unbiased" * doctest::skip(!large_shapes)) {
@@ -169,13 +174,38 @@ TEST_CASE("updates far below a unit in the last place are kept on average" * doc
   CHECK_WITHIN("mean", sum / count - 0.99, 4 * deviation);
   CHECK(same_bits(stochastic_update(ones, gradients, 7), after));
   CHECK_FALSE(same_bits(stochastic_update(ones, gradients, 8), after));
+}
 
-  // Counters go on from slice to slice, so slices give the bits of the whole.
-  const size_t half = count / 2;
-  const std::vector<__nv_bfloat16> half_ones(half, ones[0]);
-  const std::vector<float> half_gradients(half, 1.0f);
-  CHECK(same_bits(stochastic_update(half_ones, half_gradients, 7, half / 4),
-                  std::vector<__nv_bfloat16>(after.begin() + half, after.end())));
+TEST_CASE("parts of a tensor are rounded as the whole is") {
+  const size_t rows = 16, columns = 51, count = rows * 3 * columns;
+  const auto before = random_values<__nv_bfloat16>(count);
+  const auto gradients = random_values<float>(count);
+  const auto after = stochastic_update(before, gradients, 7);
+  const size_t third = columns / 3;
+  std::vector<size_t> held(count);
+  for (size_t rank = 0; rank < 3; ++rank)
+    for (const Part& part : {Part{count / 3, count / 3, rank * (count / 3)},      // rows
+                             Part{columns, 3 * columns, rank * columns},          // columns
+                             Part{third, columns, rank * third}})                 // columns in three blocks
+      // Pieces of ZeRO begin at any multiple of a pack. What fills up the last pack does not matter.
+      for (size_t begin : {size_t(0), 3 * size_t(pack_width<float>)}) {
+        CAPTURE(part.width);
+        CAPTURE(begin);
+        std::vector<__nv_bfloat16> own, expected;
+        std::vector<float> own_gradients;
+        for (size_t i = begin; i < count / 3; ++i) {
+          own.push_back(before[part.whole(i)]);
+          own_gradients.push_back(gradients[part.whole(i)]);
+          expected.push_back(after[part.whole(i)]);
+          held[part.whole(i)] += begin == 0;
+        }
+        own.resize(round_up(own.size(), size_t(pack_width<float>)));
+        own_gradients.resize(own.size());
+        auto actual = stochastic_update(own, own_gradients, 7, begin, part);
+        actual.resize(expected.size());
+        CHECK(same_bits(actual, expected));
+      }
+  CHECK(held == std::vector<size_t>(count, 3));
 }
 
 TEST_CASE("a weight whose update is zero stays") {

@@ -1,5 +1,5 @@
-// Philox against the known answers of its authors, the normal quantile against an inversion of erfc, and
-// initial weights against both.
+// Philox against the known answers of its authors, the normal quantile against an inversion of erfc, initial weights
+// against both, and those of parts of a tensor against the whole.
 #include "kernels/random.cuh"
 #include "test/kernel_test.cuh"
 
@@ -56,6 +56,25 @@ std::vector<float> normals(size_t count, uint64_t key, float standard_deviation)
   Buffer<float> out(count);
   fill_normal(out, 0, count, key, standard_deviation, test_stream());
   return out.get();
+}
+
+struct NamedPart {
+  const char* name;
+  size_t count;
+  Part part;
+};
+
+// What each of three ranks may hold of a tensor (rows, 3·columns), and a rank that has no row left.
+std::vector<NamedPart> parts_of_three(size_t rows, size_t columns) {
+  std::vector<NamedPart> parts = {{"no rows", 0, {1, 1, rows * 3 * columns}}};
+  for (size_t rank = 0; rank < 3; ++rank) {
+    const size_t width = columns / 3, row = 3 * columns;
+    const size_t begin = rank * rows / 3, count = ((rank + 1) * rows / 3 - begin) * row;
+    parts.push_back({"rows", count, {count, count, begin * row}});
+    parts.push_back({"columns", rows * columns, {columns, row, rank * columns}});
+    parts.push_back({"columns in three blocks", rows * columns, {width, columns, rank * width}});
+  }
+  return parts;
 }
 
 // Mean of x[i]^power · x[i + lag].
@@ -115,6 +134,36 @@ TEST_CASE("element i of a tensor depends on (key, i) alone") {
   CHECK_CLOSE(as_double(whole), expected, 0.0, quantile_error + 2 * rounding<float>);
   for (size_t count : {1, 2, 3, 5, 1023, 1024, 1025})
     CHECK(same_bits(normals(count, key, 0.02f), std::vector<float>(whole.begin(), whole.begin() + count)));
+}
+
+TEST_CASE("a part of a tensor has the numbers of its elements") {
+  CHECK(Part().whole(12345) == 12345);
+  CHECK(Part{4, 12, 8}.whole(0) == 8);
+  CHECK(Part{4, 12, 8}.whole(3) == 11);
+  CHECK(Part{4, 12, 8}.whole(4) == 20);  // the next run
+
+  const uint64_t key = random_key(1337, "h.0.attn.c_attn.weight");
+  for (size_t columns : {3, 12, 51, 96}) {  // runs of 1, 4, 17 and 32: one to five calls of Philox
+    const size_t rows = 7;
+    const std::vector<float> whole = normals(rows * 3 * columns, key, 0.02f);
+    std::vector<int> held(whole.size());
+    for (const auto& [name, count, part] : parts_of_three(rows, columns)) {
+      CAPTURE(name);
+      CAPTURE(columns);
+      std::vector<float> expected;
+      for (size_t i = 0; i < count; ++i) {
+        expected.push_back(whole[part.whole(i)]);
+        ++held[part.whole(i)];
+      }
+      // ZeRO cuts a part anywhere, so it is made in two ranges, too.
+      for (size_t first : {size_t(0), count / 2}) {
+        Buffer<float> out(count - first);
+        fill_normal(out, first, count - first, key, 0.02f, test_stream(), part);
+        CHECK(same_bits(out.get(), std::vector<float>(expected.begin() + first, expected.end())));
+      }
+    }
+    CHECK(held == std::vector<int>(whole.size(), 3));  // three ways to share a tensor out, each complete
+  }
 }
 
 TEST_CASE("moments of the initial weights" * doctest::skip(!large_shapes)) {

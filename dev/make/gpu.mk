@@ -6,7 +6,7 @@ SEEN_ARCHS := $(filter-out 5% 6% 7%,$(subst .,,$(CAPABILITIES)))
 ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS),$(SEEN_ARCHS)),$(SEEN_ARCHS:%=80)))),80 90a $(filter 100a,$(KNOWN_ARCHS:=a)))
 PTX := $(if $(filter 80,$(ARCHS))$(filter-out $(KNOWN_ARCHS),$(SEEN_ARCHS)),-gencode arch=compute_80$(comma)code=compute_80)
 GPU_OPTIMIZE := -O3
-GPU_FLAGS = -std=c++20 $(GPU_OPTIMIZE) $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
+GPU_FLAGS = -std=c++20 --expt-relaxed-constexpr $(GPU_OPTIMIZE) $(foreach arch,$(sort $(ARCHS)),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) $(PTX) -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-restrict$(comma)-fopenmp \
   -I. $(if $(filter cudnn,$(ATTENTION)),-DGPT_CUDNN) -I$(CUBLAS_HOME)/include -I$(NCCL_HOME)/include $(filter -D% -I%,$(MPI_FLAGS))
 # NVRTC, by which cuDNN compiles at run time, opens its builtins by name: they are found if they have been loaded.
 CUDNN_LIBRARIES := $(foreach library,libcudnn libnvrtc libnvrtc-builtins,$(call cudnn_part,$(library).so*))
