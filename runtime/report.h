@@ -3,37 +3,38 @@
 // The keys of metrics.jsonl, one object per line. A number that is not finite or not known is null.
 //
 //   a step
-//     step             its number, from 1
-//     loss             mean per token over the global batch, before the step's update
-//     grad_norm        L2 norm of the gradients, before clipping
-//     lr               learning rate
-//     tokens           trained so far: step times the tokens of one step
-//     step_ms          milliseconds on the device
-//     tokens_per_s     in this step, all ranks together
-//     flops_per_s      in this step, all ranks together; 6Ψ + 6LCT per token (model.cuh)
-//     mfu              flops_per_s divided by the peak of all devices; null: the peak is not known
-//     left_out         true: the update was not applied; else the key is absent
-//     loss_scale       of the next step; fp16 only
+//     step                   its number, from 1
+//     loss                   mean per token over the global batch, before the step's update
+//     grad_norm              L2 norm of the gradients, before clipping and without the loss scale
+//     lr                     learning rate
+//     tokens                 trained so far: step times the tokens of one step
+//     step_ms                milliseconds on the device
+//     tokens_per_s           in this step, all ranks together
+//     flops_per_s            in this step, all ranks together; 6Ψ + 6LCT per token (model.cuh)
+//     mfu                    flops_per_s divided by the peak of all devices; null: the peak is not known
+//     left_out               true: the update was not applied; else the key is absent
+//     loss_scale             of the next step; fp16 only
 //   a step, if there are several ranks: what rank 0 sent in it
-//     comm_bytes       object: bytes by collective (all_reduce, reduce_scatter, all_gather)
-//     comm_ms          milliseconds in collectives
-//     comm_exposed_ms  those of them in which the device only waited
-//     ranks            list, in steps that the terminal shows: comm_bytes, comm_ms, comm_exposed_ms of every rank
+//     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
+//     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
+//     comm_ms                milliseconds in collectives, of all groups together
+//     comm_exposed_ms        those of them in which the device only waited
+//     ranks                  list, in steps that the terminal shows: these four of every rank
 //   an evaluation (--val-every)
-//     step             number of updates done before it
-//     val_loss         mean per token
+//     step                   number of updates done before it
+//     val_loss               mean per token
 //   a rollback (--on-spike rollback)
-//     step             the step that the run went back to; the lines of later steps are removed
-//     rolled_back_from the step that went wrong
-//     samples_left_out [first, last] in the order in which samples are taken
-//     reason           text
+//     step                   the step that the run went back to; the lines of later steps are removed
+//     rolled_back_from       the step that went wrong
+//     samples_left_out       [first, last] in the order in which samples are taken
+//     reason                 text
 //   every line: the bill so far, earlier starts included (runtime/bill.h)
-//     hours            since the start, while a process ran
-//     lost_s           object: seconds that went into checkpoints, evaluation, data, rollbacks, restarts
-//     restarts         number of starts with --resume
-//     device_hours     hours times devices
-//     cost             device_hours times --price; absent if no price was ever given
-//     unpriced_device_hours   device-hours without a price; absent if there are none, or no cost
+//     hours                  in which a process of the run existed
+//     lost_s                 object: seconds that went into checkpoints, evaluation, data, rollbacks, restarts
+//     restarts               how often the run was resumed
+//     device_hours           hours times devices
+//     cost                   device_hours times --price; absent if no price was ever given
+//     unpriced_device_hours  device-hours without a price; absent if there are none, or no cost
 #pragma once
 
 #include <cstddef>
