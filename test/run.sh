@@ -49,7 +49,7 @@ for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.
   case " ${beside[*]} " in *" $name "*) continue ;; esac
   case $build-$source in
     build/gpu*-test/cpu/*) ;;
-    *test_counts.cu | *test_cublaslt.cu | *test_gemm.cu) run "$name" "" ;;  # their kernels have tests of their own
+    *test_counts.cu | *test_cublaslt.cu | *test_gemm.cu) run "$name" "" ;;  # no kernels, or such as have tests of their own
     *.cu) run_scheduled "$name" ;;
     *) run "$name" "" ;;
   esac

@@ -2,7 +2,8 @@
 BUILD := build/fuzz
 READERS := bill checkpoint data error files guard manifest metrics model_config safetensors text tokenizer
 SANITIZERS := address,undefined,float-cast-overflow
-FLAGS := -std=c++20 -O1 -gline-tables-only -fno-omit-frame-pointer -Wall -Wextra -fno-sanitize-recover=all -I.
+OPTIMIZE := -O1
+FLAGS := -std=c++20 $(OPTIMIZE) -gline-tables-only -fno-omit-frame-pointer -Wall -Wextra -fno-sanitize-recover=all -I.
 vpath %.cpp runtime processes test/fuzz
 .SECONDARY:
 
