@@ -6,7 +6,7 @@
 namespace {
 
 // Heads that many numbers of ranks divide; head sizes that nothing divides; vocabularies with shards of padding only.
-constexpr ModelShape eight_heads = {8, 8, 40, 211, 32}, six_heads = {3, 6, 54, 211, 36}, few_tokens = {1, 8, 40, 129, 16};
+constexpr ModelShape eight_heads = {8, 8, 40, 211, 32}, six_heads = {3, 6, 54, 211, 36}, few_tokens = {1, 8, 48, 129, 16};
 
 int rank_count() { return ranks().control->size(); }
 
