@@ -183,10 +183,11 @@ int generate(Job& job) {
   const std::filesystem::path folder = weights_folder(o);
   const ModelShape shape = loaded_shape(o, folder);
   check_shape(shape, o.seq_len);
+  check_mesh(o, shape);
   o.micro_batch = 1;
   const std::unique_ptr<Model> model = build_model(job, shape, false);
   load_initial_weights(job, *model, folder);
-  BatchBuffers buffers(o.seq_len, job.stream);
+  BatchBuffers buffers(round_up(o.seq_len, o.tp), job.stream);
   print_sample(sampler_of(o, shape, folder).text(0, next_logits_of(*model, buffers)));
   tracing.finish();
   return 0;
@@ -219,7 +220,7 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   complete_options(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, {.dp = control.size()}, options->share_gpu, recorder);
+  Mesh mesh(control, {.tp = options->tp, .dp = control.size() / options->tp}, options->share_gpu, recorder);
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;

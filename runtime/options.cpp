@@ -38,8 +38,7 @@ void add_planned_options(CLI::App& app) {
   struct Planned {
     const char *flag, *feature, *neutral;
   };
-  static const Planned planned[] = {{"--tp", "tensor parallelism", "1"},
-                                    {"--pp", "pipeline parallelism", "1"},
+  static const Planned planned[] = {{"--pp", "pipeline parallelism", "1"},
                                     {"--pp-schedule", "pipeline parallelism", "gpipe"},
                                     {"--cp", "context parallelism", "1"},
                                     {"--offload", "offloading", "none"}};
@@ -152,7 +151,11 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--price", o.price, "of a rank's device for an hour, in any currency, for the bill")->check(in_range(0., 1e6));
 
   app.option_defaults()->group("Ranks");
-  app.add_option("--zero", o.zero, "shared out over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
+  app.add_option("--tp", o.tp, "ranks that split each layer between them; the others train on other samples")
+      ->check(in_range(1, 1024));
+  app.add_option("--tp-pieces", o.tp_pieces, "in which --tp sends rows: one travels while another is computed")
+      ->check(in_range(1, 64));
+  app.add_option("--zero", o.zero, "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
       ->check(in_range(0, 3));
   app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")
       ->check(CLI::IsMember({"fp32", "bf16"}));
@@ -206,12 +209,25 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
   }
 }
 
+// "1, 2, 3 or 6"
+std::string divisors(int number) {
+  std::vector<int> all;
+  for (int d = 1; d <= number; ++d)
+    if (number % d == 0) all.push_back(d);
+  std::string text;
+  for (size_t i = 0; i < all.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + std::to_string(all[i]);
+  return text;
+}
+
+// ranks: those that train on different samples.
 void check_batch(const Options& o, int ranks) {
   const int64_t at_once = int64_t(o.micro_batch) * ranks;
   if (o.global_batch % at_once == 0) return;
   if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
   usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
-              ranks, " ranks: choose ", o.global_batch / at_once * at_once + at_once, ", or another number of ranks");
+              ranks, o.tp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
+              ", or another number of ranks");
 }
 
 }  // namespace
@@ -244,6 +260,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
   if (app.count("--steps") && app.count("--train-minutes"))
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
+  if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
@@ -293,13 +310,25 @@ void check_shape(const ModelShape& s, int seq_len) {
                 " positions: lower it, or raise --positions of a fresh model");
 }
 
+void check_mesh(const Options& o, const ModelShape& s) {
+  if (s.heads % o.tp != 0)
+    usage_error("--tp ", o.tp, " does not divide the model's ", s.heads, " heads: choose ", divisors(s.heads));
+  if (!o.generate && int64_t(o.micro_batch) * o.seq_len % o.tp != 0)
+    usage_error("--tp ", o.tp, " does not divide the ", int64_t(o.micro_batch) * o.seq_len, " rows of a micro-batch, --micro-batch ",
+                o.micro_batch, " of --seq-len ", o.seq_len, ": choose a --seq-len that it divides");
+}
+
 void check_micro_batch(const Options& o) {
   if (int64_t(o.micro_batch) * o.seq_len > std::numeric_limits<int>::max())
     usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", int64_t(o.micro_batch) * o.seq_len,
                 " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
 }
 
-void complete_options(Options& o, int ranks) {
+void complete_options(Options& o, int all_ranks) {
+  if (all_ranks % o.tp != 0)
+    usage_error("--tp ", o.tp, " does not divide the number of ranks, ", all_ranks, ": choose ", divisors(all_ranks),
+                ", or another number of ranks");
+  const int ranks = all_ranks / o.tp;
   if (int64_t(o.micro_batch) * ranks > most_samples)
     usage_error("--micro-batch ", o.micro_batch, " on ", ranks, " ranks is more than ", most_samples, " samples: lower it");
   if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks;

@@ -51,6 +51,7 @@ struct Options {
   double temperature = 0.8;
   int top_k = 0;
 
+  int tp = 1, tp_pieces = 2;
   int zero = 0;
   std::string reduce_dtype = "fp32";
   bool share_gpu = false, check_ranks = false;
@@ -90,6 +91,9 @@ ModelShape shape_of(Options& o, int data_vocabulary);
 void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder);
 
 void check_shape(const ModelShape& s, int seq_len);
+
+// Fails if the ranks that --tp asks for cannot split this model and its micro-batches.
+void check_mesh(const Options& o, const ModelShape& s);
 
 // Fails if the micro-batch has too many rows: kernels count them as int.
 void check_micro_batch(const Options& o);

@@ -31,16 +31,18 @@ class BatchBuffers {
   const DeviceMemory& memory() const { return memory_; }
 
   // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null:
-  // such a batch does not train. The batch stays in device memory until two more batches have been sent.
-  Batch send(const int* inputs, const int* targets, int batch_size, int seq_len) {
-    const size_t rows = size_t(batch_size) * size_t(seq_len);
+  // such a batch does not train. It is filled up with tokens 0 to so many rows, if they are more than batch_size·seq_len.
+  // The batch stays in device memory until two more batches have been sent.
+  Batch send(const int* inputs, const int* targets, int batch_size, int seq_len, int at_least_rows = 0) {
+    const size_t tokens = size_t(batch_size) * size_t(seq_len), rows = std::max(tokens, size_t(at_least_rows));
     buffers_[current_].used.record(stream_);
     current_ ^= 1;
     Buffer& buffer = buffers_[current_];
     CUDA_CHECK(cudaEventSynchronize(buffer.copied));  // the batch before last has left this pinned buffer
-    std::copy_n(inputs, rows, buffer.host);
-    std::copy_n(targets ? targets : inputs, rows, buffer.host + rows);
-    sort_by_token(inputs, int(rows), buffer.host + 2 * rows);
+    std::fill_n(buffer.host, 2 * rows, 0);
+    std::copy_n(inputs, tokens, buffer.host);
+    std::copy_n(targets ? targets : inputs, tokens, buffer.host + rows);
+    sort_by_token(buffer.host, int(rows), buffer.host + 2 * rows);
     CUDA_CHECK(cudaStreamWaitEvent(copies_, buffer.used));
     CUDA_CHECK(cudaMemcpyAsync(buffer.device, buffer.host, 3 * rows * sizeof(int), cudaMemcpyHostToDevice, copies_));
     buffer.copied.record(copies_);

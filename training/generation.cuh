@@ -17,7 +17,8 @@ inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::
 inline NextLogits next_logits_of(Model& model, BatchBuffers& buffers) {
   return [&](const std::vector<int>& tokens) {
     const int count = int(std::min(tokens.size(), size_t(model.options().seq_len)));
-    const Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count);
+    const int rows = round_up(count, model.tensors().tp());
+    const Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count, rows);
     const Untimed untimed;  // every sequence has another length, and timing algorithms for each would not pay off
     model.forward(batch);
     return model.logits(count - 1, 1);

@@ -34,6 +34,7 @@ inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, 
   const ModelShape shape = folder.empty() ? shape_of(o, data.train->default_vocabulary()) : loaded_shape(o, folder);
   if (!folder.empty() && !is_checkpoint && data.train->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
   check_shape(shape, o.seq_len);
+  check_mesh(o, shape);
   check_micro_batch(o);
   check_enough(o, *data.train, "--train", size_t(o.global_batch));
   if (data.validation) {
@@ -63,6 +64,7 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
        .micro_batch = o.micro_batch,
        .seq_len = o.seq_len,
        .recompute = recompute_of(o.recompute),
+       .tp_pieces = o.tp_pieces,
        .logit_chunks = std::min(chunks, rows),
        .library_attention = o.attention == "cudnn" || (o.attention == "auto" && training),
        .store = {.stage = o.zero,

@@ -18,6 +18,11 @@ inline std::string attention_body(const Options& o, const Model& model) {
   return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
 }
 
+inline std::string tensor_parallel_text(const Options& o) {
+  if (o.tp == 1) return "";
+  return "tensor parallel " + std::to_string(o.tp) + ", rows in " + std::to_string(o.tp_pieces) + " pieces, ";
+}
+
 // start: steps done before this start; snapshot_bytes: host memory for checkpoints.
 inline void describe(const Job& job, const Model& model, const Datasets& data, size_t snapshot_bytes, size_t start) {
   const Options& o = job.options;
@@ -28,8 +33,8 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   std::printf("device    %s\n", job.device.c_str());
   if (!model.library_attention().empty()) std::printf("attention %s\n", attention_body(o, model).c_str());
   if (!job.is_alone())
-    std::printf("mesh      data parallel %d, ZeRO %d, gradients travel in %s\n", job.mesh.shape().dp, o.zero,
-                o.reduce_dtype.c_str());
+    std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
+                job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);
