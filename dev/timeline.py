@@ -19,7 +19,7 @@ from html import escape
 from pathlib import Path
 
 KINDS = {  # name in the legend: colour, names in the trace
-  "forward": ("#c6dbef", r".*_forward|cross_entropy"),
+  "forward": ("#c6dbef", r".*_forward|(vocabulary_)?cross_entropy|vocabulary_statistics"),
   "backward, gradients": ("#6baed6", r".*_backward|.*_gradient|column_sum|cast|accumulate"),
   "optimizer": ("#bcaee0", r"adamw.*|square_sums|add_up|clip_factor"),
   "all_reduce": ("#f4978e", r"all_reduce"),

@@ -176,7 +176,7 @@ TEST_CASE("updates far below a unit in the last place are kept on average" * doc
   CHECK_FALSE(same_bits(stochastic_update(ones, gradients, 8), after));
 }
 
-TEST_CASE("parts of a tensor are rounded as the whole is") {
+TEST_CASE("parts of a tensor are rounded as the whole is" * doctest::skip(!large_shapes)) {
   const size_t rows = 16, columns = 51, count = rows * 3 * columns;
   const auto before = random_values<__nv_bfloat16>(count);
   const auto gradients = random_values<float>(count);
