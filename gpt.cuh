@@ -170,6 +170,7 @@ class GPT final : public Model {
       losses(batch, rows);                                                             // in training logits_ := dlogits
       if (!batch.training) continue;
       const UnitGradients d = gradients(0);
+      const TraceScope scope(-1, tp_.size() > 1);  // dall is a term of a sum
       head_backward(rows.of(dall, C), d[wte], logits_, x, table, rows.count, C, Vs, d.accumulate || begin > 0, stream_);
     }
     if (batch.training) tp_.then_scatter(dfinal_norm_, exchange_, R, C, [](Float*, Rows) {});
