@@ -62,7 +62,7 @@ class Model {
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
 
-  // 6·N + 6·L·C·T FLOPs per token, N parameters, forward and backward. Of attention only the causal half is counted.
+  // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters, forward and backward. Of attention only the causal half is counted.
   double flops_per_token() const {
     const ModelShape& s = options_.shape;
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;

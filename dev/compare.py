@@ -182,7 +182,7 @@ def show_run(letter, run):
 
 
 def show_first_difference(a, b, before):
-  print(f"They part at {place(a)}")
+  print(f"They first differ at {place(a)}")
   show_values("A", a)
   show_values("B", b)
   earlier = [(line, verdict) for line, verdict in before if line.rank == a.rank][-EARLIER:]
