@@ -77,6 +77,7 @@ int train(Job& job) {
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
   if (o.train_minutes > 0 && !checkpoint) end_job_on_error(control, [&] { choose_steps(state, batches); });
+  const std::vector<Action> schedule = one_at_a_time(batches.micro_batches());
   Guard& guard = state.guard;
   const size_t steps = o.schedule.steps;     // steps of the whole run
   const size_t& step = state.progress.step;  // steps done: the one that begins is number step + 1
@@ -143,9 +144,10 @@ int train(Job& job) {
       // Zeroes the step's sums on the device, and puts this rank's two votes beside the loss: was it asked to stop, and
       // has it written its part of the checkpoint?
       in_flight.begin(interruption.asked(), checkpoints.is_written());
-      for (const Batch& batch : batches.of_step(state.progress)) {
-        model->forward(batch);
-        model->backward(batch);
+      Batches::Samples samples = batches.of_step(state.progress);
+      for (const Action& action : schedule) {
+        if (action.work == Work::forward) model->forward(samples.batch(action));
+        else model->backward(samples.batch(action));
       }
       model->update(adamw_at(o, learning_rate), float(o.grad_clip), enforced);
       ++state.progress.step;
