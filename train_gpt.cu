@@ -215,7 +215,11 @@ int run(const Options& options, Control& control, Mesh& mesh) {
 int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", program_checksum(), "start the same build on every host");
-  require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
+  try {
+    require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
+  } catch (const std::exception& difference) {
+    usage_error(difference.what());
+  }
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return 0;
   if (!model_makers().contains(options->dtype))
