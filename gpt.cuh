@@ -4,11 +4,14 @@
 //   L times:  x += attention(layernorm(x)) · W + b;   x += gelu(layernorm(x) · W + b) · W + b
 //   logits = layernorm(x) · wteᵀ
 //
-// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, L layers. Ranks
-// that share layers (N of them; parallel/tensor_parallel.cuh) have r = R/N rows, c = C/N channels of NH/N heads, and Vs
-// rows of wte each: what lies in one product's output and in the next product's input is split by columns, the rest by
-// rows. With one rank r = R, c = C, and Vs is V rounded up to a multiple of 128. Float is the storage type of weights and activations: float, bf16 or half. Every kernel
-// takes its results first, then its operands, then the sizes.
+// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, L layers. Float
+// is the storage type of weights and activations: float, bf16 or half. Every kernel takes its results first, then its
+// operands, then the sizes.
+//
+// N ranks may split each layer between them (tp_: parallel/tensor_parallel.cuh). Each has r = R/N of the rows, c = C/N
+// channels of NH/N heads, and Vs rows of wte: what lies between the two products of a pair is split by columns, the
+// rest by rows. With one rank r = R, c = C, Vs is V rounded up to a multiple of 128, and tp_ only calls the product that it
+// is given.
 //
 // The LayerNorm after a residual addition does that addition, too (kernels/layernorm.cuh): it reads both terms of the
 // sum, and writes the sum beside its own result. So the residual stream is passed from block to block as two tensors
@@ -115,7 +118,6 @@ class GPT final : public Model {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
     const Sizes s = sizes(batch);
-    last_ = batch;
     const auto embedding = weights(0, Pass::forward);
     Activations<Float>& a = activations_[size_t(batch.slot)];
     tp_.then_scatter(a.blocks[0].input, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
@@ -170,8 +172,8 @@ class GPT final : public Model {
   void head(const Batch& batch) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(batch);
     const Float* table = weights(0, Pass::backward)[wte];  // (Vs,C)  the pass that fetches no other unit after this one
-    const Float* all = tp_.gather(norm1_, activations_[size_t(batch.slot)].final_norm, R, C);                          // (R,C)
-    Float* const dall = tp_.size() == 1 ? dfinal_norm_ : exchange_;                    // (R,C)
+    const Float* all = tp_.gather(norm1_, activations_[size_t(batch.slot)].final_norm, R, C);  // (R,C)
+    Float* const dall = tp_.size() == 1 ? dfinal_norm_ : exchange_;                             // (R,C)
     for (int begin = 0; begin < R; begin += logit_rows()) {
       const Rows rows = {begin, std::min(logit_rows(), R - begin)};
       const Float* x = rows.of(all, C);                                                // (rows,C)
@@ -220,8 +222,8 @@ class GPT final : public Model {
     // The head has already written its part of wte's gradient, so that is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, vocabulary(), s.B, s.T, options_.shape.positions, s.C,
-                       d.accumulate, stream_);
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, vocabulary(), s.B, s.T, options_.shape.positions,
+                       s.C, d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 
@@ -366,7 +368,6 @@ class GPT final : public Model {
   ParameterStore<Float> store_;
   TensorParallel<Float> tp_;
   std::vector<Activations<Float>> activations_;          // by slot
-  Batch last_ = {};                                      // of the last forward pass
   Float* logits_;                                        // (logit_rows,Vs)
   float* losses_;                                        // (R)
   Float *branch_, *dnarrow_, *dfinal_norm_;              // (r,C) each; all three are the same memory

@@ -83,6 +83,7 @@ class Model {
   // Computes the activations of the batch. If no backward follows, it also computes the logits and adds the batch's loss to
   // the sums.
   void forward(const Batch& batch) {
+    last_ = batch;
     if (batch.training) store().begin_micro_step(batch.first, batch.last);
     launch(forward_graphs_, batch, [&] { forward_pass(batch); });
     if (!batch.training && batch.last && batch.loss_weight > 0) reduce_sums();
@@ -136,6 +137,7 @@ class Model {
   DeviceMemory memory_;
   Mesh& mesh_;
   cudaStream_t stream_;
+  Batch last_ = {};           // that of the last forward pass
   StepSums* sums_ = nullptr;  // this rank's, in device memory
   std::string library_attention_, attention_problem_;
 
