@@ -259,7 +259,7 @@ def show_run(letter, run):
 
 
 def show_first_difference(a, view, before):
-  print(f"They part at {place(a)}")
+  print(f"They first differ at {place(a)}")
   for name, line in zip("AB", view):
     show_values(name, line)
   earlier = [(line, verdict) for line, verdict in before if line.rank == a.rank][-EARLIER:]

@@ -124,13 +124,13 @@ TEST_CASE("runs of one mesh" * doctest::skip(!python_found)) {
   });
   check(folder, "good same", 0, {"are the same: 45 outputs agree."});
   check(folder, "good bad", 1,
-        {"They part at step 2, micro-batch 1, layer 1: matmul, output 0 (100 fp32)",
+        {"They first differ at step 2, micro-batch 1, layer 1: matmul, output 0 (100 fp32)",
          "A, rank 0:  sum 211, absolute maximum 21.1, checksum 0000000000033838",
          "B, rank 0:  sum 211.211, absolute maximum 21.1211, checksum ffffffffffffffff",
          "step 2, micro-batch 1, layer 0: matmul, call 2 of it, output 0 (100 fp32): agrees",
          "30 outputs agree up to there; from there on 2 differ, 13 agree."});
   check(folder, "good bad --rtol 0.01", 0, {"45 outputs agree within 0.01"});
-  check(folder, "good bad --rtol 0.0001", 1, {"They part at step 2, micro-batch 1, layer 1"});
+  check(folder, "good bad --rtol 0.0001", 1, {"They first differ at step 2, micro-batch 1, layer 1"});
   check(folder, "good short", 0, {"23 outputs agree", "22 in A alone, 22 in B alone"});
 }
 
@@ -229,11 +229,11 @@ TEST_CASE("tensor-parallel ranks have parts of an output, terms of it, or all of
   check(folder, "one four --rtol 1e-6", 0, {"23 outputs agree", "16 terms of sums over ranks", "6 sums over other micro-batches"});
   check(folder, "four two --rtol 1e-6", 0, {"23 outputs agree", "16 terms of sums over ranks"});
   check(folder, "two again", 0, {"90 outputs agree"});
-  check(folder, "two term", 1, {"They part at step 2, micro-batch 3, layer 0: matmul, call 2 of it", "A, rank 1:", "B, rank 1:"});
+  check(folder, "two term", 1, {"They first differ at step 2, micro-batch 3, layer 0: matmul, call 2 of it", "A, rank 1:", "B, rank 1:"});
   check(folder, "one part --rtol 1e-6", 1,
-        {"They part at step 2, micro-batch 3, layer 0: matmul, output 0 (100 fp32)", "A, rank 0:  sum 230,", "B, ranks 0 to 1:  sum 246.1,",
+        {"They first differ at step 2, micro-batch 3, layer 0: matmul, output 0 (100 fp32)", "A, rank 0:  sum 230,", "B, ranks 0 to 1:  sum 246.1,",
          "Before it on rank 0 of A:"});
-  check(folder, "one whole --rtol 1e-6", 1, {"They part at step 2, micro-batch 3, layer 0: gradient", "A, rank 0:", "B, rank 1:"});
+  check(folder, "one whole --rtol 1e-6", 1, {"They first differ at step 2, micro-batch 3, layer 0: gradient", "A, rank 0:", "B, rank 1:"});
   check(folder, "one term --rtol 1e-6", 0, {"29 outputs agree"});
   check(folder, "'all words' 'own words' --rtol 1e-6", 0, {"29 outputs agree"});
   check(folder, "collective other", 0, {"82 outputs agree", "8 that depend on the mesh"});
@@ -256,7 +256,7 @@ TEST_CASE("tolerances" * doctest::skip(!python_found)) {
   with("infinite", 1e-6, nullptr);
   with("bf16", 1e-6, 1.0, "bf16");
   check(folder, "a cancels --rtol 1e-3", 0, {"the same"});
-  check(folder, "a sum --rtol 1e-3", 1, {"They part at before the first step: fill"});
+  check(folder, "a sum --rtol 1e-3", 1, {"They first differ at before the first step: fill"});
   check(folder, "a largest --rtol 1e-3", 1, {"It is the first of rank 0"});
   check(folder, "a infinite --rtol 1e-3", 1, {"absolute maximum not finite"});
   check(folder, "infinite infinite --rtol 1e-3", 0, {"the same"});

@@ -202,12 +202,16 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   const std::string two = "$MPIRUN 2 $TEXT --share-gpu ";
   shell.ranks_refuse(two + "--global-batch 6", {"--global-batch 6", "--micro-batch 2", "2 ranks", "choose 8"}, 2);
   shell.ranks_refuse(two + "--zero 4", {"--zero", "4"}, 2);
+  shell.ranks_refuse(two + "--tp 3", {"--tp 3 does not divide the number of ranks, 2", "choose 1 or 2"}, 2);
+  shell.ranks_refuse(two + "--out '' --tp 2 --heads 3 --channels 48", {"--tp 2", "3 heads", "choose 1 or 3"}, 2);
+  shell.ranks_refuse(two + "--out '' --tp 2 --heads 2 --channels 32 --seq-len 5 --micro-batch 1", {"--tp 2", "5 rows", "--seq-len"}, 2);
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --tp 2 : -np 1 $TEXT --share-gpu --tp 1", {"ranks differ: options", "--tp"}, 2);
   shell.ranks_refuse(two + "--train nowhere", {"nowhere"});
-  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"});
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"}, 2);
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",
-                     {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"});
+                     {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"}, 2);
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --prompt '\xff' : -np 1 $TEXT --share-gpu --prompt '\xfe'",
-                     {"ranks differ: options is '--layers', ", "'--prompt', '?' on rank 0"});
+                     {"ranks differ: options is '--layers', ", "'--prompt', '?' on rank 0"}, 2);
   put(shell / "elsewhere/text", "!" + some_text(4999));
   const std::string here = "$TEXT --share-gpu --out ''";
   shell.ranks_refuse("$MPIRUN 1 " + here + " : -np 1 -wdir elsewhere " + here, {"ranks differ: data", "checksum", "rank 1"});
