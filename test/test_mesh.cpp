@@ -12,6 +12,7 @@
 namespace {
 
 const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
+const bool python_found = std::system("python3 --version >/dev/null 2>&1") == 0;
 
 // $MPIRUN N starts N ranks. When one has failed, mpirun sends the others SIGTERM and would sleep for a second or two
 // before SIGKILL, whether they are there or not; so they have to be through with what they do before the first one ends.
@@ -195,6 +196,22 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   CHECK(traced == std::set<int>{0, 1, 2});
   CHECK(shell.output("ls") == "run\ntext\ntrace.json\n");
   CHECK(shell.output("$MPIRUN 2 $GPT --generate --out run --prompt line --sample-len 5 --share-gpu").size() == 10);
+}
+
+TEST_CASE("--trace-tensors: tensor-parallel ranks together write what one rank writes" * doctest::skip(!mpirun_found || !python_found)) {
+  RankWorkplace shell;
+  const std::string job = " $GPT --share-gpu --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 "
+                          "--global-batch 4 --steps 2 --out '' --trace-tensors ";
+  shell.output("$MPIRUN 1" + job + "one && $MPIRUN 2" + job + "two --tp 2 --tp-pieces 2");
+  const std::string compare = "python3 '" + std::filesystem::absolute("dev/compare.py").string() + "' one two";
+  // The design's bound for losses after ten steps is 1e-5; here single tensors are compared. 3e-6 would do.
+  const std::string report = shell.output(compare + " --rtol 1e-4"), same = "They are the same: ";
+  REQUIRE(contains(report, same));
+  const std::string one = shell.content("one");
+  const double lines = double(std::count(one.begin(), one.end(), '\n'));
+  CHECK(std::stoi(report.substr(report.find(same) + same.size())) > 0.6 * lines);
+  CHECK(contains(report, "terms of sums over ranks"));
+  CHECK(shell(compare).code == 2);
 }
 
 TEST_CASE("ranks that don't fit together: one line from all of them, and the job ends" * doctest::skip(!mpirun_found)) {
