@@ -29,18 +29,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 FORMAT = {  # of a line; the first line of a file has the keys of HEADER
-  "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)),
-  "piece": (int, type(None)), "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
+  "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)), "piece": (int, type(None)),
+  "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
   "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
 HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int, "zero": int,
           "micro_batch": int}
 EARLIER = 3  # operations shown before the first difference
-# Of tensor parallelism: operations that write the same with other names; outputs of the head, whose rows have as many
+# What tensor parallelism changes: operations that write the same with other names; outputs of the head, whose rows have as many
 # zeros at their end as the mesh needs; and outputs that are terms of a sum over ranks, beside those whose line says so
 # (LayerNorm's gradients are sums over a rank's own rows, statistics over its own words; casts may have such in them).
 SAME = {"vocabulary_cross_entropy": "cross_entropy"}
 LOGITS = {("matmul_forward", 0), ("cross_entropy", 1)}  # outside of layers
-TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_statistics", 0), ("cast", 0), ("accumulate", 0)}
+TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_statistics", 0), ("cast", 0),
+         ("accumulate", 0)}
 # What each mesh does in its own way.
 OF_MESH = {"all_gather", "all_reduce", "broadcast", "reduce_scatter", "square_sums"}
 
@@ -134,7 +135,7 @@ def read_rank(path):
   for fields in objects:
     fields["op"] = SAME.get(fields["op"], fields["op"])
     place = tuple(fields[key] for key in ("step", "micro_batch", "layer", "op", "output"))
-    if not fields["piece"]:  # none, or the first
+    if not fields["piece"] or not sizes[place]:  # no piece, or the first
       sizes[place].append(0)
     sizes[place][-1] += fields["count"]
     step = fields["step"] or 0
