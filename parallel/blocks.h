@@ -17,7 +17,8 @@
 // have the same piece of ZeRO, so all have the same rounds in the same order. A piece begins and ends anywhere: what it
 // has of a stripe that is cut there is left over, too.
 //
-// Reading needs no other rank: a rank reads all stripes that it has runs of, and picks its runs.
+// Reading needs no other rank: a rank reads all stripes that it has runs of, and picks its runs. So it reads more than it
+// keeps, but no rank waits for another.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +48,7 @@ inline std::vector<Block> runs(const TensorDescriptor& tensor, size_t first, siz
 }
 
 // The blocks that this rank writes to a checkpoint. All ranks' blocks together hold each element of the model once. A
-// gathered block has at most `most` elements.
+// gathered block has at most `most` elements; if not even a stripe is so short, nothing is gathered.
 inline std::vector<Block> written_blocks(const Shards& shards, size_t most) {
   const size_t ranks = size_t(shards.list().tp()), rank = size_t(shards.list().tp_rank());
   most = std::min(most, most_at_once / ranks);
