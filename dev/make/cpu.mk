@@ -51,7 +51,7 @@ $(BUILD)/%.o: test/cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
 # These have no kernels, or none that is timed or compared.
-$(patsubst %,$(BUILD)/%.o,train_gpt test_model test_zero test_collectives test_counts test_trace tensor_log): FLAGS_fast := -O1
+$(patsubst %,$(BUILD)/%.o,train_gpt test_model test_zero test_collectives test_tp_checkpoint test_counts test_trace tensor_log): FLAGS_fast := -O1
 # The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
 $(BUILD)/test_cublaslt.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu
