@@ -202,7 +202,7 @@ int run(const Options& options, Control& control, Mesh& mesh) {
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device()));
-  Job job = {options, control, mesh, rank_group(control), stream, properties.name};
+  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, properties.name};
   gemm_choices().agree = [&](const GemmChoices::Choose& choose) {
     return control.all_gather(job.is_first() ? choose() : "")[0];
   };

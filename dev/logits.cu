@@ -22,7 +22,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   const auto tensors = stored_tensors(model->tensors());
   load_weights(folder, shape, tensors, whole_tensors(tensors),
                [&](const CheckpointSlice& slice, State, const std::vector<float>& values) {
-                 model->store().copy_in(stored_slice(model->tensors(), slice), State::weight, values);
+                 model->store().copy_in(block_of(model->tensors(), slice), State::weight, values);
                });
 
   std::mt19937 generator(1);

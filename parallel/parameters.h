@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/update.h"
-#include "parallel/shards.h"
+#include "parallel/blocks.h"
 
 struct StoreOptions {
   int stage = 0;                     // of ZeRO, 0 to 3
@@ -53,7 +53,11 @@ class Parameters {
   virtual void set_progress(size_t updates, const LossScale& scale) = 0;
   // Copies a slice to host memory, on the stream: `to` is filled when the caller has waited for the stream.
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
-  virtual void copy_in(const Slice& slice, State state, const std::vector<float>& from) = 0;
+  // The same for a block, all of which this rank has, or which is gathered. Then the call is collective: each
+  // tensor-parallel rank makes it for its block of the same round (blocks.h).
+  virtual void copy_out(const Block& block, State state, float* to) = 0;
+  // Takes from a block what this rank keeps of it.
+  virtual void copy_in(const Block& block, State state, const std::vector<float>& from) = 0;
 
   // Visits everything that several ranks have, in the same order on all ranks. Collective.
   virtual void visit_replicated(const Visit& visit) = 0;

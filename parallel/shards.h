@@ -42,6 +42,7 @@ class Shards {
     }
   }
 
+  const TensorList& list() const { return list_; }
   int units() const { return int(piece_.size()); }
   int rank() const { return rank_; }
   // All of these are numbers of elements.

@@ -61,6 +61,8 @@ class ParameterStore final : public Parameters {
       });
     }
     if (stage_ >= 2 || casts_gradients()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (const size_t most = most_gathered(shards_); options.training && most > 0)
+      memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
 
   const Shards& shards() const override { return shards_; }
@@ -145,7 +147,7 @@ class ParameterStore final : public Parameters {
   void initialize() override {
     for (const Slice& slice : own_slices()) {
       const TensorDescriptor& tensor = *slice.tensor;
-      if (tensor.initial == Initial::one) copy_in(slice, State::weight, std::vector<float>(slice.count, 1.0f));
+      if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
       if (tensor.initial == Initial::one || tensor.initial == Initial::zero) continue;
       float* out = array(State::weight, tensor.unit);
       out = place(out ? out : array(State::gradient, tensor.unit), slice);
@@ -190,17 +192,23 @@ class ParameterStore final : public Parameters {
     std::transform(stored.begin(), stored.end(), to, [](Float x) { return to_float(x); });
   }
 
-  void copy_in(const Slice& slice, State state, const std::vector<float>& from) override {
-    CUDA_CHECK(cudaDeviceSynchronize());
-    if (float* to = array(state, slice.tensor->unit))
-      copy_and_wait(place(to, slice), from.data(), slice.count, cudaMemcpyHostToDevice, stream_);
-    if (state != State::weight) return;
-    weights_changed();
-    if constexpr (is_float) return;
-    std::vector<Float> stored(slice.count);
-    std::transform(from.begin(), from.end(), stored.begin(), [](float x) { return from_float<Float>(x); });
-    Float* to = place(own_weights(slice.tensor->unit), slice);
-    copy_and_wait(to, stored.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+  void copy_out(const Block& block, State state, float* to) override {
+    const TensorDescriptor& tensor = *block.tensor;
+    const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
+    // This rank's elements of the block; of a gathered block, those of all blocks of the round.
+    const size_t first = local_before(tensor, block.first - others_before);
+    const Slice slice = {&tensor, first, block.count, tensor.offset + first};
+    if (!block.gathered) copy_out(slice, state, to);
+    else if (const float* own = array(state, tensor.unit)) gather(place(own, slice), tensor.part, block.count / ranks, to);
+    else gather(place(own_weights(tensor.unit), slice), tensor.part, block.count / ranks, to);
+  }
+
+  void copy_in(const Block& block, State state, const std::vector<float>& from) override {
+    for (const Slice& kept : slices_of_unit(block.tensor->unit)) {
+      if (kept.tensor != block.tensor) continue;
+      const Slice slice = common(block, kept);
+      if (slice.count > 0) fill(slice, state, pick(slice, block, from));
+    }
   }
 
  private:
@@ -332,6 +340,40 @@ class ParameterStore final : public Parameters {
     }
   }
 
+  // ---- state, from and to the host
+
+  // Copies the values of a slice to the device, and waits.
+  void fill(const Slice& slice, State state, const std::vector<float>& from) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    if (float* to = array(state, slice.tensor->unit))
+      copy_and_wait(place(to, slice), from.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+    if (state != State::weight) return;
+    weights_changed();
+    if constexpr (is_float) return;
+    std::vector<Float> stored(slice.count);
+    std::transform(from.begin(), from.end(), stored.begin(), [](float x) { return from_float<Float>(x); });
+    Float* to = place(own_weights(slice.tensor->unit), slice);
+    copy_and_wait(to, stored.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+  }
+
+  // One round of blocks that tensor-parallel ranks gather. own: this rank's runs of all stripes of the round, `share`
+  // elements for each rank's block. to: this rank's block. Waits for the device.
+  template <class E>
+  void gather(const E* own, const Part& part, size_t share, float* to) {
+    const size_t ranks = size_t(tp_.size()), round = ranks * share;
+    E* all = reinterpret_cast<E*>(gathered_);
+    tp_.after(stream_);
+    tp_.all_gather(all, own, round);
+    tp_.wait_for_all(stream_);
+    std::vector<E> runs(share);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      copy_and_wait(runs.data(), all + rank * round + size_t(tp_.rank()) * share, share, cudaMemcpyDeviceToHost, stream_);
+      const Part in_block = {part.width, part.stride, rank * part.width};
+      for (size_t i = 0; i < share; i += part.width)
+        std::transform(&runs[i], &runs[i] + part.width, to + in_block.whole(i), [](E x) { return to_float(x); });
+    }
+  }
+
   // ---- what this rank keeps of a unit: the whole unit in stage 0, else its piece
 
   size_t own_begin(int unit) const { return stage_ ? shards_.begin(unit) : 0; }
@@ -423,6 +465,7 @@ class ParameterStore final : public Parameters {
   bool has_masters_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
+  float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
   float *gradients_ = nullptr, *masters_ = nullptr;
   float* states_[std::size(optimizer_states)] = {};  // in the order of optimizer_states
   float* partials_ = nullptr;

@@ -157,15 +157,15 @@ std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& 
   return slices;
 }
 
-std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Slice>& slices) {
-  std::vector<CheckpointSlice> stored;
-  for (const Slice& slice : slices) stored.push_back({{slice.tensor->name, slice.tensor->shape}, slice.first, slice.count});
-  return stored;
+std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Block>& blocks) {
+  std::vector<CheckpointSlice> slices;
+  for (const auto& [tensor, first, count, gathered] : blocks)
+    slices.push_back({{tensor->name, tensor->shape}, first, count, gathered});
+  return slices;
 }
 
-Slice stored_slice(const TensorList& list, const CheckpointSlice& stored) {
-  const TensorDescriptor& tensor = list.find(stored.tensor.name);
-  return {&tensor, stored.first, stored.count, tensor.offset + stored.first};
+Block block_of(const TensorList& list, const CheckpointSlice& slice) {
+  return {&list.find(slice.tensor.name), slice.first, slice.count, slice.gathered};
 }
 
 // ---- which checkpoints there are --------------------------------------------------------------------------

@@ -22,17 +22,20 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "kernels/update.h"
-#include "parallel/shards.h"
+#include "parallel/blocks.h"
 #include "runtime/model_config.h"
 #include "runtime/safetensors.h"
 
 // A parameter by its name without "transformer.", such as h.0.attn.c_attn.weight.
 using CheckpointTensor = NamedShape;
 
-// Neighbouring elements of a tensor that a rank writes or needs.
+// Neighbouring elements of a whole tensor that a rank writes or needs.
 struct CheckpointSlice {
   CheckpointTensor tensor;
   size_t first, count;
+  // To copy it out, the ranks of a block gather it (RankGroup::block): each has as many such slices as the others, and
+  // the copies of the first, the second, ... wait for one another. None is longer than RankGroup::chunk_bytes.
+  bool gathered = false;
 };
 
 // These copy one slice at a time from and to the model, so that little host memory is needed.
@@ -58,10 +61,10 @@ std::vector<CheckpointTensor> stored_tensors(const TensorList& list);
 
 std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors);
 
-// The next two convert between the model's slices and those of a checkpoint.
-std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Slice>& slices);
+// The next two convert between the model's blocks and the slices of a checkpoint.
+std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Block>& blocks);
 
-Slice stored_slice(const TensorList& list, const CheckpointSlice& stored);
+Block block_of(const TensorList& list, const CheckpointSlice& slice);
 
 struct Checkpoint {
   size_t step;

@@ -88,22 +88,32 @@ void CheckpointWriter::reserve_chunk() {
 std::vector<std::string> CheckpointWriter::find_slow_ranks() {
   const int seen = ranks_.size == 1 ? 0 : whose_folder(ranks_, out_, ranks_.is_first());
   const std::vector<std::string> all = ranks_.all_gather(seen != 0 ? "blind" : snapshot_ ? "" : "no room");
-  std::vector<int> roomless;
-  blind_.clear();
+  std::vector<int> unseeing, roomless;
   for (int rank = 0; rank < ranks_.size; ++rank) {
-    if (all[size_t(rank)] == "blind") blind_.push_back(rank);
+    if (all[size_t(rank)] == "blind") unseeing.push_back(rank);
     if (all[size_t(rank)] == "no room") roomless.push_back(rank);
   }
+  blind_ = with_blocks(unseeing);
   if (is_blind(ranks_.rank)) reserve_chunk();
   std::vector<std::string> reasons;
-  if (!blind_.empty())
+  if (!unseeing.empty())
     reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " +
-                      hosts_of(blind_) + ": what has to be saved travels there, and training waits; " +
+                      hosts_of(unseeing) + ": what has to be saved travels there, and training waits; " +
                       "a file system that the hosts share avoids that");
   if (!roomless.empty())
     reasons.push_back("no room for a snapshot in the host's memory of " + hosts_of(roomless) +
                       ": training waits while a checkpoint is written");
   return reasons;
+}
+
+// Adds the other ranks of their blocks, which can't gather while these still wait to send.
+std::vector<int> CheckpointWriter::with_blocks(const std::vector<int>& some) const {
+  std::set<int> blocks;
+  for (int rank : some) blocks.insert(rank / ranks_.block);
+  std::vector<int> all;
+  for (int rank = 0; rank < ranks_.size; ++rank)
+    if (blocks.contains(rank / ranks_.block)) all.push_back(rank);
+  return all;
 }
 
 // "ranks 1-3 (node7, node8)"
@@ -135,9 +145,12 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
+      if (has_files()) open_files();
+      if (!is_blind(ranks_.rank)) reserve(content.slices);
+    });
+  if (problem.empty())
+    problem = attempt_together(ranks_, [&] {
       if (is_blind(ranks_.rank)) return;
-      open_files();
-      reserve(content.slices);
       if (snapshot_) take_snapshot(content);
       else write_in_parts(content);
     });
@@ -146,7 +159,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   written_ = false;
   thread_ = std::thread([this] {
     setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // lowers only this thread's priority, so that training comes first
-    problem_ = attempt([this] { if (!is_blind(ranks_.rank)) write(); });
+    problem_ = attempt([this] { if (has_files()) write(); });
     written_ = true;
   });
   begun_ = true;
@@ -257,7 +270,10 @@ std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector
     for (const CheckpointSlice& slice : slices)
       for (size_t done = 0; done < slice.count; done += most_floats)
         parts.push_back({state, file_prefix(state) + slice.tensor.name,
-                         {slice.tensor, slice.first + done, std::min(most_floats, slice.count - done)}});
+                         {slice.tensor, slice.first + done, std::min(most_floats, slice.count - done), slice.gathered}});
+  // Ranks that gather have these parts under the same numbers, whatever other parts each of them has, and in whatever way
+  // each copies them.
+  std::stable_partition(parts.begin(), parts.end(), [](const Part& part) { return part.slice.gathered; });
   return parts;
 }
 
@@ -291,11 +307,18 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
 
 // Copies and writes this rank's slices chunk by chunk, if there is no memory for a snapshot.
 void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
-  for (const auto& [state, name, slice] : parts_of(content.slices, chunk_.size())) {
-    content.copy_out(slice, state, chunk_.data());
-    content.wait();
-    put(ranks_.rank, piece_of(name, slice.first, slice.count, chunk_.data()));
+  std::string problem;
+  for (const Part& part : parts_of(content.slices, chunk_.size())) {
+    copy_to_chunk(content, part);  // after a problem, too: other ranks may wait for this copy
+    if (problem.empty())
+      problem = attempt([&] { put(ranks_.rank, piece_of(part.name, part.slice.first, part.slice.count, chunk_.data())); });
   }
+  if (!problem.empty()) fail(problem);
+}
+
+void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const Part& part) {
+  content.copy_out(part.slice, part.state, chunk_.data());
+  content.wait();
 }
 
 // Collective: ranks that don't see rank 0's folder send their slices to rank 0, one part per rank and round. A part is
@@ -309,14 +332,14 @@ std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
   std::string problem;
   for (size_t i = 0; i < rounds; ++i) {
     std::string mine;
-    if (i < parts.size() && problem.empty())
-      problem = attempt([&] {
-        const auto& [state, name, slice] = parts[i];
-        content.copy_out(slice, state, chunk_.data());
-        content.wait();
-        mine = name + " " + std::to_string(slice.first) + "\n";
-        mine.append(reinterpret_cast<const char*>(chunk_.data()), slice.count * sizeof(float));
+    if (i < parts.size()) {
+      const std::string failed = attempt([&] {
+        copy_to_chunk(content, parts[i]);
+        mine = parts[i].name + " " + std::to_string(parts[i].slice.first) + "\n";
+        mine.append(reinterpret_cast<const char*>(chunk_.data()), parts[i].slice.count * sizeof(float));
       });
+      if (problem.empty()) problem = failed;
+    }
     const std::vector<std::string> all = ranks_.gather(mine);
     if (ranks_.is_first() && problem.empty())
       problem = attempt([&] { for (int rank : blind_) receive(rank, all[size_t(rank)]); });

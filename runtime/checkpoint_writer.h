@@ -6,6 +6,9 @@
 // ranks that have no memory for a snapshot, and ranks that don't see the folder on rank 0's disk and send the chunks to
 // rank 0.
 //
+// Ranks that gather slices together (RankGroup::block) wait for one another while they copy these. So each copies them
+// first, in the same order, and goes on to the last one even if its disk fails; and if one of them is blind, all send.
+//
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
 //   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
@@ -86,6 +89,9 @@ class CheckpointWriter {
   };
 
   bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
+  // Does this rank write to files: its own slices, or (rank 0) those that blind ranks send?
+  bool has_files() const { return ranks_.is_first() || !is_blind(ranks_.rank); }
+  std::vector<int> with_blocks(const std::vector<int>& some) const;
   std::string hosts_of(const std::vector<int>& some) const;
   void reserve_chunk();
   void finish_pruning();
@@ -99,6 +105,7 @@ class CheckpointWriter {
   void put(int rank, const Piece& piece);
   void take_snapshot(const CheckpointContent& content);
   void write_in_parts(const CheckpointContent& content);
+  void copy_to_chunk(const CheckpointContent& content, const Part& part);
   std::string send_in_parts(const CheckpointContent& content);
   void receive(int rank, const std::string& part);
   void write();
@@ -107,7 +114,7 @@ class CheckpointWriter {
   std::filesystem::path out_;
   size_t shard_bytes_;
   RankGroup ranks_;
-  std::vector<int> blind_;  // the ranks that don't see rank 0's folder
+  std::vector<int> blind_;  // the ranks that don't see rank 0's folder, and all other ranks of their blocks
 
   size_t step_ = 0;
   std::filesystem::path partial_, complete_;

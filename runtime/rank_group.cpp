@@ -23,11 +23,12 @@ std::string unused_name() {
 
 int RankGroup::neighbours() const { return int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank)])); }
 
-RankGroup rank_group(Control& control) {
+RankGroup rank_group(Control& control, int block) {
   constexpr double patience = 10;  // disks may be slow
   RankGroup group;
   group.rank = control.rank();
   group.size = control.size();
+  group.block = block;
   group.hosts.clear();
   group.chunk_bytes = (size_t(64) << 20) / size_t(std::max(4, control.size()));  // rank 0 holds one from each rank
   for (int rank = 0; rank < control.size(); ++rank) group.hosts.push_back(control.host(rank));

@@ -17,6 +17,7 @@ struct RankGroup {
   using Gather = std::function<std::vector<std::string>(const std::string&)>;
 
   int rank = 0, size = 1;
+  int block = 1;  // so many neighbouring ranks gather slices together (CheckpointSlice::gathered)
   std::vector<std::string> hosts = {""};  // by rank
   Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
@@ -27,7 +28,7 @@ struct RankGroup {
 };
 
 // The group of all ranks; `control` must outlive it.
-RankGroup rank_group(Control& control);
+RankGroup rank_group(Control& control, int block = 1);
 
 // Collective: returns the problem of the lowest rank that has one, on all ranks; empty if no rank has one.
 std::string first_problem(const RankGroup& ranks, const std::string& mine);

@@ -69,6 +69,7 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 3 8; do run test_collectives "" $ranks; done
   for ranks in 2 3 4 8; do run test_zero "" $ranks; done
   for ranks in 2 3 4 8; do run test_sync_check "" $ranks; done
+  run test_tp_checkpoint "" 6
   for ranks in 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <nlohmann/json.hpp>
 
@@ -205,6 +206,103 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"})
     CHECK(content_of(saved / file) == content_of(folder / "shared/step_00000001" / file));
   CHECK(std::filesystem::is_empty(folder / "disk1/run"));
+}
+
+// Four ranks in blocks of two. Of c_attn.weight each block gathers 24 elements, in two rounds. What else the ranks write is
+// as unlike as it can be.
+std::vector<CheckpointSlice> slices_in_blocks(int rank) {
+  const size_t block = size_t(rank / 2) * 24, mine = size_t(rank % 2) * 6;
+  std::vector<CheckpointSlice> slices;
+  if (rank == 0) slices = {{tensors[0], 0, 25}};
+  if (rank == 1) slices = {{tensors[0], 25, 15}};
+  if (rank == 2) slices = {{tensors[1], 0, 12}};
+  slices.push_back({tensors[2], block + mine, 6, true});
+  if (rank == 3) slices.push_back({tensors[3], 0, 4});
+  slices.push_back({tensors[2], block + 12 + mine, 6, true});
+  return slices;
+}
+
+// Sends what rank `rank` copies of a slice to the other rank of its block, and waits for what that copies.
+void meet_in_block(int socket, const CheckpointSlice& slice, State state) {
+  const std::string mine = char(state) + std::to_string(slice.first / 12);
+  char theirs[16] = "";
+  if (send(socket, mine.data(), mine.size(), MSG_NOSIGNAL) < 0 || recv(socket, theirs, sizeof theirs - 1, 0) <= 0)
+    throw std::runtime_error("the other rank has gone");
+  if (mine != theirs) throw std::runtime_error("gathers " + mine + " with " + theirs);
+}
+
+// Saves step 1 on four ranks, some of which have no room for a snapshot, don't see rank 0's disk, or can't write. Returns
+// how the ranks ended.
+std::vector<Outcome> save_in_blocks(const TemporaryFolder& folder, const std::string& roomless, const std::string& blind,
+                                    const std::string& full, const std::string& problem = "") {
+  for (const char* disk : {"disk0/run", "disk1"}) std::filesystem::create_directories(folder / disk);
+  const int port = Listener(0).port();
+  int sockets[2][2];  // by block, by rank in it
+  for (int* ends : sockets) REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  const auto has = [](const std::string& some, int rank) { return some.find(char('0' + rank)) != some.npos; };
+  Ranks ranks(4, [&](int rank) {
+    for (int other = 0; other < 4; ++other)
+      if (other != rank) close(sockets[other / 2][other % 2]);
+    std::filesystem::current_path(folder / (has(blind, rank) ? "disk1" : "disk0"));
+    const auto control = rank == 0 ? std::make_unique<Control>(Listener(port), 4, "secret", 15)
+                                   : std::make_unique<Control>(Endpoint{{"127.0.0.1"}, port, "secret"}, rank, 4, 15);
+    RankGroup group = rank_group(*control, 2);
+    group.chunk_bytes = 40;
+    std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    CheckpointContent mine = content(R"({"seed": 7})", [&](const CheckpointSlice& slice, State state, float* to) {
+      const rlimit small = {1, limit.rlim_max};
+      if (has(full, rank)) setrlimit(RLIMIT_FSIZE, &small);
+      if (slice.gathered) meet_in_block(sockets[rank / 2][rank % 2], slice, state);
+      copy_out(slice, state, to);
+    });
+    mine.slices = slices_in_blocks(rank);
+    CheckpointWriter writer("run", size_t(5'000'000'000), group, [&](size_t floats) {
+      return has(roomless, rank) ? nullptr : std::make_shared<float[]>(floats);
+    });
+    writer.reserve(mine.slices);
+    writer.find_slow_ranks();
+    std::string failed = writer.begin(1, mine);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    if (failed.empty()) failed = writer.complete();
+    if (problem.empty() ? !failed.empty() : !contains(failed, problem)) throw std::runtime_error("saving: " + failed);
+    control->finish();
+  });
+  for (int* ends : sockets)
+    for (int end = 0; end < 2; ++end) close(ends[end]);
+  return ranks.wait();
+}
+
+TEST_CASE("ranks that gather slices save them, whichever of them is slow") {
+  TemporaryFolder reference;
+  save(reference / "run", 1);
+  for (const auto& [roomless, blind] : std::vector<std::pair<std::string, std::string>>{
+           {"", ""}, {"1", ""}, {"2", "3"}, {"3", "1"}, {"0", "23"}, {"", "13"}}) {
+    CAPTURE(roomless);
+    CAPTURE(blind);
+    TemporaryFolder folder;
+    const std::vector<Outcome> outcomes = save_in_blocks(folder, roomless, blind, "");
+    INFO(describe(outcomes));
+    for (const Outcome& outcome : outcomes) CHECK(outcome.code == 0);
+    const std::filesystem::path saved = folder / "disk0/run/step_00000001";
+    CHECK(damage_of(saved) == "");
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"})
+      CHECK(content_of(saved / file) == content_of(reference / "run/step_00000001" / file));
+  }
+}
+
+TEST_CASE("ranks that gather slices: one that can't write goes on copying, and all ranks say why nothing was saved") {
+  for (const auto& [blind, full] : std::vector<std::pair<std::string, std::string>>{{"", "1"}, {"", "2"}, {"1", "0"}}) {
+    CAPTURE(blind);
+    CAPTURE(full);
+    TemporaryFolder folder;
+    const std::vector<Outcome> outcomes = save_in_blocks(folder, "0123", blind, full, ".safetensors: ");
+    INFO(describe(outcomes));
+    for (const Outcome& outcome : outcomes) CHECK(outcome.code == 0);
+    CHECK(list_checkpoints(folder / "disk0/run").empty());
+    CHECK(std::filesystem::is_empty(folder / "disk0/run"));
+  }
 }
 
 TEST_CASE("a checkpoint is finished alone when all parts are there; when the other ranks are gone nobody waits for theirs") {

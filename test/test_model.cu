@@ -77,7 +77,7 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
   const auto tensors = stored_tensors(model->tensors());
   load_weights(reference.folder, reference.shape, tensors, whole_tensors(tensors),
                [&](const CheckpointSlice& slice, State, const std::vector<float>& values) {
-                 model->store().copy_in(stored_slice(model->tensors(), slice), State::weight, values);
+                 model->store().copy_in(block_of(model->tensors(), slice), State::weight, values);
                });
   return model;
 }

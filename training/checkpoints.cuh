@@ -17,8 +17,7 @@ class Checkpoints {
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
         writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
     state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
-    if (!state.job.options.out.empty())
-      writer_.reserve(checkpoint_slices(state.model.store().shards().slices_of_rank()));
+    if (!state.job.options.out.empty()) writer_.reserve(written_slices(state.job, state.model));
     state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
   ~Checkpoints() { state_.job.control.before_end({}); }

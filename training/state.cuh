@@ -20,14 +20,14 @@ struct TrainingState {
 
 inline CopyIn copy_in(Model& model) {
   return [&](const CheckpointSlice& slice, State state, const std::vector<float>& values) {
-    model.store().copy_in(stored_slice(model.tensors(), slice), state, values);
+    model.store().copy_in(block_of(model.tensors(), slice), state, values);
   };
 }
 
 // Loads those weights that this rank keeps.
 inline void load_model_weights(Model& model, const std::filesystem::path& folder) {
   load_weights(folder, model.tensors().shape(), stored_tensors(model.tensors()),
-               checkpoint_slices(model.store().own_slices()), copy_in(model));
+               checkpoint_slices(read_blocks(model.store().own_slices())), copy_in(model));
 }
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
@@ -52,11 +52,16 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_model_weights(model, folder);
-  load_optimizer(folder, stored_tensors(model.tensors()), checkpoint_slices(model.store().own_slices()),
+  load_optimizer(folder, stored_tensors(model.tensors()), checkpoint_slices(read_blocks(model.store().own_slices())),
                  copy_in(model));
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
+}
+
+// What this rank writes of the model.
+inline std::vector<CheckpointSlice> written_slices(const Job& job, Model& model) {
+  return checkpoint_slices(written_blocks(model.store().shards(), job.ranks.chunk_bytes / sizeof(float)));
 }
 
 // The content of a checkpoint of the present state. Its copies run on the model's stream.
@@ -67,10 +72,10 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
                                 model.gradient_summary().scale, gemm_choices().known};
   return {.shape = model.tensors().shape(),
           .tensors = stored_tensors(model.tensors()),
-          .slices = checkpoint_slices(model.store().shards().slices_of_rank()),
+          .slices = written_slices(state.job, model),
           .copy_out =
               [&model](const CheckpointSlice& slice, State state, float* to) {
-                model.store().copy_out(stored_slice(model.tensors(), slice), state, to);
+                model.store().copy_out(block_of(model.tensors(), slice), state, to);
               },
           .trainer = trainer_text(trainer, state.guard, o, state.data.identity),
           .tokenizer_folder = tokenizer_folder,

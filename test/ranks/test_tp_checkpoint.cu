@@ -1,0 +1,155 @@
+// Checkpoints on meshes with tensor parallelism: after one update any of them writes the files that one rank writes, byte
+// for byte, and reads back, bit for bit, what it kept. The parameter store alone, without a model.
+#include "parallel/zero.cuh"
+#include "runtime/checkpoint_writer.h"
+#include "test/ranks/ranks.cuh"
+#include "test/temporary_folder.h"
+
+namespace {
+
+// Six heads of 17 channels: with three ranks 34 channels each, no multiple of 4; the third has vocabulary padding only.
+constexpr ModelShape shape = {2, 6, 102, 211, 7};
+
+// A parameter store with what it needs.
+template <class T>
+struct Store {
+  TensorList list;
+  DeviceMemory memory;
+  ParameterStore<T> store;
+  Store(Mesh& mesh, const StoreOptions& options)
+      : list(shape, mesh.tp().size(), mesh.tp().rank()), store(list, options, memory, mesh, test_stream()) {
+    memory.allocate();
+    store.clear();
+  }
+};
+
+std::vector<State> saved_states() {
+  std::vector<State> states(std::begin(optimizer_states), std::end(optimizer_states));
+  states.push_back(State::weight);
+  return states;
+}
+
+// Initial weights, and moments: no two of them are the same.
+template <class T>
+void fill(Store<T>& s) {
+  s.store.initialize();
+  float value = 1;
+  for (const TensorDescriptor& tensor : s.list.tensors())
+    for (State state : optimizer_states) {
+      std::vector<float> values(tensor.count());
+      for (float& v : values) v = value++;
+      s.store.copy_in(Block{&tensor, 0, tensor.count()}, state, values);
+    }
+  CHECK(value < 0x1p24f);  // up to here floats are exact
+}
+
+// Applies gradients of zero, which change moments and weights all the same. Does not wait for the device.
+template <class T>
+void update(Store<T>& s) {
+  static const Buffer<float> loss(std::vector<float>{0});
+  s.store.update({0.01f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1, loss.data(), {});
+}
+
+template <class T>
+CheckpointContent content(Store<T>& s, size_t most) {
+  return {.shape = shape,
+          .tensors = stored_tensors(s.list),
+          .slices = checkpoint_slices(written_blocks(s.store.shards(), most)),
+          .copy_out = [&s](const CheckpointSlice& slice, State state, float* to) {
+            s.store.copy_out(block_of(s.list, slice), state, to);
+          },
+          .trainer = "{}",
+          .wait = [] { CUDA_CHECK(cudaStreamSynchronize(test_stream())); }};
+}
+
+template <class T>
+void load(Store<T>& s, const std::filesystem::path& folder, size_t most) {
+  const std::vector<CheckpointSlice> slices = checkpoint_slices(read_blocks(s.store.own_slices(), most));
+  const CopyIn copy_in = [&](const CheckpointSlice& slice, State state, const std::vector<float>& values) {
+    s.store.copy_in(block_of(s.list, slice), state, values);
+  };
+  load_weights(folder, shape, stored_tensors(s.list), slices, copy_in);
+  load_optimizer(folder, stored_tensors(s.list), slices, copy_in);
+}
+
+// What this rank keeps, and the weights that the model computes with.
+template <class T>
+std::vector<float> state_of(Store<T>& s) {
+  std::vector<float> all;
+  for (const Slice& slice : s.store.own_slices())
+    for (State state : saved_states()) {
+      std::vector<float> values(slice.count);
+      s.store.copy_out(slice, state, values.data());
+      CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  for (int unit = 0; unit < s.store.shards().units(); ++unit) {
+    std::vector<T> weights(s.list.units()[size_t(unit)].count);
+    const T* unit_weights = s.store.acquire(unit, Pass::forward);
+    copy_and_wait(weights.data(), unit_weights, weights.size(), cudaMemcpyDeviceToHost, test_stream());
+    for (T weight : weights) all.push_back(to_float(weight));
+  }
+  return all;
+}
+
+// A folder that all ranks use.
+std::filesystem::path shared_folder() {
+  static TemporaryFolder mine;
+  return ranks().control->all_gather(mine.path())[0];
+}
+
+const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
+
+// Saves what one rank has, compares with it what each mesh saves, and loads it on each.
+template <class T>
+void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
+  const std::filesystem::path folder = shared_folder();
+  const std::filesystem::path one = folder / "one/step_00000001", many = folder / "many/step_00000001";
+  StoreOptions options = {.stochastic_rounding = stochastic_rounding};
+  Mesh alone;
+  Store<T> whole(alone, options);
+  fill(whole);
+  update(whole);
+  if (ranks().control->rank() == 0) save_checkpoint(folder / "one", 1, content(whole, SIZE_MAX));
+  ranks().control->all_gather("");
+  for (int tp : {2, 3}) {
+    if (ranks().control->size() % tp != 0) continue;
+    Mesh mesh(ranks().mesh, {.tp = tp, .dp = ranks().control->size() / tp});
+    RankGroup group = rank_group(*ranks().control, tp);
+    group.chunk_bytes = 1000 * sizeof(float);  // rounds of a few stripes
+    for (int stage : stages) {
+      CAPTURE(tp);
+      CAPTURE(stage);
+      options.stage = stage;
+      Store<T> s(mesh, options);
+      fill(s);
+      update(s);
+      // Rank 1 has no room for a snapshot.
+      CheckpointWriter writer(folder / "many", size_t(5'000'000'000), group, [](size_t floats) {
+        return ranks().control->rank() == 1 ? nullptr : std::make_shared<float[]>(floats);
+      });
+      CHECK(writer.begin(1, content(s, group.chunk_bytes / sizeof(float))) == "");
+      CHECK(writer.complete() == "");
+      if (ranks().control->rank() == 0)
+        for (const char* file : files) CHECK((content_of(one / file) == content_of(many / file)));
+      Store<T> loaded(mesh, options);
+      load(loaded, one, stage % 2 == 0 ? 1000 : most_at_once);
+      CHECK((state_of(loaded) == state_of(s)));
+    }
+  }
+  ranks().control->all_gather("");
+}
+
+}  // namespace
+
+TEST_CASE("meshes write what one rank writes, and read what they kept: fp32") {
+  check_meshes<float>(false, {0, 1, 2, 3});
+}
+
+TEST_CASE("meshes write what one rank writes, and read what they kept: bf16 with masters") {
+  check_meshes<__nv_bfloat16>(false, {0, 1, 2, 3});
+}
+
+TEST_CASE("meshes write what one rank writes, and read what they kept: bf16 without masters") {
+  check_meshes<__nv_bfloat16>(true, {0, 3});
+}
