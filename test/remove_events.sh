@@ -2,17 +2,19 @@
 # Is every event between streams needed, and would its absence be found?
 #
 # Takes each line that orders compute and communication out in turn, in a copy of the sources under build/remove_events,
-# and runs the test of data parallelism on three ranks of the CPU device with streams in permuted order, until one of a
-# few orders fails. A line that nobody misses is redundant and should go.
+# and runs a test of data parallelism on three ranks and some of tensor parallelism on four, on the CPU device with streams
+# in permuted order, until one of a few orders fails. A line that nobody misses is redundant and should go.
 #
-#   test/remove_events.sh [FILE.cuh ...]      default: the store, the collectives, the model, batches and steps
+#   test/remove_events.sh [FILE.cuh ...]      default: the store, tensor parallelism, the collectives, the model, batches
+#                                             and steps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
-if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/collectives.cuh model.cuh training/batch_buffers.cuh training/steps_in_flight.cuh); fi
-events='^ +(dp_\.(after|wait_for_all)\(|settle\(slot\)|(slot\.moved|order_|places_.*used|place\.copied|end_.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
+if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/collectives.cuh model.cuh training/batch_buffers.cuh training/steps_in_flight.cuh); fi
+events='^ +((data_|tp_|world_|ranks_|mesh_\.world\(\))\.(after|wait|wait_for_all)\(|if \(.*\) ranks_\.wait\(|settle\(slot\)'
+events+='|(slot\.moved|order_|arrived_.*|gathered_|buffer.*\.(used|copied)|end_.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
 copy=build/remove_events
-mpirun=(mpirun --oversubscribe --bind-to none -np 3)
+mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
 mkdir -p $copy/whole $copy/dev
@@ -20,10 +22,12 @@ cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel processes runtime t
 cp -r dev/make $copy/dev
 cp -r model.cuh parallel training $copy/whole
 
-# The test uses fp32 alone.
-build() { make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero; }
+# The tests use fp32 alone.
+build() { make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel; }
 runs_clean() {  # schedule
-  (cd $copy && GPT_CPU_SCHEDULE=$1 timeout 300 "${mpirun[@]}" build/cpu/test_zero -tc='*take turns' > log 2>&1)
+  (cd $copy && export GPT_CPU_SCHEDULE=$1
+   timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_zero -tc='*take turns' > log 2>&1 &&
+   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tensor_parallel -tc='rows are*,the gradients*,*few tokens*' > log 2>&1)
 }
 # Prints the first schedule that fails.
 failing_schedule() {

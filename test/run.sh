@@ -63,6 +63,7 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
   run test_collectives "" 1
   run test_zero "" 1
+  run test_tensor_parallel "" 1
   run ladder_all_reduce "" 1 --check
   wait
   at_once=1
@@ -70,12 +71,14 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 3 4 8; do run test_zero "" $ranks; done
   for ranks in 2 3 4 8; do run test_sync_check "" $ranks; done
   run test_tp_checkpoint "" 6
+  for ranks in 3 6 8; do run test_tensor_parallel "" $ranks; done
   for ranks in 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)
       for schedule in reverse random:1; do
         run test_collectives $schedule 3
         run test_zero $schedule 3 --test-case='*take turns*'
+        for ranks in 2 4; do run test_tensor_parallel $schedule $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
         run ladder_all_reduce $schedule 3 --check
       done ;;
   esac

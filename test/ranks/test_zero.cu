@@ -93,30 +93,6 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
 
 // ---- what the design's section 6 says of bytes, for this model's units
 
-// Bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding included: it travels too.
-template <class T>
-std::map<std::string, std::map<std::string, double>> bytes_of_step(const Shards& shards, int layers, int stage, int micro_steps) {
-  const double others = double(dp().size() - 1), wide = sizeof(float), narrow = sizeof(T);
-  const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
-  const double all = rest + layers * block;
-  std::map<std::string, double> bytes;
-  if (stage == 0) bytes["all_reduce"] = 2 * others * all * wide;
-  if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
-  if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
-  if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
-  // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
-  const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
-  if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
-  return {{"data", bytes}, {"world", {{"all_reduce", others / dp().size() * 2 * (sizeof(StepSums) + sizeof(double))}}}};
-}
-
-// Over the ranks: a sum of few elements does not travel in equal parts.
-double all_added(double mine) {
-  double sum = 0;
-  for (const std::string& text : ranks().control->all_gather(std::to_string(mine))) sum += std::stod(text);
-  return sum;
-}
-
 // Of the partial sums of the gradients' norm.
 double norm_bytes(const Shards& shards) {
   size_t partials = 0;
@@ -212,7 +188,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       const TensorList list(shape);
       const Shards shards(list, dp().size(), dp().rank());
       const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, 2);
-      for (const auto& [group, collectives] : bytes_of_step<T>(shards, layers, stage, 2))
+      for (const auto& [group, collectives] : bytes_of_step<T>(mesh(), shards, stage, 2))
         for (const auto& [name, bytes] : collectives) {
           CAPTURE(group);
           CAPTURE(name);
@@ -232,17 +208,6 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
         CHECK(double(category.bytes) <= wanted.at(category.name) + slack);
       }
     }
-}
-
-// Weights and moments that this rank keeps.
-std::vector<float> own_state(const Parameters& store) {
-  std::vector<float> all;
-  for (const Slice& slice : store.own_slices())
-    for (State state : {State::weight, State::first_moment, State::second_moment}) {
-      const std::vector<float> values = values_of(store, slice, state);
-      all.insert(all.end(), values.begin(), values.end());
-    }
-  return all;
 }
 
 // After one step on `mesh`, the weights by tensor; of other ranks' pieces NaN.
@@ -278,10 +243,6 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
     CHECK(all > 0);
     CHECK_WITHIN("share of weights", double(different) / double(all), 0.02);
   }
-}
-
-bool was_applied(Model& model) {
-  return model.gradient_summary().factor >= 0;
 }
 
 TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the update out, and go on", T, float, __nv_bfloat16) {

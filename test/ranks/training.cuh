@@ -75,6 +75,20 @@ void for_micro_batches(const Model& model, Mesh& mesh, size_t step, Work work) {
   }
 }
 
+// Was the last update applied, or left out?
+inline bool was_applied(Model& model) { return model.gradient_summary().factor >= 0; }
+
+// What this rank keeps of weights and moments.
+inline std::vector<float> own_state(const Parameters& store) {
+  std::vector<float> all;
+  for (const Slice& slice : store.own_slices())
+    for (State state : {State::weight, State::first_moment, State::second_moment}) {
+      const std::vector<float> values = values_of(store, slice, state);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  return all;
+}
+
 inline void train_step(Model& model, Mesh& mesh, size_t step, const std::function<void()>& after_first = [] {},
                        const StepSums* votes = nullptr) {
   for_micro_batches(model, mesh, step, [&](const int* inputs, const int* targets, bool first, bool last) {
@@ -165,19 +179,50 @@ Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions s
   return train<T>({.shape = shape, .micro_batch = micro_batch, .store = store}, mesh, steps);
 }
 
+// ---- what the design's section 6 says of bytes
+
+// Of data parallelism: bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding
+// included: it travels too.
+template <class T>
+std::map<std::string, std::map<std::string, double>> bytes_of_step(Mesh& mesh, const Shards& shards, int stage, int micro_steps) {
+  const int layers = shards.units() - 2, world = mesh.world().size();
+  const double others = double(mesh.data().size() - 1), wide = sizeof(float), narrow = sizeof(T);
+  const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
+  const double all = rest + layers * block;
+  std::map<std::string, double> bytes;
+  if (stage == 0) bytes["all_reduce"] = 2 * others * all * wide;
+  if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
+  if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
+  if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
+  // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
+  const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
+  if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
+  std::map<std::string, std::map<std::string, double>> by_group;
+  if (others > 0) by_group["data"] = bytes;
+  by_group["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));
+  return by_group;
+}
+
+// Over the ranks: a sum of few elements does not travel in equal parts.
+inline double all_added(double mine) {
+  double sum = 0;
+  for (const std::string& text : ranks().control->all_gather(std::to_string(mine))) sum += std::stod(text);
+  return sum;
+}
+
 // ---- curves beside those of one rank
 
-// All steps of one rank alone: in fp32 one curve, in 16 bits one for each micro-batch. The ranks share the work.
+// One rank alone: in fp32 one curve, in 16 bits one for each micro-batch. The ranks share the work.
 template <class T>
-const std::vector<Curve>& of_one_rank(const ModelShape& shape) {
-  static std::map<int, std::vector<Curve>> known;  // by channels
+const std::vector<Curve>& of_one_rank(const ModelShape& shape, size_t steps = all_steps) {
+  static std::map<int, std::vector<Curve>> known;  // by channels: the first to ask says how many steps
   std::vector<Curve>& curves = known[shape.channels];
   if (!curves.empty()) return curves;
   Mesh alone;
   const std::vector<int> micro_batches = std::is_same_v<T, float> ? std::vector{2} : std::vector{1, 2, 4, 8};
   for (int size : micro_batches) {
     const bool mine = int(curves.size()) % ranks().control->size() == ranks().control->rank();
-    curves.push_back(mine ? train<T>(shape, alone, size, {}) : Curve{});
+    curves.push_back(mine ? train<T>(shape, alone, size, {}, steps) : Curve{});
   }
   for (Curve& curve : curves) {
     curve.losses = all_values(curve.losses);  // the others have none
@@ -206,8 +251,8 @@ inline double distance(const std::vector<Curve>& curves, std::vector<float> Curv
 }
 
 // fp32, and design, section 4: within 1e-5, ten times what float64 shows of drift.
-inline void check_fp32_curve(const Curve& curve, const ModelShape& shape) {
-  const Curve& wanted = of_one_rank<float>(shape)[0];
+inline void check_fp32_curve(const Curve& curve, const ModelShape& shape, size_t steps = all_steps) {
+  const Curve& wanted = of_one_rank<float>(shape, steps)[0];
   CHECK_WITHIN("losses", largest_difference(curve.losses, wanted.losses), 1e-5);
   CHECK_WITHIN("norms", largest_difference(curve.norms, wanted.norms), 1e-5);
 }
