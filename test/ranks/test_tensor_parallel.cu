@@ -353,9 +353,10 @@ TEST_CASE_TEMPLATE("a NaN in a weight, or a gradient, of any rank: all ranks lea
         weight.count = 1;
         const std::vector<float> value = values_of(model.store(), weight, State::weight);
         // By all ranks, as it is collective: weights are gathered anew.
-        model.store().copy_in(weight, State::weight, mine ? std::vector<float>{NAN} : value);
+        const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+        model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
         train_step(model, mesh, 0);
-        model.store().copy_in(weight, State::weight, value);
+        model.store().copy_in(block, State::weight, value);
       } else {
         train_step(model, mesh, 0, [&] {
           const float nan = NAN;

@@ -116,13 +116,11 @@ inline float random_of(const std::string& tensor, size_t element) {
 }
 
 inline void randomize_biases_and_norms(Model& model) {
-  for (const Slice& slice : model.store().own_slices()) {
-    const TensorDescriptor& tensor = *slice.tensor;
+  for (const TensorDescriptor& tensor : model.tensors().tensors()) {
     if (tensor.decays()) continue;
-    std::vector<float> values(slice.count);
-    for (size_t i = 0; i < slice.count; ++i)
-      values[i] = (tensor.initial == Initial::one) + random_of(tensor.name, tensor.part.whole(slice.first + i));
-    model.store().copy_in(slice, State::weight, values);
+    std::vector<float> values(tensor.count());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = (tensor.initial == Initial::one) + random_of(tensor.name, i);
+    model.store().copy_in({&tensor, 0, values.size()}, State::weight, values);
   }
 }
 
