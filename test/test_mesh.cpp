@@ -41,9 +41,10 @@ struct RankWorkplace : Workplace {
 
 // How a job is spread, and after which step it ends.
 struct Leg {
-  int steps, ranks, zero, micro_batch;
+  int steps, ranks, zero, micro_batch, tp = 1;
   std::string options() const {
-    return " --steps " + std::to_string(steps) + " --zero " + std::to_string(zero) + " --micro-batch " + std::to_string(micro_batch);
+    return " --steps " + std::to_string(steps) + " --zero " + std::to_string(zero) + " --micro-batch " + std::to_string(micro_batch) +
+           " --tp " + std::to_string(tp);
   }
 };
 
@@ -73,7 +74,7 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
   // Sizes that nothing divides, and gradients that travel every way.
   const std::string job = " $GPT --share-gpu --train text --layers 3 --heads 3 --channels 51 --seq-len 24 --schedule constant "
                           "--lr 1e-3 --global-batch 12 --resume --out ";
-  const std::vector<Leg> one_rank = {{10, 1, 0, 2}}, legs = {{2, 3, 3, 1}, {4, 1, 0, 2}, {6, 2, 1, 3}, {7, 4, 2, 1}, {9, 2, 3, 2}, {10, 3, 0, 2}};
+  const std::vector<Leg> one_rank = {{10, 1, 0, 2}}, legs = {{2, 3, 3, 1}, {4, 1, 0, 2}, {6, 3, 0, 3, 3}, {7, 4, 2, 1}, {9, 6, 1, 2, 3}, {10, 3, 0, 2}};
   std::vector<Json> wanted;
   for (std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
@@ -95,7 +96,8 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   for (std::string options : {"--zero 3", "--zero 1 --dtype bf16 --stochastic-rounding --shuffle",
-                              "--zero 2 --dtype bf16 --reduce-dtype bf16"}) {
+                              "--zero 2 --dtype bf16 --reduce-dtype bf16",
+                              "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
                             "--val text --val-every 2 --val-batches 2 " + options + " --out ";
@@ -195,7 +197,10 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     if (event["name"] == "adamw") traced.insert(event["pid"].get<int>());
   CHECK(traced == std::set<int>{0, 1, 2});
   CHECK(shell.output("ls") == "run\ntext\ntrace.json\n");
-  CHECK(shell.output("$MPIRUN 2 $GPT --generate --out run --prompt line --sample-len 5 --share-gpu").size() == 10);
+  const std::string generate = " $GPT --generate --out run --prompt line --sample-len 5 --top-k 1 --share-gpu";
+  const std::string sample = shell.output("$MPIRUN 1" + generate);
+  CHECK(sample.size() == 10);
+  CHECK(shell.output("$MPIRUN 2" + generate) == sample);
 }
 
 TEST_CASE("--trace-tensors: tensor-parallel ranks together write what one rank writes" *
