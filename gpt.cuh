@@ -4,11 +4,14 @@
 //   L times:  x += attention(layernorm(x)) · W + b;   x += gelu(layernorm(x) · W + b) · W + b
 //   logits = layernorm(x) · wteᵀ
 //
-// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, L layers. Ranks
-// that share layers (N of them; parallel/tensor_parallel.cuh) have r = R/N rows, c = C/N channels of NH/N heads, and Vs
-// rows of wte each: what lies in one product's output and in the next product's input is split by columns, the rest by
-// rows. With one rank r = R, c = C, and Vs is V rounded up to a multiple of 128. Float is the storage type of weights and activations: float, bf16 or half. Every kernel
-// takes its results first, then its operands, then the sizes.
+// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, HS = C/NH, V vocabulary, L layers. Float
+// is the storage type of weights and activations: float, bf16 or half. Every kernel takes its results first, then its
+// operands, then the sizes.
+//
+// N ranks may split each layer between them (tp_: parallel/tensor_parallel.cuh). Each has r = R/N of the rows, c = C/N
+// channels of NH/N heads, and Vs rows of wte: what lies between the two products of a pair is split by columns, the
+// rest by rows. With one rank r = R, c = C, Vs is V rounded up to a multiple of 128, and tp_ only calls the product that it
+// is given.
 //
 // The LayerNorm after a residual addition does that addition, too (kernels/layernorm.cuh): it reads both terms of the
 // sum, and writes the sum beside its own result. So the residual stream is passed from block to block as two tensors
@@ -50,6 +53,14 @@ struct BlockActivations {
   Float* gelu;       // (R,4c)
   float *mean1, *rstd1, *mean2, *rstd2;  // (r) each
   float* lse;        // (B,NH/N,T) log-sum-exp of the attention scores
+};
+
+// What the model keeps of one micro-batch between forward and backward.
+template <class Float>
+struct Activations {
+  std::vector<BlockActivations<Float>> blocks;
+  Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
+  float *final_mean, *final_rstd;   // (r) each
 };
 
 // The gradients of a unit's tensors. accumulate: add to what is there.
@@ -106,26 +117,26 @@ class GPT final : public Model {
   void forward_pass(const Batch& batch) override {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
-    const Sizes s = last_ = sizes(batch);
+    const Sizes s = sizes(batch);
     const auto embedding = weights(0, Pass::forward);
-    tp_.then_scatter(blocks_[0].input, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
+    Activations<Float>& a = activations_[size_t(batch.slot)];
+    tp_.then_scatter(a.blocks[0].input, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
       embedding_forward(rows.of(out, s.C), batch.inputs + rows.first, embedding[wte], embedding[wpe], vocabulary(),
                         tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
     });
-    Residual<Float> x = {blocks_[0].input, nullptr};  // (r,C)
-    for (int layer = 0; layer < options_.shape.layers; ++layer) x = block_forward(layer, x, s);
+    Residual<Float> x = {a.blocks[0].input, nullptr};  // (r,C)
+    for (int layer = 0; layer < options_.shape.layers; ++layer) x = block_forward(layer, a.blocks[size_t(layer)], x, s);
     const auto norm = weights(final_norm_unit(), Pass::forward);
-    residual_layernorm_forward(final_norm_, final_input_, final_mean_, final_rstd_, x.stream, x.branch,
+    residual_layernorm_forward(a.final_norm, a.final_input, a.final_mean, a.final_rstd, x.stream, x.branch,
                                norm[final_norm_weight], norm[final_norm_bias], s.r, s.C, stream_);  // (r,C)
-    if (batch.loss_weight > 0) head(batch);
+    if (!batch.training && batch.loss_weight > 0) head(batch);
   }
 
   // Returns the residual stream after the block.
-  Residual<Float> block_forward(int layer, Residual<Float> x, const Sizes& s) {
+  Residual<Float> block_forward(int layer, const BlockActivations<Float>& a, Residual<Float> x, const Sizes& s) {
     const TraceScope scope(layer);
     const auto w = weights(layer + 1, Pass::forward);
-    block_activations(layer, w, x, s);
-    const BlockActivations<Float>& a = blocks_[layer];
+    block_activations(w, a, x, s);
     tp_.then_scatter(branch_, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
       linear_forward(rows.of(out, s.C), rows.of(a.gelu, 4 * s.c), w[down_weight], once(w[down_bias]), rows.count, 4 * s.c,
                      s.C, stream_);  // (R,C)
@@ -134,9 +145,9 @@ class GPT final : public Model {
   }
 
   // Computes a block's forward pass except its last product, whose result backward doesn't need.
-  void block_activations(int layer, const UnitTensors<const Float>& w, Residual<Float> x, const Sizes& s) {
+  void block_activations(const UnitTensors<const Float>& w, const BlockActivations<Float>& a, Residual<Float> x,
+                         const Sizes& s) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
-    const BlockActivations<Float>& a = blocks_[layer];
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, x.stream, x.branch, w[norm1_weight], w[norm1_bias],
                                r, C, stream_);                                 // a.input = x.stream + x.branch  (r,C)
     tp_.gather_then(norm1_, a.norm1, R, C, [&](const Float* norm1, Rows rows) {
@@ -156,13 +167,13 @@ class GPT final : public Model {
     });
   }
 
-  // Adds loss_weight · Σ losses to the loss. In training it also computes the gradients of its input, final_norm_, and
-  // of wte. It works on logit_rows() rows at a time, so that the logits (R,Vs) never lie in memory all at once.
+  // Adds loss_weight · Σ losses to the loss. In training it also computes the gradients of its input, final_norm, and of
+  // wte. It works on logit_rows() rows at a time, so that the logits (R,Vs) never lie in memory all at once.
   void head(const Batch& batch) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(batch);
     const Float* table = weights(0, Pass::backward)[wte];  // (Vs,C)  the pass that fetches no other unit after this one
-    const Float* all = tp_.gather(norm1_, final_norm_, R, C);                          // (R,C)
-    Float* const dall = tp_.size() == 1 ? dfinal_norm_ : exchange_;                    // (R,C)
+    const Float* all = tp_.gather(norm1_, activations_[size_t(batch.slot)].final_norm, R, C);  // (R,C)
+    Float* const dall = tp_.size() == 1 ? dfinal_norm_ : exchange_;                             // (R,C)
     for (int begin = 0; begin < R; begin += logit_rows()) {
       const Rows rows = {begin, std::min(logit_rows(), R - begin)};
       const Float* x = rows.of(all, C);                                                // (rows,C)
@@ -170,6 +181,7 @@ class GPT final : public Model {
       losses(batch, rows);                                                             // in training logits_ := dlogits
       if (!batch.training) continue;
       const UnitGradients d = gradients(0);
+      const TraceScope scope(-1, tp_.size() > 1);  // dall is a term of a sum
       head_backward(rows.of(dall, C), d[wte], logits_, x, table, rows.count, C, Vs, d.accumulate || begin > 0, stream_);
     }
     if (batch.training) tp_.then_scatter(dfinal_norm_, exchange_, R, C, [](Float*, Rows) {});
@@ -196,29 +208,31 @@ class GPT final : public Model {
 
   void backward_pass(const Batch& batch) override {
     const Sizes s = sizes(batch);
+    const Activations<Float>& a = activations_[size_t(batch.slot)];
+    head(batch);
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(s.r) * s.C * sizeof(Float), stream_));
-    final_norm_backward(s);
+    final_norm_backward(a, s);
     for (int layer = options_.shape.layers - 1; layer >= 0; --layer) {
       const TraceScope scope(layer);
       const auto w = weights(layer + 1, Pass::backward);
-      const BlockActivations<Float>& a = blocks_[layer];
-      if (options_.recompute == Recompute::block) block_activations(layer, w, {a.input, nullptr}, s);
-      if (options_.recompute == Recompute::gelu) gelu_forward(a.gelu, a.up, s.R, 4 * s.c, stream_);
-      block_backward(layer, w, s);
+      const BlockActivations<Float>& block = a.blocks[size_t(layer)];
+      if (options_.recompute == Recompute::block) block_activations(w, block, {block.input, nullptr}, s);
+      if (options_.recompute == Recompute::gelu) gelu_forward(block.gelu, block.up, s.R, 4 * s.c, stream_);
+      block_backward(layer, w, block, s);
     }
-    // The head has already written its part of wte's gradient, so wte's is always added to: `accumulate` is for wpe.
+    // The head has already written its part of wte's gradient, so that is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, vocabulary(), s.B, s.T, options_.shape.positions, s.C,
-                       d.accumulate, stream_);
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, vocabulary(), s.B, s.T, options_.shape.positions,
+                       s.C, d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 
-  void final_norm_backward(const Sizes& s) {
+  void final_norm_backward(const Activations<Float>& a, const Sizes& s) {
     const int unit = final_norm_unit();
     const UnitGradients d = gradients(unit);
-    layernorm_backward(dstream_, d[final_norm_weight], d[final_norm_bias], dfinal_norm_, final_input_,
-                       weights(unit, Pass::backward)[final_norm_weight], final_mean_, final_rstd_, s.r, s.C, d.accumulate,
+    layernorm_backward(dstream_, d[final_norm_weight], d[final_norm_bias], dfinal_norm_, a.final_input,
+                       weights(unit, Pass::backward)[final_norm_weight], a.final_mean, a.final_rstd, s.r, s.C, d.accumulate,
                        reductions_, stream_);
     store_.gradients_ready(unit);
   }
@@ -226,10 +240,9 @@ class GPT final : public Model {
   // At first dstream_ holds the gradient with respect to the residual stream after the block, in the end the one with
   // respect to the stream before the block. The backward of each LayerNorm adds to it, because the LayerNorm's input is
   // the stream. Gradients that are never needed at the same time share memory.
-  void block_backward(int layer, const UnitTensors<const Float>& w, const Sizes& s) {
+  void block_backward(int layer, const UnitTensors<const Float>& w, const BlockActivations<Float>& a, const Sizes& s) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
     const UnitGradients d = gradients(layer + 1);
-    const BlockActivations<Float>& a = blocks_[layer];
     const bool recomputed = options_.recompute == Recompute::block;  // then norm1_ and norm2_ still hold all rows
     Float *const dup = dwide_, *const dqkv = dwide_;                                    // (R,4c) (R,3c)
     Float *const dnorm2 = dnarrow_, *const dattention = dnarrow_, *const dnorm1 = dnarrow_;  // (r,C) (R,c) (r,C)
@@ -277,9 +290,9 @@ class GPT final : public Model {
   // ---- logits for the host
 
   std::vector<float> logits(int first, int count) override {
-    const auto [B, T, R, r, C, c, NH, HS, Vs] = last_;
+    const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(last_);
     const Float* table = weights(0, Pass::backward)[wte];
-    const Float* x = tp_.gather(norm1_, final_norm_, R, C);  // (R,C)
+    const Float* x = tp_.gather(norm1_, activations_[size_t(last_.slot)].final_norm, R, C);  // (R,C)
     const size_t V = size_t(options_.shape.vocabulary);
     std::vector<float> all;
     std::vector<Float> row(V);
@@ -298,31 +311,35 @@ class GPT final : public Model {
 
   // ---- memory
 
+  // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches.
   void lay_out_activations(Arena& arena) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
     const size_t rows = size_t(R), own = size_t(r);
-    blocks_.resize(size_t(options_.shape.layers));
-    for (BlockActivations<Float>& a : blocks_) {
-      const bool is_first = &a == &blocks_[0];
-      if (is_first || options_.recompute != Recompute::block) {
-        a.norm1 = arena.take<Float>(own * C);
-        a.qkv = arena.take<Float>(rows * 3 * c);
-        a.attention = arena.take<Float>(rows * c);
-        a.middle = arena.take<Float>(own * C);
-        a.norm2 = arena.take<Float>(own * C);
-        a.up = arena.take<Float>(rows * 4 * c);
-        for (float** statistic : {&a.mean1, &a.rstd1, &a.mean2, &a.rstd2}) *statistic = arena.take<float>(own);
-        a.lse = arena.take<float>(rows * NH);
-        a.gelu = is_first || options_.recompute == Recompute::none ? arena.take<Float>(rows * 4 * c) : blocks_[0].gelu;
-      } else {
-        a = blocks_[0];  // one set of buffers serves every block
+    const Recompute recompute = options_.recompute;
+    activations_.resize(size_t(options_.slots));
+    for (Activations<Float>& slot : activations_) {
+      slot.blocks.resize(size_t(options_.shape.layers));
+      for (BlockActivations<Float>& a : slot.blocks) {
+        const BlockActivations<Float>& first = activations_[0].blocks[0];
+        const bool is_first = &a == &first;
+        if (!is_first && recompute == Recompute::block) {
+          a = first;
+        } else {
+          a.norm1 = arena.take<Float>(own * C);
+          a.qkv = arena.take<Float>(rows * 3 * c);
+          a.attention = arena.take<Float>(rows * c);
+          a.middle = arena.take<Float>(own * C);
+          a.norm2 = arena.take<Float>(own * C);
+          a.up = arena.take<Float>(rows * 4 * c);
+          for (float** statistic : {&a.mean1, &a.rstd1, &a.mean2, &a.rstd2}) *statistic = arena.take<float>(own);
+          a.lse = arena.take<float>(rows * NH);
+          a.gelu = is_first || recompute == Recompute::none ? arena.take<Float>(rows * 4 * c) : first.gelu;
+        }
+        a.input = arena.take<Float>(own * C);
       }
-      a.input = arena.take<Float>(own * C);
+      for (Float** tensor : {&slot.final_input, &slot.final_norm}) *tensor = arena.take<Float>(own * C);
+      for (float** statistic : {&slot.final_mean, &slot.final_rstd}) *statistic = arena.take<float>(own);
     }
-    final_input_ = arena.take<Float>(own * C);
-    final_norm_ = arena.take<Float>(own * C);
-    final_mean_ = arena.take<float>(own);
-    final_rstd_ = arena.take<float>(own);
     logits_ = arena.take<Float>(size_t(logit_rows()) * Vs);
     losses_ = arena.take<float>(rows);
   }
@@ -350,11 +367,10 @@ class GPT final : public Model {
   }
 
   ParameterStore<Float> store_;
-  std::vector<BlockActivations<Float>> blocks_;
   TensorParallel<Float> tp_;
-  Sizes last_ = {};                                      // of the last forward pass
-  Float *final_input_, *final_norm_, *logits_;           // (r,C) (r,C) (logit_rows,Vs)
-  float *final_mean_, *final_rstd_, *losses_;            // (r) (r) (R)
+  std::vector<Activations<Float>> activations_;          // by slot
+  Float* logits_;                                        // (logit_rows,Vs)
+  float* losses_;                                        // (R)
   Float *branch_, *dnarrow_, *dfinal_norm_;              // (r,C) each; all three are the same memory
   Float *dstream_, *dwide_;                              // (r,C) (R,4c)
   float *row_dots_, *reductions_;                        // (B,NH/N,T), workspace of reductions

@@ -23,6 +23,7 @@ struct ModelOptions {
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
   int tp_pieces = 1;               // tensor parallelism sends rows in so many pieces (parallel/tensor_parallel.cuh)
+  int slots = 1;                   // so many micro-batches may be between forward and backward at the same time
   int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
   StoreOptions store = {};
@@ -35,7 +36,8 @@ struct Batch {
   const int* order;           // (B·T)  positions in inputs, sorted by token
   int batch_size, seq_len;    // B, T
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
-  bool training = true;       // compute gradients, too
+  bool training = true;       // backward will follow
+  int slot = 0;               // the model keeps its activations there until backward
   float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 
@@ -62,7 +64,7 @@ class Model {
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
 
-  // 6·N + 6·L·C·T FLOPs per token, N parameters, forward and backward. Of attention only the causal half is counted.
+  // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters, forward and backward. Of attention only the causal half is counted.
   double flops_per_token() const {
     const ModelShape& s = options_.shape;
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
@@ -78,22 +80,27 @@ class Model {
     else CUDA_CHECK(cudaMemsetAsync(sums_, 0, sizeof(StepSums), stream_));
   }
 
-  // Adds the batch's loss to the sums. In training it also computes the gradients of the logits, and from these the
-  // gradients of the head: the logits are computed in chunks of rows, and no chunk is kept for backward. After the last
-  // batch it starts to add up the sums of all ranks, which goes on during the backward pass.
+  // Computes the activations of the batch. If no backward follows, it also computes the logits and adds the batch's loss to
+  // the sums.
   void forward(const Batch& batch) {
+    last_ = batch;
     if (batch.training) store().begin_micro_step(batch.first, batch.last);
     launch(forward_graphs_, batch, [&] { forward_pass(batch); });
-    if (batch.last && batch.loss_weight > 0) reduce_sums();
+    if (!batch.training && batch.last && batch.loss_weight > 0) reduce_sums();
   }
 
-  // Adds the batch's gradients to those of the step. The first batch of the step overwrites them instead.
+  // Adds the batch's loss to the sums, and its gradients to those of the step; the first batch of the step overwrites
+  // them instead. The logits are computed here, in chunks of rows that are not kept. After the last batch it starts to add
+  // up the sums of all ranks.
   void backward(const Batch& batch) {
+    store().begin_micro_step(batch.first, batch.last);
     launch(backward_graphs_, batch, [&] { backward_pass(batch); });
+    if (batch.last) reduce_sums();
   }
 
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
+    Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
     store().update(options, clip, &reduced_sums_->loss, limits);
   }
 
@@ -130,6 +137,7 @@ class Model {
   DeviceMemory memory_;
   Mesh& mesh_;
   cudaStream_t stream_;
+  Batch last_ = {};           // that of the last forward pass
   StepSums* sums_ = nullptr;  // this rank's, in device memory
   std::string library_attention_, attention_problem_;
 

@@ -77,6 +77,7 @@ int train(Job& job) {
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
   if (o.train_minutes > 0 && !checkpoint) end_job_on_error(control, [&] { choose_steps(state, batches); });
+  const std::vector<Action> schedule = one_at_a_time(batches.micro_batches());
   Guard& guard = state.guard;
   const size_t steps = o.schedule.steps;     // steps of the whole run
   const size_t& step = state.progress.step;  // steps done: the one that begins is number step + 1
@@ -143,9 +144,10 @@ int train(Job& job) {
       // Zeroes the step's sums on the device, and puts this rank's two votes beside the loss: was it asked to stop, and
       // has it written its part of the checkpoint?
       in_flight.begin(interruption.asked(), checkpoints.is_written());
-      for (const Batch& batch : batches.of_step(state.progress)) {
-        model->forward(batch);
-        model->backward(batch);
+      Batches::Samples samples = batches.of_step(state.progress);
+      for (const Action& action : schedule) {
+        if (action.work == Work::forward) model->forward(samples.batch(action));
+        else model->backward(samples.batch(action));
       }
       model->update(adamw_at(o, learning_rate), float(o.grad_clip), enforced);
       ++state.progress.step;
@@ -213,7 +215,11 @@ int run(const Options& options, Control& control, Mesh& mesh) {
 int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", program_checksum(), "start the same build on every host");
-  require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
+  try {
+    require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
+  } catch (const std::exception& difference) {
+    usage_error(difference.what());
+  }
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return 0;
   if (!model_makers().contains(options->dtype))

@@ -11,6 +11,10 @@ out: sums over several micro-batches, where another mesh or ZeRO stage adds up o
 outputs that belong to no micro-batch, such as the optimizer's, unless all calls of the operation have the same sizes in
 both runs (with other sizes they are about other shards).
 
+Tensor-parallel ranks have parts of an output, in pieces of rows: counts and sums are added up, and the largest absolute
+maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. What is one term of a
+sum over the ranks is left out.
+
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
   python dev/compare.py good.jsonl bad.jsonl
@@ -25,11 +29,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 FORMAT = {  # of a line; the first line of a file has the keys of HEADER
-  "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)), "op": str, "output": int,
-  "accumulated": bool, "count": int, "dtype": str, "sum": (float, int, type(None)),
-  "absmax": (float, int, type(None)), "checksum": str}
-HEADER = {"rank": int, "ranks": int, "data_parallel": int, "micro_batch": int}
+  "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)), "piece": (int, type(None)),
+  "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
+  "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
+HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int, "zero": int,
+          "micro_batch": int}
 EARLIER = 3  # operations shown before the first difference
+# What tensor parallelism changes: operations that write the same with other names; outputs of the head, whose rows have as many
+# zeros at their end as the mesh needs; and outputs that are terms of a sum over ranks, beside those whose line says so
+# (LayerNorm's gradients are sums over a rank's own rows, statistics over its own words; casts may have such in them).
+SAME = {"vocabulary_cross_entropy": "cross_entropy"}
+LOGITS = {("matmul_forward", 0), ("cross_entropy", 1)}  # outside of layers
+TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_statistics", 0), ("cast", 0),
+         ("accumulate", 0)}
+# What each mesh does in its own way.
+OF_MESH = {"all_gather", "all_reduce", "broadcast", "reduce_scatter", "square_sums"}
 
 
 class Line(NamedTuple):
@@ -38,6 +52,22 @@ class Line(NamedTuple):
   rank: int
   sizes: list  # counts of all lines of this step, micro-batch, layer, op and output
   fields: dict
+  parts: tuple = ()  # if this is the sum of several ranks' lines: these
+
+  def by_rank(self):
+    return self.parts or (self,)
+
+  def counts(self):
+    return [line.fields["count"] for line in self.by_rank()]
+
+  def counts_of_calls(self):
+    return list(zip(*(line.sizes for line in self.by_rank())))
+
+  def output(self):
+    return self.fields["op"], self.fields["output"]
+
+  def are_logits(self):
+    return self.fields["layer"] is None and self.output() in LOGITS
 
 
 class Run(NamedTuple):
@@ -45,12 +75,26 @@ class Run(NamedTuple):
   header: dict  # rank 0's
   ranks: list  # of each rank, its lines
 
-  def first_ranks(self):
-    """Every key's line on the first rank that has it."""
+  def first_groups(self):
+    """Every key's line on the first group of tensor-parallel ranks that has it: the sum of its ranks' lines."""
     found = {}
-    for lines in reversed(self.ranks):
-      found.update((line.key, line) for line in lines)
+    for first in reversed(range(0, len(self.ranks), self.header["tensor_parallel"])):
+      group = collections.defaultdict(list)
+      for lines in self.ranks[first:first + self.header["tensor_parallel"]]:
+        for line in lines:
+          group[line.key].append(line)
+      found.update((key, add_up(lines)._replace(parts=tuple(lines))) for key, lines in group.items())
     return found
+
+
+def add_up(lines):
+  """Parts of one output as one line."""
+  def total(key, add):
+    values = [line.fields[key] for line in lines]
+    return None if None in values else add(values)
+  sums = {"count": total("count", sum), "sum": total("sum", sum), "absmax": total("absmax", max),
+          "checksum": total("checksum", " ".join)}
+  return lines[0]._replace(fields={**lines[0].fields, **sums})
 
 
 def fail(message):
@@ -87,15 +131,19 @@ def read_rank(path):
   header = next(objects, None)
   if header is None:
     fail(f"{path}: empty: give the file that a run wrote")
-  lines, sizes, in_step = [], collections.defaultdict(list), collections.Counter()
+  lines, sizes, in_step = {}, collections.defaultdict(list), collections.Counter()
   for fields in objects:
+    fields["op"] = SAME.get(fields["op"], fields["op"])
     place = tuple(fields[key] for key in ("step", "micro_batch", "layer", "op", "output"))
-    sizes[place].append(fields["count"])
+    if not fields["piece"] or not sizes[place]:  # no piece, or the first
+      sizes[place].append(0)
+    sizes[place][-1] += fields["count"]
     step = fields["step"] or 0
     in_step[step] += 1
     order = (step, in_step[step], header["rank"])
-    lines.append(Line((*place, len(sizes[place])), order, header["rank"], sizes[place], fields))
-  return header, lines
+    line = Line((*place, len(sizes[place])), order, header["rank"], sizes[place], fields)
+    lines[line.key] = add_up([lines[line.key], line]) if line.key in lines else line
+  return header, list(lines.values())
 
 
 def read_run(name):
@@ -116,31 +164,55 @@ def read_run(name):
 
 # ---- comparing
 
+def differ(header_a, header_b, *keys):
+  return any(header_a[key] != header_b[key] for key in keys)
+
+
 def pairs(a, b):
   """Returns (line of a, line of b or None) in order, and the number of lines that only b has."""
-  same_mesh = all(a.header[key] == b.header[key] for key in ("ranks", "data_parallel"))
-  if same_mesh:
+  if not differ(a.header, b.header, "ranks", "data_parallel", "tensor_parallel", "pieces"):
     lines_a = {(line.rank, line.key): line for lines in a.ranks for line in lines}
     lines_b = {(line.rank, line.key): line for lines in b.ranks for line in lines}
   else:
-    lines_a, lines_b = a.first_ranks(), b.first_ranks()
+    lines_a, lines_b = a.first_groups(), b.first_groups()
   ordered = sorted(lines_a.items(), key=lambda item: item[1].order)
   only_b = sum(key not in lines_a for key in lines_b)
   return [(line, lines_b.get(key)) for key, line in ordered], only_b
+
+
+def same_size(counts_a, counts_b):
+  """Of one output, by tensor-parallel rank: are these parts of the same, or the whole of it on each rank?"""
+  return sum(counts_a) == sum(counts_b) or {*counts_a} == {*counts_b} == {counts_a[0]}
 
 
 def why_not(a, b, headers):
   """Says why two lines can't be compared; None: they can."""
   if b is None:
     return "in A alone"
-  if a.fields["micro_batch"] is not None and headers[0]["micro_batch"] != headers[1]["micro_batch"]:
+  if a.fields["micro_batch"] is not None and differ(*headers, "micro_batch"):
     return "of other samples"
-  if a.fields["count"] != b.fields["count"] or (a.fields["micro_batch"] is None and a.sizes != b.sizes):
+  if a.fields["op"] in OF_MESH and differ(*headers, "ranks", "data_parallel", "tensor_parallel", "pieces", "zero"):
+    return "that depend on the mesh"
+  if differ(*headers, "tensor_parallel", "pieces"):
+    if a.fields["partial"] or b.fields["partial"] or a.output() in TERMS:
+      return "terms of sums over ranks"
+  if not same_size(a.counts(), b.counts()) and not a.are_logits():
     return "of other sizes"
+  if a.fields["micro_batch"] is None:
+    calls = a.counts_of_calls(), b.counts_of_calls()
+    if len(calls[0]) != len(calls[1]) or not all(map(same_size, *calls)):
+      return "of other sizes"
   sums = [line.fields["accumulated"] for line in (a, b)]
-  if sums[0] != sums[1] or (any(sums) and headers[0]["data_parallel"] != headers[1]["data_parallel"]):
+  if sums[0] != sums[1] or (any(sums) and differ(*headers, "data_parallel")):
     return "sums over other micro-batches"
   return None
+
+
+def views(a, b):
+  """What is to be compared of two lines: the sums of the ranks' parts, or each rank's, if each has the whole."""
+  if a.fields["count"] == b.fields["count"] or a.are_logits():
+    return [(a, b)]
+  return [(part, b.by_rank()[0]) for part in a.by_rank()] + [(a.by_rank()[0], part) for part in b.by_rank()]
 
 
 def close(a, b, scale, rtol):
@@ -170,21 +242,27 @@ def place(line):
 
 def show_values(name, line):
   shown = ["not finite" if line.fields[key] is None else f"{line.fields[key]:.9g}" for key in ("sum", "absmax")]
-  print(f"  {name}, rank {line.rank}:  sum {shown[0]}, absolute maximum {shown[1]}, "
+  ranks = f"ranks {line.rank} to {line.parts[-1].rank}" if len(line.parts) > 1 else f"rank {line.rank}"
+  print(f"  {name}, {ranks}:  sum {shown[0]}, absolute maximum {shown[1]}, "
         f"checksum {line.fields['checksum']}")
+
+
+def tensor_parallel(run):
+  ranks, pieces = run.header["tensor_parallel"], run.header["pieces"]
+  return f"tensor-parallel {ranks} in {pieces} pieces, " if ranks > 1 else ""
 
 
 def show_run(letter, run):
   lines = sum(len(rank) for rank in run.ranks)
   steps = {line.key[0] for rank in run.ranks for line in rank} - {None}
-  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, data-parallel {run.header['data_parallel']}, "
-        f"micro-batch {run.header['micro_batch']}, steps {len(steps)}, outputs {lines}")
+  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, {tensor_parallel(run)}data-parallel "
+        f"{run.header['data_parallel']}, micro-batch {run.header['micro_batch']}, steps {len(steps)}, outputs {lines}")
 
 
-def show_first_difference(a, b, before):
-  print(f"They part at {place(a)}")
-  show_values("A", a)
-  show_values("B", b)
+def show_first_difference(a, view, before):
+  print(f"They first differ at {place(a)}")
+  for name, line in zip("AB", view):
+    show_values(name, line)
   earlier = [(line, verdict) for line, verdict in before if line.rank == a.rank][-EARLIER:]
   print(f"Before it on rank {a.rank} of A:" if earlier else f"It is the first of rank {a.rank} of A.")
   for line, verdict in earlier:
@@ -195,15 +273,18 @@ def compare(run_a, run_b, rtol):
   """Prints the report; returns the exit code."""
   compared, only_b = pairs(run_a, run_b)
   headers = run_a.header, run_b.header
+  if rtol is None and differ(*headers, "tensor_parallel", "pieces"):
+    fail("the runs split layers or rows differently: checksums of parts have nothing in common, give --rtol")
   verdicts, counts, first = [], collections.Counter(), None
   for a, b in compared:
     verdict = why_not(a, b, headers)
     if verdict is None and rtol is None and a.fields["dtype"] != b.fields["dtype"]:
       fail(f"{place(a)} is of {b.fields['dtype']} in B: two dtypes have no bits in common, give --rtol")
     if verdict is None:
-      verdict = "agrees" if same(a.fields, b.fields, rtol) else "differs"
-    if verdict == "differs" and first is None:
-      first = a, b, len(verdicts)
+      other = next((view for view in views(a, b) if not same(view[0].fields, view[1].fields, rtol)), None)
+      verdict = "differs" if other else "agrees"
+      if other and first is None:
+        first = a, other, len(verdicts)
     verdicts.append((a, verdict))
     counts[verdict] += 1
   if not counts["agrees"] and not counts["differs"]:

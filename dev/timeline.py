@@ -28,7 +28,7 @@ KINDS = {  # name in the legend: colour, names in the trace
   "broadcast": ("#e7cb94", r"broadcast"),
   "send_receive": ("#e7969c", r"send_receive"),
   "other": ("#cccccc", r".*")}
-LEFT, WIDTH, ROW, BOX, LETTER = 150, 1150, 24, 19, 6.2  # pixels; LETTER: the width of a letter, rather too wide
+LEFT, WIDTH, ROW, BOX, LETTER = 172, 1150, 24, 19, 6.2  # pixels; LETTER: the width of a letter, rather too wide
 
 
 def fail(message):

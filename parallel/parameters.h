@@ -25,10 +25,19 @@ struct Gradient {
   bool accumulate;
 };
 
+// Values that several ranks must have, bit by bit: all ranks, or all those with the same number of shard.
+struct Replica {
+  const TensorDescriptor& tensor;
+  std::string what;     // "weights", "masters", ...
+  const char* shards;   // what the numbers count: "tp rank" or "ZeRO piece"; null: all ranks have the same
+  int shard;            // 0 if there are no shards
+  const void* values;   // in device memory
+  size_t count, bytes;  // so many elements (a piece may have none) of so many bytes each
+};
+
 class Parameters {
  public:
-  // values: the tensor's elements in device memory, of `bytes` bytes each; what: "weights", "masters", ...
-  using Visit = std::function<void(const TensorDescriptor&, const std::string& what, const void* values, size_t bytes)>;
+  using Visit = std::function<void(const Replica&)>;
 
   virtual ~Parameters() = default;
 
@@ -46,8 +55,9 @@ class Parameters {
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
   virtual void copy_in(const Slice& slice, State state, const std::vector<float>& from) = 0;
 
-  // Visits every array that must be the same on all ranks. Collective.
+  // Visits everything that several ranks have, in the same order on all ranks. Collective.
   virtual void visit_replicated(const Visit& visit) = 0;
+
   // ---- a step
 
   // To be called before the micro-step's forward pass. The first micro-step overwrites the gradients, later ones add to

@@ -73,10 +73,12 @@ class TensorParallel {
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
     ranks_.after(stream_);
     for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), false);
       gather_piece(buffer, own, columns, pieces[k]);
       arrived_[k].record(ranks_.stream());
     }
     for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), false);
       ranks_.wait(stream_, arrived_[k]);
       use(static_cast<const Float*>(buffer), pieces[k]);
     }
@@ -104,7 +106,11 @@ class TensorParallel {
     if (size() == 1) return own;
     if (is_there) return buffer;
     ranks_.after(stream_);
-    for (const Rows& piece : cut_rows(rows, size(), pieces_)) gather_piece(buffer, own, columns, piece);
+    const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), false);
+      gather_piece(buffer, own, columns, pieces[k]);
+    }
     gathered_.record(ranks_.stream());
     gathering_ = true;
     return buffer;
@@ -119,11 +125,13 @@ class TensorParallel {
       compute(own, Rows{0, rows});
       return meanwhile();
     }
-    for (const Rows& piece : cut_rows(rows, size(), pieces_)) {
-      compute(buffer, piece);
+    const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), true);
+      compute(buffer, pieces[k]);
       ranks_.after(stream_);
-      ranks_.reduce_scatter(own_piece(own, columns, piece), static_cast<const Float*>(piece.of(buffer, columns)),
-                            own_count(columns, piece));
+      ranks_.reduce_scatter(own_piece(own, columns, pieces[k]), static_cast<const Float*>(pieces[k].of(buffer, columns)),
+                            own_count(columns, pieces[k]));
     }
     if (std::exchange(gathering_, false)) ranks_.wait(stream_, gathered_);
     meanwhile();

@@ -160,14 +160,15 @@ class ParameterStore final : public Parameters {
 
   void visit_replicated(const Visit& visit) override {
     for (const TensorDescriptor& tensor : list_.tensors()) {
-      if (stage_ < 3) visit(tensor, "weights", acquire(tensor.unit, Pass::forward) + tensor.offset, sizeof(Float));
-      if (stage_ > 0) continue;
-      const auto visit_array = [&](const std::string& what, const float* values) {
-        if (values) visit(tensor, what, values + own_offset(tensor.unit) + tensor.offset, sizeof(float));
-      };
-      visit_array("masters", masters_);
+      const int unit = tensor.unit;
+      const Range whole = {0, shards_.whole(unit)}, own = {own_begin(unit), own_count(unit)};
+      if (stage_ < 3) visit_range(visit, tensor, "weights", acquire(unit, Pass::forward), whole);
+      else visit_range(visit, tensor, "weights", own_weights(unit), own);
+      if (masters_) visit_range(visit, tensor, "masters", masters_ + own_offset(unit), own);
       for (size_t i = 0; i < std::size(optimizer_states); ++i)
-        visit_array(std::string("optimizer state ") + char(optimizer_states[i]), states_[i]);
+        if (states_[i])
+          visit_range(visit, tensor, std::string("optimizer state ") + char(optimizer_states[i]),
+                      states_[i] + own_offset(unit), own);
     }
   }
 
@@ -352,6 +353,20 @@ class ParameterStore final : public Parameters {
       return stage_ == 1 ? gradients_ + shards_.whole_offset(unit) + own_begin(unit) : gradients_ + own_offset(unit);
     if constexpr (is_float) return own_weights(unit);
     else return masters_ ? masters_ + own_offset(unit) : nullptr;
+  }
+
+  // Visits what of the tensor lies in a range of its unit, if other ranks have it, too. values: those of the range. A split
+  // tensor is the same on the data-parallel ranks, and a piece of a unit on the tensor-parallel ranks.
+  template <class E>
+  void visit_range(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
+                   const Range& range) const {
+    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_piece = range.count < shards_.whole(tensor.unit);
+    if ((is_split || tp_.size() == 1) && (is_piece || data_.size() == 1)) return;
+    const size_t end_of_range = range.begin + range.count;
+    const size_t first = std::clamp(tensor.offset, range.begin, end_of_range);
+    const size_t end = std::clamp(tensor.offset + tensor.local, range.begin, end_of_range);
+    visit({tensor, what, is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr,
+           is_split ? tp_.rank() : is_piece ? data_.rank() : 0, values + (first - range.begin), end - first, sizeof(E)});
   }
 
   template <class E>

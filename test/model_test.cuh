@@ -9,7 +9,7 @@
 
 // inputs, targets: (B,T) of the model's micro-batch; tokens: of the whole step on all ranks.
 inline Batch send_batch(const Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last) {
-  static BatchBuffers buffers(1 << 12, test_stream());
+  static BatchBuffers buffers(1 << 12, test_stream(), 3);  // for two slots
   Batch batch = buffers.send(inputs, targets, model.options().micro_batch, model.options().seq_len);
   batch.first = first;
   batch.last = last;

@@ -70,6 +70,7 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 3 8; do run test_collectives "" $ranks; done
   for ranks in 2 3 4 8; do run test_zero "" $ranks; done
   for ranks in 3 6 8; do run test_tensor_parallel "" $ranks; done
+  for ranks in 2 3 4 8; do run test_sync_check "" $ranks; done
   for ranks in 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)

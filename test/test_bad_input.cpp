@@ -74,8 +74,12 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
     const std::string run = "$TEXT --out '' " + std::string(option) + " of" + option;
     shell.output(run + " && " + run);
   }
+  refuses("--tp", {"--tp", "missing"});
+  refuses("--tp 0", {"--tp", "'0'", "from 1 to 1024"});
+  refuses("--tp 2", {"--tp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
+  refuses("--tp-pieces 4", {"--tp-pieces 4 needs --tp"});
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
-  for (std::string planned : {"--tp 2", "--tp", "--pp 2", "--pp-schedule 1f1b", "--cp 2", "--fp8", "--plan",
+  for (std::string planned : {"--pp 2", "--pp-schedule 1f1b", "--cp 2", "--fp8", "--plan",
                               "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
 

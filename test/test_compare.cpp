@@ -19,8 +19,11 @@ using Parts = std::vector<std::string>;
 const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0;
 
 struct Mesh {
-  int ranks = 1, data_parallel = 1, micro_batch = 4;
+  int ranks = 1, data_parallel = 1, micro_batch = 4, tensor_parallel = 1, pieces = 1, zero = 0;
 };
+
+// What a tensor-parallel rank has of an output: all of it, a part, in pieces, or a term of a sum, in pieces too.
+enum class Kind { whole, part, term };
 
 // May change a line, whose rank is given, before it is written.
 using Change = std::function<void(Json& line, int rank)>;
@@ -31,27 +34,51 @@ Json output(const Json& step, const Json& micro_batch, const Json& layer, const 
   char checksum[17];
   std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(value * 1000));
   return {{"step", step}, {"micro_batch", micro_batch}, {"layer", layer}, {"op", op}, {"output", 0},
-          {"accumulated", accumulated}, {"count", count}, {"dtype", "fp32"}, {"sum", value}, {"absmax", value / 10},
-          {"checksum", checksum}};
+          {"piece", nullptr}, {"accumulated", accumulated}, {"partial", false}, {"count", count}, {"dtype", "fp32"},
+          {"sum", value}, {"absmax", value / 10}, {"checksum", checksum}};
 }
 
-// Two steps of four micro-batches through two layers and an optimizer; ranks/data_parallel ranks hold the same.
+// The lines of one rank of a mesh for an output. Part i of n adds i to a sum of 1 + 2 + ... + n, and the last one has the
+// largest element. Terms are not what the parts of a sum are.
+std::vector<Json> lines_of_rank(const Json& line, Kind kind, const Mesh& mesh, int rank) {
+  if (mesh.tensor_parallel == 1 || kind == Kind::whole) return {line};
+  std::vector<Json> lines;
+  const int parts = mesh.tensor_parallel * mesh.pieces;
+  for (int piece = 0; piece < mesh.pieces; ++piece) {
+    const int i = rank % mesh.tensor_parallel * mesh.pieces + piece + 1;
+    Json part = line;
+    part["piece"] = piece;
+    part["partial"] = kind == Kind::term;
+    part["count"] = line["count"].get<int>() / (kind == Kind::term ? mesh.pieces : parts);
+    part["sum"] = line["sum"].get<double>() * i / (parts * (parts + 1) / 2);
+    part["absmax"] = line["absmax"].get<double>() * i / parts;
+    part["checksum"] = line["checksum"].get<std::string>().substr(1) + std::to_string(i);
+    lines.push_back(part);
+  }
+  return lines;
+}
+
+// Two steps of four micro-batches through two layers and an optimizer; ranks/data_parallel/tensor_parallel ranks hold the
+// same.
 void write_run(const std::string& file, const Mesh& mesh, const Change& change = [](Json&, int) {}) {
   for (int rank = 0; rank < mesh.ranks; ++rank) {
     std::string text = Json{{"rank", rank}, {"ranks", mesh.ranks}, {"data_parallel", mesh.data_parallel},
+                            {"tensor_parallel", mesh.tensor_parallel}, {"pieces", mesh.pieces}, {"zero", mesh.zero},
                             {"micro_batch", mesh.micro_batch}}.dump() + "\n";
-    const auto write = [&](Json line) {
-      change(line, rank);
-      text += line.dump() + "\n";
+    const auto write = [&](const Json& whole, Kind kind = Kind::whole) {
+      for (Json& line : lines_of_rank(whole, kind, mesh, rank)) {
+        change(line, rank);
+        text += line.dump() + "\n";
+      }
     };
     write(output(nullptr, nullptr, nullptr, "fill", 1));
     for (int step = 1; step <= 2; ++step) {
-      const int first = rank % mesh.data_parallel;
+      const int first = rank / mesh.tensor_parallel % mesh.data_parallel;
       double sum = 0;
       for (int micro_batch = first; micro_batch < 4; micro_batch += mesh.data_parallel) {
         for (int layer = 0; layer < 2; ++layer) {
-          write(output(step, micro_batch, layer, "matmul", 100 * step + 10 * micro_batch + layer));
-          write(output(step, micro_batch, layer, "matmul", 200 * step + 10 * micro_batch + layer));
+          write(output(step, micro_batch, layer, "matmul", 100 * step + 10 * micro_batch + layer), Kind::part);
+          write(output(step, micro_batch, layer, "matmul", 200 * step + 10 * micro_batch + layer), Kind::term);
         }
         write(output(step, micro_batch, 0, "gradient", sum += micro_batch + 1, micro_batch != first));
       }
@@ -97,13 +124,13 @@ TEST_CASE("runs of one mesh" * doctest::skip(!python_found)) {
   });
   check(folder, "good same", 0, {"are the same: 45 outputs agree."});
   check(folder, "good bad", 1,
-        {"They part at step 2, micro-batch 1, layer 1: matmul, output 0 (100 fp32)",
+        {"They first differ at step 2, micro-batch 1, layer 1: matmul, output 0 (100 fp32)",
          "A, rank 0:  sum 211, absolute maximum 21.1, checksum 0000000000033838",
          "B, rank 0:  sum 211.211, absolute maximum 21.1211, checksum ffffffffffffffff",
          "step 2, micro-batch 1, layer 0: matmul, call 2 of it, output 0 (100 fp32): agrees",
          "30 outputs agree up to there; from there on 2 differ, 13 agree."});
   check(folder, "good bad --rtol 0.01", 0, {"45 outputs agree within 0.01"});
-  check(folder, "good bad --rtol 0.0001", 1, {"They part at step 2, micro-batch 1, layer 1"});
+  check(folder, "good bad --rtol 0.0001", 1, {"They first differ at step 2, micro-batch 1, layer 1"});
   check(folder, "good short", 0, {"23 outputs agree", "22 in A alone, 22 in B alone"});
 }
 
@@ -156,6 +183,64 @@ TEST_CASE("runs of two meshes" * doctest::skip(!python_found)) {
   check(folder, "one smaller", 0, {"5 outputs agree", "40 of other samples"});
 }
 
+TEST_CASE("tensor-parallel ranks have parts of an output, terms of it, or all of it" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  const Mesh two = {.ranks = 2, .tensor_parallel = 2, .pieces = 2};
+  const auto spoil_on = [](int rank, const char* op, int micro_batch, bool partial) {
+    return [=](Json& line, int of) {
+      if (of == rank && line["op"] == op && line["partial"] == partial) spoil(2, micro_batch, 0, 1.1)(line, of);
+    };
+  };
+  write_run(path + "one", {});
+  write_run(path + "two", two);
+  write_run(path + "again", two);
+  write_run(path + "pieces", {.ranks = 2, .tensor_parallel = 2, .pieces = 1});
+  write_run(path + "four", {.ranks = 8, .data_parallel = 2, .tensor_parallel = 4, .pieces = 5});
+  write_run(path + "part", two, spoil_on(1, "matmul", 3, false));
+  write_run(path + "whole", two, spoil_on(1, "gradient", 3, false));
+  write_run(path + "term", two, spoil_on(1, "matmul", 3, true));
+  const auto as_logits = [](Json& line) {
+    if (line["op"] != "gradient") return false;
+    line["op"] = "matmul_forward";
+    line["layer"] = nullptr;
+    line["accumulated"] = false;
+    return true;
+  };
+  write_run(path + "all words", {}, [&](Json& line, int) { as_logits(line); });
+  write_run(path + "own words", two, [&](Json& line, int) {  // each rank has 50, and zeros beside them
+    if (!as_logits(line)) return;
+    line["sum"] = line["sum"].get<double>() / 2;
+    line["count"] = 64;
+  });
+  write_run(path + "other", {.ranks = 2, .tensor_parallel = 2, .pieces = 2, .zero = 1}, [](Json& line, int) {
+    if (line["op"] == "adamw") line["op"] = "all_gather", line["checksum"] = "ffffffffffffffff";
+  });
+  write_run(path + "collective", two, [](Json& line, int) {
+    if (line["op"] == "adamw") line["op"] = "all_gather";
+  });
+  const std::string refusal = "checksums of parts have nothing in common, give --rtol", terms = "16 terms of sums over ranks";
+  check(folder, "one two", 2, {refusal});
+  check(folder, "pieces two", 2, {refusal});
+  check(folder, "one two --rtol 1e-6", 0,
+        {"B: two: ranks 2, tensor-parallel 2 in 2 pieces, data-parallel 1,", "29 outputs agree within 1e-06", terms});
+  check(folder, "two one --rtol 1e-6", 0, {"29 outputs agree", terms});
+  check(folder, "pieces two --rtol 1e-6", 0, {"29 outputs agree", terms});
+  check(folder, "one four --rtol 1e-6", 0, {"23 outputs agree", terms, "6 sums over other micro-batches"});
+  check(folder, "four two --rtol 1e-6", 0, {"23 outputs agree", terms});
+  check(folder, "two again", 0, {"90 outputs agree"});
+  check(folder, "two term", 1,
+        {"They first differ at step 2, micro-batch 3, layer 0: matmul, call 2 of it", "A, rank 1:", "B, rank 1:"});
+  check(folder, "one part --rtol 1e-6", 1,
+        {"They first differ at step 2, micro-batch 3, layer 0: matmul, output 0 (100 fp32)", "A, rank 0:  sum 230,",
+         "B, ranks 0 to 1:  sum 246.1,", "Before it on rank 0 of A:"});
+  check(folder, "one whole --rtol 1e-6", 1,
+        {"They first differ at step 2, micro-batch 3, layer 0: gradient", "A, rank 0:", "B, rank 1:"});
+  check(folder, "one term --rtol 1e-6", 0, {"29 outputs agree"});
+  check(folder, "'all words' 'own words' --rtol 1e-6", 0, {"29 outputs agree"});
+  check(folder, "collective other", 0, {"82 outputs agree", "8 that depend on the mesh"});
+}
+
 TEST_CASE("tolerances" * doctest::skip(!python_found)) {
   TemporaryFolder folder;
   const std::string path = folder.path().string() + "/";
@@ -173,7 +258,7 @@ TEST_CASE("tolerances" * doctest::skip(!python_found)) {
   with("infinite", 1e-6, nullptr);
   with("bf16", 1e-6, 1.0, "bf16");
   check(folder, "a cancels --rtol 1e-3", 0, {"the same"});
-  check(folder, "a sum --rtol 1e-3", 1, {"They part at before the first step: fill"});
+  check(folder, "a sum --rtol 1e-3", 1, {"They first differ at before the first step: fill"});
   check(folder, "a largest --rtol 1e-3", 1, {"It is the first of rank 0"});
   check(folder, "a infinite --rtol 1e-3", 1, {"absolute maximum not finite"});
   check(folder, "infinite infinite --rtol 1e-3", 0, {"the same"});

@@ -87,14 +87,14 @@ TEST_CASE_TEMPLATE("layernorm", T, float, __nv_bfloat16) {
   Buffer<T> weight(random_values<T>(channels)), bias(random_values<T>(channels, 1, 0, 2));
   Buffer<T> dout(random_values<T>(rows * channels, 1, 0, 3));
   check([&] {
-    Buffer<T> out(rows * channels), sum(rows * channels), dresidual(random_values<T>(rows * channels));
+    Buffer<T> out(rows * channels), sum(rows * channels), dsum(random_values<T>(rows * channels));
     Buffer<float> mean(rows), rstd(rows), dweight(channels), dbias(channels);
     Buffer<float> workspace(layernorm_workspace(rows, channels));
     residual_layernorm_forward<T>(out, sum, mean, rstd, residual, branch, weight, bias, rows, channels,
                                   test_stream());
-    layernorm_backward<T>(dresidual, dweight, dbias, dout, sum, weight, mean, rstd, rows, channels, false,
+    layernorm_backward<T>(dsum, dweight, dbias, dout, sum, weight, mean, rstd, rows, channels, false,
                           workspace, test_stream());
-    return bytes_of(out, sum, mean, rstd, dresidual, dweight, dbias);
+    return bytes_of(out, sum, mean, rstd, dsum, dweight, dbias);
   });
 }
 

@@ -89,23 +89,23 @@ void check_backward(int rows, int channels, bool accumulate) {
   CAPTURE(accumulate);
   const Inputs<T> in(rows, channels);
   const auto dout_values = random_values<T>(in.sum.size(), 1, 0, 5);
-  const auto dresidual_before = random_values<T>(in.sum.size());
+  const auto dsum_before = random_values<T>(in.sum.size());
   const auto dweight_before = random_values<float>(channels, 1, 0, 6);
   const auto dbias_before = random_values<float>(channels);
   const Numbers weights = as_double(in.weight);
   const Forward forward = forward_reference(as_double(in.sum), weights, as_double(in.bias), rows, channels);
-  Numbers dx = as_double(dresidual_before), dw = as_double(dweight_before), db = as_double(dbias_before);
+  Numbers dx = as_double(dsum_before), dw = as_double(dweight_before), db = as_double(dbias_before);
   if (!accumulate) dw.assign(channels, 0), db.assign(channels, 0);
   add_backward_reference(dx, dw, db, forward, as_double(dout_values), weights, rows, channels);
 
-  Buffer<T> dresidual(dresidual_before), dout(dout_values), residual(in.sum), weight(in.weight);
+  Buffer<T> dsum(dsum_before), dout(dout_values), residual(in.sum), weight(in.weight);
   Buffer<float> mean(std::vector<float>(forward.mean.begin(), forward.mean.end()));
   Buffer<float> rstd(std::vector<float>(forward.rstd.begin(), forward.rstd.end()));
   Buffer<float> dweight(channels), dbias(channels), workspace(layernorm_workspace(rows, channels));
   if (accumulate) dweight = dweight_before, dbias = dbias_before;
-  layernorm_backward<T>(dresidual, dweight, dbias, dout, residual, weight, mean, rstd, rows, channels,
+  layernorm_backward<T>(dsum, dweight, dbias, dout, residual, weight, mean, rstd, rows, channels,
                         accumulate, workspace, test_stream());
-  CHECK_CLOSE(dresidual.numbers(), dx, 1.0, 2 * float_error + rounding<T>);
+  CHECK_CLOSE(dsum.numbers(), dx, 1.0, 2 * float_error + rounding<T>);
   // Sums over the rows of terms of size 1 that cancel to about √rows.
   CHECK_CLOSE(dweight.numbers(), dw, std::sqrt(double(rows)), float_error);
   CHECK_CLOSE(dbias.numbers(), db, std::sqrt(double(rows)), float_error);

@@ -12,6 +12,7 @@
 namespace {
 
 const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
+const bool python_found = std::system("python3 --version >/dev/null 2>&1") == 0;
 
 // $MPIRUN N starts N ranks. When one has failed, mpirun sends the others SIGTERM and would sleep for a second or two
 // before SIGKILL, whether they are there or not; so they have to be through with what they do before the first one ends.
@@ -197,17 +198,38 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   CHECK(shell.output("$MPIRUN 2 $GPT --generate --out run --prompt line --sample-len 5 --share-gpu").size() == 10);
 }
 
+TEST_CASE("--trace-tensors: tensor-parallel ranks together write what one rank writes" *
+          doctest::skip(!mpirun_found || !python_found)) {
+  RankWorkplace shell;
+  const std::string job = " $GPT --share-gpu --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 "
+                          "--global-batch 4 --steps 2 --out '' --trace-tensors ";
+  shell.output("$MPIRUN 1" + job + "one && $MPIRUN 2" + job + "two --tp 2 --tp-pieces 2 --check-sync 1");
+  const std::string compare = "python3 '" + std::filesystem::absolute("dev/compare.py").string() + "' one two";
+  // The design's bound for losses after ten steps is 1e-5; here single tensors are compared. 3e-6 would do.
+  const std::string report = shell.output(compare + " --rtol 1e-4"), same = "They are the same: ";
+  REQUIRE(contains(report, same));
+  const std::string one = shell.content("one");
+  const double lines = double(std::count(one.begin(), one.end(), '\n'));
+  CHECK(std::stoi(report.substr(report.find(same) + same.size())) > 0.6 * lines);
+  CHECK(contains(report, "terms of sums over ranks"));
+  CHECK(shell(compare).code == 2);
+}
+
 TEST_CASE("ranks that don't fit together: one line from all of them, and the job ends" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string two = "$MPIRUN 2 $TEXT --share-gpu ";
   shell.ranks_refuse(two + "--global-batch 6", {"--global-batch 6", "--micro-batch 2", "2 ranks", "choose 8"}, 2);
   shell.ranks_refuse(two + "--zero 4", {"--zero", "4"}, 2);
+  shell.ranks_refuse(two + "--tp 3", {"--tp 3 does not divide the number of ranks, 2", "choose 1 or 2"}, 2);
+  shell.ranks_refuse(two + "--out '' --tp 2 --heads 3 --channels 48", {"--tp 2", "3 heads", "choose 1 or 3"}, 2);
+  shell.ranks_refuse(two + "--out '' --tp 2 --heads 2 --channels 32 --seq-len 5 --micro-batch 1", {"--tp 2", "5 rows", "--seq-len"}, 2);
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --tp 2 : -np 1 $TEXT --share-gpu --tp 1", {"ranks differ: options", "--tp"}, 2);
   shell.ranks_refuse(two + "--train nowhere", {"nowhere"});
-  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"});
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"}, 2);
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",
-                     {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"});
+                     {"ranks differ: options", "--seed", "rank 0", "rank 1", "give every rank the same"}, 2);
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --prompt '\xff' : -np 1 $TEXT --share-gpu --prompt '\xfe'",
-                     {"ranks differ: options is '--layers', ", "'--prompt', '?' on rank 0"});
+                     {"ranks differ: options is '--layers', ", "'--prompt', '?' on rank 0"}, 2);
   put(shell / "elsewhere/text", "!" + some_text(4999));
   const std::string here = "$TEXT --share-gpu --out ''";
   shell.ranks_refuse("$MPIRUN 1 " + here + " : -np 1 -wdir elsewhere " + here, {"ranks differ: data", "checksum", "rank 1"});

@@ -128,9 +128,18 @@ double distance(const std::vector<float>& actual, const std::vector<float>& expe
 void train_step(Model& model, const Reference& reference, int step, int micro_batch) {
   auto [inputs, targets] = reference.tokens(step);
   const int micro_steps = reference.batch / micro_batch, size = micro_batch * reference.seq_len;
-  for (int i = 0; i < micro_steps; ++i)
-    train_micro_step(model, &inputs[i * size], &targets[i * size], double(reference.batch) * reference.seq_len, i == 0,
-                     i + 1 == micro_steps);
+  const int slots = model.options().slots;
+  std::vector<Batch> batches;
+  model.begin_sums();
+  for (int i = 0; i < micro_steps; ++i) {  // as many forwards as there are slots, then their backwards
+    batches.push_back(send_batch(model, &inputs[i * size], &targets[i * size], double(reference.batch) * reference.seq_len,
+                                 i == 0, i + 1 == micro_steps));
+    batches.back().slot = i % slots;
+    model.forward(batches.back());
+    if ((i + 1) % slots != 0 && i + 1 < micro_steps) continue;
+    for (const Batch& batch : batches) model.backward(batch);
+    batches.clear();
+  }
 }
 
 template <class T>
@@ -219,15 +228,16 @@ TEST_CASE("ten steps of AdamW equal the reference") {
   }
 }
 
-TEST_CASE_TEMPLATE("recomputation and repetition give the same bits", T, float, __nv_bfloat16, __half) {
+TEST_CASE_TEMPLATE("recomputation, slots and repetition give the same bits", T, float, __nv_bfloat16, __half) {
   Reference reference("odd");
-  auto run = [&](Recompute recompute) {
-    auto model = load_model<T>(reference, {.micro_batch = 1, .recompute = recompute});
+  auto run = [&](Recompute recompute, int slots = 1) {
+    auto model = load_model<T>(reference, {.micro_batch = 1, .recompute = recompute, .slots = slots});
     return train(*model, reference);
   };
   const Curve kept = run(Recompute::none);
   CHECK(kept == run(Recompute::none));
   CHECK(kept == run(Recompute::block));
+  for (Recompute recompute : {Recompute::none, Recompute::block}) CHECK(kept == run(recompute, 2));
   const Curve again = run(Recompute::gelu);
   if (!gemm_has_epilogues<T>) CHECK(kept == again);
   else  // gelu of what was rounded already: two curves, either as far off as it may be

@@ -198,21 +198,27 @@ TEST_CASE("a log line says where, what and its statistics") {
   Buffer<float> floats(random_values<float>(1000));
   Buffer<__nv_bfloat16> inputs(random_values<__nv_bfloat16>(640)), outputs(640);
   {
-    TensorLog log(folder / "log", {.rank = 3, .ranks = 4, .data_parallel = 2, .micro_batch = 8});
+    TensorLog log(folder / "log", {.rank = 3, .ranks = 4, .data_parallel = 2, .micro_batch = 8, .tensor_parallel = 2, .pieces = 4,
+                                   .zero = 1});
     gelu(floats);
     Profiler::instance().context = {.step = 2, .micro_batch = 5};
     {
       TraceScope scope(11);
       gelu_forward<__nv_bfloat16>(outputs, inputs, 10, 64, other);
     }
-    column_sum<__nv_bfloat16>(floats, outputs, 10, 64, true, nullptr, other);
+    {
+      TraceScope scope(1, true);
+      column_sum<__nv_bfloat16>(floats, outputs, 10, 64, true, nullptr, other);
+    }
+    CHECK(Profiler::instance().context.piece == -1);
     log.flush();
     Profiler::instance().context = {};
     log.flush();
   }
   const auto lines = lines_of(folder / "log.rank3");
   REQUIRE(lines.size() == 4);
-  CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 4}, {"data_parallel", 2}, {"micro_batch", 8}});
+  CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 4}, {"data_parallel", 2}, {"tensor_parallel", 2}, {"pieces", 4},
+                         {"zero", 1}, {"micro_batch", 8}});
   double sum = 0, largest = 0;
   for (double x : outputs.numbers()) {
     sum += x;
@@ -224,12 +230,12 @@ TEST_CASE("a log line says where, what and its statistics") {
     for (const char* key : {"sum", "absmax", "checksum"}) CHECK(line.erase(key) == 1);
     return line;
   };
-  CHECK(without_statistics(lines[1]) == Json::parse(R"({"step":null,"micro_batch":null,"layer":null,
-    "op":"gelu_forward","output":0,"accumulated":false,"count":1000,"dtype":"fp32"})"));
-  CHECK(without_statistics(lines[2]) == Json::parse(R"({"step":2,"micro_batch":5,"layer":11,"op":"gelu_forward",
-    "output":0,"accumulated":false,"count":640,"dtype":"bf16"})"));
-  CHECK(without_statistics(lines[3]) == Json::parse(R"({"step":2,"micro_batch":5,"layer":null,"op":"column_sum",
-    "output":0,"accumulated":true,"count":64,"dtype":"fp32"})"));
+  CHECK(without_statistics(lines[1]) == Json::parse(R"({"step":null,"micro_batch":null,"layer":null,"piece":null,
+    "op":"gelu_forward","output":0,"accumulated":false,"partial":false,"count":1000,"dtype":"fp32"})"));
+  CHECK(without_statistics(lines[2]) == Json::parse(R"({"step":2,"micro_batch":5,"layer":11,"piece":null,
+    "op":"gelu_forward","output":0,"accumulated":false,"partial":false,"count":640,"dtype":"bf16"})"));
+  CHECK(without_statistics(lines[3]) == Json::parse(R"({"step":2,"micro_batch":5,"layer":null,"piece":1,
+    "op":"column_sum","output":0,"accumulated":true,"partial":true,"count":64,"dtype":"fp32"})"));
 }
 
 TEST_CASE("streams that run at the same time don't disturb each other's statistics") {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "parallel/pipeline.h"
 #include "runtime/bill.h"
 #include "runtime/data.h"
 #include "runtime/trainer_state.h"
@@ -38,30 +39,23 @@ class Batches {
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
       : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
         ranks_(job.mesh.shape().dp), loss_weight_(float(1 / job.tokens_per_step())),
-        buffers_(job.options.micro_batch * job.options.seq_len, job.stream) {}
+        sent_(size_t(model.options().slots)),
+        buffers_(job.options.micro_batch * job.options.seq_len, job.stream, model.options().slots + 1) {}
 
-  // This rank's micro-batches of one global batch, for a single loop: each is read and sent when the loop reaches it.
-  class Range {
+  // The samples of one global batch.
+  class Samples {
    public:
-    struct End {};
-    class Iterator {
-     public:
-      Iterator(Range& range) : range_(range) {}
-      Batch operator*() const { return range_.batches_.load(range_, number_); }
-      Iterator& operator++() { return ++number_, *this; }
-      bool operator!=(End) const { return number_ < range_.batches_.micro_steps(); }
-
-     private:
-      Range& range_;
-      int number_ = 0;
-    };
-    Iterator begin() { return {*this}; }
-    End end() const { return {}; }
-    ~Range() { Profiler::instance().context.micro_batch = -1; }  // the kernels that follow belong to no micro-batch
+    // The micro-batch of an action: forward reads it and sends it to the device, backward finds it there.
+    const Batch& batch(const Action& action) {
+      Batch& sent = batches_.sent_[size_t(action.slot)];
+      if (action.work == Work::forward) sent = batches_.load(*this, action);
+      Profiler::instance().context.micro_batch = batches_.number_of(action);
+      return sent;
+    }
 
    private:
     friend Batches;
-    Range(Batches& batches, const TokenData& data, size_t first, bool training)
+    Samples(Batches& batches, const TokenData& data, size_t first, bool training)
         : batches_(batches), data_(data), first_(first), training_(training),
           order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
     Batches& batches_;
@@ -71,30 +65,33 @@ class Batches {
     SampleOrder order_;
   };
 
-  Range of_step(const Progress& progress) {
+  Samples of_step(const Progress& progress) {
     return {*this, *data_.train, progress.first_sample(size_t(options_.global_batch)), true};
   }
-  Range of_validation(size_t batch) { return {*this, *data_.validation, batch * size_t(options_.global_batch), false}; }
+  Samples of_validation(size_t batch) { return {*this, *data_.validation, batch * size_t(options_.global_batch), false}; }
+
+  // How many micro-batches of a global batch are this rank's.
+  int micro_batches() const { return options_.global_batch / (options_.micro_batch * ranks_); }
 
   BatchBuffers& buffers() { return buffers_; }
 
  private:
-  int micro_steps() const { return options_.global_batch / (options_.micro_batch * ranks_); }
+  // The micro-batch's number in the step, counted over all data-parallel ranks.
+  int number_of(const Action& action) const { return action.micro_batch * ranks_ + dp_rank_; }
 
-  Batch load(const Range& range, int micro_step) {
+  Batch load(const Samples& samples, const Action& action) {
     const Clock::time_point begin = Clock::now();
     const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
-    const size_t number = size_t(micro_step) * size_t(ranks_) + size_t(dp_rank_);  // the micro-batch's, in the step
     std::vector<int> inputs(B * T), targets(B * T);
     for (size_t b = 0; b < B; ++b)
-      range.data_.read_sample(range.order_(range.first_ + number * B + b), options_.seq_len,
-                              model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
-    if (range.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
-    Profiler::instance().context.micro_batch = int(number);
+      samples.data_.read_sample(samples.order_(samples.first_ + size_t(number_of(action)) * B + b), options_.seq_len,
+                                model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
+    if (samples.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
     Batch batch = buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len);
-    batch.first = micro_step == 0;
-    batch.last = micro_step + 1 == micro_steps();
-    batch.training = range.training_;
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch + 1 == micro_batches();
+    batch.training = samples.training_;
+    batch.slot = action.slot;
     batch.loss_weight = loss_weight_;
     return batch;
   }
@@ -105,6 +102,7 @@ class Batches {
   Bill& bill_;
   int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
   float loss_weight_;
+  std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;
 };
 
@@ -113,8 +111,10 @@ inline double validation_loss(Model& model, Batches& batches, size_t count) {
   double sum = 0;
   for (size_t i = 0; i < count; ++i) {
     model.begin_sums();
-    for (const Batch& batch : batches.of_validation(i)) model.forward(batch);
+    Batches::Samples samples = batches.of_validation(i);
+    for (const Action& action : forwards(batches.micro_batches())) model.forward(samples.batch(action));
     sum += model.loss();
   }
+  Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
   return sum / double(count);
 }

@@ -1,8 +1,10 @@
 #include "training/sync_check.cuh"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/statistics.cuh"
@@ -35,15 +37,19 @@ class Checksums {
   TensorStatistics* workspace_ = nullptr;
 };
 
-// Compares checksum number i of all ranks, and fails if they differ. all: for each rank its checksums of all tensors.
-void compare(const Control& control, const std::string& name, size_t i, const std::vector<std::string>& all, size_t step) {
-  std::map<std::string, std::vector<int>> ranks;  // by checksum
-  for (int rank = 0; rank < int(all.size()); ++rank)
-    ranks[all[size_t(rank)].substr(i * sizeof(uint64_t), sizeof(uint64_t))].push_back(rank);
+struct Checked {
+  uint64_t checksum;
+  int64_t shard;
+};
+
+using Ranks = std::vector<int>;
+
+// Fails if a tensor has more than one checksum. ranks: those that have each.
+void compare(const Control& control, const std::string& name, const std::map<uint64_t, Ranks>& ranks, size_t step) {
   if (ranks.size() == 1) return;
-  std::vector<std::vector<int>> groups;
+  std::vector<Ranks> groups;
   for (const auto& [checksum, members] : ranks) groups.push_back(members);
-  std::sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.size() > b.size(); });
+  std::sort(groups.begin(), groups.end(), [](auto& a, auto& b) { return a.size() != b.size() ? a.size() > b.size() : a < b; });
   const bool majority = groups[0].size() > groups[1].size();
   std::string suspects;
   for (size_t group = majority ? 1 : 0; group < groups.size(); ++group)
@@ -58,13 +64,23 @@ void compare(const Control& control, const std::string& name, size_t i, const st
 
 void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream) {
   Checksums checksum(stream);
-  std::vector<std::string> names;
-  std::vector<uint64_t> checksums;
-  parameters.visit_replicated([&](const TensorDescriptor& tensor, const std::string& what, const void* values, size_t bytes) {
-    names.push_back(tensor.name + " (" + what + ")");
-    checksums.push_back(checksum(values, tensor.count(), bytes));
+  std::vector<std::pair<std::string, const char*>> names;  // and what their shards are, the same on all ranks
+  std::vector<Checked> mine;
+  parameters.visit_replicated([&](const Replica& replica) {
+    names.emplace_back(replica.tensor.name + " (" + replica.what, replica.shards);
+    mine.push_back({checksum(replica.values, replica.count, replica.bytes), replica.shard});
   });
-  const std::string mine(reinterpret_cast<const char*>(checksums.data()), checksums.size() * sizeof(uint64_t));
-  const std::vector<std::string> all = control.all_gather(mine);
-  for (size_t i = 0; i < names.size(); ++i) compare(control, names[i], i, all, step);
+  const std::vector<std::string> all =
+      control.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Checked)});
+  for (size_t i = 0; i < names.size(); ++i) {
+    std::map<int64_t, std::map<uint64_t, Ranks>> ranks;  // by shard and checksum
+    for (int rank = 0; rank < int(all.size()); ++rank) {
+      Checked its;
+      std::memcpy(&its, all[size_t(rank)].data() + i * sizeof its, sizeof its);
+      ranks[its.shard][its.checksum].push_back(rank);
+    }
+    const auto& [name, shards] = names[i];
+    for (const auto& [shard, by_checksum] : ranks)
+      compare(control, name + (shards ? std::string(", ") + shards + " " + std::to_string(shard) : "") + ")", by_checksum, step);
+  }
 }

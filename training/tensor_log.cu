@@ -20,7 +20,7 @@ Json known(int value) { return value < 0 ? Json() : Json(value); }
 TensorLog::TensorLog(const std::string& file, const TensorLogRank& r)
     : path_(r.rank ? file + ".rank" + std::to_string(r.rank) : file), file_(path_, std::ios::binary) {
   file_ << Json{{"rank", r.rank}, {"ranks", r.ranks}, {"data_parallel", r.data_parallel},
-                {"micro_batch", r.micro_batch}} << '\n';
+                {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"zero", r.zero}, {"micro_batch", r.micro_batch}} << '\n';
   flush();
   CUDA_CHECK(cudaMalloc(&results_, most_lines * sizeof(TensorStatistics)));
   Profiler::instance().listener = [this](const char* operation, int number, const WrittenTensor& tensor,
@@ -60,8 +60,9 @@ TensorStatistics* TensorLog::workspace(cudaStream_t stream) {
 
 void TensorLog::write(const Line& line, const TensorStatistics& result) {
   file_ << Json{{"step", known(line.context.step)}, {"micro_batch", known(line.context.micro_batch)},
-                {"layer", known(line.context.layer)}, {"op", line.operation}, {"output", line.number},
-                {"accumulated", line.tensor.accumulated}, {"count", line.tensor.count},
+                {"layer", known(line.context.layer)}, {"piece", known(line.context.piece)}, {"op", line.operation},
+                {"output", line.number}, {"accumulated", line.tensor.accumulated}, {"partial", line.context.partial},
+                {"count", line.tensor.count},
                 {"dtype", std::array{"fp32", "bf16", "fp16"}[line.tensor.values.index()]},
                 {"sum", result.sum}, {"absmax", result.absolute_maximum}, {"checksum", hexadecimal(result.checksum)}} << '\n';
 }

@@ -19,9 +19,10 @@ inline void choose_steps(TrainingState& state, Batches& batches) {
   for (size_t step = 0; step < unmeasured + measured; ++step) {  // a step as in train_gpt.cu, with a learning rate of 0
     const Clock::time_point start = Clock::now();
     model.begin_sums();
-    for (const Batch& batch : batches.of_step({step})) {
-      model.forward(batch);
-      model.backward(batch);
+    Batches::Samples samples = batches.of_step({step});
+    for (const Action& action : one_at_a_time(batches.micro_batches())) {
+      if (action.work == Work::forward) model.forward(samples.batch(action));
+      else model.backward(samples.batch(action));
     }
     model.update({}, float(o.grad_clip));
     model.sums();

@@ -232,14 +232,16 @@ class Unobserved {
   decltype(Profiler::listener) listener_;
 };
 
-// Launches inside the scope belong to this layer.
+// Launches inside the scope belong to this layer, or to this piece of the rows (TraceContext).
 class TraceScope {
  public:
-  explicit TraceScope(int layer) : outer_(std::exchange(Profiler::instance().context.layer, layer)) {}
-  ~TraceScope() { Profiler::instance().context.layer = outer_; }
+  explicit TraceScope(int layer) { context().layer = layer; }
+  TraceScope(int piece, bool partial) { context().piece = piece, context().partial = partial; }
+  ~TraceScope() { context() = outer_; }
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
-  int outer_;
+  static TraceContext& context() { return Profiler::instance().context; }
+  const TraceContext outer_ = context();
 };

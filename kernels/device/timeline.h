@@ -13,6 +13,9 @@ struct TraceContext {
   int step = -1;         // the update being computed, from 1
   int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
   int layer = -1;
+  // Of tensor parallelism: the piece of the rows, and whether what is written is one term of a sum over the ranks.
+  int piece = -1;
+  bool partial = false;
 };
 
 struct TracedRange {

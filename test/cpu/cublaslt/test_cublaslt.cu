@@ -173,6 +173,9 @@ TEST_CASE("a rank that can't fuse what the others do goes its own way, and asks 
   for (int epilogue : {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADA})
     fake_library.failures[epilogue] = CUBLAS_STATUS_NOT_SUPPORTED;
   check_gelu<T>(35, 48, 64);
+  Buffer<T> x(random_values<T>(35 * 48)), dout(random_values<T>(35 * 64));
+  Buffer<float> sums(48 * 64), column_sums(64), workspace(linear_workspace(35, 64));
+  linear_weight_gradient<T>(sums, column_sums, dout, x, 35, 48, 64, false, workspace, test_stream());
   CHECK(fake_library.ran.size() == 3);
 }
 

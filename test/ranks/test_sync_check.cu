@@ -1,0 +1,131 @@
+// --check-sync: ranks that drift apart are found in everything that several of them hold, and only then.
+#include "test/ranks/training.cuh"
+
+#include <set>
+
+#include "test/temporary_folder.h"
+#include "training/sync_check.cuh"
+
+namespace {
+
+constexpr ModelShape shape = {2, 4, 36, 500, 8};  // each of four ranks has words of the vocabulary
+
+// (2,1), (1,3), (2,2) and (4,2) for 2, 3, 4 and 8 ranks
+MeshShape mesh_shape() {
+  const int size = ranks().control->size(), tp = size % 2 ? 1 : size == 8 ? 4 : 2;
+  return {.tp = tp, .dp = size / tp};
+}
+
+// The model after some steps.
+template <class T>
+std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps) {
+  std::unique_ptr<Model> model = model_of<T>(shape, mesh, 2, store);
+  for (size_t step = 0; step < steps; ++step) train_step(*model, mesh, step);
+  return model;
+}
+
+// The message of a check that fails on all ranks, which is the same on all; empty: it doesn't fail.
+std::string message_of_check(Model& model) {
+  std::string message;
+  try {
+    check_sync(*ranks().control, model.store(), 3, test_stream());
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  for (const std::string& of_rank : ranks().control->all_gather(message)) CHECK(of_rank == message);
+  return message;
+}
+
+std::vector<Replica> replicas_of(Model& model) {
+  std::vector<Replica> all;
+  model.store().visit_replicated([&](const Replica& replica) { all.push_back(replica); });
+  CUDA_CHECK(cudaDeviceSynchronize());
+  return all;
+}
+
+// The ranks that must have the same as `rank`: of a split tensor those with the same part of it, of a piece those with
+// the same piece.
+std::vector<int> holders(bool is_split, bool is_piece, int rank) {
+  std::vector<int> found;
+  const MeshPlace mine = place_of(rank, mesh_shape());
+  for (int other = 0; other < mesh_shape().ranks(); ++other) {
+    const MeshPlace its = place_of(other, mesh_shape());
+    if ((!is_split || its.tp == mine.tp) && (!is_piece || its.dp == mine.dp)) found.push_back(other);
+  }
+  return found;
+}
+
+// Changes one bit of one value.
+void spoil(const Replica& replica) {
+  char* last = static_cast<char*>(const_cast<void*>(replica.values)) + (replica.count - 1) * replica.bytes;
+  char low;
+  CUDA_CHECK(cudaMemcpy(&low, last, 1, cudaMemcpyDefault));
+  low = char(low ^ 1);
+  CUDA_CHECK(cudaMemcpy(last, &low, 1, cudaMemcpyDefault));
+}
+
+// Lets the last rank that has some of it drift, and back.
+void check_drift(Model& model, int stage, const Replica& replica) {
+  const std::string name = replica.tensor.name + " (" + replica.what;
+  CAPTURE(name);
+  const MeshShape shape = mesh_shape();
+  const bool is_split = replica.tensor.split.axis >= 0 && shape.tp > 1;
+  const bool is_piece = shape.dp > 1 && stage >= (replica.what == "weights" ? 3 : 1);
+  int culprit = 0;
+  const std::vector<float> counts = all_values({float(replica.count)});
+  for (int rank = 0; rank < shape.ranks(); ++rank)
+    if (counts[size_t(rank)] > 0) culprit = rank;
+  const bool mine = ranks().control->rank() == culprit;
+  if (mine) spoil(replica);
+  const std::string message = message_of_check(model);
+  if (mine) spoil(replica);
+
+  CAPTURE(message);
+  const MeshPlace place = place_of(culprit, shape);
+  const std::string part = is_split   ? ", tp rank " + std::to_string(place.tp)
+                           : is_piece ? ", ZeRO piece " + std::to_string(place.dp)
+                                      : "";
+  CHECK(contains(message, "by step 3: " + name + part + ") on rank "));
+  std::vector<int> others = holders(is_split, is_piece, culprit);
+  std::erase(others, culprit);
+  const std::string host = " (" + ranks().control->host(culprit) + ")", suspect = "rank " + std::to_string(culprit) + host;
+  if (others.size() > 1) CHECK(contains(message, ") on " + suspect + " differs from " + rank_list(others) + ": "));
+  else CHECK(contains(message, ") on rank " + std::to_string(others.at(0)) + host + ", " + suspect + " differs from one"));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("one bit of one rank is found, by tensor and rank", T, float, __nv_bfloat16) {
+  const std::set<std::string> tensors = {"wte.weight", "h.1.attn.c_attn.weight", "h.1.mlp.c_fc.bias",  // split
+                                         "h.0.mlp.c_proj.bias", "h.1.ln_2.weight"};                     // whole, summed
+  Mesh mesh(ranks().mesh, mesh_shape());
+  for (int stage : {0, 1, 3}) {
+    CAPTURE(stage);
+    const std::unique_ptr<Model> model = trained<T>(mesh, {.stage = stage}, 1);
+    CHECK(message_of_check(*model) == "");
+    std::set<std::string> visited;
+    for (const Replica& replica : replicas_of(*model)) {
+      visited.insert(replica.tensor.name + " " + replica.what);
+      if (tensors.contains(replica.tensor.name)) check_drift(*model, stage, replica);
+    }
+    CHECK(message_of_check(*model) == "");
+    // Is everything visited that several ranks have?
+    for (const TensorDescriptor& tensor : model->tensors().tensors()) {
+      const bool is_split = tensor.split.axis >= 0 && mesh.shape().tp > 1;
+      const auto several = [&](bool is_piece) { return holders(is_split, is_piece && mesh.shape().dp > 1, 0).size() > 1; };
+      CHECK(visited.contains(tensor.name + " weights") == several(stage == 3));
+      CHECK(visited.contains(tensor.name + " masters") == (sizeof(T) == 2 && several(stage > 0)));
+      CHECK(visited.contains(tensor.name + " optimizer state m") == several(stage > 0));
+      CHECK(visited.contains(tensor.name + " optimizer state v") == several(stage > 0));
+    }
+  }
+}
+
+TEST_CASE("training lets no rank drift") {
+  Mesh mesh(ranks().mesh, mesh_shape());
+  for (int stage : {0, 2, 3}) {
+    CAPTURE(stage);
+    CHECK(message_of_check(*trained<float>(mesh, {.stage = stage}, 3)) == "");
+    CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.stage = stage, .stochastic_rounding = true}, 3)) == "");
+  }
+}
