@@ -89,8 +89,9 @@ TEST_CASE("rows are gathered in their natural order, and scattered sums are exac
 
     // Each rank's term is (rank + 1) times the matrix.
     bool meanwhile = false;
-    Buffer<float> again(size_t(rows) * columns);
-    const float* there = tp.start_gather(again, own, rows, columns, false);
+    Buffer<float> again(size_t(rows) * columns), late(mine.size());
+    CUDA_CHECK(cudaMemcpyAsync(late, own, mine.size() * sizeof(float), cudaMemcpyDeviceToDevice, test_stream()));
+    const float* there = tp.start_gather(again, late, rows, columns, false);
     tp.then_scatter(sums, buffer, rows, columns, [&](float* out, Rows piece) {
       std::vector<float> term(piece.of(wanted.data(), columns), piece.of(wanted.data(), columns) + piece.count * columns);
       for (float& x : term) x *= float(tp.rank() + 1);
