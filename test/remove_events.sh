@@ -10,7 +10,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
-if [ $# -eq 0 ]; then files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/collectives.cuh model.cuh training/batch_buffers.cuh training/steps_in_flight.cuh); fi
+if [ $# -eq 0 ]; then
+  files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/collectives.cuh model.cuh training/batch_buffers.cuh
+         training/steps_in_flight.cuh)
+fi
 events='^ +((data_|tp_|world_|ranks_|mesh_\.world\(\))\.(after|wait|wait_for_all)\(|if \(.*\) ranks_\.wait\(|settle\(slot\)'
 events+='|(slot\.moved|order_|arrived_.*|gathered_|buffer.*\.(used|copied)|end_.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
 copy=build/remove_events
@@ -23,7 +26,9 @@ cp -r dev/make $copy/dev
 cp -r model.cuh parallel training $copy/whole
 
 # The tests use fp32 alone.
-build() { make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel; }
+build() {
+  make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel
+}
 runs_clean() {  # schedule
   (cd $copy && export GPT_CPU_SCHEDULE=$1
    timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_zero -tc='*take turns' > log 2>&1 &&

@@ -43,8 +43,8 @@ void for_meshes(const ModelShape& shape, Work work) {
 // each of these with every kind of recomputation. Steps have two and four micro-batches.
 ModelOptions options_of(const ModelShape& shape, Mesh& mesh, int turn) {
   const int micro_steps = turn / 2 % 2 ? 4 : 2;
-  return {.shape = shape, .micro_batch = global_batch() / (mesh.shape().dp * micro_steps), .recompute = Recompute(turn % 3),
-          .tp_pieces = 1 + (turn + turn / 4) % 4, .logit_chunks = turn % 2 ? 3 : 1, .store = {.stage = turn % 4}};
+  return {.shape = shape, .micro_batch = global_batch() / (mesh.shape().dp * micro_steps),
+          .recompute = Recompute(turn % 3), .tp_pieces = 1 + (turn + turn / 4) % 4, .logit_chunks = turn % 2 ? 3 : 1, .store = {.stage = turn % 4}};
 }
 
 }  // namespace
@@ -89,8 +89,9 @@ TEST_CASE("rows are gathered in their natural order, and scattered sums are exac
 
     // Each rank's term is (rank + 1) times the matrix.
     bool meanwhile = false;
-    Buffer<float> again(size_t(rows) * columns);
-    const float* there = tp.start_gather(again, own, rows, columns, false);
+    Buffer<float> again(size_t(rows) * columns), late(mine.size());
+    CUDA_CHECK(cudaMemcpyAsync(late, own, mine.size() * sizeof(float), cudaMemcpyDeviceToDevice, test_stream()));
+    const float* there = tp.start_gather(again, late, rows, columns, false);
     tp.then_scatter(sums, buffer, rows, columns, [&](float* out, Rows piece) {
       std::vector<float> term(piece.of(wanted.data(), columns), piece.of(wanted.data(), columns) + piece.count * columns);
       for (float& x : term) x *= float(tp.rank() + 1);
@@ -125,72 +126,8 @@ TEST_CASE("losses and norms are those of one rank, on every mesh") {
 
 // ---- gradients
 
-// Of a tensor's gradient, which is made of two parts, the second being that of c_attn.bias which shifts keys: softmax
-// ignores it, so it is zero in theory, and noise in practice.
-struct Difference {
-  double squares = 0, wanted = 0;  // ‖difference‖² and ‖wanted‖²
-  double noise = 0;                // ‖second part‖²
-};
-
-// Gradients, or weights, after a first step on one rank: all tensors, one after the other. Rank 0 computes them.
-template <class T>
-std::vector<float> first_step_of_one_rank(const ModelShape& shape, State state, const StoreOptions& store = {}) {
-  std::vector<float> all;
-  if (ranks().control->rank() == 0) {
-    Mesh alone;
-    const std::unique_ptr<Model> model = model_of<T>(shape, alone, 2, store);
-    train_step(*model, alone, 0);
-    for (const Slice& slice : model->store().own_slices()) {
-      const std::vector<float> values = values_of(model->store(), slice, state);
-      all.insert(all.end(), values.begin(), values.end());
-    }
-  }
-  return all_values(all);
-}
-
-// Where a tensor begins among them.
-size_t offset_of(const TensorList& list, const TensorDescriptor& tensor) {
-  size_t before = 0;
-  for (const TensorDescriptor* other = list.tensors().data(); other != &tensor; ++other) before += other->count();
-  return before;
-}
-
-// By tensor, in the order of the list. What several ranks have counts several times, in each of the numbers.
-std::vector<Difference> differences(Model& model, const std::vector<float>& wanted) {
-  const std::vector<TensorDescriptor>& tensors = model.tensors().tensors();
-  std::vector<float> mine(tensors.size() * 3);
-  for (const Slice& slice : model.store().own_slices()) {
-    const TensorDescriptor& tensor = *slice.tensor;
-    const bool has_keys = tensor.name.ends_with("c_attn.bias");
-    const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
-    const size_t before = offset_of(model.tensors(), tensor);
-    float* const sums = &mine[size_t(&tensor - tensors.data()) * 3];
-    double squares[3] = {};
-    for (size_t i = 0; i < actual.size(); ++i) {
-      const size_t whole = tensor.part.whole(slice.first + i);
-      const double expected = wanted.at(before + whole);
-      if (has_keys && whole * 3 / tensor.count() == 1) {
-        squares[2] += std::pow(double(actual[i]), 2);
-      } else {
-        squares[0] += std::pow(actual[i] - expected, 2);
-        squares[1] += expected * expected;
-      }
-    }
-    for (int i = 0; i < 3; ++i) sums[i] += float(squares[i]);
-  }
-  const std::vector<float> all = all_values(mine);
-  std::vector<Difference> sums(tensors.size());
-  for (size_t i = 0; i < all.size(); i += 3) {
-    Difference& sum = sums[i / 3 % tensors.size()];
-    sum.squares += all[i];
-    sum.wanted += all[i + 1];
-    sum.noise += all[i + 2];
-  }
-  return sums;
-}
-
-// As in test_model, of a tensor as a whole, in its norm: a product that adds up to k = 216 terms is off by 2.4e-8·√k, 3.5e-7;
-// of L layers 6·L + 1 products lie before a logit, and twice as many before a gradient. Two computations that add in
+// As in test_model, of a tensor as a whole, in its norm: a product that adds up to k = 216 terms is off by 2.4e-8·√k,
+// 3.5e-7; of L layers 6·L + 1 products lie before a logit, and twice as many before a gradient. Two computations that add in
 // different orders differ by √2 times that; three times that, as small tensors are worse than others.
 double products_differ_by(double products) { return 3.5e-7 * std::sqrt(2 * products); }
 double logit_bound(const ModelShape& shape) { return 3 * products_differ_by(6 * shape.layers + 1); }
@@ -226,7 +163,8 @@ namespace {
 // Logits of a whole batch; then those of a last token whose rows the ranks do not divide, as in sampling.
 std::vector<std::vector<float>> logits_on(Mesh& mesh, int pieces) {
   const ModelShape& shape = small_shape();
-  const std::unique_ptr<Model> model = model_of<float>({.shape = shape, .micro_batch = 2, .tp_pieces = pieces, .logit_chunks = 3}, mesh);
+  const ModelOptions options = {.shape = shape, .micro_batch = 2, .tp_pieces = pieces, .logit_chunks = 3};
+  const std::unique_ptr<Model> model = model_of<float>(options, mesh);
   std::vector<int> tokens = sample_tokens(shape, 1);
   const std::vector<int> more = sample_tokens(shape, 2);
   tokens.insert(tokens.begin() + shape.positions, more.begin(), more.end());
@@ -262,14 +200,6 @@ TEST_CASE("logits of a batch, and of a few tokens, are those of one rank") {
 
 // ---- 16 bits
 
-// Root-mean-square over curves and steps of the relative differences.
-static double distance(const std::vector<Curve>& curves, std::vector<float> Curve::*part, const std::vector<Curve>& wanted) {
-  double squares = 0;
-  for (size_t i = 0; i < curves.size(); ++i)
-    squares += std::pow(distance({curves[i]}, part, wanted[i].*part, some_steps), 2);
-  return std::sqrt(squares / double(curves.size()));
-}
-
 // As check_16_bit_curves, over seeds instead of micro-batches, which do not change how rows are rounded, so that they say
 // nothing of chance: a seed's losses are off by 0.2 to 1.3e-5, and one mesh's by three times one rank's or by a third.
 // Ranks round each term of a product by rows, and the sum, where one rank rounds once. With N = 8 that makes 5 roundings
@@ -296,7 +226,7 @@ TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
   }
   for (std::vector<Curve>* curves : {&wanted, &own})
     for (Curve& curve : *curves)
-      for (std::vector<float>* values : {&curve.losses, &curve.norms}) *values = all_values(*values);  // the others have none
+      for (std::vector<float>* values : {&curve.losses, &curve.norms}) *values = all_values(*values);
   CHECK_WITHIN("losses", distance(found, &Curve::losses, wanted), 2 * distance(own, &Curve::losses, wanted));
   CHECK_WITHIN("norms", distance(found, &Curve::norms, wanted), 2 * distance(own, &Curve::norms, wanted));
 }
@@ -372,7 +302,8 @@ TEST_CASE_TEMPLATE("a NaN in a weight, or a gradient, of any rank: all ranks lea
 }
 
 // Each rank updates what it has of these tensors by itself, by gradients that are the same on all of them.
-TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochastic rounding too", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochastic rounding too", T, float,
+                   __nv_bfloat16) {
   int turn = rank_count();
   const ModelShape shape = with_layers(small_shape(), 1);
   for_meshes(shape, [&](Mesh& mesh) {
@@ -406,7 +337,8 @@ TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochas
 TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
   if (rank_count() == 1) return;
   const ModelShape shape = with_layers(small_shape(), 1);
-  const std::vector<float> wanted = first_step_of_one_rank<__nv_bfloat16>(shape, State::weight, {.stochastic_rounding = true});
+  const StoreOptions store = {.stochastic_rounding = true};
+  const std::vector<float> wanted = first_step_of_one_rank<__nv_bfloat16>(shape, State::weight, store);
   int turn = rank_count();
   for_meshes(shape, [&](Mesh& mesh) {
     CAPTURE(turn);
@@ -420,7 +352,8 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
       const std::vector<float> actual = values_of(model->store(), slice, State::weight);
       const float* const expected = &wanted[offset_of(model->tensors(), *slice.tensor)];
       size_t different = 0;
-      for (size_t i = 0; i < actual.size(); ++i) different += actual[i] != expected[slice.tensor->part.whole(slice.first + i)];
+      for (size_t i = 0; i < actual.size(); ++i)
+        different += actual[i] != expected[slice.tensor->part.whole(slice.first + i)];
       CHECK_WITHIN("share of weights", double(different) / double(actual.size()), 0.05);
     }
   });
@@ -439,10 +372,11 @@ std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const
   const int C = options.shape.channels, l = options.shape.layers, tp = list.tp(), A = 2;
   const double one = A * (tp - 1.0) / tp * rows_of(options) * C * sizeof(T);  // a gather, or a scatter, of all rows
   double summed = 0;  // gradients of LayerNorms among those that this rank keeps
-  for (int unit = 0; unit <= l + 1; ++unit) {
-    const size_t begin = options.store.stage ? shards.begin(unit) : 0, first = std::max(begin, list.units()[size_t(unit)].summed);
-    const size_t end = options.store.stage ? begin + shards.piece(unit) : list.units()[size_t(unit)].count;
-    summed += first < end ? double(std::min(end, list.units()[size_t(unit)].count) - std::min(first, list.units()[size_t(unit)].count)) : 0;
+  for (int number = 0; number <= l + 1; ++number) {
+    const Unit& unit = list.units()[size_t(number)];
+    const size_t begin = options.store.stage ? shards.begin(number) : 0;
+    const size_t end = options.store.stage ? begin + shards.piece(number) : unit.count;
+    summed += std::max(0.0, double(std::min(end, unit.count)) - double(std::max(begin, unit.summed)));
   }
   if (options.store.stage == 0) CHECK(summed == (4 * l + 2) * round_to_tensor(C));
   return {{"all_gather", one * (6 * l + 2) + 12 * A * rows_of(options) * (tp - 1)},
@@ -509,8 +443,9 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
 TEST_CASE("N ranks have an Nth of gpt2-medium's activations each") {
   constexpr ModelShape medium = {6, 16, 1024, 50257, 1024};  // a quarter of its 24 layers, which are all alike
   const auto activations_on = [&](Mesh& mesh) {
-    const auto model = make_model("bf16", {.shape = medium, .micro_batch = 1, .seq_len = medium.positions, .store = {.training = false}},
-                                  mesh, test_stream());
+    const ModelOptions options = {.shape = medium, .micro_batch = 1, .seq_len = medium.positions,
+                                  .store = {.training = false}};
+    const auto model = make_model("bf16", options, mesh, test_stream());
     for (const auto& category : model->memory().categories())
       if (category.name == "activations") return double(category.bytes);
     return 0.0;

@@ -177,12 +177,79 @@ Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions s
   return train<T>({.shape = shape, .micro_batch = micro_batch, .store = store}, mesh, steps);
 }
 
+// ---- a first step beside that of one rank
+
+// Of a tensor's gradient, which is made of two parts, the second being that of c_attn.bias which shifts keys: softmax
+// ignores it, so it is zero in theory, and noise in practice.
+struct Difference {
+  double squares = 0, wanted = 0;  // ‖difference‖² and ‖wanted‖²
+  double noise = 0;                // ‖second part‖²
+};
+
+// Gradients, or weights, after a first step on one rank: all tensors, one after the other. Rank 0 computes them.
+template <class T>
+std::vector<float> first_step_of_one_rank(const ModelShape& shape, State state, const StoreOptions& store = {}) {
+  std::vector<float> all;
+  if (ranks().control->rank() == 0) {
+    Mesh alone;
+    const std::unique_ptr<Model> model = model_of<T>(shape, alone, 2, store);
+    train_step(*model, alone, 0);
+    for (const Slice& slice : model->store().own_slices()) {
+      const std::vector<float> values = values_of(model->store(), slice, state);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  }
+  return all_values(all);
+}
+
+// Where a tensor begins among them.
+inline size_t offset_of(const TensorList& list, const TensorDescriptor& tensor) {
+  size_t before = 0;
+  for (const TensorDescriptor* other = list.tensors().data(); other != &tensor; ++other) before += other->count();
+  return before;
+}
+
+// By tensor, in the order of the list. What several ranks have counts several times, in each of the numbers.
+inline std::vector<Difference> differences(Model& model, const std::vector<float>& wanted) {
+  const std::vector<TensorDescriptor>& tensors = model.tensors().tensors();
+  std::vector<float> mine(tensors.size() * 3);
+  for (const Slice& slice : model.store().own_slices()) {
+    const TensorDescriptor& tensor = *slice.tensor;
+    const bool has_keys = tensor.name.ends_with("c_attn.bias");
+    const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
+    const size_t before = offset_of(model.tensors(), tensor);
+    float* const sums = &mine[size_t(&tensor - tensors.data()) * 3];
+    double squares[3] = {};
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const size_t whole = tensor.part.whole(slice.first + i);
+      const double expected = wanted.at(before + whole);
+      if (has_keys && whole * 3 / tensor.count() == 1) {
+        squares[2] += std::pow(double(actual[i]), 2);
+      } else {
+        squares[0] += std::pow(actual[i] - expected, 2);
+        squares[1] += expected * expected;
+      }
+    }
+    for (int i = 0; i < 3; ++i) sums[i] += float(squares[i]);
+  }
+  const std::vector<float> all = all_values(mine);
+  std::vector<Difference> sums(tensors.size());
+  for (size_t i = 0; i < all.size(); i += 3) {
+    Difference& sum = sums[i / 3 % tensors.size()];
+    sum.squares += all[i];
+    sum.wanted += all[i + 1];
+    sum.noise += all[i + 2];
+  }
+  return sums;
+}
+
 // ---- what the design's section 6 says of bytes
 
 // Of data parallelism: bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding
 // included: it travels too.
 template <class T>
-std::map<std::string, std::map<std::string, double>> bytes_of_step(Mesh& mesh, const Shards& shards, int stage, int micro_steps) {
+std::map<std::string, std::map<std::string, double>> bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
+                                                                   int micro_steps) {
   const int layers = shards.units() - 2, world = mesh.world().size();
   const double others = double(mesh.data().size() - 1), wide = sizeof(float), narrow = sizeof(T);
   const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
@@ -246,6 +313,15 @@ inline double distance(const std::vector<Curve>& curves, std::vector<float> Curv
   for (const Curve& curve : curves)
     for (size_t i = 0; i < steps; ++i) squares += std::pow((curve.*part).at(i) / double(wanted.at(i)) - 1, 2);
   return std::sqrt(squares / double(curves.size() * steps));
+}
+
+// The same of the first few steps of curves that have each its own to be compared with.
+inline double distance(const std::vector<Curve>& curves, std::vector<float> Curve::*part,
+                       const std::vector<Curve>& wanted) {
+  double squares = 0;
+  for (size_t i = 0; i < curves.size(); ++i)
+    squares += std::pow(distance({curves[i]}, part, wanted[i].*part, some_steps), 2);
+  return std::sqrt(squares / double(curves.size()));
 }
 
 // fp32, and design, section 4: within 1e-5, ten times what float64 shows of drift.
