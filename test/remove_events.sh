@@ -15,7 +15,7 @@ if [ $# -eq 0 ]; then
          training/steps_in_flight.cuh)
 fi
 events='^ +((data_|tp_|world_|ranks_|mesh_\.world\(\))\.(after|wait|wait_for_all)\(|if \(.*\) ranks_\.wait\(|settle\(slot\)'
-events+='|(slot\.moved|order_|arrived_.*|gathered_|buffer.*\.(used|copied)|end_.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
+events+='|(slot\.moved|order_|arrived_.*|gathered_|issued_.*|buffer.*\.copied|end_.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
