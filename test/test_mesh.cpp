@@ -142,6 +142,12 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
     CHECK(std::filesystem::is_empty(shell / "b" / folder));
   }
 
+  // The same where the two ranks split each tensor, and gather it to save it.
+  const std::string split = "split --tp 2 --heads 2 --channels 32 --global-batch 4";
+  CHECK(contains(shell.output("cd shared && $MPIRUN 2 " + program + split), " to step 60, and on without samples "));
+  CHECK(contains(shell.output(job(split)), " to step 60, and on without samples "));
+  shell.output("diff -r shared/split/step_00000100 a/split/step_00000100");
+
   // What another host has that rank 0's lacks is neither mixed in nor left behind.
   shell.output("mv a/run/step_00000100 b/run");
   shell.ranks_refuse(job("run --resume"), {"--resume: run holds step 100 on ", " (rank 1) and step 80 on ", "copy the checkpoint"});
