@@ -2,8 +2,8 @@
 # Is every event between streams needed, and would its absence be found?
 #
 # Takes each line that orders compute and communication out in turn, in a copy of the sources under build/remove_events,
-# and runs a test of data parallelism on three ranks and some of tensor parallelism on four, on the CPU device with streams
-# in permuted order, until one of a few orders fails. A line that nobody misses is redundant and should go.
+# and runs a test of data parallelism on three ranks, and some of tensor parallelism and its checkpoints on four, on the CPU
+# device with streams in permuted order, until one of a few orders fails. A line that nobody misses is redundant and should go.
 #
 #   test/remove_events.sh [FILE.cuh ...]      default: the store, tensor parallelism, the collectives, the model, batches
 #                                             and steps
@@ -27,12 +27,14 @@ cp -r model.cuh parallel training $copy/whole
 
 # The tests use fp32 alone.
 build() {
-  make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel
+  make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel \
+    build/cpu/test_tp_checkpoint
 }
 runs_clean() {  # schedule
   (cd $copy && export GPT_CPU_SCHEDULE=$1
    timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_zero -tc='*take turns' > log 2>&1 &&
-   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tensor_parallel -tc='rows are*,the gradients*,*few tokens*' > log 2>&1)
+   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tensor_parallel -tc='rows are*,the gradients*,*few tokens*' > log 2>&1 &&
+   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tp_checkpoint > log 2>&1)
 }
 # Prints the first schedule that fails.
 failing_schedule() {
