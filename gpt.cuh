@@ -107,8 +107,6 @@ class GPT final : public Model {
   Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.seq_len); }
   Sizes largest() const { return sizes(options_.micro_batch, options_.seq_len); }
 
-  VocabularyShard vocabulary() const { return {list_.vocabulary_first(), list_.vocabulary_count()}; }
-
   // What only one rank may add to a sum over the tensor-parallel ranks: the others add zeros.
   const Float* once(const Float* bias) const { return tp_.rank() == 0 ? bias : no_bias_; }
 
@@ -121,7 +119,7 @@ class GPT final : public Model {
     const auto embedding = weights(0, Pass::forward);
     Activations<Float>& a = activations_[size_t(batch.slot)];
     tp_.then_scatter(a.blocks[0].input, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
-      embedding_forward(rows.of(out, s.C), batch.inputs + rows.first, embedding[wte], embedding[wpe], vocabulary(),
+      embedding_forward(rows.of(out, s.C), batch.inputs + rows.first, embedding[wte], embedding[wpe], list_.vocabulary(),
                         tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
     });
     Residual<Float> x = {a.blocks[0].input, nullptr};  // (r,C)
@@ -137,10 +135,7 @@ class GPT final : public Model {
     const TraceScope scope(layer);
     const auto w = weights(layer + 1, Pass::forward);
     block_activations(w, a, x, s);
-    tp_.then_scatter(branch_, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
-      linear_forward(rows.of(out, s.C), rows.of(a.gelu, 4 * s.c), w[down_weight], once(w[down_bias]), rows.count, 4 * s.c,
-                     s.C, stream_);  // (R,C)
-    });
+    row_parallel_forward(branch_, a.gelu, w[down_weight], w[down_bias], 4 * s.c, s);  // (r,C)
     return {a.middle, branch_};
   }
 
@@ -155,15 +150,20 @@ class GPT final : public Model {
                      stream_);                                                                            // (R,3c)
     });
     attention_forward(a.attention, a.lse, a.qkv, B, T, NH, HS, stream_);                                  // (R,c)
-    tp_.then_scatter(branch_, exchange_, R, C, [&](Float* out, Rows rows) {
-      linear_forward(rows.of(out, C), rows.of(a.attention, c), w[projection_weight], once(w[projection_bias]), rows.count,
-                     c, C, stream_);                                                                      // (R,C)
-    });
+    row_parallel_forward(branch_, a.attention, w[projection_weight], w[projection_bias], c, s);           // (r,C)
     residual_layernorm_forward<Float>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, branch_, w[norm2_weight],
                                       w[norm2_bias], r, C, stream_);           // a.middle = a.input + branch_  (r,C)
     tp_.gather_then(norm2_, a.norm2, R, C, [&](const Float* norm2, Rows rows) {
       linear_gelu_forward(rows.of(a.gelu, 4 * c), rows.of(a.up, 4 * c), rows.of(norm2, C), w[up_weight], w[up_bias],
                           rows.count, C, 4 * c, stream_);                                                 // (R,4c)
+    });
+  }
+
+  // The layer whose weight (inputs,C) is split by rows: out (r,C) = this rank's rows of Σ x·weight over the ranks, + bias.
+  // x (R,inputs): this rank's columns.
+  void row_parallel_forward(Float* out, const Float* x, const Float* weight, const Float* bias, int inputs, const Sizes& s) {
+    tp_.then_scatter(out, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
+      linear_forward(rows.of(terms, s.C), rows.of(x, inputs), weight, once(bias), rows.count, inputs, s.C, stream_);
     });
   }
 
@@ -195,11 +195,11 @@ class GPT final : public Model {
       return cross_entropy(logits_, losses_ + rows.first, &sums_->loss, targets, rows.count, options_.shape.vocabulary, Vs,
                            batch.loss_weight, loss_scale, batch.training, stream_);
     RowStatistics* const own = statistics_ + size_t(tp_.rank()) * rows.count;
-    vocabulary_statistics(own, logits_, targets, rows.count, vocabulary(), Vs, stream_);
+    vocabulary_statistics(own, logits_, targets, rows.count, list_.vocabulary(), Vs, stream_);
     tp_.gather_values(&statistics_->maximum, &own->maximum, 3 * size_t(rows.count));
     float* const loss = tp_.rank() == 0 ? &sums_->loss : nullptr;  // of the sum over all ranks one rank's is enough
-    vocabulary_cross_entropy(logits_, losses_ + rows.first, loss, statistics_, tp_.size(), targets, rows.count, vocabulary(),
-                             Vs, batch.loss_weight, loss_scale, batch.training, stream_);
+    vocabulary_cross_entropy(logits_, losses_ + rows.first, loss, statistics_, tp_.size(), targets, rows.count,
+                             list_.vocabulary(), Vs, batch.loss_weight, loss_scale, batch.training, stream_);
   }
 
   int logit_rows() const { return ceil_div(largest().R, options_.logit_chunks); }
@@ -223,8 +223,8 @@ class GPT final : public Model {
     // The head has already written its part of wte's gradient, so that is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, vocabulary(), s.B, s.T, options_.shape.positions,
-                       s.C, d.accumulate, stream_);
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, list_.vocabulary(), s.B, s.T,
+                       options_.shape.positions, s.C, d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 
@@ -253,11 +253,7 @@ class GPT final : public Model {
     });
     const Float* norm2 = tp_.start_gather(norm2_, a.norm2, R, C, recomputed);           // (R,C)
     linear_weight_gradient(d[down_weight], d[down_bias], dout, a.gelu, R, 4 * c, C, d.accumulate, reductions_, stream_);
-    tp_.then_scatter(dnorm2, exchange_, R, C, [&](Float* out, Rows rows) {
-      linear_input_gradient(rows.of(out, C), rows.of(dup, 4 * c), w[up_weight], rows.count, C, 4 * c, stream_);
-    }, [&] {
-      linear_weight_gradient(d[up_weight], d[up_bias], dup, norm2, R, C, 4 * c, d.accumulate, reductions_, stream_);
-    });
+    column_parallel_backward(dnorm2, d[up_weight], d[up_bias], dup, norm2, w[up_weight], 4 * c, d.accumulate, s);
     layernorm_backward(dstream_, d[norm2_weight], d[norm2_bias], dnorm2, a.middle, w[norm2_weight], a.mean2, a.rstd2, r, C,
                        d.accumulate, reductions_, stream_);
 
@@ -268,14 +264,21 @@ class GPT final : public Model {
     linear_weight_gradient(d[projection_weight], d[projection_bias], dout, a.attention, R, c, C, d.accumulate, reductions_,
                            stream_);
     attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
-    tp_.then_scatter(dnorm1, exchange_, R, C, [&](Float* out, Rows rows) {
-      linear_input_gradient(rows.of(out, C), rows.of(dqkv, 3 * c), w[qkv_weight], rows.count, C, 3 * c, stream_);
-    }, [&] {
-      linear_weight_gradient(d[qkv_weight], d[qkv_bias], dqkv, norm1, R, C, 3 * c, d.accumulate, reductions_, stream_);
-    });
+    column_parallel_backward(dnorm1, d[qkv_weight], d[qkv_bias], dqkv, norm1, w[qkv_weight], 3 * c, d.accumulate, s);
     layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, r, C,
                        d.accumulate, reductions_, stream_);
     store_.gradients_ready(layer + 1);
+  }
+
+  // Backward of the layer whose weight (C,outputs) is split by columns. dout (R,outputs): of this rank's columns; x (R,C):
+  // all rows of the layer's input. dx (r,C) = this rank's rows of Σ dout·weightᵀ over the ranks.
+  void column_parallel_backward(Float* dx, float* dweight, float* dbias, const Float* dout, const Float* x,
+                                const Float* weight, int outputs, bool accumulate, const Sizes& s) {
+    tp_.then_scatter(dx, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
+      linear_input_gradient(rows.of(terms, s.C), rows.of(dout, outputs), weight, rows.count, s.C, outputs, stream_);
+    }, [&] {
+      linear_weight_gradient(dweight, dbias, dout, x, s.R, s.C, outputs, accumulate, reductions_, stream_);
+    });
   }
 
   // ---- parameters

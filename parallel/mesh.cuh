@@ -157,8 +157,9 @@ class Mesh {
   }
 
   std::unique_ptr<Communicator> group(const char* name, NcclComm comm, cudaStream_t stream) {
+    const bool is_connected = world_ && comm == comm_;
     auto communicator = std::make_unique<Communicator>(name, std::move(comm), stream, *recorder_);
-    connect(*communicator);
+    if (!is_connected) connect(*communicator);
     return communicator;
   }
 

@@ -110,9 +110,11 @@ class TensorList {
     const int share = (shape_.vocabulary + tp_ - 1) / tp_;
     return (share + 127) / 128 * 128;
   }
-  // The tokens whose rows of wte this rank has: [first, first + count). The last ranks may have none.
-  int vocabulary_first() const { return std::min(tp_rank_ * vocabulary_rows(), shape_.vocabulary); }
-  int vocabulary_count() const { return std::min(vocabulary_rows(), shape_.vocabulary - vocabulary_first()); }
+  // The tokens whose rows of wte this rank has. The last ranks may have none.
+  VocabularyShard vocabulary() const {
+    const int rows = vocabulary_rows(), first = std::min(tp_rank_ * rows, shape_.vocabulary);
+    return {first, std::min(rows, shape_.vocabulary - first)};
+  }
 
   const ModelShape& shape() const { return shape_; }
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
@@ -124,11 +126,7 @@ class TensorList {
       if (tensor.name == name) return tensor;
     throw std::out_of_range("the model has no tensor " + name);
   }
-  size_t padded_count() const { return padded_count_; }  // elements of the whole model in memory
-  size_t parameters() const { return parameters_; }      // Ψ: padding excluded
-
-  // The tensor's offset from the start of the model, in elements.
-  size_t offset(const TensorDescriptor& tensor) const { return units_[tensor.unit].offset + tensor.offset; }
+  size_t parameters() const { return parameters_; }  // Ψ: padding excluded
 
   // Standard deviation of a tensor's initial values (GPT-2: residual projections scaled by 1/√(2L)).
   float standard_deviation(const TensorDescriptor& tensor) const {
@@ -154,8 +152,8 @@ class TensorList {
     size_t inner = 1;  // elements of one index of the axis
     for (size_t axis = size_t(split.axis) + 1; axis < tensor.shape.size(); ++axis) inner *= tensor.shape[axis];
     if (is_vocabulary) {
-      tensor.local = size_t(vocabulary_count()) * inner;
-      tensor.part.first = size_t(vocabulary_first()) * inner;
+      tensor.local = size_t(vocabulary().rows) * inner;
+      tensor.part.first = size_t(vocabulary().first) * inner;
       return;
     }
     const size_t block = tensor.shape[size_t(split.axis)] / size_t(split.blocks) * inner, width = block / size_t(tp_);

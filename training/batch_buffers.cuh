@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/embedding.cuh"
@@ -42,9 +43,8 @@ class BatchBuffers {
     current_ = (current_ + 1) % buffers_.size();
     Buffer& buffer = buffers_[current_];
     CUDA_CHECK(cudaEventSynchronize(buffer.copied));  // the last batch in this pinned buffer has left it
-    std::fill_n(buffer.host, 2 * rows, 0);
-    std::copy_n(inputs, tokens, buffer.host);
-    std::copy_n(targets ? targets : inputs, tokens, buffer.host + rows);
+    for (const auto& [from, to] : {std::pair(inputs, buffer.host), std::pair(targets ? targets : inputs, buffer.host + rows)})
+      std::fill_n(std::copy_n(from, tokens, to), rows - tokens, 0);
     sort_by_token(buffer.host, int(rows), buffer.host + 2 * rows);
     // Whoever used this buffer had been issued before the batch before this one was sent.
     CUDA_CHECK(cudaStreamWaitEvent(copies_, issued_[turn_ ^ 1]));
