@@ -77,7 +77,7 @@ int train(Job& job) {
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
   if (o.train_minutes > 0 && !checkpoint) end_job_on_error(control, [&] { choose_steps(state, batches); });
-  const std::vector<Action> schedule = one_at_a_time(batches.micro_batches());
+  const Actions schedule = make_schedule("1f1b", {}, batches.micro_batches());
   Guard& guard = state.guard;
   const size_t steps = o.schedule.steps;     // steps of the whole run
   const size_t& step = state.progress.step;  // steps done: the one that begins is number step + 1

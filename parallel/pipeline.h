@@ -1,30 +1,197 @@
-// Schedules: what a rank does in a step, and in which order. A schedule is a list of actions, which one loop executes
-// (train_gpt.cu). So far a rank has all layers, and a micro-batch's backward follows its forward.
+// Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the other;
+// each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
+// (train_gpt.cu). For A micro-batches on stage r of p, F being the time of a stage's forward, B of its backward, of which I
+// goes into the gradients of inputs and W into those of weights:
+//
+//   schedule                                                      bubble         micro-batches kept (v chunks: in one chunk)
+//   gpipe        Huang et al., 2018, arXiv:1811.06965             (p-1)(F+B)     A
+//   1f1b         Narayanan et al., 2018 and 2021, 1806.03377      (p-1)(F+B)     min(A, p-r)
+//   interleaved  Narayanan et al., 2021, 2104.04473, v chunks     (p-1)(F+B)/v   min(vA, 2(p-1-r) + (v-1)p + 1)
+//   zb           ZB-H1 of Qi et al., 2023, 2401.10241             (p-1)(F+I-W)   min(A, p)
+//
+// The bubble is how long each stage is idle in a step, which takes A(F+B) and the bubble. That of zb is so for A >= p and
+// W <= min(F, I). parallel/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them to this table.
+//
+// Under every schedule the backwards of a chunk, and their halves, come in the order of micro-batches 0 ... A-1. That is
+// the order in which gradients are summed up, so their bits are those of one rank.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
-enum class Work { forward, backward };
+#include "parallel/model_shape.h"
+#include "processes/error.h"
+
+enum class Work { forward, backward, input, weight };  // zb halves backward: gradients of inputs, then those of weights
+enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient to the previous
 
 struct Action {
   Work work;
   int micro_batch;  // its number among this rank's micro-batches of the step
-  int slot = 0;     // where the model keeps the micro-batch's activations between forward and backward
+  int chunk = 0;    // which of this stage's chunks
+  int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
+  Message receives = Message::none, sends = Message::none;
+  Message next_receives = Message::none;  // what the action after it receives: this is posted before this action computes
+  bool operator==(const Action&) const = default;
+};
+using Actions = std::vector<Action>;
+
+// Chunk c of this stage is chunk c·stages + number of the model. So what comes after the last stage is stage 0 again, with
+// its next chunk.
+struct Stage {
+  int stages = 1, number = 0, chunks = 1;
+
+  int in_model(int chunk) const { return chunk * stages + number; }
+  bool is_first(int chunk) const { return in_model(chunk) == 0; }
+  bool is_last(int chunk) const { return in_model(chunk) == stages * chunks - 1; }
 };
 
-// F0 B0 F1 B1 ...: one slot is enough.
-inline std::vector<Action> one_at_a_time(int micro_batches) {
-  std::vector<Action> actions;
-  for (int i = 0; i < micro_batches; ++i) {
-    actions.push_back({Work::forward, i});
-    actions.push_back({Work::backward, i});
+// ---- the schedules: what is done in which order
+
+// Forward of all micro-batches. As many as there are stages pass the first chunk, then the second, ..., then come others.
+inline Actions forward_order(const Stage& stage, int micro_batches) {
+  Actions actions;
+  for (int begin = 0; begin < micro_batches; begin += stage.stages)
+    for (int chunk = 0; chunk < stage.chunks; ++chunk)
+      for (int i = begin; i < std::min(begin + stage.stages, micro_batches); ++i)
+        actions.push_back({Work::forward, i, chunk});
+  return actions;
+}
+
+struct Delayed {
+  Work work;
+  int turns;
+};
+
+// In each turn a stage does every one of these works once: forward of the next in the order above, and the others as many
+// turns after forward as they are delayed. They take the chunks the other way round.
+inline Actions in_turns(const Stage& stage, int micro_batches, const std::vector<Delayed>& works) {
+  const Actions order = forward_order(stage, micro_batches);
+  const int count = int(order.size()), longest = std::ranges::max(works, {}, &Delayed::turns).turns;
+  Actions actions;
+  for (int turn = 0; turn < count + longest; ++turn)
+    for (const auto& [work, turns] : works) {
+      if (turn < turns || turn >= turns + count) continue;
+      const Action& forward = order[size_t(turn - turns)];
+      actions.push_back({work, forward.micro_batch, work == Work::forward ? forward.chunk : stage.chunks - 1 - forward.chunk});
+    }
+  return actions;
+}
+
+// F0 B0 F1 B1 ...
+inline Actions one_at_a_time(const Stage& stage, int micro_batches) {
+  return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, 0}});
+}
+
+// All forwards, then all backwards.
+inline Actions gpipe(const Stage& stage, int micro_batches) {
+  return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, micro_batches}});
+}
+
+// A backward as soon as its gradient can be there. Until then micro-batch 0 passes p-1-r stages, and this one computes as
+// many other forwards.
+inline Actions one_forward_one_backward(const Stage& stage, int micro_batches) {
+  const int later_stages = stage.stages - 1 - stage.number;
+  return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, later_stages}});
+}
+
+// The same in smaller chunks, so that each stage waits less for its first. The first backward waits until micro-batch 0 has
+// passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
+inline Actions interleaved(const Stage& stage, int micro_batches) {
+  const int later_stages = stage.stages - 1 - stage.number;
+  return in_turns(stage, micro_batches,
+                  {{Work::forward, 0}, {Work::backward, 2 * later_stages + (stage.chunks - 1) * stage.stages}});
+}
+
+// 1f1b, where the gradients of weights, for which no other stage waits, fill what would be idle at the end.
+inline Actions zero_bubble(const Stage& stage, int micro_batches) {
+  const int later_stages = stage.stages - 1 - stage.number;
+  return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::input, later_stages}, {Work::weight, stage.stages - 1}});
+}
+
+inline const std::map<std::string, Actions (*)(const Stage&, int)> pipeline_schedules = {
+    {"gpipe", gpipe}, {"1f1b", one_forward_one_backward}, {"interleaved", interleaved}, {"zb", zero_bubble}};
+
+// ---- what follows from the order
+
+// The neighbours' messages. The first chunk of the model has the tokens, the last one the loss: they need none.
+inline Actions with_messages(Actions actions, const Stage& stage) {
+  for (Action& a : actions) {
+    const bool forward = a.work == Work::forward, first = stage.is_first(a.chunk), last = stage.is_last(a.chunk);
+    if (a.work == Work::weight) continue;
+    if (!(forward ? first : last)) a.receives = forward ? Message::activation : Message::gradient;
+    if (!(forward ? last : first)) a.sends = forward ? Message::activation : Message::gradient;
+  }
+  for (size_t i = 0; i + 1 < actions.size(); ++i) actions[i].next_receives = actions[i + 1].receives;
+  return actions;
+}
+
+// Forward takes the lowest free slot, which is free again after backward or weight.
+inline Actions with_slots(Actions actions) {
+  std::vector<bool> taken;
+  std::map<std::pair<int, int>, int> slots;  // by micro-batch and chunk
+  for (Action& a : actions) {
+    int& slot = slots[{a.micro_batch, a.chunk}];
+    if (a.work == Work::forward) slot = int(std::ranges::find(taken, false) - taken.begin());
+    if (size_t(slot) == taken.size()) taken.push_back(false);
+    taken[size_t(slot)] = a.work == Work::forward || a.work == Work::input;
+    a.slot = slot;
   }
   return actions;
 }
 
-// F0 F1 ..., for validation.
-inline std::vector<Action> forwards(int micro_batches) {
-  std::vector<Action> actions;
-  for (int i = 0; i < micro_batches; ++i) actions.push_back({Work::forward, i});
-  return actions;
+// ---- what the model asks for
+
+// The actions of a step. With one stage that has all layers, any schedule is F0 B0 F1 B1 ...
+inline Actions make_schedule(const std::string& kind, const Stage& stage, int micro_batches) {
+  const auto schedule = pipeline_schedules.find(kind);
+  if (schedule == pipeline_schedules.end()) fail("there is no pipeline schedule ", excerpt(kind));
+  if (kind == "interleaved" && micro_batches % stage.stages != 0)
+    fail("interleaved: ", micro_batches, " micro-batches are no multiple of ", stage.stages, " stages");
+  if (kind != "interleaved" && stage.chunks > 1) fail(kind, ": a stage has one chunk, not ", stage.chunks);
+  const bool alone = stage.stages == 1 && stage.chunks == 1;
+  const Actions order = alone ? one_at_a_time(stage, micro_batches) : schedule->second(stage, micro_batches);
+  return with_messages(with_slots(order), stage);
+}
+
+// The actions of validation, for any number of micro-batches. Nothing is kept: slot 0 does for all.
+inline Actions forwards(const Stage& stage, int micro_batches) {
+  return with_messages(forward_order(stage, micro_batches), stage);
+}
+
+// How many slots a schedule needs.
+inline int slots_of(const Actions& actions) {
+  return actions.empty() ? 0 : std::ranges::max(actions, {}, &Action::slot).slot + 1;
+}
+
+// ---- which layers
+
+struct Layers {
+  int first, count;
+};
+
+// Deals the layers out to the chunks of the model, at least one to each, such that the slowest chunk is as fast as can be.
+// The head takes as long as V/(12C) layers, so the last chunk gets fewer. The others differ by at most one layer; the
+// early ones get fewer, because the first stages keep the most micro-batches.
+inline std::vector<Layers> deal_layers(const ModelShape& shape, int chunks) {
+  if (chunks > shape.layers) fail(shape.layers, " layers are too few for ", chunks, " chunks");
+  const double head = shape.vocabulary / (12.0 * shape.channels);
+  const int others = chunks - 1;
+  int before = 0;  // how many layers the others have together
+  double shortest = INFINITY;
+  for (int layers = others; others > 0 && layers < shape.layers; ++layers) {
+    const double longest = std::max(std::ceil(double(layers) / others), shape.layers - layers + head);
+    if (longest < shortest) shortest = longest, before = layers;
+  }
+  std::vector<Layers> dealt;
+  for (int i = 0; i <= others; ++i) {
+    const int first = others > 0 ? i * before / others : 0;
+    const int end = i < others ? (i + 1) * before / others : shape.layers;
+    dealt.push_back({first, end - first});
+  }
+  return dealt;
 }

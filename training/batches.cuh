@@ -112,7 +112,7 @@ inline double validation_loss(Model& model, Batches& batches, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     model.begin_sums();
     Batches::Samples samples = batches.of_validation(i);
-    for (const Action& action : forwards(batches.micro_batches())) model.forward(samples.batch(action));
+    for (const Action& action : forwards({}, batches.micro_batches())) model.forward(samples.batch(action));
     sum += model.loss();
   }
   Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch

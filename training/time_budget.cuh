@@ -20,7 +20,7 @@ inline void choose_steps(TrainingState& state, Batches& batches) {
     const Clock::time_point start = Clock::now();
     model.begin_sums();
     Batches::Samples samples = batches.of_step({step});
-    for (const Action& action : one_at_a_time(batches.micro_batches())) {
+    for (const Action& action : make_schedule("1f1b", {}, batches.micro_batches())) {
       if (action.work == Work::forward) model.forward(samples.batch(action));
       else model.backward(samples.batch(action));
     }
