@@ -13,6 +13,9 @@
 // rest by rows. With one rank r = R, c = C, Vs is V rounded up to a multiple of 128, and tp_ only calls the product that it
 // is given.
 //
+// p pipeline stages may split the layers between them: a pass computes one chunk of layers, which begins with what the stage
+// before has sent, or with the embedding, and ends by sending to the stage after, or with the head (parallel/pipeline.h).
+//
 // The LayerNorm after a residual addition does that addition, too (kernels/layernorm.cuh): it reads both terms of the
 // sum, and writes the sum beside its own result. So the residual stream is passed from block to block as two tensors
 // that are not added yet: Residual.
@@ -29,7 +32,9 @@
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear.cuh"
+#include "kernels/residual.cuh"
 #include "kernels/vocabulary_cross_entropy.cuh"
+#include "parallel/stage_links.cuh"
 #include "parallel/tensor_parallel.cuh"
 #include "parallel/zero.cuh"
 
@@ -40,22 +45,24 @@ struct Residual {
   const Float* branch;  // (r,C)  output of the last attention or MLP, to be added to `stream`; null: nothing to add
 };
 
-// What a block keeps between forward and backward.
+// What a block keeps between forward and backward. If a pass for the weights' gradients follows (Work::weight), backward
+// leaves it the gradients that it needs in the place of four activations that nobody needs any more.
 template <class Float>
 struct BlockActivations {
-  Float* input;      // (r,C)    the residual stream that enters the block
+  Float* input;      // (r,C)    the residual stream that enters the block   then dout of projection
   Float* norm1;      // (r,C)
-  Float* qkv;        // (R,3c)
+  Float* qkv;        // (R,3c)                                               then dqkv
   Float* attention;  // (R,c)
-  Float* middle;     // (r,C)    the residual stream after attention
+  Float* middle;     // (r,C)    the residual stream after attention         then dout of down
   Float* norm2;      // (r,C)
-  Float* up;         // (R,4c)   before gelu
+  Float* up;         // (R,4c)   before gelu                                 then dup
   Float* gelu;       // (R,4c)
   float *mean1, *rstd1, *mean2, *rstd2;  // (r) each
   float* lse;        // (B,NH/N,T) log-sum-exp of the attention scores
 };
 
-// What the model keeps of one micro-batch between forward and backward.
+// What the model keeps of one micro-batch and one chunk of layers between forward and backward. The final norm's are used
+// in the last chunk only.
 template <class Float>
 struct Activations {
   std::vector<BlockActivations<Float>> blocks;
@@ -73,7 +80,7 @@ class GPT final : public Model {
  public:
   GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream) {
+        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
@@ -81,6 +88,7 @@ class GPT final : public Model {
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
+    if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
@@ -98,6 +106,7 @@ class GPT final : public Model {
   // is allocated. In sampling B·T need not be a multiple of N: then R is B·T rounded up.
   struct Sizes {
     int B, T, R, r, C, c, NH, HS, Vs;
+    size_t elements() const { return size_t(r) * size_t(C); }  // of this rank's rows of the residual stream
   };
   Sizes sizes(int batch_size, int seq_len) const {
     const ModelShape& s = options_.shape;
@@ -106,6 +115,11 @@ class GPT final : public Model {
   }
   Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.seq_len); }
   Sizes largest() const { return sizes(options_.micro_batch, options_.seq_len); }
+
+  bool is_pipeline() const { return mesh_.shape().pp > 1; }
+  const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
+  bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
+  Activations<Float>& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
   // What only one rank may add to a sum over the tensor-parallel ranks: the others add zeros.
   const Float* once(const Float* bias) const { return tp_.rank() == 0 ? bias : no_bias_; }
@@ -116,18 +130,29 @@ class GPT final : public Model {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
     const Sizes s = sizes(batch);
-    const auto embedding = weights(0, Pass::forward);
-    Activations<Float>& a = activations_[size_t(batch.slot)];
-    tp_.then_scatter(a.blocks[0].input, exchange_, s.R, s.C, [&](Float* out, Rows rows) {
-      embedding_forward(rows.of(out, s.C), batch.inputs + rows.first, embedding[wte], embedding[wpe], list_.vocabulary(),
-                        tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
-    });
-    Residual<Float> x = {a.blocks[0].input, nullptr};  // (r,C)
-    for (int layer = 0; layer < options_.shape.layers; ++layer) x = block_forward(layer, a.blocks[size_t(layer)], x, s);
-    const auto norm = weights(final_norm_unit(), Pass::forward);
+    const Layers& chunk = chunk_of(batch);
+    Activations<Float>& a = activations_of(batch);
+    links_.post(batch.action, s.elements());
+    if (chunk.first == 0) embedding(batch, a.blocks[0].input, s);                       // (r,C)
+    else std::swap(a.blocks[0].input, links_.received(Message::activation));            // (r,C)
+    Residual<Float> x = {a.blocks[0].input, nullptr};                                   // (r,C)
+    for (int i = 0; i < chunk.count; ++i) x = block_forward(chunk.first + i, a.blocks[size_t(i)], x, s);
+    if (!is_last(chunk)) {
+      residual_forward(links_.to_send(Message::activation), x.stream, x.branch, s.r, s.C, stream_);  // (r,C)
+      return links_.send(Message::activation, s.elements());
+    }
+    const auto norm = weights(list_.final_norm_unit(), Pass::forward);
     residual_layernorm_forward(a.final_norm, a.final_input, a.final_mean, a.final_rstd, x.stream, x.branch,
                                norm[final_norm_weight], norm[final_norm_bias], s.r, s.C, stream_);  // (r,C)
     if (!batch.training && batch.loss_weight > 0) head(batch);
+  }
+
+  void embedding(const Batch& batch, Float* out, const Sizes& s) {
+    const auto w = weights(0, Pass::forward);
+    tp_.then_scatter(out, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
+      embedding_forward(rows.of(terms, s.C), batch.inputs + rows.first, w[wte], w[wpe], list_.vocabulary(), tp_.rank() == 0,
+                        rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
+    });
   }
 
   // Returns the residual stream after the block.
@@ -172,7 +197,7 @@ class GPT final : public Model {
   void head(const Batch& batch) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(batch);
     const Float* table = weights(0, Pass::backward)[wte];  // (Vs,C)  the pass that fetches no other unit after this one
-    const Float* all = tp_.gather(norm1_, activations_[size_t(batch.slot)].final_norm, R, C);  // (R,C)
+    const Float* all = tp_.gather(norm1_, activations_of(batch).final_norm, R, C);  // (R,C)
     Float* const dall = tp_.size() == 1 ? dfinal_norm_ : exchange_;                             // (R,C)
     for (int begin = 0; begin < R; begin += logit_rows()) {
       const Rows rows = {begin, std::min(logit_rows(), R - begin)};
@@ -204,22 +229,39 @@ class GPT final : public Model {
 
   int logit_rows() const { return ceil_div(largest().R, options_.logit_chunks); }
 
-  // ---- backward: dX is the gradient of the loss with respect to X. Those of weights are summed over micro-batches.
+  // ---- backward: dX is the gradient of the loss with respect to X. Those of weights are summed over micro-batches. In
+  // Work::input those of the blocks' matrices are left to weight_pass().
 
   void backward_pass(const Batch& batch) override {
     const Sizes s = sizes(batch);
-    const Activations<Float>& a = activations_[size_t(batch.slot)];
-    head(batch);
-    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, size_t(s.r) * s.C * sizeof(Float), stream_));
-    final_norm_backward(a, s);
-    for (int layer = options_.shape.layers - 1; layer >= 0; --layer) {
+    const Layers& chunk = chunk_of(batch);
+    Activations<Float>& a = activations_of(batch);
+    links_.post(batch.action, s.elements());
+    if (is_last(chunk)) {
+      clear_embedding_gradients(batch);
+      head(batch);
+      CUDA_CHECK(cudaMemsetAsync(dstream_, 0, s.elements() * sizeof(Float), stream_));
+      final_norm_backward(a, s);
+      if (!list_.is_first_stage()) store_.gradients_ready(0);
+    } else {
+      std::swap(dstream_, links_.received(Message::gradient));  // (r,C)
+    }
+    for (int i = chunk.count - 1; i >= 0; --i) {
+      const int layer = chunk.first + i;
       const TraceScope scope(layer);
       const auto w = weights(layer + 1, Pass::backward);
-      const BlockActivations<Float>& block = a.blocks[size_t(layer)];
+      BlockActivations<Float>& block = a.blocks[size_t(i)];
       if (options_.recompute == Recompute::block) block_activations(w, block, {block.input, nullptr}, s);
       if (options_.recompute == Recompute::gelu) gelu_forward(block.gelu, block.up, s.R, 4 * s.c, stream_);
-      block_backward(layer, w, block, s);
+      block_backward(layer, w, block, s, batch.action.work);
     }
+    if (chunk.first == 0) return embedding_backward_pass(batch, s);
+    std::swap(dstream_, links_.to_send(Message::gradient));
+    links_.send(Message::gradient, s.elements());
+  }
+
+  void embedding_backward_pass(const Batch& batch, const Sizes& s) {
+    if (!list_.is_last_stage()) clear_embedding_gradients(batch);
     // The head has already written its part of wte's gradient, so that is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
@@ -228,8 +270,14 @@ class GPT final : public Model {
     store_.gradients_ready(0);
   }
 
+  // Of the embedding's gradients a pipeline's first stage computes one part and its last stage another: the rest is zero.
+  void clear_embedding_gradients(const Batch& batch) {
+    if (!is_pipeline() || !batch.first) return;
+    CUDA_CHECK(cudaMemsetAsync(gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
+  }
+
   void final_norm_backward(const Activations<Float>& a, const Sizes& s) {
-    const int unit = final_norm_unit();
+    const int unit = list_.final_norm_unit();
     const UnitGradients d = gradients(unit);
     layernorm_backward(dstream_, d[final_norm_weight], d[final_norm_bias], dfinal_norm_, a.final_input,
                        weights(unit, Pass::backward)[final_norm_weight], a.final_mean, a.final_rstd, s.r, s.C, d.accumulate,
@@ -240,45 +288,85 @@ class GPT final : public Model {
   // At first dstream_ holds the gradient with respect to the residual stream after the block, in the end the one with
   // respect to the stream before the block. The backward of each LayerNorm adds to it, because the LayerNorm's input is
   // the stream. Gradients that are never needed at the same time share memory.
-  void block_backward(int layer, const UnitTensors<const Float>& w, const BlockActivations<Float>& a, const Sizes& s) {
+  void block_backward(int layer, const UnitTensors<const Float>& w, BlockActivations<Float>& a, const Sizes& s, Work work) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
     const UnitGradients d = gradients(layer + 1);
-    const bool recomputed = options_.recompute == Recompute::block;  // then norm1_ and norm2_ still hold all rows
-    Float *const dup = dwide_, *const dqkv = dwide_;                                    // (R,4c) (R,3c)
+    const bool with_weights = work != Work::input;
+    const bool gathered = options_.recompute == Recompute::block || !with_weights;  // norm1_ and norm2_ still hold all rows
+    const auto weight_gradient = [&](int weight, int bias, const Float* dout, const Float* x, int inputs, int outputs) {
+      if (with_weights) linear_weight_gradient(d, weight, bias, dout, x, inputs, outputs, s);
+    };
+    Float *const dup = dwide_, *const dqkv = dqkv_;                                     // (R,4c) (R,3c)
     Float *const dnorm2 = dnarrow_, *const dattention = dnarrow_, *const dnorm1 = dnarrow_;  // (r,C) (R,c) (r,C)
 
     const Float* dout = tp_.gather_then(exchange_, dstream_, R, C, [&](const Float* dout, Rows rows) {
       linear_gelu_gradient(rows.of(dup, 4 * c), rows.of(dout, C), w[down_weight], rows.of(a.up, 4 * c), rows.count, 4 * c, C,
                            stream_);
     });
-    const Float* norm2 = tp_.start_gather(norm2_, a.norm2, R, C, recomputed);           // (R,C)
-    linear_weight_gradient(d[down_weight], d[down_bias], dout, a.gelu, R, 4 * c, C, d.accumulate, reductions_, stream_);
-    column_parallel_backward(dnorm2, d[up_weight], d[up_bias], dup, norm2, w[up_weight], 4 * c, d.accumulate, s);
+    const Float* norm2 = tp_.start_gather(norm2_, a.norm2, R, C, gathered);             // (R,C)
+    weight_gradient(down_weight, down_bias, dout, a.gelu, 4 * c, C);
+    column_parallel_backward(dnorm2, dup, w[up_weight], 4 * c, s,
+                             [&] { weight_gradient(up_weight, up_bias, dup, norm2, C, 4 * c); });
+    if (!with_weights) keep_dstream(0, s);
     layernorm_backward(dstream_, d[norm2_weight], d[norm2_bias], dnorm2, a.middle, w[norm2_weight], a.mean2, a.rstd2, r, C,
                        d.accumulate, reductions_, stream_);
 
     dout = tp_.gather_then(exchange_, dstream_, R, C, [&](const Float* dout, Rows rows) {
       linear_input_gradient(rows.of(dattention, c), rows.of(dout, C), w[projection_weight], rows.count, c, C, stream_);
     });
-    const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, recomputed);           // (R,C)
-    linear_weight_gradient(d[projection_weight], d[projection_bias], dout, a.attention, R, c, C, d.accumulate, reductions_,
-                           stream_);
+    const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, gathered);             // (R,C)
+    weight_gradient(projection_weight, projection_bias, dout, a.attention, c, C);
     attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
-    column_parallel_backward(dnorm1, d[qkv_weight], d[qkv_bias], dqkv, norm1, w[qkv_weight], 3 * c, d.accumulate, s);
+    column_parallel_backward(dnorm1, dqkv, w[qkv_weight], 3 * c, s,
+                             [&] { weight_gradient(qkv_weight, qkv_bias, dqkv, norm1, C, 3 * c); });
+    if (!with_weights) keep_dstream(1, s);
     layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, r, C,
                        d.accumulate, reductions_, stream_);
-    store_.gradients_ready(layer + 1);
+    if (with_weights) return store_.gradients_ready(layer + 1);
+    std::swap(a.middle, kept_[0]);
+    std::swap(a.input, kept_[1]);
+    std::swap(a.up, dwide_);
+    std::swap(a.qkv, dqkv_);
   }
 
-  // Backward of the layer whose weight (C,outputs) is split by columns. dout (R,outputs): of this rank's columns; x (R,C):
-  // all rows of the layer's input. dx (r,C) = this rank's rows of Σ dout·weightᵀ over the ranks.
-  void column_parallel_backward(Float* dx, float* dweight, float* dbias, const Float* dout, const Float* x,
-                                const Float* weight, int outputs, bool accumulate, const Sizes& s) {
+  // The gradients of the matrices, which the pass of Work::input has left out.
+  void weight_pass(const Batch& batch) override {
+    const Sizes s = sizes(batch);
+    const Layers& chunk = chunk_of(batch);
+    for (int i = chunk.count - 1; i >= 0; --i) {
+      const int layer = chunk.first + i, R = s.R, C = s.C, c = s.c;
+      const TraceScope scope(layer);
+      const UnitGradients d = gradients(layer + 1);
+      const BlockActivations<Float>& a = activations_of(batch).blocks[size_t(i)];
+      const Float *down_dout = a.middle, *projection_dout = a.input, *dup = a.up, *dqkv = a.qkv;
+      linear_weight_gradient(d, down_weight, down_bias, tp_.gather(exchange_, down_dout, R, C), a.gelu, 4 * c, C, s);
+      linear_weight_gradient(d, up_weight, up_bias, dup, tp_.gather(norm2_, a.norm2, R, C), C, 4 * c, s);
+      linear_weight_gradient(d, projection_weight, projection_bias, tp_.gather(exchange_, projection_dout, R, C), a.attention,
+                             c, C, s);
+      linear_weight_gradient(d, qkv_weight, qkv_bias, dqkv, tp_.gather(norm1_, a.norm1, R, C), C, 3 * c, s);
+      store_.gradients_ready(layer + 1);
+    }
+  }
+
+  // For weight_pass(), as the next LayerNorm adds to dstream_.
+  void keep_dstream(int number, const Sizes& s) {
+    CUDA_CHECK(cudaMemcpyAsync(kept_[number], dstream_, s.elements() * sizeof(Float), cudaMemcpyDeviceToDevice, stream_));
+  }
+
+  // The gradients of a weight (inputs,outputs) and its bias. dout (R,outputs), x (R,inputs).
+  void linear_weight_gradient(const UnitGradients& d, int weight, int bias, const Float* dout, const Float* x, int inputs,
+                              int outputs, const Sizes& s) {
+    ::linear_weight_gradient(d[weight], d[bias], dout, x, s.R, inputs, outputs, d.accumulate, reductions_, stream_);
+  }
+
+  // Backward of the layer whose weight (C,outputs) is split by columns: dx (r,C) = this rank's rows of Σ dout·weightᵀ over
+  // the ranks. dout (R,outputs): of this rank's columns. meanwhile() is issued while the sums travel.
+  template <class Meanwhile>
+  void column_parallel_backward(Float* dx, const Float* dout, const Float* weight, int outputs, const Sizes& s,
+                                Meanwhile meanwhile) {
     tp_.then_scatter(dx, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
       linear_input_gradient(rows.of(terms, s.C), rows.of(dout, outputs), weight, rows.count, s.C, outputs, stream_);
-    }, [&] {
-      linear_weight_gradient(dweight, dbias, dout, x, s.R, s.C, outputs, accumulate, reductions_, stream_);
-    });
+    }, meanwhile);
   }
 
   // ---- parameters
@@ -288,23 +376,25 @@ class GPT final : public Model {
     const auto [data, accumulate] = store_.gradients(unit);
     return {{data, list_.tensors_of(unit)}, accumulate};
   }
-  int final_norm_unit() const { return options_.shape.layers + 1; }
 
   // ---- logits for the host
 
   std::vector<float> logits(int first, int count) override {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(last_);
-    const Float* table = weights(0, Pass::backward)[wte];
-    const Float* x = tp_.gather(norm1_, activations_[size_t(last_.slot)].final_norm, R, C);  // (R,C)
-    const size_t V = size_t(options_.shape.vocabulary);
+    const bool has_head = list_.is_last_stage();
+    const Float* table = has_head ? weights(0, Pass::backward)[wte] : nullptr;
+    const Float* x = has_head ? tp_.gather(norm1_, activations_of(last_).final_norm, R, C) : nullptr;  // (R,C)
+    const size_t V = size_t(options_.shape.vocabulary), all_shards = size_t(tp_.size()) * size_t(Vs);
     std::vector<float> all;
     std::vector<Float> row(V);
     for (int begin = first; begin < first + count; begin += logit_rows()) {
       const int rows = std::min(logit_rows(), first + count - begin);
-      head_forward(logits_, x + size_t(begin) * C, table, rows, C, Vs, stream_);
+      if (has_head) head_forward(logits_, x + size_t(begin) * C, table, rows, C, Vs, stream_);
       for (int i = 0; i < rows; ++i) {
         // The shards of all ranks, one after another. Padding comes last.
-        const Float* whole = tp_.gather_values(logit_row_, logits_ + size_t(i) * Vs, size_t(Vs));  // (N·Vs)
+        Float* whole = logit_row_;  // (N·Vs)
+        if (has_head) whole = tp_.gather_values(logit_row_, logits_ + size_t(i) * Vs, size_t(Vs));
+        if (is_pipeline()) tell_all(whole, all_shards);
         copy_and_wait(row.data(), whole, V, cudaMemcpyDeviceToHost, stream_);
         std::transform(row.begin(), row.begin() + long(V), std::back_inserter(all), [](Float x) { return to_float(x); });
       }
@@ -312,16 +402,27 @@ class GPT final : public Model {
     return all;
   }
 
+  // What the first rank of the last stage has becomes what all ranks have.
+  void tell_all(Float* values, size_t count) {
+    Communicator& world = mesh_.world();
+    world.after(stream_);
+    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp);
+    world.wait_for_all(stream_);
+  }
+
   // ---- memory
 
-  // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches.
+  // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as this
+  // rank's largest chunk.
   void lay_out_activations(Arena& arena) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
     const size_t rows = size_t(R), own = size_t(r);
     const Recompute recompute = options_.recompute;
+    int layers = 0;
+    for (const Layers& chunk : list_.chunks()) layers = std::max(layers, chunk.count);
     activations_.resize(size_t(options_.slots));
     for (Activations<Float>& slot : activations_) {
-      slot.blocks.resize(size_t(options_.shape.layers));
+      slot.blocks.resize(size_t(layers));
       for (BlockActivations<Float>& a : slot.blocks) {
         const BlockActivations<Float>& first = activations_[0].blocks[0];
         const bool is_first = &a == &first;
@@ -340,9 +441,11 @@ class GPT final : public Model {
         }
         a.input = arena.take<Float>(own * C);
       }
+      if (!list_.is_last_stage()) continue;
       for (Float** tensor : {&slot.final_input, &slot.final_norm}) *tensor = arena.take<Float>(own * C);
       for (float** statistic : {&slot.final_mean, &slot.final_rstd}) *statistic = arena.take<float>(own);
     }
+    if (!list_.is_last_stage()) return;
     logits_ = arena.take<Float>(size_t(logit_rows()) * Vs);
     losses_ = arena.take<float>(rows);
   }
@@ -352,7 +455,12 @@ class GPT final : public Model {
     const size_t rows = size_t(R), own = size_t(r);
     branch_ = dnarrow_ = dfinal_norm_ = arena.take<Float>(own * C);  // never needed at the same time
     dstream_ = arena.take<Float>(own * C);
-    dwide_ = arena.take<Float>(rows * 4 * c);
+    dwide_ = dqkv_ = arena.take<Float>(rows * 4 * c);
+    if (options_.splits_backward) {
+      dqkv_ = arena.take<Float>(rows * 3 * c);
+      for (Float*& kept : kept_) kept = arena.take<Float>(own * C);
+    }
+    if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(Vs));
     row_dots_ = arena.take<float>(rows * NH);
     reductions_ = arena.take<float>(std::max(layernorm_workspace(r, C), linear_workspace(R, std::max(4 * c, C))));
     lay_out_sums(arena);
@@ -371,11 +479,13 @@ class GPT final : public Model {
 
   ParameterStore<Float> store_;
   TensorParallel<Float> tp_;
+  StageLinks<Float> links_;
   std::vector<Activations<Float>> activations_;          // by slot
-  Float* logits_;                                        // (logit_rows,Vs)
-  float* losses_;                                        // (R)
+  Float* logits_ = nullptr;                              // (logit_rows,Vs)
+  float* losses_ = nullptr;                              // (R)
   Float *branch_, *dnarrow_, *dfinal_norm_;              // (r,C) each; all three are the same memory
-  Float *dstream_, *dwide_;                              // (r,C) (R,4c)
+  Float *dstream_, *dwide_, *dqkv_;                      // (r,C) (R,4c) (R,3c); the last two are the same, or:
+  Float* kept_[2] = {};                                  // (r,C) each, if weight_pass() will need what they hold
   float *row_dots_, *reductions_;                        // (B,NH/N,T), workspace of reductions
   // Of tensor parallelism; with one rank there are none.
   Float *norm1_ = nullptr, *norm2_ = nullptr;            // (R,C) each: the rows of all ranks of norm1 and norm2

@@ -13,6 +13,7 @@
 #include "kernels/device/memory.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
+#include "parallel/pipeline.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
 // elements per row and layer); all activations of a block except its input (C elements per row).
@@ -23,7 +24,9 @@ struct ModelOptions {
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
   int tp_pieces = 1;               // tensor parallelism sends rows in so many pieces (parallel/tensor_parallel.cuh)
-  int slots = 1;                   // so many micro-batches may be between forward and backward at the same time
+  int chunks = 1;                  // of layers, which each pipeline stage has (parallel/pipeline.h)
+  int slots = 1;                   // so many may be between forward and backward at the same time: a micro-batch in a chunk
+  bool splits_backward = false;    // the schedule has actions of Work::input and Work::weight
   int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
   StoreOptions store = {};
@@ -33,11 +36,11 @@ struct ModelOptions {
 struct Batch {
   const int* inputs;          // (B,T)  token ids
   const int* targets;         // (B,T)  the tokens that follow them
-  const int* order;           // (B·T)  positions in inputs, sorted by token
+  const int* order;           // (B·T)  positions in inputs, sorted by token; all three are for the first and last chunk
   int batch_size, seq_len;    // B, T
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;       // backward will follow
-  int slot = 0;               // the model keeps its activations there until backward
+  Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
   float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 
@@ -58,6 +61,7 @@ class Model {
   const TensorList& tensors() const { return list_; }
   const DeviceMemory& memory() const { return memory_; }
   cudaStream_t stream() const { return stream_; }
+  Stage stage() const { return mesh_.stage(options_.chunks); }
   virtual Parameters& store() = 0;
   // The name of the library that does attention in this build (empty: none), and why it can't do this model's attention
   // (empty: it can).
@@ -70,37 +74,52 @@ class Model {
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- a step: begin_sums (which StepsInFlight::begin calls in training), then forward and backward of each
-  // micro-batch, then update. None of these calls waits for the device.
+  // ---- a step: begin_sums (which StepsInFlight::begin calls in training), then the actions of a schedule
+  // (parallel/pipeline.h), then update. None of these calls waits for the device.
 
   // Sets the step's sums to zero, or to this rank's votes. Votes lie in pinned memory, and must not change before the
   // device has copied them.
   void begin_sums(const StepSums* votes = nullptr) {
     if (votes) CUDA_CHECK(cudaMemcpyAsync(sums_, votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
     else CUDA_CHECK(cudaMemsetAsync(sums_, 0, sizeof(StepSums), stream_));
+    reduced_ = false;
   }
 
-  // Computes the activations of the batch. If no backward follows, it also computes the logits and adds the batch's loss to
-  // the sums.
+  // Does the batch's action.
+  void run(const Batch& batch) {
+    switch (batch.action.work) {
+      case Work::forward: return forward(batch);
+      case Work::backward:
+      case Work::input: return backward(batch);
+      case Work::weight: return weight_gradients(batch);
+    }
+  }
+
+  // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes the
+  // logits and adds the batch's loss to the sums.
   void forward(const Batch& batch) {
     last_ = batch;
     if (batch.training) store().begin_micro_step(batch.first, batch.last);
     launch(forward_graphs_, batch, [&] { forward_pass(batch); });
-    if (!batch.training && batch.last && batch.loss_weight > 0) reduce_sums();
   }
 
   // Adds the batch's loss to the sums, and its gradients to those of the step; the first batch of the step overwrites
-  // them instead. The logits are computed here, in chunks of rows that are not kept. After the last batch it starts to add
-  // up the sums of all ranks.
+  // them instead. The last chunk computes the logits here, some rows at a time, which are not kept.
   void backward(const Batch& batch) {
     store().begin_micro_step(batch.first, batch.last);
     launch(backward_graphs_, batch, [&] { backward_pass(batch); });
-    if (batch.last) reduce_sums();
+  }
+
+  // Computes the gradients that backward of Work::input has left out, those of the blocks' matrices.
+  void weight_gradients(const Batch& batch) {
+    store().begin_micro_step(batch.first, batch.last);
+    weight_pass(batch);
   }
 
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
     Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
+    reduce_sums();
     store().update(options, clip, &reduced_sums_->loss, limits);
   }
 
@@ -111,6 +130,7 @@ class Model {
   const StepSums* reduced_sums() const { return reduced_sums_; }
   // The next three wait for the device.
   StepSums sums() {
+    if (!reduced_) reduce_sums();
     mesh_.world().wait_for_all(stream_);
     return read(reduced_sums_);
   }
@@ -122,10 +142,12 @@ class Model {
 
  protected:
   Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : options_(options), list_(options.shape, mesh.tp().size(), mesh.tp().rank()), mesh_(mesh), stream_(stream) {}
+      : options_(options), list_(options.shape, mesh.tp().size(), mesh.tp().rank(), own_chunks(options, mesh)), mesh_(mesh),
+        stream_(stream) {}
 
   virtual void forward_pass(const Batch& batch) = 0;
   virtual void backward_pass(const Batch& batch) = 0;
+  virtual void weight_pass(const Batch& batch) = 0;
 
   void lay_out_sums(Arena& arena) {
     sums_ = arena.take<StepSums>(1);
@@ -142,17 +164,25 @@ class Model {
   std::string library_attention_, attention_problem_;
 
  private:
+  static std::vector<Layers> own_chunks(const ModelOptions& options, const Mesh& mesh) {
+    const Stage stage = mesh.stage(options.chunks);
+    const std::vector<Layers> all = deal_layers(options.shape, stage.stages * stage.chunks);
+    std::vector<Layers> own;
+    for (int chunk = 0; chunk < stage.chunks; ++chunk) own.push_back(all[size_t(stage.in_model(chunk))]);
+    return own;
+  }
+
   // The graphs of one pass. The key is the batch's address, and whether the batch is the first of its step: the first
   // overwrites gradients, the others add to them.
   using Graphs = std::map<std::pair<const int*, bool>, RecordedWork>;
 
   // Runs the pass, as a graph if it is the same every time. It is not while the store gathers or reduces during the
-  // pass, and where tensor-parallel ranks exchange rows. While the profiler wants to see each launch, no graph is used either.
+  // pass, and where ranks exchange rows. While the profiler wants to see each launch, no graph is used either.
   template <class Pass>
   void launch(Graphs& graphs, const Batch& batch, Pass pass) {
     const Profiler& profiler = Profiler::instance();
     const bool watched = profiler.enabled || profiler.trace || profiler.listener;
-    if (!batch.training || watched || mesh_.tp().size() > 1 || !store().is_quiet()) return pass();
+    if (!batch.training || watched || mesh_.tp().size() * mesh_.shape().pp > 1 || !store().is_quiet()) return pass();
     if (std::exchange(recorded_weight_, batch.loss_weight) != batch.loss_weight) {
       forward_graphs_.clear();
       backward_graphs_.clear();
@@ -161,6 +191,7 @@ class Model {
   }
 
   void reduce_sums() {
+    reduced_ = true;
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
     mesh_.world().after(stream_);
     static_assert(sizeof(StepSums) == 3 * sizeof(float));  // so that one collective adds up all of it
@@ -175,6 +206,7 @@ class Model {
   }
 
   StepSums* reduced_sums_ = nullptr;
+  bool reduced_ = false;
   Graphs forward_graphs_, backward_graphs_;
   float recorded_weight_ = 0;
 };

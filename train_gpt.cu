@@ -77,7 +77,7 @@ int train(Job& job) {
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
   if (o.train_minutes > 0 && !checkpoint) end_job_on_error(control, [&] { choose_steps(state, batches); });
-  const Actions schedule = make_schedule("1f1b", {}, batches.micro_batches());
+  const Actions schedule = job.schedule();
   Guard& guard = state.guard;
   const size_t steps = o.schedule.steps;     // steps of the whole run
   const size_t& step = state.progress.step;  // steps done: the one that begins is number step + 1
@@ -145,10 +145,7 @@ int train(Job& job) {
       // has it written its part of the checkpoint?
       in_flight.begin(interruption.asked(), checkpoints.is_written());
       Batches::Samples samples = batches.of_step(state.progress);
-      for (const Action& action : schedule) {
-        if (action.work == Work::forward) model->forward(samples.batch(action));
-        else model->backward(samples.batch(action));
-      }
+      for (const Action& action : schedule) model->run(samples.batch(action));  // forward and backward, in this order
       model->update(adamw_at(o, learning_rate), float(o.grad_clip), enforced);
       ++state.progress.step;
       in_flight.end(step, learning_rate, limits);
@@ -226,7 +223,8 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   complete_options(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, {.tp = options->tp, .dp = control.size() / options->tp}, options->share_gpu, recorder);
+  const int dp = control.size() / (options->tp * options->pp);
+  Mesh mesh(control, {.tp = options->tp, .dp = dp, .pp = options->pp}, options->share_gpu, recorder);
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;

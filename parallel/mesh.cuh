@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "parallel/collectives.cuh"
+#include "parallel/pipeline.h"
 #include "processes/control.h"
 #include "processes/device_choice.h"
 
@@ -109,6 +110,8 @@ class Mesh {
   const MeshShape& shape() const { return shape_; }
   const MeshPlace& place() const { return place_; }
   int device() const { return device_; }
+  // This rank's pipeline stage, if each stage has so many chunks of layers.
+  Stage stage(int chunks) const { return {shape_.pp, place_.pp, chunks}; }
 
   Communicator& world() { return *world_; }  // all ranks
   Communicator& data() { return *data_; }    // ranks with the same part of the model: ZeRO shards over them

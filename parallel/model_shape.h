@@ -10,3 +10,9 @@ struct ModelShape {
 
   int head_size() const { return channels / heads; }
 };
+
+// Layers [first, first + count) of a model.
+struct Layers {
+  int first, count;
+  int end() const { return first + count; }
+};

@@ -29,8 +29,9 @@ struct Gradient {
 struct Replica {
   const TensorDescriptor& tensor;
   std::string what;     // "weights", "masters", ...
-  const char* shards;   // what the numbers count: "tp rank" or "ZeRO piece"; null: all ranks have the same
-  int shard;            // 0 if there are no shards
+  const char* shards;   // what the numbers count: "tp rank", "ZeRO piece" or "part"; null: all ranks have the same
+  static constexpr int none = -1;
+  int shard;            // 0 if there are no shards; none: the tensor is another pipeline stage's
   const void* values;   // in device memory
   size_t count, bytes;  // so many elements (a piece may have none) of so many bytes each
 };
@@ -59,7 +60,7 @@ class Parameters {
   // Takes from a block what this rank keeps of it.
   virtual void copy_in(const Block& block, State state, const std::vector<float>& from) = 0;
 
-  // Visits everything that several ranks have, in the same order on all ranks. Collective.
+  // Visits everything that several ranks have, and what only other stages have, in the same order on all ranks. Collective.
   virtual void visit_replicated(const Visit& visit) = 0;
 
   // ---- a step

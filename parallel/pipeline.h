@@ -170,10 +170,6 @@ inline int slots_of(const Actions& actions) {
 
 // ---- which layers
 
-struct Layers {
-  int first, count;
-};
-
 // Deals the layers out to the chunks of the model, at least one to each, such that the slowest chunk is as fast as can be.
 // The head takes as long as V/(12C) layers, so the last chunk gets fewer. The others differ by at most one layer; the
 // early ones get fewer, because the first stages keep the most micro-batches.

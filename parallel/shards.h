@@ -48,6 +48,7 @@ class Shards {
   // All of these are numbers of elements.
   size_t piece(int unit) const { return piece_[unit]; }             // size of one piece
   size_t whole(int unit) const { return piece_[unit] * ranks_; }    // size of the padded unit
+  size_t largest() const { return *std::max_element(piece_.begin(), piece_.end()) * ranks_; }  // that of the largest unit
   size_t piece_offset(int unit) const { return piece_offset_[unit]; }
   size_t whole_offset(int unit) const { return piece_offset_[unit] * ranks_; }
   size_t all_pieces() const { return pieces_; }                     // size of one rank's pieces of all units
@@ -68,8 +69,9 @@ class Shards {
 
   // The elements of a unit that this rank answers for. Each element of the whole model is one rank's: data-parallel ranks
   // answer for their pieces, in every stage, so that they share the work; of what all tensor-parallel ranks have, the
-  // first one answers.
+  // first one answers; of the embedding, the pipeline's first stage.
   Range answers_for(int unit) const {
+    if (unit == 0 && !list_.is_first_stage()) return {0, 0};
     const size_t end = list_.tp_rank() == 0 ? list_.units()[size_t(unit)].count : list_.units()[size_t(unit)].split;
     const size_t first = std::min(begin(unit), end);
     return {first, std::min(piece(unit), end - first)};

@@ -92,7 +92,7 @@ class TensorParallel {
 
   // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one rank.
   template <class E>
-  const E* gather_values(E* all, const E* own, size_t count) {
+  E* gather_values(E* all, E* own, size_t count) {
     if (size() == 1) return own;
     ranks_.after(stream_);
     ranks_.all_gather(all, own, count);

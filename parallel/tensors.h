@@ -13,6 +13,10 @@
 //   summed   every rank has the tensor, but computes the gradient of its own rows: the sum over the ranks is the gradient
 //
 // In a unit they come in this order, so that a range says which elements one rank has to answer for.
+//
+// Pipeline parallelism gives a rank some of the layers (parallel/pipeline.h). Units of other ranks are in the list, too, so
+// that all ranks number and name everything alike, but they have no elements here. The embedding is a unit of the first
+// stage and of the last one, whose head needs wte.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +24,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/device/part.h"
@@ -51,7 +56,7 @@ struct TensorDescriptor {
   size_t offset;  // from the start of the unit, in elements
   Split split;
   Part part;      // which elements of the whole tensor this rank has
-  size_t local;   // how many these are, padding left out
+  size_t local;   // how many these are, padding left out; 0 if the unit is another stage's
 
   // Elements of the whole tensor.
   size_t count() const {
@@ -76,8 +81,11 @@ class TensorList {
  public:
   static constexpr size_t alignment = 64;  // elements; so every tensor starts on a cache line in any dtype
 
-  // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them.
-  explicit TensorList(const ModelShape& shape, int tp = 1, int tp_rank = 0) : shape_(shape), tp_(tp), tp_rank_(tp_rank) {
+  // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them. chunks:
+  // the layers of this rank, from first to last; none: all layers.
+  explicit TensorList(const ModelShape& shape, int tp = 1, int tp_rank = 0, std::vector<Layers> chunks = {})
+      : shape_(shape), tp_(tp), tp_rank_(tp_rank), chunks_(std::move(chunks)) {
+    if (chunks_.empty()) chunks_.push_back({0, shape.layers});
     const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
     constexpr Split rows = {.axis = 0}, columns = {.axis = 1}, values = {.axis = 0}, whole = {}, summed = {.summed = true};
     constexpr Split qkv_columns = {.axis = 1, .blocks = 3}, qkv_values = {.axis = 0, .blocks = 3};
@@ -117,6 +125,23 @@ class TensorList {
   }
 
   const ModelShape& shape() const { return shape_; }
+  const std::vector<Layers>& chunks() const { return chunks_; }
+  bool is_first_stage() const { return chunks_.front().first == 0; }
+  bool is_last_stage() const { return chunks_.back().end() == shape_.layers; }
+  int final_norm_unit() const { return shape_.layers + 1; }
+  // Does a chunk begin with the embedding, or end with the head?
+  bool needs_tokens(int chunk) const {
+    const Layers& layers = chunks_[size_t(chunk)];
+    return layers.first == 0 || layers.end() == shape_.layers;
+  }
+  // Has this rank elements of the unit?
+  bool has(int unit) const {
+    if (unit == 0) return is_first_stage() || is_last_stage();
+    if (unit == final_norm_unit()) return is_last_stage();
+    return std::any_of(chunks_.begin(), chunks_.end(),
+                       [&](const Layers& chunk) { return chunk.first < unit && unit <= chunk.end(); });
+  }
+
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
   const std::vector<Unit>& units() const { return units_; }
   // The first tensor of a unit; the others follow it.
@@ -126,7 +151,7 @@ class TensorList {
       if (tensor.name == name) return tensor;
     throw std::out_of_range("the model has no tensor " + name);
   }
-  size_t parameters() const { return parameters_; }  // Ψ: padding excluded
+  size_t parameters() const { return parameters_; }  // Ψ of the whole model: padding excluded
 
   // Standard deviation of a tensor's initial values (GPT-2: residual projections scaled by 1/√(2L)).
   float standard_deviation(const TensorDescriptor& tensor) const {
@@ -163,17 +188,22 @@ class TensorList {
 
   void add_unit(const std::string& prefix, const std::vector<Row>& rows) {
     Unit unit = {padded_count_, 0, 0, 0, 0, tensors_.size()};
+    const bool is_here = has(int(units_.size()));
     for (const Row& row : rows) {
       if (row.number != &row - rows.data()) throw std::logic_error("tensors.h: " + prefix + row.name + " is out of order");
       tensors_.push_back({prefix + row.name, row.shape, row.initial, int(units_.size()), unit.count, row.split, {}, 0});
       TensorDescriptor& tensor = tensors_.back();
       cut(tensor, row.is_vocabulary);
+      parameters_ += tensor.count();
+      if (!is_here) {
+        tensor.local = 0;
+        continue;
+      }
       const size_t count = row.is_vocabulary ? size_t(vocabulary_rows()) * row.shape[1] : tensor.local;
       unit.count += (count + alignment - 1) / alignment * alignment;
       if (tensor.decays()) unit.decayed = unit.count;
       if (tensor.split.axis >= 0) unit.split = unit.count;
       if (!tensor.split.summed) unit.summed = unit.count;
-      parameters_ += tensor.count();
     }
     units_.push_back(unit);
     padded_count_ += unit.count;
@@ -181,6 +211,7 @@ class TensorList {
 
   ModelShape shape_;
   int tp_, tp_rank_;
+  std::vector<Layers> chunks_;
   std::vector<TensorDescriptor> tensors_;
   std::vector<Unit> units_;
   size_t padded_count_ = 0, parameters_ = 0;

@@ -44,8 +44,9 @@ class ParameterStore final : public Parameters {
   // model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Mesh& mesh,
                  cudaStream_t stream)
-      : list_(list), options_(options), data_(mesh.data()), world_(mesh.world()), tp_(mesh.tp()), stream_(stream), shards_(list, data_.size(), data_.rank()),
-        stage_(data_.size() == 1 ? 0 : options.stage),
+      : list_(list), options_(options), data_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
+        stream_(stream), shards_(list, data_.size(), data_.rank()),
+        stage_(data_.size() == 1 ? 0 : options.stage), is_pipeline_(mesh.shape().pp > 1),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
         weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
         gradient_slots_(stage_ >= 2 ? ring_slots() : shards_.units()) {
@@ -86,7 +87,7 @@ class ParameterStore final : public Parameters {
     Slot<Float>& slot = fetch(unit);
     settle(slot);
     const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-    if (next > 0 && next < shards_.units()) fetch(next);  // (unit 0 is still in its slot when backward comes to it)
+    if (next > 0 && next < shards_.units() && list_.has(next)) fetch(next);  // (unit 0 stays in its slot until backward)
     return slot.data;
   }
 
@@ -125,13 +126,14 @@ class ParameterStore final : public Parameters {
     data_.wait_for_all(stream_);
     for (Slot<float>& slot : gradient_slots_) slot.moving = false;
     add_up_over_tp();
+    add_up_over_ends();
     compute_norm(loss, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
+    weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
+      if (!list_.has(unit)) continue;
       update_unit(unit, options);
-      if (unit > 0) continue;
-      weights_changed();  // those of all units: each is updated before anybody fetches it
-      fetch(0);           // the embedding is the largest unit: it is gathered while the others are updated
+      if (unit == 0) fetch(0);  // the embedding is the largest unit: it is gathered while the others are updated
     }
   }
 
@@ -163,14 +165,14 @@ class ParameterStore final : public Parameters {
   void visit_replicated(const Visit& visit) override {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
-      const Range whole = {0, shards_.whole(unit)}, own = {own_begin(unit), own_count(unit)};
-      if (stage_ < 3) visit_range(visit, tensor, "weights", acquire(unit, Pass::forward), whole);
-      else visit_range(visit, tensor, "weights", own_weights(unit), own);
-      if (masters_) visit_range(visit, tensor, "masters", masters_ + own_offset(unit), own);
+      const bool has_pieces = stage_ > 0;
+      if (stage_ == 3) visit_if_replicated(visit, tensor, "weights", own_weights(unit), true);
+      else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit, Pass::forward) : nullptr, false);
+      if (masters_) visit_if_replicated(visit, tensor, "masters", masters_ + own_offset(unit), has_pieces);
       for (size_t i = 0; i < std::size(optimizer_states); ++i)
         if (states_[i])
-          visit_range(visit, tensor, std::string("optimizer state ") + char(optimizer_states[i]),
-                      states_[i] + own_offset(unit), own);
+          visit_if_replicated(visit, tensor, std::string("optimizer state ") + char(optimizer_states[i]),
+                              states_[i] + own_offset(unit), has_pieces);
     }
   }
 
@@ -225,7 +227,12 @@ class ParameterStore final : public Parameters {
   // ---- slots: the first is the embedding's, the last the final norm's; between them is one per block, or a ring of
   // two
 
-  int ring_slots() const { return 2 + std::min(2, shards_.units() - 2); }
+  int blocks() const {
+    int count = 0;
+    for (int unit = 1; unit < list_.final_norm_unit(); ++unit) count += list_.has(unit);
+    return count;
+  }
+  int ring_slots() const { return 2 + std::min(2, blocks()); }
 
   template <class E>
   Slot<E>& slot_of(std::vector<Slot<E>>& slots, int unit) {
@@ -297,6 +304,15 @@ class ParameterStore final : public Parameters {
       if (begin < end) tp_.all_reduce(array(State::gradient, unit) + (begin - own_begin(unit)), end - begin);
     }
     tp_.wait_for_all(stream_);
+  }
+
+  // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get the
+  // sum, and so make the same update.
+  void add_up_over_ends() {
+    if (ends_.size() == 1) return;
+    ends_.after(stream_);
+    ends_.all_reduce(array(State::gradient, 0), own_count(0));
+    ends_.wait_for_all(stream_);
   }
 
   // Each rank squares what it answers for; the sum over all ranks is the same everywhere, and so is what follows from it.
@@ -397,18 +413,21 @@ class ParameterStore final : public Parameters {
     else return masters_ ? masters_ + own_offset(unit) : nullptr;
   }
 
-  // Visits what of the tensor lies in a range of its unit, if other ranks have it, too. values: those of the range. A split
-  // tensor is the same on the data-parallel ranks, and a piece of a unit on the tensor-parallel ranks.
+  // Visits values of a tensor, if several ranks have the same. values: those of this rank's piece of the unit, or of the
+  // whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the tensor-parallel ranks, and
+  // the embedding on the first and the last stage of a pipeline.
   template <class E>
-  void visit_range(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
-                   const Range& range) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_piece = range.count < shards_.whole(tensor.unit);
-    if ((is_split || tp_.size() == 1) && (is_piece || data_.size() == 1)) return;
-    const size_t end_of_range = range.begin + range.count;
-    const size_t first = std::clamp(tensor.offset, range.begin, end_of_range);
-    const size_t end = std::clamp(tensor.offset + tensor.local, range.begin, end_of_range);
-    visit({tensor, what, is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr,
-           is_split ? tp_.rank() : is_piece ? data_.rank() : 0, values + (first - range.begin), end - first, sizeof(E)});
+  void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
+                           bool is_piece) const {
+    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = tensor.unit == 0 && is_pipeline_;
+    if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_.size() == 1)) return;
+    const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
+    if (!list_.has(tensor.unit)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
+    const size_t begin = is_piece ? shards_.begin(tensor.unit) : 0;
+    const size_t end = begin + (is_piece ? shards_.piece(tensor.unit) : shards_.whole(tensor.unit));
+    const size_t first = std::clamp(tensor.offset, begin, end), last = std::clamp(tensor.offset + tensor.local, begin, end);
+    const int shard = (is_split ? tp_.rank() : 0) * (is_piece ? data_.size() : 1) + (is_piece ? data_.rank() : 0);
+    visit({tensor, what, shards, shard, values + (first - begin), last - first, sizeof(E)});
   }
 
   template <class E>
@@ -428,8 +447,11 @@ class ParameterStore final : public Parameters {
 
   template <class E>
   void lay_out_ring(std::vector<Slot<E>>& slots, Arena& arena) {
+    const int last = list_.final_norm_unit();
+    size_t block = 0;  // all blocks are of the same size, but those of other stages have none here
+    for (int unit = 1; unit < last; ++unit) block = std::max(block, shards_.whole(unit));
     for (Slot<E>& slot : slots) {
-      slot.count = shards_.whole(&slot == &slots.front() ? 0 : &slot == &slots.back() ? shards_.units() - 1 : 1);
+      slot.count = &slot == &slots.front() ? shards_.whole(0) : &slot == &slots.back() ? shards_.whole(last) : block;
       slot.data = arena.take<E>(slot.count);
     }
   }
@@ -448,7 +470,7 @@ class ParameterStore final : public Parameters {
   void lay_out_buffers(Arena& arena) {
     if (stage_ == 3) lay_out_ring(weight_slots_, arena);
     if (stage_ >= 2 && options_.training) lay_out_ring(gradient_slots_, arena);
-    if (casts_gradients()) staging_ = arena.take<Float>(std::max(shards_.whole(0), shards_.whole(1)));
+    if (casts_gradients()) staging_ = arena.take<Float>(shards_.largest());
   }
 
   template <class E>
@@ -458,10 +480,11 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator &data_, &world_, &tp_;
+  Communicator &data_, &tp_, &ends_, &world_;
   cudaStream_t stream_;
   Shards shards_;
   int stage_;
+  bool is_pipeline_;
   bool has_masters_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;

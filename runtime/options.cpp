@@ -38,9 +38,7 @@ void add_planned_options(CLI::App& app) {
   struct Planned {
     const char *flag, *feature, *neutral;
   };
-  static const Planned planned[] = {{"--pp", "pipeline parallelism", "1"},
-                                    {"--pp-schedule", "pipeline parallelism", "gpipe"},
-                                    {"--cp", "context parallelism", "1"},
+  static const Planned planned[] = {{"--cp", "context parallelism", "1"},
                                     {"--offload", "offloading", "none"}};
   for (const Planned& p : planned)
     app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
@@ -91,7 +89,7 @@ void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
       ->check(in_range(1, ModelShape::most_positions));
   app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, 1 << 20));
-  app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks)")
+  app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks over --tp)")
       ->check(in_range(1, most_samples));
 
   app.option_defaults()->group("Optimizer");
@@ -155,6 +153,12 @@ void add_run_options(CLI::App& app, Options& o) {
       ->check(in_range(1, 1024));
   app.add_option("--tp-pieces", o.tp_pieces, "in which --tp sends rows: one travels while another is computed")
       ->check(in_range(1, 64));
+  app.add_option("--pp", o.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
+      ->check(in_range(1, ModelShape::most_layers));
+  app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
+      ->check(CLI::IsMember({"gpipe", "1f1b", "interleaved", "zb"}));
+  app.add_option("--pp-chunks", o.pp_chunks, "interleaved: chunks of layers that each stage has (default: 2)")
+      ->check(in_range(2, ModelShape::most_layers));
   app.add_option("--zero", o.zero, "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
       ->check(in_range(0, 3));
   app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")
@@ -230,6 +234,21 @@ void check_batch(const Options& o, int ranks) {
               ", or another number of ranks");
 }
 
+// ranks: those that train on different samples.
+void check_pipeline(const Options& o, int ranks) {
+  const int micro_batches = o.global_batch / (o.micro_batch * ranks);
+  if (o.pp_schedule == "interleaved" && micro_batches % o.pp != 0 && !o.generate)
+    usage_error("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", micro_batches,
+                " micro-batches, no multiple of --pp ", o.pp, ": choose --global-batch ",
+                (micro_batches / o.pp + 1) * o.pp * o.micro_batch * ranks, ", or another schedule");
+  if (o.pp_schedule == "zb" && o.zero >= 2)
+    usage_error("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 and 3 send "
+                "them away at one; choose --zero 0 or 1, or another schedule");
+  if (o.pp_schedule == "zb" && o.recompute != "none")
+    usage_error("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, need all "
+                "activations; leave --recompute out, or choose another schedule");
+}
+
 }  // namespace
 
 void usage_error_with(const std::string& text) { throw UsageError(text); }
@@ -261,6 +280,11 @@ std::optional<Options> parse_options(int argc, char** argv) {
   if (app.count("--steps") && app.count("--train-minutes"))
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
   if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");
+  for (const char* flag : {"--pp-schedule", "--pp-chunks"})
+    if (app.count(flag) && o.pp == 1) usage_error(flag, " needs --pp: with one stage there is no pipeline");
+  if (app.count("--pp-chunks") && o.pp_schedule != "interleaved")
+    usage_error("--pp-chunks ", o.pp_chunks, " needs --pp-schedule interleaved: with ", o.pp_schedule, " a stage has one chunk");
+  if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
@@ -311,6 +335,10 @@ void check_shape(const ModelShape& s, int seq_len) {
 }
 
 void check_mesh(const Options& o, const ModelShape& s) {
+  if (s.layers < o.pp * o.pp_chunks)
+    usage_error("--pp ", o.pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
+                o.pp * o.pp_chunks, " layers or more, and the model has ", s.layers, ": lower ",
+                o.pp_chunks > 1 ? "one of them" : "it");
   if (s.heads % o.tp != 0)
     usage_error("--tp ", o.tp, " does not divide the model's ", s.heads, " heads: choose ", divisors(s.heads));
   if (!o.generate && int64_t(o.micro_batch) * o.seq_len % o.tp != 0)
@@ -329,10 +357,14 @@ void complete_options(Options& o, int all_ranks) {
     usage_error("--tp ", o.tp, " does not divide the number of ranks, ", all_ranks, ": choose ", divisors(all_ranks),
                 ", or another number of ranks");
   const int ranks = all_ranks / o.tp;
+  if (ranks % o.pp != 0)
+    usage_error("--pp ", o.pp, " does not divide the number of ranks", o.tp > 1 ? " over --tp" : "", ", ", ranks, ": choose ",
+                divisors(ranks), ", or another number of ranks");
   if (int64_t(o.micro_batch) * ranks > most_samples)
     usage_error("--micro-batch ", o.micro_batch, " on ", ranks, " ranks is more than ", most_samples, " samples: lower it");
   if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks;
-  check_batch(o, ranks);
+  check_batch(o, ranks / o.pp);
+  check_pipeline(o, ranks / o.pp);
   if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
   if (o.stochastic_rounding && o.dtype != "bf16")
     usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");

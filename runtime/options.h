@@ -52,6 +52,8 @@ struct Options {
   int top_k = 0;
 
   int tp = 1, tp_pieces = 2;
+  int pp = 1, pp_chunks = 1;
+  std::string pp_schedule = "1f1b";
   int zero = 0;
   std::string reduce_dtype = "fp32";
   bool share_gpu = false, check_ranks = false;
@@ -92,7 +94,7 @@ void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::s
 
 void check_shape(const ModelShape& s, int seq_len);
 
-// Fails if the ranks that --tp asks for cannot split this model and its micro-batches.
+// Fails if the ranks that --tp and --pp ask for cannot split this model and its micro-batches.
 void check_mesh(const Options& o, const ModelShape& s);
 
 // Fails if the micro-batch has too many rows: kernels count them as int.

@@ -134,7 +134,7 @@ void train_step(Model& model, const Reference& reference, int step, int micro_ba
   for (int i = 0; i < micro_steps; ++i) {  // as many forwards as there are slots, then their backwards
     batches.push_back(send_batch(model, &inputs[i * size], &targets[i * size], double(reference.batch) * reference.seq_len,
                                  i == 0, i + 1 == micro_steps));
-    batches.back().slot = i % slots;
+    batches.back().action.slot = i % slots;
     model.forward(batches.back());
     if ((i + 1) % slots != 0 && i + 1 < micro_steps) continue;
     for (const Batch& batch : batches) model.backward(batch);

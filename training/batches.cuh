@@ -38,7 +38,7 @@ class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
       : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
-        ranks_(job.mesh.shape().dp), loss_weight_(float(1 / job.tokens_per_step())),
+        ranks_(job.mesh.shape().dp), micro_batches_(job.micro_batches()), loss_weight_(float(1 / job.tokens_per_step())),
         sent_(size_t(model.options().slots)),
         buffers_(job.options.micro_batch * job.options.seq_len, job.stream, model.options().slots + 1) {}
 
@@ -46,11 +46,13 @@ class Batches {
   class Samples {
    public:
     // The micro-batch of an action: forward reads it and sends it to the device, backward finds it there.
-    const Batch& batch(const Action& action) {
+    Batch batch(const Action& action) {
       Batch& sent = batches_.sent_[size_t(action.slot)];
       if (action.work == Work::forward) sent = batches_.load(*this, action);
       Profiler::instance().context.micro_batch = batches_.number_of(action);
-      return sent;
+      Batch batch = sent;
+      batch.action = action;
+      return batch;
     }
 
    private:
@@ -70,16 +72,24 @@ class Batches {
   }
   Samples of_validation(size_t batch) { return {*this, *data_.validation, batch * size_t(options_.global_batch), false}; }
 
-  // How many micro-batches of a global batch are this rank's.
-  int micro_batches() const { return options_.global_batch / (options_.micro_batch * ranks_); }
-
   BatchBuffers& buffers() { return buffers_; }
+  int micro_batches() const { return micro_batches_; }
 
  private:
   // The micro-batch's number in the step, counted over all data-parallel ranks.
   int number_of(const Action& action) const { return action.micro_batch * ranks_ + dp_rank_; }
 
   Batch load(const Samples& samples, const Action& action) {
+    Batch batch = {.batch_size = options_.micro_batch, .seq_len = options_.seq_len};
+    if (model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch + 1 == micro_batches_;
+    batch.training = samples.training_;
+    batch.loss_weight = loss_weight_;
+    return batch;
+  }
+
+  Batch send(const Samples& samples, const Action& action) {
     const Clock::time_point begin = Clock::now();
     const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
     std::vector<int> inputs(B * T), targets(B * T);
@@ -87,13 +97,7 @@ class Batches {
       samples.data_.read_sample(samples.order_(samples.first_ + size_t(number_of(action)) * B + b), options_.seq_len,
                                 model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
     if (samples.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
-    Batch batch = buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len);
-    batch.first = action.micro_batch == 0;
-    batch.last = action.micro_batch + 1 == micro_batches();
-    batch.training = samples.training_;
-    batch.slot = action.slot;
-    batch.loss_weight = loss_weight_;
-    return batch;
+    return buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len);
   }
 
   const Options& options_;
@@ -101,6 +105,7 @@ class Batches {
   const Datasets& data_;
   Bill& bill_;
   int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
+  int micro_batches_;    // of a step, on this rank
   float loss_weight_;
   std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;
@@ -112,7 +117,7 @@ inline double validation_loss(Model& model, Batches& batches, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     model.begin_sums();
     Batches::Samples samples = batches.of_validation(i);
-    for (const Action& action : forwards({}, batches.micro_batches())) model.forward(samples.batch(action));
+    for (const Action& action : forwards(model.stage(), batches.micro_batches())) model.run(samples.batch(action));
     sum += model.loss();
   }
   Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch

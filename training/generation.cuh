@@ -18,9 +18,12 @@ inline NextLogits next_logits_of(Model& model, BatchBuffers& buffers) {
   return [&](const std::vector<int>& tokens) {
     const int count = int(std::min(tokens.size(), size_t(model.options().seq_len)));
     const int rows = round_up(count, model.tensors().tp());
-    const Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count, rows);
+    Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count, rows);
     const Untimed untimed;  // every sequence has another length, and timing algorithms for each would not pay off
-    model.forward(batch);
+    for (const Action& action : forwards(model.stage(), 1)) {
+      batch.action = action;
+      model.run(batch);
+    }
     return model.logits(count - 1, 1);
   };
 }

@@ -19,6 +19,10 @@ struct Job {
 
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
+  // How many micro-batches of a step are this rank's.
+  int micro_batches() const { return options.global_batch / (options.micro_batch * mesh.shape().dp); }
+  // What this rank does in a step.
+  Actions schedule() const { return make_schedule(options.pp_schedule, mesh.stage(options.pp_chunks), micro_batches()); }
   double tokens_per_step() const { return double(options.global_batch) * options.seq_len; }
   double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
 };

@@ -57,6 +57,7 @@ inline LossScale loss_scale_of(const Options& o) {
 
 inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, bool training) {
   const Options& o = job.options;
+  const Actions schedule = training ? job.schedule() : Actions();
   const int rows = o.micro_batch * o.seq_len, chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   std::unique_ptr<Model> model = make_model(
       o.dtype,
@@ -65,6 +66,9 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
        .seq_len = o.seq_len,
        .recompute = recompute_of(o.recompute),
        .tp_pieces = o.tp_pieces,
+       .chunks = o.pp_chunks,
+       .slots = std::max(slots_of(schedule), 1),
+       .splits_backward = std::ranges::count(schedule, Work::weight, &Action::work) > 0,
        .logit_chunks = std::min(chunks, rows),
        .library_attention = o.attention == "cudnn" || (o.attention == "auto" && training),
        .store = {.stage = o.zero,

@@ -68,7 +68,8 @@ void check_sync(Control& control, Parameters& parameters, size_t step, cudaStrea
   std::vector<Checked> mine;
   parameters.visit_replicated([&](const Replica& replica) {
     names.emplace_back(replica.tensor.name + " (" + replica.what, replica.shards);
-    mine.push_back({checksum(replica.values, replica.count, replica.bytes), replica.shard});
+    const bool is_here = replica.shard != Replica::none;
+    mine.push_back({is_here ? checksum(replica.values, replica.count, replica.bytes) : 0, replica.shard});
   });
   const std::vector<std::string> all =
       control.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Checked)});
@@ -77,7 +78,7 @@ void check_sync(Control& control, Parameters& parameters, size_t step, cudaStrea
     for (int rank = 0; rank < int(all.size()); ++rank) {
       Checked its;
       std::memcpy(&its, all[size_t(rank)].data() + i * sizeof its, sizeof its);
-      ranks[its.shard][its.checksum].push_back(rank);
+      if (its.shard != Replica::none) ranks[its.shard][its.checksum].push_back(rank);
     }
     const auto& [name, shards] = names[i];
     for (const auto& [shard, by_checksum] : ranks)

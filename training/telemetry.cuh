@@ -23,6 +23,20 @@ inline std::string tensor_parallel_text(const Options& o) {
   return "tensor parallel " + std::to_string(o.tp) + ", rows in " + std::to_string(o.tp_pieces) + " pieces, ";
 }
 
+inline std::string pipeline_text(const Options& o) {
+  if (o.pp == 1) return "";
+  return "pipeline of " + std::to_string(o.pp) + " stages (" + o.pp_schedule +
+         (o.pp_chunks > 1 ? ", " + std::to_string(o.pp_chunks) + " chunks each" : "") + "), ";
+}
+
+// The layers of this rank: "1 to 3, 7 to 9".
+inline std::string layers_text(const TensorList& list) {
+  std::string text;
+  for (const Layers& chunk : list.chunks())
+    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) + " to " + std::to_string(chunk.end());
+  return text;
+}
+
 // start: steps done before this start; snapshot_bytes: host memory for checkpoints.
 inline void describe(const Job& job, const Model& model, const Datasets& data, size_t snapshot_bytes, size_t start) {
   const Options& o = job.options;
@@ -33,8 +47,8 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   std::printf("device    %s\n", job.device.c_str());
   if (!model.library_attention().empty()) std::printf("attention %s\n", attention_body(o, model).c_str());
   if (!job.is_alone())
-    std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
-                job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());
+    std::printf("mesh      %s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
+                pipeline_text(o).c_str(), job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);

@@ -20,10 +20,7 @@ inline void choose_steps(TrainingState& state, Batches& batches) {
     const Clock::time_point start = Clock::now();
     model.begin_sums();
     Batches::Samples samples = batches.of_step({step});
-    for (const Action& action : make_schedule("1f1b", {}, batches.micro_batches())) {
-      if (action.work == Work::forward) model.forward(samples.batch(action));
-      else model.backward(samples.batch(action));
-    }
+    for (const Action& action : state.job.schedule()) model.run(samples.batch(action));
     model.update({}, float(o.grad_clip));
     model.sums();
     if (step >= unmeasured) seconds.push_back(seconds_since(start));

@@ -1,0 +1,36 @@
+// Residual addition: out = residual + branch, rounded to the storage type. Where a LayerNorm follows, that does the addition
+// (layernorm.cuh); this kernel is for a sum that is sent to the next pipeline stage. Both round alike, so the bits are those
+// of one rank.
+//
+// Elementwise, one pack of elements per thread. Moves 3 elements per element: reads both terms, writes the sum.
+#pragma once
+
+#include "kernels/device/common.cuh"
+
+constexpr int residual_block = 256;  // threads, one pack each
+
+template <class Float, int N>
+__global__ void residual_forward_kernel(Float* out, const Float* residual, const Float* branch, size_t count) {
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= count) return;
+  float x[N], y[N];
+  load(residual + i, x);
+  load(branch + i, y);
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] += y[k];
+  store(out + i, x);
+}
+
+// out (rows, channels) = residual (rows, channels) + branch (rows, channels).
+template <class Float>
+void residual_forward(Float* out, const Float* residual, const Float* branch, int rows, int channels, cudaStream_t stream) {
+  const size_t count = size_t(rows) * channels;
+  KernelRange range("residual_forward", stream, 3.0 * sizeof(Float) * count, 1.0 * count);
+  range.writes(out, count);
+  with_pack<Float>(channels, [&](auto pack) {
+    constexpr int N = decltype(pack)::value;
+    const unsigned blocks = unsigned(ceil_div(count, size_t(residual_block * N)));
+    residual_forward_kernel<Float, N><<<blocks, residual_block, 0, stream>>>(out, residual, branch, count);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}

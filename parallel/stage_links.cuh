@@ -1,0 +1,92 @@
+// What a pipeline stage receives from its neighbours and sends to them: activations (r,C), the residual stream that enters
+// or leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
+//
+//                activations →                     activations →
+//   stage r−1  ───────────────▶  stage r  ───────────────▶  stage r+1
+//              ◀───────────────            ◀───────────────
+//                ← gradients                       ← gradients
+//
+// These are the four lanes of a stage, each on a stream of its own (mesh.cuh). A message moves when both sides are there.
+// So whoever sends and receives on one stream may wait for a neighbour that waits for him; on four streams no schedule
+// of pipeline.h does (pipeline_simulator.h).
+//
+// A receive is posted one action ahead, and a send is given its buffer and not waited for: only the send after it is to wait,
+// in the same direction. So a direction has two buffers for what comes and one for what goes. Nothing is copied: a buffer
+// is exchanged for that of the model that the message is for, or comes from.
+#pragma once
+
+#include <utility>
+
+#include "kernels/device/memory.cuh"
+#include "parallel/mesh.cuh"
+#include "parallel/pipeline.h"
+
+template <class Float>
+class StageLinks {
+ public:
+  // The model runs on `stream`.
+  StageLinks(Mesh& mesh, cudaStream_t stream)
+      : activations_{mesh.from_previous(), mesh.to_next()}, gradients_{mesh.from_next(), mesh.to_previous()}, stream_(stream) {}
+
+  // most: elements of the largest message.
+  void lay_out(Arena& arena, size_t most) {
+    for (Direction* direction : {&activations_, &gradients_}) {
+      for (Float*& buffer : direction->received) buffer = arena.take<Float>(most);
+      direction->sent = arena.take<Float>(most);
+    }
+  }
+
+  // Posts the receives of an action and of the one after it. To be called before the action's work is issued. count: elements
+  // of a message.
+  void post(const Action& action, size_t count) {
+    if (action.receives != Message::none && direction(action.receives).posted == 0) post(direction(action.receives), count);
+    if (action.next_receives != Message::none) post(direction(action.next_receives), count);
+  }
+
+  // The buffer of the message that arrives next, in which the stream will find it. The caller may keep the buffer, and give
+  // another one of its size for it.
+  Float*& received(Message message) {
+    Direction& d = direction(message);
+    const int oldest = (d.next + 2 - d.posted--) % 2;
+    d.from.wait(stream_, d.arrived[oldest]);
+    return d.received[oldest];
+  }
+
+  // A buffer that the stream may write the next message of this kind to, for send(). The caller may give another one for it.
+  Float*& to_send(Message message) {
+    Direction& d = direction(message);
+    if (std::exchange(d.sending, false)) d.to.wait(stream_, d.left);
+    return d.sent;
+  }
+
+  void send(Message message, size_t count) {
+    Direction& d = direction(message);
+    d.to.after(stream_);
+    d.to.send(static_cast<const Float*>(d.sent), count);
+    d.left.record(d.to.stream());
+    d.sending = true;
+  }
+
+ private:
+  struct Direction {
+    Lane &from, &to;
+    Float* received[2] = {};
+    Float* sent = nullptr;
+    Event arrived[2], left;
+    int next = 0, posted = 0;  // where the next message goes; how many are on their way here
+    bool sending = false;      // the stream has not waited for `left` yet
+  };
+
+  Direction& direction(Message message) { return message == Message::activation ? activations_ : gradients_; }
+
+  void post(Direction& d, size_t count) {
+    d.from.after(stream_);
+    d.from.receive(d.received[d.next], count);
+    d.arrived[d.next].record(d.from.stream());
+    d.next ^= 1;
+    ++d.posted;
+  }
+
+  Direction activations_, gradients_;
+  cudaStream_t stream_;
+};
