@@ -57,14 +57,17 @@ class Transfers {
   // Collectives that are under way at the same time have different tags. MPI matches messages between two ranks in
   // order, so all steps of a collective can use one tag.
   static Transfers of_collective(ncclComm* comm) { return {comm, comm->issued++ % pair_tag}; }
+  // A send of NCCL may wait until the other rank receives. This one always does, because a program that relies on MPI's
+  // buffers here might wait for ever there.
   static Transfers of_pair(ncclComm* comm) { return {comm, pair_tag}; }
 
 #ifdef GPT_MPI
   void send(const void* data, size_t bytes, int peer) {
     bytes_sent += bytes;
     const char* from = static_cast<const char*>(data);
+    const auto start = tag_ == pair_tag ? MPI_Issend : MPI_Isend;
     for (size_t first = 0; first < bytes; first += part_bytes)
-      MPI_Isend(from + first, part(bytes, first), MPI_BYTE, peer, tag_, comm_->mpi, &requests_.emplace_back());
+      start(from + first, part(bytes, first), MPI_BYTE, peer, tag_, comm_->mpi, &requests_.emplace_back());
   }
 
   void receive(void* data, size_t bytes, int peer) {

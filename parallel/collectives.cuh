@@ -3,7 +3,7 @@
 // at once.
 //
 // Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
-//   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather (N−1)/N·S     broadcast S on average
+//   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather (N−1)/N·S     broadcast S on average     send S     receive 0
 #pragma once
 
 #include <nccl.h>
@@ -110,6 +110,20 @@ class Communicator {
       NCCL_CHECK(ncclSend(send, count, nccl_type<T>, to, comm_.get(), stream_));
       NCCL_CHECK(ncclRecv(receive, count, nccl_type<T>, from, comm_.get(), stream_));
       return ncclGroupEnd();
+    });
+  }
+
+  // Sends to rank `to`, which calls receive() with the same count. A send may last until then.
+  template <class T>
+  void send(const T* data, size_t count, int to) {
+    run("send", count * sizeof(T), 1, data, 0, [&] {
+      return ncclSend(data, count, nccl_type<T>, to, comm_.get(), stream_);
+    });
+  }
+  template <class T>
+  void receive(T* data, size_t count, int from) {
+    run("receive", count * sizeof(T), 0, data, count, [&] {
+      return ncclRecv(data, count, nccl_type<T>, from, comm_.get(), stream_);
     });
   }
 
@@ -220,4 +234,18 @@ class Communicator {
   std::list<Timed> pending_, waits_, free_;
   int count_ = 0;
   std::map<int, Traffic> traffic_;
+};
+
+// One direction between two ranks, on a stream of its own: one of them sends, the other receives.
+class Lane : public Communicator {
+ public:
+  using Communicator::Communicator;
+  template <class T>
+  void send(const T* data, size_t count) {
+    Communicator::send(data, count, 1 - rank());
+  }
+  template <class T>
+  void receive(T* data, size_t count) {
+    Communicator::receive(data, count, 1 - rank());
+  }
 };

@@ -1,7 +1,16 @@
 // The mesh: this rank's place among all ranks, its device, and the groups that it communicates with.
 //
 // Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and pipeline parallelism), so that tensor
-// parallel ranks are neighbours on one node. So far cp and pp have one rank.
+// parallel ranks are neighbours on one node. So far cp has one rank.
+//
+// A pipeline has pp stages, each on ranks of its own. Activations go from a stage to the next, gradients back, and from the
+// last stage on to the first, because a stage may have several parts of the model. A rank has four lanes: it receives from
+// the previous stage and sends to the next, and the same for gradients, the other way. In one stream, ranks that send to
+// each other would wait for each other for ever; each lane has its own.
+//
+//   previous stage                     this rank                       next stage
+//      to_next     ─── activations ──► from_previous   to_next     ─── activations ──► from_previous
+//      from_next   ◄──── gradients ─── to_previous     from_next   ◄──── gradients ─── to_previous
 #pragma once
 
 #include <array>
@@ -11,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,33 +71,47 @@ inline int take_device(Control& control, bool may_share) {
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one device
 // at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all ranks of a
 // group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a layer waits for
-// (tensor parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream.
-struct CommunicationStreams {
+// (tensor parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream, but for the lanes.
+class CommunicationStreams {
+ public:
   cudaStream_t inner, outer;
 
   CommunicationStreams() {
-    // Highest priority: otherwise NCCL's few blocks would wait until all blocks of a matrix product have started.
-    int least = 0, greatest = 0;
-    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&outer, cudaStreamNonBlocking, greatest));
-    Profiler::instance().name_stream(outer, "communication");
-    inner = outer;
+    inner = outer = create("communication");
     if (const char* one = std::getenv("GPT_ONE_STREAM"); one && *one == '1') return;
-    CUDA_CHECK(cudaStreamCreateWithPriority(&inner, cudaStreamNonBlocking, greatest));
-    Profiler::instance().name_stream(inner, "inner communication");
+    inner = create("inner communication");
   }
   ~CommunicationStreams() {
-    if (inner != outer) cudaStreamDestroy(inner);
-    cudaStreamDestroy(outer);
+    for (cudaStream_t stream : all_) cudaStreamDestroy(stream);
   }
   CommunicationStreams(const CommunicationStreams&) = delete;
   CommunicationStreams& operator=(const CommunicationStreams&) = delete;
+
+  // The stream of a lane. All meshes of a process use the same, which are made for the first one that has lanes.
+  cudaStream_t lane(const char* name) {
+    cudaStream_t& stream = lanes_[name];
+    return stream ? stream : stream = create(name);
+  }
+
+ private:
+  cudaStream_t create(const char* name) {
+    // Highest priority: otherwise NCCL's few blocks would wait until all blocks of a matrix product have started.
+    int least = 0, greatest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaStream_t stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    Profiler::instance().name_stream(stream, name);
+    return all_.emplace_back(stream);
+  }
+
+  std::vector<cudaStream_t> all_;
+  std::map<std::string, cudaStream_t> lanes_;
 };
 
 class Mesh {
  public:
   // One rank, alone.
-  Mesh() : world_(std::make_unique<Communicator>()), data_(std::make_unique<Communicator>()), tp_(std::make_unique<Communicator>()) {}
+  Mesh() { stay_alone(); }
 
   // `control` and `recorder` outlive the mesh. Collective.
   Mesh(Control& control, const MeshShape& shape, bool share_gpu, FlightRecorder& recorder)
@@ -116,6 +140,20 @@ class Mesh {
   Communicator& world() { return *world_; }  // all ranks
   Communicator& data() { return *data_; }    // ranks with the same part of the model: ZeRO shards over them
   Communicator& tp() { return *tp_; }        // ranks that split the layers of one data-parallel rank between them
+  Communicator& ends() { return *ends_; }    // the first and the last stage: both have the tied wte; others are alone
+
+  // Between stages. With one stage they carry nothing.
+  Lane& from_previous() { return *lanes_[0]; }
+  Lane& to_next() { return *lanes_[1]; }
+  Lane& from_next() { return *lanes_[2]; }
+  Lane& to_previous() { return *lanes_[3]; }
+
+  // The ranks of this rank's stage, among all ranks, in order.
+  std::vector<int> stage_ranks() const {
+    std::vector<int> ranks(size_t(shape_.ranks() / shape_.pp));
+    std::iota(ranks.begin(), ranks.end(), place_.pp * int(ranks.size()));
+    return ranks;
+  }
 
   // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
   int begin_traffic() {
@@ -132,7 +170,9 @@ class Mesh {
   }
 
  private:
-  std::array<Communicator*, 3> groups() const { return {world_.get(), data_.get(), tp_.get()}; }
+  std::array<Communicator*, 8> groups() const {
+    return {world_.get(), data_.get(), tp_.get(), ends_.get(), lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get()};
+  }
 
   NcclComm connect_all() {
     // Sums that NVSwitch makes (NVLS) are not the same bits in every call: https://github.com/NVIDIA/nccl/issues/1497
@@ -148,10 +188,11 @@ class Mesh {
     return {comm, ncclCommDestroy};
   }
 
-  // Ranks of the same color form a group, in the order of their keys.
-  NcclComm split(int color, int key) {
+  // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no group
+  // give NCCL_SPLIT_NOCOLOR. blocks: of a collective; those of all groups together leave most multiprocessors to the model.
+  NcclComm split(int color, int key, int blocks = 16) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.maxCTAs = 16;  // blocks of a collective: those of all groups together leave most multiprocessors to the model
+    config.maxCTAs = blocks;
     ncclComm_t comm = nullptr;
     const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
     NCCL_CHECK(ncclCommSplit(comm_.get(), color, key, &comm, &config));
@@ -160,21 +201,50 @@ class Mesh {
   }
 
   std::unique_ptr<Communicator> group(const char* name, NcclComm comm, cudaStream_t stream) {
-    const bool is_connected = world_ && comm == comm_;
+    const bool is_connected = world_->size() > 1 && comm == comm_;
     auto communicator = std::make_unique<Communicator>(name, std::move(comm), stream, *recorder_);
     if (!is_connected) connect(*communicator);
     return communicator;
   }
 
+  void stay_alone() {
+    for (auto* group : {&world_, &data_, &tp_, &ends_}) *group = std::make_unique<Communicator>();
+    for (auto& lane : lanes_) lane = std::make_unique<Lane>();
+  }
+
   void make_groups() {
-    const auto alone = [] { return std::make_unique<Communicator>(); };
+    stay_alone();
     const auto& [tp, cp, dp, pp] = place_;
     const int ranks = control_->size(), sharers = shape_.cp * shape_.dp;  // ranks of a data group
-    world_ = ranks == 1 ? alone() : group("world", comm_, streams_->outer);
-    if (sharers == 1) data_ = alone();
-    else data_ = group("data", sharers == ranks ? comm_ : split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
-    tp_ = shape_.tp == 1 ? alone() : group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
-    if (ranks > 1) caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
+    if (ranks == 1) return;
+    world_ = group("world", comm_, streams_->outer);
+    if (sharers > 1) data_ = group("data", sharers == ranks ? comm_ : split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
+    if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
+    if (shape_.pp > 1) make_pipeline_groups();
+    caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
+  }
+
+  // An edge leads from a stage to the next, and has a communicator for each direction. A split makes those of many edges
+  // at once, but of no two that meet in a stage: even edges, odd edges, and the last one if it would meet edge 0.
+  void make_pipeline_groups() {
+    const int stages = shape_.pp, stage = place_.pp, place = control_->rank() % (shape_.ranks() / stages);
+    const bool is_end = stage == 0 || stage == stages - 1;
+    const NcclComm ends = split(is_end ? place : NCCL_SPLIT_NOCOLOR, stage);
+    if (is_end) ends_ = group("ends", ends, streams_->outer);
+    const int out = stage, in = (stage + stages - 1) % stages;  // this stage's two edges
+    const auto turn_of = [&](int edge) { return stages % 2 && edge == stages - 1 ? 2 : edge % 2; };
+    for (int turn = 0; turn < 2 + stages % 2; ++turn) {
+      const bool begins = turn_of(out) == turn, takes_part = begins || turn_of(in) == turn;
+      const int color = takes_part ? (begins ? out : in) * (shape_.ranks() / stages) + place : NCCL_SPLIT_NOCOLOR;
+      for (bool forward : {true, false}) {
+        const NcclComm comm = split(color, begins ? 0 : 1, 4);
+        if (!takes_part) continue;
+        static constexpr const char* names[] = {"from_previous", "to_next", "from_next", "to_previous"};
+        const int number = forward ? (begins ? 1 : 0) : (begins ? 2 : 3);
+        lanes_[size_t(number)] = std::make_unique<Lane>(names[number], comm, streams_->lane(names[number]), *recorder_);
+        connect(*lanes_[size_t(number)], begins == forward);
+      }
+    }
   }
 
   // Calls each collective once. NCCL takes memory for a collective at its first call, and the model must see how much
@@ -190,6 +260,18 @@ class Mesh {
     group.all_gather(data, data + group.rank(), 1);
     group.broadcast(data, ranks, 0);
     CUDA_CHECK(cudaStreamSynchronize(group.stream()));
+    CUDA_CHECK(cudaFree(data));
+  }
+
+  // NCCL connects two ranks at their first message, and blocks the host meanwhile: both ends must be there.
+  static void connect(Lane& lane, bool sends) {
+    float* data = nullptr;
+    CUDA_CHECK(cudaMalloc(&data, sizeof(float)));
+    CUDA_CHECK(cudaMemset(data, 0, sizeof(float)));
+    lane.after(nullptr);
+    if (sends) lane.send(data, 1);
+    else lane.receive(data, 1);
+    CUDA_CHECK(cudaStreamSynchronize(lane.stream()));
     CUDA_CHECK(cudaFree(data));
   }
 
@@ -217,6 +299,7 @@ class Mesh {
   FlightRecorder* recorder_ = nullptr;
   NcclComm comm_;                                  // of all ranks; null: one rank
   std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first
-  std::unique_ptr<Communicator> world_, data_, tp_;
+  std::unique_ptr<Communicator> world_, data_, tp_, ends_;
+  std::array<std::unique_ptr<Lane>, 4> lanes_;  // in the order of their names above
   std::jthread caretaker_;  // declared last, so that it ends before the other members are destroyed
 };

@@ -1,5 +1,6 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
 // so that every sum is exact in every type, so nothing is tolerated.
+#include <deque>
 #include <set>
 
 #include "test/ranks/ranks.cuh"
@@ -237,3 +238,120 @@ TEST_CASE("the communicator counts what is sent") {
   CHECK(traffic.bytes_sent["all_gather"] == doctest::Approx((n - 1) * bytes));
   CHECK((size() == 1 || traffic.milliseconds > 0));
 }
+
+namespace {
+
+struct NamedLane {
+  std::string name;
+  Lane* lane;
+  bool sends;
+  int neighbour;  // the stage at the other end
+};
+
+std::vector<NamedLane> lanes_of(Mesh& mesh) {
+  const int stages = mesh.shape().pp, next = (mesh.place().pp + 1) % stages, previous = (mesh.place().pp + stages - 1) % stages;
+  return {{"activations", &mesh.from_previous(), false, previous}, {"activations", &mesh.to_next(), true, next},
+          {"gradients", &mesh.from_next(), false, next}, {"gradients", &mesh.to_previous(), true, previous}};
+}
+
+// What stage `from` sends as message number `message`: no two messages of any lanes are alike.
+std::vector<float> message(const NamedLane& lane, int from, int place, int message, size_t count) {
+  const float first = float(((from * 8 + place) * 8 + message) * 2 + (lane.name == "gradients"));
+  return values<float>(count, [&](size_t i) { return int(first) + 1024 * int(i % 1000); });
+}
+
+}  // namespace
+
+TEST_CASE("lanes carry what was sent, from the last stage to the first too, in order") {
+  for (int stages : {1, 2, 3, 4, 8}) {
+    if (size() % stages) continue;
+    CAPTURE(stages);
+    Mesh mesh(ranks().mesh, {.tp = size() / stages, .pp = stages});
+    const int messages = 3;
+    for (size_t count : {size_t(1), size_t(17), over_a_chunk<float>}) {
+      CAPTURE(count);
+      const int number = mesh.begin_traffic();
+      std::deque<Buffer<float>> buffers;
+      for (int i = 0; i < messages; ++i)
+        for (const NamedLane& one : lanes_of(mesh)) {
+          if (one.sends) buffers.emplace_back(message(one, mesh.place().pp, mesh.place().tp, i, count));
+          else buffers.emplace_back(count);
+          one.lane->after(test_stream());
+          if (one.sends) one.lane->send(buffers.back().data(), count);
+          else one.lane->receive(buffers.back().data(), count);
+        }
+      for (const NamedLane& one : lanes_of(mesh)) one.lane->wait_for_all(test_stream());
+      CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+      std::map<std::string, Traffic> traffic = mesh.take_traffic(number);
+      CHECK(traffic.contains("from_previous") == (stages > 1));
+      if (stages == 1) continue;  // nobody to send to: the calls did nothing
+      for (size_t i = 0; i < buffers.size(); ++i) {
+        const NamedLane one = lanes_of(mesh)[i % 4];
+        if (!one.sends) CHECK(same(buffers[i], message(one, one.neighbour, mesh.place().tp, int(i / 4), count)));
+      }
+      for (const NamedLane& one : lanes_of(mesh)) {
+        Traffic& own = traffic[one.lane->group()];
+        CHECK(own.bytes_sent["send"] == (one.sends ? double(messages * count * sizeof(float)) : 0));
+        CHECK(own.bytes_sent["receive"] == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("what a pipeline has: stages, their ranks, ends, and lanes on streams of their own") {
+  CHECK(ranks().mesh.ends().size() == 1);
+  CHECK(ranks().mesh.to_next().size() == 1);
+  for (int stages : {2, 3, 4, 8}) {
+    if (size() % stages) continue;
+    CAPTURE(stages);
+    const int share = size() / stages;
+    Mesh mesh(ranks().mesh, {.tp = share % 2 ? 1 : share / 2, .dp = share % 2 ? share : 2, .pp = stages});
+    const auto& [tp, cp, dp, pp] = mesh.place();
+    std::vector<int> mine;
+    for (int i = 0; i < share; ++i) mine.push_back(pp * share + i);
+    CHECK(mesh.stage_ranks() == mine);
+    const auto sum_of_ranks = [&](Communicator& group) {
+      Buffer<float> sum(std::vector<float>{float(rank())});
+      group.all_reduce(sum.data(), 1);
+      group.wait_for_all(test_stream());
+      return sum.get()[0];
+    };
+    const bool is_end = pp == 0 || pp == stages - 1;
+    const int in_stage = rank() % share, both_ends = 2 * in_stage + (stages - 1) * share;
+    CHECK(sum_of_ranks(mesh.ends()) == float(is_end ? both_ends : rank()));
+    int sharing_data = 0, sharing_layers = 0;
+    for (int r : mine) {
+      if (r % mesh.shape().tp == tp) sharing_data += r;
+      if (r % share / mesh.shape().tp == dp) sharing_layers += r;
+    }
+    CHECK(sum_of_ranks(mesh.data()) == float(sharing_data));
+    CHECK(sum_of_ranks(mesh.tp()) == float(sharing_layers));
+    std::set<cudaStream_t> streams = {mesh.world().stream()};
+    for (const NamedLane& one : lanes_of(mesh)) {
+      int priority, least, greatest;
+      CUDA_CHECK(cudaStreamGetPriority(one.lane->stream(), &priority));
+      CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+      CHECK(priority == greatest);
+      CHECK(streams.insert(one.lane->stream()).second);
+    }
+  }
+}
+
+#if !defined(__CUDACC__)  // NCCL may keep what is small in buffers of its own
+TEST_CASE("a send lasts until the other rank receives, however small it is") {
+  if (size() == 1) return;
+  Mesh mesh(ranks().mesh, {.pp = size()});
+  Buffer<float> data(std::vector<float>{float(rank())}), received(1);
+  mesh.to_next().after(test_stream());
+  mesh.to_next().send(data.data(), 1);
+  for (int i = 0; i < 20; ++i) {
+    CHECK(!is_ready(mesh.to_next().stream()));
+    usleep(1000);
+  }
+  ranks().control->barrier();
+  mesh.from_previous().receive(received.data(), 1);
+  mesh.from_previous().wait_for_all(test_stream());
+  CHECK(received.get()[0] == float((rank() + size() - 1) % size()));
+  CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
+}
+#endif
