@@ -1,5 +1,7 @@
 // Pipeline schedules (parallel/pipeline.h), played in a simulator: every schedule ends, is as fast and keeps as many
 // micro-batches as its formulas say. A schedule that is added to `pipeline_schedules` is tested too.
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -7,6 +9,8 @@
 #include <set>
 #include <string>
 #include <vector>
+
+#include <sys/wait.h>
 
 #include <doctest/doctest.h>
 
@@ -217,6 +221,34 @@ TEST_CASE("all messages in one queue: every schedule but gpipe then deadlocks") 
         "stage 1 waits to receive for F1, but first to send after B0");
 }
 
+TEST_CASE("the simulator's times by hand") {
+  // When the forwards of a stage begin. Those of stage i take times[i].
+  const auto begins = [](const std::vector<double>& times, int micro_batches, double message, Lanes lanes) {
+    std::vector<Actions> lists;
+    PipelineCosts costs = {{}, message};
+    for (size_t i = 0; i < times.size(); ++i) {
+      lists.push_back(forwards({int(times.size()), int(i)}, micro_batches));
+      costs.chunks.push_back({times[i], 0, 0});
+    }
+    const PlayedStep step = play(lists, 1, costs, lanes);
+    std::vector<std::vector<double>> begins;
+    for (const auto& spans : step.spans) {
+      begins.emplace_back();
+      for (const PlayedStep::Span& span : spans) begins.back().push_back(span.begin);
+    }
+    return begins;
+  };
+  using Expected = std::vector<std::vector<double>>;
+  // The receive of F1 is posted before F0 computes, so its message travels meanwhile.
+  CHECK(begins({1, 1}, 2, 0.5, Lanes::four) == Expected{{0, 1}, {1.5, 2.5}});
+  // A slow receiver: F1 is on its way while it computes F0, F2 while it computes F1. The sender has computed F3 by then
+  // and waits with it until F2 has left the buffer.
+  CHECK(begins({1, 3}, 6, 0.5, Lanes::four) == Expected{{0, 1, 2, 3, 5, 8}, {1.5, 4.5, 7.5, 10.5, 13.5, 16.5}});
+  // One queue: stage 1 receives for F1 when it has sent after F0.
+  CHECK(begins({1, 1, 1}, 2, 1, Lanes::one)[1] == std::vector<double>{2, 5});
+  CHECK(begins({1, 1, 1}, 2, 1, Lanes::four)[1] == std::vector<double>{2, 3});
+}
+
 TEST_CASE("mistakes in a schedule are noticed") {
   const Pipeline pipeline = {"1f1b", 3, 1, 4};
   const auto problem_with = [&](const std::function<void(std::vector<Actions>&)>& plant) {
@@ -246,6 +278,11 @@ TEST_CASE("mistakes in a schedule are noticed") {
   CHECK(problem_with([](auto& lists) {
           lists[0].back().receives = Message::none;
         }) == "stage 1 sends after B3 what nobody receives");
+  // The right micro-batch for another chunk
+  std::vector<Actions> lists = {forwards({2, 0, 2}, 1), forwards({2, 1, 2}, 1)};
+  std::swap(lists[1][0], lists[1][1]);
+  CHECK(play(lists, 2, {std::vector<ChunkCosts>(4, {1, 1, 1})}).problem ==
+        "stage 1 receives for F0 of chunk 1 what stage 0 sends after F0 of chunk 0");
 }
 
 TEST_CASE("backwards of gpipe in the order of the last micro-batch first would end, but sum up gradients otherwise") {
@@ -315,4 +352,36 @@ TEST_CASE("layers of known models") {
   CHECK(counts({48, 25, 1600, 50257, 1024}, 8) == std::vector{6, 6, 6, 6, 6, 7, 7, 4});  // 2.6 layers
   CHECK(counts({8, 8, 64, 211, 32}, 4) == std::vector{2, 2, 2, 2});          // 0.3 layers
   CHECK(counts({4, 4, 64, 211, 32}, 4) == std::vector{1, 1, 1, 1});
+}
+
+// ---- dev/schedule.py
+
+const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0;
+
+TEST_CASE("schedules are drawn, and bad input is one line" * doctest::skip(!python_found)) {
+  const char* set = std::getenv("GPT_BUILD");
+  const std::string build = set ? set : "build/cpu";
+  const std::string variant = build.ends_with("-asan") ? "-asan" : build.ends_with("-debug") ? "-debug" : "";
+  TemporaryFolder folder;
+  const std::string picture = (folder / "picture.svg").string(), log = (folder / "log").string();
+  const auto code = [&](const std::string& arguments) {
+    const std::string command = "python3 dev/schedule.py --program build/host" + variant + "/schedule " + arguments;
+    return WEXITSTATUS(std::system((command + " > '" + log + "' 2>&1").c_str()));
+  };
+  CHECK(code("-o '" + picture + "'") == 0);
+  const std::string text = content_of(picture);
+  for (const char* words : {"a step of 33, bubble 9 (27 %); (p−1)(F+B) = 9<", "a step of 28.5, bubble 4.5 (16 %)",
+                            "a step of 27, bubble 3 (11 %)", ">stage 3<", ">1 slot<", ">11 slots of 1/2<"})
+    CHECK_MESSAGE(text.find(words) != std::string::npos, words);
+  for (const char* bad : {"--schedule 2f2b", "--stages 0", "--stages x", "--micro-batches ''", "--message nan",
+                          "--weight 3", "--schedule interleaved --micro-batches 6",
+                          "--forward 0 --backward 0 --weight 0", "--what", "-o /nowhere/picture.svg",
+                          "--program nowhere"}) {
+    CAPTURE(bad);
+    CHECK(code(bad) == 2);
+    const std::string error = content_of(log);
+    CAPTURE(error);
+    CHECK(error.starts_with("error: "));
+    CHECK(std::ranges::count(error, '\n') == 1);
+  }
 }

@@ -15,9 +15,14 @@ endef
 $(foreach folder,runtime processes,$(eval $(call compile_host,$(folder),-O1)))
 $(foreach folder,test test/faults,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
+$(eval $(call compile_host,dev,-O1))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
 	@mkdir -p $(@D); rm -f $@
 	@ar rcs $@ $^
 $(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
+# what dev/schedule.py asks
+$(HOST_BUILD)/schedule: $(HOST_BUILD)/schedule.o $(HOST_LIBRARY)
+	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
+$(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
