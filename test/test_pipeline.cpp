@@ -209,10 +209,10 @@ TEST_CASE("messages by hand") {
   CHECK(messages(forwards({2, 0, 2}, 1)) == Expected{{none, activation, activation}, {activation, activation, none}});
 }
 
-TEST_CASE("all messages in one queue: every schedule but gpipe then deadlocks") {
+TEST_CASE("with all messages in one queue gpipe ends, but 1f1b, interleaved and zb wait forever") {
   for_pipelines([](const Pipeline& pipeline) {
     const auto& [schedule, p, v, A] = pipeline;
-    if (p == 1 || A < 2 || !bubble_by_formula(pipeline, {})) return;
+    if (p == 1 || A == 1 || !std::set<std::string>{"gpipe", "1f1b", "interleaved", "zb"}.contains(schedule)) return;
     const PlayedStep step = play(lists_of(pipeline), v, equal_costs(pipeline, {1, 1, 1}), Lanes::one);
     CHECK((step.problem == "") == (schedule == "gpipe"));
   });
