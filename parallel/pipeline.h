@@ -1,19 +1,20 @@
-// Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the other;
-// each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
-// (train_gpt.cu). For A micro-batches on stage r of p, F being the time of a stage's forward, B of its backward, of which I
-// goes into the gradients of inputs and W into those of weights:
+// Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the
+// other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
+// (train_gpt.cu). With p stages of v chunks, A micro-batches, F the time of a stage's forward, B of its backward, I of
+// the half that computes gradients of inputs, and W of that for gradients of weights:
 //
-//   schedule                                                      bubble         micro-batches kept (v chunks: in one chunk)
-//   gpipe        Huang et al., 2018, arXiv:1811.06965             (p-1)(F+B)     A
-//   1f1b         Narayanan et al., 2018 and 2021, 1806.03377      (p-1)(F+B)     min(A, p-r)
-//   interleaved  Narayanan et al., 2021, 2104.04473, v chunks     (p-1)(F+B)/v   min(vA, 2(p-1-r) + (v-1)p + 1)
-//   zb           ZB-H1 of Qi et al., 2023, 2401.10241             (p-1)(F+I-W)   min(A, p)
+//   schedule                                  bubble                                    slots on stage r
+//   gpipe        Huang et al., 1811.06965     (p-1)(F+B)                                A
+//   1f1b         Narayanan et al., 1806.03377 (p-1)(F+B)                                min(A, p-r)
+//   interleaved  Narayanan et al., 2104.04473 (p-1)(F+B)/v                              min(vA, 2(p-1-r) + (v-1)p + 1)
+//   zb           ZB-H1, Qi et al., 2401.10241 (p-1)(F+I) - (min(A,p)-1)·min(F,I,W)      min(A, p)
 //
-// The bubble is how long each stage is idle in a step, which takes A(F+B) and the bubble. That of zb is so for A >= p and
-// W <= min(F, I). parallel/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them to this table.
+// The bubble is how long each stage is idle: a step takes A(F+B) and the bubble. With A >= p, and W no longer than F
+// and I, that of zb is (p-1)(F+I-W). parallel/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them
+// to this table.
 //
-// Under every schedule the backwards of a chunk, and their halves, come in the order of micro-batches 0 ... A-1. That is
-// the order in which gradients are summed up, so their bits are those of one rank.
+// In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. In that
+// order gradients are summed up, so their bits are those of one rank.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +27,8 @@
 #include "parallel/model_shape.h"
 #include "processes/error.h"
 
-enum class Work { forward, backward, input, weight };  // zb halves backward: gradients of inputs, then those of weights
-enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient to the previous
+enum class Work { forward, backward, input, weight };  // input and weight: the two halves of backward
+enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient back
 
 struct Action {
   Work work;
@@ -35,13 +36,13 @@ struct Action {
   int chunk = 0;    // which of this stage's chunks
   int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
   Message receives = Message::none, sends = Message::none;
-  Message next_receives = Message::none;  // what the action after it receives: this is posted before this action computes
+  Message next_receives = Message::none;  // what the next action receives: posted before this one computes
   bool operator==(const Action&) const = default;
 };
 using Actions = std::vector<Action>;
 
-// Chunk c of this stage is chunk c·stages + number of the model. So what comes after the last stage is stage 0 again, with
-// its next chunk.
+// Chunk c of this stage is chunk c·stages + number of the model. So after the last stage comes stage 0 again, with its
+// next chunk.
 struct Stage {
   int stages = 1, number = 0, chunks = 1;
 
@@ -52,7 +53,7 @@ struct Stage {
 
 // ---- the schedules: what is done in which order
 
-// Forward of all micro-batches. As many as there are stages pass the first chunk, then the second, ..., then come others.
+// Forward of all micro-batches. As many as there are stages pass the first chunk, then the second, ... Others follow.
 inline Actions forward_order(const Stage& stage, int micro_batches) {
   Actions actions;
   for (int begin = 0; begin < micro_batches; begin += stage.stages)
@@ -67,8 +68,8 @@ struct Delayed {
   int turns;
 };
 
-// In each turn a stage does every one of these works once: forward of the next in the order above, and the others as many
-// turns after forward as they are delayed. They take the chunks the other way round.
+// In each turn a stage does each of these works once: forward of what is next in the order above, and the other works
+// as many turns later as they are delayed. These take the chunks the other way round.
 inline Actions in_turns(const Stage& stage, int micro_batches, const std::vector<Delayed>& works) {
   const Actions order = forward_order(stage, micro_batches);
   const int count = int(order.size()), longest = std::ranges::max(works, {}, &Delayed::turns).turns;
@@ -76,8 +77,9 @@ inline Actions in_turns(const Stage& stage, int micro_batches, const std::vector
   for (int turn = 0; turn < count + longest; ++turn)
     for (const auto& [work, turns] : works) {
       if (turn < turns || turn >= turns + count) continue;
-      const Action& forward = order[size_t(turn - turns)];
-      actions.push_back({work, forward.micro_batch, work == Work::forward ? forward.chunk : stage.chunks - 1 - forward.chunk});
+      const Action& next = order[size_t(turn - turns)];
+      const int chunk = work == Work::forward ? next.chunk : stage.chunks - 1 - next.chunk;
+      actions.push_back({work, next.micro_batch, chunk});
     }
   return actions;
 }
@@ -92,25 +94,26 @@ inline Actions gpipe(const Stage& stage, int micro_batches) {
   return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, micro_batches}});
 }
 
-// A backward as soon as its gradient can be there. Until then micro-batch 0 passes p-1-r stages, and this one computes as
-// many other forwards.
+// A backward as soon as its gradient can be there. Until then micro-batch 0 passes the later stages, and this one
+// computes a forward for each of them.
 inline Actions one_forward_one_backward(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
   return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, later_stages}});
 }
 
-// The same in smaller chunks, so that each stage waits less for its first. The first backward waits until micro-batch 0 has
-// passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
+// The same in smaller chunks, for whose first input a stage waits less. The first backward waits until micro-batch 0
+// has passed all chunks and come back. Meanwhile a stage computes forwards without a break, as others wait for them.
 inline Actions interleaved(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
   return in_turns(stage, micro_batches,
                   {{Work::forward, 0}, {Work::backward, 2 * later_stages + (stage.chunks - 1) * stage.stages}});
 }
 
-// 1f1b, where the gradients of weights, for which no other stage waits, fill what would be idle at the end.
+// 1f1b in which no stage waits for the gradients of another's weights: they come later, and fill what is idle at the end.
 inline Actions zero_bubble(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
-  return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::input, later_stages}, {Work::weight, stage.stages - 1}});
+  return in_turns(stage, micro_batches,
+                  {{Work::forward, 0}, {Work::input, later_stages}, {Work::weight, stage.stages - 1}});
 }
 
 inline const std::map<std::string, Actions (*)(const Stage&, int)> pipeline_schedules = {
@@ -170,24 +173,23 @@ inline int slots_of(const Actions& actions) {
 
 // ---- which layers
 
-// Deals the layers out to the chunks of the model, at least one to each, such that the slowest chunk is as fast as can be.
-// The head takes as long as V/(12C) layers, so the last chunk gets fewer. The others differ by at most one layer; the
-// early ones get fewer, because the first stages keep the most micro-batches.
+// Deals the layers out to the chunks of the model, at least one to each, so that the slowest chunk is as fast as it can
+// be. The head takes as long as V/(12C) layers: the last chunk has fewer. The others differ by at most one layer; early
+// ones have fewer, as the first stages keep the most micro-batches.
 inline std::vector<Layers> deal_layers(const ModelShape& shape, int chunks) {
   if (chunks > shape.layers) fail(shape.layers, " layers are too few for ", chunks, " chunks");
   const double head = shape.vocabulary / (12.0 * shape.channels);
   const int others = chunks - 1;
-  int before = 0;  // how many layers the others have together
-  double shortest = INFINITY;
-  for (int layers = others; others > 0 && layers < shape.layers; ++layers) {
-    const double longest = std::max(std::ceil(double(layers) / others), shape.layers - layers + head);
-    if (longest < shortest) shortest = longest, before = layers;
-  }
+  int last = shape.layers - others;  // layers of the last chunk
+  const auto slowest = [&](int last) { return std::max(std::ceil(double(shape.layers - last) / others), last + head); };
+  for (int fewer = last - 1; others > 0 && fewer >= 1; --fewer)
+    if (slowest(fewer) < slowest(last)) last = fewer;
   std::vector<Layers> dealt;
-  for (int i = 0; i <= others; ++i) {
-    const int first = others > 0 ? i * before / others : 0;
-    const int end = i < others ? (i + 1) * before / others : shape.layers;
-    dealt.push_back({first, end - first});
+  for (int chunk = 0, first = 0; chunk < chunks; ++chunk) {
+    const int rest = shape.layers - first - last;  // of those before the last chunk
+    const int count = chunk == others ? last : rest / (others - chunk);
+    dealt.push_back({first, count});
+    first += count;
   }
   return dealt;
 }

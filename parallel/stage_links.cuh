@@ -26,7 +26,7 @@ class StageLinks {
  public:
   // The model runs on `stream`.
   StageLinks(Mesh& mesh, cudaStream_t stream)
-      : activations_{mesh.from_previous(), mesh.to_next()}, gradients_{mesh.from_next(), mesh.to_previous()}, stream_(stream) {}
+      : activations_(mesh.from_previous(), mesh.to_next()), gradients_(mesh.from_next(), mesh.to_previous()), stream_(stream) {}
 
   // most: elements of the largest message.
   void lay_out(Arena& arena, size_t most) {
@@ -69,6 +69,7 @@ class StageLinks {
 
  private:
   struct Direction {
+    Direction(Lane& from, Lane& to) : from(from), to(to) {}
     Lane &from, &to;
     Float* received[2] = {};
     Float* sent = nullptr;
