@@ -355,3 +355,31 @@ TEST_CASE("a send lasts until the other rank receives, however small it is") {
   CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
 }
 #endif
+
+TEST_CASE("what a rank passes on arrives while it waits in a meeting of its stage") {
+  const int share = size() / 2;
+  if (size() % 2 || share < 2) return;
+  Mesh mesh(ranks().mesh, {.tp = share, .pp = 2});
+  Buffer<float> data(std::vector<float>{float(rank())});
+  Control& control = *ranks().control;
+  const Circle stage = {"stage", {0, 1}, [&] { is_ready(test_stream()); }};
+  if (rank() == 0) {
+    mesh.from_previous().receive(data.data(), 1);
+    mesh.from_previous().wait_for_all(test_stream());
+    mesh.to_next().after(test_stream());
+    mesh.to_next().send(data.data(), 1);
+  }
+  if (rank() == share) {
+    usleep(100000);
+    mesh.to_next().after(test_stream());
+    mesh.to_next().send(data.data(), 1);
+    CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
+    CUDA_CHECK(cudaMemset(data.data(), 0, sizeof(float)));
+    mesh.from_previous().after(nullptr);
+    mesh.from_previous().receive(data.data(), 1);
+    CUDA_CHECK(cudaStreamSynchronize(mesh.from_previous().stream()));
+    CHECK(data.get()[0] == float(share));
+  }
+  if (rank() == 1 || rank() == share) control.all_gather({"arrived", {1, share}, {}}, "");
+  if (rank() <= 1) control.all_gather(stage, "");
+}
