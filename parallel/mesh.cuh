@@ -211,6 +211,7 @@ class Mesh {
 
   void make_groups() {
     stay_alone();
+    control_->name_stages(shape_.pp > 1 ? shape_.ranks() / shape_.pp : 0);
     const auto& [tp, cp, dp, pp] = place_;
     const int ranks = control_->size(), sharers = shape_.cp * shape_.dp;  // ranks of a data group
     if (ranks == 1) return;

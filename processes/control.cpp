@@ -124,7 +124,7 @@ bool Control::all_are_there() {
     for (int tenths = 0; tenths < 20 || ending_; ++tenths)  // normally the verdict ends this process during the wait
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  print_error(one_line(size() == 1 ? message : who(peers_, rank_) + ": " + message));
+  print_error(one_line(size() == 1 ? message : name_of(rank_) + ": " + message));
   if (size() == 1) do_last_work();
   _exit(exit_code);
 }
@@ -215,7 +215,7 @@ void Control::serve() try {
   if (finished_ && rank_ == 0) linger(peers_, 2);
   peers_[0].connection.reset();
 } catch (const std::exception& error) {
-  print_error(one_line(who(peers_, rank_) + ": control thread: " + error.what()));
+  print_error(one_line(name_of(rank_) + ": control thread: " + error.what()));
   _exit(1);
 }
 
@@ -338,7 +338,7 @@ bool Control::is_hung(int rank) const {
 
 void Control::lose(const Failure& failure) {
   if (rank_ == 0) return add_failure(failure, 0.3);
-  print_error(who(peers_, rank_) + ": " + who(peers_, failure.rank) + failure.message);
+  print_error(name_of(rank_) + ": " + name_of(failure.rank) + failure.message);
   _exit(1);
 }
 
@@ -370,9 +370,9 @@ void Control::add_failure(const Failure& failure, double patience_s) {
     print_error("ranks meet in different places of the program (meeting " + std::to_string(meetings_ + 1) + "): " +
                 where_ranks_meet() + ": see that all hosts have the same build and the same files");
   else if (cause.fault == Fault::reported)
-    print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
+    print_error(one_line((alike.empty() ? name_of(cause.rank) + ": " : "") + cause.message));
   else
-    print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
+    print_error(name_of(cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
   const bool reported = cause.fault == Fault::reported;
   send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code) + (reported ? " reported" : ""));
   if (reported) do_last_work();
@@ -380,13 +380,28 @@ void Control::add_failure(const Failure& failure, double patience_s) {
   _exit(cause.exit_code);
 }
 
-// Lists groups of ranks by place, the smallest group first.
+// "rank 3 (stage 1, host node1, pid 1234)"
+std::string Control::name_of(int rank) const {
+  std::string name = who(peers_, rank);
+  if (const int share = ranks_of_a_stage_) name.insert(name.find('(') + 1, "stage " + std::to_string(rank / share) + ", ");
+  return name;
+}
+
+// The same for one rank; "ranks 2, 3 (stage 1)", or "ranks 0-3".
+std::string Control::name_of(const std::vector<int>& ranks) const {
+  if (ranks.size() == 1) return name_of(ranks[0]);
+  const int share = ranks_of_a_stage_;
+  const bool one_stage = share && ranks.front() / share == ranks.back() / share;
+  return rank_list(ranks) + (one_stage ? " (stage " + std::to_string(ranks[0] / share) + ")" : "");
+}
+
+// Lists groups of ranks by place: first those that wait for nothing, as others may wait for them, then the smallest.
 std::string Control::list_groups(const RanksAt& ranks_at) const {
-  std::multimap<size_t, std::string> by_size;
+  std::multimap<std::pair<bool, size_t>, std::string> in_order;
   for (const auto& [place, ranks] : ranks_at)
-    by_size.insert({ranks.size(), (ranks.size() == 1 ? who(peers_, ranks[0]) : rank_list(ranks)) + " " + place});
+    in_order.insert({{place.starts_with("in "), ranks.size()}, name_of(ranks) + " " + place});
   std::string line;
-  for (const auto& [size, group] : by_size) line += (line.empty() ? "" : ", ") + group;
+  for (const auto& [order, group] : in_order) line += (line.empty() ? "" : ", ") + group;
   return line;
 }
 
@@ -406,7 +421,7 @@ std::string Control::where_ranks_are() const {
   std::string table;
   for (int rank = 0; rank < size(); ++rank) {
     ranks_at[heartbeats_[size_t(rank)].place].push_back(rank);
-    table += "\n  " + who(peers_, rank) + ": " + heartbeats_[size_t(rank)].history;
+    table += "\n  " + name_of(rank) + ": " + heartbeats_[size_t(rank)].history;
   }
   return list_groups(ranks_at) + table;
 }

@@ -67,6 +67,10 @@ class Control {
   // same line.
   std::vector<std::string> all_gather(const Circle& circle, const std::string& mine, Place place = Place::current());
 
+  // From now on messages say which stage of a pipeline a rank belongs to: so many ranks in a row are one stage. 0: there
+  // are no stages.
+  void name_stages(int ranks_of_a_stage) { ranks_of_a_stage_ = ranks_of_a_stage; }
+
   // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
   // limit), or if a rank is silent for `silence_s` seconds. `recorder` must live as long as this object.
   void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
@@ -134,6 +138,8 @@ class Control {
   bool do_last_work();
   bool all_are_there();
   using RanksAt = std::map<std::string, std::vector<int>>;  // by place
+  std::string name_of(int rank) const;
+  std::string name_of(const std::vector<int>& ranks) const;
   std::string list_groups(const RanksAt& ranks_at) const;
   std::string where_ranks_meet() const;
   std::string where_ranks_are() const;
@@ -154,6 +160,7 @@ class Control {
   std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
   std::atomic<FlightRecorder*> recorder_ = nullptr;
+  std::atomic<int> ranks_of_a_stage_ = 0;
 
   std::mutex mutex_;  // protects the next three
   std::condition_variable gathered_changed_;

@@ -476,6 +476,44 @@ TEST_CASE("a collective that hangs: where the ranks differ, then what each did l
   }
 }
 
+TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the rank that waits for nothing comes first") {
+  Ranks ranks(6, [port = free_port()](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 6, port);
+    control->watch(recorder, silence_s, 0.5);
+    control->name_stages(2);
+    control->barrier();
+    const int stage = rank / 2;
+    for (int i = 0; i < 7; ++i) recorder.leave(recorder.enter(stage ? "receive" : "send", 4096, 1, stage ? "from_previous" : "to_next"));
+    if (stage == 0) recorder.enter("receive", 4096, 1, "from_next");
+    if (stage == 1 && rank == 2) recorder.enter("all_gather", 64, 1, "tp");
+    if (stage == 2) recorder.enter("receive", 4096, 1, "from_previous");
+    sleep_for(10);
+  });
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  const std::string& text = outcomes[0].printed;
+  CHECK(text.starts_with("train_gpt: a collective takes longer than 0.5 s (--collective-timeout): rank 3 (stage 1, host "));
+  CHECK(contains(text, ") after from_previous #7 receive, rank 2 (stage 1, host "));
+  CHECK(contains(text, ") in tp #1 all_gather of 64 bytes, "));
+  CHECK(contains(text, "ranks 0, 1 (stage 0) in from_next #1 receive of 4096 bytes"));
+  CHECK(contains(text, "ranks 4, 5 (stage 2) in from_previous #8 receive of 4096 bytes"));
+  for (const Outcome& outcome : outcomes) CHECK(outcome.code == 1);
+}
+
+TEST_CASE("an error of a rank in a pipeline names its stage") {
+  const int port = free_port();
+  Ranks ranks(4, [&](int rank) {
+    const auto control = start(rank, 4, port);
+    control->name_stages(2);
+    control->barrier();
+    if (rank == 3) control->fail("out of memory");
+    control->all_gather({"stage", {rank / 2 * 2, rank / 2 * 2 + 1}, [] {}}, "");
+    sleep_for(10);
+  });
+  check_one_line(ranks, -1, 1, 3, "train_gpt: rank 3 (stage 1, host ", "): out of memory");
+}
+
 TEST_CASE("what waits for files may take longer") {
   Ranks ranks(2, [port = free_port()](int rank) {
     FlightRecorder recorder;

@@ -1,5 +1,6 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
 // so that every sum is exact in every type, so nothing is tolerated.
+#include <csignal>
 #include <deque>
 #include <set>
 
@@ -335,6 +336,35 @@ TEST_CASE("what a pipeline has: stages, their ranks, ends, and lanes on streams 
       CHECK(streams.insert(one.lane->stream()).second);
     }
   }
+}
+
+// The next two end the job, so test/test_mesh.cpp starts each by itself.
+namespace {
+
+// Rank 1 of a pipeline leaves after three rounds of messages. The others wait for it.
+template <class Leave>
+void leave_a_pipeline(Leave leave) {
+  ranks().control->watch(ranks().recorder, 5, 1);
+  Mesh mesh(ranks().mesh, {.pp = size()});
+  Buffer<float> data(1024);
+  for (int round = 0;; ++round) {
+    if (round == 3 && rank() == 1) leave();
+    for (const NamedLane& one : lanes_of(mesh)) {
+      if (one.sends) one.lane->send(data.data(), 1024);
+      else one.lane->receive(data.data(), 1024);
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a rank of a pipeline dies" * doctest::skip()) {
+  leave_a_pipeline([] { raise(SIGKILL); });
+}
+
+TEST_CASE("a rank of a pipeline hangs" * doctest::skip()) {
+  leave_a_pipeline([] { pause(); });
 }
 
 #if !defined(__CUDACC__)  // NCCL may keep what is small in buffers of its own
