@@ -178,13 +178,13 @@ std::vector<std::string> Control::meet(const char* name, const Place& place, Fra
   submit({type, contribution.str()});
   std::unique_lock lock(mutex_);
   while (gathered_.empty()) {
-    if (!circle.meanwhile) {
+    if (!while_waiting_) {
       gathered_changed_.wait(lock);
       continue;
     }
     gathered_changed_.wait_for(lock, std::chrono::milliseconds(1));
     lock.unlock();
-    circle.meanwhile();
+    while_waiting_();
     lock.lock();
   }
   if (recorder) recorder->leave(sequence);

@@ -32,7 +32,6 @@
 struct Circle {
   const char* name = "";  // a string literal, for the flight recorder
   std::vector<int> ranks;
-  std::function<void()> meanwhile;  // called every millisecond that a rank waits for the others; may be empty
 };
 
 class Control {
@@ -66,6 +65,10 @@ class Control {
   // Returns the texts `mine` of the circle's ranks, in their order. Only these ranks call it, in the same order and at the
   // same line.
   std::vector<std::string> all_gather(const Circle& circle, const std::string& mine, Place place = Place::current());
+
+  // Sets what a rank does every millisecond while it waits in a meeting, so that others who wait for its device come to the
+  // meeting: streams of the CPU device go on only while the host calls.
+  void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
 
   // From now on messages say which stage of a pipeline a rank belongs to: so many ranks in a row are one stage. 0: there
   // are no stages.
@@ -147,6 +150,7 @@ class Control {
 
   int rank_ = 0;
   Peers peers_;
+  std::function<void()> while_waiting_;
 
   // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meetings under way, last
   // heartbeats, and who has failed.

@@ -160,7 +160,8 @@ TEST_CASE("circles meet by themselves, as often as they like, while others meet 
     control->watch(recorder, silence_s, never);
     int calls = 0;
     const bool few = rank == 0 || rank == 3;
-    const Circle circle = {"stage", few ? std::vector<int>{0, 3} : std::vector<int>{1, 2, 4}, [&] { ++calls; }};
+    const Circle circle = {"stage", few ? std::vector<int>{0, 3} : std::vector<int>{1, 2, 4}};
+    control->while_waiting([&] { ++calls; });
     for (int i = 0; i < (few ? 3 : 200); ++i) {
       const auto all = control->all_gather(circle, std::to_string(rank) + " " + std::to_string(i));
       require(all.size() == circle.ranks.size(), "number of texts");
@@ -192,7 +193,7 @@ TEST_CASE("ranks of a circle that don't meet are told where they wait, ranks tha
   for (Job& job : jobs)
     job.ranks = std::make_unique<Ranks>(4, [&, port = free_port()](int rank) {
       const auto control = start(rank, 4, port);
-      const Circle circle = {"stage", rank == 1 || rank == 2 ? std::vector<int>{1, 2} : std::vector<int>{0, 3}, [] {}};
+      const Circle circle = {"stage", rank == 1 || rank == 2 ? std::vector<int>{1, 2} : std::vector<int>{0, 3}};
       control->barrier();
       if (rank == 2) sleep_for(0.3);
       switch (job.places[size_t(rank)]) {
@@ -508,7 +509,7 @@ TEST_CASE("an error of a rank in a pipeline names its stage") {
     control->name_stages(2);
     control->barrier();
     if (rank == 3) control->fail("out of memory");
-    control->all_gather({"stage", {rank / 2 * 2, rank / 2 * 2 + 1}, [] {}}, "");
+    control->all_gather({"stage", {rank / 2 * 2, rank / 2 * 2 + 1}}, "");
     sleep_for(10);
   });
   check_one_line(ranks, -1, 1, 3, "train_gpt: rank 3 (stage 1, host ", "): out of memory");
