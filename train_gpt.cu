@@ -200,11 +200,18 @@ int run(const Options& options, Control& control, Mesh& mesh) {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device()));
   Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, properties.name};
+  control.while_waiting([stream] { is_ready(stream); });
+  Circle stage;  // whose ranks choose algorithms together
+  if (const int stages = mesh.shape().pp; stages > 1) {
+    stage = {"stage", mesh.stage_ranks()};
+    gemm_choices().stage = "stage " + std::to_string(mesh.place().pp) + " of " + std::to_string(stages) + " ";
+  }
   gemm_choices().agree = [&](const GemmChoices::Choose& choose) {
-    return control.all_gather(job.is_first() ? choose() : "")[0];
+    return control.all_gather(stage, control.rank() == mesh.stage_ranks()[0] ? choose() : "")[0];
   };
   int code = 0;
   end_job_on_error(control, [&] { code = options.generate ? generate(job) : train(job); });
+  control.while_waiting({});
   cudaStreamDestroy(stream);
   return code;
 }

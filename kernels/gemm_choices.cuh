@@ -2,10 +2,13 @@
 // the first use.
 //
 // The same job gives the same bits only if all ranks make the same choices, and a resumed run the same as the run
-// before. So rank 0 times, the others take its choice, and checkpoints keep all choices. A choice has a name. For a
-// name that is not known yet the ranks call a collective (`agree`), which either all of them must enter, or none. This
-// holds because
-//   - names depend on shapes and on rank 0's card and library, never on the card of another rank;
+// before. So one rank times, the others take its choice, and checkpoints keep all choices. The stages of a pipeline have
+// different products, and come to them at different times. So each stage chooses for itself: what follows is about the
+// ranks of one stage, and the first of them is its rank 0.
+//
+// A choice has a name. For a name that is not known yet the ranks call a collective (`agree`), which either all of them
+// must enter, or none. This holds because
+//   - names depend on the stage, on shapes and on rank 0's card and library, never on the card of another rank;
 //   - all ranks ask for the same names in the same order, and known choices came from a collective or from a checkpoint
 //     that all of them read;
 //   - a rank whose card can't do what was chosen takes the next best by itself, without a collective (Untimed).
@@ -13,6 +16,7 @@
 
 #include <functional>
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +27,7 @@
 struct GemmChoices {
   using Choose = std::function<std::string()>;
   std::string library;  // rank 0's gemm_library(): names begin with it
+  std::string stage;    // then comes this, "stage 1 of 4 "; empty: there is one stage
   std::map<std::string, std::string> known;
   std::function<std::string(const Choose&)> agree;  // collective: returns rank 0's choice; empty: there is one rank
   bool by_timing = true;                            // false: time nothing (Untimed)
@@ -31,7 +36,7 @@ struct GemmChoices {
   void use_library(const std::string& own) {
     library = agree ? agree([&] { return own; }) : own;
   }
-  std::string full_name(const std::string& name) const { return library + ' ' + name; }
+  std::string full_name(const std::string& name) const { return library + ' ' + stage + name; }
   bool is_to_be_timed(const std::string& name) const { return by_timing && !known.contains(full_name(name)); }
 
   // Returns the known choice for `name`. If there is none, calls choose() on rank 0, or returns "" while by_timing is
@@ -40,6 +45,18 @@ struct GemmChoices {
     if (is_to_be_timed(name)) return known[full_name(name)] = agree ? agree(choose) : choose();
     const auto found = known.find(full_name(name));
     return found == known.end() ? "" : found->second;
+  }
+
+  // Learns what the other stages have chosen, before rank 0 of the job saves it. Collective over all ranks.
+  // all_gather(mine): returns the texts of all ranks.
+  void share(const std::function<std::vector<std::string>(const std::string&)>& all_gather) {
+    if (stage.empty()) return;
+    std::ostringstream mine;
+    for (const auto& [name, choice] : known) mine << name << '\n' << choice << '\n';
+    for (const std::string& text : all_gather(mine.str())) {
+      std::istringstream lines(text);
+      for (std::string name, choice; std::getline(lines, name) && std::getline(lines, choice);) known.try_emplace(name, choice);
+    }
   }
 };
 inline GemmChoices& gemm_choices() {

@@ -197,7 +197,7 @@ class Mesh {
     const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
     NCCL_CHECK(ncclCommSplit(comm_.get(), color, key, &comm, &config));
     recorder_->leave(sequence);
-    return {comm, ncclCommDestroy};
+    return parts_.emplace_back(comm, ncclCommDestroy);
   }
 
   std::unique_ptr<Communicator> group(const char* name, NcclComm comm, cudaStream_t stream) {
@@ -214,11 +214,13 @@ class Mesh {
 
   void make_groups() {
     stay_alone();
+    control_->name_stages(shape_.pp > 1 ? shape_.ranks() / shape_.pp : 0);
     const auto& [tp, cp, dp, pp] = place_;
     const int ranks = control_->size(), sharers = shape_.cp * shape_.dp;  // ranks of a data group
     if (ranks == 1) return;
     world_ = group("world", comm_, streams_->outer);
-    if (sharers > 1) data_ = group("data", sharers == ranks ? comm_ : split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
+    if (sharers == ranks) data_ = group("data", comm_, streams_->outer);
+    else if (sharers > 1) data_ = group("data", split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
     if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
@@ -298,6 +300,7 @@ class Mesh {
   Control* control_ = nullptr;
   FlightRecorder* recorder_ = nullptr;
   NcclComm comm_;                                  // of all ranks; null: one rank
+  std::vector<NcclComm> parts_;                    // of some ranks; all ranks end theirs in the same order, as NCCL may wait
   std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first
   std::unique_ptr<Communicator> world_, data_, tp_, ends_;
   std::array<std::unique_ptr<Lane>, 4> lanes_;  // in the order of their names above

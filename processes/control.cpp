@@ -33,6 +33,33 @@ std::string seconds(double number) {
   return text.str();
 }
 
+// Several texts as one: their number and their sizes (uint64 each), then their bytes.
+std::string joined(const std::vector<std::string>& texts) {
+  std::string numbers, bytes;
+  const auto add = [&](uint64_t number) { numbers.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  add(texts.size());
+  for (const std::string& text : texts) {
+    add(text.size());
+    bytes += text;
+  }
+  return numbers + bytes;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  const auto number = [&](size_t i) {
+    uint64_t value;
+    std::memcpy(&value, text.data() + i * sizeof value, sizeof value);
+    return value;
+  };
+  std::vector<std::string> texts;
+  size_t at = (1 + number(0)) * sizeof(uint64_t);
+  for (size_t i = 1; i <= number(0); ++i) {
+    texts.push_back(text.substr(at, number(i)));
+    at += number(i);
+  }
+  return texts;
+}
+
 // The flight record in the text of a heartbeat.
 FlightBrief brief_of(const std::string& text) {
   const nlohmann::json record = nlohmann::json::parse(text);
@@ -58,6 +85,10 @@ std::vector<std::string> Control::all_gather(const std::string& mine, double pat
 
 std::vector<std::string> Control::gather(const std::string& mine, double patience, Place place) {
   return meet("host gather", place, FrameType::for_rank_0, mine, patience);
+}
+
+std::vector<std::string> Control::all_gather(const Circle& circle, const std::string& mine, Place place) {
+  return meet("host all_gather", place, FrameType::for_all, mine, 1, circle);
 }
 
 void Control::barrier(double patience, Place place) { meet("host barrier", place, FrameType::for_rank_0, "", patience); }
@@ -93,7 +124,7 @@ bool Control::all_are_there() {
     for (int tenths = 0; tenths < 20 || ending_; ++tenths)  // normally the verdict ends this process during the wait
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  print_error(one_line(size() == 1 ? message : who(peers_, rank_) + ": " + message));
+  print_error(one_line(size() == 1 ? message : name_of(rank_) + ": " + message));
   if (size() == 1) do_last_work();
   _exit(exit_code);
 }
@@ -131,18 +162,31 @@ void Control::submit(Frame frame) {
   eventfd_write(wake_.get(), 1);
 }
 
-// A contribution is sent as one line with the meeting's name and place, followed by the bytes.
+// A contribution is sent as a line with the meeting's name and place, a line with the circle's ranks, and the bytes.
 std::vector<std::string> Control::meet(const char* name, const Place& place, FrameType type, const std::string& mine,
-                                       double patience) {
+                                       double patience, const Circle& circle) {
   if (size() == 1) return {mine};
-  if (mine.size() > longest_frame / size_t(size()) - sizeof(uint64_t))
+  if (mine.size() > longest_frame / size_t(size()) - 2 * sizeof(uint64_t))
     throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
   FlightRecorder* recorder = recorder_;
-  const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
-  const std::string file = std::filesystem::path(place.file_name()).filename();
-  submit({type, std::string(name) + " (" + file + ":" + std::to_string(place.line()) + ")\n" + mine});
+  const uint64_t sequence = recorder ? recorder->enter(name, 0, patience, circle.name) : 0;
+  std::ostringstream contribution;
+  contribution << name << (circle.ranks.empty() ? "" : " of " + rank_list(circle.ranks)) << " ("
+               << std::filesystem::path(place.file_name()).filename().string() << ":" << place.line() << ")\n";
+  for (int rank : circle.ranks) contribution << rank << " ";
+  contribution << "\n" << mine;
+  submit({type, contribution.str()});
   std::unique_lock lock(mutex_);
-  gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
+  while (gathered_.empty()) {
+    if (!while_waiting_) {
+      gathered_changed_.wait(lock);
+      continue;
+    }
+    gathered_changed_.wait_for(lock, std::chrono::milliseconds(1));
+    lock.unlock();
+    while_waiting_();
+    lock.lock();
+  }
   if (recorder) recorder->leave(sequence);
   return std::exchange(gathered_, {});
 }
@@ -171,7 +215,7 @@ void Control::serve() try {
   if (finished_ && rank_ == 0) linger(peers_, 2);
   peers_[0].connection.reset();
 } catch (const std::exception& error) {
-  print_error(one_line(who(peers_, rank_) + ": control thread: " + error.what()));
+  print_error(one_line(name_of(rank_) + ": control thread: " + error.what()));
   _exit(1);
 }
 
@@ -201,7 +245,7 @@ void Control::handle(int from, Frame frame) {
     case FrameType::heartbeat: heartbeats_[size_t(from)] = brief_of(frame.payload); break;
     case FrameType::for_all:
     case FrameType::for_rank_0: collect(from, std::move(frame)); break;
-    case FrameType::gathered: deliver(frame.payload); break;
+    case FrameType::gathered: deliver(split(frame.payload)); break;
     case FrameType::report: {
       const std::string message = frame.payload.substr(frame.payload.find(' ') + 1);
       add_failure({Fault::reported, from, message, std::stoi(frame.payload)}, 0.3);
@@ -216,44 +260,48 @@ void Control::handle(int from, Frame frame) {
   }
 }
 
-// On rank 0: keeps a contribution to the meeting under way. When all ranks have sent theirs, from the same place, it
-// sends them the sizes of all texts (uint64 each), followed by the bytes.
-void Control::collect(int from, Frame frame) {
-  const bool for_all = frame.type == FrameType::for_all;
-  const size_t line = frame.payload.find('\n');
-  const std::string place = frame.payload.substr(0, line);
-  contributions_[size_t(from)] = {place, std::move(frame.payload.erase(0, line + 1))};
-  std::string sizes, bytes;
-  for (const auto& one : contributions_)
-    if (one && one->place != place) return add_failure({Fault::parted, from, ""}, 0.3);
-  for (const auto& one : contributions_) {
-    if (!one) return;
-    const uint64_t length = one->bytes.size();
-    sizes.append(reinterpret_cast<const char*>(&length), sizeof length);
-  }
-  for (auto& one : contributions_) {
-    bytes += one->bytes;
-    one.reset();
-  }
-  ++meetings_;
-  const std::string nothing(sizes.size(), 0);
-  sizes += bytes;
-  send_to_all(peers_, FrameType::gathered, for_all ? sizes : nothing);
-  deliver(sizes);
+Control::Contribution Control::contribution_of(std::string payload) const {
+  const size_t place_end = payload.find('\n'), ranks_end = payload.find('\n', place_end + 1);
+  Contribution one = {payload.substr(0, place_end), {}, ""};
+  std::istringstream numbers(payload.substr(place_end + 1, ranks_end - place_end - 1));
+  for (int rank; numbers >> rank;) one.ranks.push_back(rank);
+  for (int rank = 0; ranks_end == place_end + 1 && rank < size(); ++rank) one.ranks.push_back(rank);
+  one.bytes = std::move(payload.erase(0, ranks_end + 1));
+  return one;
 }
 
-void Control::deliver(const std::string& sizes_and_bytes) {
-  std::vector<std::string> all;
-  std::vector<uint64_t> sizes(peers_.size());
-  size_t at = sizes.size() * sizeof(uint64_t);
-  std::memcpy(sizes.data(), sizes_and_bytes.data(), at);
-  for (uint64_t size : sizes) {
-    all.push_back(sizes_and_bytes.substr(at, size));
-    at += size;
+// On rank 0: keeps a contribution to a meeting under way. When all ranks of the circle have sent theirs, from the same
+// place, it sends them all texts.
+void Control::collect(int from, Frame frame) {
+  contributions_[size_t(from)] = contribution_of(std::move(frame.payload));
+  const std::string place = contributions_[size_t(from)]->place;
+  const std::vector<int> ranks = contributions_[size_t(from)]->ranks;
+  bool all_are_here = true;
+  for (int rank : ranks) {
+    const auto& other = contributions_[size_t(rank)];
+    const bool is_here = other && other->place == place;
+    // Two ranks that wait for each other in different meetings would wait for ever.
+    if (other && !is_here && std::ranges::count(other->ranks, from)) return add_failure({Fault::parted, from, ""}, 0.3);
+    all_are_here &= is_here;
   }
+  if (!all_are_here) return;
+  std::vector<std::string> texts;
+  for (int rank : ranks) {
+    texts.push_back(std::move(contributions_[size_t(rank)]->bytes));
+    contributions_[size_t(rank)].reset();
+  }
+  ++meetings_;
+  const bool for_all = frame.type == FrameType::for_all;
+  const Packet packet = pack(FrameType::gathered, joined(for_all ? texts : std::vector<std::string>(texts.size())));
+  for (int rank : ranks)
+    if (peers_[size_t(rank)].is_connected()) peers_[size_t(rank)].connection->send(packet);
+  if (ranks[0] == 0) deliver(std::move(texts));
+}
+
+void Control::deliver(std::vector<std::string> texts) {
   finished_ = leaving_.load();
   const std::lock_guard lock(mutex_);
-  gathered_ = std::move(all);
+  gathered_ = std::move(texts);
   gathered_changed_.notify_one();
 }
 
@@ -290,7 +338,7 @@ bool Control::is_hung(int rank) const {
 
 void Control::lose(const Failure& failure) {
   if (rank_ == 0) return add_failure(failure, 0.3);
-  print_error(who(peers_, rank_) + ": " + who(peers_, failure.rank) + failure.message);
+  print_error(name_of(rank_) + ": " + name_of(failure.rank) + failure.message);
   _exit(1);
 }
 
@@ -322,9 +370,9 @@ void Control::add_failure(const Failure& failure, double patience_s) {
     print_error("ranks meet in different places of the program (meeting " + std::to_string(meetings_ + 1) + "): " +
                 where_ranks_meet() + ": see that all hosts have the same build and the same files");
   else if (cause.fault == Fault::reported)
-    print_error(one_line((alike.empty() ? who(peers_, cause.rank) + ": " : "") + cause.message));
+    print_error(one_line((alike.empty() ? name_of(cause.rank) + ": " : "") + cause.message));
   else
-    print_error(who(peers_, cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
+    print_error(name_of(cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
   const bool reported = cause.fault == Fault::reported;
   send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code) + (reported ? " reported" : ""));
   if (reported) do_last_work();
@@ -332,13 +380,28 @@ void Control::add_failure(const Failure& failure, double patience_s) {
   _exit(cause.exit_code);
 }
 
-// Lists groups of ranks by place, the smallest group first.
+// "rank 3 (stage 1, host node1, pid 1234)"
+std::string Control::name_of(int rank) const {
+  std::string name = who(peers_, rank);
+  if (const int share = ranks_of_a_stage_) name.insert(name.find('(') + 1, "stage " + std::to_string(rank / share) + ", ");
+  return name;
+}
+
+// The same for one rank; "ranks 2, 3 (stage 1)", or "ranks 0-3".
+std::string Control::name_of(const std::vector<int>& ranks) const {
+  if (ranks.size() == 1) return name_of(ranks[0]);
+  const int share = ranks_of_a_stage_;
+  const bool one_stage = share && ranks.front() / share == ranks.back() / share;
+  return rank_list(ranks) + (one_stage ? " (stage " + std::to_string(ranks[0] / share) + ")" : "");
+}
+
+// Lists groups of ranks by place: first those that wait for nothing, as others may wait for them, then the smallest.
 std::string Control::list_groups(const RanksAt& ranks_at) const {
-  std::multimap<size_t, std::string> by_size;
+  std::multimap<std::pair<bool, size_t>, std::string> in_order;
   for (const auto& [place, ranks] : ranks_at)
-    by_size.insert({ranks.size(), (ranks.size() == 1 ? who(peers_, ranks[0]) : rank_list(ranks)) + " " + place});
+    in_order.insert({{place.starts_with("in "), ranks.size()}, name_of(ranks) + " " + place});
   std::string line;
-  for (const auto& [size, group] : by_size) line += (line.empty() ? "" : ", ") + group;
+  for (const auto& [order, group] : in_order) line += (line.empty() ? "" : ", ") + group;
   return line;
 }
 
@@ -358,7 +421,7 @@ std::string Control::where_ranks_are() const {
   std::string table;
   for (int rank = 0; rank < size(); ++rank) {
     ranks_at[heartbeats_[size_t(rank)].place].push_back(rank);
-    table += "\n  " + who(peers_, rank) + ": " + heartbeats_[size_t(rank)].history;
+    table += "\n  " + name_of(rank) + ": " + heartbeats_[size_t(rank)].history;
   }
   return list_groups(ranks_at) + table;
 }

@@ -10,7 +10,8 @@
 //
 // A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
 // enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the
-// message names the lines.
+// message names the lines. Some of the ranks, a *circle*, may also meet by themselves, while others go on or meet in
+// circles of their own.
 #pragma once
 
 #include <algorithm>
@@ -26,6 +27,12 @@
 #include <vector>
 
 #include "processes/rendezvous.h"
+
+// Some of the ranks, in rising order; none: all ranks.
+struct Circle {
+  const char* name = "";  // a string literal, for the flight recorder
+  std::vector<int> ranks;
+};
 
 class Control {
  public:
@@ -55,6 +62,18 @@ class Control {
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
 
+  // Returns the texts `mine` of the circle's ranks, in their order. Only these ranks call it, in the same order and at the
+  // same line.
+  std::vector<std::string> all_gather(const Circle& circle, const std::string& mine, Place place = Place::current());
+
+  // Sets what a rank does every millisecond while it waits in a meeting, so that others who wait for its device come to the
+  // meeting: streams of the CPU device go on only while the host calls.
+  void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
+
+  // From now on messages say which stage of a pipeline a rank belongs to: so many ranks in a row are one stage. 0: there
+  // are no stages.
+  void name_stages(int ranks_of_a_stage) { ranks_of_a_stage_ = ranks_of_a_stage; }
+
   // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
   // limit), or if a rank is silent for `silence_s` seconds. `recorder` must live as long as this object.
   void watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s);
@@ -83,9 +102,11 @@ class Control {
     int exit_code = 1;
   };
 
-  // The part of one rank in a meeting: the line where it enters, and its text.
+  // The part of one rank in a meeting: the line where it enters, whom it meets there, and its text.
   struct Contribution {
-    std::string place, bytes;
+    std::string place;
+    std::vector<int> ranks;
+    std::string bytes;
   };
 
   Control(int rank, Peers peers);
@@ -95,7 +116,7 @@ class Control {
 
   void submit(Frame frame);
   std::vector<std::string> meet(const char* name, const Place& place, FrameType type, const std::string& mine,
-                                double patience = 1);
+                                double patience = 1, const Circle& circle = {});
 
   // ---- the control thread
 
@@ -105,8 +126,9 @@ class Control {
   void forgive(double now, double seconds);
   void take_outbox();
   void handle(int from, Frame frame);
+  Contribution contribution_of(std::string payload) const;
   void collect(int from, Frame frame);
-  void deliver(const std::string& sizes_and_bytes);
+  void deliver(std::vector<std::string> texts);
   void beat(double now);
 
   // ---- what ends the job
@@ -119,6 +141,8 @@ class Control {
   bool do_last_work();
   bool all_are_there();
   using RanksAt = std::map<std::string, std::vector<int>>;  // by place
+  std::string name_of(int rank) const;
+  std::string name_of(const std::vector<int>& ranks) const;
   std::string list_groups(const RanksAt& ranks_at) const;
   std::string where_ranks_meet() const;
   std::string where_ranks_are() const;
@@ -126,11 +150,12 @@ class Control {
 
   int rank_ = 0;
   Peers peers_;
+  std::function<void()> while_waiting_;
 
-  // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meeting under way, last
+  // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meetings under way, last
   // heartbeats, and who has failed.
   std::vector<std::optional<Contribution>> contributions_;
-  size_t meetings_ = 0;  // number of meetings so far, on rank 0
+  size_t meetings_ = 0;  // number of meetings so far, of all circles, on rank 0
   std::vector<FlightBrief> heartbeats_;
   std::vector<bool> failed_;
   std::vector<Failure> failures_;
@@ -139,6 +164,7 @@ class Control {
   std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
   std::atomic<FlightRecorder*> recorder_ = nullptr;
+  std::atomic<int> ranks_of_a_stage_ = 0;
 
   std::mutex mutex_;  // protects the next three
   std::condition_variable gathered_changed_;

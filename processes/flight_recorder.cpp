@@ -37,15 +37,26 @@ std::string number_of(const FlightRecorder::Entry& entry, uint64_t number) {
   return (*entry.group ? entry.group + std::string(" ") : "") + "#" + std::to_string(number);
 }
 
+bool is_message(const FlightRecorder::Entry& entry) {
+  return entry.name == std::string("send") || entry.name == std::string("receive");
+}
+
 }  // namespace
 
 FlightBrief brief(const std::vector<FlightRecorder::Entry>& entries, double now) {
   const auto under_way = std::find_if(entries.begin(), entries.end(), [](const auto& entry) { return !entry.left; });
   const auto end = entries.end() - under_way > 2 ? under_way + 2 : entries.end();
   std::ostringstream place, history;
-  if (under_way == entries.end()) place << "not yet in " << (entries.empty() ? "#1" : number_of(entries.back(), entries.back().number + 1));
-  else place << "in " << number_of(*under_way, under_way->number) << " " << under_way->name;
-  if (under_way != entries.end() && under_way->bytes) place << " of " << under_way->bytes << " bytes";
+  if (entries.empty()) {
+    place << "not yet in #1";
+  } else if (under_way == entries.end()) {
+    const FlightRecorder::Entry& last = entries.back();
+    if (is_message(last)) place << "after " << number_of(last, last.number) << " " << last.name;  // any lane may be next
+    else place << "not yet in " << number_of(last, last.number + 1);
+  } else {
+    place << "in " << number_of(*under_way, under_way->number) << " " << under_way->name;
+    if (under_way->bytes) place << " of " << under_way->bytes << " bytes";
+  }
   history << std::fixed << std::setprecision(3);
   for (auto entry = end - std::min<long>(4, end - entries.begin()); entry != end; ++entry)
     history << (history.tellp() > 0 ? " | " : "") << number_of(*entry, entry->number) << " " << entry->name << " " << entry->bytes

@@ -3,7 +3,9 @@
 // hangs, the records of all ranks show where they differ.
 //
 // Collectives are numbered from 1, in each group of ranks by itself, in the order in which a rank enters them: groups that
-// have different work to do meet at different times, but within a group all ranks enter the same collectives. Times are seconds of steady_seconds().
+// have different work to do meet at different times, but within a group all ranks enter the same collectives. A lane
+// between two stages of a pipeline has a name at each end, and counts the same messages there. Times are seconds of
+// steady_seconds().
 #pragma once
 
 #include <chrono>

@@ -35,8 +35,8 @@ void check_silent_success(Ranks& ranks) {
 }
 
 // Every rank but `gone` (-1: none) ends with `code` within `seconds`; together they print one line, with all `parts`.
-template <class... Parts>
-void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Parts&... parts) {
+using Texts = std::vector<std::string>;
+void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Texts& parts) {
   const std::vector<Outcome> outcomes = ranks.wait(seconds + 3);
   INFO(describe(outcomes));
   std::string printed;
@@ -48,7 +48,11 @@ void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Part
   }
   CHECK(lines(printed) == 1);
   CHECK(printed.starts_with("train_gpt: "));
-  for (const std::string& part : {std::string(parts)...}) CHECK_MESSAGE(contains(printed, part), part);
+  for (const std::string& part : parts) CHECK_MESSAGE(contains(printed, part), part);
+}
+template <class... Parts>
+void check_one_line(Ranks& ranks, int gone, int code, double seconds, const Parts&... parts) {
+  check_one_line(ranks, gone, code, seconds, Texts{std::string(parts)...});
 }
 
 std::string noise(size_t bytes, int seed) {
@@ -145,6 +149,64 @@ TEST_CASE("ranks that meet in different places are told where, and nobody gets t
     CAPTURE(job.places);
     check_one_line(*job.ranks, -1, 1, 4, "ranks meet in different places of the program (meeting 3): ",
                    named(*job.ranks, job.places == "gbg" ? 1 : 0), job.ranks_in_first, job.ranks_in_second);
+  }
+}
+
+TEST_CASE("circles meet by themselves, as often as they like, while others meet elsewhere") {
+  const int port = free_port();
+  Ranks ranks(5, [&](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 5, port);
+    control->watch(recorder, silence_s, never);
+    int calls = 0;
+    const bool few = rank == 0 || rank == 3;
+    const Circle circle = {"stage", few ? std::vector<int>{0, 3} : std::vector<int>{1, 2, 4}};
+    control->while_waiting([&] { ++calls; });
+    for (int i = 0; i < (few ? 3 : 200); ++i) {
+      const auto all = control->all_gather(circle, std::to_string(rank) + " " + std::to_string(i));
+      require(all.size() == circle.ranks.size(), "number of texts");
+      for (size_t r = 0; r < all.size(); ++r)
+        require(all[r] == std::to_string(circle.ranks[r]) + " " + std::to_string(i), "text " + all[r]);
+    }
+    if (rank == 4) sleep_for(0.5);  // while ranks 0 and 3 are in the barrier
+    calls = 0;
+    control->all_gather(circle, "");
+    if (rank == 1) require(calls > 50, "called " + std::to_string(calls) + " times in half a second");
+    control->barrier();
+    require(recorder.entries().back().number == 1 && recorder.entries()[0].number == 1, "numbers by circle");
+    control->finish();
+  });
+  check_silent_success(ranks);
+}
+
+TEST_CASE("ranks of a circle that don't meet are told where they wait, ranks that may still come are not") {
+  struct Job {
+    std::string places;  // a letter a rank: c meets its circle, C at another line, b enters the barrier of all, k is killed
+    Texts parts;
+    std::unique_ptr<Ranks> ranks;
+  };
+  std::vector<Job> jobs;
+  const std::string different = "ranks meet in different places of the program", of_two = ") in host all_gather of ranks 1, 2 (test_control.cpp:";
+  jobs.push_back({"ccCc", {different, "rank 1 (", "rank 2 (", of_two}, {}});
+  jobs.push_back({"bcbb", {different, "rank 1 (", of_two, "ranks 0, 2, 3 in host barrier (test_control.cpp:"}, {}});
+  jobs.push_back({"bckb", {"rank 2 (", ") died"}, {}});
+  for (Job& job : jobs)
+    job.ranks = std::make_unique<Ranks>(4, [&, port = free_port()](int rank) {
+      const auto control = start(rank, 4, port);
+      const Circle circle = {"stage", rank == 1 || rank == 2 ? std::vector<int>{1, 2} : std::vector<int>{0, 3}};
+      control->barrier();
+      if (rank == 2) sleep_for(0.3);
+      switch (job.places[size_t(rank)]) {
+        case 'c': control->all_gather(circle, "mine"); break;
+        case 'C': control->all_gather(circle, "mine"); break;
+        case 'b': control->barrier(); break;
+        default: raise(SIGKILL);
+      }
+      sleep_for(10);
+    });
+  for (Job& job : jobs) {
+    CAPTURE(job.places);
+    check_one_line(*job.ranks, job.places.find('k') == std::string::npos ? -1 : 2, 1, 4, job.parts);
   }
 }
 
@@ -413,6 +475,44 @@ TEST_CASE("a collective that hangs: where the ranks differ, then what each did l
       if (rank > 0) CHECK(outcomes[size_t(rank)].printed == "");
     }
   }
+}
+
+TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the rank that waits for nothing comes first") {
+  Ranks ranks(6, [port = free_port()](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 6, port);
+    control->watch(recorder, silence_s, 0.5);
+    control->name_stages(2);
+    control->barrier();
+    const int stage = rank / 2;
+    for (int i = 0; i < 7; ++i) recorder.leave(recorder.enter(stage ? "receive" : "send", 4096, 1, stage ? "from_previous" : "to_next"));
+    if (stage == 0) recorder.enter("receive", 4096, 1, "from_next");
+    if (stage == 1 && rank == 2) recorder.enter("all_gather", 64, 1, "tp");
+    if (stage == 2) recorder.enter("receive", 4096, 1, "from_previous");
+    sleep_for(10);
+  });
+  const std::vector<Outcome> outcomes = ranks.wait();
+  INFO(describe(outcomes));
+  const std::string& text = outcomes[0].printed;
+  CHECK(text.starts_with("train_gpt: a collective takes longer than 0.5 s (--collective-timeout): rank 3 (stage 1, host "));
+  CHECK(contains(text, ") after from_previous #7 receive, rank 2 (stage 1, host "));
+  CHECK(contains(text, ") in tp #1 all_gather of 64 bytes, "));
+  CHECK(contains(text, "ranks 0, 1 (stage 0) in from_next #1 receive of 4096 bytes"));
+  CHECK(contains(text, "ranks 4, 5 (stage 2) in from_previous #8 receive of 4096 bytes"));
+  for (const Outcome& outcome : outcomes) CHECK(outcome.code == 1);
+}
+
+TEST_CASE("an error of a rank in a pipeline names its stage") {
+  const int port = free_port();
+  Ranks ranks(4, [&](int rank) {
+    const auto control = start(rank, 4, port);
+    control->name_stages(2);
+    control->barrier();
+    if (rank == 3) control->fail("out of memory");
+    control->all_gather({"stage", {rank / 2 * 2, rank / 2 * 2 + 1}}, "");
+    sleep_for(10);
+  });
+  check_one_line(ranks, -1, 1, 3, "train_gpt: rank 3 (stage 1, host ", "): out of memory");
 }
 
 TEST_CASE("what waits for files may take longer") {

@@ -245,3 +245,17 @@ TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
   gemm_choices() = {};
   Profiler::instance().listener = nullptr;
 }
+
+TEST_CASE("the stages of a pipeline choose for themselves, and learn what the others have chosen") {
+  GemmChoices stages[2];
+  std::vector<std::string> texts;
+  for (int i = 0; i < 2; ++i) {
+    stages[i].library = "card";
+    stages[i].stage = "stage " + std::to_string(i) + " of 2 ";
+    CHECK(stages[i].choose("product", [&] { return i ? "fused" : "separate"; }) == (i ? "fused" : "separate"));
+    stages[i].share([&](const std::string& mine) { return texts.push_back(mine), std::vector<std::string>(); });
+  }
+  for (GemmChoices& stage : stages) stage.share([&](const std::string&) { return texts; });
+  CHECK(stages[0].known == std::map<std::string, std::string>{{"card stage 0 of 2 product", "separate"}, {"card stage 1 of 2 product", "fused"}});
+  CHECK(stages[1].known == stages[0].known);
+}

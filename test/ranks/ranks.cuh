@@ -19,7 +19,10 @@ struct Ranks {
   FlightRecorder recorder;
   Control* control;
   Mesh mesh{*control, {.dp = control->size()}, true, recorder};
-  explicit Ranks(Control& started) : control(&started) { control->watch(recorder, 60, 120); }
+  explicit Ranks(Control& started) : control(&started) {
+    control->watch(recorder, 60, 120);
+    control->while_waiting([] { is_ready(test_stream()); });
+  }
 };
 
 inline Ranks* all_ranks = nullptr;  // ended by hand, not by a destructor
@@ -52,6 +55,7 @@ int main(int argc, char** argv) {
     for (int rank = 1; rank < control.size(); ++rank)
       if (results[size_t(rank)] != "0") others += " " + std::to_string(rank);
     if (control.rank() == 0 && !others.empty()) std::printf("failed on ranks%s\n", others.c_str());
+    control.while_waiting({});  // the device needs MPI
     end_mpi();
     control.finish();
     std::fflush(stdout);

@@ -1,5 +1,6 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
 // so that every sum is exact in every type, so nothing is tolerated.
+#include <csignal>
 #include <deque>
 #include <set>
 
@@ -337,6 +338,35 @@ TEST_CASE("what a pipeline has: stages, their ranks, ends, and lanes on streams 
   }
 }
 
+// The next two end the job, so test/test_mesh.cpp starts each by itself.
+namespace {
+
+// Rank 1 of a pipeline leaves after three rounds of messages. The others wait for it.
+template <class Leave>
+void leave_a_pipeline(Leave leave) {
+  ranks().control->watch(ranks().recorder, 5, 1);
+  Mesh mesh(ranks().mesh, {.pp = size()});
+  Buffer<float> data(1024);
+  for (int round = 0;; ++round) {
+    if (round == 3 && rank() == 1) leave();
+    for (const NamedLane& one : lanes_of(mesh)) {
+      if (one.sends) one.lane->send(data.data(), 1024);
+      else one.lane->receive(data.data(), 1024);
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a rank of a pipeline dies" * doctest::skip()) {
+  leave_a_pipeline([] { raise(SIGKILL); });
+}
+
+TEST_CASE("a rank of a pipeline hangs" * doctest::skip()) {
+  leave_a_pipeline([] { pause(); });
+}
+
 #if !defined(__CUDACC__)  // NCCL may keep what is small in buffers of its own
 TEST_CASE("a send lasts until the other rank receives, however small it is") {
   if (size() == 1) return;
@@ -355,3 +385,30 @@ TEST_CASE("a send lasts until the other rank receives, however small it is") {
   CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
 }
 #endif
+
+TEST_CASE("what a rank passes on arrives while it waits in a meeting of its stage") {
+  const int share = size() / 2;
+  if (size() % 2 || share < 2) return;
+  Mesh mesh(ranks().mesh, {.tp = share, .pp = 2});
+  Buffer<float> data(std::vector<float>{float(rank())});
+  Control& control = *ranks().control;
+  if (rank() == 0) {
+    mesh.from_previous().receive(data.data(), 1);
+    mesh.from_previous().wait_for_all(test_stream());
+    mesh.to_next().after(test_stream());
+    mesh.to_next().send(data.data(), 1);
+  }
+  if (rank() == share) {
+    usleep(100000);
+    mesh.to_next().after(test_stream());
+    mesh.to_next().send(data.data(), 1);
+    CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
+    CUDA_CHECK(cudaMemset(data.data(), 0, sizeof(float)));
+    mesh.from_previous().after(nullptr);
+    mesh.from_previous().receive(data.data(), 1);
+    CUDA_CHECK(cudaStreamSynchronize(mesh.from_previous().stream()));
+    CHECK(data.get()[0] == float(share));
+  }
+  if (rank() == 1 || rank() == share) control.all_gather({"arrived", {1, share}}, "");
+  if (rank() <= 1) control.all_gather({"stage", {0, 1}}, "");
+}
