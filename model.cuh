@@ -34,10 +34,10 @@ struct ModelOptions {
 
 // A micro-batch in the device's memory (training/batch_buffers.cuh puts it there).
 struct Batch {
-  const int* inputs;          // (B,T)  token ids
-  const int* targets;         // (B,T)  the tokens that follow them
-  const int* order;           // (B·T)  positions in inputs, sorted by token; all three are for the first and last chunk
-  int batch_size, seq_len;    // B, T
+  const int* inputs = nullptr;   // (B,T)  token ids
+  const int* targets = nullptr;  // (B,T)  the tokens that follow them
+  const int* order = nullptr;    // (B·T)  positions in inputs, sorted by token; all three are for the first and last chunk
+  int batch_size = 0, seq_len = 0;  // B, T
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;       // backward will follow
   Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
