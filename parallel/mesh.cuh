@@ -171,7 +171,8 @@ class Mesh {
 
  private:
   std::array<Communicator*, 8> groups() const {
-    return {world_.get(), data_.get(), tp_.get(), ends_.get(), lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get()};
+    return {world_.get(),    data_.get(),     tp_.get(),       ends_.get(),
+            lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get()};
   }
 
   NcclComm connect_all() {

@@ -181,12 +181,13 @@ TEST_CASE("circles meet by themselves, as often as they like, while others meet 
 
 TEST_CASE("ranks of a circle that don't meet are told where they wait, ranks that may still come are not") {
   struct Job {
-    std::string places;  // a letter a rank: c meets its circle, C at another line, b enters the barrier of all, k is killed
+    std::string places;  // a letter a rank: c meets its circle, C at another line, b enters a barrier of all, k is killed
     Texts parts;
     std::unique_ptr<Ranks> ranks;
   };
   std::vector<Job> jobs;
-  const std::string different = "ranks meet in different places of the program", of_two = ") in host all_gather of ranks 1, 2 (test_control.cpp:";
+  const std::string different = "ranks meet in different places of the program";
+  const std::string of_two = ") in host all_gather of ranks 1, 2 (test_control.cpp:";
   jobs.push_back({"ccCc", {different, "rank 1 (", "rank 2 (", of_two}, {}});
   jobs.push_back({"bcbb", {different, "rank 1 (", of_two, "ranks 0, 2, 3 in host barrier (test_control.cpp:"}, {}});
   jobs.push_back({"bckb", {"rank 2 (", ") died"}, {}});
@@ -485,7 +486,8 @@ TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the ra
     control->name_stages(2);
     control->barrier();
     const int stage = rank / 2;
-    for (int i = 0; i < 7; ++i) recorder.leave(recorder.enter(stage ? "receive" : "send", 4096, 1, stage ? "from_previous" : "to_next"));
+    for (int i = 0; i < 7; ++i)
+      recorder.leave(recorder.enter(stage ? "receive" : "send", 4096, 1, stage ? "from_previous" : "to_next"));
     if (stage == 0) recorder.enter("receive", 4096, 1, "from_next");
     if (stage == 1 && rank == 2) recorder.enter("all_gather", 64, 1, "tp");
     if (stage == 2) recorder.enter("receive", 4096, 1, "from_previous");

@@ -256,6 +256,7 @@ TEST_CASE("the stages of a pipeline choose for themselves, and learn what the ot
     stages[i].share([&](const std::string& mine) { return texts.push_back(mine), std::vector<std::string>(); });
   }
   for (GemmChoices& stage : stages) stage.share([&](const std::string&) { return texts; });
-  CHECK(stages[0].known == std::map<std::string, std::string>{{"card stage 0 of 2 product", "separate"}, {"card stage 1 of 2 product", "fused"}});
+  CHECK(stages[0].known == std::map<std::string, std::string>{{"card stage 0 of 2 product", "separate"},
+                                                              {"card stage 1 of 2 product", "fused"}});
   CHECK(stages[1].known == stages[0].known);
 }

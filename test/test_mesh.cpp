@@ -261,9 +261,10 @@ TEST_CASE("a rank of a pipeline that dies or hangs: its stage, and what the othe
   // A rank that is killed can't wait until the others have said so: mpirun must.
   shell.ranks_refuse("MPIRUN=$(echo $MPIRUN | sed 's/sigkill_timeout 0/sigkill_timeout 1/')\n" + job + "dies'",
                      {"rank 1 (stage 1, host ", ") died"}, 137);
-  shell.ranks_refuse(job + "hangs'", {"a collective takes longer than 1 s (--collective-timeout): rank 1 (stage 1, host ", ") after to_previous #4 send, ",
-                                      "rank 0 (stage 0, host ", ") in to_next #5 send of 4096 bytes", "rank 2 (stage 2, host ",
-                                      ") in from_previous #5 receive of 4096 bytes"});
+  shell.ranks_refuse(job + "hangs'",
+                     {"a collective takes longer than 1 s (--collective-timeout): rank 1 (stage 1, host ",
+                      ") after to_previous #4 send, ", "rank 0 (stage 0, host ", ") in to_next #5 send of 4096 bytes",
+                      "rank 2 (stage 2, host ", ") in from_previous #5 receive of 4096 bytes"});
 }
 
 TEST_CASE("under mpirun rank 0 listens at MASTER_PORT" * doctest::skip(!mpirun_found)) {

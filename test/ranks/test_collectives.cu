@@ -344,8 +344,8 @@ namespace {
 // Rank 1 of a pipeline leaves after three rounds of messages. The others wait for it.
 template <class Leave>
 void leave_a_pipeline(Leave leave) {
-  ranks().control->watch(ranks().recorder, 5, 1);
   Mesh mesh(ranks().mesh, {.pp = size()});
+  ranks().control->watch(ranks().recorder, 5, 1);
   Buffer<float> data(1024);
   for (int round = 0;; ++round) {
     if (round == 3 && rank() == 1) leave();
