@@ -68,6 +68,7 @@ inline std::vector<CheckpointSlice> written_slices(const Job& job, Model& model)
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;
+  gemm_choices().share(state.job.ranks.all_gather);
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
                                 model.gradient_summary().scale, gemm_choices().known};
   return {.shape = model.tensors().shape(),
