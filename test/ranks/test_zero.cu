@@ -39,8 +39,13 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
   const std::unique_ptr<Model> owner = model_of<T>(shape, alone, micro_batch);
   Model& model = *owner;
   std::map<std::string, Terms> all;
-  for_micro_batches(model, mesh(), 0, [&](const int* inputs, const int* targets, bool, bool) {
-    train_micro_step(model, inputs, targets, double(global_batch()) * shape.positions, true, true);
+  MicroBatches batches(model, mesh(), 0, true);
+  for (int number = 0; number < micro_batches(model.options(), mesh()); ++number) {
+    Batch batch = batches.batch({Work::forward, number});
+    batch.first = batch.last = true;
+    model.begin_sums();
+    model.forward(batch);
+    model.backward(batch);
     for (const Slice& slice : model.store().own_slices()) {
       const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
       Terms& terms = all[slice.tensor->name];
@@ -51,7 +56,7 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
         terms.magnitudes[i] += std::abs(gradient[i]);
       }
     }
-  });
+  }
   for (auto& [name, terms] : all) {
     add_over_ranks(terms.sums);
     add_over_ranks(terms.magnitudes);
