@@ -1,5 +1,5 @@
 // Pipelines beside one rank: every schedule, on every mesh.
-#include "test/ranks/training.cuh"
+#include "test/ranks/formulas.cuh"
 
 namespace {
 
@@ -127,4 +127,194 @@ TEST_CASE("any number of micro-batches") {
       CHECK_WITHIN("norms", largest_difference(curve.norms, all_values(wanted.norms)), 1e-5);
     }
   chosen_global_batch = 0;
+}
+
+TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
+  const ModelShape& shape = shape_for_ranks();
+  if (mesh_shapes(shape).empty()) return;
+  const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
+  for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
+    const std::unique_ptr<Model> model = model_of<float>(options_of(shape, mesh, turn), mesh);
+    train_step(*model, mesh, 0);
+    const std::vector<Difference> found = differences(*model, wanted);
+    for (size_t i = 0; i < found.size(); ++i) {
+      CAPTURE(model->tensors().tensors()[i].name);
+      const double norm = std::sqrt(found[i].wanted);
+      CHECK(norm > 0);
+      CHECK_WITHIN("gradients", std::sqrt(found[i].squares), gradient_bound(shape) * norm);
+      CHECK_WITHIN("key third", std::sqrt(found[i].noise), gradient_bound(shape) * norm);
+    }
+  });
+}
+
+TEST_CASE("logits are those of one rank, on all ranks, of a batch and of a few tokens") {
+  const auto logits_on = [](Mesh& mesh, int chunks) {
+    const ModelShape shape = {8, 8, 40, 211, 16};
+    pipeline_schedule = chunks > 1 ? "interleaved" : "1f1b";
+    const std::unique_ptr<Model> model = model_of<float>({.shape = shape, .micro_batch = 2, .chunks = chunks}, mesh);
+    std::vector<int> tokens = sample_tokens(shape, 1);
+    tokens.insert(tokens.end(), tokens.begin(), tokens.end());
+    BatchBuffers buffers(64, test_stream());
+    std::vector<float> logits;
+    for (int count : {16, 5, 1}) {
+      Batch batch = buffers.send(tokens.data(), nullptr, 1, count, round_up(count, mesh.tp().size()));
+      for (const Action& action : forwards(model->stage(), 1)) {
+        batch.action = action;
+        model->run(batch);
+      }
+      for (float value : model->logits(count - 1, 1)) logits.push_back(value);
+    }
+    return logits;
+  };
+  Mesh alone;
+  const std::vector<float> wanted = logits_on(alone, 1);
+  for_meshes({8, 8, 40, 211, 16}, 1, [&](Mesh& mesh, int turn) {
+    const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1);
+    REQUIRE(actual.size() == wanted.size());
+    double squares = 0, norm = 0;
+    for (size_t k = 0; k < wanted.size(); ++k) {
+      squares += std::pow(double(actual[k]) - wanted[k], 2);
+      norm += std::pow(double(wanted[k]), 2);
+    }
+    CHECK_WITHIN("logits", std::sqrt(squares), logit_bound({8, 8, 40, 211, 16}) * std::sqrt(norm));
+  });
+}
+
+// ---- decisions and copies
+
+TEST_CASE("the same mesh gives the same bits") {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    const Curve first = train<float>(options, mesh, some_steps), again = train<float>(options, mesh, some_steps);
+    CHECK(again.losses == first.losses);
+    CHECK(again.norms == first.norms);
+  });
+}
+
+TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the update out, and go on") {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    const std::unique_ptr<Model> owner = model_of<float>(options_of(tiny(rank_count()), mesh, turn), mesh);
+    Model& model = *owner;
+    for (int rank = 0; rank < rank_count(); ++rank) {
+      CAPTURE(rank);
+      const bool mine = ranks().control->rank() == rank, in_weight = (rank + turn) % 2;
+      const std::vector<float> before = own_state(model.store());
+      const int unit = model.tensors().chunks()[0].first + 1;
+      if (in_weight) {
+        const std::vector<Slice> slices = model.store().own_slices();
+        Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == unit; });
+        weight.count = 1;
+        const std::vector<float> value = values_of(model.store(), weight, State::weight);
+        const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+        model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
+        train_step(model, mesh, 0);
+        model.store().copy_in(block, State::weight, value);
+      } else {
+        train_step(model, mesh, 0, [&] {
+          const float nan = NAN;
+          if (mine) copy_and_wait(model.store().gradients(unit).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
+        });
+      }
+      CHECK(!was_applied(model));
+      CHECK(own_state(model.store()) == before);
+    }
+    train_step(model, mesh, 0);
+    CHECK(was_applied(model));
+  });
+}
+
+TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    options.store.loss_scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
+    const std::unique_ptr<Model> owner = model_of<__half>(options, mesh);
+    Model& model = *owner;
+    int left_out = 0;
+    for (train_step(model, mesh, 0); !was_applied(model); train_step(model, mesh, 0)) REQUIRE(++left_out < 20);
+    const LossScale last = model.gradient_summary().scale;
+    const std::vector<float> all = all_values({float(left_out), last.value, float(last.good_steps)});
+    CHECK(left_out > 0);
+    for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 3]);
+  });
+}
+
+// Both ends update the embedding by themselves, by gradients that are the same.
+TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit, with stochastic rounding too", T, float,
+                   __nv_bfloat16) {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    options.store.stochastic_rounding = !std::is_same_v<T, float>;
+    const std::unique_ptr<Model> model = model_of<T>(options, mesh);
+    for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
+    std::vector<float> mine;
+    for (const Slice& slice : model->store().own_slices()) {
+      if (slice.tensor->unit != 0) continue;
+      for (State state : {State::weight, State::first_moment, State::second_moment}) {
+        const std::vector<float> values = values_of(model->store(), slice, state);
+        mine.insert(mine.end(), values.begin(), values.end());
+      }
+    }
+    Communicator& ends = mesh.ends();
+    CHECK((ends.size() == 2) == !mine.empty());
+    if (ends.size() == 1) return;
+    Buffer<float> own(mine), both(2 * mine.size());
+    ends.after(test_stream());
+    ends.all_gather(both.data(), own.data(), mine.size());
+    ends.wait_for_all(test_stream());
+    const std::vector<float> values = both.get();
+    CHECK(std::equal(mine.begin(), mine.end(), values.begin()));
+    CHECK(std::equal(mine.begin(), mine.end(), values.begin() + long(mine.size())));
+  });
+}
+
+// ---- 16 bits
+
+// Rows are rounded as one rank rounds them, so beside one rank's curve in bf16 only sums in another order differ: of wte's
+// gradient, of the norm, over data-parallel and tensor-parallel ranks. With the bound of tensor parallelism.
+TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
+  const ModelShape shape = tiny(std::max(rank_count(), 2));
+  const std::vector<MeshShape> shapes = mesh_shapes(shape);
+  if (shapes.empty()) return;
+  constexpr int seeds = 12;
+  std::vector<Curve> wanted(seeds), own(seeds), found;
+  const auto curve_on = [&]<class T>(Mesh& mesh, T, int seed) {
+    ModelOptions options = options_of(shape, mesh, seed);
+    options.store.seed = uint64_t(seed);
+    return train<T>(options, mesh, some_steps);
+  };
+  Mesh alone;
+  for (int seed = ranks().control->rank(); seed < seeds; seed += rank_count()) {  // the ranks share the work
+    const auto alone_on = [&]<class T>(T) {
+      return train<T>({.shape = shape, .micro_batch = 2, .store = {.seed = uint64_t(seed)}}, alone, some_steps);
+    };
+    wanted[size_t(seed)] = alone_on(float());
+    own[size_t(seed)] = alone_on(__nv_bfloat16());
+  }
+  for (int seed = 0; seed < seeds; ++seed) {
+    Mesh mesh(ranks().mesh, shapes[size_t(seed) % shapes.size()]);
+    found.push_back(curve_on(mesh, __nv_bfloat16(), seed));
+  }
+  for (std::vector<Curve>* curves : {&wanted, &own})
+    for (Curve& curve : *curves)
+      for (std::vector<float>* values : {&curve.losses, &curve.norms}) *values = all_values(*values);
+  CHECK_WITHIN("losses", distance(found, &Curve::losses, wanted), 2 * distance(own, &Curve::losses, wanted));
+  CHECK_WITHIN("norms", distance(found, &Curve::norms, wanted), 2 * distance(own, &Curve::norms, wanted));
+}
+
+// ---- bytes and memory
+
+TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
+  const ModelShape shape = tiny(2 * rank_count());
+  for_meshes(shape, std::is_same_v<T, float> ? 4 : 2, [&](Mesh& mesh, int turn) {
+    ModelOptions options = options_of(shape, mesh, turn);
+    if (mesh.shape().dp == 1) options.store.stage = 0;
+    const Curve curve = train<T>(options, mesh, 2);
+    const Actions actions = schedule_of(options, mesh);
+    options.slots = slots_of(actions);
+    options.splits_backward = pipeline_schedule == "zb";
+    const TensorList list(shape, mesh.tp().size(), mesh.tp().rank(), own_chunks(options, mesh));
+    const Shards shards(list, mesh.data().size(), mesh.data().rank());
+    check_bytes(curve, bytes_of_pipeline<T>(options, mesh, list, shards));
+    check_memory(curve, bytes_of_activations<T>(options, list), 13 * (options.slots + 1) * (shape.layers + 1));
+  });
 }

@@ -1,7 +1,7 @@
 // The heart of data parallelism: whatever the ranks, the ZeRO stage and the micro-batch, training gives the curve of
 // one rank, sends the bytes of the formulas and allocates the bytes of the formulas.
 #include "kernels/norm.cuh"
-#include "test/ranks/training.cuh"
+#include "test/ranks/formulas.cuh"
 
 namespace {
 
@@ -194,16 +194,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       const TensorList list(shape);
       const Shards shards(list, dp().size(), dp().rank());
       const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, 2);
-      for (const auto& [group, collectives] : bytes_of_step<T>(mesh(), shards, stage, 2))
-        for (const auto& [name, bytes] : collectives) {
-          CAPTURE(group);
-          CAPTURE(name);
-          CHECK(curve.bytes_sent.at(group).at(name) == doctest::Approx(bytes));
-        }
-      double counted = 0;
-      for (const auto& [group, sent] : curve.bytes_sent)
-        for (const auto& [name, bytes] : sent) counted += bytes;
-      if (transport_bytes() > 0) CHECK(all_added(curve.really_sent) == doctest::Approx(all_added(counted)));
+      check_bytes(curve, bytes_of_step<T>(mesh(), shards, stage, 2));
       const auto wanted = bytes_of_memory<T>(shards, layers, stage);
       for (const auto& category : curve.memory) {
         if (!wanted.count(category.name)) continue;
