@@ -193,11 +193,12 @@ TEST_CASE("the same mesh gives the same bits") {
 
 TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the update out, and go on") {
   for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
-    const std::unique_ptr<Model> owner = model_of<float>(options_of(tiny(rank_count()), mesh, turn), mesh);
+    const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    const std::unique_ptr<Model> owner = model_of<float>(options, mesh);
     Model& model = *owner;
     for (int rank = 0; rank < rank_count(); ++rank) {
       CAPTURE(rank);
-      const bool mine = ranks().control->rank() == rank, in_weight = (rank + turn) % 2;
+      const bool mine = ranks().control->rank() == rank, in_weight = (rank + turn) % 2 || options.store.stage > 1;
       const std::vector<float> before = own_state(model.store());
       const int unit = model.tensors().chunks()[0].first + 1;
       if (in_weight) {
@@ -255,8 +256,8 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
       }
     }
     Communicator& ends = mesh.ends();
-    CHECK((ends.size() == 2) == !mine.empty());
-    if (ends.size() == 1) return;
+    CHECK((ends.size() == 2 || mine.empty()));
+    if (mine.empty()) return;  // another stage, or a piece of padding
     Buffer<float> own(mine), both(2 * mine.size());
     ends.after(test_stream());
     ends.all_gather(both.data(), own.data(), mine.size());
