@@ -234,7 +234,9 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   shell.ranks_refuse(two + "--tp 3", {"--tp 3 does not divide the number of ranks, 2", "choose 1 or 2"}, 2);
   shell.ranks_refuse(two + "--out '' --tp 2 --heads 3 --channels 48", {"--tp 2", "3 heads", "choose 1 or 3"}, 2);
   shell.ranks_refuse(two + "--out '' --tp 2 --heads 2 --channels 32 --seq-len 5 --micro-batch 1", {"--tp 2", "5 rows", "--seq-len"}, 2);
-  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --tp 2 : -np 1 $TEXT --share-gpu --tp 1", {"ranks differ: options", "--tp"}, 2);
+  shell.ranks_refuse(two + "--out run --pp 2", {"--pp 2 needs 2 layers or more", "has 1"}, 2);
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --pp 2 --pp-schedule gpipe : -np 1 $TEXT --share-gpu --pp 2 --pp-schedule zb",
+                     {"ranks differ: options", "gpipe", "zb"}, 2);
   shell.ranks_refuse(two + "--train nowhere", {"nowhere"});
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"}, 2);
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",
