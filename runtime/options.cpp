@@ -230,7 +230,7 @@ void check_batch(const Options& o, int ranks) {
   if (o.global_batch % at_once == 0) return;
   if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
   usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
-              ranks, o.tp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
+              ranks, o.tp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
               ", or another number of ranks");
 }
 
@@ -281,7 +281,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
   if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");
   for (const char* flag : {"--pp-schedule", "--pp-chunks"})
-    if (app.count(flag) && o.pp == 1) usage_error(flag, " needs --pp: with one stage there is no pipeline");
+    if (app.count(flag) && o.pp == 1)
+      usage_error(flag, " ", app.get_option(flag)->results().back(), " needs --pp: with one stage there is no pipeline");
   if (app.count("--pp-chunks") && o.pp_schedule != "interleaved")
     usage_error("--pp-chunks ", o.pp_chunks, " needs --pp-schedule interleaved: with ", o.pp_schedule, " a stage has one chunk");
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;

@@ -3,7 +3,9 @@
 
 #include <cstring>
 #include <functional>
+#include <sstream>
 
+#include "runtime/options.h"
 #include "test/workplace.h"
 
 namespace {
@@ -78,9 +80,12 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--tp 0", {"--tp", "'0'", "from 1 to 1024"});
   refuses("--tp 2", {"--tp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
   refuses("--tp-pieces 4", {"--tp-pieces 4 needs --tp"});
+  refuses("--pp 0", {"--pp", "'0'", "from 1 to 1000"});
+  refuses("--pp 2", {"--pp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
+  refuses("--pp-schedule gpipe", {"--pp-schedule gpipe needs --pp", "one stage"});
+  refuses("--pp-chunks 2", {"--pp-chunks 2 needs --pp", "one stage"});
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
-  for (std::string planned : {"--pp 2", "--pp-schedule 1f1b", "--cp 2", "--fp8", "--plan",
-                              "--offload optimizer"})
+  for (std::string planned : {"--cp 2", "--fp8", "--plan", "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
 
   shell.refuses("$GPT", 2, {"--train is missing"});
@@ -90,6 +95,51 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   // Values that ask for nothing are let pass; of an option given twice the last counts.
   const std::string neutral = "--tp 1 --pp 1 --cp 1 --zero 3 --offload none --reduce-dtype fp32 --steps 1";
   CHECK(contains(shell.output("$TEXT --out '' " + neutral), "step     1/1"));
+}
+
+// What follows needs no ranks: their number is given.
+TEST_CASE("pipelines that cannot be: one line that says what to choose") {
+  const auto message = [](const std::string& arguments, int ranks) -> std::string {
+    std::vector<std::string> words = {"train_gpt", "--train", "text"};
+    std::istringstream text(arguments);
+    for (std::string word; text >> word;) words.push_back(word);
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    try {
+      Options o = parse_options(int(pointers.size()), pointers.data()).value();
+      complete_options(o, ranks);
+      check_mesh(o, shape_of(o, 256));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto refuses = [&](const std::string& arguments, int ranks, const Texts& parts) {
+    const std::string said = message(arguments, ranks);
+    CAPTURE(arguments);
+    CAPTURE(said);
+    CHECK(!contains(said, "\n"));
+    for (const std::string& part : parts) CHECK_MESSAGE(contains(said, part), part);
+  };
+  refuses("--pp 4", 6, {"--pp 4 does not divide the number of ranks, 6: choose 1, 2, 3 or 6, or another number of ranks"});
+  refuses("--pp 4 --tp 2", 12, {"--pp 4 does not divide the number of ranks over --tp, 6: choose 1, 2, 3 or 6"});
+  refuses("--pp 8 --layers 7", 8, {"--pp 8 needs 8 layers or more, and the model has 7: lower it"});
+  const std::string interleaved = "--pp-schedule interleaved --pp ";
+  refuses(interleaved + "2 --layers 3", 2, {"--pp 2 with --pp-chunks 2 needs 4 layers or more", "has 3: lower one of them"});
+  refuses(interleaved + "2 --pp-chunks 3", 2, {"--pp 2 with --pp-chunks 3 needs 6 layers or more", "has 4"});
+  refuses(interleaved + "2 --global-batch 12", 2, {"interleaved", "--global-batch 12", " 3 micro-batches", "--pp 2", "choose --global-batch 16"});
+  refuses(interleaved + "2 --global-batch 24", 4, {"--global-batch 24", " 3 micro-batches", "choose --global-batch 32"});
+  refuses(interleaved + "2 --pp-chunks 1", 2, {"--pp-chunks", "'1'", "from 2 to"});
+  refuses("--pp 2 --pp-chunks 2", 2, {"--pp-chunks 2 needs --pp-schedule interleaved", "1f1b"});
+  refuses("--pp 2 --pp-schedule zb --pp-chunks 2", 2, {"--pp-chunks 2 needs --pp-schedule interleaved", "zb"});
+  refuses("--pp 2 --pp-schedule dapple", 2, {"--pp-schedule", "dapple", "gpipe,1f1b,interleaved,zb"});
+  for (std::string zero : {"2", "3"})
+    refuses("--pp 2 --pp-schedule zb --zero " + zero, 4, {"--pp-schedule zb with --zero " + zero, "--zero 0 or 1", "another schedule"});
+  for (std::string what : {"gelu", "block"})
+    refuses("--pp 2 --pp-schedule zb --recompute " + what, 2, {"--pp-schedule zb with --recompute " + what, "another schedule"});
+  refuses("--pp 2 --global-batch 12", 4, {"--global-batch 12", "8, --micro-batch 4 on 2 data-parallel ranks", "choose 16"});
+  for (const std::string& good : Texts{"--pp 4", "--pp 2 --pp-schedule zb --zero 1", interleaved + "2 --zero 3 --recompute block", "--pp 2 --tp 2"})
+    CHECK(message(good, 4) == "");
 }
 
 TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {

@@ -42,9 +42,10 @@ struct RankWorkplace : Workplace {
 // How a job is spread, and after which step it ends.
 struct Leg {
   int steps, ranks, zero, micro_batch, tp = 1;
+  const char* pipeline = "";
   std::string options() const {
     return " --steps " + std::to_string(steps) + " --zero " + std::to_string(zero) + " --micro-batch " + std::to_string(micro_batch) +
-           " --tp " + std::to_string(tp);
+           " --tp " + std::to_string(tp) + pipeline;
   }
 };
 
@@ -72,9 +73,16 @@ double distance(const std::vector<Json>& a, const std::vector<Json>& b, const ch
 TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   // Sizes that nothing divides, and gradients that travel every way.
-  const std::string job = " $GPT --share-gpu --train text --layers 3 --heads 3 --channels 51 --seq-len 24 --schedule constant "
+  const std::string job = " $GPT --share-gpu --train text --layers 4 --heads 6 --channels 102 --seq-len 24 --schedule constant "
                           "--lr 1e-3 --global-batch 12 --resume --out ";
-  const std::vector<Leg> one_rank = {{10, 1, 0, 2}}, legs = {{2, 3, 3, 1}, {4, 1, 0, 2}, {6, 3, 0, 3, 3}, {7, 4, 2, 1}, {9, 6, 1, 2, 3}, {10, 3, 0, 2}};
+  const std::vector<Leg> one_rank = {{10, 1, 0, 2}},
+                         legs = {{2, 3, 3, 1},
+                                 {4, 4, 1, 1, 1, " --pp 2 --pp-schedule zb"},
+                                 {5, 1, 0, 2},
+                                 {6, 6, 0, 1, 3, " --pp 2 --pp-schedule interleaved"},
+                                 {7, 4, 2, 1},
+                                 {9, 8, 1, 3, 2, " --pp 2"},
+                                 {10, 4, 3, 1, 1, " --pp 2 --pp-schedule gpipe"}};
   std::vector<Json> wanted;
   for (std::string dtype : {"fp32", "bf16"}) {
     CAPTURE(dtype);
@@ -91,13 +99,18 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
     if (dtype == "fp32") CHECK_WITHIN("fp32 norms", largest_difference(relay, wanted, "grad_norm"), 1e-5);
     if (dtype == "bf16") CHECK_WITHIN("bf16 losses", distance(relay, wanted, "loss"), 2 * distance(alone, wanted, "loss"));
   }
+  const std::string generate = " $GPT --share-gpu --generate --out fp32.relay --prompt line --sample-len 5 --top-k 1";
+  const std::string sample = shell.output("$MPIRUN 1" + generate);
+  CHECK(sample.size() == 10);
+  CHECK(shell.output("$MPIRUN 4" + generate + " --pp 2 --tp 2") == sample);
 }
 
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   for (std::string options : {"--zero 3", "--zero 1 --dtype bf16 --stochastic-rounding --shuffle",
                               "--zero 2 --dtype bf16 --reduce-dtype bf16",
-                              "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block"}) {
+                              "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
+                              "--pp 3 --layers 3 --pp-schedule zb"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
                             "--val text --val-every 2 --val-batches 2 " + options + " --out ";
@@ -124,8 +137,9 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
   for (const char* folder : {"shared", "a", "b"}) put(shell / folder / "text", text);
   const std::string program = "$TEXT --share-gpu --zero 3 --lr 1e-2 --steps 100 --checkpoint-every 20 --keep 9 "
                               "--spike-window 32 --spike-z 30 --on-spike rollback --out ";
-  const auto job = [&](const std::string& options) {
-    return "$MPIRUN 1 -wdir a " + program + options + " : -np 1 -wdir b " + program + options;
+  const auto job = [&](const std::string& options, int ranks = 1) {
+    const std::string each = std::to_string(ranks);
+    return "$MPIRUN " + each + " -wdir a " + program + options + " : -np " + each + " -wdir b " + program + options;
   };
   shell.output("cd shared && $MPIRUN 2 " + program + "run");
   const std::string out = shell.output(job("run"));
@@ -142,10 +156,10 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
     CHECK(std::filesystem::is_empty(shell / "b" / folder));
   }
 
-  // The same where the two ranks split each tensor, and gather it to save it.
-  const std::string split = "split --tp 2 --heads 2 --channels 32 --global-batch 4";
-  CHECK(contains(shell.output("cd shared && $MPIRUN 2 " + program + split), " to step 60, and on without samples "));
-  CHECK(contains(shell.output(job(split)), " to step 60, and on without samples "));
+  // The same where each host has one stage of a pipeline, whose two ranks split each tensor, and gather it to save it.
+  const std::string split = "split --pp 2 --layers 2 --tp 2 --heads 2 --channels 32 --global-batch 4";
+  CHECK(contains(shell.output("cd shared && $MPIRUN 4 " + program + split), " to step 60, and on without samples "));
+  CHECK(contains(shell.output(job(split, 2)), " to step 60, and on without samples "));
   shell.output("diff -r shared/split/step_00000100 a/split/step_00000100");
 
   // What another host has that rank 0's lacks is neither mixed in nor left behind.
@@ -234,7 +248,9 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   shell.ranks_refuse(two + "--tp 3", {"--tp 3 does not divide the number of ranks, 2", "choose 1 or 2"}, 2);
   shell.ranks_refuse(two + "--out '' --tp 2 --heads 3 --channels 48", {"--tp 2", "3 heads", "choose 1 or 3"}, 2);
   shell.ranks_refuse(two + "--out '' --tp 2 --heads 2 --channels 32 --seq-len 5 --micro-batch 1", {"--tp 2", "5 rows", "--seq-len"}, 2);
-  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --tp 2 : -np 1 $TEXT --share-gpu --tp 1", {"ranks differ: options", "--tp"}, 2);
+  shell.ranks_refuse(two + "--out run --pp 2", {"--pp 2 needs 2 layers or more", "has 1"}, 2);
+  shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu --pp 2 --pp-schedule gpipe : -np 1 $TEXT --share-gpu --pp 2 --pp-schedule zb",
+                     {"ranks differ: options", "gpipe", "zb"}, 2);
   shell.ranks_refuse(two + "--train nowhere", {"nowhere"});
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $GPT --help", {"ranks differ: options", "--help", "rank 1"}, 2);
   shell.ranks_refuse("$MPIRUN 1 $TEXT --share-gpu : -np 1 $TEXT --share-gpu --seed 5",

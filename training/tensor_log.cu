@@ -11,25 +11,32 @@
 namespace {
 
 using Json = nlohmann::ordered_json;  // writes numbers that are not finite as null
-constexpr size_t most_lines = 8192;  // enough for a micro-step of 150 layers
+constexpr size_t workspace_count = statistics_blocks * statistics_block;
+constexpr size_t most_streams = 8;  // the model's, and those of collectives and lanes (parallel/mesh.cuh)
+
+// 8192 lines are enough for a micro-step of 150 layers. When they are full, the log waits for the device. In a pipeline it
+// must not, before the step is complete: a receive that was posted ahead may wait for a stage that waits for this one.
+size_t most_lines_of(const TensorLogRank& rank) { return rank.pipeline > 1 ? 1 << 20 : 8192; }
 
 Json known(int value) { return value < 0 ? Json() : Json(value); }
 
 }  // namespace
 
 TensorLog::TensorLog(const std::string& file, const TensorLogRank& r)
-    : path_(r.rank ? file + ".rank" + std::to_string(r.rank) : file), file_(path_, std::ios::binary) {
+    : path_(r.rank ? file + ".rank" + std::to_string(r.rank) : file), file_(path_, std::ios::binary),
+      is_pipeline_(r.pipeline > 1), most_lines_(most_lines_of(r)) {
   file_ << Json{{"rank", r.rank}, {"ranks", r.ranks}, {"data_parallel", r.data_parallel},
-                {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"zero", r.zero}, {"micro_batch", r.micro_batch}} << '\n';
+                {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"pipeline", r.pipeline},
+                {"chunks", r.chunks}, {"zero", r.zero}, {"micro_batch", r.micro_batch}} << '\n';
   flush();
-  CUDA_CHECK(cudaMalloc(&results_, most_lines * sizeof(TensorStatistics)));
+  // All of it now: to allocate memory may wait for the device, too.
+  CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * workspace_count) * sizeof(TensorStatistics)));
   Profiler::instance().listener = [this](const char* operation, int number, const WrittenTensor& tensor,
                                          cudaStream_t stream) { add(operation, number, tensor, stream); };
 }
 
 TensorLog::~TensorLog() {
   Profiler::instance().listener = nullptr;
-  for (const auto& [stream, workspace] : workspaces_) cudaFree(workspace);
   cudaFree(results_);
 }
 
@@ -45,7 +52,10 @@ void TensorLog::flush() {
 }
 
 void TensorLog::add(const char* operation, int number, const WrittenTensor& tensor, cudaStream_t stream) {
-  if (lines_.size() == most_lines) flush();
+  if (lines_.size() == most_lines_ && is_pipeline_)
+    throw std::runtime_error("--trace-tensors: one step of this pipeline writes more than " + std::to_string(most_lines_) +
+                             " tensors: lower --global-batch");
+  if (lines_.size() == most_lines_) flush();
   TensorStatistics* result = results_ + lines_.size();
   std::visit([&](auto* values) { tensor_statistics(result, values, tensor.count, workspace(stream), stream); },
              tensor.values);
@@ -53,9 +63,9 @@ void TensorLog::add(const char* operation, int number, const WrittenTensor& tens
 }
 
 TensorStatistics* TensorLog::workspace(cudaStream_t stream) {
-  TensorStatistics*& found = workspaces_[stream];
-  if (!found) CUDA_CHECK(cudaMalloc(&found, statistics_blocks * statistics_block * sizeof(TensorStatistics)));
-  return found;
+  const size_t number = streams_.try_emplace(stream, streams_.size()).first->second;
+  if (number == most_streams) throw std::logic_error("a tensor log of more streams than it has workspaces");
+  return results_ + most_lines_ + number * workspace_count;
 }
 
 void TensorLog::write(const Line& line, const TensorStatistics& result) {

@@ -1,11 +1,13 @@
 // `--trace-tensors FILE`: statistics of every tensor that a launcher wrote, for dev/compare.py.
 //
 // FILE (FILE.rank<r> for rank r > 0) holds one JSON object per line. The first says which rank of which mesh wrote it:
-//   {"rank":0,"ranks":2,"data_parallel":2,"tensor_parallel":1,"pieces":1,"zero":1,"micro_batch":4}
+//   {"rank":0,"ranks":2,"data_parallel":2,"tensor_parallel":1,"pieces":1,"pipeline":1,"chunks":1,"zero":1,
+//    "micro_batch":4}
 // Each other line is one output of one launcher, in the order of the calls:
 //   {"step":1,"micro_batch":0,"layer":3,"piece":null,"op":"gelu_forward","output":0,"accumulated":false,"partial":false,
 //    "count":49152,"dtype":"bf16","sum":-12.5,"absmax":3.0625,"checksum":"00e1c2d3a4b5f697"}
 // step, micro_batch, layer, piece: null where there is none. sum, absmax: null where not finite (kernels/statistics.cuh).
+// A pipeline's layers are numbered through all stages; pipeline is the number of stages, chunks that of a stage's chunks.
 // piece, partial: of tensor parallelism, as in kernels/device/timeline.h.
 #pragma once
 
@@ -21,6 +23,7 @@ struct TensorStatistics;
 struct TensorLogRank {
   int rank, ranks, data_parallel, micro_batch;  // micro_batch: number of samples
   int tensor_parallel = 1, pieces = 1;          // pieces: of the rows that tensor-parallel ranks exchange
+  int pipeline = 1, chunks = 1;                 // stages, and chunks of layers that each has
   int zero = 0;                                 // the stage of ZeRO
 };
 
@@ -32,7 +35,7 @@ class TensorLog {
   TensorLog(const TensorLog&) = delete;
   TensorLog& operator=(const TensorLog&) = delete;
 
-  // Writes the statistics kept so far to the file. Waits for the device. To be called once per step.
+  // Writes the statistics kept so far to the file. Waits for the device. To be called once per step, after it.
   void flush();
 
  private:
@@ -49,7 +52,9 @@ class TensorLog {
 
   std::string path_;
   std::ofstream file_;
-  TensorStatistics* results_ = nullptr;
-  std::map<cudaStream_t, TensorStatistics*> workspaces_;  // one per stream, because streams run at the same time
-  std::vector<Line> lines_;                               // the statistics of line i are results_[i]
+  bool is_pipeline_;
+  size_t most_lines_;
+  TensorStatistics* results_ = nullptr;      // (most_lines_), and the streams' workspaces
+  std::map<cudaStream_t, size_t> streams_;   // the numbers of their workspaces; each has one, because they run at the same time
+  std::vector<Line> lines_;                  // the statistics of line i are results_[i]
 };
