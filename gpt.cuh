@@ -28,6 +28,7 @@
 #include "model.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/cross_entropy.cuh"
+#include "kernels/decode_attention.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
@@ -89,6 +90,7 @@ class GPT final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
+    if (options.cached_positions) memory_.add("kv cache", [this](Arena& arena) { lay_out_cache(arena); });
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
@@ -132,6 +134,7 @@ class GPT final : public Model {
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
+    first_position_ = batch.first_position;
     links_.post(batch.action, s.elements());
     if (chunk.first == 0) embedding(batch, a.blocks[0].input, s);                       // (r,C)
     else std::swap(a.blocks[0].input, links_.received(Message::activation));            // (r,C)
@@ -149,9 +152,10 @@ class GPT final : public Model {
 
   void embedding(const Batch& batch, Float* out, const Sizes& s) {
     const auto w = weights(0, Pass::forward);
+    const Float* const positions = w[wpe] + size_t(std::max(batch.first_position, 0)) * s.C;
     tp_.then_scatter(out, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
-      embedding_forward(rows.of(terms, s.C), batch.inputs + rows.first, w[wte], w[wpe], list_.vocabulary(), tp_.rank() == 0,
-                        rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
+      embedding_forward(rows.of(terms, s.C), batch.inputs + rows.first, w[wte], positions, list_.vocabulary(),
+                        tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
     });
   }
 
@@ -159,13 +163,13 @@ class GPT final : public Model {
   Residual<Float> block_forward(int layer, const BlockActivations<Float>& a, Residual<Float> x, const Sizes& s) {
     const TraceScope scope(layer);
     const auto w = weights(layer + 1, Pass::forward);
-    block_activations(w, a, x, s);
+    block_activations(layer, w, a, x, s);
     row_parallel_forward(branch_, a.gelu, w[down_weight], w[down_bias], 4 * s.c, s);  // (r,C)
     return {a.middle, branch_};
   }
 
   // Computes a block's forward pass except its last product, whose result backward doesn't need.
-  void block_activations(const UnitTensors<const Float>& w, const BlockActivations<Float>& a, Residual<Float> x,
+  void block_activations(int layer, const UnitTensors<const Float>& w, const BlockActivations<Float>& a, Residual<Float> x,
                          const Sizes& s) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, x.stream, x.branch, w[norm1_weight], w[norm1_bias],
@@ -174,7 +178,7 @@ class GPT final : public Model {
       linear_forward(rows.of(a.qkv, 3 * c), rows.of(norm1, C), w[qkv_weight], w[qkv_bias], rows.count, C, 3 * c,
                      stream_);                                                                            // (R,3c)
     });
-    attention_forward(a.attention, a.lse, a.qkv, B, T, NH, HS, stream_);                                  // (R,c)
+    attention(layer, a, s);                                                                               // (R,c)
     row_parallel_forward(branch_, a.attention, w[projection_weight], w[projection_bias], c, s);           // (r,C)
     residual_layernorm_forward<Float>(a.norm2, a.middle, a.mean2, a.rstd2, a.input, branch_, w[norm2_weight],
                                       w[norm2_bias], r, C, stream_);           // a.middle = a.input + branch_  (r,C)
@@ -182,6 +186,16 @@ class GPT final : public Model {
       linear_gelu_forward(rows.of(a.gelu, 4 * c), rows.of(a.up, 4 * c), rows.of(norm2, C), w[up_weight], w[up_bias],
                           rows.count, C, 4 * c, stream_);                                                 // (R,4c)
     });
+  }
+
+  // Of the batch's tokens to each other; or, of one token, to all tokens before it, whose keys and values are in the cache.
+  void attention(int layer, const BlockActivations<Float>& a, const Sizes& s) {
+    if (first_position_ >= 0)
+      append_to_cache(caches_[size_t(layer)], a.qkv, s.B, s.T, s.c, first_position_, stream_);
+    if (first_position_ > 0)
+      decode_attention(a.attention, a.qkv, caches_[size_t(layer)], s.B, first_position_ + 1, s.NH, s.HS, decode_workspace_,
+                       stream_);
+    else attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
   }
 
   // The layer whose weight (inputs,C) is split by rows: out (r,C) = this rank's rows of Σ x·weight over the ranks, + bias.
@@ -251,7 +265,7 @@ class GPT final : public Model {
       const TraceScope scope(layer);
       const auto w = weights(layer + 1, Pass::backward);
       BlockActivations<Float>& block = a.blocks[size_t(i)];
-      if (options_.recompute == Recompute::block) block_activations(w, block, {block.input, nullptr}, s);
+      if (options_.recompute == Recompute::block) block_activations(layer, w, block, {block.input, nullptr}, s);
       if (options_.recompute == Recompute::gelu) gelu_forward(block.gelu, block.up, s.R, 4 * s.c, stream_);
       block_backward(layer, w, block, s, batch.action.work);
     }
@@ -470,6 +484,19 @@ class GPT final : public Model {
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
+  // For the layers of this rank.
+  void lay_out_cache(Arena& arena) {
+    const Sizes s = largest();
+    const int positions = options_.cached_positions;
+    caches_.resize(size_t(options_.shape.layers));
+    for (const Layers& chunk : list_.chunks())
+      for (int layer = chunk.first; layer < chunk.end(); ++layer) {
+        const size_t count = size_t(options_.samples) * size_t(positions) * size_t(s.c);
+        caches_[size_t(layer)] = {arena.take<Float>(count), arena.take<Float>(count), positions};
+      }
+    decode_workspace_ = arena.take<float>(decode_workspace(options_.samples, positions, s.NH, s.HS));
+  }
+
   void lay_out_tensor_parallel(Arena& arena) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
     for (Float** buffer : {&norm1_, &norm2_, &exchange_}) *buffer = arena.take<Float>(size_t(R) * C);
@@ -494,6 +521,10 @@ class GPT final : public Model {
   Float* no_bias_ = nullptr;                             // (C) zeros
   Float* logit_row_ = nullptr;                           // (N·Vs)
   RowStatistics* statistics_ = nullptr;                  // (N,logit_rows)
+  // Of generating text
+  int first_position_ = -1;                              // the batch's in the cache; -1: no cache
+  std::vector<KeyValueCache<Float>> caches_;             // by layer
+  float* decode_workspace_ = nullptr;
   char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };

@@ -28,6 +28,8 @@ struct ModelOptions {
   int slots = 1;                   // so many may be between forward and backward at the same time: a micro-batch in a chunk
   bool splits_backward = false;    // the schedule has actions of Work::input and Work::weight
   int logit_chunks = 1;            // the head computes ⌈R / logit_chunks⌉ rows at a time
+  int cached_positions = 0;        // in the cache of keys and values that text is generated with; 0: no cache
+  int samples = 0;                 // so many texts are generated at a time, at most micro_batch
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
   StoreOptions store = {};
 };
@@ -41,6 +43,7 @@ struct Batch {
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;       // backward will follow
   Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
+  int first_position = -1;    // of these tokens in the text that is generated with a cache; -1: without
   float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 

@@ -70,7 +70,7 @@ int train(Job& job) {
 
   // ---- the model, and the state that training changes
   const ModelShape shape = decide_shape(o, folder, checkpoint.has_value(), data);
-  const std::unique_ptr<Model> model = build_model(job, shape, true);
+  const std::unique_ptr<Model> model = build_model(job, shape, true, o.sample_every ? 1 : 0);
   Bill bill(o.price, control.size());  // what the run costs from here on; a resumed run adds its earlier costs below
   Batches batches(job, *model, data, bill);
   TrainingState state = {job, data, *model, copies, Guard(o.guard), {}};
@@ -160,7 +160,7 @@ int train(Job& job) {
         const AddTime timer(bill.lost.evaluation);
         telemetry.validated(step, validation_loss(*model, batches, o.val_batches));
       }
-      if (divides(o.sample_every, step)) telemetry.sampled(sampler->text(step, next_logits_of(*model, batches.buffers())));
+      if (divides(o.sample_every, step)) telemetry.sampled(sampler->text(step, TokenByToken(*model, batches.buffers())));
       telemetry.show_progress(step);
     }
   };
@@ -175,7 +175,7 @@ int train(Job& job) {
   return interrupted_exit_code;
 }
 
-// Prints a text sampled from the model of a checkpoint.
+// Prints texts sampled from the model of a checkpoint, the first one as it grows.
 int generate(Job& job) {
   Options& o = job.options;
   Tracing tracing(job);
@@ -183,11 +183,13 @@ int generate(Job& job) {
   const ModelShape shape = loaded_shape(o, folder);
   check_shape(shape, o.seq_len);
   check_mesh(o, shape);
-  o.micro_batch = 1;
-  const std::unique_ptr<Model> model = build_model(job, shape, false);
+  o.micro_batch = o.samples;
+  check_micro_batch(o);
+  const std::unique_ptr<Model> model = build_model(job, shape, false, o.samples);
   load_initial_weights(job, *model, folder);
-  BatchBuffers buffers(round_up(o.seq_len, o.tp), job.stream);
-  print_sample(sampler_of(o, shape, folder).text(0, next_logits_of(*model, buffers)));
+  BatchBuffers buffers(round_up(o.samples * o.seq_len, o.tp), job.stream);
+  const std::string speed = generate_texts(sampler_of(o, shape, folder), o.samples, TokenByToken(*model, buffers));
+  if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only
   tracing.finish();
   return 0;
 }

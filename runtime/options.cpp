@@ -176,6 +176,10 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--sample-len", o.sample_len, "tokens a sample")->check(count);
   app.add_option("--prompt", o.prompt, "text that a sample continues")->type_name("TEXT");
   app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->check(in_range(0., 100.));
+  app.add_option("--samples", o.samples, "texts that --generate draws, all at the same time")->check(in_range(1, 1 << 16));
+  app.add_flag("--no-cache", o.no_cache, "compute all tokens again for each new one: slow, to compare with");
+  app.add_option("--top-p", o.top_p, "only the likeliest tokens that make this probability together; 1: all")
+      ->check(in_range(1e-6, 1.));
   app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->check(in_range(0, ModelShape::most_vocabulary));
 }
 

@@ -49,7 +49,9 @@ struct Options {
   std::string prompt;
   bool generate = false;
   double temperature = 0.8;
-  int top_k = 0;
+  int top_k = 0, samples = 1;
+  double top_p = 1;
+  bool no_cache = false;
 
   int tp = 1, tp_pieces = 2;
   int pp = 1, pp_chunks = 1;

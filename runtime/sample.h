@@ -1,5 +1,5 @@
-// Samples text from a model: draws each next token from its logits by temperature and top-k (Fan et al. 2018), with a
-// seeded generator of its own, so that sampling never changes training.
+// Samples text from a model: draws each next token from its logits by temperature, top-k (Fan et al., arXiv:1805.04833) and
+// top-p (Holtzman et al., arXiv:1904.09751), with a seeded generator of its own, so that sampling never changes training.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,13 @@
 struct SampleOptions {
   double temperature = 1;  // 0: always the most likely token
   int top_k = 0;           // draw from the most likely `top_k` tokens; 0: from all
+  double top_p = 1;        // and of these from the likeliest whose probabilities make at least this; 1: from all
 };
 
-// Computes the logits (V) of the token that follows `tokens`.
-using NextLogits = std::function<std::vector<float>(const std::vector<int>& tokens)>;
+// Computes the logits (V) of the token that follows each of these texts, which have the same number of tokens.
+using NextLogits = std::function<std::vector<std::vector<float>>(const std::vector<std::vector<int>>& texts)>;
+// What is called with each piece of text as soon as it is known.
+using Show = std::function<void(const std::string& piece)>;
 
 class Sampler {
  public:
@@ -25,7 +28,13 @@ class Sampler {
   Sampler(Tokenizer tokenizer, const std::string& prompt, size_t length, const SampleOptions& options, uint64_t seed);
 
   // number: makes each sample of a run different; the step, for example.
-  std::string text(uint64_t number, const NextLogits& next_logits) const;
+  std::string text(uint64_t number, const NextLogits& next_logits) const { return texts(number, 1, next_logits)[0]; }
+
+  // Samples number to number + count − 1, which are drawn at the same time. A text ends before the end-of-text token, if
+  // the vocabulary has one. show: is called with the pieces of the first text.
+  std::vector<std::string> texts(uint64_t number, int count, const NextLogits& next_logits, const Show& show = {}) const;
+
+  size_t prompt_tokens() const { return prompt_.size(); }
 
  private:
   Tokenizer tokenizer_;
@@ -38,3 +47,7 @@ class Sampler {
 
 // Prints the text and a line end. The text may hold any byte, NUL included.
 void print_sample(const std::string& text);
+
+// Draws texts, and prints the first one as it grows, then the others, with a line of dashes between two texts. Returns a line
+// that says how fast that was.
+std::string generate_texts(const Sampler& sampler, int count, const NextLogits& next_logits);

@@ -87,10 +87,18 @@ Tokenizer::Tokenizer(int vocabulary, const std::filesystem::path& folder) : voca
 }
 
 int Tokenizer::first_token() const {
-  const auto known = [&](const char* text) { return ids_.contains(text) && ids_.at(text) < vocabulary_; };
-  if (known("<|endoftext|>")) return ids_.at("<|endoftext|>");
-  if (ids_.empty() && vocabulary_ >= 50257) return 50256;
-  return known("\n") ? ids_.at("\n") : std::min(int('\n'), vocabulary_ - 1);
+  if (end_token() >= 0) return end_token();
+  return knows("\n") ? ids_.at("\n") : std::min(int('\n'), vocabulary_ - 1);
+}
+
+int Tokenizer::end_token() const {
+  if (knows("<|endoftext|>")) return ids_.at("<|endoftext|>");
+  return ids_.empty() && vocabulary_ >= 50257 ? 50256 : -1;
+}
+
+bool Tokenizer::knows(const std::string& symbol) const {
+  const auto found = ids_.find(symbol);
+  return found != ids_.end() && found->second < vocabulary_;
 }
 
 std::string Tokenizer::decode(const std::vector<int>& ids) const {

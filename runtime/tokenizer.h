@@ -39,6 +39,9 @@ class Tokenizer {
   // Without files, a vocabulary of GPT-2's size, perhaps padded, is taken for GPT-2's.
   int first_token() const;
 
+  // The token that ends a text, <|endoftext|>; -1: the vocabulary has none.
+  int end_token() const;
+
   // Added tokens, and <|endoftext|>, are known wherever they stand in the text, as transformers does it; else words are
   // divided, and joined from bytes.
   std::vector<int> encode(std::string_view text) const;
@@ -50,6 +53,7 @@ class Tokenizer {
   static size_t word_end(std::string_view text, size_t start);
 
  private:
+  bool knows(const std::string& symbol) const;
   bool is_bytes() const { return bytes_of_.empty() && vocabulary_ <= 256; }
 
   void read_merges(const std::filesystem::path& path);

@@ -9,6 +9,7 @@
 #include "runtime/schedule.h"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
+#include "training/generation.cuh"
 
 namespace {
 
@@ -242,4 +243,54 @@ TEST_CASE_TEMPLATE("recomputation, slots and repetition give the same bits", T, 
   if (!gemm_has_epilogues<T>) CHECK(kept == again);
   else  // gelu of what was rounded already: two curves, either as far off as it may be
     CHECK_WITHIN("losses", largest_difference(again.losses, kept.losses), std::max(1e-5, 2 * loss_tolerance<T>));
+}
+
+// ---- text, token by token
+
+namespace {
+
+// Logits of the tokens that follow the first 1, 2, ... tokens of two texts. samples: 0: without a cache.
+template <class T>
+std::vector<float> next_logits(const Reference& reference, int samples) {
+  const int positions = reference.seq_len;
+  const ModelOptions options = {.micro_batch = 2, .cached_positions = samples ? positions : 0, .samples = samples,
+                                .store = {.training = false}};
+  const std::unique_ptr<Model> model = load_model<T>(reference, options);
+  BatchBuffers buffers(2 * positions, test_stream());
+  TokenByToken next(*model, buffers);
+  std::vector<float> all;
+  for (int tokens = 3; tokens <= 2 * positions; ++tokens) {  // the positions are full three times
+    std::vector<std::vector<int>> texts(2);
+    for (int i = 0; i < tokens; ++i) texts[0].push_back(i * 7 % 50), texts[1].push_back((i * i + 5) % 50);
+    for (const std::vector<float>& logits : next(texts)) all.insert(all.end(), logits.begin(), logits.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+// Both compute the same sums in another order.
+TEST_CASE_TEMPLATE("a token from the cache has the logits that all tokens have", T, float, __nv_bfloat16, __half) {
+  Reference reference("odd");
+  const std::vector<float> wanted = next_logits<T>(reference, 0), cached = next_logits<T>(reference, 2);
+  const size_t V = size_t(reference.shape.vocabulary);
+  REQUIRE(cached.size() == wanted.size());
+  for (size_t begin = 0; begin < wanted.size(); begin += V) {
+    CAPTURE(begin / V);
+    double squares = 0, norm = 0;
+    for (size_t i = begin; i < begin + V; ++i) {
+      squares += std::pow(double(cached[i]) - wanted[i], 2);
+      norm += std::pow(double(wanted[i]), 2);
+    }
+    CHECK_WITHIN("logits", std::sqrt(squares / norm), 2 * logit_tolerance<T>);
+  }
+}
+
+TEST_CASE("the model sees the last half of a text when its positions are full") {
+  CHECK(first_seen(1, 8) == 0);
+  CHECK(first_seen(8, 8) == 0);
+  CHECK(first_seen(9, 8) == 4);
+  CHECK(first_seen(12, 8) == 4);
+  CHECK(first_seen(13, 8) == 8);
+  CHECK(first_seen(3, 1) == 2);
 }

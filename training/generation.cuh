@@ -9,21 +9,52 @@
 #include "training/batches.cuh"
 
 inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::filesystem::path& tokenizer_folder) {
-  return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k}, o.seed};
+  return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
 }
 
-// Returns a function that computes the logits (V) of the token after `tokens`. The model sees only the last seq_len of
-// them.
-inline NextLogits next_logits_of(Model& model, BatchBuffers& buffers) {
-  return [&](const std::vector<int>& tokens) {
-    const int count = int(std::min(tokens.size(), size_t(model.options().seq_len)));
-    const int rows = round_up(count, model.tensors().tp());
-    Batch batch = buffers.send(tokens.data() + tokens.size() - size_t(count), nullptr, 1, count, rows);
-    const Untimed untimed;  // every sequence has another length, and timing algorithms for each would not pay off
-    for (const Action& action : forwards(model.stage(), 1)) {
-      batch.action = action;
-      model.run(batch);
-    }
-    return model.logits(count - 1, 1);
-  };
+// The text that the model sees of `tokens` tokens begins with this one. When its positions are full, it goes on with the
+// second half of them, so that the next half of its positions is free.
+inline size_t first_seen(size_t tokens, size_t positions) {
+  const size_t half = std::max<size_t>(positions / 2, 1);
+  return tokens <= positions ? 0 : ceil_div(tokens - positions, half) * half;
 }
+
+// Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once: the
+// prompt together (prefill), then one token of each text at a time (decode), and when the positions are full the second
+// half of them anew. Without, it computes all tokens that it sees for each new one. Both see the same.
+class TokenByToken {
+ public:
+  TokenByToken(Model& model, BatchBuffers& buffers) : model_(model), buffers_(buffers) {}
+
+  std::vector<std::vector<float>> operator()(const std::vector<std::vector<int>>& texts) {
+    const size_t tokens = texts[0].size(), first = first_seen(tokens, size_t(model_.options().seq_len));
+    const bool decodes = model_.options().cached_positions > 0 && first == first_ && tokens == known_ + 1;
+    first_ = first;
+    known_ = tokens;
+    const size_t begin = decodes ? tokens - 1 : first;
+    const int count = int(tokens - begin);
+    run(texts, begin, count, model_.options().cached_positions ? int(begin - first) : -1);
+    std::vector<std::vector<float>> logits;
+    for (size_t i = 0; i < texts.size(); ++i) logits.push_back(model_.logits(int(i + 1) * count - 1, 1));
+    return logits;
+  }
+
+ private:
+  // Computes tokens [begin, begin + count) of each text. position: of the first of them in the cache; -1: without a cache.
+  void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int position) {
+    std::vector<int> inputs;
+    for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);
+    const int rows = round_up(int(inputs.size()), model_.tensors().tp());
+    Batch batch = buffers_.send(inputs.data(), nullptr, int(texts.size()), count, rows);
+    batch.first_position = position;
+    const Untimed untimed(position <= 0);  // prompts have many lengths, and timing algorithms for each would not pay off
+    for (const Action& action : forwards(model_.stage(), 1)) {
+      batch.action = action;
+      model_.run(batch);
+    }
+  }
+
+  Model& model_;
+  BatchBuffers& buffers_;
+  size_t first_ = 0, known_ = 0;  // the texts' tokens [first_, known_) have been computed
+};

@@ -55,7 +55,8 @@ inline LossScale loss_scale_of(const Options& o) {
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};
 }
 
-inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, bool training) {
+// samples: so many texts are generated at the same time; 0: none.
+inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, bool training, int samples) {
   const Options& o = job.options;
   const Actions schedule = training ? job.schedule() : Actions();
   const int rows = o.micro_batch * o.seq_len, chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
@@ -64,12 +65,14 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
       {.shape = shape,
        .micro_batch = o.micro_batch,
        .seq_len = o.seq_len,
-       .recompute = recompute_of(o.recompute),
+       .recompute = training ? recompute_of(o.recompute) : Recompute::block,  // without backward, blocks can share memory
        .tp_pieces = o.tp_pieces,
        .chunks = o.pp_chunks,
        .slots = std::max(slots_of(schedule), 1),
        .splits_backward = std::ranges::count(schedule, Work::weight, &Action::work) > 0,
        .logit_chunks = std::min(chunks, rows),
+       .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
+       .samples = samples,
        .library_attention = o.attention == "cudnn" || (o.attention == "auto" && training),
        .store = {.stage = o.zero,
                  .training = training,

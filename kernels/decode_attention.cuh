@@ -1,0 +1,146 @@
+// Attention while text is generated: one query a sample, over the keys and values of all tokens so far, which lie in a
+// cache. So a token costs what one row costs, and not what its whole context costs.
+//
+//   s_j = q·k_j/√HS,  o = Σ_j softmax(s)_j·v_j      over the keys j of positions 0 to n−1
+//
+// One query alone would keep one block busy. So the keys are split: a block computes o and the log-sum-exp of the scores
+// over decode_keys keys of one head, and a second kernel merges what the blocks of a head have found
+// (Dao et al., Flash-Decoding, 2023): with l_i the log-sum-exp of part i, o = Σ_i e^(l_i − l)·o_i, l = log Σ_i e^(l_i).
+// In a block, a thread computes the score of one key; then groups of threads add up p_j·v_j, a group some of the keys and
+// a thread a pack of the head's elements, and the groups' sums are added in order. No sum depends on timing.
+//
+// Cache: keys and values (B,P,c) each, P positions, c = NH·HS. Moves 2·B·n·c elements: all keys and values, once.
+#pragma once
+
+#include "kernels/device/common.cuh"
+
+constexpr int decode_keys = 128;  // of a block, which has as many threads
+
+// A layer's cache.
+template <class Float>
+struct KeyValueCache {
+  Float *keys = nullptr, *values = nullptr;  // (B,P,c) each
+  int positions = 0;                         // P
+};
+
+template <class Float, int N>
+__global__ void append_to_cache_kernel(KeyValueCache<Float> cache, const Float* qkv, size_t packs, int seq_len, int channels,
+                                       int first_position) {
+  const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= packs) return;
+  const int packs_per_row = channels / N, row = int(i / packs_per_row), column = int(i % packs_per_row) * N;
+  const size_t to = (size_t(row / seq_len) * cache.positions + first_position + row % seq_len) * channels + column;
+  const Float* from = qkv + size_t(row) * 3 * channels + column;
+  float x[N];
+  load(from + channels, x);
+  store(cache.keys + to, x);
+  load(from + 2 * channels, x);
+  store(cache.values + to, x);
+}
+
+// The keys and values of qkv (B,T,3c) become those of positions [first_position, first_position + T) of the cache.
+template <class Float>
+void append_to_cache(const KeyValueCache<Float>& cache, const Float* qkv, int batch, int seq_len, int channels,
+                     int first_position, cudaStream_t stream) {
+  const size_t count = size_t(batch) * seq_len * channels;
+  KernelRange range("append_to_cache", stream, 4.0 * sizeof(Float) * count, 0);
+  with_pack<Float>(channels, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    append_to_cache_kernel<Float, N><<<unsigned(ceil_div(count / N, size_t(256))), 256, 0, stream>>>(
+        cache, qkv, count / N, seq_len, channels, first_position);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// Block (part, head, sample): parts (B,NH,parts,HS) and log_sums (B,NH,parts) over keys [part·decode_keys, ...).
+template <class Float, int N>
+__global__ void __launch_bounds__(decode_keys)
+decode_attention_kernel(float* parts, float* log_sums, const Float* qkv, KeyValueCache<Float> cache, int keys, int head_size,
+                        float scale) {
+  __shared__ float probabilities[decode_keys], sums[decode_keys * N], scratch[32];
+  const int heads = gridDim.y, head = blockIdx.y, sample = blockIdx.z, channels = heads * head_size;
+  const int first = blockIdx.x * decode_keys, count = min(decode_keys, keys - first), thread = threadIdx.x;
+  const Float* q = qkv + size_t(sample) * 3 * channels + head * head_size;
+  const size_t rows = (size_t(sample) * cache.positions + first) * channels + head * head_size;
+  const Float *k = cache.keys + rows, *v = cache.values + rows;
+
+  float score = -INFINITY;
+  if (thread < count) {
+    float terms[N] = {}, x[N], y[N];
+    for (int d = 0; d < head_size; d += N) {
+      load(q + d, x);
+      load(k + size_t(thread) * channels + d, y);
+#pragma unroll
+      for (int i = 0; i < N; ++i) terms[i] += x[i] * y[i];
+    }
+    score = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) score += terms[i];
+    score *= scale;
+  }
+  const float maximum = block_reduce_max(score, scratch);
+  const float probability = thread < count ? expf(score - maximum) : 0.0f;
+  probabilities[thread] = probability;
+  __syncthreads();  // the scratch of the maximum has been read by all, the probabilities are there
+  const float sum = block_reduce_sum(probability, scratch);
+
+  const int packs = head_size / N, groups = decode_keys / packs, group = thread / packs, column = thread % packs * N;
+  float o[N] = {};
+  if (group < groups) {
+    for (int j = group; j < count; j += groups) {
+      float x[N];
+      load(v + size_t(j) * channels + column, x);
+#pragma unroll
+      for (int i = 0; i < N; ++i) o[i] += probabilities[j] * x[i];
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) sums[group * head_size + column + i] = o[i];
+  }
+  __syncthreads();
+  const size_t part = (size_t(sample) * heads + head) * gridDim.x + blockIdx.x;
+  for (int d = thread; d < head_size; d += blockDim.x) {
+    float total = 0;
+    for (int g = 0; g < groups; ++g) total += sums[g * head_size + d];
+    parts[part * head_size + d] = total / sum;
+  }
+  if (thread == 0) log_sums[part] = maximum + logf(sum);
+}
+
+// Block (head, sample), a thread for each element of the head.
+template <class Float>
+__global__ void merge_attention_kernel(Float* out, const float* parts, const float* log_sums, int count, int head_size) {
+  const int heads = gridDim.x, head = blockIdx.x, sample = blockIdx.y;
+  const size_t first = (size_t(sample) * heads + head) * count;
+  float maximum = -INFINITY, sum = 0, o = 0;
+  for (int part = 0; part < count; ++part) maximum = fmaxf(maximum, log_sums[first + part]);
+  for (int part = 0; part < count; ++part) {
+    const float weight = expf(log_sums[first + part] - maximum);
+    sum += weight;
+    o += weight * parts[(first + part) * head_size + threadIdx.x];
+  }
+  out[(size_t(sample) * heads + head) * head_size + threadIdx.x] = from_float<Float>(o / sum);
+}
+
+// Floats of workspace that decode_attention needs for a cache of so many positions.
+inline size_t decode_workspace(int batch, int positions, int heads, int head_size) {
+  return size_t(batch) * heads * ceil_div(positions, decode_keys) * (head_size + 1);
+}
+
+// out (B,c) from the queries of qkv (B,3c) and the first `keys` positions of the cache. head_size is at most decode_keys.
+template <class Float>
+void decode_attention(Float* out, const Float* qkv, const KeyValueCache<Float>& cache, int batch, int keys, int heads,
+                      int head_size, float* workspace, cudaStream_t stream) {
+  const double read = 2.0 * batch * keys * heads * head_size;
+  KernelRange range("decode_attention", stream, read * sizeof(Float), 2 * read);
+  range.writes(out, size_t(batch) * heads * head_size);
+  const int count = ceil_div(keys, decode_keys);
+  float* const log_sums = workspace + size_t(batch) * heads * count * head_size;
+  const float scale = 1.0f / sqrtf(float(head_size));
+  with_pack<Float>(head_size, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_keys, 0, stream>>>(workspace, log_sums, qkv, cache,
+                                                                                           keys, head_size, scale);
+  });
+  merge_attention_kernel<<<dim3(heads, batch), head_size, 0, stream>>>(out, workspace, log_sums, count, head_size);
+  CUDA_CHECK(cudaGetLastError());
+}
