@@ -223,12 +223,12 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   CHECK(shell.output("$MPIRUN 2" + generate) == sample);
 }
 
-TEST_CASE("--trace-tensors: tensor-parallel ranks together write what one rank writes" *
+TEST_CASE("--trace-tensors: tensor-parallel ranks and stages together write what one rank writes" *
           doctest::skip(!mpirun_found || !python_found)) {
   RankWorkplace shell;
   const std::string job = " $GPT --share-gpu --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 "
                           "--global-batch 4 --steps 2 --out '' --trace-tensors ";
-  shell.output("$MPIRUN 1" + job + "one && $MPIRUN 2" + job + "two --tp 2 --tp-pieces 2 --check-sync 1");
+  shell.output("$MPIRUN 1" + job + "one && $MPIRUN 4" + job + "two --tp 2 --tp-pieces 2 --pp 2 --check-sync 1");
   const std::string compare = "python3 '" + std::filesystem::absolute("dev/compare.py").string() + "' one two";
   // The design's bound for losses after ten steps is 1e-5; here single tensors are compared. 3e-6 would do.
   const std::string report = shell.output(compare + " --rtol 1e-4"), same = "They are the same: ";
