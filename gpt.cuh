@@ -292,7 +292,7 @@ class GPT final : public Model {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = s;
     const UnitGradients d = gradients(layer + 1);
     const bool with_weights = work != Work::input;
-    const bool gathered = options_.recompute == Recompute::block || !with_weights;  // norm1_ and norm2_ still hold all rows
+    const bool gathers = with_weights && options_.recompute != Recompute::block;  // recomputation has gathered norm1, norm2
     const auto weight_gradient = [&](int weight, int bias, const Float* dout, const Float* x, int inputs, int outputs) {
       if (with_weights) linear_weight_gradient(d, weight, bias, dout, x, inputs, outputs, s);
     };
@@ -303,7 +303,7 @@ class GPT final : public Model {
       linear_gelu_gradient(rows.of(dup, 4 * c), rows.of(dout, C), w[down_weight], rows.of(a.up, 4 * c), rows.count, 4 * c, C,
                            stream_);
     });
-    const Float* norm2 = tp_.start_gather(norm2_, a.norm2, R, C, gathered);             // (R,C)
+    const Float* norm2 = tp_.start_gather(norm2_, a.norm2, R, C, !gathers);             // (R,C)
     weight_gradient(down_weight, down_bias, dout, a.gelu, 4 * c, C);
     column_parallel_backward(dnorm2, dup, w[up_weight], 4 * c, s,
                              [&] { weight_gradient(up_weight, up_bias, dup, norm2, C, 4 * c); });
@@ -314,7 +314,7 @@ class GPT final : public Model {
     dout = tp_.gather_then(exchange_, dstream_, R, C, [&](const Float* dout, Rows rows) {
       linear_input_gradient(rows.of(dattention, c), rows.of(dout, C), w[projection_weight], rows.count, c, C, stream_);
     });
-    const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, gathered);             // (R,C)
+    const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, !gathers);             // (R,C)
     weight_gradient(projection_weight, projection_bias, dout, a.attention, c, C);
     attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
     column_parallel_backward(dnorm1, dqkv, w[qkv_weight], 3 * c, s,
@@ -323,6 +323,7 @@ class GPT final : public Model {
     layernorm_backward(dstream_, d[norm1_weight], d[norm1_bias], dnorm1, a.input, w[norm1_weight], a.mean1, a.rstd1, r, C,
                        d.accumulate, reductions_, stream_);
     if (with_weights) return store_.gradients_ready(layer + 1);
+    // What weight_pass() needs takes the place of activations that it does not need.
     std::swap(a.middle, kept_[0]);
     std::swap(a.input, kept_[1]);
     std::swap(a.up, dwide_);
@@ -348,7 +349,7 @@ class GPT final : public Model {
     }
   }
 
-  // For weight_pass(), as the next LayerNorm adds to dstream_.
+  // Copies dstream_ for weight_pass(), as the next LayerNorm adds to it.
   void keep_dstream(int number, const Sizes& s) {
     CUDA_CHECK(cudaMemcpyAsync(kept_[number], dstream_, s.elements() * sizeof(Float), cudaMemcpyDeviceToDevice, stream_));
   }

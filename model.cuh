@@ -51,6 +51,15 @@ struct StepSums {
   float saved = 0;  // number of ranks that have written their part of the checkpoint under way
 };
 
+// The chunks of layers of this rank's pipeline stage.
+inline std::vector<Layers> own_chunks(const ModelOptions& options, const Mesh& mesh) {
+  const Stage stage = mesh.stage(options.chunks);
+  const std::vector<Layers> all = deal_layers(options.shape, stage.stages * stage.chunks);
+  std::vector<Layers> own;
+  for (int chunk = 0; chunk < stage.chunks; ++chunk) own.push_back(all[size_t(stage.in_model(chunk))]);
+  return own;
+}
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -164,14 +173,6 @@ class Model {
   std::string library_attention_, attention_problem_;
 
  private:
-  static std::vector<Layers> own_chunks(const ModelOptions& options, const Mesh& mesh) {
-    const Stage stage = mesh.stage(options.chunks);
-    const std::vector<Layers> all = deal_layers(options.shape, stage.stages * stage.chunks);
-    std::vector<Layers> own;
-    for (int chunk = 0; chunk < stage.chunks; ++chunk) own.push_back(all[size_t(stage.in_model(chunk))]);
-    return own;
-  }
-
   // The graphs of one pass. The key is the batch's address, and whether the batch is the first of its step: the first
   // overwrites gradients, the others add to them.
   using Graphs = std::map<std::pair<const int*, bool>, RecordedWork>;

@@ -266,8 +266,8 @@ part_torch() {
 
 # Several ranks on one GPU: --share-gpu gives each an NCCL_HOSTID of its own, so that NCCL allows it.
 part_ranks() {
-  local launcher=dev/cluster/torchrun.sh stage
-  local job=(--train README.md --layers 2 --heads 2 --channels 128 --seq-len 64)
+  local launcher=dev/cluster/torchrun.sh stage mode options
+  local job=(--train README.md --layers 4 --heads 2 --channels 128 --seq-len 64)
   job+=(--micro-batch 2 --global-batch 8 --steps 10 --overwrite)
   if [ "$device" = cpu ]; then launcher=dev/cluster/mpirun.sh; fi
   export GPT_PROGRAM=$build/train_gpt NCCL_DEBUG=VERSION
@@ -275,6 +275,11 @@ part_ranks() {
   for stage in 0 1 2 3; do
     check "two ranks, ZeRO $stage" 90 "$launcher" 2 "${job[@]}" --share-gpu --zero "$stage" --out "$runs/zero$stage"
     check "ZeRO $stage has the curve of one rank" 30 "$python" dev/same_losses.py "$runs/one" "$runs/zero$stage"
+  done
+  for mode in '--tp 2' '--pp 2' '--pp 2 --pp-schedule gpipe' '--pp 2 --pp-schedule interleaved' '--pp 2 --pp-schedule zb'; do
+    read -ra options <<< "$mode"
+    check "two ranks, $mode" 90 "$launcher" 2 "${job[@]}" --share-gpu "${options[@]}" --out "$runs/${mode// /_}"
+    check "$mode has the curve of one rank" 30 "$python" dev/same_losses.py "$runs/one" "$runs/${mode// /_}"
   done
 }
 

@@ -70,7 +70,7 @@ nlohmann::ordered_json play(const Asked& asked) {
     for (size_t i = 0; i < lists[stage].size(); ++i) {
       const Action& action = lists[stage][i];
       const PlayedStep::Span& span = step.spans[stage][i];
-      actions.push_back({{"work", std::vector{"forward", "backward", "input", "weight"}[size_t(action.work)]},
+      actions.push_back({{"work", name_of(action.work)},
                          {"micro_batch", action.micro_batch},
                          {"chunk", action.chunk},
                          {"begin", span.begin},

@@ -30,7 +30,7 @@ FORMULAS = {  # of the bubble: p stages, v chunks, A micro-batches, F, B = I + W
   "interleaved": ("(p−1)(F+B)/v", lambda p, v, A, F, I, W: (p - 1) * (F + I + W) / v),
   "zb": ("(p−1)(F+I) − (min(A,p)−1)·min(F,I,W)",
          lambda p, v, A, F, I, W: (p - 1) * (F + I) - (min(A, p) - 1) * min(F, I, W))}
-LEFT, RIGHT, WIDTH, ROW, BOX, LETTER = 60, 96, 1080, 22, 20, 6.2  # pixels; LETTER: a letter's width, rather too wide
+LEFT, RIGHT, WIDTH, ROW, BOX, LINE, LETTER = 60, 96, 1080, 22, 20, 3, 6.2  # pixels; LETTER: of a letter, rather too wide
 
 
 def fail(message, code=2):
@@ -68,9 +68,11 @@ def color(work, chunk):
 
 def describe(step):
   """The line above the rows: the bubble, and what its formula says where one is known."""
-  idle, words = max(stage["idle"] for stage in step["stages"]), step["schedule"]
+  idle, words = min(stage["idle"] for stage in step["stages"]), step["schedule"]
   if step["chunks"] > 1:
     words += f", {step['chunks']} chunks a stage"
+  if "words" in step:
+    return words, step["words"]
   rest = f"a step of {number(step['end'])}, bubble {number(idle)} ({100 * idle / step['end']:.0f} %)"
   if step["schedule"] in FORMULAS:
     formula, compute = FORMULAS[step["schedule"]]
@@ -80,10 +82,18 @@ def describe(step):
   return words, rest
 
 
+def row_height(step):
+  return ROW + 2 * LINE * any("messages" in stage for stage in step["stages"])
+
+
 def draw_step(step, y, scale):
-  """A row for each stage; boxes of one colour are one path."""
+  """A row for each stage; boxes of one colour are one path. Messages that are known lie below their sender's row."""
   for stage_number, stage in enumerate(step["stages"]):
-    paths, labels, top = {}, [], y + stage_number * ROW
+    paths, labels, top = {}, [], y + stage_number * row_height(step)
+    for message in stage.get("messages", []):
+      x, width = LEFT + message["begin"] * scale, (message["end"] - message["begin"]) * scale
+      path = paths.setdefault(color(message["work"], 1), [])
+      path.append(f"M{x:.1f} {top + BOX + (0 if message['work'] == 'forward' else LINE)}h{width:.1f}v{LINE}h-{width:.1f}z")
     for action in stage["actions"]:
       x, width = LEFT + action["begin"] * scale, (action["end"] - action["begin"]) * scale
       path = paths.setdefault(color(action["work"], action["chunk"]), [])
@@ -113,13 +123,13 @@ def draw_legend(steps, y):
     yield text(x, y + 11, "(darker: a later chunk)", 'fill="#555"')
 
 
-def draw(steps):
+def draw(steps, unit=""):
   longest = max(step["end"] for step in steps)
   scale = (WIDTH - RIGHT) / longest  # pixels a unit of time
   svg, y = list(draw_legend(steps, 10)), 44
   for step in steps:
     name, rest = describe(step)
-    height = len(step["stages"]) * ROW
+    height = len(step["stages"]) * row_height(step)
     svg.append(f'<text x="{LEFT}" y="{y + 2}" font-size="13"><tspan font-weight="bold">{escape(name)}</tspan>'
                f'<tspan dx="12" font-size="11" fill="#555">{escape(rest)}</tspan></text>')
     svg += draw_step(step, y + 10, scale)
@@ -128,6 +138,7 @@ def draw(steps):
   y -= 8
   for time in (count * tick for count in range(int(longest / tick + 1e-9) + 1)):
     svg.append(text(LEFT + time * scale, y, number(time), 'text-anchor="middle" fill="#555"'))
+  svg.append(text(LEFT - 8, y, unit, 'text-anchor="end" fill="#555"'))
   return "\n".join([
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 8} {y + 10}" font-family="sans-serif" '
     'font-size="11">', '<style>path{stroke:white}</style>',

@@ -5,10 +5,14 @@ A row is a stream of a rank. A box is work on it: the colour shows the kind of w
 two boxes is waiting. Ranges of the same kind and layer, less than a pixel apart, are one box. A collective's box
 begins when its rank starts it, so that waiting for other ranks is part of it. All files have the same scale of time.
 
+With --stages a row is a stage of a pipeline and a box an action, twice: by the clock, with messages below, and by
+dependencies (dev/stages.py). Where the title is the name of a schedule, the formula of its bubble stands beside it.
+
 A trace is in the Trace Event Format (kernels/device/profile.cuh). Needs only Python. Exit code: 0 drawn, 2 bad input.
 
   python dev/timeline.py run.json
   python dev/timeline.py zero0.json='ZeRO 0' zero3.json='ZeRO 3' --ranks 0,1 --step 4 -o timeline.svg
+  python dev/timeline.py --stages 1f1b.json=1f1b zb.json=zb
 """
 import argparse
 import collections
@@ -17,6 +21,9 @@ import re
 import sys
 from html import escape
 from pathlib import Path
+
+import schedule
+import stages
 
 KINDS = {  # name in the legend: colour, names in the trace
   "forward": ("#c6dbef", r".*_forward|(vocabulary_)?cross_entropy|vocabulary_statistics"),
@@ -27,6 +34,8 @@ KINDS = {  # name in the legend: colour, names in the trace
   "all_gather": ("#a1d99b", r"all_gather"),
   "broadcast": ("#e7cb94", r"broadcast"),
   "send_receive": ("#e7969c", r"send_receive"),
+  "send": ("#9edae5", r"send"),
+  "receive": ("#c7e9c0", r"receive"),
   "other": ("#cccccc", r".*")}
 LEFT, WIDTH, ROW, BOX, LETTER = 172, 1150, 24, 19, 6.2  # pixels; LETTER: the width of a letter, rather too wide
 
@@ -41,16 +50,19 @@ def kind_of(name):
 
 
 def read_trace(path):
-  """The ranges of each step, with start and end in ms."""
+  """The ranges of each step, with start and end in ms. stage: of a pipeline, else None."""
   try:
     events = json.loads(Path(path).read_bytes())["traceEvents"]
     streams = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    stage_of = {rank: re.search(r", stage (\d+)", name) for rank, name in names.items()}
     steps = collections.defaultdict(list)
     for e in events:
       if e["ph"] == "X" and "step" in e["args"]:
         steps[e["args"]["step"]].append({
           "rank": e["pid"], "stream": streams[e["pid"], e["tid"]], "name": e["name"], "kind": kind_of(e["name"]),
-          "layer": e["args"].get("layer"), "micro_batch": e["args"].get("micro-batch"),
+          "stage": stage_of[e["pid"]] and int(stage_of[e["pid"]][1]), "layer": e["args"].get("layer"),
+          "micro_batch": e["args"].get("micro-batch"), "work": e["args"].get("work"), "chunk": e["args"].get("chunk"),
           "start": e["ts"] / 1e3, "end": (e["ts"] + e["dur"]) / 1e3})
   except OSError as error:
     fail(f"{path}: {error.strerror}: give a file that train_gpt --trace wrote")
@@ -59,21 +71,34 @@ def read_trace(path):
   return steps or fail(f"{path}: no step in it: give the trace of a run that trains")
 
 
-def choose_step(path, steps, step, ranks):
-  """The ranges of one step on some ranks; time 0 is when the first of all ranks begins the step."""
-  def begin(step):
-    return min(r["start"] for r in steps[step])
+def choose_step(path, steps, step):
+  """The number of the step to draw."""
   if step is None:
-    step = min(steps, key=lambda step: max(r["end"] for r in steps[step]) - begin(step))
+    step = min(steps, key=lambda step: max(r["end"] for r in steps[step]) - min(r["start"] for r in steps[step]))
   if step not in steps:
     fail(f"{path}: no step {step}: it has {min(steps)} to {max(steps)}")
-  known = {r["rank"] for r in steps[step]}
+  print(f"{path}: step {step}")
+  return step
+
+
+def of_ranks(path, ranges, ranks):
+  """The ranges of some ranks; time 0 is when the first of all ranks begins the step."""
+  begin = min(r["start"] for r in ranges)
+  known = {r["rank"] for r in ranges}
   for rank in ranks or []:
     if rank not in known:
       fail(f"{path}: no rank {rank}: it has 0 to {max(known)}")
-  print(f"{path}: step {step}")
-  return [{**r, "start": r["start"] - begin(step), "end": r["end"] - begin(step)}
-          for r in steps[step] if r["rank"] in (ranks or known)]
+  return [{**r, "start": r["start"] - begin, "end": r["end"] - begin} for r in ranges if r["rank"] in (ranks or known)]
+
+
+def of_first_ranks(path, steps):
+  """The steps, but only the first rank of each pipeline stage."""
+  first = {}
+  for r in sorted((r for ranges in steps.values() for r in ranges), key=lambda r: r["rank"]):
+    first.setdefault(r["stage"], r["rank"])
+  if None in first:
+    fail(f"{path}: no pipeline: give the trace of a run with --pp")
+  return {number: [r for r in ranges if r["rank"] in first.values()] for number, ranges in steps.items()}
 
 
 def is_collective(box):
@@ -107,7 +132,9 @@ def draw_box(box, y, scale):
 
 
 def draw_micro_steps(ranges, y, scale):
-  """Brackets over what the first rank computes."""
+  """Brackets over what the first rank computes. In a pipeline micro-batches take turns."""
+  if any(r["stage"] is not None for r in ranges):
+    return
   computed = [r for r in ranges if r["rank"] == min(r["rank"] for r in ranges) and r["stream"] == "compute"]
   numbers = sorted({r["micro_batch"] for r in computed} - {None})
   for micro_batch in {r["micro_batch"] for r in computed}:
@@ -151,6 +178,7 @@ def main():
   parser.add_argument("files", metavar="FILE[=TITLE]", nargs="+")
   parser.add_argument("--step", type=int, metavar="N", help="default: the shortest of each file")
   parser.add_argument("--ranks", metavar="R,R,...", help="default: all")
+  parser.add_argument("--stages", action="store_true", help="of a pipeline: what each stage does when")
   parser.add_argument("-o", "--output", default="timeline.svg", help="default %(default)s")
   arguments = parser.parse_args()
   if arguments.ranks and not re.fullmatch(r"\d+(,\d+)*", arguments.ranks):
@@ -158,9 +186,14 @@ def main():
   ranks = arguments.ranks and [int(rank) for rank in arguments.ranks.split(",")]
   panels = []
   for path, _, title in (file.partition("=") for file in arguments.files):
-    panels.append((title or path, choose_step(path, read_trace(path), arguments.step, ranks)))
+    steps = read_trace(path)
+    step = choose_step(path, steps, arguments.step)
+    if arguments.stages:
+      panels += stages.pictures(title or path, of_first_ranks(path, steps), step)
+    else:
+      panels.append((title or path, of_ranks(path, steps[step], ranks)))
   try:
-    Path(arguments.output).write_text(draw(panels))
+    Path(arguments.output).write_text(schedule.draw(panels, "ms") if arguments.stages else draw(panels))
   except OSError as error:
     fail(f"--output {arguments.output}: {error.strerror}")
   print(f"wrote {arguments.output}")

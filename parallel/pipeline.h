@@ -30,6 +30,11 @@
 enum class Work { forward, backward, input, weight };  // input and weight: the two halves of backward
 enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient back
 
+inline const char* name_of(Work work) {
+  static constexpr const char* names[] = {"forward", "backward", "input", "weight"};
+  return names[size_t(work)];
+}
+
 struct Action {
   Work work;
   int micro_batch;  // its number among this rank's micro-batches of the step

@@ -157,8 +157,8 @@ void add_run_options(CLI::App& app, Options& o) {
       ->check(in_range(1, ModelShape::most_layers));
   app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
       ->check(CLI::IsMember({"gpipe", "1f1b", "interleaved", "zb"}));
-  app.add_option("--pp-chunks", o.pp_chunks, "interleaved: chunks of layers that each stage has (default: 2)")
-      ->check(in_range(2, ModelShape::most_layers));
+  app.add_option("--pp-chunks", o.pp_chunks, "of layers, which each stage has in the interleaved schedule")
+      ->check(in_range(2, ModelShape::most_layers))->default_str("2");
   app.add_option("--zero", o.zero, "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
       ->check(in_range(0, 3));
   app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")

@@ -38,7 +38,11 @@ std::string range_event(const TracedRange& range, int rank) {
   if (range.flops > 0) known["GFLOP"] = rounded(range.flops / 1e9);
   if (range.flops > 0) known["GFLOP/s"] = rounded(range.flops / nanoseconds);
   if (range.context.step >= 0) known["step"] = range.context.step;
-  if (range.context.micro_batch >= 0) known["micro-batch"] = range.context.micro_batch;
+  if (range.context.micro_batch >= 0) {
+    known["micro-batch"] = range.context.micro_batch;
+    known["chunk"] = range.context.chunk;
+    if (range.context.work) known["work"] = range.context.work;
+  }
   if (range.context.layer >= 0) known["layer"] = range.context.layer;
   return Json{{"ph", "X"}, {"name", range.name}, {"pid", rank}, {"tid", range.stream},
               {"ts", double(range.start) / 1e3}, {"dur", double(range.duration) / 1e3}, {"args", known}}.dump();
@@ -46,8 +50,9 @@ std::string range_event(const TracedRange& range, int rank) {
 
 }  // namespace
 
-std::string process_event(int rank) {
-  return name_event("process_name", rank, 0, "rank " + std::to_string(rank) + " (" + host_name() + ")");
+std::string process_event(int rank, int stage) {
+  const std::string of_stage = stage < 0 ? "" : ", stage " + std::to_string(stage);
+  return name_event("process_name", rank, 0, "rank " + std::to_string(rank) + of_stage + " (" + host_name() + ")");
 }
 
 std::string trace_events(const Timeline& timeline, int rank) {

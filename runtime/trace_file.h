@@ -14,8 +14,8 @@
 #include "kernels/device/timeline.h"
 #include "runtime/files.h"
 
-// Events for TraceFile::append(): the name of this rank's process, and what ran in it.
-std::string process_event(int rank);
+// Events for TraceFile::append(): the name of this rank's process, and what ran in it. stage: of a pipeline; -1: there is none.
+std::string process_event(int rank, int stage = -1);
 std::string trace_events(const Timeline& timeline, int rank);
 
 class TraceFile {

@@ -17,23 +17,6 @@ inline Batch send_batch(const Model& model, const int* inputs, const int* target
   return batch;
 }
 
-// Loss and gradients of a micro-batch, whose sums go on from `votes`.
-inline void train_micro_step(Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last,
-                             const StepSums* votes = nullptr) {
-  const Batch batch = send_batch(model, inputs, targets, tokens, first, last);
-  if (first) model.begin_sums(votes);
-  model.forward(batch);
-  model.backward(batch);
-}
-
-// Its loss alone.
-inline void evaluate_micro_step(Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last) {
-  Batch batch = send_batch(model, inputs, targets, tokens, first, last);
-  batch.training = false;
-  if (first) model.begin_sums();
-  model.forward(batch);
-}
-
 // (B,T,V)
 inline std::vector<float> batch_logits(Model& model, const int* inputs) {
   Batch batch = send_batch(model, inputs, nullptr, 1, true, true);

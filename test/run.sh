@@ -64,6 +64,7 @@ if command -v mpirun > /dev/null; then
   run test_collectives "" 1
   run test_zero "" 1
   run test_tensor_parallel "" 1
+  run test_pipeline_parallel "" 1
   run ladder_all_reduce "" 1 --check
   wait
   at_once=1
@@ -72,6 +73,7 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 3 4 8; do run test_sync_check "" $ranks; done
   run test_tp_checkpoint "" 6
   for ranks in 3 6 8; do run test_tensor_parallel "" $ranks; done
+  for ranks in 2 3 6 8; do run test_pipeline_parallel "" $ranks; done
   for ranks in 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)
@@ -79,6 +81,7 @@ if command -v mpirun > /dev/null; then
         run test_collectives $schedule 3
         run test_zero $schedule 3 --test-case='*take turns*'
         for ranks in 2 4; do run test_tensor_parallel $schedule $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
+        run test_pipeline_parallel $schedule 4 --test-case='any number*,the gradients*,*few tokens*'
         run ladder_all_reduce $schedule 3 --check
       done ;;
   esac

@@ -1,5 +1,6 @@
 // LayerNorm and the residual addition before it, forward and backward, against float64.
 #include "kernels/layernorm.cuh"
+#include "kernels/residual.cuh"
 #include "test/kernel_test.cuh"
 
 namespace {
@@ -132,4 +133,16 @@ TEST_CASE_TEMPLATE("layernorm forward and backward", T, float, __nv_bfloat16, __
   check<T>(6, 768);
   check<T>(5, 2056);   // more packs than threads
   if (large_shapes) check<T>(2100, 32);  // 66 blocks: their partial sums take two levels to add
+}
+
+// Pipeline stages rely on it: what one sends to the next is what LayerNorm would have added up.
+TEST_CASE_TEMPLATE("a residual addition has the bits of that before LayerNorm", T, float, __nv_bfloat16, __half) {
+  for (const auto& [rows, channels] : {std::pair(1, 1), std::pair(3, 51), std::pair(7, 204), std::pair(5, 1024)}) {
+    CAPTURE(channels);
+    const Inputs<T> in(rows, channels);
+    Buffer<T> residual(in.residual), branch(in.branch), out(in.sum.size());
+    residual_forward<T>(out, residual, branch, rows, channels, test_stream());
+    const std::vector<T> actual = out.get();
+    CHECK(std::memcmp(actual.data(), in.sum.data(), actual.size() * sizeof(T)) == 0);
+  }
 }

@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include "parallel/pipeline_simulator.h"
+#include "runtime/trace_file.h"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -384,4 +385,56 @@ TEST_CASE("schedules are drawn, and bad input is one line" * doctest::skip(!pyth
     CHECK(error.starts_with("error: "));
     CHECK(std::ranges::count(error, '\n') == 1);
   }
+}
+
+// ---- dev/timeline.py --stages
+
+namespace {
+
+// A trace of the actions of all stages. Each has two kernels, of which only micro-batch 5's are as fast as `costs` says.
+std::string trace_of(const std::vector<Actions>& lists, const ChunkCosts& costs) {
+  std::string events;
+  for (int stage = 0; stage < int(lists.size()); ++stage) {
+    Timeline timeline = {{{0, "compute"}}, {}};
+    int64_t clock = 0;
+    for (const Action& a : lists[size_t(stage)])
+      for (double part : {0.25, 0.75}) {
+        const auto duration = int64_t(1e6 * part * costs.of(a.work) * (1 + std::abs(a.micro_batch - 5)));
+        const TraceContext context = {.step = 1, .micro_batch = a.micro_batch, .work = name_of(a.work), .chunk = a.chunk};
+        timeline.ranges.push_back({"gelu_forward", 0, clock, duration, 0, 0, context});
+        clock += duration;
+      }
+    events += (stage > 0 ? ",\n" : "") + process_event(stage, stage) + ",\n" + trace_events(timeline, stage);
+  }
+  return "{\"traceEvents\": [" + events + "]}";
+}
+
+}  // namespace
+
+TEST_CASE("the bubble of a trace is that of its dependencies, whatever the clock says" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const auto drawn = [&](const std::string& trace, const std::string& title) {
+    std::ofstream(folder / "trace.json") << trace;
+    const std::string in = (folder / "trace.json").string(), out = (folder / "picture.svg").string(), log = (folder / "log").string();
+    std::system(("python3 dev/timeline.py --stages '" + in + "=" + title + "' -o '" + out + "' > '" + log + "' 2>&1").c_str());
+    return content_of(log);
+  };
+  const auto contains = [](const std::string& text, const std::string& part) {
+    CAPTURE(text);
+    CHECK_MESSAGE(text.find(part) != std::string::npos, part);
+  };
+  const ChunkCosts costs = {1, 1, 1};
+  const std::vector<Actions> zb = lists_of({"zb", 4, 1, 8});
+  contains(drawn(trace_of(lists_of({"1f1b", 4, 1, 8}), costs), "1f1b"),
+           "1f1b: a step of 33.0 ms, bubble 9.0 ms (27.3 %); (p−1)(F+B) = 9.0 ms\n");
+  contains(drawn(trace_of(lists_of({"interleaved", 4, 2, 8}), costs), "interleaved"),
+           "a step of 57.0 ms, bubble 9.0 ms (15.8 %); (p−1)(F+B)/v = 9.0 ms\n");
+  contains(drawn(trace_of(zb, costs), "zb"), "a step of 27.0 ms, bubble 3.0 ms (11.1 %); (p−1)(F+I) − (min(A,p)−1)·min(F,I,W) = 3.0 ms\n");
+  // The order is that of the trace: with the gradients of weights last nothing fills the gaps in between.
+  std::vector<Actions> later = zb;
+  for (Actions& actions : later)
+    std::ranges::stable_partition(actions, [](const Action& a) { return a.work != Work::weight; });
+  contains(drawn(trace_of(later, costs), "mine"), "mine: a step of 30.0 ms, bubble 6.0 ms (20.0 %)\n");
+  contains(drawn(trace_of({zb[0], {}, zb[2], zb[3]}, costs), "cut"), "error: ");
+  contains(drawn("{\"traceEvents\": []}", "none"), "error: ");
 }

@@ -120,7 +120,7 @@ TEST_CASE("the timeline has processes, threads, times and what is known of each 
   profiler.name_stream(communication, "communication");
   Buffer<float> values(random_values<float>(elements)), out(elements);
   profiler.origin = wall_clock();
-  profiler.context = {.step = 7, .micro_batch = 2};
+  profiler.context = {.step = 7, .micro_batch = 2, .work = "input", .chunk = 1};
   cudaEvent_t made;
   CUDA_CHECK(cudaEventCreate(&made));
   {
@@ -146,6 +146,8 @@ TEST_CASE("the timeline has processes, threads, times and what is known of each 
   CHECK(gelu["pid"] == 0);
   CHECK(gelu["args"]["step"] == 7);
   CHECK(gelu["args"]["micro-batch"] == 2);
+  CHECK(gelu["args"]["work"] == "input");
+  CHECK(gelu["args"]["chunk"] == 1);
   CHECK(gelu["args"]["layer"] == 5);
   CHECK(gelu["args"]["bytes"] == 8 * elements);
   CHECK(std::abs(gelu["args"]["GFLOP"].get<double>() - 10e-9 * elements) < 1e-6 * 10e-9 * elements);

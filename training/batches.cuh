@@ -49,7 +49,10 @@ class Batches {
     Batch batch(const Action& action) {
       Batch& sent = batches_.sent_[size_t(action.slot)];
       if (action.work == Work::forward) sent = batches_.load(*this, action);
-      Profiler::instance().context.micro_batch = batches_.number_of(action);
+      TraceContext& context = Profiler::instance().context;
+      context.micro_batch = batches_.number_of(action);
+      context.work = name_of(action.work);
+      context.chunk = action.chunk;
       Batch batch = sent;
       batch.action = action;
       return batch;

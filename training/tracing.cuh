@@ -28,7 +28,7 @@ class Tracing {
     profiler.name_stream(job.stream, "compute");
     if (profiler.trace) {
       trace_.emplace(o.trace, job.control.rank());
-      trace_->append(process_event(job.control.rank()));
+      trace_->append(process_event(job.control.rank(), o.pp > 1 ? job.mesh.place().pp : -1));
     }
     if (!o.trace_tensors.empty())
       tensor_log_.emplace(o.trace_tensors,

@@ -12,6 +12,9 @@
 struct TraceContext {
   int step = -1;         // the update being computed, from 1
   int micro_batch = -1;  // its number in the step, counted over all data-parallel ranks
+  // What is done with the micro-batch, and in which of this rank's chunks of layers (parallel/pipeline.h).
+  const char* work = nullptr;
+  int chunk = 0;
   int layer = -1;
   // Of tensor parallelism: the piece of the rows, and whether what is written is one term of a sum over the ranks.
   int piece = -1;

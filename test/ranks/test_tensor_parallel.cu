@@ -1,5 +1,5 @@
 // Tensor parallelism beside one rank: exchanged rows exactly, training within the rounding of sums in another order.
-#include "test/ranks/training.cuh"
+#include "test/ranks/formulas.cuh"
 
 #include "parallel/tensor_parallel.cuh"
 
@@ -125,13 +125,6 @@ TEST_CASE("losses and norms are those of one rank, on every mesh") {
 }
 
 // ---- gradients
-
-// As in test_model, of a tensor as a whole, in its norm: a product that adds up to k = 216 terms is off by 2.4e-8·√k,
-// 3.5e-7; of L layers 6·L + 1 products lie before a logit, and twice as many before a gradient. Two computations that add in
-// different orders differ by √2 times that; three times that, as small tensors are worse than others.
-double products_differ_by(double products) { return 3.5e-7 * std::sqrt(2 * products); }
-double logit_bound(const ModelShape& shape) { return 3 * products_differ_by(6 * shape.layers + 1); }
-double gradient_bound(const ModelShape& shape) { return 3 * products_differ_by(2 * (6 * shape.layers + 1)); }
 
 TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
   if (rank_count() == 1) return;
@@ -359,45 +352,7 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
   });
 }
 
-// ---- what the design's section 6 says of bytes and memory
-
-namespace {
-
-double rows_of(const ModelOptions& options) { return double(options.micro_batch) * options.shape.positions; }
-int round_to_tensor(int count) { return round_up(count, int(TensorList::alignment)); }
-
-// A step of two micro-batches, by collective, in the group of the ranks that share layers.
-template <class T>
-std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const TensorList& list, const Shards& shards) {
-  const int C = options.shape.channels, l = options.shape.layers, tp = list.tp(), A = 2;
-  const double one = A * (tp - 1.0) / tp * rows_of(options) * C * sizeof(T);  // a gather, or a scatter, of all rows
-  double summed = 0;  // gradients of LayerNorms among those that this rank keeps
-  for (int number = 0; number <= l + 1; ++number) {
-    const Unit& unit = list.units()[size_t(number)];
-    const size_t begin = options.store.stage ? shards.begin(number) : 0;
-    const size_t end = options.store.stage ? begin + shards.piece(number) : unit.count;
-    summed += std::max(0.0, double(std::min(end, unit.count)) - double(std::max(begin, unit.summed)));
-  }
-  if (options.store.stage == 0) CHECK(summed == (4 * l + 2) * round_to_tensor(C));
-  return {{"all_gather", one * (6 * l + 2) + 12 * A * rows_of(options) * (tp - 1)},
-          {"reduce_scatter", one * ((options.recompute == Recompute::block ? 5 : 4) * l + 2)},
-          {"all_reduce", 2 * (tp - 1.0) / tp * sizeof(float) * summed}};
-}
-
-// Without what begins arrays at multiples of 256 bytes.
-template <class T>
-std::map<std::string, double> bytes_of_activations(const ModelOptions& options, const TensorList& list) {
-  const double C = options.shape.channels, N = list.tp(), R = rows_of(options), r = R / N, w = sizeof(T);
-  const double layers = options.shape.layers, heads = options.shape.heads, Vs = list.vocabulary_rows();
-  const double logit_rows = std::ceil(R / options.logit_chunks);
-  const double of_layers[] = {layers * r * (16 * C * w + 16 + 4 * heads),
-                              layers * r * (12 * C * w + 16 + 4 * heads) + r * 4 * C * w,
-                              layers * r * C * w + r * (15 * C * w + 16 + 4 * heads)};
-  return {{"activations", of_layers[int(options.recompute)] + r * (2 * C * w + 8) + logit_rows * Vs * w + 4 * R},
-          {"tensor parallel", 3 * R * C * w + C * w + N * (12 * logit_rows + Vs * w)}};
-}
-
-}  // namespace
+// ---- bytes and memory
 
 TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
   const ModelShape shape = with_layers(small_shape(), 3);
@@ -414,28 +369,9 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       const Shards shards(list, mesh.data().size(), mesh.data().rank());
       const Curve curve = train<T>(options, mesh, 2);
       auto wanted = bytes_of_step<T>(mesh, shards, options.store.stage, 2);
-      wanted["tp"] = bytes_of_layers<T>(options, list, shards);
-      double counted = 0;
-      for (const auto& [group, sent] : curve.bytes_sent)
-        for (const auto& [name, bytes] : sent) {
-          CAPTURE(group);
-          CAPTURE(name);
-          CHECK(bytes == doctest::Approx(wanted[group][name]).epsilon(1e-12));
-          wanted[group].erase(name);
-          counted += bytes;
-        }
-      for (const auto& [group, rest] : wanted)
-        for (const auto& [name, bytes] : rest) CHECK_MESSAGE(bytes == 0, group, " ", name);
-      if (transport_bytes() > 0) CHECK(all_added(curve.really_sent) == doctest::Approx(all_added(counted)).epsilon(1e-9));
-
-      const int arrays = 13 * (shape.layers + 1);
-      for (const auto& [name, bytes] : bytes_of_activations<T>(options, list)) {
-        CAPTURE(name);
-        const auto is_it = [&name = name](const auto& category) { return category.name == name; };
-        const double actual = double(std::ranges::find_if(curve.memory, is_it)->bytes);
-        CHECK(actual >= bytes);
-        CHECK(actual <= bytes + 256 * arrays);
-      }
+      wanted["tp"] = bytes_of_layers<T>(options, list, shards, 2);
+      check_bytes(curve, wanted);
+      check_memory(curve, bytes_of_activations<T>(options, list), 13 * (shape.layers + 1));
     }
   });
 }

@@ -21,7 +21,8 @@ inline Mesh& mesh() { return ranks().mesh; }
 inline Communicator& dp() { return mesh().data(); }
 
 // Samples of a step: of 1, 2, 3, 4 or 8 ranks each has at least two micro-batches of two.
-inline int global_batch() { return std::max(24, 4 * ranks().control->size()); }
+inline int chosen_global_batch = 0;  // instead of that, if not 0
+inline int global_batch() { return chosen_global_batch ? chosen_global_batch : std::max(24, 4 * ranks().control->size()); }
 
 // Learnable, and different for each sample.
 inline std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
@@ -58,22 +59,62 @@ inline size_t graphs() {
 #endif
 }
 
-// Calls work(inputs, targets, first, last) with each micro-batch of this rank.
-template <class Work>
-void for_micro_batches(const Model& model, Mesh& mesh, size_t step, Work work) {
-  const int B = model.options().micro_batch;
-  const size_t micro_steps = size_t(global_batch() / (B * mesh.shape().dp));
-  for (size_t a = 0; a < micro_steps; ++a) {
+// The schedule of pipelines from here on; with one stage all are the same.
+inline std::string pipeline_schedule = "1f1b";
+
+// Micro-batches of a step on this rank.
+inline int micro_batches(const ModelOptions& options, const Mesh& mesh) {
+  return global_batch() / (options.micro_batch * mesh.shape().dp);
+}
+inline Actions schedule_of(const ModelOptions& options, const Mesh& mesh) {
+  return make_schedule(pipeline_schedule, mesh.stage(options.chunks), micro_batches(options, mesh));
+}
+
+// The micro-batches of a step, as Batches has them for the program: forward sends one to the device, backward finds it there.
+class MicroBatches {
+ public:
+  MicroBatches(const Model& model, const Mesh& mesh, size_t step, bool training)
+      : model_(model), mesh_(mesh), step_(step), training_(training), sent_(size_t(model.options().slots)) {}
+
+  Batch batch(const Action& action) {
+    Batch& sent = sent_[size_t(action.slot)];
+    if (action.work == Work::forward) sent = load(action);
+    Batch batch = sent;
+    batch.action = action;
+    return batch;
+  }
+
+ private:
+  Batch load(const Action& action) {
+    Batch batch = {.batch_size = model_.options().micro_batch, .seq_len = model_.options().seq_len};
+    if (model_.tensors().needs_tokens(action.chunk)) batch = send(action.micro_batch);
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch + 1 == micro_batches(model_.options(), mesh_);
+    batch.training = training_;
+    batch.loss_weight = float(1 / (double(global_batch()) * model_.options().seq_len));
+    return batch;
+  }
+
+  Batch send(int micro_batch) {
+    static std::map<int, BatchBuffers> buffers;  // by number of slots: as few as the program has
+    const int B = model_.options().micro_batch, T = model_.options().seq_len, dp = mesh_.shape().dp;
     std::vector<int> inputs, targets;
     for (int b = 0; b < B; ++b) {
-      const size_t number = (a * size_t(mesh.shape().dp) + size_t(mesh.place().dp)) * size_t(B) + size_t(b);
-      const std::vector<int> tokens = sample_tokens(model.tensors().shape(), step * size_t(global_batch()) + number);
+      const int number = (micro_batch * dp + mesh_.place().dp) * B + b;
+      const std::vector<int> tokens = sample_tokens(model_.tensors().shape(), step_ * size_t(global_batch()) + size_t(number));
       inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
     }
-    work(inputs.data(), targets.data(), a == 0, a + 1 == micro_steps);
+    BatchBuffers& sender = buffers.try_emplace(int(sent_.size()), 1 << 12, test_stream(), int(sent_.size()) + 1).first->second;
+    return sender.send(inputs.data(), targets.data(), B, T);
   }
-}
+
+  const Model& model_;
+  const Mesh& mesh_;
+  size_t step_;
+  bool training_;
+  std::vector<Batch> sent_;  // by slot
+};
 
 // Was the last update applied, or left out?
 inline bool was_applied(Model& model) { return model.gradient_summary().factor >= 0; }
@@ -89,21 +130,25 @@ inline std::vector<float> own_state(const Parameters& store) {
   return all;
 }
 
+// after_first: called when the gradients of the first micro-batch are there.
 inline void train_step(Model& model, Mesh& mesh, size_t step, const std::function<void()>& after_first = [] {},
                        const StepSums* votes = nullptr) {
-  for_micro_batches(model, mesh, step, [&](const int* inputs, const int* targets, bool first, bool last) {
-    train_micro_step(model, inputs, targets, double(global_batch()) * model.options().seq_len, first, last, votes);
-    if (first) after_first();
-  });
+  MicroBatches batches(model, mesh, step, true);
+  model.begin_sums(votes);
+  for (const Action& action : schedule_of(model.options(), mesh)) {
+    model.run(batches.batch(action));
+    const bool has_gradients = action.work == Work::backward || action.work == Work::weight;
+    if (action.micro_batch == 0 && action.chunk == 0 && has_gradients) after_first();
+  }
   const Schedule schedule{"cosine", 3e-3, 3e-4, all_steps, 3, 0};
   const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
   model.update(options, 1.0f);
 }
 
 inline float validation_loss(Model& model, Mesh& mesh) {
-  for_micro_batches(model, mesh, all_steps, [&](const int* inputs, const int* targets, bool first, bool last) {
-    evaluate_micro_step(model, inputs, targets, double(global_batch()) * model.options().seq_len, first, last);
-  });
+  MicroBatches batches(model, mesh, all_steps, false);
+  model.begin_sums();
+  for (const Action& action : forwards(model.stage(), micro_batches(model.options(), mesh))) model.run(batches.batch(action));
   return model.loss();
 }
 
@@ -128,6 +173,11 @@ inline void randomize_biases_and_norms(Model& model) {
 template <class T>
 std::unique_ptr<Model> model_of(ModelOptions options, Mesh& mesh) {
   options.seq_len = options.shape.positions;
+  if (mesh.shape().pp > 1) {
+    const Actions schedule = schedule_of(options, mesh);
+    options.slots = slots_of(schedule);
+    options.splits_backward = pipeline_schedule == "zb";
+  }
   std::unique_ptr<Model> model = make_model(dtype_name<T>, options, mesh, test_stream());
   model->store().initialize();
   if (all_tensors_random) randomize_biases_and_norms(*model);
@@ -243,37 +293,14 @@ inline std::vector<Difference> differences(Model& model, const std::vector<float
   return sums;
 }
 
-// ---- what the design's section 6 says of bytes
+// ---- bounds of single steps
 
-// Of data parallelism: bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding
-// included: it travels too.
-template <class T>
-std::map<std::string, std::map<std::string, double>> bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
-                                                                   int micro_steps) {
-  const int layers = shards.units() - 2, world = mesh.world().size();
-  const double others = double(mesh.data().size() - 1), wide = sizeof(float), narrow = sizeof(T);
-  const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
-  const double all = rest + layers * block;
-  std::map<std::string, double> bytes;
-  if (stage == 0) bytes["all_reduce"] = 2 * others * all * wide;
-  if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
-  if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
-  if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
-  // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
-  const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
-  if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
-  std::map<std::string, std::map<std::string, double>> by_group;
-  if (others > 0) by_group["data"] = bytes;
-  by_group["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));
-  return by_group;
-}
-
-// Over the ranks: a sum of few elements does not travel in equal parts.
-inline double all_added(double mine) {
-  double sum = 0;
-  for (const std::string& text : ranks().control->all_gather(std::to_string(mine))) sum += std::stod(text);
-  return sum;
-}
+// As in test_model, of a tensor as a whole, in its norm: a product that adds up to k = 216 terms is off by 2.4e-8·√k,
+// 3.5e-7; of L layers 6·L + 1 products lie before a logit, and twice as many before a gradient. Two computations that add in
+// different orders differ by √2 times that; three times that, as small tensors are worse than others.
+inline double products_differ_by(double products) { return 3.5e-7 * std::sqrt(2 * products); }
+inline double logit_bound(const ModelShape& shape) { return 3 * products_differ_by(6 * shape.layers + 1); }
+inline double gradient_bound(const ModelShape& shape) { return 3 * products_differ_by(2 * (6 * shape.layers + 1)); }
 
 // ---- curves beside those of one rank
 

@@ -1,0 +1,173 @@
+// What the design says of bytes that a rank sends in a step, and of its memory (PARALLEL.md, section 6): by group and
+// collective, and by category.
+#pragma once
+
+#include "test/ranks/training.cuh"
+
+using BytesSent = std::map<std::string, std::map<std::string, double>>;
+
+// Of data parallelism: bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding
+// included: it travels too.
+template <class T>
+BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
+                                                                   int micro_steps) {
+  const int layers = shards.units() - 2, world = mesh.world().size();
+  const double others = double(mesh.data().size() - 1), wide = sizeof(float), narrow = sizeof(T);
+  const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
+  const double all = rest + layers * block;
+  std::map<std::string, double> bytes;
+  if (stage == 0) bytes["all_reduce"] = 2 * others * all * wide;
+  if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
+  if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
+  if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
+  // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
+  const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
+  if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
+  BytesSent by_group;
+  if (others > 0) by_group["data"] = bytes;
+  by_group["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));
+  return by_group;
+}
+
+// ---- layers
+
+inline double rows_of(const ModelOptions& options) { return double(options.micro_batch) * options.shape.positions; }
+inline int round_to_tensor(int count) { return round_up(count, int(TensorList::alignment)); }
+inline int own_layers(const TensorList& list) {
+  int layers = 0;
+  for (const Layers& chunk : list.chunks()) layers += chunk.count;
+  return layers;
+}
+
+// A step of A micro-batches, by collective, in the group of the ranks that share layers.
+template <class T>
+std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const TensorList& list, const Shards& shards, int A) {
+  const int C = options.shape.channels, l = own_layers(list), tp = list.tp();
+  const int embedding = list.is_first_stage(), head = list.is_last_stage();
+  const double one = A * (tp - 1.0) / tp * rows_of(options) * C * sizeof(T);  // a gather, or a scatter, of all rows
+  double summed = 0;  // gradients of LayerNorms among those that this rank keeps
+  for (int number = 0; number < shards.units(); ++number) {
+    const Unit& unit = list.units()[size_t(number)];
+    const size_t begin = options.store.stage ? shards.begin(number) : 0;
+    const size_t end = options.store.stage ? begin + shards.piece(number) : unit.count;
+    summed += std::max(0.0, double(std::min(end, unit.count)) - double(std::max(begin, unit.summed)));
+  }
+  if (options.store.stage == 0) CHECK(summed == (4 * l + 2 * head) * round_to_tensor(C));
+  return {{"all_gather", one * ((options.splits_backward ? 8 : 6) * l + embedding + head) + 12 * A * rows_of(options) * (tp - 1) * head},
+          {"reduce_scatter", one * ((options.recompute == Recompute::block ? 5 : 4) * l + embedding + head)},
+          {"all_reduce", 2 * (tp - 1.0) / tp * sizeof(float) * summed}};
+}
+
+// Without what begins arrays at multiples of 256 bytes.
+template <class T>
+std::map<std::string, double> bytes_of_activations(const ModelOptions& options, const TensorList& list) {
+  const double C = options.shape.channels, N = list.tp(), R = rows_of(options), r = R / N, w = sizeof(T);
+  const double heads = options.shape.heads, Vs = list.vocabulary_rows();
+  const double logit_rows = std::ceil(R / options.logit_chunks), slots = options.slots;
+  const double layers = slots * std::ranges::max(list.chunks(), {}, &Layers::count).count;
+  const double of_layers[] = {layers * r * (16 * C * w + 16 + 4 * heads),
+                              layers * r * (12 * C * w + 16 + 4 * heads) + r * 4 * C * w,
+                              layers * r * C * w + r * (15 * C * w + 16 + 4 * heads)};
+  const double of_head = slots * r * (2 * C * w + 8) + logit_rows * Vs * w + 4 * R;
+  std::map<std::string, double> bytes = {
+      {"activations", of_layers[int(options.recompute)] + (list.is_last_stage() ? of_head : 0)}};
+  if (N > 1) bytes["tensor parallel"] = 3 * R * C * w + C * w + N * (12 * logit_rows + Vs * w);
+  if (!list.is_first_stage() || !list.is_last_stage()) bytes["stage buffers"] = 6 * r * C * w;
+  return bytes;
+}
+
+// ---- pipelines
+
+// How many units are gathered in ZeRO's stage 3: the blocks take turns in two slots, and each is gathered ahead of the one
+// before it. Counts the elements of this rank's pieces.
+inline double gathered_in_pipeline(const Actions& actions, const TensorList& list, const Shards& shards) {
+  const int last = list.final_norm_unit();
+  const int ring = std::min(2, own_layers(list));
+  std::map<int, int> in_slot = {{-1, 0}};  // the update has gathered the embedding
+  double elements = list.has(0) ? double(shards.piece(0)) : 0;
+  const auto fetch = [&](int unit) {
+    const int slot = unit == 0 ? -1 : unit == last ? -2 : (unit - 1) % ring;
+    const auto [found, is_new] = in_slot.try_emplace(slot, unit);
+    if (!is_new && found->second == unit) return;
+    found->second = unit;
+    elements += double(shards.piece(unit));
+  };
+  const auto acquire = [&](int unit, int direction) {
+    fetch(unit);
+    const int next = unit + direction;
+    if (next > 0 && next <= last && list.has(next)) fetch(next);
+  };
+  for (const Action& action : actions) {
+    if (action.work == Work::weight) continue;
+    const Layers& chunk = list.chunks()[size_t(action.chunk)];
+    const bool embeds = chunk.first == 0, has_head = chunk.end() == list.shape().layers;
+    if (action.work == Work::forward) {
+      if (embeds) acquire(0, 1);
+      for (int i = 0; i < chunk.count; ++i) acquire(chunk.first + i + 1, 1);
+      if (has_head) acquire(last, 1);
+    } else {
+      if (has_head) acquire(0, -1), acquire(last, -1);
+      for (int i = chunk.count; i > 0; --i) acquire(chunk.first + i, -1);
+    }
+  }
+  return elements;
+}
+
+// All groups of a mesh whose stages have these chunks.
+template <class T>
+BytesSent bytes_of_pipeline(const ModelOptions& options, Mesh& mesh, const TensorList& list, const Shards& shards) {
+  const Actions actions = schedule_of(options, mesh);
+  const int stage = options.store.stage, A = micro_batches(options, mesh), world = mesh.world().size();
+  const double others = mesh.data().size() - 1, wide = sizeof(float), narrow = sizeof(T);
+  const double blocks = own_layers(list) * double(list.chunks().empty() ? 0 : shards.piece(list.chunks()[0].first + 1));
+  const double rest = double(shards.piece(0) + shards.piece(list.final_norm_unit()));
+  BytesSent bytes;
+  if (stage == 0) bytes["data"]["all_reduce"] = 2 * others * (rest + blocks) * wide;
+  if (stage == 1) bytes["data"]["reduce_scatter"] = others * (rest + blocks) * wide;
+  if (stage >= 2) bytes["data"]["reduce_scatter"] = others * (rest + A * blocks) * wide;
+  if (stage == 1 || stage == 2) bytes["data"]["all_gather"] = others * (rest + blocks) * narrow;
+  if (stage == 3) bytes["data"]["all_gather"] = others * gathered_in_pipeline(actions, list, shards) * narrow;
+  if (list.tp() > 1) bytes["tp"] = bytes_of_layers<T>(options, list, shards, A);
+  const double message = rows_of(options) * options.shape.channels * narrow / list.tp();
+  for (const Action& action : actions) {
+    if (action.sends != Message::none) bytes[action.sends == Message::activation ? "to_next" : "to_previous"]["send"] += message;
+  }
+  if (mesh.ends().size() > 1) bytes["ends"]["all_reduce"] = wide * double(stage ? shards.piece(0) : shards.whole(0));
+  bytes["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));
+  return bytes;
+}
+
+// ---- beside what was measured
+
+// Over the ranks: a sum of few elements does not travel in equal parts.
+inline double all_added(double mine) {
+  double sum = 0;
+  for (const std::string& text : ranks().control->all_gather(std::to_string(mine))) sum += std::stod(text);
+  return sum;
+}
+
+// `wanted` has all that was sent and is not 0.
+inline void check_bytes(const Curve& curve, BytesSent wanted) {
+  double counted = 0;
+  for (const auto& [group, sent] : curve.bytes_sent)
+    for (const auto& [name, bytes] : sent) {
+      CAPTURE(group);
+      CAPTURE(name);
+      CHECK(bytes == doctest::Approx(wanted[group][name]).epsilon(1e-12));
+      wanted[group].erase(name);
+      counted += bytes;
+    }
+  for (const auto& [group, rest] : wanted)
+    for (const auto& [name, bytes] : rest) CHECK_MESSAGE(bytes == 0, group, " ", name);
+  if (transport_bytes() > 0) CHECK(all_added(curve.really_sent) == doctest::Approx(all_added(counted)).epsilon(1e-9));
+}
+
+inline void check_memory(const Curve& curve, const std::map<std::string, double>& wanted, int arrays) {
+  for (const auto& [name, bytes] : wanted) {
+    CAPTURE(name);
+    const auto is_it = [&name = name](const auto& category) { return category.name == name; };
+    const double actual = double(std::ranges::find_if(curve.memory, is_it)->bytes);
+    CHECK(actual >= bytes);
+    CHECK(actual <= bytes + 256 * arrays);
+  }
+}

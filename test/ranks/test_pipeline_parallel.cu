@@ -1,0 +1,321 @@
+// Pipelines beside one rank: every schedule, on every mesh.
+#include "test/ranks/formulas.cuh"
+
+namespace {
+
+// As many layers as eight stages need, or four with two chunks each; head sizes that nothing divides.
+constexpr ModelShape eight_layers = {8, 8, 40, 211, 16}, six_layers = {6, 6, 54, 211, 18};
+const std::vector<std::string> schedules = {"1f1b", "interleaved", "zb", "gpipe"};
+
+// Zeros and ones would hide a bias that is added twice.
+[[maybe_unused]] const bool all_random = all_tensors_random = true;
+
+int rank_count() { return ranks().control->size(); }
+const ModelShape& shape_for_ranks() { return rank_count() % 3 ? eight_layers : six_layers; }
+
+// Meshes of all ranks with more than one stage.
+std::vector<MeshShape> mesh_shapes(const ModelShape& shape) {
+  std::vector<MeshShape> shapes;
+  for (int tp = 1; tp < rank_count(); ++tp)
+    for (int pp = 2; tp * pp <= rank_count(); ++pp)
+      if (rank_count() % (tp * pp) == 0 && shape.heads % tp == 0 && pp <= shape.layers)
+        shapes.push_back({.tp = tp, .dp = rank_count() / (tp * pp), .pp = pp});
+  return shapes;
+}
+
+// What runs may differ in, in rotation: schedules, ZeRO stages, recomputation, pieces, numbers of micro-batches. Of these the
+// schedule allows some only.
+ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
+  const int stages = mesh.shape().pp, samples = global_batch() / mesh.shape().dp;
+  pipeline_schedule = schedules[size_t(turn) % schedules.size()];
+  if (pipeline_schedule == "interleaved" && shape.layers < 2 * stages) pipeline_schedule = "1f1b";
+  const bool is_zb = pipeline_schedule == "zb", is_interleaved = pipeline_schedule == "interleaved";
+  const int most = turn / 4 % 2 ? 2 : 1;  // samples at a time
+  ModelOptions options = {.shape = shape, .micro_batch = samples % most ? 1 : most,
+                          .recompute = is_zb ? Recompute::none : Recompute(turn % 3), .tp_pieces = 1 + turn % 2,
+                          .logit_chunks = turn % 2 ? 3 : 1,
+                          .store = {.stage = is_zb ? turn / 4 % 2 : (turn + turn / 4) % 4}};
+  if (is_interleaved) options.chunks = std::min(2 + turn / 4 % 3, shape.layers / stages);
+  if (is_interleaved && samples / options.micro_batch % stages) options.micro_batch = samples / stages;
+  return options;
+}
+
+// Calls work(mesh, turn) with each mesh, `runs` times.
+template <class Call>
+void for_meshes(const ModelShape& shape, int runs, Call work) {
+  int turn = rank_count();
+  for (const MeshShape& mesh_shape : mesh_shapes(shape)) {
+    Mesh mesh(ranks().mesh, mesh_shape);
+    for (int run = 0; run < runs; ++run, ++turn) {
+      CAPTURE(mesh_shape.tp);
+      CAPTURE(mesh_shape.dp);
+      CAPTURE(mesh_shape.pp);
+      CAPTURE(turn);
+      work(mesh, turn);
+    }
+  }
+}
+
+// A pipeline of all ranks.
+struct AllStages : Mesh {
+  AllStages() : Mesh(ranks().mesh, {.pp = rank_count()}) {}
+};
+
+ModelShape tiny(int layers) { return {layers, 2, 32, 61, 8}; }
+
+}  // namespace
+
+TEST_CASE("losses and norms are those of one rank, on every mesh, under every schedule") {
+  size_t steps = all_steps;  // and a validation, on the first mesh
+  for_meshes(shape_for_ranks(), rank_count() == 8 ? 2 : 4, [&](Mesh& mesh, int turn) {
+    const ModelOptions options = options_of(shape_for_ranks(), mesh, turn);
+    const Curve curve = train<float>(options, mesh, std::exchange(steps, some_steps));
+    check_fp32_curve(curve, shape_for_ranks());
+  });
+}
+
+// Every activation and every gradient travels as it is, and gradients are added up in the order of micro-batches.
+TEST_CASE_TEMPLATE("a pipeline of all ranks has the bits of one rank: the first loss, all gradients but wte's", T, float,
+                   __nv_bfloat16) {
+  if (rank_count() == 1) return;
+  AllStages mesh;
+  for (const std::string& schedule : schedules) {
+    CAPTURE(schedule);
+    pipeline_schedule = schedule;
+    const int chunks = schedule == "interleaved" ? 2 : 1;
+    const ModelShape shape = tiny(rank_count() * 2);
+    const std::vector<float> wanted = first_step_of_one_rank<T>(shape, State::gradient);
+    const std::unique_ptr<Model> model = model_of<T>({.shape = shape, .micro_batch = 2, .chunks = chunks}, mesh);
+    train_step(*model, mesh, 0);
+    float loss = 0;
+    if (mesh.place().pp == 0) {
+      Mesh alone;
+      const std::unique_ptr<Model> one = model_of<T>(shape, alone, 2);
+      train_step(*one, alone, 0);
+      loss = one->loss();
+    }
+    CHECK(model->loss() == all_values({loss})[0]);
+    for (const Slice& slice : model->store().own_slices()) {
+      CAPTURE(slice.tensor->name);
+      const std::vector<float> actual = values_of(model->store(), slice, State::gradient);
+      const auto expected = wanted.begin() + long(offset_of(model->tensors(), *slice.tensor) + slice.first);
+      if (slice.tensor->name != "wte.weight") CHECK(std::equal(actual.begin(), actual.end(), expected));
+    }
+  }
+}
+
+TEST_CASE("any number of micro-batches") {
+  const int stages = rank_count();
+  if (stages == 1) return;
+  AllStages mesh;
+  const ModelShape shape = tiny(2 * stages);
+  for (const std::string& schedule : schedules)
+    for (int micro_batches : {1, stages - 1, stages, stages + 1, 2 * stages}) {
+      if (schedule == "interleaved" && micro_batches % stages) continue;
+      CAPTURE(schedule);
+      CAPTURE(micro_batches);
+      pipeline_schedule = schedule;
+      chosen_global_batch = micro_batches;
+      const ModelOptions options = {.shape = shape, .micro_batch = 1, .chunks = schedule == "interleaved" ? 2 : 1};
+      const Curve curve = train<float>(options, mesh, some_steps);
+      ModelOptions of_one = options;
+      of_one.chunks = 1;
+      Mesh alone;
+      Curve wanted;
+      if (mesh.place().pp == 0) wanted = train<float>(of_one, alone, some_steps);
+      CHECK_WITHIN("losses", largest_difference(curve.losses, all_values(wanted.losses)), 1e-5);
+      CHECK_WITHIN("norms", largest_difference(curve.norms, all_values(wanted.norms)), 1e-5);
+    }
+  chosen_global_batch = 0;
+}
+
+TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
+  const ModelShape& shape = shape_for_ranks();
+  if (mesh_shapes(shape).empty()) return;
+  const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
+  for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
+    const std::unique_ptr<Model> model = model_of<float>(options_of(shape, mesh, turn), mesh);
+    train_step(*model, mesh, 0);
+    const std::vector<Difference> found = differences(*model, wanted);
+    for (size_t i = 0; i < found.size(); ++i) {
+      CAPTURE(model->tensors().tensors()[i].name);
+      const double norm = std::sqrt(found[i].wanted);
+      CHECK(norm > 0);
+      CHECK_WITHIN("gradients", std::sqrt(found[i].squares), gradient_bound(shape) * norm);
+      CHECK_WITHIN("key third", std::sqrt(found[i].noise), gradient_bound(shape) * norm);
+    }
+  });
+}
+
+TEST_CASE("logits are those of one rank, on all ranks, of a batch and of a few tokens") {
+  const auto logits_on = [](Mesh& mesh, int chunks) {
+    const ModelShape shape = {8, 8, 40, 211, 16};
+    pipeline_schedule = chunks > 1 ? "interleaved" : "1f1b";
+    const std::unique_ptr<Model> model = model_of<float>({.shape = shape, .micro_batch = 2, .chunks = chunks}, mesh);
+    std::vector<int> tokens = sample_tokens(shape, 1);
+    tokens.insert(tokens.end(), tokens.begin(), tokens.end());
+    BatchBuffers buffers(64, test_stream());
+    std::vector<float> logits;
+    for (int count : {16, 5, 1}) {
+      Batch batch = buffers.send(tokens.data(), nullptr, 1, count, round_up(count, mesh.tp().size()));
+      for (const Action& action : forwards(model->stage(), 1)) {
+        batch.action = action;
+        model->run(batch);
+      }
+      for (float value : model->logits(count - 1, 1)) logits.push_back(value);
+    }
+    return logits;
+  };
+  Mesh alone;
+  const std::vector<float> wanted = logits_on(alone, 1);
+  for_meshes({8, 8, 40, 211, 16}, 1, [&](Mesh& mesh, int turn) {
+    const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1);
+    REQUIRE(actual.size() == wanted.size());
+    double squares = 0, norm = 0;
+    for (size_t k = 0; k < wanted.size(); ++k) {
+      squares += std::pow(double(actual[k]) - wanted[k], 2);
+      norm += std::pow(double(wanted[k]), 2);
+    }
+    CHECK_WITHIN("logits", std::sqrt(squares), logit_bound({8, 8, 40, 211, 16}) * std::sqrt(norm));
+  });
+}
+
+// ---- decisions and copies
+
+TEST_CASE("the same mesh gives the same bits") {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    const Curve first = train<float>(options, mesh, some_steps), again = train<float>(options, mesh, some_steps);
+    CHECK(again.losses == first.losses);
+    CHECK(again.norms == first.norms);
+  });
+}
+
+TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the update out, and go on") {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    const std::unique_ptr<Model> owner = model_of<float>(options, mesh);
+    Model& model = *owner;
+    for (int rank = 0; rank < rank_count(); ++rank) {
+      CAPTURE(rank);
+      const bool mine = ranks().control->rank() == rank, in_weight = (rank + turn) % 2 || options.store.stage > 1;
+      const std::vector<float> before = own_state(model.store());
+      const int unit = model.tensors().chunks()[0].first + 1;
+      if (in_weight) {
+        const std::vector<Slice> slices = model.store().own_slices();
+        Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == unit; });
+        weight.count = 1;
+        const std::vector<float> value = values_of(model.store(), weight, State::weight);
+        const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+        model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
+        train_step(model, mesh, 0);
+        model.store().copy_in(block, State::weight, value);
+      } else {
+        train_step(model, mesh, 0, [&] {
+          const float nan = NAN;
+          if (mine) copy_and_wait(model.store().gradients(unit).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
+        });
+      }
+      CHECK(!was_applied(model));
+      CHECK(own_state(model.store()) == before);
+    }
+    train_step(model, mesh, 0);
+    CHECK(was_applied(model));
+  });
+}
+
+TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    options.store.loss_scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
+    const std::unique_ptr<Model> owner = model_of<__half>(options, mesh);
+    Model& model = *owner;
+    int left_out = 0;
+    for (train_step(model, mesh, 0); !was_applied(model); train_step(model, mesh, 0)) REQUIRE(++left_out < 20);
+    const LossScale last = model.gradient_summary().scale;
+    const std::vector<float> all = all_values({float(left_out), last.value, float(last.good_steps)});
+    CHECK(left_out > 0);
+    for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 3]);
+  });
+}
+
+// Both ends update the embedding by themselves, by gradients that are the same.
+TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit, with stochastic rounding too", T, float,
+                   __nv_bfloat16) {
+  for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
+    ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
+    options.store.stochastic_rounding = !std::is_same_v<T, float>;
+    const std::unique_ptr<Model> model = model_of<T>(options, mesh);
+    for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
+    std::vector<float> mine;
+    for (const Slice& slice : model->store().own_slices()) {
+      if (slice.tensor->unit != 0) continue;
+      for (State state : {State::weight, State::first_moment, State::second_moment}) {
+        const std::vector<float> values = values_of(model->store(), slice, state);
+        mine.insert(mine.end(), values.begin(), values.end());
+      }
+    }
+    Communicator& ends = mesh.ends();
+    CHECK((ends.size() == 2 || mine.empty()));
+    if (mine.empty()) return;  // another stage, or a piece of padding
+    Buffer<float> own(mine), both(2 * mine.size());
+    ends.after(test_stream());
+    ends.all_gather(both.data(), own.data(), mine.size());
+    ends.wait_for_all(test_stream());
+    const std::vector<float> values = both.get();
+    CHECK(std::equal(mine.begin(), mine.end(), values.begin()));
+    CHECK(std::equal(mine.begin(), mine.end(), values.begin() + long(mine.size())));
+  });
+}
+
+// ---- 16 bits
+
+// Rows are rounded as one rank rounds them, so beside one rank's curve in bf16 only sums in another order differ: of wte's
+// gradient, of the norm, over data-parallel and tensor-parallel ranks. With the bound of tensor parallelism.
+TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
+  const ModelShape shape = tiny(std::max(rank_count(), 2));
+  const std::vector<MeshShape> shapes = mesh_shapes(shape);
+  if (shapes.empty()) return;
+  constexpr int seeds = 12;
+  std::vector<Curve> wanted(seeds), own(seeds), found;
+  const auto curve_on = [&]<class T>(Mesh& mesh, T, int seed) {
+    ModelOptions options = options_of(shape, mesh, seed);
+    options.store.seed = uint64_t(seed);
+    return train<T>(options, mesh, some_steps);
+  };
+  Mesh alone;
+  for (int seed = ranks().control->rank(); seed < seeds; seed += rank_count()) {  // the ranks share the work
+    const auto alone_on = [&]<class T>(T) {
+      return train<T>({.shape = shape, .micro_batch = 2, .store = {.seed = uint64_t(seed)}}, alone, some_steps);
+    };
+    wanted[size_t(seed)] = alone_on(float());
+    own[size_t(seed)] = alone_on(__nv_bfloat16());
+  }
+  for (int seed = 0; seed < seeds; ++seed) {
+    Mesh mesh(ranks().mesh, shapes[size_t(seed) % shapes.size()]);
+    found.push_back(curve_on(mesh, __nv_bfloat16(), seed));
+  }
+  for (std::vector<Curve>* curves : {&wanted, &own})
+    for (Curve& curve : *curves)
+      for (std::vector<float>* values : {&curve.losses, &curve.norms}) *values = all_values(*values);
+  CHECK_WITHIN("losses", distance(found, &Curve::losses, wanted), 2 * distance(own, &Curve::losses, wanted));
+  CHECK_WITHIN("norms", distance(found, &Curve::norms, wanted), 2 * distance(own, &Curve::norms, wanted));
+}
+
+// ---- bytes and memory
+
+TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
+  const ModelShape shape = tiny(std::max(rank_count(), 4));
+  for_meshes(shape, (rank_count() == 8 ? 1 : 2) * (std::is_same_v<T, float> ? 2 : 1), [&](Mesh& mesh, int turn) {
+    ModelOptions options = options_of(shape, mesh, turn);
+    if (mesh.shape().dp == 1) options.store.stage = 0;
+    const Curve curve = train<T>(options, mesh, 2);
+    const Actions actions = schedule_of(options, mesh);
+    options.slots = slots_of(actions);
+    options.splits_backward = pipeline_schedule == "zb";
+    const TensorList list(shape, mesh.tp().size(), mesh.tp().rank(), own_chunks(options, mesh));
+    const Shards shards(list, mesh.data().size(), mesh.data().rank());
+    check_bytes(curve, bytes_of_pipeline<T>(options, mesh, list, shards));
+    check_memory(curve, bytes_of_activations<T>(options, list), 13 * (options.slots + 1) * (shape.layers + 1));
+  });
+}
