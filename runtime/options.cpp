@@ -281,6 +281,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
   }
   for (const char* flag : {"--loss-scale", "--loss-scale-window"})
     if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
+  if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
+  if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");
   if (app.count("--steps") && app.count("--train-minutes"))
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
   if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");

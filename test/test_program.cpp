@@ -291,6 +291,12 @@ TEST_CASE("--generate: reproducible, greedy, longer than the positions") {
   CHECK(greedy == shell.output(generate + "--seed 2 --top-k 1"));
   CHECK(sampled == shell.output(generate + "--seed 1 --top-k 1000"));
   CHECK(shell.output("$GPT --generate --resume run --sample-len 0") == "\n");
+  for (const std::string options : {"--temperature 0", "--seed 1"})  // the positions are full several times
+    CHECK(shell.output(generate + options) == shell.output(generate + options + " --no-cache"));
+  const std::string three = shell.output(generate + "--seed 1 --samples 3");
+  CHECK(three.starts_with(sampled + "---\nline 1"));
+  CHECK(three == shell.output(generate + "--seed 1 --samples 3 --no-cache --top-p 1"));
+  CHECK(contains(shell(generate + "--seed 1").error, " tokens/s; the prompt took "));
   // A checkpoint beats --init, as in training.
   shell.output("$TEXT --out other --steps 1 --seed 5");
   CHECK(greedy == shell.output(generate + "--temperature 0 --resume --init other/step_00000001"));

@@ -1,5 +1,6 @@
 // Pipelines beside one rank: every schedule, on every mesh.
 #include "test/ranks/formulas.cuh"
+#include "training/generation.cuh"
 
 namespace {
 
@@ -177,6 +178,40 @@ TEST_CASE("logits are those of one rank, on all ranks, of a batch and of a few t
       norm += std::pow(double(wanted[k]), 2);
     }
     CHECK_WITHIN("logits", std::sqrt(squares), logit_bound({8, 8, 40, 211, 16}) * std::sqrt(norm));
+  });
+}
+
+TEST_CASE("text from the cache of keys and values: logits are those of one rank without a cache") {
+  const ModelShape shape = {8, 8, 40, 211, 16};
+  const auto logits_on = [&](Mesh& mesh, int chunks, bool cached) {
+    pipeline_schedule = chunks > 1 ? "interleaved" : "1f1b";
+    ModelOptions options = {.shape = shape, .micro_batch = 2, .chunks = chunks, .cached_positions = cached ? 16 : 0, .samples = 2};
+    const std::unique_ptr<Model> model = model_of<float>(options, mesh);
+    BatchBuffers buffers(64, test_stream());
+    TokenByToken next(*model, buffers);
+    std::vector<float> all;
+    for (int tokens = 3; tokens < 20; ++tokens) {  // the positions are full once
+      std::vector<std::vector<int>> texts;
+      for (size_t text : {1, 2}) {
+        texts.push_back(sample_tokens(shape, text));
+        for (int token : sample_tokens(shape, text + 2)) texts.back().push_back(token);
+        texts.back().resize(size_t(tokens));
+      }
+      for (const std::vector<float>& logits : next(texts)) all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  };
+  Mesh alone;
+  const std::vector<float> wanted = logits_on(alone, 1, false);
+  for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
+    const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1, true);
+    REQUIRE(actual.size() == wanted.size());
+    double squares = 0, norm = 0;
+    for (size_t k = 0; k < wanted.size(); ++k) {
+      squares += std::pow(double(actual[k]) - wanted[k], 2);
+      norm += std::pow(double(wanted[k]), 2);
+    }
+    CHECK_WITHIN("logits", std::sqrt(squares), logit_bound(shape) * std::sqrt(norm));
   });
 }
 
