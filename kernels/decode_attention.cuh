@@ -6,15 +6,19 @@
 // One query alone would keep one block busy. So the keys are split: a block computes o and the log-sum-exp of the scores
 // over decode_keys keys of one head, and a second kernel merges what the blocks of a head have found
 // (Dao et al., Flash-Decoding, 2023): with l_i the log-sum-exp of part i, o = Σ_i e^(l_i − l)·o_i, l = log Σ_i e^(l_i).
-// In a block, a thread computes the score of one key; then groups of threads add up p_j·v_j, a group some of the keys and
-// a thread a pack of the head's elements, and the groups' sums are added in order. No sum depends on timing.
+// In a block, a thread computes the scores of some keys; then groups of threads add up p_j·v_j, a group for some of the keys
+// and a thread for a pack of the head's elements, and the groups' sums are added in order. No sum depends on timing.
 //
 // Cache: keys and values (B,P,c) each, P positions, c = NH·HS. Moves 2·B·n·c elements: all keys and values, once.
 #pragma once
 
 #include "kernels/device/common.cuh"
 
-constexpr int decode_keys = 128;  // of a block, which has as many threads
+constexpr int decode_keys = 128, decode_threads = 32;  // of a block
+constexpr int most_head_size = 128;
+// A block's groups of threads have one sum each for every element of the head.
+template <int N>
+constexpr int most_group_sums = decode_threads * N > most_head_size ? decode_threads * N : most_head_size;
 
 // A layer's cache.
 template <class Float>
@@ -54,53 +58,53 @@ void append_to_cache(const KeyValueCache<Float>& cache, const Float* qkv, int ba
 
 // Block (part, head, sample): parts (B,NH,parts,HS) and log_sums (B,NH,parts) over keys [part·decode_keys, ...).
 template <class Float, int N>
-__global__ void __launch_bounds__(decode_keys)
+__global__ void __launch_bounds__(decode_threads)
 decode_attention_kernel(float* parts, float* log_sums, const Float* qkv, KeyValueCache<Float> cache, int keys, int head_size,
                         float scale) {
-  __shared__ float probabilities[decode_keys], sums[decode_keys * N], scratch[32];
+  __shared__ float scores[decode_keys], probabilities[decode_keys];
+  alignas(64) __shared__ float sums[most_group_sums<N>];
   const int heads = gridDim.y, head = blockIdx.y, sample = blockIdx.z, channels = heads * head_size;
   const int first = blockIdx.x * decode_keys, count = min(decode_keys, keys - first), thread = threadIdx.x;
   const Float* q = qkv + size_t(sample) * 3 * channels + head * head_size;
   const size_t rows = (size_t(sample) * cache.positions + first) * channels + head * head_size;
   const Float *k = cache.keys + rows, *v = cache.values + rows;
 
-  float score = -INFINITY;
-  if (thread < count) {
-    float terms[N] = {}, x[N], y[N];
+  for (int j = thread; j < count; j += decode_threads) {
+    float terms[N] = {}, x[N], y[N], score = 0;
     for (int d = 0; d < head_size; d += N) {
       load(q + d, x);
-      load(k + size_t(thread) * channels + d, y);
+      load(k + size_t(j) * channels + d, y);
 #pragma unroll
       for (int i = 0; i < N; ++i) terms[i] += x[i] * y[i];
     }
-    score = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) score += terms[i];
-    score *= scale;
+    scores[j] = score * scale;
   }
-  const float maximum = block_reduce_max(score, scratch);
-  const float probability = thread < count ? expf(score - maximum) : 0.0f;
-  probabilities[thread] = probability;
-  __syncthreads();  // the scratch of the maximum has been read by all, the probabilities are there
-  const float sum = block_reduce_sum(probability, scratch);
+  __syncthreads();
+  // Every thread computes the maximum and the sum by itself: that takes fewer barriers than sharing the work.
+  float maximum = -INFINITY, sum = 0;
+  for (int j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
+  for (int j = thread; j < count; j += decode_threads) probabilities[j] = expf(scores[j] - maximum);
+  __syncthreads();
+  for (int j = 0; j < count; ++j) sum += probabilities[j];
 
-  const int packs = head_size / N, groups = decode_keys / packs, group = thread / packs, column = thread % packs * N;
-  float o[N] = {};
-  if (group < groups) {
+  const int packs = head_size / N, groups = max(1, decode_threads / packs);
+  for (int i = thread; i < packs * groups; i += decode_threads) {
+    const int group = i / packs, column = i % packs * N;
+    float o[N] = {}, x[N];
     for (int j = group; j < count; j += groups) {
-      float x[N];
       load(v + size_t(j) * channels + column, x);
 #pragma unroll
-      for (int i = 0; i < N; ++i) o[i] += probabilities[j] * x[i];
+      for (int c = 0; c < N; ++c) o[c] += probabilities[j] * x[c];
     }
-#pragma unroll
-    for (int i = 0; i < N; ++i) sums[group * head_size + column + i] = o[i];
+    store(sums + group * head_size + column, o);
   }
   __syncthreads();
   const size_t part = (size_t(sample) * heads + head) * gridDim.x + blockIdx.x;
-  for (int d = thread; d < head_size; d += blockDim.x) {
+  for (int d = thread; d < head_size; d += decode_threads) {
     float total = 0;
-    for (int g = 0; g < groups; ++g) total += sums[g * head_size + d];
+    for (int group = 0; group < groups; ++group) total += sums[group * head_size + d];
     parts[part * head_size + d] = total / sum;
   }
   if (thread == 0) log_sums[part] = maximum + logf(sum);
@@ -126,7 +130,7 @@ inline size_t decode_workspace(int batch, int positions, int heads, int head_siz
   return size_t(batch) * heads * ceil_div(positions, decode_keys) * (head_size + 1);
 }
 
-// out (B,c) from the queries of qkv (B,3c) and the first `keys` positions of the cache. head_size is at most decode_keys.
+// out (B,c) from the queries of qkv (B,3c) and the first `keys` positions of the cache. head_size is at most most_head_size.
 template <class Float>
 void decode_attention(Float* out, const Float* qkv, const KeyValueCache<Float>& cache, int batch, int keys, int heads,
                       int head_size, float* workspace, cudaStream_t stream) {
@@ -138,7 +142,7 @@ void decode_attention(Float* out, const Float* qkv, const KeyValueCache<Float>& 
   const float scale = 1.0f / sqrtf(float(head_size));
   with_pack<Float>(head_size, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_keys, 0, stream>>>(workspace, log_sums, qkv, cache,
+    decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_threads, 0, stream>>>(workspace, log_sums, qkv, cache,
                                                                                            keys, head_size, scale);
   });
   merge_attention_kernel<<<dim3(heads, batch), head_size, 0, stream>>>(out, workspace, log_sums, count, head_size);
