@@ -15,6 +15,10 @@ Tensor-parallel ranks have parts of an output, in pieces of rows: counts and sum
 maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. What is one term of a
 sum over the ranks is left out.
 
+The stages of a pipeline have layers of their own. Up to the first update their bits are those of one rank, but for the
+gradient of the tied embedding, which both ends add up (it is left out) and what follows from the norm. Of a pipeline
+the first difference is the first in the order in which one rank computes.
+
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
   python dev/compare.py good.jsonl bad.jsonl
@@ -32,8 +36,11 @@ FORMAT = {  # of a line; the first line of a file has the keys of HEADER
   "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)), "piece": (int, type(None)),
   "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
   "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
-HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int, "zero": int,
-          "micro_batch": int}
+HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int,
+          "pipeline": int, "chunks": int, "zero": int, "micro_batch": int}
+SPLIT = ("tensor_parallel", "pieces")  # what layers' outputs are split by
+STAGES = ("pipeline", "chunks")
+MESH = ("ranks", "data_parallel", *SPLIT, *STAGES)
 EARLIER = 3  # operations shown before the first difference
 # What tensor parallelism changes: operations that write the same with other names; outputs of the head, whose rows have as many
 # zeros at their end as the mesh needs; and outputs that are terms of a sum over ranks, beside those whose line says so
@@ -42,13 +49,17 @@ SAME = {"vocabulary_cross_entropy": "cross_entropy"}
 LOGITS = {("matmul_forward", 0), ("cross_entropy", 1)}  # outside of layers
 TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_statistics", 0), ("cast", 0),
          ("accumulate", 0)}
+# What both ends of a pipeline add up: outside of layers the gradient of wte.
+TIED = ("matmul_weight_gradient", 0)
+# What comes from other stages, posted under whatever micro-batch is computed then.
+FROM_STAGES = {"receive"}
 # What each mesh does in its own way.
 OF_MESH = {"all_gather", "all_reduce", "broadcast", "reduce_scatter", "square_sums"}
 
 
 class Line(NamedTuple):
   key: tuple  # step, micro_batch, layer, op, output, and the number of this call among the same ones on this rank
-  order: tuple  # in which a run's lines are compared: step, position within it, rank
+  order: tuple  # in which a run's lines are compared: step, position within it, rank; of pipelines: see in_pipeline()
   rank: int
   sizes: list  # counts of all lines of this step, micro-batch, layer, op and output
   fields: dict
@@ -76,9 +87,12 @@ class Run(NamedTuple):
   ranks: list  # of each rank, its lines
 
   def first_groups(self):
-    """Every key's line on the first group of tensor-parallel ranks that has it: the sum of its ranks' lines."""
+    """Every key's line on the first group of tensor-parallel ranks that has it: the sum of its ranks' lines. If several
+    stages have it, as they have the embedding, it is taken from the last one, which updates the final norm, too."""
     found = {}
-    for first in reversed(range(0, len(self.ranks), self.header["tensor_parallel"])):
+    groups = range(0, len(self.ranks), self.header["tensor_parallel"])
+    ranks_of_stage = len(self.ranks) // self.header["pipeline"]
+    for first in sorted(groups, key=lambda first: (first // ranks_of_stage, -first)):
       group = collections.defaultdict(list)
       for lines in self.ranks[first:first + self.header["tensor_parallel"]]:
         for line in lines:
@@ -125,13 +139,22 @@ def read_objects(path):
     yield fields
 
 
+def in_pipeline(line, is_backward):
+  """Where one rank would compute the line: by step, micro-batch, pass, layer."""
+  step, position, rank = line.order
+  micro_batch, layer, op = line.key[1:4]
+  depth = layer if layer is not None else -1 if op.startswith("embedding") else math.inf
+  return (step, math.inf if micro_batch is None else micro_batch, is_backward, -depth if is_backward else depth, position,
+          rank)
+
+
 def read_rank(path):
   """Header and lines of one file."""
   objects = read_objects(path)
   header = next(objects, None)
   if header is None:
     fail(f"{path}: empty: give the file that a run wrote")
-  lines, sizes, in_step = {}, collections.defaultdict(list), collections.Counter()
+  lines, sizes, in_step, in_backward = {}, collections.defaultdict(list), collections.Counter(), set()
   for fields in objects:
     fields["op"] = SAME.get(fields["op"], fields["op"])
     place = tuple(fields[key] for key in ("step", "micro_batch", "layer", "op", "output"))
@@ -141,7 +164,12 @@ def read_rank(path):
     step = fields["step"] or 0
     in_step[step] += 1
     order = (step, in_step[step], header["rank"])
-    line = Line((*place, len(sizes[place])), order, header["rank"], sizes[place], fields)
+    calls = len(sizes[(*place[:-1], 0)])  # not each of them writes the last output (residual_layernorm_forward)
+    line = Line((*place, calls), order, header["rank"], sizes[place], fields)
+    if header["pipeline"] > 1:
+      if any(word in fields["op"] for word in ("backward", "gradient")):
+        in_backward.add(place[:2])
+      line = line._replace(order=in_pipeline(line, place[:2] in in_backward))
     lines[line.key] = add_up([lines[line.key], line]) if line.key in lines else line
   return header, list(lines.values())
 
@@ -170,7 +198,7 @@ def differ(header_a, header_b, *keys):
 
 def pairs(a, b):
   """Returns (line of a, line of b or None) in order, and the number of lines that only b has."""
-  if not differ(a.header, b.header, "ranks", "data_parallel", "tensor_parallel", "pieces"):
+  if not differ(a.header, b.header, *MESH):
     lines_a = {(line.rank, line.key): line for lines in a.ranks for line in lines}
     lines_b = {(line.rank, line.key): line for lines in b.ranks for line in lines}
   else:
@@ -191,9 +219,11 @@ def why_not(a, b, headers):
     return "in A alone"
   if a.fields["micro_batch"] is not None and differ(*headers, "micro_batch"):
     return "of other samples"
-  if a.fields["op"] in OF_MESH and differ(*headers, "ranks", "data_parallel", "tensor_parallel", "pieces", "zero"):
+  if a.fields["op"] in OF_MESH and differ(*headers, *MESH, "zero"):
     return "that depend on the mesh"
-  if differ(*headers, "tensor_parallel", "pieces"):
+  if a.fields["op"] in FROM_STAGES:
+    return "from other stages"
+  if differ(*headers, *SPLIT):
     if a.fields["partial"] or b.fields["partial"] or a.output() in TERMS:
       return "terms of sums over ranks"
   if not same_size(a.counts(), b.counts()) and not a.are_logits():
@@ -205,6 +235,8 @@ def why_not(a, b, headers):
   sums = [line.fields["accumulated"] for line in (a, b)]
   if sums[0] != sums[1] or (any(sums) and differ(*headers, "data_parallel")):
     return "sums over other micro-batches"
+  if any(sums) and a.output() == TIED and a.fields["layer"] is None and differ(*headers, "pipeline"):
+    return "sums of the tied embedding"
   return None
 
 
@@ -252,10 +284,15 @@ def tensor_parallel(run):
   return f"tensor-parallel {ranks} in {pieces} pieces, " if ranks > 1 else ""
 
 
+def pipeline(run):
+  stages, chunks = run.header["pipeline"], run.header["chunks"]
+  return f"pipeline {stages}{f' of {chunks} chunks' if chunks > 1 else ''}, " if stages > 1 else ""
+
+
 def show_run(letter, run):
   lines = sum(len(rank) for rank in run.ranks)
   steps = {line.key[0] for rank in run.ranks for line in rank} - {None}
-  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, {tensor_parallel(run)}data-parallel "
+  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, {tensor_parallel(run)}{pipeline(run)}data-parallel "
         f"{run.header['data_parallel']}, micro-batch {run.header['micro_batch']}, steps {len(steps)}, outputs {lines}")
 
 
@@ -273,7 +310,7 @@ def compare(run_a, run_b, rtol):
   """Prints the report; returns the exit code."""
   compared, only_b = pairs(run_a, run_b)
   headers = run_a.header, run_b.header
-  if rtol is None and differ(*headers, "tensor_parallel", "pieces"):
+  if rtol is None and differ(*headers, *SPLIT):
     fail("the runs split layers or rows differently: checksums of parts have nothing in common, give --rtol")
   verdicts, counts, first = [], collections.Counter(), None
   for a, b in compared:

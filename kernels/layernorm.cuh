@@ -222,9 +222,9 @@ void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd
   const double count = double(rows) * channels;
   KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(Float), 8 * count);
   range.writes(out, size_t(rows) * channels);
-  if (branch) range.writes(sum, size_t(rows) * channels);
   range.writes(mean, rows);
   range.writes(rstd, rows);
+  if (branch) range.writes(sum, size_t(rows) * channels);  // last: the numbers of the others are always the same
   const int warps = 4;
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;

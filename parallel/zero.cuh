@@ -149,6 +149,7 @@ class ParameterStore final : public Parameters {
   void initialize() override {
     for (const Slice& slice : own_slices()) {
       const TensorDescriptor& tensor = *slice.tensor;
+      const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
       if (tensor.initial == Initial::one || tensor.initial == Initial::zero) continue;
       float* out = array(State::weight, tensor.unit);
@@ -241,6 +242,9 @@ class ParameterStore final : public Parameters {
     return slots[1 + (unit - 1) % (slots.size() - 2)];
   }
 
+  // -1: embedding, final norm
+  int layer_of(int unit) const { return unit == 0 || unit == list_.final_norm_unit() ? -1 : unit - 1; }
+
   // Do this unit's gradients add up in its slot over the micro-steps? Those of other units are reduced after each one.
   bool sums_in_slot(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
 
@@ -255,8 +259,7 @@ class ParameterStore final : public Parameters {
     if (slot.unit == unit) return slot;
     slot.unit = unit;
     if (stage_ == 0) return slot;
-    const bool is_block = unit > 0 && unit + 1 < shards_.units();
-    const TraceScope scope(is_block ? unit - 1 : -1);  // the layer that is gathered, not the one being computed
+    const TraceScope scope(layer_of(unit));  // the layer that is gathered, not the one being computed
     data_.after(stream_);
     data_.all_gather(slot.data, static_cast<const Float*>(own_weights(unit)), shards_.piece(unit));
     slot.moved.record(data_.stream());
@@ -332,6 +335,7 @@ class ParameterStore final : public Parameters {
   }
 
   void update_unit(int unit, const AdamW& options) {
+    const TraceScope scope(layer_of(unit));
     const size_t count = own_count(unit), begin = own_begin(unit);
     // How many of this rank's elements lie before the unit's `decayed`
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);

@@ -19,8 +19,14 @@ using Parts = std::vector<std::string>;
 const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0;
 
 struct Mesh {
-  int ranks = 1, data_parallel = 1, micro_batch = 4, tensor_parallel = 1, pieces = 1, zero = 0;
+  int ranks = 1, data_parallel = 1, micro_batch = 4, tensor_parallel = 1, pieces = 1, zero = 0, pipeline = 1, chunks = 1;
 };
+
+Json header(const Mesh& mesh, int rank) {
+  return {{"rank", rank}, {"ranks", mesh.ranks}, {"data_parallel", mesh.data_parallel},
+          {"tensor_parallel", mesh.tensor_parallel}, {"pieces", mesh.pieces}, {"pipeline", mesh.pipeline},
+          {"chunks", mesh.chunks}, {"zero", mesh.zero}, {"micro_batch", mesh.micro_batch}};
+}
 
 // What a tensor-parallel rank has of an output: all of it, a part, in pieces, or a term of a sum, in pieces too.
 enum class Kind { whole, part, term };
@@ -58,13 +64,12 @@ std::vector<Json> lines_of_rank(const Json& line, Kind kind, const Mesh& mesh, i
   return lines;
 }
 
-// Two steps of four micro-batches through two layers and an optimizer; ranks/data_parallel/tensor_parallel ranks hold the
-// same.
+// Two steps of four micro-batches through two layers and an optimizer. Each of two stages has one of the layers. The other
+// ranks, ranks/data_parallel/tensor_parallel/pipeline, hold the same.
 void write_run(const std::string& file, const Mesh& mesh, const Change& change = [](Json&, int) {}) {
   for (int rank = 0; rank < mesh.ranks; ++rank) {
-    std::string text = Json{{"rank", rank}, {"ranks", mesh.ranks}, {"data_parallel", mesh.data_parallel},
-                            {"tensor_parallel", mesh.tensor_parallel}, {"pieces", mesh.pieces}, {"zero", mesh.zero},
-                            {"micro_batch", mesh.micro_batch}}.dump() + "\n";
+    std::string text = header(mesh, rank).dump() + "\n";
+    const int stage = rank / (mesh.ranks / mesh.pipeline);
     const auto write = [&](const Json& whole, Kind kind = Kind::whole) {
       for (Json& line : lines_of_rank(whole, kind, mesh, rank)) {
         change(line, rank);
@@ -77,10 +82,11 @@ void write_run(const std::string& file, const Mesh& mesh, const Change& change =
       double sum = 0;
       for (int micro_batch = first; micro_batch < 4; micro_batch += mesh.data_parallel) {
         for (int layer = 0; layer < 2; ++layer) {
+          if (mesh.pipeline > 1 && layer != stage) continue;
           write(output(step, micro_batch, layer, "matmul", 100 * step + 10 * micro_batch + layer), Kind::part);
           write(output(step, micro_batch, layer, "matmul", 200 * step + 10 * micro_batch + layer), Kind::term);
         }
-        write(output(step, micro_batch, 0, "gradient", sum += micro_batch + 1, micro_batch != first));
+        if (stage == 0) write(output(step, micro_batch, 0, "gradient", sum += micro_batch + 1, micro_batch != first));
       }
       write(output(step, nullptr, nullptr, "adamw", 1000 * step));
       write(output(step, nullptr, nullptr, "adamw", 2000 * step, false, 50));
@@ -239,6 +245,56 @@ TEST_CASE("tensor-parallel ranks have parts of an output, terms of it, or all of
   check(folder, "one term --rtol 1e-6", 0, {"29 outputs agree"});
   check(folder, "'all words' 'own words' --rtol 1e-6", 0, {"29 outputs agree"});
   check(folder, "collective other", 0, {"82 outputs agree", "8 that depend on the mesh"});
+}
+
+TEST_CASE("stages of a pipeline have layers of their own" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  const std::string path = folder.path().string() + "/";
+  const Mesh stages = {.ranks = 2, .pipeline = 2};
+  const auto tied = [](Json& line, const char* checksum) {  // its sums differ, but that over the first micro-batch alone doesn't
+    if (line["op"] != "gradient") return;
+    line["op"] = "matmul_weight_gradient";
+    line["layer"] = nullptr;
+    if (line["accumulated"] == true) line["checksum"] = checksum;
+  };
+  const auto received = [](Json& line, const char* checksum) {
+    if (line["op"] == "gradient") line["op"] = "receive", line["checksum"] = checksum;
+  };
+  write_run(path + "one", {});
+  write_run(path + "stages", stages);
+  write_run(path + "chunks", {.ranks = 2, .pipeline = 2, .chunks = 2});
+  write_run(path + "four", {.ranks = 4, .data_parallel = 2, .pipeline = 2});
+  write_run(path + "eight", {.ranks = 8, .data_parallel = 2, .tensor_parallel = 2, .pieces = 2, .pipeline = 2});
+  write_run(path + "tied one", {}, [&](Json& line, int) { tied(line, "1111111111111111"); });
+  write_run(path + "tied", stages, [&](Json& line, int) { tied(line, "2222222222222222"); });
+  write_run(path + "received", stages, [&](Json& line, int) { received(line, "1111111111111111"); });
+  write_run(path + "posted early", stages, [&](Json& line, int) { received(line, "2222222222222222"); });
+  const auto bad = [](Json& line, int rank) {  // the first mistake of stage 0, and what follows from it on stage 1
+    spoil(1, 1, 0, 2)(line, rank);
+    spoil(1, 1, 1, 2)(line, rank);
+  };
+  write_run(path + "bad", stages, bad);
+  check(folder, "one stages", 0, {"B: stages: ranks 2, pipeline 2, data-parallel 1,", "45 outputs agree"});
+  check(folder, "stages one", 0, {"45 outputs agree"});
+  check(folder, "stages chunks", 0, {"pipeline 2 of 2 chunks,", "45 outputs agree"});
+  check(folder, "one four", 0, {"39 outputs agree", "6 sums over other micro-batches"});
+  check(folder, "one eight --rtol 1e-6", 0, {"23 outputs agree", "16 terms of sums over ranks", "6 sums over other micro-batches"});
+  check(folder, "'tied one' tied", 0, {"39 outputs agree", "6 sums of the tied embedding"});
+  check(folder, "tied 'tied one'", 0, {"39 outputs agree", "6 sums of the tied embedding"});
+  check(folder, "received 'posted early'", 0, {"42 outputs agree", "8 from other stages"});
+  for (const char* names : {"one bad", "bad one", "bad stages"})
+    check(folder, names, 1, {"They first differ at step 1, micro-batch 1, layer 0: matmul, output 0"});
+
+  // On the first layer of a chunk layernorm writes no sum, which has been sent. The second call's sum is still the second.
+  const auto call = [](double value, bool with_sum) {
+    Json result = output(1, 0, 1, "layernorm", value), sum = output(1, 0, 1, "layernorm", value + 1);
+    sum["output"] = 1;
+    return result.dump() + "\n" + (with_sum ? sum.dump() + "\n" : "");
+  };
+  put(path + "sums", header({}, 0).dump() + "\n" + call(5, true) + call(7, true));
+  put(path + "sent", header(stages, 0).dump() + "\n");
+  put(path + "sent.rank1", header(stages, 1).dump() + "\n" + call(5, false) + call(7, true));
+  check(folder, "sums sent", 0, {"3 outputs agree", "1 in A alone"});
 }
 
 TEST_CASE("tolerances" * doctest::skip(!python_found)) {

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <iomanip>
 #include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "runtime/bill.h"
 #include "runtime/console.h"
@@ -33,11 +37,42 @@ inline std::string pipeline_text(const Options& o) {
 inline std::string layers_text(const TensorList& list) {
   std::string text;
   for (const Layers& chunk : list.chunks())
-    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) + " to " + std::to_string(chunk.end());
+    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) +
+            (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
   return text;
 }
 
-// start: steps done before this start; snapshot_bytes: host memory for checkpoints.
+// "weights 1.0 MiB, gradients 1.0 MiB, ..."
+inline std::string memory_text(const DeviceMemory& memory, size_t snapshot_bytes) {
+  std::string text;
+  for (const auto& category : memory.categories()) text += category.name + " " + bytes_text(category.bytes) + ", ";
+  text += "total " + bytes_text(memory.total());
+  return text + (snapshot_bytes ? "; host memory: snapshot " + bytes_text(snapshot_bytes) : "");
+}
+
+// Stages of a pipeline differ, so there is a table with a row for each, that of its first rank. Collective.
+inline std::string memory_table(const Job& job, const Model& model, size_t snapshot_bytes) {
+  std::ostringstream titles, row;
+  const auto column = [&](const std::string& title, const std::string& value) {
+    const int width = std::max(int(title.size()), 9) + 2;  // 999.9 MiB
+    titles << std::setw(width) << title;
+    row << std::setw(width) << value;
+  };
+  for (const auto& category : model.memory().categories()) column(category.name, bytes_text(category.bytes));
+  column("total", bytes_text(model.memory().total()));
+  if (snapshot_bytes) column("snapshot (host)", bytes_text(snapshot_bytes));
+  column("slots", std::to_string(model.options().slots));
+  row << "  " << layers_text(model.tensors());
+  const std::vector<std::string> rows = job.control.gather(row.str());
+  std::string table = "stage" + titles.str() + "  layers";
+  for (size_t stage = 0, stages = size_t(job.mesh.shape().pp); stage < stages; ++stage) {
+    const std::string number = std::to_string(stage);
+    table += "\n          " + number + std::string(5 - number.size(), ' ') + rows[stage * rows.size() / stages];
+  }
+  return table;
+}
+
+// start: steps done before this start; snapshot_bytes: host memory for checkpoints. Collective.
 inline void describe(const Job& job, const Model& model, const Datasets& data, size_t snapshot_bytes, size_t start) {
   const Options& o = job.options;
   const ModelShape& s = model.tensors().shape();
@@ -55,12 +90,8 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   if (data.validation) std::printf("; validation on %zu", o.val_batches * size_t(o.global_batch));
   std::printf("\nbatch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
               with_commas(job.tokens_per_step()).c_str());
-  std::printf("memory    ");
-  for (const auto& category : model.memory().categories())
-    std::printf("%s %s, ", category.name.c_str(), bytes_text(category.bytes).c_str());
-  std::printf("total %s", bytes_text(model.memory().total()).c_str());
-  if (snapshot_bytes) std::printf("; host memory: snapshot %s", bytes_text(snapshot_bytes).c_str());
-  std::printf("\n");
+  std::printf("memory    %s\n", (o.pp > 1 ? memory_table(job, model, snapshot_bytes)
+                                           : memory_text(model.memory(), snapshot_bytes)).c_str());
   std::printf("work      6Ψ + 6LCT = %.3f GFLOP per token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);

@@ -52,6 +52,7 @@ void TensorLog::flush() {
 }
 
 void TensorLog::add(const char* operation, int number, const WrittenTensor& tensor, cudaStream_t stream) {
+  if (tensor.count == 0) return;  // a rank that sends writes nothing
   if (lines_.size() == most_lines_ && is_pipeline_)
     throw std::runtime_error("--trace-tensors: one step of this pipeline writes more than " + std::to_string(most_lines_) +
                              " tensors: lower --global-batch");

@@ -10,10 +10,14 @@ namespace {
 
 constexpr ModelShape shape = {2, 4, 36, 500, 8};  // each of four ranks has words of the vocabulary
 
-// (2,1), (1,3), (2,2) and (4,2) for 2, 3, 4 and 8 ranks
-MeshShape mesh_shape() {
-  const int size = ranks().control->size(), tp = size % 2 ? 1 : size == 8 ? 4 : 2;
-  return {.tp = tp, .dp = size / tp};
+// For 2, 3, 4 and 8 ranks.
+std::vector<MeshShape> mesh_shapes() {
+  switch (ranks().control->size()) {
+    case 2: return {{.tp = 2}, {.pp = 2}};
+    case 4: return {{.tp = 2, .dp = 2}};
+    case 8: return {{.tp = 2, .dp = 2, .pp = 2}};
+    default: return {{.dp = ranks().control->size()}};
+  }
 }
 
 // The model after some steps.
@@ -43,14 +47,24 @@ std::vector<Replica> replicas_of(Model& model) {
   return all;
 }
 
+// How a tensor lies in the mesh.
+struct Spread {
+  bool is_split, is_piece, is_tied;
+};
+Spread spread_of(const TensorDescriptor& tensor, const MeshShape& shape, bool has_pieces) {
+  return {tensor.split.axis >= 0 && shape.tp > 1, has_pieces && shape.dp > 1, tensor.unit == 0};
+}
+
 // The ranks that must have the same as `rank`: of a split tensor those with the same part of it, of a piece those with
-// the same piece.
-std::vector<int> holders(bool is_split, bool is_piece, int rank) {
+// the same piece, of the embedding those of both stages, and else those of the same stage.
+std::vector<int> holders(const Spread& spread, const MeshShape& shape, int rank) {
   std::vector<int> found;
-  const MeshPlace mine = place_of(rank, mesh_shape());
-  for (int other = 0; other < mesh_shape().ranks(); ++other) {
-    const MeshPlace its = place_of(other, mesh_shape());
-    if ((!is_split || its.tp == mine.tp) && (!is_piece || its.dp == mine.dp)) found.push_back(other);
+  const MeshPlace mine = place_of(rank, shape);
+  for (int other = 0; other < shape.ranks(); ++other) {
+    const MeshPlace its = place_of(other, shape);
+    if ((!spread.is_split || its.tp == mine.tp) && (!spread.is_piece || its.dp == mine.dp) &&
+        (spread.is_tied || its.pp == mine.pp))
+      found.push_back(other);
   }
   return found;
 }
@@ -65,12 +79,10 @@ void spoil(const Replica& replica) {
 }
 
 // Lets the last rank that has some of it drift, and back.
-void check_drift(Model& model, int stage, const Replica& replica) {
+void check_drift(Model& model, const MeshShape& shape, int stage, const Replica& replica) {
   const std::string name = replica.tensor.name + " (" + replica.what;
   CAPTURE(name);
-  const MeshShape shape = mesh_shape();
-  const bool is_split = replica.tensor.split.axis >= 0 && shape.tp > 1;
-  const bool is_piece = shape.dp > 1 && stage >= (replica.what == "weights" ? 3 : 1);
+  const Spread spread = spread_of(replica.tensor, shape, stage >= (replica.what == "weights" ? 3 : 1));
   int culprit = 0;
   const std::vector<float> counts = all_values({float(replica.count)});
   for (int rank = 0; rank < shape.ranks(); ++rank)
@@ -82,11 +94,13 @@ void check_drift(Model& model, int stage, const Replica& replica) {
 
   CAPTURE(message);
   const MeshPlace place = place_of(culprit, shape);
-  const std::string part = is_split   ? ", tp rank " + std::to_string(place.tp)
-                           : is_piece ? ", ZeRO piece " + std::to_string(place.dp)
-                                      : "";
+  const bool is_part = spread.is_split && spread.is_piece;
+  const std::string part = is_part           ? ", part " + std::to_string(place.tp * shape.dp + place.dp)
+                           : spread.is_split ? ", tp rank " + std::to_string(place.tp)
+                           : spread.is_piece ? ", ZeRO piece " + std::to_string(place.dp)
+                                             : "";
   CHECK(contains(message, "by step 3: " + name + part + ") on rank "));
-  std::vector<int> others = holders(is_split, is_piece, culprit);
+  std::vector<int> others = holders(spread, shape, culprit);
   std::erase(others, culprit);
   const std::string host = " (" + ranks().control->host(culprit) + ")", suspect = "rank " + std::to_string(culprit) + host;
   if (others.size() > 1) CHECK(contains(message, ") on " + suspect + " differs from " + rank_list(others) + ": "));
@@ -98,34 +112,39 @@ void check_drift(Model& model, int stage, const Replica& replica) {
 TEST_CASE_TEMPLATE("one bit of one rank is found, by tensor and rank", T, float, __nv_bfloat16) {
   const std::set<std::string> tensors = {"wte.weight", "h.1.attn.c_attn.weight", "h.1.mlp.c_fc.bias",  // split
                                          "h.0.mlp.c_proj.bias", "h.1.ln_2.weight"};                     // whole, summed
-  Mesh mesh(ranks().mesh, mesh_shape());
-  for (int stage : {0, 1, 3}) {
-    CAPTURE(stage);
-    const std::unique_ptr<Model> model = trained<T>(mesh, {.stage = stage}, 1);
-    CHECK(message_of_check(*model) == "");
-    std::set<std::string> visited;
-    for (const Replica& replica : replicas_of(*model)) {
-      visited.insert(replica.tensor.name + " " + replica.what);
-      if (tensors.contains(replica.tensor.name)) check_drift(*model, stage, replica);
+  for (const MeshShape& mesh_shape : mesh_shapes())
+    for (int stage : {0, 1, 3}) {
+      CAPTURE(mesh_shape.pp);
+      CAPTURE(stage);
+      Mesh mesh(ranks().mesh, mesh_shape);
+      const std::unique_ptr<Model> model = trained<T>(mesh, {.stage = stage}, 1);
+      CHECK(message_of_check(*model) == "");
+      std::set<std::string> visited;
+      for (const Replica& replica : replicas_of(*model)) {
+        visited.insert(replica.tensor.name + " " + replica.what);
+        if (tensors.contains(replica.tensor.name)) check_drift(*model, mesh_shape, stage, replica);
+      }
+      CHECK(message_of_check(*model) == "");
+      // Is everything visited that several ranks have?
+      for (const TensorDescriptor& tensor : model->tensors().tensors()) {
+        const auto several = [&](bool has_pieces) {
+          return holders(spread_of(tensor, mesh_shape, has_pieces), mesh_shape, 0).size() > 1;
+        };
+        CHECK(visited.contains(tensor.name + " weights") == several(stage == 3));
+        CHECK(visited.contains(tensor.name + " masters") == (sizeof(T) == 2 && several(stage > 0)));
+        CHECK(visited.contains(tensor.name + " optimizer state m") == several(stage > 0));
+        CHECK(visited.contains(tensor.name + " optimizer state v") == several(stage > 0));
+      }
     }
-    CHECK(message_of_check(*model) == "");
-    // Is everything visited that several ranks have?
-    for (const TensorDescriptor& tensor : model->tensors().tensors()) {
-      const bool is_split = tensor.split.axis >= 0 && mesh.shape().tp > 1;
-      const auto several = [&](bool is_piece) { return holders(is_split, is_piece && mesh.shape().dp > 1, 0).size() > 1; };
-      CHECK(visited.contains(tensor.name + " weights") == several(stage == 3));
-      CHECK(visited.contains(tensor.name + " masters") == (sizeof(T) == 2 && several(stage > 0)));
-      CHECK(visited.contains(tensor.name + " optimizer state m") == several(stage > 0));
-      CHECK(visited.contains(tensor.name + " optimizer state v") == several(stage > 0));
-    }
-  }
 }
 
 TEST_CASE("training lets no rank drift") {
-  Mesh mesh(ranks().mesh, mesh_shape());
-  for (int stage : {0, 2, 3}) {
-    CAPTURE(stage);
-    CHECK(message_of_check(*trained<float>(mesh, {.stage = stage}, 3)) == "");
-    CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.stage = stage, .stochastic_rounding = true}, 3)) == "");
-  }
+  for (const MeshShape& mesh_shape : mesh_shapes())
+    for (int stage : {0, 2, 3}) {
+      CAPTURE(mesh_shape.pp);
+      CAPTURE(stage);
+      Mesh mesh(ranks().mesh, mesh_shape);
+      CHECK(message_of_check(*trained<float>(mesh, {.stage = stage}, 3)) == "");
+      CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.stage = stage, .stochastic_rounding = true}, 3)) == "");
+    }
 }
