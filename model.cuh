@@ -57,7 +57,7 @@ struct StepSums {
 // The chunks of layers of this rank's pipeline stage.
 inline std::vector<Layers> own_chunks(const ModelOptions& options, const Mesh& mesh) {
   const Stage stage = mesh.stage(options.chunks);
-  const std::vector<Layers> all = deal_layers(options.shape, stage.stages * stage.chunks);
+  const std::vector<Layers> all = deal_layers(options.shape, stage.stages, stage.chunks);
   std::vector<Layers> own;
   for (int chunk = 0; chunk < stage.chunks; ++chunk) own.push_back(all[size_t(stage.in_model(chunk))]);
   return own;

@@ -45,9 +45,12 @@ inline MeshPlace place_of(int rank, const MeshShape& shape) {
 }
 
 // Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective.
-inline int take_device(Control& control, bool may_share) {
+inline int take_device(Control& control, const MeshShape& shape, bool may_share) {
   // Streams that share a queue of the device wait for each other: the default is 8 queues.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  // A kernel that is loaded at its first launch may wait for all work of the device, so for a message that is expected
+  // from another stage, which may wait for what comes after this launch: a pipeline loads all kernels at the start.
+  if (shape.pp > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
   const cudaError_t error = cudaGetDeviceCount(&mine.count);
   if (error != cudaSuccess) mine.count = 0;
@@ -115,7 +118,7 @@ class Mesh {
 
   // `control` and `recorder` outlive the mesh. Collective.
   Mesh(Control& control, const MeshShape& shape, bool share_gpu, FlightRecorder& recorder)
-      : shape_(shape), place_(place_of(control.rank(), shape)), device_(take_device(control, share_gpu)), control_(&control),
+      : shape_(shape), place_(place_of(control.rank(), shape)), device_(take_device(control, shape, share_gpu)), control_(&control),
         recorder_(&recorder) {
     if (control.size() > 1) comm_ = connect_all();
     if (control.size() > 1) streams_ = std::make_shared<CommunicationStreams>();

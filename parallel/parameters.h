@@ -73,7 +73,7 @@ class Parameters {
   // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
   // Clips the gradients by their global norm and applies AdamW. If *loss or the norm is not finite or beyond `limits`,
-  // nothing is changed. loss: device memory; a collective that is still running may write it, the same on all ranks.
+  // nothing is changed. loss: device memory; a collective of the world, issued after the gradients, may still be writing it.
   virtual void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) = 0;
   // Norm and clip factor of the last step's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;

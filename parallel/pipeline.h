@@ -178,23 +178,37 @@ inline int slots_of(const Actions& actions) {
 
 // ---- which layers
 
-// Deals the layers out to the chunks of the model, at least one to each, so that the slowest chunk is as fast as it can
-// be. The head takes as long as V/(12C) layers: the last chunk has fewer. The others differ by at most one layer; early
-// ones have fewer, as the first stages keep the most micro-batches.
-inline std::vector<Layers> deal_layers(const ModelShape& shape, int chunks) {
-  if (chunks > shape.layers) fail(shape.layers, " layers are too few for ", chunks, " chunks");
-  const double head = shape.vocabulary / (12.0 * shape.channels);
-  const int others = chunks - 1;
-  int last = shape.layers - others;  // layers of the last chunk
-  const auto slowest = [&](int last) { return std::max(std::ceil(double(shape.layers - last) / others), last + head); };
-  for (int fewer = last - 1; others > 0 && fewer >= 1; --fewer)
+// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as it can be. The last part has
+// `head` layers' work besides. The others differ by at most one layer; early ones have fewer.
+inline std::vector<int> deal(int layers, int parts, int least, double head) {
+  const int others = parts - 1;
+  int last = layers - others * least;
+  const auto slowest = [&](int last) { return std::max(std::ceil(double(layers - last) / others), last + head); };
+  for (int fewer = last - 1; others > 0 && fewer >= least; --fewer)
     if (slowest(fewer) < slowest(last)) last = fewer;
+  std::vector<int> counts;
+  for (int part = 0, rest = layers - last; part < others; rest -= counts[size_t(part++)])
+    counts.push_back(rest / (others - part));
+  counts.push_back(last);
+  return counts;
+}
+
+// The layers of each chunk of the model, in its order. Dealt out to the stages first, as the slowest stage sets the pace, then
+// in each stage to its chunks; early stages have fewer, as they keep the most micro-batches. The head takes as long as
+// V/(12C) layers.
+inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int chunks = 1) {
+  if (stages * chunks > shape.layers) fail(shape.layers, " layers are too few for ", stages * chunks, " chunks");
+  const double head = shape.vocabulary / (12.0 * shape.channels);
+  const std::vector<int> of_stages = deal(shape.layers, stages, chunks, head);
+  std::vector<std::vector<int>> of_chunks;  // by stage
+  for (int stage = 0; stage < stages; ++stage)
+    of_chunks.push_back(deal(of_stages[size_t(stage)], chunks, 1, stage + 1 == stages ? head : 0));
   std::vector<Layers> dealt;
-  for (int chunk = 0, first = 0; chunk < chunks; ++chunk) {
-    const int rest = shape.layers - first - last;  // of those before the last chunk
-    const int count = chunk == others ? last : rest / (others - chunk);
-    dealt.push_back({first, count});
-    first += count;
-  }
+  for (int chunk = 0, first = 0; chunk < chunks; ++chunk)
+    for (int stage = 0; stage < stages; ++stage) {
+      const int count = of_chunks[size_t(stage)][size_t(chunk)];
+      dealt.push_back({first, count});
+      first += count;
+    }
   return dealt;
 }

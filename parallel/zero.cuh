@@ -310,10 +310,10 @@ class ParameterStore final : public Parameters {
   }
 
   // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get the
-  // sum, and so make the same update.
+  // sum, and so make the same update. (The step's loss, which travels before on the same stream, has waited for all
+  // gradients.)
   void add_up_over_ends() {
     if (ends_.size() == 1) return;
-    ends_.after(stream_);
     ends_.all_reduce(array(State::gradient, 0), own_count(0));
     ends_.wait_for_all(stream_);
   }

@@ -341,16 +341,50 @@ TEST_CASE("layers are dealt out to all chunks, and no other way has a faster slo
       }
 }
 
+TEST_CASE("of stages with several chunks the slowest stage is as fast as it can be, then its chunks") {
+  for (int vocabulary : {1, 400, 3000, 20000})
+    for (int layers : {4, 7, 10, 12})
+      for (int stages : {1, 2, 3})
+        for (int chunks = 1; stages * chunks <= layers; ++chunks) {
+          CAPTURE(vocabulary);
+          CAPTURE(layers);
+          CAPTURE(stages);
+          CAPTURE(chunks);
+          const ModelShape shape = {layers, 1, 64, vocabulary, 64};
+          const std::vector<Layers> dealt = deal_layers(shape, stages, chunks);
+          REQUIRE(int(dealt.size()) == stages * chunks);
+          std::vector<int> of_stages(static_cast<size_t>(stages));
+          int next = 0;
+          for (int i = 0; i < stages * chunks; ++i) {
+            CHECK(dealt[size_t(i)].first == next);
+            CHECK(dealt[size_t(i)].count >= 1);
+            next = dealt[size_t(i)].end();
+            of_stages[size_t(i % stages)] += dealt[size_t(i)].count;
+          }
+          CHECK(next == layers);
+          double least = INFINITY;  // of all numbers of layers that the last stage may have
+          for (int last = chunks; last <= layers - (stages - 1) * chunks; ++last) {
+            const double others = stages > 1 ? std::ceil(double(layers - last) / (stages - 1)) : 0;
+            if (stages > 1 || last == layers) least = std::min(least, std::max(others, last + vocabulary / (12.0 * 64)));
+          }
+          CHECK(slowest(shape, of_stages) == doctest::Approx(least));
+          for (int stage = 0; stage + 1 < stages; ++stage)  // without a head
+            CHECK(dealt[size_t((chunks - 1) * stages + stage)].count - dealt[size_t(stage)].count <= 1);
+        }
+}
+
 TEST_CASE("layers of known models") {
-  const auto counts = [](const ModelShape& shape, int chunks) {
+  const auto counts = [](const ModelShape& shape, int stages, int chunks = 1) {
     std::vector<int> counts;
-    for (const Layers& layers : deal_layers(shape, chunks)) counts.push_back(layers.count);
+    for (const Layers& layers : deal_layers(shape, stages, chunks)) counts.push_back(layers.count);
     return counts;
   };
+  CHECK(counts({12, 12, 768, 50257, 1024}, 2, 2) == std::vector{4, 2, 5, 1});
   CHECK(counts({12, 12, 768, 50257, 1024}, 1) == std::vector{12});
   CHECK(counts({12, 12, 768, 50257, 1024}, 2) == std::vector{9, 3});         // the head is 5.5 layers
   CHECK(counts({12, 12, 768, 50257, 1024}, 4) == std::vector{3, 4, 4, 1});
   CHECK(counts({48, 25, 1600, 50257, 1024}, 8) == std::vector{6, 6, 6, 6, 6, 7, 7, 4});  // 2.6 layers
+  CHECK(counts({48, 25, 1600, 50257, 1024}, 4, 2) == std::vector{6, 6, 6, 6, 6, 7, 7, 4});
   CHECK(counts({8, 8, 64, 211, 32}, 4) == std::vector{2, 2, 2, 2});          // 0.3 layers
   CHECK(counts({4, 4, 64, 211, 32}, 4) == std::vector{1, 1, 1, 1});
 }
