@@ -191,7 +191,7 @@ class GPT final : public Model {
   // Of the batch's tokens to each other; or, of one token, to all tokens before it, whose keys and values are in the cache.
   void attention(int layer, const BlockActivations<Float>& a, const Sizes& s) {
     if (first_position_ >= 0)
-      append_to_cache(caches_[size_t(layer)], a.qkv, s.B, s.T, s.c, first_position_, stream_);
+      append_to_cache(caches_[size_t(layer)], a.qkv, s.B, s.T, s.NH, s.HS, first_position_, stream_);
     if (first_position_ > 0)
       decode_attention(a.attention, a.qkv, caches_[size_t(layer)], s.B, first_position_ + 1, s.NH, s.HS, decode_workspace_,
                        stream_);

@@ -9,7 +9,8 @@
 // In a block, a thread computes the scores of some keys; then groups of threads add up p_j·v_j, a group for some of the keys
 // and a thread for a pack of the head's elements, and the groups' sums are added in order. No sum depends on timing.
 //
-// Cache: keys and values (B,P,c) each, P positions, c = NH·HS. Moves 2·B·n·c elements: all keys and values, once.
+// Cache: keys and values (B,NH,P,HS) each, P positions, so that a block reads neighbouring bytes. Moves 2·B·n·NH·HS elements:
+// all keys and values, once.
 #pragma once
 
 #include "kernels/device/common.cuh"
@@ -23,17 +24,19 @@ constexpr int most_group_sums = decode_threads * N > most_head_size ? decode_thr
 // A layer's cache.
 template <class Float>
 struct KeyValueCache {
-  Float *keys = nullptr, *values = nullptr;  // (B,P,c) each
+  Float *keys = nullptr, *values = nullptr;  // (B,NH,P,HS) each
   int positions = 0;                         // P
 };
 
 template <class Float, int N>
-__global__ void append_to_cache_kernel(KeyValueCache<Float> cache, const Float* qkv, size_t packs, int seq_len, int channels,
-                                       int first_position) {
+__global__ void append_to_cache_kernel(KeyValueCache<Float> cache, const Float* qkv, size_t packs, int seq_len, int heads,
+                                       int head_size, int first_position) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
-  const int packs_per_row = channels / N, row = int(i / packs_per_row), column = int(i % packs_per_row) * N;
-  const size_t to = (size_t(row / seq_len) * cache.positions + first_position + row % seq_len) * channels + column;
+  const int channels = heads * head_size, packs_per_row = channels / N;
+  const int row = int(i / packs_per_row), column = int(i % packs_per_row) * N;
+  const int sample = row / seq_len, position = first_position + row % seq_len, head = column / head_size;
+  const size_t to = ((size_t(sample) * heads + head) * cache.positions + position) * head_size + column % head_size;
   const Float* from = qkv + size_t(row) * 3 * channels + column;
   float x[N];
   load(from + channels, x);
@@ -42,16 +45,16 @@ __global__ void append_to_cache_kernel(KeyValueCache<Float> cache, const Float* 
   store(cache.values + to, x);
 }
 
-// The keys and values of qkv (B,T,3c) become those of positions [first_position, first_position + T) of the cache.
+// The keys and values of qkv (B,T,3·NH·HS) become those of positions [first_position, first_position + T) of the cache.
 template <class Float>
-void append_to_cache(const KeyValueCache<Float>& cache, const Float* qkv, int batch, int seq_len, int channels,
+void append_to_cache(const KeyValueCache<Float>& cache, const Float* qkv, int batch, int seq_len, int heads, int head_size,
                      int first_position, cudaStream_t stream) {
-  const size_t count = size_t(batch) * seq_len * channels;
+  const size_t count = size_t(batch) * seq_len * heads * head_size;
   KernelRange range("append_to_cache", stream, 4.0 * sizeof(Float) * count, 0);
-  with_pack<Float>(channels, [&](auto width) {
+  with_pack<Float>(head_size, [&](auto width) {
     constexpr int N = decltype(width)::value;
     append_to_cache_kernel<Float, N><<<unsigned(ceil_div(count / N, size_t(256))), 256, 0, stream>>>(
-        cache, qkv, count / N, seq_len, channels, first_position);
+        cache, qkv, count / N, seq_len, heads, head_size, first_position);
   });
   CUDA_CHECK(cudaGetLastError());
 }
@@ -61,40 +64,51 @@ template <class Float, int N>
 __global__ void __launch_bounds__(decode_threads)
 decode_attention_kernel(float* parts, float* log_sums, const Float* qkv, KeyValueCache<Float> cache, int keys, int head_size,
                         float scale) {
-  __shared__ float scores[decode_keys], probabilities[decode_keys];
+  constexpr int own_keys = decode_keys / decode_threads;  // of a thread
+  __shared__ float maxima[decode_threads], partial_sums[decode_threads], probabilities[decode_keys];
   alignas(64) __shared__ float sums[most_group_sums<N>];
   const int heads = gridDim.y, head = blockIdx.y, sample = blockIdx.z, channels = heads * head_size;
   const int first = blockIdx.x * decode_keys, count = min(decode_keys, keys - first), thread = threadIdx.x;
   const Float* q = qkv + size_t(sample) * 3 * channels + head * head_size;
-  const size_t rows = (size_t(sample) * cache.positions + first) * channels + head * head_size;
+  const size_t rows = ((size_t(sample) * heads + head) * cache.positions + first) * head_size;
   const Float *k = cache.keys + rows, *v = cache.values + rows;
 
-  for (int j = thread; j < count; j += decode_threads) {
+  float scores[own_keys], maximum = -INFINITY, sum = 0;
+#pragma unroll
+  for (int own = 0; own < own_keys; ++own) {
+    const int j = own * decode_threads + thread;
     float terms[N] = {}, x[N], y[N], score = 0;
-    for (int d = 0; d < head_size; d += N) {
+    for (int d = 0; j < count && d < head_size; d += N) {
       load(q + d, x);
-      load(k + size_t(j) * channels + d, y);
+      load(k + size_t(j) * head_size + d, y);
 #pragma unroll
       for (int i = 0; i < N; ++i) terms[i] += x[i] * y[i];
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) score += terms[i];
-    scores[j] = score * scale;
+    scores[own] = j < count ? score * scale : -INFINITY;
+    maximum = fmaxf(maximum, scores[own]);
   }
+  maxima[thread] = maximum;
   __syncthreads();
-  // Every thread computes the maximum and the sum by itself: that takes fewer barriers than sharing the work.
-  float maximum = -INFINITY, sum = 0;
-  for (int j = 0; j < count; ++j) maximum = scores[j] > maximum ? scores[j] : maximum;
-  for (int j = thread; j < count; j += decode_threads) probabilities[j] = expf(scores[j] - maximum);
+  for (int i = 0; i < decode_threads; ++i) maximum = fmaxf(maximum, maxima[i]);
+#pragma unroll
+  for (int own = 0; own < own_keys; ++own) {
+    const float probability = expf(scores[own] - maximum);  // 0 beyond the last key
+    probabilities[own * decode_threads + thread] = probability;
+    sum += probability;
+  }
+  partial_sums[thread] = sum;
   __syncthreads();
-  for (int j = 0; j < count; ++j) sum += probabilities[j];
+  sum = 0;
+  for (int i = 0; i < decode_threads; ++i) sum += partial_sums[i];
 
   const int packs = head_size / N, groups = max(1, decode_threads / packs);
   for (int i = thread; i < packs * groups; i += decode_threads) {
     const int group = i / packs, column = i % packs * N;
     float o[N] = {}, x[N];
     for (int j = group; j < count; j += groups) {
-      load(v + size_t(j) * channels + column, x);
+      load(v + size_t(j) * head_size + column, x);
 #pragma unroll
       for (int c = 0; c < N; ++c) o[c] += probabilities[j] * x[c];
     }

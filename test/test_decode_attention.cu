@@ -14,10 +14,9 @@ struct Cache {
   Cache(const Shape& s, int keys) : k(filled(s, keys, 5)), v(filled(s, keys, 6)), keys_d(k), values_d(v) {}
 
   static std::vector<T> filled(const Shape& s, int keys, int seed) {
-    const int C = s.heads * s.head_size;
-    std::vector<T> all = random_values<T>(size_t(s.batch) * s.positions * C, 1, 0, seed);
+    std::vector<T> all = random_values<T>(size_t(s.batch) * s.heads * s.positions * s.head_size, 1, 0, seed);
     for (size_t i = 0; i < all.size(); ++i)
-      if (int(i / size_t(C) % size_t(s.positions)) >= keys) all[i] = from_float<T>(NAN);
+      if (int(i / size_t(s.head_size) % size_t(s.positions)) >= keys) all[i] = from_float<T>(NAN);
     return all;
   }
   KeyValueCache<T> view(const Shape& s) { return {keys_d.data(), values_d.data(), s.positions}; }
@@ -37,7 +36,7 @@ void check(const Shape& s, int keys) {
   for (int b = 0; b < s.batch; ++b)
     for (int h = 0; h < s.heads; ++h) {
       std::vector<double> p(static_cast<size_t>(keys));
-      const auto in_cache = [&](int j, int d) { return (size_t(b) * s.positions + j) * C + h * s.head_size + d; };
+      const auto in_cache = [&](int j, int d) { return ((size_t(b) * s.heads + h) * s.positions + j) * s.head_size + d; };
       double sum = 0;
       for (int j = 0; j < keys; ++j) {
         double score = 0;
@@ -78,12 +77,14 @@ TEST_CASE_TEMPLATE("keys and values go to their positions, and nowhere else", T,
     const int C = s.heads * s.head_size, seq_len = 4, first = 5;
     const std::vector<T> qkv = random_values<T>(size_t(s.batch) * seq_len * 3 * C);
     Cache<T> cache(s, s.positions);
-    append_to_cache<T>(cache.view(s), Buffer<T>(qkv), s.batch, seq_len, C, first, test_stream());
+    append_to_cache<T>(cache.view(s), Buffer<T>(qkv), s.batch, seq_len, s.heads, s.head_size, first, test_stream());
     CUDA_CHECK(cudaStreamSynchronize(test_stream()));
     for (int b = 0; b < s.batch; ++b)
       for (int t = 0; t < seq_len; ++t)
         for (int c = 0; c < C; ++c) {
-          const size_t to = (size_t(b) * s.positions + first + t) * C + c, from = (size_t(b) * seq_len + t) * 3 * C + c;
+          const int head = c / s.head_size, position = first + t;
+          const size_t to = ((size_t(b) * s.heads + head) * s.positions + position) * s.head_size + c % s.head_size;
+          const size_t from = (size_t(b) * seq_len + t) * 3 * C + c;
           cache.k[to] = qkv[from + C];
           cache.v[to] = qkv[from + 2 * C];
         }
