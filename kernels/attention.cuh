@@ -114,13 +114,14 @@ __device__ inline void add_tile(float (&sum)[HS], const float (&p)[J], const flo
 }
 
 // On the CPU device, g++ would inline these kernels into the loop over a block's threads. There it would add up in
-// another order, and forward would take longer: noinline keeps them functions.
+// another order, and forward would take longer: noinline keeps them functions. Tiles begin at a cache line, so that no
+// vector is loaded from two.
 
 template <class Float, int HS, int N>
 [[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
 attention_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale) {
   constexpr int J = attention_tile<HS>;
-  __shared__ float keys[HS][J], values[J][HS];
+  alignas(64) __shared__ float keys[HS][J], values[J][HS];
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
   const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x, head_size = sizes.head_size;
   const bool active = query < sizes.queries;
@@ -171,7 +172,7 @@ attention_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Head
                                   Heads<const Float> out, QkvHeads<const Float> qkv, const float* lse,
                                   AttentionSizes sizes, float scale) {
   constexpr int J = attention_tile<HS>;
-  __shared__ float keys[J][HS], keys_transposed[HS][J], values_transposed[HS][J];
+  alignas(64) __shared__ float keys[J][HS], keys_transposed[HS][J], values_transposed[HS][J];
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
   const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x, head_size = sizes.head_size;
   const bool active = query < sizes.queries;
@@ -214,7 +215,7 @@ template <class Float, class Gradient, int HS, int N>
 attention_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads<const Float> dout,
                                QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale) {
   constexpr int J = attention_tile<HS>;
-  __shared__ float queries[J][HS], queries_transposed[HS][J], d_outs[J][HS], d_outs_transposed[HS][J];
+  alignas(64) __shared__ float queries[J][HS], queries_transposed[HS][J], d_outs[J][HS], d_outs_transposed[HS][J];
   __shared__ float log_sums[J], dots[J];
   const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
   const HeadRows<const Float> dout_rows = head_rows(dout, sizes.queries, sizes.head_size);
