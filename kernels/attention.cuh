@@ -1,12 +1,16 @@
-// Causal self-attention with an online softmax: no T×T matrix is ever stored.
+// Attention with an online softmax: no matrix of queries × keys is ever stored.
 //
-//   S = scale·Q·Kᵀ (keys ≤ query), P = softmax(S), O = P·V,   scale = 1/√HS
+//   S = scale·Q·Kᵀ (keys that the query sees), P = softmax(S), O = P·V,   scale = 1/√HS
 //   forward (Milakov, Gimelshein, arXiv:1805.02867; Dao et al., FlashAttention, arXiv:2205.14135): keys come in tiles;
 //   when the running maximum m rises, the running sums l and O are rescaled. Kept for backward: lse = m + log l.
 //   backward: P = exp(S − lse) again, D = Σ_d dO·O, dP = dO·Vᵀ, dS = P·(dP − D),
 //             dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
-// Packed input qkv (B, T, 3, NH, HS), output (B, T, NH, HS), lse and D (B, NH, T).
+// The model's attention is causal and square: T queries and T keys of packed tensors, qkv (B, T, 3, NH, HS) and output
+// (B, T, NH, HS). The kernels do any rectangle, whose rows may lie anywhere (kernels/attention_shape.h); lse and D are
+// (B, NH, queries). Keys can be dealt with part by part: with weights exp(lse of the part − lse of all), the outputs of
+// the parts add up to the output; with the out and lse of all, their gradients add up to the gradients.
+//
 // One thread owns one query (forward, dQ) or one key (dK, dV). Its row and its sums stay in registers, and no sum is
 // shared by two threads, so the result never depends on timing. A block has 64 such threads. They share tiles of the
 // other side (keys and values for queries, queries and dO for keys). A tile is stored transposed where a thread's loop
@@ -14,7 +18,8 @@
 // and straight where it runs over the elements of the head.
 // HS is compiled for 32, 64 and 128; other head sizes are padded with zeros inside the block.
 // Moves 4·B·T·C elements forward (q, k, v, o) and 8 backward; tiles that are read again mostly come from cache.
-// FLOPs 2·B·T²·C forward (causal half of 4), 7/2 of that backward (S and dP are computed for dQ and again for dK, dV).
+// FLOPs 4·C forward for each pair of a query and a key that it sees, so 2·B·T²·C if causal and square; 7/2 of that
+// backward (S and dP are computed for dQ and again for dK, dV).
 //
 // The launchers at the end choose between three implementations. They take the first that can do the shape and type:
 //   1. a library's attention, for shapes that plan_attention() has prepared: kernels/cudnn/attention.h in a GPU
@@ -26,8 +31,11 @@
 // backward pass computes S and dP only once: 5/2 of the FLOPs of forward.
 #pragma once
 
+#include <climits>
+#include <numeric>
 #include <string>
 
+#include "kernels/attention_shape.h"
 #include "kernels/device/common.cuh"
 #include "kernels/flash_attention.cuh"
 #include "kernels/library_attention.h"
@@ -49,27 +57,28 @@ __device__ inline void load_head(float (&x)[HS], const Float* row, int head_size
   }
 }
 
+// N is the pack width of the storage type; gradients in fp32 take more than one pack for as many elements.
 template <int HS, int N, class Float>
 __device__ inline void store_head(Float* row, const float (&x)[HS], int head_size, float factor) {
+  constexpr int W = N < pack_width<Float> ? N : pack_width<Float>;
 #pragma unroll
-  for (int d = 0; d < HS; d += N) {
-    float pack[N];
+  for (int d = 0; d < HS; d += W) {
+    float pack[W];
 #pragma unroll
-    for (int k = 0; k < N; ++k) pack[k] = factor * x[d + k];
+    for (int k = 0; k < W; ++k) pack[k] = factor * x[d + k];
     if (d < head_size) store(row + d, pack);
   }
 }
 
 // The block copies rows [first, first + J) of a head to shared memory, as straight[j][d] or transposed[d][j] or both
-// (null: not wanted). Rows from seq_len on become zero. `rows` points to row 0 of the head; rows are `stride` elements
-// apart.
+// (null: not wanted). Rows after the head's last become zero.
 template <int HS, int J, int N, class Float>
-__device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], const Float* rows, size_t stride,
-                                 int first, int seq_len, int head_size, float factor) {
+__device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], const HeadRows<const Float>& rows,
+                                 int first, float factor) {
   for (int i = threadIdx.x; i < J * (HS / N); i += blockDim.x) {
     const int j = i / (HS / N), d = i % (HS / N) * N;
     float x[N] = {};
-    if (first + j < seq_len && d < head_size) load(rows + (first + j) * stride + d, x);
+    if (first + j < rows.count && d < rows.head_size) load(rows[first + j] + d, x);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       if (straight) straight[j][d + k] = factor * x[k];
@@ -104,44 +113,47 @@ __device__ inline void add_tile(float (&sum)[HS], const float (&p)[J], const flo
   }
 }
 
+// On the CPU device, g++ would inline these kernels into the loop over a block's threads. There it would add up in
+// another order, and forward would take longer: noinline keeps them functions. Tiles begin at a cache line, so that no
+// vector is loaded from two.
+
 template <class Float, int HS, int N>
-__global__ void __launch_bounds__(attention_rows)
-attention_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, int head_size, float scale) {
+[[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
+attention_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale) {
   constexpr int J = attention_tile<HS>;
-  __shared__ float keys[HS][J], values[J][HS];
-  const int heads = gridDim.y, head = blockIdx.y, batch = blockIdx.z, channels = heads * head_size;
-  const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x;
-  const int block_end = min(block_first + attention_rows, seq_len);
-  const size_t stride = 3 * size_t(channels);
-  const Float* q_rows = qkv + size_t(batch) * seq_len * stride + head * head_size;
-  const bool active = query < seq_len;
+  alignas(64) __shared__ float keys[HS][J], values[J][HS];
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
+  const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x, head_size = sizes.head_size;
+  const bool active = query < sizes.queries;
+  const int block_end = end_of_seen_keys(block_first, attention_rows, sizes);
+  const int last_key = active ? sizes.last_key(query) : -1;
 
   float q[HS], o[HS] = {}, maximum = -INFINITY, sum = 0;
-  load_head<HS, N>(q, q_rows + (active ? query : 0) * stride, head_size, scale);
+  load_head<HS, N>(q, q_rows[active ? query : 0], head_size, scale);
   for (int first = 0; first < block_end; first += J) {
     __syncthreads();  // the last tile has been used
-    load_tile<HS, J, N>(nullptr, keys, q_rows + channels, stride, first, seq_len, head_size, 1);
-    load_tile<HS, J, N>(values, nullptr, q_rows + 2 * channels, stride, first, seq_len, head_size, 1);
+    load_tile<HS, J, N>(nullptr, keys, k_rows, first, 1);
+    load_tile<HS, J, N>(values, nullptr, v_rows, first, 1);
     __syncthreads();
-    if (!active || first > query) continue;
+    if (first > last_key) continue;
 
     float s[J];
     dot_tile<HS, J>(s, q, keys);
     float new_maximum = maximum;
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-      const float seen = first + j <= query ? s[j] : -INFINITY;
+      const float seen = first + j <= last_key ? s[j] : -INFINITY;
       new_maximum = seen > new_maximum ? seen : new_maximum;
     }
     const float correction = expf(maximum - new_maximum);
     maximum = new_maximum;
     sum *= correction;
 #pragma unroll
-    for (int j = 0; j < J; ++j) s[j] = first + j <= query ? s[j] - maximum : 0.0f;
+    for (int j = 0; j < J; ++j) s[j] = first + j <= last_key ? s[j] - maximum : 0.0f;
     exp_pack(s);
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-      s[j] = first + j <= query ? s[j] : 0.0f;
+      s[j] = first + j <= last_key ? s[j] : 0.0f;
       sum += s[j];
     }
 #pragma unroll
@@ -149,95 +161,91 @@ attention_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, 
     add_tile<HS, J>(o, s, values);
   }
   if (!active) return;
-  store_head<HS, N>(out + (size_t(batch) * seq_len + query) * channels + head * head_size, o, head_size, 1.0f / sum);
-  lse[(size_t(batch) * heads + head) * seq_len + query] = maximum + logf(sum);
+  store_head<HS, N>(head_rows(out, sizes.queries, head_size)[query], o, head_size, 1.0f / sum);
+  head_statistics(lse, sizes.queries)[query] = maximum + logf(sum);
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
-template <class Float, int HS, int N>
-__global__ void __launch_bounds__(attention_rows)
-attention_backward_queries_kernel(Float* dqkv, float* row_dots, const Float* dout, const Float* out,
-                                  const Float* qkv, const float* lse, int seq_len, int head_size, float scale) {
+template <class Float, class Gradient, int HS, int N>
+[[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
+attention_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Heads<const Float> dout,
+                                  Heads<const Float> out, QkvHeads<const Float> qkv, const float* lse,
+                                  AttentionSizes sizes, float scale) {
   constexpr int J = attention_tile<HS>;
-  __shared__ float keys[J][HS], keys_transposed[HS][J], values_transposed[HS][J];
-  const int heads = gridDim.y, head = blockIdx.y, batch = blockIdx.z, channels = heads * head_size;
-  const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x;
-  const int block_end = min(block_first + attention_rows, seq_len);
-  const size_t stride = 3 * size_t(channels), head_offset = size_t(batch) * seq_len * stride + head * head_size;
-  const Float* q_rows = qkv + head_offset;
-  const bool active = query < seq_len;
+  alignas(64) __shared__ float keys[J][HS], keys_transposed[HS][J], values_transposed[HS][J];
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
+  const int block_first = blockIdx.x * attention_rows, query = block_first + threadIdx.x, head_size = sizes.head_size;
+  const bool active = query < sizes.queries;
+  const int block_end = end_of_seen_keys(block_first, attention_rows, sizes);
+  const int last_key = active ? sizes.last_key(query) : -1;
   const int row = active ? query : 0;
-  const size_t out_offset = (size_t(batch) * seq_len + row) * channels + head * head_size;
-  const size_t statistic = (size_t(batch) * heads + head) * seq_len + row;
 
   float q[HS], d_out[HS], dq[HS] = {}, row_dot = 0;
-  load_head<HS, N>(q, out + out_offset, head_size, 1);
-  load_head<HS, N>(d_out, dout + out_offset, head_size, 1);
+  load_head<HS, N>(q, head_rows(out, sizes.queries, head_size)[row], head_size, 1);
+  load_head<HS, N>(d_out, head_rows(dout, sizes.queries, head_size)[row], head_size, 1);
 #pragma unroll
   for (int d = 0; d < HS; ++d) row_dot += q[d] * d_out[d];
-  load_head<HS, N>(q, q_rows + row * stride, head_size, scale);
-  const float log_sum = lse[statistic];
+  load_head<HS, N>(q, q_rows[row], head_size, scale);
+  const float log_sum = head_statistics(lse, sizes.queries)[row];
   for (int first = 0; first < block_end; first += J) {
     __syncthreads();  // the last tile has been used
-    load_tile<HS, J, N>(keys, keys_transposed, q_rows + channels, stride, first, seq_len, head_size, 1);
-    load_tile<HS, J, N>(nullptr, values_transposed, q_rows + 2 * channels, stride, first, seq_len, head_size, 1);
+    load_tile<HS, J, N>(keys, keys_transposed, k_rows, first, 1);
+    load_tile<HS, J, N>(nullptr, values_transposed, v_rows, first, 1);
     __syncthreads();
-    if (!active || first > query) continue;
+    if (first > last_key) continue;
 
     float s[J], dp[J];
     dot_tile<HS, J>(s, q, keys_transposed);
     dot_tile<HS, J>(dp, d_out, values_transposed);
 #pragma unroll
-    for (int j = 0; j < J; ++j) s[j] = first + j <= query ? s[j] - log_sum : 0.0f;
+    for (int j = 0; j < J; ++j) s[j] = first + j <= last_key ? s[j] - log_sum : 0.0f;
     exp_pack(s);
 #pragma unroll
-    for (int j = 0; j < J; ++j) s[j] = first + j <= query ? s[j] * (dp[j] - row_dot) : 0.0f;
+    for (int j = 0; j < J; ++j) s[j] = first + j <= last_key ? s[j] * (dp[j] - row_dot) : 0.0f;
     add_tile<HS, J>(dq, s, keys);
   }
   if (!active) return;
-  store_head<HS, N>(dqkv + head_offset + query * stride, dq, head_size, scale);
-  row_dots[statistic] = row_dot;
+  store_head<HS, N>(head_rows(dqkv.q, sizes.queries, head_size)[query], dq, head_size, scale);
+  head_statistics(row_dots, sizes.queries)[query] = row_dot;
 }
 
 // Computes dK and dV.
-template <class Float, int HS, int N>
-__global__ void __launch_bounds__(attention_rows)
-attention_backward_keys_kernel(Float* dqkv, const float* row_dots, const Float* dout, const Float* qkv,
-                               const float* lse, int seq_len, int head_size, float scale) {
+template <class Float, class Gradient, int HS, int N>
+[[gnu::noinline]] __global__ void __launch_bounds__(attention_rows)
+attention_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads<const Float> dout,
+                               QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale) {
   constexpr int J = attention_tile<HS>;
-  __shared__ float queries[J][HS], queries_transposed[HS][J], d_outs[J][HS], d_outs_transposed[HS][J];
+  alignas(64) __shared__ float queries[J][HS], queries_transposed[HS][J], d_outs[J][HS], d_outs_transposed[HS][J];
   __shared__ float log_sums[J], dots[J];
-  const int heads = gridDim.y, head = blockIdx.y, batch = blockIdx.z, channels = heads * head_size;
-  const int block_first = blockIdx.x * attention_rows, key = block_first + threadIdx.x;
-  const size_t stride = 3 * size_t(channels), head_offset = size_t(batch) * seq_len * stride + head * head_size;
-  const Float* q_rows = qkv + head_offset;
-  const Float* dout_rows = dout + size_t(batch) * seq_len * channels + head * head_size;
-  const size_t statistics = (size_t(batch) * heads + head) * seq_len;
-  const bool active = key < seq_len;
+  const auto [q_rows, k_rows, v_rows] = qkv_rows(qkv, sizes);
+  const HeadRows<const Float> dout_rows = head_rows(dout, sizes.queries, sizes.head_size);
+  const int block_first = blockIdx.x * attention_rows, key = block_first + threadIdx.x, head_size = sizes.head_size;
+  const bool active = key < sizes.keys;
+  const int end = sizes.queries, first_query = active ? key - sizes.diagonal() : INT_MAX;
 
   float k[HS], v[HS], dk[HS] = {}, dv[HS] = {};
-  load_head<HS, N>(k, q_rows + channels + (active ? key : 0) * stride, head_size, 1);
-  load_head<HS, N>(v, q_rows + 2 * channels + (active ? key : 0) * stride, head_size, 1);
-  for (int first = block_first; first < seq_len; first += J) {
+  load_head<HS, N>(k, k_rows[active ? key : 0], head_size, 1);
+  load_head<HS, N>(v, v_rows[active ? key : 0], head_size, 1);
+  for (int first = sizes.first_query(block_first); first < end; first += J) {
     __syncthreads();  // the last tile has been used
-    load_tile<HS, J, N>(queries, queries_transposed, q_rows, stride, first, seq_len, head_size, scale);
-    load_tile<HS, J, N>(d_outs, d_outs_transposed, dout_rows, channels, first, seq_len, head_size, 1);
-    if (threadIdx.x < J && first + int(threadIdx.x) < seq_len) {
-      log_sums[threadIdx.x] = lse[statistics + first + threadIdx.x];
-      dots[threadIdx.x] = row_dots[statistics + first + threadIdx.x];
+    load_tile<HS, J, N>(queries, queries_transposed, q_rows, first, scale);
+    load_tile<HS, J, N>(d_outs, d_outs_transposed, dout_rows, first, 1);
+    if (threadIdx.x < J && first + int(threadIdx.x) < end) {
+      log_sums[threadIdx.x] = head_statistics(lse, end)[first + threadIdx.x];
+      dots[threadIdx.x] = head_statistics(row_dots, end)[first + threadIdx.x];
     }
     __syncthreads();
-    if (!active || first + J <= key) continue;
+    if (first + J <= first_query) continue;
 
     float s[J], dp[J];
     dot_tile<HS, J>(s, k, queries_transposed);
     dot_tile<HS, J>(dp, v, d_outs_transposed);
 #pragma unroll
-    for (int i = 0; i < J; ++i) s[i] = key <= first + i && first + i < seq_len ? s[i] - log_sums[i] : 0.0f;
+    for (int i = 0; i < J; ++i) s[i] = first_query <= first + i && first + i < end ? s[i] - log_sums[i] : 0.0f;
     exp_pack(s);
 #pragma unroll
     for (int i = 0; i < J; ++i) {
-      const bool sees_key = key <= first + i && first + i < seq_len;
+      const bool sees_key = first_query <= first + i && first + i < end;
       s[i] = sees_key ? s[i] : 0.0f;
       dp[i] = sees_key ? s[i] * (dp[i] - dots[i]) : 0.0f;
     }
@@ -245,16 +253,28 @@ attention_backward_keys_kernel(Float* dqkv, const float* row_dots, const Float* 
     add_tile<HS, J>(dk, dp, queries);
   }
   if (!active) return;
-  store_head<HS, N>(dqkv + head_offset + channels + key * stride, dk, head_size, 1);
-  store_head<HS, N>(dqkv + head_offset + 2 * channels + key * stride, dv, head_size, 1);
+  store_head<HS, N>(head_rows(dqkv.k, sizes.keys, head_size)[key], dk, head_size, 1);
+  store_head<HS, N>(head_rows(dqkv.v, sizes.keys, head_size)[key], dv, head_size, 1);
 }
 
 template <class Float>
 constexpr bool tensor_core_type = has_tensor_cores && sizeof(Float) == 2;
 
-// Calls function(integral_constant HS, integral_constant N) for the compiled head size that holds head_size.
+// The largest number of elements of which a head's size and the places of all rows are multiples.
+template <class... T>
+int common_unit(int head_size, const Heads<T>&... heads) {
+  int64_t unit = head_size;
+  auto divide = [&](int64_t number) { unit = std::gcd(unit, number); };
+  (divide(heads.strides.row), ...);
+  (divide(heads.strides.sample), ...);
+  (divide(reinterpret_cast<uintptr_t>(heads.data) / sizeof(T)), ...);
+  return int(unit);
+}
+
+// Calls function(integral_constant HS, integral_constant N) for the compiled head size that holds head_size, and for
+// packs of N elements, which divides `unit`.
 template <class Float, class Function>
-void with_head_size(int head_size, Function function) {
+void with_head_size(int head_size, int unit, Function function) {
   if (head_size > 128)
     throw std::runtime_error("attention: head size " + std::to_string(head_size) + " is over 128");
   auto with_width = [&](auto width) {
@@ -264,71 +284,127 @@ void with_head_size(int head_size, Function function) {
   };
   // With tensor cores, 16-bit heads that fit packs are done by flash attention: only single elements are left.
   if constexpr (tensor_core_type<Float>) with_width(std::integral_constant<int, 1>{});
-  else with_pack<Float>(head_size, with_width);
+  else with_pack<Float>(unit, with_width);
 }
 
 // Plans attention of this shape by the library, which takes about a second, once. Returns an empty string, or the
 // reason why the library can't do it; then our own kernels do.
 template <class Float>
-std::string plan_attention(int batch, int seq_len, int heads, int head_size) {
+std::string plan_attention(const AttentionSizes& sizes, const AttentionStrides& strides) {
   if constexpr (has_library_attention && sizeof(Float) != 2) return library_attention_name() + " can't: it has no fp32";
-  else return plan_library_attention<Float>(batch, seq_len, heads, head_size);
+  else return plan_library_attention<Float>(sizes, strides);
+}
+
+template <class Float>
+bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& strides) {
+  if constexpr (sizeof(Float) != 2) return false;
+  else return library_attention_is_planned<Float>(sizes, strides);
+}
+
+// Says what is written, if it lies in one piece: the listener reads no rows with gaps between them.
+template <class T>
+void writes_heads(KernelRange& range, const Heads<T>& heads, int rows, const AttentionSizes& sizes) {
+  if (heads == packed_heads(heads.data, rows, sizes.channels()))
+    range.writes(heads.data, size_t(sizes.batch) * rows * sizes.channels());
+}
+template <class T>
+void writes_heads(KernelRange& range, const QkvHeads<T>& heads, const AttentionSizes& sizes) {
+  if (sizes.queries == sizes.keys && heads == packed_qkv(heads.q.data, sizes.keys, sizes.channels()))
+    return range.writes(heads.q.data, 3 * size_t(sizes.batch) * sizes.keys * sizes.channels());
+  writes_heads(range, heads.q, sizes.queries, sizes);
+  writes_heads(range, heads.k, sizes.keys, sizes);
+  writes_heads(range, heads.v, sizes.keys, sizes);
+}
+
+// Computes out and lse (B,NH,queries) from q, k and v.
+template <class Float>
+void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
+                       const AttentionSizes& sizes, cudaStream_t stream) {
+  const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
+  KernelRange range("attention_forward", stream, columns * 2 * (sizes.queries + seen) * sizeof(Float),
+                    2 * columns * 2 * sizes.pairs());
+  writes_heads(range, out, sizes.queries, sizes);
+  range.writes(lse, size_t(sizes.batch) * sizes.heads * sizes.queries);
+  const int head_size = sizes.head_size, unit = common_unit(head_size, out, qkv.q, qkv.k, qkv.v);
+  if constexpr (sizeof(Float) == 2)
+    if (attention_is_planned<Float>(sizes, strides_of(qkv, out)))
+      return library_attention_forward(out, lse, qkv, sizes, stream);
+  if constexpr (tensor_core_type<Float>)
+    if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream);
+  const dim3 grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
+  const float scale = 1.0f / sqrtf(float(head_size));
+  with_head_size<Float>(head_size, unit, [&](auto size, auto width) {
+    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
+    attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, scale);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// Computes dq, dk and dv from dout and the tensors of forward: out, q, k, v, lse. row_dots (B,NH,queries): workspace.
+// Gradient is Float, or float for partial gradients that are to be added up. lse and out may be those of more keys than
+// these: then this is the keys' part of the gradients.
+template <class Float, class Gradient>
+void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
+                        const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
+                        const AttentionSizes& sizes, cudaStream_t stream) {
+  constexpr bool same_type = std::is_same_v<Float, Gradient>;
+  const AttentionStrides strides = strides_of(qkv, out);
+  const bool planned =
+      same_type && strides_of(dqkv, dout) == strides && attention_is_planned<Float>(sizes, strides);
+  const int products = planned ? 5 : 7;
+  const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
+  KernelRange range("attention_backward", stream,
+                    columns * ((3.0 * sizes.queries + 2 * seen) * sizeof(Float) +
+                               (sizes.queries + 2.0 * sizes.keys) * sizeof(Gradient)),
+                    products * columns * 2 * sizes.pairs());
+  writes_heads(range, dqkv, sizes);
+  const int head_size = sizes.head_size;
+  const int unit = common_unit(head_size, dqkv.q, dqkv.k, dqkv.v, dout, out, qkv.q, qkv.k, qkv.v);
+  if constexpr (sizeof(Float) == 2 && same_type)
+    if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream);
+  if constexpr (tensor_core_type<Float>)
+    if (flash_attention_fits(unit, head_size))
+      return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream);
+  const dim3 query_grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
+  const dim3 key_grid(ceil_div(sizes.keys, attention_rows), sizes.heads, sizes.batch);
+  const float scale = 1.0f / sqrtf(float(head_size));
+  with_head_size<Float>(head_size, unit, [&](auto size, auto width) {
+    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
+    attention_backward_queries_kernel<Float, Gradient, HS, N>
+        <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, scale);
+    attention_backward_keys_kernel<Float, Gradient, HS, N>
+        <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, scale);
+  });
+  CUDA_CHECK(cudaGetLastError());
+}
+
+// ---- causal self-attention of packed tensors: qkv and dqkv (B,T,3,NH,HS), out and dout (B,T,NH,HS), lse (B,NH,T)
+
+template <class Float>
+std::string plan_attention(int batch, int seq_len, int heads, int head_size) {
+  return plan_attention<Float>(square_attention(batch, seq_len, heads, head_size),
+                               packed_strides(seq_len, heads * head_size));
 }
 
 template <class Float>
 bool attention_is_planned(int batch, int seq_len, int heads, int head_size) {
-  if constexpr (sizeof(Float) != 2) return false;
-  else return library_attention_is_planned<Float>(batch, seq_len, heads, head_size);
+  return attention_is_planned<Float>(square_attention(batch, seq_len, heads, head_size),
+                                     packed_strides(seq_len, heads * head_size));
 }
 
-// Computes out (B,T,C) and lse (B,NH,T) from qkv (B,T,3C), C = heads·head_size.
 template <class Float>
 void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
                        cudaStream_t stream) {
-  const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
-  KernelRange range("attention_forward", stream, 4 * rows * channels * sizeof(Float), 2 * rows * seq_len * channels);
-  range.writes(out, size_t(batch) * seq_len * heads * head_size);
-  range.writes(lse, size_t(batch) * heads * seq_len);
-  if constexpr (sizeof(Float) == 2)
-    if (attention_is_planned<Float>(batch, seq_len, heads, head_size))
-      return library_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
-  if constexpr (tensor_core_type<Float>)
-    if (flash_attention_fits(head_size))
-      return flash_attention_forward(out, lse, qkv, batch, seq_len, heads, head_size, stream);
-  const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
-  const float scale = 1.0f / sqrtf(float(head_size));
-  with_head_size<Float>(head_size, [&](auto size, auto width) {
-    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
-    attention_forward_kernel<Float, HS, N>
-        <<<grid, attention_rows, 0, stream>>>(out, lse, qkv, seq_len, head_size, scale);
-  });
-  CUDA_CHECK(cudaGetLastError());
+  const int channels = heads * head_size;
+  attention_forward(packed_heads(out, seq_len, channels), lse, packed_qkv(qkv, seq_len, channels),
+                    square_attention(batch, seq_len, heads, head_size), stream);
 }
 
-// Computes dqkv (B,T,3C) from dout (B,T,C) and the tensors of forward: out, qkv, lse. row_dots (B,NH,T): workspace.
 template <class Float>
 void attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
                         const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
-  const double rows = double(batch) * seq_len, channels = double(heads) * head_size;
-  const bool planned = attention_is_planned<Float>(batch, seq_len, heads, head_size);
-  const int products = planned ? 5 : 7;
-  KernelRange range("attention_backward", stream, 8 * rows * channels * sizeof(Float),
-                    products * rows * seq_len * channels);
-  range.writes(dqkv, 3 * size_t(batch) * seq_len * heads * head_size);
-  if constexpr (sizeof(Float) == 2)
-    if (planned)
-      return library_attention_backward(dqkv, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);
-  if constexpr (tensor_core_type<Float>)
-    if (flash_attention_fits(head_size))
-      return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, batch, seq_len, heads, head_size, stream);
-  const dim3 grid(ceil_div(seq_len, attention_rows), heads, batch);
-  const float scale = 1.0f / sqrtf(float(head_size));
-  with_head_size<Float>(head_size, [&](auto size, auto width) {
-    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
-    attention_backward_queries_kernel<Float, HS, N>
-        <<<grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, seq_len, head_size, scale);
-    attention_backward_keys_kernel<Float, HS, N>
-        <<<grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, seq_len, head_size, scale);
-  });
-  CUDA_CHECK(cudaGetLastError());
+  const int channels = heads * head_size;
+  attention_backward(packed_qkv(dqkv, seq_len, channels), row_dots, packed_heads(dout, seq_len, channels),
+                     packed_heads(out, seq_len, channels), packed_qkv(qkv, seq_len, channels), lse,
+                     square_attention(batch, seq_len, heads, head_size), stream);
 }

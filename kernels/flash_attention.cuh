@@ -1,4 +1,4 @@
-// Causal self-attention on tensor cores, for bf16 and fp16. Maths and tensors are those of kernels/attention.cuh; the
+// Attention on tensor cores, for bf16 and fp16. Maths and tensors are those of kernels/attention.cuh; the
 // method is FlashAttention-2's (Dao, arXiv:2307.08691, algorithms 1 and 2), exponentials to base 2:
 //
 //   forward   S = Q·Kᵀ,  P = 2^(c·(S − m)),  O += P·V     c = log2(e)/√HS, m the running maximum of the row
@@ -8,14 +8,14 @@
 // A block of 4 warps owns 64·M queries (forward, dQ) or keys (dK, dV) of one head, and each warp owns 16·M of these,
 // whose sums stay in its registers. No sum is shared by two warps, so the result never depends on timing. J rows of the
 // other side at a time go through shared memory: while they are used, cp.async loads the next ones. Blocks and warps
-// skip tiles in which every key comes after every query; only tiles on the diagonal are masked. S and dP never leave
-// the registers. P and dS are rounded to Float, because they are left operands of the second product. Blocks with most
-// tiles start first.
+// skip tiles in which no query sees a key; only tiles in which some query does not see all keys are masked. S and dP
+// never leave the registers. P and dS are rounded to Float, because they are left operands of the second product.
+// Blocks with most tiles start first.
 //
 // Non-finite inputs are not hidden: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
 //
-// Bytes as in kernels/attention.cuh. FLOPs 2·B·T²·C forward, 7/2 of that backward: S and dP are computed for dQ and
-// again for dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
+// Bytes and FLOPs as in kernels/attention.cuh, backward 7/2 of forward's: S and dP are computed for dQ and again for
+// dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
 //
 // What bounds the loops on Hopper, in SM cycles per warp and tile: a multiply_m16n8k16 takes 1.6 (mma reaches about 62%
 // of wgmma's 4096 FLOPs per cycle), a load_matrices 4 (128 bytes per cycle), an exp2 of all lanes 2, and 4 instructions
@@ -36,6 +36,7 @@
 // and 0.2 ms at 4.3 TB/s.
 #pragma once
 
+#include "kernels/attention_shape.h"
 #include "kernels/device/tensor_tiles.cuh"
 
 constexpr int flash_threads = 128;
@@ -53,28 +54,26 @@ constexpr FlashShape queries_shape = HS == 64 ? FlashShape{2, 48} : FlashShape{2
 template <int HS>
 constexpr FlashShape keys_shape = HS == 64 ? FlashShape{2, 32} : FlashShape{1, 48};
 
-// The rows (T, HS) of this block's head in part `part` of a tensor (B, T, parts, NH, HS).
-template <class Float>
-__device__ inline HeadRows<Float> head_rows(Float* tensor, int parts, int part, int seq_len, int head_size) {
-  const int channels = gridDim.y * head_size, stride = parts * channels;
-  const size_t first_row = size_t(blockIdx.z) * seq_len;
-  return {tensor + first_row * stride + part * channels + blockIdx.y * head_size, stride, seq_len, head_size};
+// The rows (count, HS) of this block's head.
+template <class T>
+__device__ inline HeadRows<T> head_rows(const Heads<T>& heads, int count, int head_size) {
+  return {heads.data + blockIdx.z * heads.strides.sample + blockIdx.y * head_size, heads.strides.row, count, head_size};
 }
 
-template <class Float>
+template <class T>
 struct QkvRows {
-  HeadRows<const Float> q, k, v;
+  HeadRows<T> q, k, v;
 };
-template <class Float>
-__device__ inline QkvRows<Float> qkv_rows(const Float* qkv, int seq_len, int head_size) {
-  return {head_rows(qkv, 3, 0, seq_len, head_size), head_rows(qkv, 3, 1, seq_len, head_size),
-          head_rows(qkv, 3, 2, seq_len, head_size)};
+template <class T>
+__device__ inline QkvRows<T> qkv_rows(const QkvHeads<T>& heads, const AttentionSizes& sizes) {
+  return {head_rows(heads.q, sizes.queries, sizes.head_size), head_rows(heads.k, sizes.keys, sizes.head_size),
+          head_rows(heads.v, sizes.keys, sizes.head_size)};
 }
 
-// The values (T) of this block's head in a tensor (B, NH, T).
-template <class Float>
-__device__ inline Float* head_statistics(Float* tensor, int seq_len) {
-  return tensor + (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * seq_len;
+// The values (queries) of this block's head in a tensor (B, NH, queries).
+template <class T>
+__device__ inline T* head_statistics(T* tensor, int queries) {
+  return tensor + (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * queries;
 }
 
 // The two tiles (keys and values, or Q and dO) for rows [first, first + J) of the other side. `tiles` (2, 2, J, HS) has
@@ -91,12 +90,20 @@ __device__ inline void copy_tile_pair(Float* tiles, const HeadRows<const Float>&
   copy_tile<HS, J, flash_threads>(tile_pair<HS, J>(tiles, first) + J * HS, b, first);
 }
 
-// s holds scores of queries from first_query on with keys from first_key on. Sets those to −∞ whose key comes after the
-// query.
+// s holds scores of queries from first_query on with keys from first_key on. Sets those to −∞ whose key the query does
+// not see.
 template <int M, int N>
-__device__ inline void hide_later_keys(float (&s)[M][N][4], int first_key, int first_query) {
-  if (first_key + 8 * N - 1 <= first_query) return;
-  for_each_element([&](Place at, float& x) { if (first_key + at.column > first_query + at.row) x = -INFINITY; }, s);
+__device__ inline void hide_unseen_keys(float (&s)[M][N][4], int first_key, int first_query,
+                                        const AttentionSizes& sizes) {
+  if (first_key + 8 * N - 1 <= sizes.last_key(first_query)) return;
+  for_each_element([&](Place at, float& x) {
+    if (first_key + at.column > sizes.last_key(first_query + at.row)) x = -INFINITY;
+  }, s);
+}
+
+// Where the keys end that are seen by the queries in [first, first + count); 0 if there are no such queries.
+__device__ inline int end_of_seen_keys(int first, int count, const AttentionSizes& sizes) {
+  return first < sizes.queries ? sizes.last_key(min(first + count, sizes.queries) - 1) + 1 : 0;
 }
 
 // Raises `maximum` to that of the tile, and replaces s by P = 2^(factor·(s − maximum)). The caller has to multiply its
@@ -121,14 +128,16 @@ __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2
 
 template <class Float, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, int head_size, float scale) {
+flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, AttentionSizes sizes, float scale) {
   constexpr int M = forward_shape<HS>.M, J = forward_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
   Float* queries = reinterpret_cast<Float*>(memory);  // (rows, HS)
   Float* tiles = queries + rows * HS;                 // (2, 2, J, HS): keys and values
-  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
-  const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
+  const auto [q, k, v] = qkv_rows(qkv, sizes);
+  const int block_first = (gridDim.x - 1 - blockIdx.x) * rows;
   const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
+  const int block_end = end_of_seen_keys(block_first, rows, sizes);
+  const int warp_end = end_of_seen_keys(first_query, 16 * M, sizes);
   const float factor = scale * log2_e;
 
   float o[M][HS / 8][4] = {}, maximum[M][2], sum[M][2] = {}, correction[M][2];
@@ -139,12 +148,12 @@ flash_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, int 
     wait_for_copies();
     __syncthreads();  // this tile is there for all, and all have used the last one
     if (first + J < block_end) copy_tile_pair<HS, J>(tiles, k, v, first + J);
-    if (first >= first_query + 16 * M || first_query >= seq_len) continue;
+    if (first >= warp_end) continue;
 
     const Float *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
     float s[M][J / 8][4] = {};
     multiply_transposed<HS>(s, queries, warp_row, keys);
-    hide_later_keys(s, first, first_query);
+    hide_unseen_keys(s, first, first_query, sizes);
     online_softmax(s, maximum, sum, correction, factor);
     for_each_element([&](Place at, float& x) { x *= correction[at.m][at.half]; }, o);
     multiply<HS>(o, s, values);
@@ -154,11 +163,11 @@ flash_forward_kernel(Float* out, float* lse, const Float* qkv, int seq_len, int 
   for_each_row<M>([&](int row, int m, int half) {
     const float total = quad_sum(sum[m][half]);
     inverse[m][half] = 1.0f / total;
-    if (threadIdx.x % 4 == 0 && first_query + row < seq_len)
-      head_statistics(lse, seq_len)[first_query + row] = scale * maximum[m][half] + logf(total);
+    if (threadIdx.x % 4 == 0 && first_query + row < sizes.queries)
+      head_statistics(lse, sizes.queries)[first_query + row] = scale * maximum[m][half] + logf(total);
   });
   for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
-  store_rows<HS>(head_rows(out, 1, 0, seq_len, head_size), first_query, o, 1.0f);
+  store_rows<HS>(head_rows(out, sizes.queries, sizes.head_size), first_query, o, 1.0f);
 }
 
 // Σ_d a[d]·b[d] of a row, computed by the four lanes that share the row.
@@ -176,20 +185,23 @@ __device__ inline float quad_dot(const Float* a, const Float* b, int head_size) 
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
-template <class Float, int HS>
+template <class Float, class Gradient, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_backward_queries_kernel(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
-                              const float* lse, int seq_len, int head_size, float scale) {
+flash_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Heads<const Float> dout,
+                              Heads<const Float> out, QkvHeads<const Float> qkv, const float* lse,
+                              AttentionSizes sizes, float scale) {
   constexpr int M = queries_shape<HS>.M, J = queries_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
   Float* queries = reinterpret_cast<Float*>(memory);  // (rows, HS)
   Float* douts = queries + rows * HS;                 // (rows, HS)
   Float* tiles = douts + rows * HS;                   // (2, 2, J, HS): keys and values
-  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
-  const HeadRows<const Float> o = head_rows(out, 1, 0, seq_len, head_size);
-  const HeadRows<const Float> d_o = head_rows(dout, 1, 0, seq_len, head_size);
-  const int block_first = (gridDim.x - 1 - blockIdx.x) * rows, block_end = min(block_first + rows, seq_len);
+  const auto [q, k, v] = qkv_rows(qkv, sizes);
+  const HeadRows<const Float> o = head_rows(out, sizes.queries, sizes.head_size);
+  const HeadRows<const Float> d_o = head_rows(dout, sizes.queries, sizes.head_size);
+  const int block_first = (gridDim.x - 1 - blockIdx.x) * rows;
   const int warp_row = threadIdx.x / 32 * 16 * M, first_query = block_first + warp_row;
+  const int block_end = end_of_seen_keys(block_first, rows, sizes);
+  const int warp_end = end_of_seen_keys(first_query, 16 * M, sizes);
   const float factor = scale * log2_e;
 
   copy_tile<HS, rows, flash_threads>(queries, q, block_first);
@@ -197,10 +209,11 @@ flash_backward_queries_kernel(Float* dqkv, float* row_dots, const Float* dout, c
   copy_tile_pair<HS, J>(tiles, k, v, 0);
   float log_sums[M][2], dots[M][2];
   for_each_row<M>([&](int row, int m, int half) {
-    const int query = min(first_query + row, seq_len - 1);  // rows from seq_len on compute values that are not stored
-    log_sums[m][half] = log2_e * head_statistics(lse, seq_len)[query];
-    dots[m][half] = quad_dot(d_o[query], o[query], head_size);
-    if (threadIdx.x % 4 == 0 && first_query + row < seq_len) head_statistics(row_dots, seq_len)[query] = dots[m][half];
+    const int query = min(first_query + row, sizes.queries - 1);  // later rows compute values that are not stored
+    log_sums[m][half] = log2_e * head_statistics(lse, sizes.queries)[query];
+    dots[m][half] = quad_dot(d_o[query], o[query], sizes.head_size);
+    if (threadIdx.x % 4 == 0 && first_query + row < sizes.queries)
+      head_statistics(row_dots, sizes.queries)[query] = dots[m][half];
   });
 
   float dq[M][HS / 8][4] = {};
@@ -208,71 +221,75 @@ flash_backward_queries_kernel(Float* dqkv, float* row_dots, const Float* dout, c
     wait_for_copies();
     __syncthreads();  // this tile is there for all, and all have used the last one
     if (first + J < block_end) copy_tile_pair<HS, J>(tiles, k, v, first + J);
-    if (first >= first_query + 16 * M || first_query >= seq_len) continue;
+    if (first >= warp_end) continue;
 
     const Float *keys = tile_pair<HS, J>(tiles, first), *values = keys + J * HS;
     float s[M][J / 8][4] = {}, dp[M][J / 8][4] = {};
     multiply_transposed<HS>(s, queries, warp_row, keys);
-    hide_later_keys(s, first, first_query);
+    hide_unseen_keys(s, first, first_query, sizes);
     multiply_transposed<HS>(dp, douts, warp_row, values);
     for_each_element([&](Place at, float& x, float dp) {
       x = exp2_approximate(factor * x - log_sums[at.m][at.half]) * (dp - dots[at.m][at.half]);
     }, s, dp);
     multiply<HS>(dq, s, keys);
   }
-  store_rows<HS>(head_rows(dqkv, 3, 0, seq_len, head_size), first_query, dq, scale);
+  store_rows<HS>(head_rows(dqkv.q, sizes.queries, sizes.head_size), first_query, dq, scale);
 }
 
 // Computes dK and dV.
-template <class Float, int HS>
+template <class Float, class Gradient, int HS>
 __global__ void __launch_bounds__(flash_threads, 2)
-flash_backward_keys_kernel(Float* dqkv, const float* row_dots, const Float* dout, const Float* qkv,
-                           const float* lse, int seq_len, int head_size, float scale) {
+flash_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads<const Float> dout,
+                           QkvHeads<const Float> qkv, const float* lse, AttentionSizes sizes, float scale) {
   constexpr int M = keys_shape<HS>.M, J = keys_shape<HS>.J, rows = flash_threads / 2 * M;
   extern __shared__ __align__(128) char memory[];
   Float* keys = reinterpret_cast<Float*>(memory);                            // (rows, HS)
   Float* values = keys + rows * HS;                                          // (rows, HS)
   Float* tiles = values + rows * HS;                                         // (2, 2, J, HS): Q and dO
   float* statistics = reinterpret_cast<float*>(tiles + 2 * 2 * J * HS);  // (2, 2, J): lse and D
-  const auto [q, k, v] = qkv_rows(qkv, seq_len, head_size);
-  const HeadRows<const Float> d_o = head_rows(dout, 1, 0, seq_len, head_size);
+  const auto [q, k, v] = qkv_rows(qkv, sizes);
+  const HeadRows<const Float> d_o = head_rows(dout, sizes.queries, sizes.head_size);
   const int block_first = blockIdx.x * rows, warp_row = threadIdx.x / 32 * 16 * M, first_key = block_first + warp_row;
+  const int block_start = sizes.first_query(block_first), diagonal = first_key - sizes.diagonal();
   const float factor = scale * log2_e;
 
-  // Rows from seq_len on are filled with zeros, lse and D too. So P is 1 and dS is 0 there, and both are multiplied by
-  // rows of zeros: they add nothing.
+  // Rows after the last query are filled with zeros, lse and D too. So P is 1 and dS is 0 there, and both are multiplied
+  // by rows of zeros: they add nothing.
   auto copy_queries = [&](int first) {
     copy_tile_pair<HS, J>(tiles, q, d_o, first);
-    const int i = threadIdx.x, query = min(first + i, seq_len - 1);
+    const int i = threadIdx.x, query = min(first + i, sizes.queries - 1);
+    const bool inside = first + i < sizes.queries;
     float* to = tile_pair<1, J>(statistics, first);
-    if (i < J) copy_async<4>(to + i, head_statistics(lse, seq_len) + query, first + i < seq_len);
-    if (i < J) copy_async<4>(to + J + i, head_statistics(row_dots, seq_len) + query, first + i < seq_len);
+    if (i < J) copy_async<4>(to + i, head_statistics(lse, sizes.queries) + query, inside);
+    if (i < J) copy_async<4>(to + J + i, head_statistics(row_dots, sizes.queries) + query, inside);
   };
-  copy_tile<HS, rows, flash_threads>(keys, k, block_first);
-  copy_tile<HS, rows, flash_threads>(values, v, block_first);
-  copy_queries(block_first);
+  if (block_start < sizes.queries) {  // otherwise no query sees these keys, and their gradients are zero
+    copy_tile<HS, rows, flash_threads>(keys, k, block_first);
+    copy_tile<HS, rows, flash_threads>(values, v, block_first);
+    copy_queries(block_start);
+  }
 
   float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
-  for (int first = block_first; first < seq_len; first += J) {
+  for (int first = block_start; first < sizes.queries; first += J) {
     wait_for_copies();
     __syncthreads();  // this tile is there for all, and all have used the last one
-    if (first + J < seq_len) copy_queries(first + J);
-    if (first + J <= first_key || first_key >= seq_len) continue;
+    if (first + J < sizes.queries) copy_queries(first + J);
+    if (first + J <= diagonal || first_key >= sizes.keys) continue;
 
     const Float *queries = tile_pair<HS, J>(tiles, first), *douts = queries + J * HS;
     const float *log_sums = tile_pair<1, J>(statistics, first), *dots = log_sums + J;
     float p[M][J / 8][4] = {}, ds[M][J / 8][4] = {};
     multiply_transposed<HS>(p, keys, warp_row, queries);
-    if (first < first_key + 16 * M - 1)
-      for_each_element([&](Place at, float& x) { if (first + at.column < first_key + at.row) x = -INFINITY; }, p);
+    if (first < diagonal + 16 * M - 1)
+      for_each_element([&](Place at, float& x) { if (first + at.column < diagonal + at.row) x = -INFINITY; }, p);
     for_each_element([&](Place at, float& x) { x = exp2_approximate(factor * x - log2_e * log_sums[at.column]); }, p);
     multiply<HS>(dv, p, douts);
     multiply_transposed<HS>(ds, values, warp_row, douts);
     for_each_element([&](Place at, float& x, float p) { x = p * (x - dots[at.column]); }, ds, p);
     multiply<HS>(dk, ds, queries);
   }
-  store_rows<HS>(head_rows(dqkv, 3, 1, seq_len, head_size), first_key, dk, scale);
-  store_rows<HS>(head_rows(dqkv, 3, 2, seq_len, head_size), first_key, dv, 1.0f);
+  store_rows<HS>(head_rows(dqkv.k, sizes.keys, sizes.head_size), first_key, dk, scale);
+  store_rows<HS>(head_rows(dqkv.v, sizes.keys, sizes.head_size), first_key, dv, 1.0f);
 }
 
 // Bytes of shared memory that a block needs if it keeps `own` tiles of its own rows.
@@ -281,8 +298,8 @@ constexpr int flash_shared_bytes(FlashShape shape, int own) {
   return (own * flash_threads / 2 * shape.M + 2 * 2 * shape.J) * HS * int(sizeof(Float));
 }
 
-// Can these kernels do this head size? They read the rows of a head in chunks of 16 bytes.
-inline bool flash_attention_fits(int head_size) { return head_size % 8 == 0 && head_size <= 128; }
+// Can these kernels do heads whose sizes and places are multiples of `unit` elements? They read chunks of 16 bytes.
+inline bool flash_attention_fits(int unit, int head_size) { return unit % 8 == 0 && head_size <= 128; }
 
 // Calls function(integral_constant HS) for the compiled head size that holds head_size.
 template <class Function>
@@ -294,37 +311,38 @@ void with_compiled_head_size(int head_size, Function function) {
 // These two have the same arguments as attention_forward and attention_backward, which call them
 // (kernels/attention.cuh).
 template <class Float>
-void flash_attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
-                             cudaStream_t stream) {
-  const float scale = 1.0f / sqrtf(float(head_size));
-  with_compiled_head_size(head_size, [&](auto size) {
+void flash_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
+                             const AttentionSizes& sizes, cudaStream_t stream) {
+  const float scale = 1.0f / sqrtf(float(sizes.head_size));
+  with_compiled_head_size(sizes.head_size, [&](auto size) {
     constexpr int HS = decltype(size)::value, rows = flash_threads / 2 * forward_shape<HS>.M;
     constexpr int bytes = flash_shared_bytes<Float, HS>(forward_shape<HS>, 1);
-    const dim3 grid(ceil_div(seq_len, rows), heads, batch);
+    const dim3 grid(ceil_div(sizes.queries, rows), sizes.heads, sizes.batch);
     allow_shared_memory(flash_forward_kernel<Float, HS>, bytes);
-    flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, seq_len, head_size, scale);
+    flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, sizes, scale);
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
-template <class Float>
-void flash_attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
-                              const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
-  const float scale = 1.0f / sqrtf(float(head_size));
-  with_compiled_head_size(head_size, [&](auto size) {
+template <class Float, class Gradient>
+void flash_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
+                              const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
+                              const AttentionSizes& sizes, cudaStream_t stream) {
+  const float scale = 1.0f / sqrtf(float(sizes.head_size));
+  with_compiled_head_size(sizes.head_size, [&](auto size) {
     constexpr int HS = decltype(size)::value;
     constexpr int query_rows = flash_threads / 2 * queries_shape<HS>.M, key_rows = flash_threads / 2 * keys_shape<HS>.M;
     constexpr int query_bytes = flash_shared_bytes<Float, HS>(queries_shape<HS>, 2);
     constexpr int key_bytes =
         flash_shared_bytes<Float, HS>(keys_shape<HS>, 2) + 2 * 2 * keys_shape<HS>.J * sizeof(float);
-    const dim3 query_grid(ceil_div(seq_len, query_rows), heads, batch);
-    const dim3 key_grid(ceil_div(seq_len, key_rows), heads, batch);
-    allow_shared_memory(flash_backward_queries_kernel<Float, HS>, query_bytes);
-    flash_backward_queries_kernel<Float, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
-        dqkv, row_dots, dout, out, qkv, lse, seq_len, head_size, scale);
-    allow_shared_memory(flash_backward_keys_kernel<Float, HS>, key_bytes);
-    flash_backward_keys_kernel<Float, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
-        dqkv, row_dots, dout, qkv, lse, seq_len, head_size, scale);
+    const dim3 query_grid(ceil_div(sizes.queries, query_rows), sizes.heads, sizes.batch);
+    const dim3 key_grid(ceil_div(sizes.keys, key_rows), sizes.heads, sizes.batch);
+    allow_shared_memory(flash_backward_queries_kernel<Float, Gradient, HS>, query_bytes);
+    flash_backward_queries_kernel<Float, Gradient, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
+        dqkv, row_dots, dout, out, qkv, lse, sizes, scale);
+    allow_shared_memory(flash_backward_keys_kernel<Float, Gradient, HS>, key_bytes);
+    flash_backward_keys_kernel<Float, Gradient, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
+        dqkv, row_dots, dout, qkv, lse, sizes, scale);
   });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,13 +1,12 @@
-// Causal self-attention (kernels/attention.cuh has the maths) in float64, with every matrix stored.
+// Attention (kernels/attention.cuh has the maths) in float64, with every matrix stored.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
 
-struct AttentionShape {
-  int batch, seq_len, heads, head_size;
-};
+#include "kernels/attention_shape.h"
 
 // `..._terms`: the sums of absolute values through which one rounding of P, dS and `out` each, and one of the result,
 // change `out` and dqkv: a relative error u of all of them changes an element by u times its terms at most.
@@ -15,28 +14,31 @@ struct AttentionReference {
   std::vector<double> out, lse, dqkv, out_terms, dqkv_terms;
 };
 
+// qkv and dqkv (B, T, 3, NH, HS), where T is the number of queries or of keys, whichever is larger: the rows that are
+// left over are not read, and zero in dqkv. dout and out (B, queries, NH, HS), lse (B, NH, queries).
 inline AttentionReference attention_reference(const std::vector<double>& qkv, const std::vector<double>& dout,
-                                              const AttentionShape& s) {
-  const int T = s.seq_len, H = s.head_size, C = s.heads * H;
-  AttentionReference r{std::vector<double>(size_t(s.batch) * T * C), std::vector<double>(size_t(s.batch) * s.heads * T),
-              std::vector<double>(qkv.size()), std::vector<double>(size_t(s.batch) * T * C),
-              std::vector<double>(qkv.size())};
+                                              const AttentionSizes& s) {
+  const int T = std::max(s.queries, s.keys), H = s.head_size, C = s.heads * H;
+  AttentionReference r{std::vector<double>(dout.size()), std::vector<double>(size_t(s.batch) * s.heads * s.queries),
+                       std::vector<double>(qkv.size()), std::vector<double>(dout.size()),
+                       std::vector<double>(qkv.size())};
   const double scale = 1 / std::sqrt(double(H));
   for (int b = 0; b < s.batch; ++b)
     for (int h = 0; h < s.heads; ++h)
-      for (int t = 0; t < T; ++t) {
-        const size_t row = size_t(b) * T + t;
+      for (int t = 0; t < s.queries; ++t) {
+        const int seen = s.causal ? std::min(s.past + t + 1, s.keys) : s.keys;
+        const size_t row = size_t(b) * s.queries + t;
         auto at = [&](int t2, int part) { return (size_t(b) * T + t2) * 3 * C + part * C + h * H; };
         const size_t q = at(t, 0), o = row * C + h * H;
-        std::vector<double> p(t + 1), dp(t + 1);
+        std::vector<double> p(seen), dp(seen);
         double sum = 0, dot = 0, dot_terms = 0;
-        for (int j = 0; j <= t; ++j) {
+        for (int j = 0; j < seen; ++j) {
           for (int d = 0; d < H; ++d) p[j] += scale * qkv[q + d] * qkv[at(j, 1) + d];
           p[j] = std::exp(p[j]);
           sum += p[j];
         }
-        r.lse[(size_t(b) * s.heads + h) * T + t] = std::log(sum);
-        for (int j = 0; j <= t; ++j) {
+        r.lse[(size_t(b) * s.heads + h) * s.queries + t] = std::log(sum);
+        for (int j = 0; j < seen; ++j) {
           p[j] /= sum;
           for (int d = 0; d < H; ++d) {
             r.out[o + d] += p[j] * qkv[at(j, 2) + d];
@@ -51,7 +53,7 @@ inline AttentionReference attention_reference(const std::vector<double>& qkv, co
           r.out_terms[o + d] += std::abs(r.out[o + d]);
           dot_terms += std::abs(dout[o + d]) * r.out_terms[o + d];
         }
-        for (int j = 0; j <= t; ++j)
+        for (int j = 0; j < seen; ++j)
           for (int d = 0; d < H; ++d) {
             const double ds = p[j] * (dp[j] - dot) * scale, terms = std::abs(ds) + p[j] * scale * dot_terms;
             r.dqkv[q + d] += ds * qkv[at(j, 1) + d];

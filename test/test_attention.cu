@@ -5,7 +5,64 @@
 
 namespace {
 
-using Shape = AttentionShape;
+using Sizes = AttentionSizes;
+
+// How the rows of a tensor lie in memory: in one of `parts` of each row, in one of `halves` of each sample, with a gap
+// after each row.
+struct Layout {
+  int parts, halves, half, gap;
+};
+constexpr Layout alone{1, 1, 0, 0}, in_qkv{3, 1, 0, 0}, first_half{3, 2, 0, 0}, second_half{3, 2, 1, 0};
+constexpr Layout spaced{1, 2, 1, 32}, unaligned{1, 1, 0, 1};
+
+struct Layouts {
+  Layout queries = in_qkv, keys = in_qkv, out = alone;
+};
+
+// A tensor (B, rows, C) in device memory that has more. All else there is NaN: it shows if it is read, and if it is
+// written.
+template <class T>
+class PlacedTensor {
+ public:
+  PlacedTensor(const Sizes& s, int rows, const Layout& layout, int part)
+      : batch_(s.batch), rows_(rows), channels_(s.channels()), row_(layout.parts * channels_ + layout.gap),
+        sample_(size_t(layout.halves) * rows * row_),
+        first_(size_t(layout.half) * rows * row_ + (layout.parts == 1 ? 0 : part * channels_)),
+        memory_(batch_ * sample_ + row_) {}
+
+  template <class Float>
+  Heads<Float> heads() const { return {memory_.data() + first_, {row_, int64_t(sample_)}}; }
+
+  // From and to part `part` of tensors (B, T, parts, C) of the host.
+  void set(const std::vector<T>& values, int seq_len, int parts, int part) {
+    std::vector<T> memory = memory_.get();
+    for_each_element(seq_len, parts, part, [&](size_t here, size_t there) { memory[here] = values[there]; });
+    memory_ = memory;
+  }
+  void add_to(std::vector<double>& values, int seq_len, int parts, int part) const {
+    std::vector<T> memory = memory_.get();
+    const std::vector<T> nan(1, Buffer<T>(1).get()[0]);
+    for_each_element(seq_len, parts, part, [&](size_t here, size_t there) {
+      values[there] += double(to_float(memory[here]));
+      memory[here] = nan[0];
+    });
+    CHECK(same_bits(memory, std::vector<T>(memory.size(), nan[0])));
+  }
+
+ private:
+  template <class Function>
+  void for_each_element(int seq_len, int parts, int part, Function function) const {
+    for (int b = 0; b < batch_; ++b)
+      for (int r = 0; r < rows_; ++r)
+        for (int c = 0; c < channels_; ++c)
+          function(first_ + b * sample_ + size_t(r) * row_ + c,
+                   ((size_t(b) * seq_len + r) * parts + part) * channels_ + c);
+  }
+
+  int batch_, rows_, channels_, row_;
+  size_t sample_, first_;
+  Buffer<T> memory_;
+};
 
 // Largest |actual − expected| in units of what is allowed: `relative` of the element's terms and `absolute`.
 double worst_excess(const std::vector<double>& actual, const std::vector<double>& expected,
@@ -23,52 +80,85 @@ double worst_excess(const std::vector<double>& actual, const std::vector<double>
 // CPU device emulates, or the library's.
 enum class Body { chosen, tensor_cores, library };
 
+// As in test/attention_reference.h: qkv and dqkv have as many rows as there are queries or keys, whichever are more.
 struct Results {
   std::vector<double> out, lse, dqkv;
 };
 
-template <class T>
-Results run(const Shape& s, Body body, const std::vector<T>& qkv, const std::vector<T>& dout) {
-  const size_t statistics = size_t(s.batch) * s.heads * s.seq_len;
-  Buffer<T> qkv_d(qkv), dout_d(dout), out(dout.size()), dqkv(qkv.size());
-  Buffer<float> lse(statistics), row_dots(statistics);
-  auto with_sizes = [&](auto launch) { launch(s.batch, s.seq_len, s.heads, s.head_size, test_stream()); };
+int seq_len_of(const Sizes& s) { return std::max(s.queries, s.keys); }
+
+template <class T, class Gradient = T>
+Results run(const Sizes& s, Body body, const std::vector<T>& qkv, const std::vector<T>& dout, const Layouts& l = {}) {
+  const int seq_len = seq_len_of(s);
+  PlacedTensor<T> q(s, s.queries, l.queries, 0), k(s, s.keys, l.keys, 1), v(s, s.keys, l.keys, 2);
+  PlacedTensor<T> out(s, s.queries, l.out, 0), d_out(s, s.queries, l.out, 0);
+  PlacedTensor<Gradient> dq(s, s.queries, l.queries, 0), dk(s, s.keys, l.keys, 1), dv(s, s.keys, l.keys, 2);
+  Buffer<float> lse(size_t(s.batch) * s.heads * s.queries), row_dots(lse.size());
+  q.set(qkv, seq_len, 3, 0), k.set(qkv, seq_len, 3, 1), v.set(qkv, seq_len, 3, 2), d_out.set(dout, s.queries, 1, 0);
+
+  const Heads<T> o = out.template heads<T>();
+  const Heads<const T> o_in = out.template heads<const T>(), d_o = d_out.template heads<const T>();
+  const QkvHeads<const T> x{q.template heads<const T>(), k.template heads<const T>(), v.template heads<const T>()};
+  const QkvHeads<Gradient> dx{dq.template heads<Gradient>(), dk.template heads<Gradient>(),
+                              dv.template heads<Gradient>()};
   if (body != Body::tensor_cores) {
-    CHECK(attention_is_planned<T>(s.batch, s.seq_len, s.heads, s.head_size) == (body == Body::library));
-    with_sizes([&](auto... sizes) { attention_forward<T>(out, lse, qkv_d, sizes...); });
-    with_sizes([&](auto... sizes) { attention_backward<T>(dqkv, row_dots, dout_d, out, qkv_d, lse, sizes...); });
+    CHECK(attention_is_planned<T>(s, strides_of(x, o)) == (body == Body::library));
+    attention_forward(o, lse.data(), x, s, test_stream());
+    attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
   } else if constexpr (sizeof(T) == 2) {
-    with_sizes([&](auto... sizes) { flash_attention_forward<T>(out, lse, qkv_d, sizes...); });
-    with_sizes([&](auto... sizes) { flash_attention_backward<T>(dqkv, row_dots, dout_d, out, qkv_d, lse, sizes...); });
+    flash_attention_forward(o, lse.data(), x, s, test_stream());
+    flash_attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
   }
-  return {out.numbers(), lse.numbers(), dqkv.numbers()};
+  Results r{std::vector<double>(dout.size()), lse.numbers(), std::vector<double>(qkv.size())};
+  out.add_to(r.out, s.queries, 1, 0);
+  dq.add_to(r.dqkv, seq_len, 3, 0), dk.add_to(r.dqkv, seq_len, 3, 1), dv.add_to(r.dqkv, seq_len, 3, 2);
+  return r;
+}
+
+// Float sums of T and HS terms of random sign: √T and √HS roundings of 6e-8, three times that for the worst of all
+// elements, five times for products of HS, which tensor cores cut instead of rounding.
+double sum_error(const Sizes& s) {
+  return 2e-7 * std::sqrt(double(seq_len_of(s))) + 3e-7 * std::sqrt(double(s.head_size));
 }
 
 template <class T>
-void check(const Shape& s, Body body) {
-  CAPTURE(s.seq_len);
+struct Inputs {
+  explicit Inputs(const Sizes& s)
+      : qkv(random_values<T>(size_t(s.batch) * seq_len_of(s) * 3 * s.channels())),
+        dout(random_values<T>(size_t(s.batch) * s.queries * s.channels(), 1, 0, 2)) {}
+  AttentionReference reference(const Sizes& s) const { return attention_reference(as_double(qkv), as_double(dout), s); }
+  std::vector<T> qkv, dout;
+};
+
+template <class T, class Gradient = T>
+void check(const Sizes& s, Body body, const Layouts& layouts = {}) {
+  CAPTURE(s.queries);
+  CAPTURE(s.keys);
   CAPTURE(s.head_size);
-  const size_t rows = size_t(s.batch) * s.seq_len, channels = size_t(s.heads) * s.head_size;
-  const auto qkv = random_values<T>(rows * 3 * channels), dout = random_values<T>(rows * channels, 1, 0, 2);
-  const AttentionReference expected = attention_reference(as_double(qkv), as_double(dout), s);
-  const Results r = run(s, body, qkv, dout);
-  // Float sums of T and HS terms of random sign: √T and √HS roundings of 6e-8, three times that for the worst of all
-  // elements, five times for products of HS, which tensor cores cut instead of rounding. Then the roundings of P, dS and
-  // results to T: at most u of the element's terms. Backward repeats the forward pass and has three more such sums.
-  const double f = 2e-7 * std::sqrt(double(s.seq_len)) + 3e-7 * std::sqrt(double(s.head_size)), u = rounding<T>;
+  CAPTURE(s.causal);
+  CAPTURE(s.past);
+  const Inputs<T> inputs(s);
+  const AttentionReference expected = inputs.reference(s);
+  const Results r = run<T, Gradient>(s, body, inputs.qkv, inputs.dout, layouts);
+  // The sums, and the roundings of P, dS and results to T: at most u of the element's terms. Backward repeats the
+  // forward pass and has three more such sums.
+  const double f = sum_error(s), u = rounding<T>;
   CHECK_CLOSE(r.lse, expected.lse, 1.0, f);
   CHECK_WITHIN("out", worst_excess(r.out, expected.out, expected.out_terms, u + f, f), 1);
   CHECK_WITHIN("dqkv", worst_excess(r.dqkv, expected.dqkv, expected.dqkv_terms, u + 4 * f, 4 * f), 1);
 }
 
+Sizes square(int batch, int seq_len, int heads, int head_size) {
+  return square_attention(batch, seq_len, heads, head_size);
+}
+
 // A number that is not finite, in q, k, v or dout (part 0 to 3), shows in what depends on it, and in no other head.
 template <class T>
-void check_non_finite(const Shape& s, Body body, float value, int part) {
+void check_non_finite(const Sizes& s, Body body, float value, int part) {
   CAPTURE(value);
   CAPTURE(part);
-  const size_t rows = size_t(s.batch) * s.seq_len, channels = size_t(s.heads) * s.head_size;
-  const size_t row = s.seq_len / 2, element = 3;  // of head 0
-  auto qkv = random_values<T>(rows * 3 * channels), dout = random_values<T>(rows * channels, 1, 0, 2);
+  const size_t channels = s.channels(), row = s.queries / 2, element = 3;  // of head 0
+  auto [qkv, dout] = Inputs<T>(s);
   T& broken = part < 3 ? qkv[(row * 3 + part) * channels + element] : dout[row * channels + element];
   broken = from_float<T>(value);
   const Results r = run(s, body, qkv, dout);
@@ -86,27 +176,186 @@ void check_non_finite(const Shape& s, Body body, float value, int part) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("attention forward and backward", T, float, __nv_bfloat16, __half) {
-  check<T>({2, 64, 2, 64}, Body::chosen);   // one full tile of queries
-  check<T>({1, 1, 1, 16}, Body::chosen);    // a single token
-  check<T>({2, 37, 3, 17}, Body::chosen);   // odd everything: packs of one element, partial tiles
-  check<T>({1, 130, 2, 32}, Body::chosen);  // three blocks, the last of two rows
-  check<T>({1, 96, 1, 80}, Body::chosen);   // head size padded to 128
-  check<T>({1, 65, 2, 128}, Body::chosen);
+  check<T>(square(2, 64, 2, 64), Body::chosen);   // one full tile of queries
+  check<T>(square(1, 1, 1, 16), Body::chosen);    // a single token
+  check<T>(square(2, 37, 3, 17), Body::chosen);   // odd everything: packs of one element, partial tiles
+  check<T>(square(1, 130, 2, 32), Body::chosen);  // three blocks, the last of two rows
+  check<T>(square(1, 96, 1, 80), Body::chosen);   // head size padded to 128
+  check<T>(square(1, 65, 2, 128), Body::chosen);
 }
 
 TEST_CASE_TEMPLATE("attention on tensor cores", T, __nv_bfloat16, __half) {
   for (int head_size : {64, 128}) {
-    check<T>({2, 15, 2, head_size}, Body::tensor_cores);   // less than a warp's rows
-    check<T>({1, 129, 2, head_size}, Body::tensor_cores);  // a row more than the largest block
+    check<T>(square(2, 15, 2, head_size), Body::tensor_cores);   // less than a warp's rows
+    check<T>(square(1, 129, 2, head_size), Body::tensor_cores);  // a row more than the largest block
     if (!large_shapes) continue;
-    check<T>({1, 1, 1, head_size}, Body::tensor_cores);   // a single token
-    check<T>({1, 64, 1, head_size}, Body::tensor_cores);  // half of the largest block, or all of the smallest
-    check<T>({1, 65, 2, head_size}, Body::tensor_cores);
-    check<T>({2, 200, 3, head_size}, Body::tensor_cores);
+    check<T>(square(1, 1, 1, head_size), Body::tensor_cores);   // a single token
+    check<T>(square(1, 64, 1, head_size), Body::tensor_cores);  // half of the largest block, or all of the smallest
+    check<T>(square(1, 65, 2, head_size), Body::tensor_cores);
+    check<T>(square(2, 200, 3, head_size), Body::tensor_cores);
   }
-  check<T>({2, 37, 3, 8}, Body::tensor_cores);  // head sizes that are padded
-  check<T>({1, 70, 2, 40}, Body::tensor_cores);
-  check<T>({1, 50, 2, 80}, Body::tensor_cores);
+  check<T>(square(2, 37, 3, 8), Body::tensor_cores);  // head sizes that are padded
+  check<T>(square(1, 70, 2, 40), Body::tensor_cores);
+  check<T>(square(1, 50, 2, 80), Body::tensor_cores);
+}
+
+// Rectangles, whose rows lie in memory in any way. Sizes leave tails in tiles of 16, 32, 48 and 64.
+TEST_CASE_TEMPLATE("attention of rectangles", T, float, __nv_bfloat16, __half) {
+  const Body body = Body::chosen;
+  const Layouts halves{second_half, first_half, alone}, cache{alone, spaced, spaced};
+  check<T, float>({2, 37, 101, 1, 64, false}, body, cache);                   // fewer queries than keys
+  check<T, float>({1, 37, 150, 1, 17}, body, {alone, unaligned, unaligned});  // nobody sees the last keys
+  check<T>({2, 33, 33, 1, 64}, body, halves);
+  check<T>({1, 20, 30, 1, 40, true, 50}, body);                               // all keys come before the first query
+  if (!large_shapes) return;
+  check<T>({1, 1, 130, 2, 32, false}, body, cache);                           // one query
+  check<T>({2, 70, 1, 2, 16, false}, body, cache);                            // one key
+  check<T>({2, 70, 1, 2, 16}, body);
+  check<T>({1, 101, 37, 1, 128, false}, body, halves);                        // fewer keys than queries
+  check<T>({2, 101, 37, 2, 64}, body, {in_qkv, first_half, spaced});          // the last queries see all keys
+  check<T>({2, 37, 101, 2, 64, true, 64}, body, cache);                       // behind a cache
+  check<T, float>({1, 65, 100, 1, 80, true, 10}, body, cache);
+  check<T>({1, 1, 77, 1, 128, true, 76}, body, {alone, unaligned, alone});
+}
+
+TEST_CASE_TEMPLATE("attention of rectangles on tensor cores", T, __nv_bfloat16, __half) {
+  const Body body = Body::tensor_cores;
+  const Layouts halves{second_half, first_half, alone}, cache{alone, spaced, spaced};
+  check<T, float>({2, 37, 101, 1, 64, false}, body, cache);
+  check<T>({1, 50, 5, 1, 128}, body, halves);
+  check<T>({1, 5, 140, 1, 64}, body, cache);  // nobody sees the keys of the last block
+  if (!large_shapes) return;
+  check<T>({1, 1, 70, 1, 16, false}, body, cache);
+  check<T>({1, 70, 1, 1, 64, false}, body, halves);
+  check<T>({1, 131, 37, 1, 64, false}, body, halves);
+  check<T, float>({1, 67, 131, 1, 128}, body, halves);
+  check<T>({1, 37, 101, 1, 64, true, 64}, body, cache);
+  check<T, float>({1, 65, 100, 1, 80, true, 10}, body, halves);
+  check<T>({1, 20, 30, 1, 40, true, 50}, body, cache);
+}
+
+// The keys from `first` on.
+template <class T>
+QkvHeads<T> keys_from(QkvHeads<T> heads, int first) {
+  heads.k.data += int64_t(first) * heads.k.strides.row;
+  heads.v.data += int64_t(first) * heads.v.strides.row;
+  return heads;
+}
+
+// Attention over keys [0, cut) and [cut, keys), each computed as if there were no others, merged by their log-sum-exps.
+// Backward, with out and lse of all keys, gives each part's share of dQ, and its keys' dK and dV.
+template <class T>
+void check_parts(const Sizes& s, int cut) {
+  CAPTURE(s.causal);
+  const Sizes left{s.batch, s.queries, cut, s.heads, s.head_size, s.causal, s.past};
+  const Sizes right{s.batch, s.queries, s.keys - cut, s.heads, s.head_size, s.causal, s.past - cut};
+  const int C = s.channels(), seq_len = seq_len_of(s);
+  const Inputs<T> inputs(s);
+  const AttentionReference expected = inputs.reference(s);
+  Buffer<T> qkv(inputs.qkv), dout(inputs.dout), out(dout.size());
+  Buffer<float> lse(expected.lse.size()), row_dots(lse.size()), dqkv(std::vector<float>(qkv.size()));
+  const QkvHeads<const T> x = packed_qkv<const T>(qkv, seq_len, C);
+  auto forward = [&](const QkvHeads<const T>& x, const Sizes& sizes) {
+    out.poison(), lse.poison();
+    attention_forward(packed_heads<T>(out, s.queries, C), lse.data(), x, sizes, test_stream());
+    return Results{out.numbers(), lse.numbers(), {}};
+  };
+  auto backward = [&](const QkvHeads<const T>& x, const QkvHeads<float>& dx, const Sizes& sizes) {
+    attention_backward(dx, row_dots.data(), packed_heads<const T>(dout, s.queries, C),
+                       packed_heads<const T>(out, s.queries, C), x, lse.data(), sizes, test_stream());
+    return dqkv.numbers();
+  };
+  const Results a = forward(x, left), b = forward(keys_from(x, cut), right);
+  Results merged = a;
+  for (size_t i = 0; i < a.lse.size(); ++i) {
+    merged.lse[i] = std::log(std::exp(a.lse[i]) + std::exp(b.lse[i]));
+    const size_t query = i % s.queries, head = i / s.queries % s.heads, sample = i / s.queries / s.heads;
+    for (int d = 0; d < s.head_size; ++d) {
+      const size_t at = (sample * s.queries + query) * C + head * s.head_size + d;
+      merged.out[at] = std::exp(a.lse[i] - merged.lse[i]) * a.out[at] + std::exp(b.lse[i] - merged.lse[i]) * b.out[at];
+    }
+  }
+  forward(x, s);
+  const QkvHeads<float> dx = packed_qkv<float>(dqkv, seq_len, C);
+  merged.dqkv = backward(x, dx, left);
+  const std::vector<double> both = backward(keys_from(x, cut), keys_from(dx, cut), right);
+  for (size_t i = 0; i < both.size(); ++i)
+    if (const bool of_query = i / C % 3 == 0; of_query) merged.dqkv[i] += both[i];
+    else merged.dqkv[i] = both[i];
+  const double f = sum_error(s), u = rounding<T>;  // each weight in the merged sum is off by 2f at most
+  CHECK_CLOSE(merged.lse, expected.lse, 1.0, f);
+  CHECK_WITHIN("out", worst_excess(merged.out, expected.out, expected.out_terms, u + 3 * f, f), 1);
+  CHECK_WITHIN("dqkv", worst_excess(merged.dqkv, expected.dqkv, expected.dqkv_terms, u + 4 * f, 4 * f), 1);
+}
+
+TEST_CASE_TEMPLATE("attention: parts of the keys, merged by their lse, are attention over all", T, float,
+                   __nv_bfloat16, __half) {
+  check_parts<T>({1, 33, 66, 2, 40, true, 33}, 33);   // before the diagonal, and on it: what a ring computes
+  if (!large_shapes) return;
+  check_parts<T>({2, 37, 101, 2, 64, false}, 41);
+  check_parts<T>({2, 37, 101, 2, 64, true, 64}, 41);  // the second part's diagonal begins inside of it
+}
+
+TEST_CASE("attention: which pairs are seen, and how many") {
+  for (int queries : {1, 5, 9})
+    for (int keys : {1, 5, 9})
+      for (int past : {0, 3, 9})
+        for (bool causal : {false, true}) {
+          const Sizes s{1, queries, keys, 1, 16, causal, past};
+          int pairs = 0;
+          for (int query = 0; query < queries; ++query)
+            for (int key = 0; key < keys; ++key) {
+              const bool seen = !causal || key <= past + query;
+              CHECK((key <= s.last_key(query)) == seen);
+              CHECK((query >= s.first_query(key)) == seen);
+              pairs += seen;
+            }
+          CHECK(std::abs(pairs - s.pairs()) <= queries / 2.0);  // half a pair for each query on the diagonal
+        }
+  CHECK(square(1, 6, 1, 16).pairs() == 18);
+}
+
+TEST_CASE("attention: packs are as large as the places of rows allow") {
+  const Buffer<float> memory(1);  // at a multiple of 16 elements at least
+  const float* first = memory.data();
+  CHECK(common_unit(64, Heads<const float>{first, {64, 640}}) % 16 == 0);
+  CHECK(common_unit(24, Heads<const float>{first, {64, 640}}) == 8);
+  CHECK(common_unit(64, Heads<const float>{first, {65, 640}}) == 1);
+  CHECK(common_unit(64, Heads<const float>{first, {64, 642}}) == 2);
+  CHECK(common_unit(64, Heads<const float>{first + 4, {64, 640}}) == 4);
+}
+
+TEST_CASE("attention: bytes and FLOPs of rectangles") {
+  using T = __nv_bfloat16;
+  Profiler::instance().enabled = true;
+  auto totals = [](const Sizes& s) {
+    const Inputs<T> inputs(s);
+    run<T, float>(s, Body::chosen, inputs.qkv, inputs.dout);
+    return Profiler::instance().collect();
+  };
+  auto all = totals({2, 3, 40, 1, 16, false}), few = totals({2, 3, 40, 1, 16});  // few: 3 of 40 keys are seen
+  Profiler::instance().enabled = false;
+  const double columns = 2 * 16;  // B·C
+  CHECK(all["attention_forward"].flops == 4 * columns * 3 * 40);
+  CHECK(all["attention_backward"].flops == 14 * columns * 3 * 40);
+  CHECK(all["attention_forward"].bytes == columns * 2 * (2 * 3 + 2 * 40));
+  CHECK(all["attention_backward"].bytes == columns * (2 * (3 * 3 + 2 * 40) + 4 * (3 + 2 * 40)));
+  CHECK(few["attention_forward"].flops == 4 * columns * 4.5);
+  CHECK(few["attention_forward"].bytes == columns * 2 * (2 * 3 + 2 * 3));
+  CHECK(few["attention_backward"].bytes == columns * (2 * (3 * 3 + 2 * 3) + 4 * (3 + 2 * 40)));
+}
+
+TEST_CASE_TEMPLATE("attention of packed tensors is that of their rows", T, float, __nv_bfloat16) {
+  const Sizes s = square(2, 37, 3, 16);
+  const Inputs<T> inputs(s);
+  const Results expected = run(s, Body::chosen, inputs.qkv, inputs.dout);
+  Buffer<T> qkv(inputs.qkv), dout(inputs.dout), out(dout.size()), dqkv(qkv.size());
+  Buffer<float> lse(expected.lse.size()), row_dots(lse.size());
+  attention_forward<T>(out, lse, qkv, 2, 37, 3, 16, test_stream());
+  attention_backward<T>(dqkv, row_dots, dout, out, qkv, lse, 2, 37, 3, 16, test_stream());
+  CHECK(same_bits(out.numbers(), expected.out));
+  CHECK(same_bits(lse.numbers(), expected.lse));
+  CHECK(same_bits(dqkv.numbers(), expected.dqkv));
 }
 
 template <int HS>
@@ -128,42 +377,53 @@ TEST_CASE_TEMPLATE("attention: infinity and NaN come through", T, __nv_bfloat16,
   if (!large_shapes) return;
   for (Body body : {Body::chosen, Body::tensor_cores})
     for (float value : {float(INFINITY), float(NAN)})
-      for (int part : {0, 1, 2, 3}) check_non_finite<T>({1, 70, 2, 64}, body, value, part);
+      for (int part : {0, 1, 2, 3}) check_non_finite<T>(square(1, 70, 2, 64), body, value, part);
 }
 
 // Whether the library is there and does this shape, as it will from then on: these tests are the last.
 template <class T>
-bool plan(const Shape& s) {
+bool plan(const Sizes& s, const Layouts& layouts = {}) {
   if (!has_library_attention) return false;
-  const std::string problem = plan_attention<T>(s.batch, s.seq_len, s.heads, s.head_size);
-  if (!problem.empty()) MESSAGE("left out: T ", s.seq_len, ", head size ", s.head_size, ": ", problem);
+  const PlacedTensor<T> q(s, s.queries, layouts.queries, 0), k(s, s.keys, layouts.keys, 1);
+  const PlacedTensor<T> v(s, s.keys, layouts.keys, 2), out(s, s.queries, layouts.out, 0);
+  const QkvHeads<T> qkv{q.template heads<T>(), k.template heads<T>(), v.template heads<T>()};
+  const std::string problem = plan_attention<T>(s, strides_of(qkv, out.template heads<T>()));
+  if (!problem.empty())
+    MESSAGE("left out: ", s.queries, " queries, ", s.keys, " keys, head size ", s.head_size, ": ", problem);
   return problem.empty();
 }
 
 TEST_CASE_TEMPLATE("attention by a library", T, __nv_bfloat16, __half) {
-  for (const Shape& s : {Shape{2, 128, 2, 64}, {1, 256, 3, 128}, {2, 200, 3, 64}, {1, 129, 2, 128}, {2, 37, 3, 8},
-                         {1, 70, 2, 40}, {1, 50, 2, 80}, {1, 1, 1, 64}})
+  for (const Sizes& s : {square(2, 128, 2, 64), square(1, 256, 3, 128), square(2, 200, 3, 64), square(1, 129, 2, 128),
+                         square(2, 37, 3, 8), square(1, 70, 2, 40), square(1, 50, 2, 80), square(1, 1, 1, 64)})
     if (plan<T>(s)) check<T>(s, Body::library);
 }
 
+TEST_CASE_TEMPLATE("attention of rectangles by a library", T, __nv_bfloat16, __half) {
+  const Layouts halves{second_half, first_half, alone}, cache{alone, spaced, spaced};
+  for (const Layouts& layouts : {halves, cache})
+    for (const Sizes& s : {Sizes{2, 64, 128, 2, 64, false}, {2, 128, 64, 2, 64, false}, {1, 37, 101, 2, 128, false},
+                           {2, 96, 96, 2, 64}, {1, 101, 37, 2, 64}, {1, 1, 130, 2, 64, false}})
+      if (plan<T>(s, layouts)) check<T>(s, Body::library, layouts);
+}
+
 TEST_CASE("attention by a library: where there is one, it does gpt2's shape") {
-  if (has_library_attention) CHECK(plan<__nv_bfloat16>({2, 1024, 12, 64}));
+  if (has_library_attention) CHECK(plan<__nv_bfloat16>(square(2, 1024, 12, 64)));
   CHECK_FALSE(plan_attention<float>(2, 1024, 12, 64).empty());
   CHECK_FALSE(attention_is_planned<float>(2, 1024, 12, 64));
 }
 
 TEST_CASE_TEMPLATE("attention by a library: infinity and NaN come through", T, __nv_bfloat16, __half) {
-  const Shape s = {1, 72, 2, 64};
+  const Sizes s = square(1, 72, 2, 64);
   if (!plan<T>(s)) return;
   for (float value : {float(INFINITY), float(NAN)})
     for (int part : {0, 1, 2, 3}) check_non_finite<T>(s, Body::library, value, part);
 }
 
 TEST_CASE_TEMPLATE("attention by a library: the same bits each time", T, __nv_bfloat16, __half) {
-  const Shape s = {4, 512, 4, 64};
+  const Sizes s = square(4, 512, 4, 64);
   if (!plan<T>(s)) return;
-  const size_t elements = size_t(s.batch) * s.seq_len * s.heads * s.head_size;
-  const auto qkv = random_values<T>(3 * elements), dout = random_values<T>(elements, 1, 0, 2);
+  const auto [qkv, dout] = Inputs<T>(s);
   const Results first = run(s, Body::library, qkv, dout);
   for (int i = 0; i < 5; ++i) {
     const Results again = run(s, Body::library, qkv, dout);

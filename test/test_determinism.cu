@@ -122,8 +122,17 @@ TEST_CASE_TEMPLATE("attention", T, float, __nv_bfloat16) {
 
 TEST_CASE("attention on tensor cores") {
   using T = __nv_bfloat16;
-  check_attention<T>([](auto... arguments) { flash_attention_forward<T>(arguments...); },
-                     [](auto... arguments) { flash_attention_backward<T>(arguments...); });
+  const auto sizes = square_attention(batch, seq_len, 2, channels / 2);
+  auto heads = [](const T* tensor) { return packed_heads(tensor, seq_len, channels); };
+  auto qkv_heads = [](auto* tensor) { return packed_qkv(tensor, seq_len, channels); };
+  check_attention<T>(
+      [&](T* out, float* lse, const T* qkv, auto...) {
+        flash_attention_forward(packed_heads(out, seq_len, channels), lse, qkv_heads(qkv), sizes, test_stream());
+      },
+      [&](T* dqkv, float* row_dots, const T* dout, const T* out, const T* qkv, const float* lse, auto...) {
+        flash_attention_backward(qkv_heads(dqkv), row_dots, heads(dout), heads(out), qkv_heads(qkv), lse, sizes,
+                                 test_stream());
+      });
 }
 
 TEST_CASE_TEMPLATE("gelu", T, float, __nv_bfloat16) {

@@ -2,8 +2,8 @@
 // head. kernels/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
 //
 // Every kernel here runs on a grid (x, NH, B): the position of a block in the grid says which head it works on, as in
-// kernels/flash_attention.cuh, whose head_rows() and head_statistics() find the head in a tensor. A *pair* is a query
-// and a key that it sees. A head has T²/2 pairs, and the cost of a rung is what it does per pair.
+// kernels/flash_attention.cuh, whose head_statistics() finds the head in a tensor. A *pair* is a query and a key that
+// it sees. A head has T²/2 pairs, and the cost of a rung is what it does per pair.
 #pragma once
 
 #include <optional>
@@ -57,9 +57,16 @@ struct Attention {
   double product_flops() const { return double(matrix_count()) * head_size; }  // of one product, the causal half of 2
 
   dim3 grid(int blocks) const { return dim3(blocks, heads, batch); }
+  AttentionSizes sizes() const { return square_attention(batch, seq_len, heads, head_size); }
+
+  // What the kernels of kernels/ are told: where the rows of all heads lie.
+  template <class Float>
+  Heads<Float> heads_in(Float* tensor) const { return packed_heads(tensor, seq_len, heads * head_size); }
+  template <class Float>
+  QkvHeads<Float> qkv_heads_in(Float* tensor) const { return packed_qkv(tensor, seq_len, heads * head_size); }
 
   AttentionReference reference(const std::vector<double>& dout) const {
-    return attention_reference(qkv.numbers(), dout, {batch, seq_len, heads, head_size});
+    return attention_reference(qkv.numbers(), dout, sizes());
   }
   // The relative error of sums of T and of HS floats, as test/test_attention.cu has it.
   double sum_error() const { return 2e-7 * std::sqrt(double(seq_len)) + 3e-7 * std::sqrt(double(head_size)); }
@@ -75,7 +82,9 @@ struct Attention {
 };
 
 template <template <class> class Operation, class T>
-bool suits_tensor_cores(const Operation<T>& o) { return sizeof(T) == 2 && flash_attention_fits(o.head_size); }
+bool suits_tensor_cores(const Operation<T>& o) {
+  return sizeof(T) == 2 && flash_attention_fits(o.head_size, o.head_size);
+}
 
 template <template <class> class Operation, class T>
 bool suits_library(const Operation<T>& o) {
@@ -90,6 +99,22 @@ inline Output in_terms(const char* name, std::vector<double> actual, std::vector
     expected[i] /= terms[i];
   }
   return {name, std::move(actual), std::move(expected), 1, tolerance};
+}
+
+// ---- where a block's head lies
+
+// The rows (T, HS) of this block's head in part `part` of a tensor (B, T, parts, NH, HS).
+template <class Float>
+__device__ inline HeadRows<Float> head_rows(Float* tensor, int parts, int part, int seq_len, int head_size) {
+  const int channels = gridDim.y * head_size, stride = parts * channels;
+  const size_t first_row = size_t(blockIdx.z) * seq_len;
+  return {tensor + first_row * stride + part * channels + blockIdx.y * head_size, stride, seq_len, head_size};
+}
+
+template <class Float>
+__device__ inline QkvRows<const Float> qkv_rows(const Float* qkv, int seq_len, int head_size) {
+  return {head_rows(qkv, 3, 0, seq_len, head_size), head_rows(qkv, 3, 1, seq_len, head_size),
+          head_rows(qkv, 3, 2, seq_len, head_size)};
 }
 
 // ---- one block per row of a T×T matrix

@@ -36,6 +36,16 @@ struct AttentionBackward : Attention<T> {
     return {in_terms("dqkv", dqkv.numbers(), expected.dqkv, expected.dqkv_terms, rounding<T> + 4 * this->sum_error())};
   }
 
+  struct Tensors {
+    QkvHeads<T> dqkv;
+    Heads<const T> dout, out;
+    QkvHeads<const T> qkv;
+  };
+  Tensors tensors() const {
+    return {this->qkv_heads_in(dqkv.data()), this->template heads_in<const T>(dout.data()),
+            this->template heads_in<const T>(out.data()), this->template qkv_heads_in<const T>(this->qkv.data())};
+  }
+
   RandomBuffer<T> dout;
   Buffer<T> out, dqkv;
   Buffer<float> lse, row_dots;  // D (B, NH, T)
@@ -253,13 +263,13 @@ void two_kernels(AttentionBackward<T>& o, cudaStream_t stream) {
 template <class T>
 void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
   const dim3 grid = o.grid(ceil_div(o.seq_len, attention_rows));
+  const auto [dqkv, dout, out, qkv] = o.tensors();
   with_tile_sizes<T>(o.head_size, [&](auto size, auto width) {
     constexpr int HS = decltype(size)::value, N = decltype(width)::value;
-    attention_backward_queries_kernel<T, HS, N><<<grid, attention_rows, 0, stream>>>(
-        o.dqkv.data(), o.row_dots.data(), o.dout.data(), o.out.data(), o.qkv.data(), o.lse.data(), o.seq_len,
-        o.head_size, o.scale);
-    attention_backward_keys_kernel<T, HS, N><<<grid, attention_rows, 0, stream>>>(
-        o.dqkv.data(), o.row_dots.data(), o.dout.data(), o.qkv.data(), o.lse.data(), o.seq_len, o.head_size, o.scale);
+    attention_backward_queries_kernel<T, T, HS, N><<<grid, attention_rows, 0, stream>>>(
+        dqkv, o.row_dots.data(), dout, out, qkv, o.lse.data(), o.sizes(), o.scale);
+    attention_backward_keys_kernel<T, T, HS, N><<<grid, attention_rows, 0, stream>>>(
+        dqkv, o.row_dots.data(), dout, qkv, o.lse.data(), o.sizes(), o.scale);
   });
 }
 
@@ -272,9 +282,9 @@ void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
 
 template <class T>
 void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
+  const auto [dqkv, dout, out, qkv] = o.tensors();
   if constexpr (sizeof(T) == 2)
-    flash_attention_backward<T>(o.dqkv, o.row_dots, o.dout, o.out, o.qkv, o.lse, o.batch, o.seq_len, o.heads,
-                                o.head_size, stream);
+    flash_attention_backward(dqkv, o.row_dots.data(), dout, out, qkv, o.lse.data(), o.sizes(), stream);
 }
 
 // ---- a library, which the model prefers where it is compiled in

@@ -169,7 +169,7 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
   const dim3 grid = o.grid(ceil_div(o.seq_len, attention_rows));
   with_tile_sizes<T>(o.head_size, [&](auto size, auto width) {
     attention_forward_kernel<T, decltype(size)::value, decltype(width)::value><<<grid, attention_rows, 0, stream>>>(
-        o.out.data(), o.lse.data(), o.qkv.data(), o.seq_len, o.head_size, o.scale);
+        o.heads_in(o.out.data()), o.lse.data(), o.template qkv_heads_in<const T>(o.qkv.data()), o.sizes(), o.scale);
   });
 }
 
@@ -184,7 +184,8 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
 template <class T>
 void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2)
-    flash_attention_forward<T>(o.out, o.lse, o.qkv, o.batch, o.seq_len, o.heads, o.head_size, stream);
+    flash_attention_forward(o.heads_in(o.out.data()), o.lse.data(), o.template qkv_heads_in<const T>(o.qkv.data()),
+                            o.sizes(), stream);
 }
 
 // ---- a library, which the model prefers where it is compiled in

@@ -1,14 +1,15 @@
 // Attention by cuDNN, through the graph API of its C++ frontend: "Attention", sections "SDPA FP16/BF16 Forward" and
 // "Backward" of the frontend's documentation. kernels/attention.cuh has the maths and explains the functions.
 //
-// For cuDNN, q, k, v and out have the shape (B, NH, T, HS), with any strides, in elements:
+// For cuDNN, q, k, v and out have the shape (B, NH, T, HS), where T is the number of queries or of keys, with any
+// strides, in elements. Those of packed tensors are:
 //
 //   q, k, v, dq, dk, dv   parts 0, 1, 2 of (B, T, 3, NH, HS)   3·T·C, HS, 3·C, 1
 //   out, dout             (B, T, NH, HS)                         T·C, HS,   C, 1
 //   lse, its "stats"      (B, NH, T, 1) in fp32                 NH·T,  T,   1, 1    max + ln Σ exp, natural, as ours
 //
-// So it reads and writes our tensors without a copy. A shape is planned once, forward and backward together: two graphs
-// of one operation each, for which cuDNN's heuristics choose an engine.
+// So it reads and writes our tensors without a copy. A shape with its strides is planned once, forward and backward
+// together: two graphs of one operation each, for which cuDNN's heuristics choose an engine.
 //
 // Backward is deterministic. For that, cuDNN on Hopper stores dS, B·NH·T²·2 bytes (T rounded up to tiles), and computes
 // dQ = dS·K as a separate product: 1.5 GiB of workspace for gpt2 at B=64, T=1024. With
@@ -44,10 +45,10 @@ using cudnn_frontend::graph::Tensor_attributes;
 using Tensor = std::shared_ptr<Tensor_attributes>;
 
 struct Shape {
-  int64_t batch, seq_len, heads, head_size;
+  AttentionSizes sizes;
+  AttentionStrides strides;
   DataType_t type;
-  int64_t channels() const { return heads * head_size; }
-  float scale() const { return 1.0f / std::sqrt(float(head_size)); }
+  float scale() const { return 1.0f / std::sqrt(float(sizes.head_size)); }
   auto operator<=>(const Shape&) const = default;
 };
 
@@ -75,9 +76,8 @@ Context& context() {
 }
 
 template <class Float>
-Shape shape_of(int batch, int seq_len, int heads, int head_size) {
-  constexpr DataType_t type = std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16;
-  return {batch, seq_len, heads, head_size, type};
+Shape shape_of(const AttentionSizes& sizes, const AttentionStrides& strides) {
+  return {sizes, strides, std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16};
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -91,16 +91,22 @@ void require(const error_t& error) {
 
 // ---- the graphs
 
-// Describes a tensor (B, NH, T, HS) that is one part of a tensor (B, T, parts, NH, HS).
-Tensor_attributes heads_of(Name name, const Shape& s, int parts) {
-  const int64_t row = parts * s.channels();
-  return Tensor_attributes().set_uid(name).set_data_type(s.type).set_dim({s.batch, s.heads, s.seq_len, s.head_size})
-      .set_stride({s.seq_len * row, s.head_size, row, 1});
+// Describes a tensor (B, NH, rows, HS).
+Tensor_attributes heads_of(Name name, const Shape& s, int rows, const HeadStrides& strides) {
+  return Tensor_attributes().set_uid(name).set_data_type(s.type)
+      .set_dim({s.sizes.batch, s.sizes.heads, rows, s.sizes.head_size})
+      .set_stride({strides.sample, s.sizes.head_size, strides.row, 1});
 }
 
+Tensor_attributes queries_of(Name name, const Shape& s) { return heads_of(name, s, s.sizes.queries, s.strides.q); }
+Tensor_attributes keys_of(Name name, const Shape& s) { return heads_of(name, s, s.sizes.keys, s.strides.k); }
+Tensor_attributes values_of(Name name, const Shape& s) { return heads_of(name, s, s.sizes.keys, s.strides.v); }
+Tensor_attributes out_of(Name name, const Shape& s) { return heads_of(name, s, s.sizes.queries, s.strides.out); }
+
 Tensor_attributes lse_of(const Shape& s) {
-  return Tensor_attributes().set_uid(LSE).set_data_type(DataType_t::FLOAT).set_dim({s.batch, s.heads, s.seq_len, 1})
-      .set_stride({s.heads * s.seq_len, s.seq_len, 1, 1});
+  const int64_t heads = s.sizes.heads, queries = s.sizes.queries;
+  return Tensor_attributes().set_uid(LSE).set_data_type(DataType_t::FLOAT).set_dim({s.sizes.batch, heads, queries, 1})
+      .set_stride({heads * queries, queries, 1, 1});
 }
 
 void write_to(const Tensor& result, const Tensor_attributes& where) {
@@ -109,22 +115,23 @@ void write_to(const Tensor& result, const Tensor_attributes& where) {
 }
 
 void describe_forward(Graph& graph, const Shape& s) {
-  const auto options = SDPA_attributes().set_generate_stats(true).set_causal_mask(true).set_attn_scale(s.scale());
-  const auto [out, lse] = graph.sdpa(graph.tensor(heads_of(Q, s, 3)), graph.tensor(heads_of(K, s, 3)),
-                                     graph.tensor(heads_of(V, s, 3)), options);
-  write_to(out, heads_of(OUT, s, 1));
+  const auto options =
+      SDPA_attributes().set_generate_stats(true).set_causal_mask(s.sizes.causal).set_attn_scale(s.scale());
+  const auto [out, lse] =
+      graph.sdpa(graph.tensor(queries_of(Q, s)), graph.tensor(keys_of(K, s)), graph.tensor(values_of(V, s)), options);
+  write_to(out, out_of(OUT, s));
   write_to(lse, lse_of(s));
 }
 
 void describe_backward(Graph& graph, const Shape& s) {
-  const auto options =
-      SDPA_backward_attributes().set_causal_mask(true).set_attn_scale(s.scale()).set_deterministic_algorithm(true);
+  const auto options = SDPA_backward_attributes().set_causal_mask(s.sizes.causal).set_attn_scale(s.scale())
+                           .set_deterministic_algorithm(true);
   const auto [dq, dk, dv] = graph.sdpa_backward(
-      graph.tensor(heads_of(Q, s, 3)), graph.tensor(heads_of(K, s, 3)), graph.tensor(heads_of(V, s, 3)),
-      graph.tensor(heads_of(OUT, s, 1)), graph.tensor(heads_of(DOUT, s, 1)), graph.tensor(lse_of(s)), options);
-  write_to(dq, heads_of(DQ, s, 3));
-  write_to(dk, heads_of(DK, s, 3));
-  write_to(dv, heads_of(DV, s, 3));
+      graph.tensor(queries_of(Q, s)), graph.tensor(keys_of(K, s)), graph.tensor(values_of(V, s)),
+      graph.tensor(out_of(OUT, s)), graph.tensor(out_of(DOUT, s)), graph.tensor(lse_of(s)), options);
+  write_to(dq, queries_of(DQ, s));
+  write_to(dk, keys_of(DK, s));
+  write_to(dv, values_of(DV, s));
 }
 
 // Builds the graph. Returns the bytes of workspace that it needs.
@@ -165,8 +172,8 @@ void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t s
 }
 
 template <class Float>
-void* pointer(const Float* tensor) {
-  return const_cast<std::remove_const_t<Float>*>(tensor);
+void* pointer(const Heads<const Float>& heads) {
+  return const_cast<Float*>(heads.data);
 }
 
 }  // namespace
@@ -178,10 +185,11 @@ std::string library_attention_name() {
 }
 
 template <class Float>
-std::string plan_library_attention(int batch, int seq_len, int heads, int head_size) {
+std::string plan_library_attention(const AttentionSizes& sizes, const AttentionStrides& strides) {
   Context& c = context();
-  const Shape shape = shape_of<Float>(batch, seq_len, heads, head_size);
+  const Shape shape = shape_of<Float>(sizes, strides);
   if (c.plans.count(shape)) return "";
+  if (sizes.causal && sizes.past != 0) return library_attention_name() + " is not asked for queries after past keys";
   try {
     if (!c.handle) require(cudnnCreate(&c.handle));
     Plan& plan = c.plans[shape];
@@ -196,8 +204,8 @@ std::string plan_library_attention(int batch, int seq_len, int heads, int head_s
 }
 
 template <class Float>
-bool library_attention_is_planned(int batch, int seq_len, int heads, int head_size) {
-  return context().plans.count(shape_of<Float>(batch, seq_len, heads, head_size));
+bool library_attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& strides) {
+  return context().plans.count(shape_of<Float>(sizes, strides));
 }
 
 size_t library_attention_workspace_bytes() { return context().most_bytes; }
@@ -208,31 +216,30 @@ void use_library_attention_workspace(void* workspace, size_t bytes) {
 }
 
 template <class Float>
-void library_attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads,
-                               int head_size, cudaStream_t stream) {
-  const Shape s = shape_of<Float>(batch, seq_len, heads, head_size);
-  run("attention forward", context().plans.at(s).forward,
-      {{Q, pointer(qkv)}, {K, pointer(qkv + s.channels())}, {V, pointer(qkv + 2 * s.channels())}, {OUT, out}, {LSE, lse}},
-      stream);
+void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
+                               const AttentionSizes& sizes, cudaStream_t stream) {
+  run("attention forward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))).forward,
+      {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, out.data}, {LSE, lse}}, stream);
 }
 
 template <class Float>
-void library_attention_backward(Float* dqkv, const Float* dout, const Float* out, const Float* qkv, const float* lse,
-                                int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
-  const Shape s = shape_of<Float>(batch, seq_len, heads, head_size);
-  const int64_t C = s.channels();
-  run("attention backward", context().plans.at(s).backward,
-      {{Q, pointer(qkv)}, {K, pointer(qkv + C)}, {V, pointer(qkv + 2 * C)}, {OUT, pointer(out)}, {DOUT, pointer(dout)},
-       {LSE, pointer(lse)}, {DQ, dqkv}, {DK, dqkv + C}, {DV, dqkv + 2 * C}},
+void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
+                                const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
+                                const AttentionSizes& sizes, cudaStream_t stream) {
+  run("attention backward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))).backward,
+      {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, pointer(out)}, {DOUT, pointer(dout)},
+       {LSE, const_cast<float*>(lse)}, {DQ, dqkv.q.data}, {DK, dqkv.k.data}, {DV, dqkv.v.data}},
       stream);
 }
 
 // The instances that kernels/attention.cuh uses.
-#define GPT_ATTENTION(Float)                                                                                         \
-  template std::string plan_library_attention<Float>(int, int, int, int);                                            \
-  template bool library_attention_is_planned<Float>(int, int, int, int);                                             \
-  template void library_attention_forward(Float*, float*, const Float*, int, int, int, int, cudaStream_t);           \
-  template void library_attention_backward(Float*, const Float*, const Float*, const Float*, const float*, int, int, \
-                                           int, int, cudaStream_t);
+#define GPT_ATTENTION(Float)                                                                                          \
+  template std::string plan_library_attention<Float>(const AttentionSizes&, const AttentionStrides&);                 \
+  template bool library_attention_is_planned<Float>(const AttentionSizes&, const AttentionStrides&);                  \
+  template void library_attention_forward(const Heads<Float>&, float*, const QkvHeads<const Float>&,                  \
+                                          const AttentionSizes&, cudaStream_t);                                       \
+  template void library_attention_backward(const QkvHeads<Float>&, const Heads<const Float>&,                         \
+                                           const Heads<const Float>&, const QkvHeads<const Float>&, const float*,     \
+                                           const AttentionSizes&, cudaStream_t);
 GPT_ATTENTION(__nv_bfloat16)
 GPT_ATTENTION(__half)

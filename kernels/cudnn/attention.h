@@ -10,21 +10,24 @@
 #include <cstddef>
 #include <string>
 
+#include "kernels/attention_shape.h"
+
 constexpr bool has_library_attention = true;
 
 std::string library_attention_name();
 
 template <class Float>
-std::string plan_library_attention(int batch, int seq_len, int heads, int head_size);
+std::string plan_library_attention(const AttentionSizes& sizes, const AttentionStrides& strides);
 template <class Float>
-bool library_attention_is_planned(int batch, int seq_len, int heads, int head_size);
+bool library_attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& strides);
 
 size_t library_attention_workspace_bytes();
 void use_library_attention_workspace(void* workspace, size_t bytes);
 
 template <class Float>
-void library_attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads,
-                               int head_size, cudaStream_t stream);
+void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
+                               const AttentionSizes& sizes, cudaStream_t stream);
 template <class Float>
-void library_attention_backward(Float* dqkv, const Float* dout, const Float* out, const Float* qkv, const float* lse,
-                                int batch, int seq_len, int heads, int head_size, cudaStream_t stream);
+void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
+                                const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
+                                const AttentionSizes& sizes, cudaStream_t stream);

@@ -22,12 +22,12 @@ __host__ __device__ constexpr int swizzled(int row, int chunk) {
   return row * HS + (chunk ^ row % 8) * 8;
 }
 
-// The rows of one head in a packed tensor.
+// The rows of one head in a tensor.
 template <class T>
 struct HeadRows {
   T* first;
   int stride;  // elements from row to row
-  int seq_len, head_size;
+  int count, head_size;
   __device__ T* operator[](int row) const { return first + int64_t(row) * stride; }
 };
 
@@ -41,7 +41,7 @@ __device__ inline void copy_tile(T* tile, const HeadRows<const T>& from, int fir
   const bool inside_head = 8 * chunk < from.head_size;
 #pragma unroll
   for (int r = 0; r < rows; r += step) {
-    const bool inside = inside_head && first + row + r < from.seq_len;
+    const bool inside = inside_head && first + row + r < from.count;
     copy_async<16>(tile + swizzled<HS>(row + r, chunk), source, inside);
     source += int64_t(step) * from.stride;
   }
@@ -174,12 +174,12 @@ __device__ inline float quad_max(float value) {
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// Stores factor · row r of x to row first + r of `to`, for rows below seq_len and columns below head_size.
+// Stores factor · row r of x to row first + r of `to`, for rows below its count and columns below head_size.
 template <int HS, int M, class T>
 __device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor) {
   const int lane_column = threadIdx.x % 4 * 2;
   for_each_row<M>([&](int row, int m, int half) {
-    if (first + row >= to.seq_len) return;
+    if (first + row >= to.count) return;
 #pragma unroll
     for (int n = 0; n < HS / 8; ++n) {
       const float pair[2] = {factor * x[m][n][2 * half], factor * x[m][n][2 * half + 1]};

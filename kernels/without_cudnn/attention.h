@@ -7,16 +7,18 @@
 #include <cstddef>
 #include <string>
 
+#include "kernels/attention_shape.h"
+
 constexpr bool has_library_attention = false;
 
 inline std::string library_attention_name() { return "no library"; }
 
 template <class Float>
-std::string plan_library_attention(int, int, int, int) {
+std::string plan_library_attention(const AttentionSizes&, const AttentionStrides&) {
   return "this program was built without cuDNN";
 }
 template <class Float>
-bool library_attention_is_planned(int, int, int, int) {
+bool library_attention_is_planned(const AttentionSizes&, const AttentionStrides&) {
   return false;
 }
 
@@ -24,7 +26,8 @@ inline size_t library_attention_workspace_bytes() { return 0; }
 inline void use_library_attention_workspace(void*, size_t) {}
 
 template <class Float>
-void library_attention_forward(Float*, float*, const Float*, int, int, int, int, cudaStream_t) {}
+void library_attention_forward(const Heads<Float>&, float*, const QkvHeads<const Float>&, const AttentionSizes&,
+                               cudaStream_t) {}
 template <class Float>
-void library_attention_backward(Float*, const Float*, const Float*, const Float*, const float*, int, int, int, int,
-                                cudaStream_t) {}
+void library_attention_backward(const QkvHeads<Float>&, const Heads<const Float>&, const Heads<const Float>&,
+                                const QkvHeads<const Float>&, const float*, const AttentionSizes&, cudaStream_t) {}
