@@ -408,7 +408,7 @@ __device__ inline void store_whole_sectors(const HeadRows<T>& to, int first, con
   const int chunk = lane % 8;
 #pragma unroll
   for (int row = lane / 8; row < 64; row += 4)
-    if (first + row < to.seq_len && 8 * chunk < to.head_size)
+    if (first + row < to.count && 8 * chunk < to.head_size)
       *reinterpret_cast<uint4*>(to[first + row] + 8 * chunk) =
           *reinterpret_cast<const uint4*>(tile + swizzled<64>(row, chunk));
 }
