@@ -372,7 +372,7 @@ void Control::add_failure(const Failure& failure, double patience_s) {
   else if (cause.fault == Fault::reported)
     print_error(one_line((alike.empty() ? name_of(cause.rank) + ": " : "") + cause.message));
   else
-    print_error(name_of(cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)));
+    print_error(name_of(cause.rank) + cause.message + (alike.empty() ? "" : "; likewise " + rank_list(alike)) + who_waits());
   const bool reported = cause.fault == Fault::reported;
   send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code) + (reported ? " reported" : ""));
   if (reported) do_last_work();
@@ -424,6 +424,15 @@ std::string Control::where_ranks_are() const {
     table += "\n  " + name_of(rank) + ": " + heartbeats_[size_t(rank)].history;
   }
   return list_groups(ranks_at) + table;
+}
+
+// Of a pipeline, whose stages wait for one another in many places: "; rank 0 (stage 0, ...) in from_next #5 receive of 4096
+// bytes", by the last heartbeats of those who have not failed.
+std::string Control::who_waits() const {
+  RanksAt waiting;
+  for (int rank = 0; ranks_of_a_stage_ && rank < size(); ++rank)
+    if (!failed_[size_t(rank)] && heartbeats_[size_t(rank)].waiting > 0) waiting[heartbeats_[size_t(rank)].place].push_back(rank);
+  return waiting.empty() ? "" : "; " + list_groups(waiting);
 }
 
 void Control::heed_sigterm(double now) {

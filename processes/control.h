@@ -146,6 +146,7 @@ class Control {
   std::string list_groups(const RanksAt& ranks_at) const;
   std::string where_ranks_meet() const;
   std::string where_ranks_are() const;
+  std::string who_waits() const;
   void heed_sigterm(double now);
 
   int rank_ = 0;

@@ -504,6 +504,23 @@ TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the ra
   for (const Outcome& outcome : outcomes) CHECK(outcome.code == 1);
 }
 
+TEST_CASE("a stage that dies: the line says what the others wait for, too") {
+  const int port = free_port();
+  Ranks ranks(4, [&](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 4, port);
+    control->watch(recorder, silence_s, 10);
+    control->name_stages(1);
+    control->barrier();
+    if (rank != 2) recorder.enter("receive", 4096, 1, rank == 3 ? "from_previous" : "from_next");
+    sleep_for(0.9);  // several heartbeats
+    if (rank == 2) raise(SIGKILL);
+    sleep_for(10);
+  });
+  check_one_line(ranks, 2, 1, 4, "train_gpt: rank 2 (stage 2, host ", ") died; rank 3 (stage 3, host ",
+                 ") in from_previous #1 receive of 4096 bytes, ranks 0, 1 in from_next #1 receive of 4096 bytes");
+}
+
 TEST_CASE("an error of a rank in a pipeline names its stage") {
   const int port = free_port();
   Ranks ranks(4, [&](int rank) {
