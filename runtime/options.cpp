@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "parallel/pipeline.h"
 #include "processes/error.h"
 
 namespace {
@@ -30,6 +31,13 @@ auto in_range(Number least, Number most) {
       problem << excerpt(text) << " begins with 0, as octal numbers do: write " << number;
     return problem.str();
   };
+}
+
+template <class Value>
+std::vector<std::string> names_of(const std::map<std::string, Value>& table) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : table) names.push_back(name);
+  return names;
 }
 
 // Flags of features that this version does not have yet. They are known, so that the error message says what is
@@ -156,7 +164,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--pp", o.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
       ->check(in_range(1, ModelShape::most_layers));
   app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
-      ->check(CLI::IsMember({"gpipe", "1f1b", "interleaved", "zb"}));
+      ->check(CLI::IsMember(names_of(pipeline_schedules)));
   app.add_option("--pp-chunks", o.pp_chunks, "of layers, which each stage has in the interleaved schedule")
       ->check(in_range(2, ModelShape::most_layers))->default_str("2");
   app.add_option("--zero", o.zero, "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
