@@ -132,7 +132,7 @@ TEST_CASE("pipelines that cannot be: one line that says what to choose") {
   refuses(interleaved + "2 --pp-chunks 1", 2, {"--pp-chunks", "'1'", "from 2 to"});
   refuses("--pp 2 --pp-chunks 2", 2, {"--pp-chunks 2 needs --pp-schedule interleaved", "1f1b"});
   refuses("--pp 2 --pp-schedule zb --pp-chunks 2", 2, {"--pp-chunks 2 needs --pp-schedule interleaved", "zb"});
-  refuses("--pp 2 --pp-schedule dapple", 2, {"--pp-schedule", "dapple", "gpipe,1f1b,interleaved,zb"});
+  refuses("--pp 2 --pp-schedule dapple", 2, {"--pp-schedule", "dapple", "1f1b,gpipe,interleaved,zb"});
   for (std::string zero : {"2", "3"})
     refuses("--pp 2 --pp-schedule zb --zero " + zero, 4, {"--pp-schedule zb with --zero " + zero, "--zero 0 or 1", "another schedule"});
   for (std::string what : {"gelu", "block"})
