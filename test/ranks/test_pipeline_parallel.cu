@@ -171,13 +171,7 @@ TEST_CASE("logits are those of one rank, on all ranks, of a batch and of a few t
   const std::vector<float> wanted = logits_on(alone, 1);
   for_meshes({8, 8, 40, 211, 16}, 1, [&](Mesh& mesh, int turn) {
     const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1);
-    REQUIRE(actual.size() == wanted.size());
-    double squares = 0, norm = 0;
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      squares += std::pow(double(actual[k]) - wanted[k], 2);
-      norm += std::pow(double(wanted[k]), 2);
-    }
-    CHECK_WITHIN("logits", std::sqrt(squares), logit_bound({8, 8, 40, 211, 16}) * std::sqrt(norm));
+    check_logits(actual, wanted, logit_bound({8, 8, 40, 211, 16}));
   });
 }
 
@@ -205,13 +199,7 @@ TEST_CASE("text from the cache of keys and values: logits are those of one rank 
   const std::vector<float> wanted = logits_on(alone, 1, false);
   for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
     const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1, true);
-    REQUIRE(actual.size() == wanted.size());
-    double squares = 0, norm = 0;
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      squares += std::pow(double(actual[k]) - wanted[k], 2);
-      norm += std::pow(double(wanted[k]), 2);
-    }
-    CHECK_WITHIN("logits", std::sqrt(squares), logit_bound(shape) * std::sqrt(norm));
+    check_logits(actual, wanted, logit_bound(shape));
   });
 }
 
@@ -230,47 +218,14 @@ TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the up
   for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
     const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
     const std::unique_ptr<Model> owner = model_of<float>(options, mesh);
-    Model& model = *owner;
-    for (int rank = 0; rank < rank_count(); ++rank) {
-      CAPTURE(rank);
-      const bool mine = ranks().control->rank() == rank, in_weight = (rank + turn) % 2 || options.store.stage > 1;
-      const std::vector<float> before = own_state(model.store());
-      const int unit = model.tensors().chunks()[0].first + 1;
-      if (in_weight) {
-        const std::vector<Slice> slices = model.store().own_slices();
-        Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == unit; });
-        weight.count = 1;
-        const std::vector<float> value = values_of(model.store(), weight, State::weight);
-        const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
-        model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
-        train_step(model, mesh, 0);
-        model.store().copy_in(block, State::weight, value);
-      } else {
-        train_step(model, mesh, 0, [&] {
-          const float nan = NAN;
-          if (mine) copy_and_wait(model.store().gradients(unit).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
-        });
-      }
-      CHECK(!was_applied(model));
-      CHECK(own_state(model.store()) == before);
-    }
-    train_step(model, mesh, 0);
-    CHECK(was_applied(model));
+    const int unit = owner->tensors().chunks()[0].first + 1;
+    check_nan_on_each_rank(*owner, mesh, unit, unit, [&](int rank) { return (rank + turn) % 2 || options.store.stage > 1; });
   });
 }
 
 TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
   for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
-    ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
-    options.store.loss_scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
-    const std::unique_ptr<Model> owner = model_of<__half>(options, mesh);
-    Model& model = *owner;
-    int left_out = 0;
-    for (train_step(model, mesh, 0); !was_applied(model); train_step(model, mesh, 0)) REQUIRE(++left_out < 20);
-    const LossScale last = model.gradient_summary().scale;
-    const std::vector<float> all = all_values({float(left_out), last.value, float(last.good_steps)});
-    CHECK(left_out > 0);
-    for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 3]);
+    check_loss_scale(options_of(tiny(rank_count()), mesh, turn), mesh);
   });
 }
 

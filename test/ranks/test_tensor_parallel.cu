@@ -180,13 +180,7 @@ TEST_CASE("logits of a batch, and of a few tokens, are those of one rank") {
     const std::vector<std::vector<float>> actual = logits_on(mesh, pieces++);
     for (size_t i = 0; i < wanted.size(); ++i) {
       CAPTURE(i);
-      REQUIRE(actual[i].size() == wanted[i].size());
-      double squares = 0, norm = 0;
-      for (size_t k = 0; k < wanted[i].size(); ++k) {
-        squares += std::pow(double(actual[i][k]) - wanted[i][k], 2);
-        norm += std::pow(double(wanted[i][k]), 2);
-      }
-      CHECK_WITHIN("logits", std::sqrt(squares), logit_bound(small_shape()) * std::sqrt(norm));
+      check_logits(actual[i], wanted[i], logit_bound(small_shape()));
     }
   });
 }
@@ -228,20 +222,7 @@ TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale")
   int turn = rank_count();
   for_meshes(small_shape(), [&](Mesh& mesh) {
     CAPTURE(turn);
-    ModelOptions options = options_of(small_shape(), mesh, turn++);
-    options.store.loss_scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
-    const std::unique_ptr<Model> owner = model_of<__half>(options, mesh);
-    Model& model = *owner;
-    const std::vector<float> before = own_state(model.store());
-    int left_out = 0;
-    for (train_step(model, mesh, 0); !was_applied(model); train_step(model, mesh, 0)) {
-      CHECK(own_state(model.store()) == before);
-      REQUIRE(++left_out < 20);
-    }
-    const LossScale last = model.gradient_summary().scale;
-    const std::vector<float> all = all_values({float(left_out), last.value, float(last.good_steps)});
-    CHECK(left_out > 0);
-    for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 3]);
+    check_loss_scale(options_of(small_shape(), mesh, turn++), mesh);
   });
 }
 
@@ -264,33 +245,7 @@ TEST_CASE_TEMPLATE("a NaN in a weight, or a gradient, of any rank: all ranks lea
   for_meshes(shape, [&](Mesh& mesh) {
     CAPTURE(turn);
     const std::unique_ptr<Model> owner = model_of<T>(options_of(shape, mesh, turn++), mesh);
-    Model& model = *owner;
-    for (int rank = 0; rank < rank_count(); ++rank) {
-      CAPTURE(rank);
-      const bool mine = ranks().control->rank() == rank, in_weight = (rank + turn) % 2;
-      const std::vector<float> before = own_state(model.store());
-      if (in_weight) {
-        // The first weight of a block that this rank keeps: of a matrix that ranks split.
-        const std::vector<Slice> slices = model.store().own_slices();
-        Slice weight = *std::ranges::find_if(slices, [](const Slice& slice) { return slice.tensor->unit == 1; });
-        weight.count = 1;
-        const std::vector<float> value = values_of(model.store(), weight, State::weight);
-        // By all ranks, as it is collective: weights are gathered anew.
-        const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
-        model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
-        train_step(model, mesh, 0);
-        model.store().copy_in(block, State::weight, value);
-      } else {
-        train_step(model, mesh, 0, [&] {
-          const float nan = NAN;
-          if (mine) copy_and_wait(model.store().gradients(0).data + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
-        });
-      }
-      CHECK(!was_applied(model));
-      CHECK(own_state(model.store()) == before);
-    }
-    train_step(model, mesh, 0);
-    CHECK(was_applied(model));
+    check_nan_on_each_rank(*owner, mesh, 1, 0, [&](int rank) { return (rank + turn) % 2; });
   });
 }
 

@@ -373,3 +373,66 @@ void check_16_bit_curves(const std::vector<Curve>& curves, const ModelShape& sha
   check("losses", &Curve::losses, curves[0].losses.size());
   check("norms", &Curve::norms, some_steps);
 }
+
+// ---- what must hold on every mesh
+
+// Of logits, in their norm.
+inline void check_logits(const std::vector<float>& actual, const std::vector<float>& wanted, double bound) {
+  REQUIRE(actual.size() == wanted.size());
+  double squares = 0, norm = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    squares += std::pow(double(actual[i]) - wanted[i], 2);
+    norm += std::pow(double(wanted[i]), 2);
+  }
+  CHECK_WITHIN("logits", std::sqrt(squares), bound * std::sqrt(norm));
+}
+
+// fp16: all ranks leave the same updates out, and have one loss scale.
+inline void check_loss_scale(ModelOptions options, Mesh& mesh) {
+  options.store.loss_scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
+  const std::unique_ptr<Model> owner = model_of<__half>(options, mesh);
+  Model& model = *owner;
+  const std::vector<float> before = own_state(model.store());
+  int left_out = 0;
+  for (train_step(model, mesh, 0); !was_applied(model); train_step(model, mesh, 0)) {
+    CHECK(own_state(model.store()) == before);
+    REQUIRE(++left_out < 20);
+  }
+  const LossScale last = model.gradient_summary().scale;
+  const std::vector<float> all = all_values({float(left_out), last.value, float(last.good_steps)});
+  CHECK(left_out > 0);
+  for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 3]);
+}
+
+// A NaN on one rank after the other, in a weight of a block, or in a gradient of a unit whose gradients stay where they
+// are: all ranks leave the update out, and go on. in_weight(rank): which of the two.
+template <class InWeight>
+void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradient_unit, InWeight in_weight) {
+  for (int rank = 0; rank < ranks().control->size(); ++rank) {
+    CAPTURE(rank);
+    const bool mine = ranks().control->rank() == rank;
+    const std::vector<float> before = own_state(model.store());
+    if (in_weight(rank)) {
+      // The first weight of a block that this rank keeps: of a matrix that ranks split.
+      const std::vector<Slice> slices = model.store().own_slices();
+      Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == block_unit; });
+      weight.count = 1;
+      const std::vector<float> value = values_of(model.store(), weight, State::weight);
+      // By all ranks, as it is collective: weights are gathered anew.
+      const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+      model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
+      train_step(model, mesh, 0);
+      model.store().copy_in(block, State::weight, value);
+    } else {
+      train_step(model, mesh, 0, [&] {
+        const float nan = NAN;
+        float* const gradients = model.store().gradients(gradient_unit).data;
+        if (mine) copy_and_wait(gradients + 77, &nan, 1, cudaMemcpyHostToDevice, test_stream());
+      });
+    }
+    CHECK(!was_applied(model));
+    CHECK(own_state(model.store()) == before);
+  }
+  train_step(model, mesh, 0);
+  CHECK(was_applied(model));
+}
