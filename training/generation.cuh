@@ -34,12 +34,22 @@ class TokenByToken {
     const size_t begin = decodes ? tokens - 1 : first;
     const int count = int(tokens - begin);
     run(texts, begin, count, model_.options().cached_positions ? int(begin - first) : -1);
-    std::vector<std::vector<float>> logits;
-    for (size_t i = 0; i < texts.size(); ++i) logits.push_back(model_.logits(int(i + 1) * count - 1, 1));
-    return logits;
+    return last_logits(int(texts.size()), count);
   }
 
  private:
+  // The logits after the last of `count` tokens of each text. One token each: their rows are neighbours, and the head
+  // computes them together.
+  std::vector<std::vector<float>> last_logits(int texts, int count) {
+    const int at_once = count == 1 ? texts : 1, vocabulary = model_.tensors().shape().vocabulary;
+    std::vector<std::vector<float>> logits;
+    for (int text = 0; text < texts; text += at_once) {
+      const std::vector<float> rows = model_.logits((text + 1) * count - 1, at_once);
+      for (auto row = rows.begin(); row != rows.end(); row += vocabulary) logits.emplace_back(row, row + vocabulary);
+    }
+    return logits;
+  }
+
   // Computes tokens [begin, begin + count) of each text. position: of the first of them in the cache; -1: without a cache.
   void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int position) {
     std::vector<int> inputs;
