@@ -55,16 +55,21 @@ Heads<T> rows_from(Heads<T> heads, int row) {
   return heads;
 }
 
-// The part's rows: queries in qkv (B,S,3,NH,HS), and this rank's own keys too; others' in keys (B,S,2,NH,HS).
+// Where rows lie: this rank's in tensors (B,S,3,NH,HS) and (B,S,NH,HS), others' keys in (B,S,2,NH,HS).
+inline AttentionStrides ring_strides(const RingStep& step, const AttentionSizes& own) {
+  AttentionStrides strides = packed_strides(own.keys, own.channels());
+  if (!step.is_first()) strides.k = strides.v = {2 * strides.out.row, 2 * strides.out.sample};
+  return strides;
+}
+
+// The part's queries in qkv, and its keys and values, there too or in `keys`.
 template <class T>
 QkvHeads<T> ring_heads(const RingStep& step, T* qkv, T* keys, const AttentionSizes& own) {
   const int channels = own.channels();
+  const AttentionStrides strides = ring_strides(step, own);
   QkvHeads<T> heads = packed_qkv(qkv, own.keys, channels);
   heads.q = rows_from(heads.q, ring_part(step, own).first_query);
-  if (step.is_first()) return heads;
-  const HeadStrides strides{2 * channels, int64_t(own.keys) * 2 * channels};
-  heads.k = {keys, strides};
-  heads.v = {keys + channels, strides};
+  if (!step.is_first()) heads.k = {keys, strides.k}, heads.v = {keys + channels, strides.v};
   return heads;
 }
 
