@@ -13,6 +13,9 @@
 // rest by rows. With one rank r = R, c = C, Vs is V rounded up to a multiple of 128, and tp_ only calls the product that it
 // is given.
 //
+// Ranks may also split the sequences between them (cp_: parallel/context_parallel.cuh). Then T counts this rank's tokens of
+// a sample, and only attention, the positions and the text that is generated know of the others.
+//
 // p pipeline stages may split the layers between them: a pass computes one chunk of layers, which begins with what the stage
 // before has sent, or with the embedding, and ends by sending to the stage after, or with the head (parallel/pipeline.h).
 //
@@ -110,13 +113,13 @@ class GPT final : public Model {
     int B, T, R, r, C, c, NH, HS, Vs;
     size_t elements() const { return size_t(r) * size_t(C); }  // of this rank's rows of the residual stream
   };
-  Sizes sizes(int batch_size, int seq_len) const {
+  Sizes sizes(int batch_size, const Positions& positions) const {
     const ModelShape& s = options_.shape;
-    const int N = tp_.size(), R = round_up(batch_size * seq_len, N);
-    return {batch_size, seq_len, R, R / N, s.channels, s.channels / N, s.heads / N, s.head_size(), list_.vocabulary_rows()};
+    const int N = tp_.size(), T = positions.length, R = round_up(batch_size * T, N);
+    return {batch_size, T, R, R / N, s.channels, s.channels / N, s.heads / N, s.head_size(), list_.vocabulary_rows()};
   }
-  Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.seq_len); }
-  Sizes largest() const { return sizes(options_.micro_batch, options_.seq_len); }
+  Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.positions); }
+  Sizes largest() const { return sizes(options_.micro_batch, positions()); }
 
   bool is_pipeline() const { return mesh_.shape().pp > 1; }
   const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
@@ -152,10 +155,10 @@ class GPT final : public Model {
 
   void embedding(const Batch& batch, Float* out, const Sizes& s) {
     const auto w = weights(0, Pass::forward);
-    const Float* const positions = w[wpe] + size_t(std::max(batch.first_position, 0)) * s.C;
+    const Float* const positions = tp_.rank() == 0 ? w[wpe] : nullptr;  // only one rank adds them to the sum
     tp_.then_scatter(out, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
       embedding_forward(rows.of(terms, s.C), batch.inputs + rows.first, w[wte], positions, list_.vocabulary(),
-                        tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
+                        batch.positions, rows.first, rows.count, s.C, stream_);  // (R,C)
     });
   }
 
@@ -279,8 +282,8 @@ class GPT final : public Model {
     // The head has already written its part of wte's gradient, so that is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, list_.vocabulary(), s.B, s.T,
-                       options_.shape.positions, s.C, d.accumulate, stream_);
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, list_.vocabulary(), s.B,
+                       batch.positions, options_.shape.positions, s.C, d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 

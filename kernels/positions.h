@@ -3,10 +3,13 @@
 //
 //   zigzag (Llama 3, arXiv:2407.21783)   2N runs; rank r has runs r and 2N−1−r. The later a query, the more keys it sees:
 //                                        an early run and a late one together are the same work on every rank
-//   neighbours                           N runs; rank r has both halves of run r
+//   neighbours                           N runs; rank r has run r, and its second run is empty
 #pragma once
 
 #include <cuda_runtime.h>
+
+// How ranks that split the sequence compute attention (parallel/context_parallel.cuh).
+enum class ContextMethod { ring, ulysses };
 
 struct Positions {
   int length;         // rows of a sample on this rank
@@ -34,4 +37,10 @@ inline Positions neighbours(int length, int first = 0) { return {length, length,
 inline Positions zigzag(int seq_len, int ranks, int rank) {
   const int run = seq_len / (2 * ranks);
   return ranks == 1 ? neighbours(seq_len) : Positions{2 * run, run, rank * run, (2 * ranks - 1 - rank) * run};
+}
+
+// A ring needs the balance of zigzag. With Ulysses, where every rank sees all queries, neighbours are balanced, and simpler.
+inline Positions positions_of(ContextMethod method, int seq_len, int ranks, int rank) {
+  if (method == ContextMethod::ring) return zigzag(seq_len, ranks, rank);
+  return neighbours(seq_len / ranks, seq_len / ranks * rank);
 }

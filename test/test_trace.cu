@@ -201,7 +201,7 @@ TEST_CASE("a log line says where, what and its statistics") {
   Buffer<__nv_bfloat16> inputs(random_values<__nv_bfloat16>(640)), outputs(640);
   {
     TensorLog log(folder / "log", {.rank = 3, .ranks = 4, .data_parallel = 2, .micro_batch = 8, .tensor_parallel = 2, .pieces = 4,
-                                   .pipeline = 3, .chunks = 2, .zero = 1});
+                                   .context_parallel = 2, .pipeline = 3, .chunks = 2, .zero = 1});
     gelu(floats);
     Profiler::instance().context = {.step = 2, .micro_batch = 5};
     {
@@ -220,7 +220,7 @@ TEST_CASE("a log line says where, what and its statistics") {
   const auto lines = lines_of(folder / "log.rank3");
   REQUIRE(lines.size() == 4);
   CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 4}, {"data_parallel", 2}, {"tensor_parallel", 2}, {"pieces", 4},
-                         {"pipeline", 3}, {"chunks", 2}, {"zero", 1}, {"micro_batch", 8}});
+                         {"context_parallel", 2}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1}, {"micro_batch", 8}});
   double sum = 0, largest = 0;
   for (double x : outputs.numbers()) {
     sum += x;
@@ -334,10 +334,10 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   Buffer<float> dweight(floats(3 * C * C)), dbias(floats(3 * C)), dwpe(floats(P * C)), dwte(floats(Vp * C));
   Buffer<float> first(floats(Vp * C)), second(floats(Vp * C)), factor(floats(1)), masters(floats(Vp * C));
 
-  CHECK(outputs_of([&] { embedding_forward<T>(out, tokens, wte, wte, {0, V}, true, 0, R, S, C, stream); }) ==
+  CHECK(outputs_of([&] { embedding_forward<T>(out, tokens, wte, wte, {0, V}, neighbours(S), 0, R, C, stream); }) ==
         outputs("embedding_forward", {"480" + t}));
   CHECK(outputs_of([&] {
-          embedding_backward<T>(dwte, dwpe, tokens, order, rows, {0, V}, B, S, P, C, true, stream);
+          embedding_backward<T>(dwte, dwpe, tokens, order, rows, {0, V}, B, neighbours(S), P, C, true, stream);
         }) == outputs("embedding_backward", {"384 accumulated fp32"}));
   const auto layernorm = [&](const T* branch) {
     residual_layernorm_forward<T>(out, sum, mean, rstd, rows, branch, bias, bias, R, C, stream);

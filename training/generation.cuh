@@ -55,7 +55,8 @@ class TokenByToken {
     std::vector<int> inputs;
     for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);
     const int rows = round_up(int(inputs.size()), model_.tensors().tp());
-    Batch batch = buffers_.send(inputs.data(), nullptr, int(texts.size()), count, rows);
+    Batch batch = buffers_.send(inputs.data(), nullptr, int(texts.size()), count, neighbours(count), rows);
+    batch.positions = neighbours(count, std::max(position, 0));
     batch.first_position = position;
     const Untimed untimed(position <= 0);  // prompts have many lengths, and timing algorithms for each would not pay off
     for (const Action& action : forwards(model_.stage(), 1)) {
