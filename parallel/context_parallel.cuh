@@ -16,38 +16,37 @@
 // in 16 bits, with 500 TFLOP/s of attention, 2,200 rows over NVLink's 450 GB/s, and 20,000 over 50 GB/s between nodes.
 #pragma once
 
+#include "kernels/positions.h"
 #include "parallel/ring_attention.cuh"
 #include "parallel/ulysses.cuh"
-
-enum class ContextMethod { ring, ulysses };
 
 template <class Float>
 class ContextParallel {
  public:
   // The model runs on `stream`.
   ContextParallel(Communicator& ranks, ContextMethod method, cudaStream_t stream)
-      : ranks_(ranks), is_ring_(method == ContextMethod::ring), stream_(stream), ring_(ranks, stream), ulysses_(ranks, stream) {}
+      : ranks_(ranks), method_(method), stream_(stream), ring_(ranks, stream), ulysses_(ranks, stream) {}
 
   int size() const { return ranks_.size(); }
   int rank() const { return ranks_.rank(); }
 
   // Where this rank's rows of samples of seq_len tokens stand.
-  Positions positions(int seq_len) const { return is_ring_ ? ring_.positions(seq_len) : ulysses_.positions(seq_len); }
+  Positions positions(int seq_len) const { return positions_of(method_, seq_len, size(), rank()); }
 
   // largest: square_attention() of this rank's rows (B, T/N) and the heads of this tensor-parallel rank, for the largest
   // micro-batch. training: backward too.
   void lay_out(Arena& arena, const AttentionSizes& largest, bool training) {
     if (size() == 1) return;
-    if (is_ring_) ring_.lay_out(arena, largest, training);
+    if (is_ring()) ring_.lay_out(arena, largest, training);
     else ulysses_.lay_out(arena, largest);
   }
 
   // Plans attention by a library, for all shapes that these rows need. Returns an empty string, or why it can't do one of
   // them; then our own kernels do.
-  std::string plan(const AttentionSizes& largest) { return is_ring_ ? ring_.plan(largest) : ulysses_.plan(largest); }
+  std::string plan(const AttentionSizes& largest) { return is_ring() ? ring_.plan(largest) : ulysses_.plan(largest); }
 
   // Does forward() keep all rows of this rank's heads for backward()? Else it keeps this rank's rows of all heads.
-  bool keeps_heads() const { return !is_ring_ && size() > 1; }
+  bool keeps_heads() const { return !is_ring() && size() > 1; }
 
   // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
   Float* rows_of_qkv(Float* kept) const { return keeps_heads() ? ulysses_.rows_of_qkv() : kept; }
@@ -57,7 +56,7 @@ class ContextParallel {
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own) {
     if (size() == 1)
       attention_forward(out, lse, static_cast<const Float*>(qkv), own.batch, own.queries, own.heads, own.head_size, stream_);
-    else if (is_ring_) ring_.forward(out, lse, qkv, own);
+    else if (is_ring()) ring_.forward(out, lse, qkv, own);
     else ulysses_.forward(out, heads_out, lse, qkv, own);
   }
 
@@ -66,13 +65,15 @@ class ContextParallel {
                 const float* lse, const AttentionSizes& own) {
     if (size() == 1)
       attention_backward(dqkv, row_dots, dout, out, qkv, lse, own.batch, own.queries, own.heads, own.head_size, stream_);
-    else if (is_ring_) ring_.backward(dqkv, row_dots, dout, out, qkv, lse, own);
+    else if (is_ring()) ring_.backward(dqkv, row_dots, dout, out, qkv, lse, own);
     else ulysses_.backward(dqkv, row_dots, dout, heads_out, qkv, lse, own);
   }
 
  private:
+  bool is_ring() const { return method_ == ContextMethod::ring; }
+
   Communicator& ranks_;
-  bool is_ring_;
+  ContextMethod method_;
   cudaStream_t stream_;
   RingAttention<Float> ring_;
   Ulysses<Float> ulysses_;

@@ -24,7 +24,6 @@
 #include <string>
 
 #include "kernels/device/memory.cuh"
-#include "kernels/positions.h"
 #include "kernels/ring.cuh"
 #include "parallel/collectives.cuh"
 
@@ -33,8 +32,6 @@ class RingAttention {
  public:
   // The model runs on `stream`.
   RingAttention(Communicator& ranks, cudaStream_t stream) : ranks_(ranks), stream_(stream) {}
-
-  Positions positions(int seq_len) const { return zigzag(seq_len, ranks_.size(), ranks_.rank()); }
 
   // largest: attention of this rank's rows, at most. training: backward too.
   void lay_out(Arena& arena, const AttentionSizes& largest, bool training) {

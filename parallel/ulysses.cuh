@@ -21,7 +21,6 @@
 
 #include "kernels/attention.cuh"
 #include "kernels/device/memory.cuh"
-#include "kernels/positions.h"
 #include "kernels/split_heads.cuh"
 #include "parallel/collectives.cuh"
 
@@ -30,11 +29,6 @@ class Ulysses {
  public:
   // The model runs on `stream`.
   Ulysses(Communicator& ranks, cudaStream_t stream) : ranks_(ranks), stream_(stream) {}
-
-  Positions positions(int seq_len) const {
-    const int own = seq_len / ranks_.size();
-    return neighbours(own, ranks_.rank() * own);
-  }
 
   // largest: attention of this rank's rows, at most.
   void lay_out(Arena& arena, const AttentionSizes& largest) {

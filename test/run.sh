@@ -62,6 +62,7 @@ mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
   run test_collectives "" 1
+  run test_context_parallel "" 1
   run test_zero "" 1
   run test_tensor_parallel "" 1
   run test_pipeline_parallel "" 1
@@ -69,6 +70,7 @@ if command -v mpirun > /dev/null; then
   wait
   at_once=1
   for ranks in 2 3 8; do run test_collectives "" $ranks; done
+  for ranks in 2 3 4 8; do run test_context_parallel "" $ranks; done
   for ranks in 2 3 4 8; do run test_zero "" $ranks; done
   for ranks in 2 3 4 8; do run test_sync_check "" $ranks; done
   run test_tp_checkpoint "" 6
@@ -79,6 +81,7 @@ if command -v mpirun > /dev/null; then
     build/cpu*)
       for schedule in reverse random:1; do
         run test_collectives $schedule 3
+        for ranks in 2 4; do run test_context_parallel $schedule $ranks; done
         run test_zero $schedule 3 --test-case='*take turns*'
         for ranks in 2 4; do run test_tensor_parallel $schedule $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
         run test_pipeline_parallel $schedule 4 --test-case='any number*,the gradients*,*few tokens*'

@@ -41,15 +41,6 @@ struct Curve {
   std::vector<DeviceMemory::Category> memory;
 };
 
-// Bytes that left this rank so far; 0 where nobody counts them.
-inline double transport_bytes() {
-#ifdef __NVCC__
-  return 0;
-#else
-  return double(cpu::nccl_bytes_sent());
-#endif
-}
-
 // Launched so far; 0 where nobody counts them.
 inline size_t graphs() {
 #ifdef __NVCC__
