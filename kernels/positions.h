@@ -8,6 +8,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 struct Positions {
   int length;         // rows of a sample on this rank
   int half;           // the first so many of them are the first run, the others the second
@@ -25,6 +27,11 @@ struct Positions {
     if (position >= second && position < second + length - half) return position - second + half;
     return -1;
   }
+
+  // So many rows of a sample stand before this position: its first ones.
+  int before(int position) const {
+    return std::clamp(position - first, 0, half) + std::clamp(position - second, 0, length - half);
+  }
 };
 
 // `length` rows from position `first` on.
@@ -35,3 +42,16 @@ inline Positions zigzag(int seq_len, int ranks, int rank) {
   const int run = seq_len / (2 * ranks);
   return ranks == 1 ? neighbours(seq_len) : Positions{2 * run, run, rank * run, (2 * ranks - 1 - rank) * run};
 }
+
+// The tokens of a text whose keys and values a rank caches: those that it had when the prompt was computed, padded to whole
+// runs; then those that fill up these runs; then every `ranks`th. So of n tokens none has more than ⌈n / 2·ranks⌉·2.
+struct CachedTokens {
+  Positions prompt;
+  int ranks, rank;
+
+  // So many of them stand before this position.
+  int before(int position) const {
+    const int later = position - prompt.length * ranks;  // than the prompt's runs
+    return prompt.before(position) + (later > 0 ? (later - rank + ranks - 1) / ranks : 0);
+  }
+};
