@@ -13,6 +13,9 @@
 // rest by rows. With one rank r = R, c = C, Vs is V rounded up to a multiple of 128, and tp_ only calls the product that it
 // is given.
 //
+// Ranks may also split the sequences between them (cp_: parallel/context_parallel.cuh). Then T counts this rank's tokens of
+// a sample, and only attention, the positions and the text that is generated know of the others.
+//
 // p pipeline stages may split the layers between them: a pass computes one chunk of layers, which begins with what the stage
 // before has sent, or with the embedding, and ends by sending to the stage after, or with the head (parallel/pipeline.h).
 //
@@ -28,7 +31,6 @@
 #include "model.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/cross_entropy.cuh"
-#include "kernels/decode_attention.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
@@ -37,6 +39,7 @@
 #include "kernels/vocabulary_cross_entropy.cuh"
 #include "parallel/stage_links.cuh"
 #include "parallel/tensor_parallel.cuh"
+#include "parallel/text_cache.cuh"
 #include "parallel/zero.cuh"
 
 // The residual stream, as the sum of two tensors.
@@ -81,7 +84,7 @@ class GPT final : public Model {
  public:
   GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream) {
+        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream), texts_(mesh.cp(), options.context_method, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
@@ -90,7 +93,10 @@ class GPT final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
-    if (options.cached_positions) memory_.add("kv cache", [this](Arena& arena) { lay_out_cache(arena); });
+    if (options.cached_positions)
+      memory_.add("kv cache", [this](Arena& arena) {
+        texts_.lay_out(arena, list_.chunks(), options_.samples, options_.cached_positions, largest().NH, largest().HS);
+      });
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
@@ -110,13 +116,13 @@ class GPT final : public Model {
     int B, T, R, r, C, c, NH, HS, Vs;
     size_t elements() const { return size_t(r) * size_t(C); }  // of this rank's rows of the residual stream
   };
-  Sizes sizes(int batch_size, int seq_len) const {
+  Sizes sizes(int batch_size, const Positions& positions) const {
     const ModelShape& s = options_.shape;
-    const int N = tp_.size(), R = round_up(batch_size * seq_len, N);
-    return {batch_size, seq_len, R, R / N, s.channels, s.channels / N, s.heads / N, s.head_size(), list_.vocabulary_rows()};
+    const int N = tp_.size(), T = positions.length, R = round_up(batch_size * T, N);
+    return {batch_size, T, R, R / N, s.channels, s.channels / N, s.heads / N, s.head_size(), list_.vocabulary_rows()};
   }
-  Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.seq_len); }
-  Sizes largest() const { return sizes(options_.micro_batch, options_.seq_len); }
+  Sizes sizes(const Batch& batch) const { return sizes(batch.batch_size, batch.positions); }
+  Sizes largest() const { return sizes(options_.micro_batch, positions()); }
 
   bool is_pipeline() const { return mesh_.shape().pp > 1; }
   const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
@@ -134,7 +140,7 @@ class GPT final : public Model {
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
-    first_position_ = batch.first_position;
+    texts_.begin(batch.cached, batch.added, batch.positions);
     links_.post(batch.action, s.elements());
     if (chunk.first == 0) embedding(batch, a.blocks[0].input, s);                       // (r,C)
     else std::swap(a.blocks[0].input, links_.received(Message::activation));            // (r,C)
@@ -152,10 +158,10 @@ class GPT final : public Model {
 
   void embedding(const Batch& batch, Float* out, const Sizes& s) {
     const auto w = weights(0, Pass::forward);
-    const Float* const positions = w[wpe] + size_t(std::max(batch.first_position, 0)) * s.C;
+    const Float* const positions = tp_.rank() == 0 ? w[wpe] : nullptr;  // only one rank adds them to the sum
     tp_.then_scatter(out, exchange_, s.R, s.C, [&](Float* terms, Rows rows) {
       embedding_forward(rows.of(terms, s.C), batch.inputs + rows.first, w[wte], positions, list_.vocabulary(),
-                        tp_.rank() == 0, rows.first, rows.count, s.T, s.C, stream_);  // (R,C)
+                        batch.positions, rows.first, rows.count, s.C, stream_);  // (R,C)
     });
   }
 
@@ -190,12 +196,9 @@ class GPT final : public Model {
 
   // Of the batch's tokens to each other; or, of one token, to all tokens before it, whose keys and values are in the cache.
   void attention(int layer, const BlockActivations<Float>& a, const Sizes& s) {
-    if (first_position_ >= 0)
-      append_to_cache(caches_[size_t(layer)], a.qkv, s.B, s.T, s.NH, s.HS, first_position_, stream_);
-    if (first_position_ > 0)
-      decode_attention(a.attention, a.qkv, caches_[size_t(layer)], s.B, first_position_ + 1, s.NH, s.HS, decode_workspace_,
-                       stream_);
-    else attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
+    if (texts_.decodes()) return texts_.attend(a.attention, layer, a.qkv, s.B);
+    attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
+    texts_.keep(layer, packed_qkv<const Float>(a.qkv, s.T, s.c), s.B);
   }
 
   // The layer whose weight (inputs,C) is split by rows: out (r,C) = this rank's rows of Σ x·weight over the ranks, + bias.
@@ -279,8 +282,8 @@ class GPT final : public Model {
     // The head has already written its part of wte's gradient, so that is always added to: `accumulate` is for wpe.
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
-    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, list_.vocabulary(), s.B, s.T,
-                       options_.shape.positions, s.C, d.accumulate, stream_);
+    embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, list_.vocabulary(), s.B,
+                       batch.positions, options_.shape.positions, s.C, d.accumulate, stream_);
     store_.gradients_ready(0);
   }
 
@@ -394,7 +397,7 @@ class GPT final : public Model {
 
   // ---- logits for the host
 
-  std::vector<float> logits(int first, int count) override {
+  std::vector<float> logits(int first, int count, int cp_rank) override {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(last_);
     const bool has_head = list_.is_last_stage();
     const Float* table = has_head ? weights(0, Pass::backward)[wte] : nullptr;
@@ -409,7 +412,7 @@ class GPT final : public Model {
         // The shards of all ranks, one after another. Padding comes last.
         Float* whole = logit_row_;  // (N·Vs)
         if (has_head) whole = tp_.gather_values(logit_row_, logits_ + size_t(i) * Vs, size_t(Vs));
-        if (is_pipeline()) tell_all(whole, all_shards);
+        if (is_pipeline() || mesh_.cp().size() > 1) tell_all(whole, all_shards, cp_rank);
         copy_and_wait(row.data(), whole, V, cudaMemcpyDeviceToHost, stream_);
         std::transform(row.begin(), row.begin() + long(V), std::back_inserter(all), [](Float x) { return to_float(x); });
       }
@@ -417,11 +420,11 @@ class GPT final : public Model {
     return all;
   }
 
-  // What the first rank of the last stage has becomes what all ranks have.
-  void tell_all(Float* values, size_t count) {
+  // What the first rank of the last stage with this context-parallel rank has becomes what all ranks have.
+  void tell_all(Float* values, size_t count, int cp_rank) {
     Communicator& world = mesh_.world();
     world.after(stream_);
-    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp);
+    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp + cp_rank * tp_.size());
     world.wait_for_all(stream_);
   }
 
@@ -484,19 +487,6 @@ class GPT final : public Model {
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
-  // For the layers of this rank.
-  void lay_out_cache(Arena& arena) {
-    const Sizes s = largest();
-    const int positions = options_.cached_positions;
-    caches_.resize(size_t(options_.shape.layers));
-    for (const Layers& chunk : list_.chunks())
-      for (int layer = chunk.first; layer < chunk.end(); ++layer) {
-        const size_t count = size_t(options_.samples) * size_t(positions) * size_t(s.c);
-        caches_[size_t(layer)] = {arena.take<Float>(count), arena.take<Float>(count), positions};
-      }
-    decode_workspace_ = arena.take<float>(decode_workspace(options_.samples, positions, s.NH, s.HS));
-  }
-
   void lay_out_tensor_parallel(Arena& arena) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
     for (Float** buffer : {&norm1_, &norm2_, &exchange_}) *buffer = arena.take<Float>(size_t(R) * C);
@@ -508,6 +498,7 @@ class GPT final : public Model {
   ParameterStore<Float> store_;
   TensorParallel<Float> tp_;
   StageLinks<Float> links_;
+  TextCache<Float> texts_;
   std::vector<Activations<Float>> activations_;          // by slot
   Float* logits_ = nullptr;                              // (logit_rows,Vs)
   float* losses_ = nullptr;                              // (R)
@@ -521,10 +512,6 @@ class GPT final : public Model {
   Float* no_bias_ = nullptr;                             // (C) zeros
   Float* logit_row_ = nullptr;                           // (N·Vs)
   RowStatistics* statistics_ = nullptr;                  // (N,logit_rows)
-  // Of generating text
-  int first_position_ = -1;                              // the batch's in the cache; -1: no cache
-  std::vector<KeyValueCache<Float>> caches_;             // by layer
-  float* decode_workspace_ = nullptr;
   char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };

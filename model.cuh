@@ -11,6 +11,7 @@
 
 #include "kernels/device/graph.cuh"
 #include "kernels/device/memory.cuh"
+#include "kernels/positions.h"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 #include "parallel/pipeline.h"
@@ -23,6 +24,7 @@ struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
   Recompute recompute = Recompute::none;
+  ContextMethod context_method = ContextMethod::ring;
   int tp_pieces = 1;               // tensor parallelism sends rows in so many pieces (parallel/tensor_parallel.cuh)
   int chunks = 1;                  // of layers, which each pipeline stage has (parallel/pipeline.h)
   int slots = 1;                   // so many may be between forward and backward at the same time: a micro-batch in a chunk
@@ -36,14 +38,15 @@ struct ModelOptions {
 
 // A micro-batch in the device's memory (training/batch_buffers.cuh puts it there).
 struct Batch {
-  const int* inputs = nullptr;   // (B,T)  token ids
+  const int* inputs = nullptr;   // (B,T)  token ids of this rank's rows
   const int* targets = nullptr;  // (B,T)  the tokens that follow them
-  const int* order = nullptr;    // (B·T)  positions in inputs, sorted by token; all three are for the first and last chunk
-  int batch_size = 0, seq_len = 0;  // B, T
+  const int* order = nullptr;    // (B·T)  rows, sorted by token; all three are for the first and last chunk
+  int batch_size = 0;            // B
+  Positions positions = {};      // of the rows, T for each sample
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;       // backward will follow
   Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
-  int first_position = -1;    // of these tokens in the text that is generated with a cache; -1: without
+  int cached = 0, added = 0;  // with a cache of texts: it has so many tokens of each, and so many are added to it
   float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 
@@ -74,6 +77,12 @@ class Model {
   const DeviceMemory& memory() const { return memory_; }
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
+  // Of the rows that a context-parallel rank, or this one, has in samples of so many tokens.
+  Positions positions(int seq_len, int cp_rank) const {
+    return positions_of(options_.context_method, seq_len, mesh_.cp().size(), cp_rank);
+  }
+  Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
+  Positions positions() const { return positions(options_.seq_len); }
   virtual Parameters& store() = 0;
   // The name of the library that does attention in this build (empty: none), and why it can't do this model's attention
   // (empty: it can).
@@ -149,8 +158,9 @@ class Model {
   float loss() { return sums().loss; }
   GradientSummary gradient_summary() { return read(store().summary()); }
 
-  // Logits (count,V) of rows [first, first + count) of the last forward pass's batch. Waits for the device.
-  virtual std::vector<float> logits(int first, int count) = 0;
+  // Logits (count,V) of rows [first, first + count) that this context-parallel rank has in the last forward pass's batch.
+  // Waits for the device.
+  virtual std::vector<float> logits(int first, int count, int cp_rank = 0) = 0;
 
  protected:
   Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
@@ -181,12 +191,12 @@ class Model {
   using Graphs = std::map<std::pair<const int*, bool>, RecordedWork>;
 
   // Runs the pass, as a graph if it is the same every time. It is not while the store gathers or reduces during the
-  // pass, and where ranks exchange rows. While the profiler wants to see each launch, no graph is used either.
+  // pass, and where ranks exchange data meanwhile. While the profiler wants to see each launch, no graph is used either.
   template <class Pass>
   void launch(Graphs& graphs, const Batch& batch, Pass pass) {
     const Profiler& profiler = Profiler::instance();
     const bool watched = profiler.enabled || profiler.trace || profiler.listener;
-    if (!batch.training || watched || mesh_.tp().size() * mesh_.shape().pp > 1 || !store().is_quiet()) return pass();
+    if (!batch.training || watched || mesh_.exchanges_in_passes() || !store().is_quiet()) return pass();
     if (std::exchange(recorded_weight_, batch.loss_weight) != batch.loss_weight) {
       forward_graphs_.clear();
       backward_graphs_.clear();

@@ -187,7 +187,7 @@ int generate(Job& job) {
   check_micro_batch(o);
   const std::unique_ptr<Model> model = build_model(job, shape, false, o.samples);
   load_initial_weights(job, *model, folder);
-  BatchBuffers buffers(round_up(o.samples * o.seq_len, o.tp), job.stream);
+  BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
   const std::string speed = generate_texts(sampler_of(o, shape, folder), o.samples, TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only
   tracing.finish();
@@ -232,8 +232,9 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   complete_options(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
-  const int dp = control.size() / (options->tp * options->pp);
-  Mesh mesh(control, {.tp = options->tp, .dp = dp, .pp = options->pp}, options->share_gpu, recorder);
+  MeshShape shape = {.tp = options->tp, .cp = options->cp, .pp = options->pp};
+  shape.dp = control.size() / shape.ranks();
+  Mesh mesh(control, shape, options->share_gpu, recorder);
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;

@@ -29,7 +29,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   std::vector<int> tokens;
   for (int i = 0; i < batch * seq_len; ++i) tokens.push_back(int(generator() % unsigned(shape.vocabulary)));
   BatchBuffers buffers(batch * seq_len, stream);
-  const Batch sent = buffers.send(tokens.data(), nullptr, batch, seq_len);
+  const Batch sent = buffers.send(tokens.data(), nullptr, batch, seq_len, neighbours(seq_len));
   model->forward(sent);
   const std::vector<float> logits = model->logits(0, batch * seq_len), ids(tokens.begin(), tokens.end());
   const size_t B = size_t(batch), T = size_t(seq_len), V = size_t(shape.vocabulary);

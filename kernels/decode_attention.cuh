@@ -54,7 +54,6 @@ template <class Float>
 void append_to_cache(const KeyValueCache<Float>& cache, const QkvHeads<const Float>& qkv, int batch, int rows, int first,
                      cudaStream_t stream) {
   const size_t count = size_t(batch) * rows * cache.heads * cache.head_size;
-  if (count == 0) return;
   KernelRange range("append_to_cache", stream, 4.0 * sizeof(Float) * count, 0);
   with_pack<Float>(cache.head_size, [&](auto width) {
     constexpr int N = decltype(width)::value;

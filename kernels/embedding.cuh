@@ -1,13 +1,13 @@
-// Token and position embedding: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:].
+// Token and position embedding: out[row,:] = wte[tokens[row],:] + wpe[position of the row,:].
 //
 // Ranks may share the rows of wte (Megatron-LM: Shoeybi et al., arXiv:1909.08053). Then each adds zeros for tokens that
 // it does not have, one of them adds the positions, and the sum over the ranks is the result. In backward each has the
 // gradient of its own rows of wte, and that of wpe as a whole.
 //
-// Backward adds dout (B,T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
+// Backward adds dout (B·T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
 // timing:
-//   wte: the host sorts the positions b·T+t by token, with a stable sort (sort_by_token). Positions of the same token
-//        then form a run. One block is launched per sorted position: the block at the start of a run adds up the whole
+//   wte: the host sorts the rows b·T+t by token, with a stable sort (sort_by_token). Rows of the same token
+//        then form a run. One block is launched per sorted row: the block at the start of a run adds up the whole
 //        run, the others return at once. Runs are as uneven as word frequencies, and the longest (a twentieth of all
 //        tokens) ends last, so a block loads eight rows at a time.
 //   wpe: one thread owns a pack of columns of one position and adds over b.
@@ -21,17 +21,18 @@
 
 #include "kernels/device/common.cuh"
 #include "kernels/device/part.h"
+#include "kernels/positions.h"
 
 template <class Float, int N>
 __global__ void embedding_forward_kernel(Float* out, const int* tokens, const Float* wte, const Float* wpe,
-                                         VocabularyShard shard, bool positions, int first_row, size_t packs,
-                                         int packs_per_row, int seq_len) {
+                                         VocabularyShard shard, Positions positions, int first_row, size_t packs,
+                                         int packs_per_row) {
   size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   size_t row = i / packs_per_row, column = i % packs_per_row * N, channels = size_t(packs_per_row) * N;
   float token[N] = {}, position[N] = {};
   if (shard.has(tokens[row])) load(wte + (tokens[row] - shard.first) * channels + column, token);
-  if (positions) load(wpe + (first_row + row) % seq_len * channels + column, position);
+  if (wpe) load(wpe + positions.of_row(first_row + int(row)) * channels + column, position);
 #pragma unroll
   for (int k = 0; k < N; ++k) token[k] += position[k];
   store(out + row * channels + column, token);
@@ -75,16 +76,16 @@ __global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, 
 }
 
 template <class Float, int N>
-__global__ void position_embedding_backward_kernel(float* dwpe, const Float* dout, int batch, int seq_len, int channels,
+__global__ void position_embedding_backward_kernel(float* dwpe, const Float* dout, int batch, Positions positions, int channels,
                                                    bool accumulate) {
-  const int position = blockIdx.x;
+  const int position = blockIdx.x, row = positions.row_at(position);
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
     float* out = dwpe + size_t(position) * channels + column;
     float sum[N] = {}, d[N];
     if (accumulate) load(out, sum);
-    if (position < seq_len)
+    if (row >= 0)
       for (int b = 0; b < batch; ++b) {
-        load(dout + (size_t(b) * seq_len + position) * channels + column, d);
+        load(dout + (size_t(b) * positions.length + row) * channels + column, d);
 #pragma unroll
         for (int k = 0; k < N; ++k) sum[k] += d[k];
       }
@@ -92,25 +93,24 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const Float* dou
   }
 }
 
-// out (rows,C); tokens (rows) int32; wte (the shard's rows,C), wpe (positions,C). These are rows first_row, first_row + 1,
-// ... of a batch (B·T,C), whose row r is at position r % T. Tokens that the shard does not have count as zero; positions
-// are added if `positions`.
+// out (rows,C); tokens (rows) int32; wte (the shard's rows,C), wpe (P,C), which is null if positions are not to be added.
+// These are rows first_row, first_row + 1, ... of a batch. Tokens that the shard does not have count as zero.
 template <class Float>
 void embedding_forward(Float* out, const int* tokens, const Float* wte, const Float* wpe, VocabularyShard shard,
-                       bool positions, int first_row, int rows, int seq_len, int channels, cudaStream_t stream) {
+                       Positions positions, int first_row, int rows, int channels, cudaStream_t stream) {
   const size_t count = size_t(rows) * channels;
-  KernelRange range("embedding_forward", stream, (positions ? 3.0 : 2.0) * count * sizeof(Float), count);
+  KernelRange range("embedding_forward", stream, (wpe ? 3.0 : 2.0) * count * sizeof(Float), count);
   range.writes(out, count);
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const size_t packs = count / N;
     embedding_forward_kernel<Float, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(
-        out, tokens, wte, wpe, shard, positions, first_row, packs, channels / N, seq_len);
+        out, tokens, wte, wpe, shard, positions, first_row, packs, channels / N);
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
-// order (count) = the positions 0..count-1 sorted by token, equal tokens in order of position. All in host memory.
+// order (count) = the rows 0..count-1 sorted by token, equal tokens in order of row. All in host memory.
 // A counting sort, because the host does this for every batch.
 inline void sort_by_token(const int* tokens, int count, int* order) {
   // next_position[v]: where in `order` the next token v goes
@@ -121,24 +121,24 @@ inline void sort_by_token(const int* tokens, int count, int* order) {
 }
 
 // dwte (the shard's rows,C)[token of a row] += that row of dout (B·T,C), for tokens that the shard has. dwpe
-// (positions,C) = the sum of dout over the batch, 0 from position T on, or += if `accumulate`. Gradients are float.
+// (P,C) = the sum of dout over the batch, 0 where no row stands, or += if `accumulate`. Gradients are float.
 // tokens, order (B·T) are in device memory; sort_by_token makes order.
 template <class Float>
 void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const Float* dout,
-                        VocabularyShard shard, int batch, int seq_len, int positions, int channels, bool accumulate,
+                        VocabularyShard shard, int batch, Positions positions, int wpe_rows, int channels, bool accumulate,
                         cudaStream_t stream) {
-  const int rows = batch * seq_len;
+  const int rows = batch * positions.length;
   KernelRange range("embedding_backward", stream,
-                    2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * positions * channels,
+                    2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * wpe_rows * channels,
                     2.0 * rows * channels);
-  range.writes(dwpe, size_t(positions) * channels, accumulate);
+  range.writes(dwpe, size_t(wpe_rows) * channels, accumulate);
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const int threads = std::min(round_up(channels / N, 32), 256);
     token_embedding_backward_kernel<Float, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, shard, rows,
                                                                             channels);
     position_embedding_backward_kernel<Float, N>
-        <<<positions, threads, 0, stream>>>(dwpe, dout, batch, seq_len, channels, accumulate);
+        <<<wpe_rows, threads, 0, stream>>>(dwpe, dout, batch, positions, channels, accumulate);
   });
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,7 +1,7 @@
 // The mesh: this rank's place among all ranks, its device, and the groups that it communicates with.
 //
 // Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and pipeline parallelism), so that tensor
-// parallel ranks are neighbours on one node. So far cp has one rank.
+// parallel ranks are neighbours on one node.
 //
 // A pipeline has pp stages, each on ranks of its own. Activations go from a stage to the next, gradients back, and from the
 // last stage on to the first, because a stage may have several parts of the model. A rank has four lanes: it receives from
@@ -74,7 +74,7 @@ inline int take_device(Control& control, const MeshShape& shape, bool may_share)
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one device
 // at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all ranks of a
 // group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a layer waits for
-// (tensor parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream, but for the lanes.
+// (tensor and context parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream, but for the lanes.
 class CommunicationStreams {
  public:
   cudaStream_t inner, outer;
@@ -143,6 +143,7 @@ class Mesh {
   Communicator& world() { return *world_; }  // all ranks
   Communicator& data() { return *data_; }    // ranks with the same part of the model: ZeRO shards over them
   Communicator& tp() { return *tp_; }        // ranks that split the layers of one data-parallel rank between them
+  Communicator& cp() { return *cp_; }        // ranks that split the sequences of one data-parallel rank between them
   Communicator& ends() { return *ends_; }    // the first and the last stage: both have the tied wte; others are alone
 
   // Between stages. With one stage they carry nothing.
@@ -150,6 +151,9 @@ class Mesh {
   Lane& to_next() { return *lanes_[1]; }
   Lane& from_next() { return *lanes_[2]; }
   Lane& to_previous() { return *lanes_[3]; }
+
+  // Do ranks send to each other in the middle of forward and backward, apart from weights and gradients?
+  bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
 
   // The ranks of this rank's stage, among all ranks, in order.
   std::vector<int> stage_ranks() const {
@@ -173,8 +177,8 @@ class Mesh {
   }
 
  private:
-  std::array<Communicator*, 8> groups() const {
-    return {world_.get(),    data_.get(),     tp_.get(),       ends_.get(),
+  std::array<Communicator*, 9> groups() const {
+    return {world_.get(),    data_.get(),     tp_.get(),       cp_.get(),       ends_.get(),
             lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get()};
   }
 
@@ -212,7 +216,7 @@ class Mesh {
   }
 
   void stay_alone() {
-    for (auto* group : {&world_, &data_, &tp_, &ends_}) *group = std::make_unique<Communicator>();
+    for (auto* group : {&world_, &data_, &tp_, &cp_, &ends_}) *group = std::make_unique<Communicator>();
     for (auto& lane : lanes_) lane = std::make_unique<Lane>();
   }
 
@@ -226,6 +230,7 @@ class Mesh {
     if (sharers == ranks) data_ = group("data", comm_, streams_->outer);
     else if (sharers > 1) data_ = group("data", split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
     if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
+    if (shape_.cp > 1) cp_ = group("cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp), streams_->inner);
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
   }
@@ -306,7 +311,7 @@ class Mesh {
   NcclComm comm_;                                  // of all ranks; null: one rank
   std::vector<NcclComm> parts_;                    // of some ranks; all ranks end theirs in the same order, as NCCL may wait
   std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first
-  std::unique_ptr<Communicator> world_, data_, tp_, ends_;
+  std::unique_ptr<Communicator> world_, data_, tp_, cp_, ends_;
   std::array<std::unique_ptr<Lane>, 4> lanes_;  // in the order of their names above
   std::jthread caretaker_;  // declared last, so that it ends before the other members are destroyed
 };

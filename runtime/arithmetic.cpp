@@ -29,7 +29,7 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: ", is_and_was, " samples a step in ", folder, ": give --global-batch ", stored[key].dump(),
                   ", which does not follow --micro-batch and the number of ranks");
     usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
-                "the number of ranks, --micro-batch, --tp, --zero, --recompute, --logit-chunks, and when the run validates, "
+                "the number of ranks, --micro-batch, --tp, --cp, --pp, --zero, --recompute, --logit-chunks, and when the run validates, "
                 "saves, logs, samples or gives up");
   }
 }

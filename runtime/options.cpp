@@ -46,8 +46,7 @@ void add_planned_options(CLI::App& app) {
   struct Planned {
     const char *flag, *feature, *neutral;
   };
-  static const Planned planned[] = {{"--cp", "context parallelism", "1"},
-                                    {"--offload", "offloading", "none"}};
+  static const Planned planned[] = {{"--offload", "offloading", "none"}};
   for (const Planned& p : planned)
     app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
       if (value != p.neutral)
@@ -97,7 +96,7 @@ void add_training_options(CLI::App& app, Options& o) {
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
       ->check(in_range(1, ModelShape::most_positions));
   app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, 1 << 20));
-  app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: --micro-batch times ranks over --tp)")
+  app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: a micro-batch for each group of --tp · --cp ranks)")
       ->check(in_range(1, most_samples));
 
   app.option_defaults()->group("Optimizer");
@@ -161,6 +160,10 @@ void add_run_options(CLI::App& app, Options& o) {
       ->check(in_range(1, 1024));
   app.add_option("--tp-pieces", o.tp_pieces, "in which --tp sends rows: one travels while another is computed")
       ->check(in_range(1, 64));
+  app.add_option("--cp", o.cp, "ranks that split each sample between them, so that none holds all its tokens")
+      ->check(in_range(1, 1024));
+  app.add_option("--cp-method", o.cp_method, "ring: keys travel from rank to rank; ulysses: a rank has all tokens of some heads")
+      ->check(CLI::IsMember({"ring", "ulysses"}));
   app.add_option("--pp", o.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
       ->check(in_range(1, ModelShape::most_layers));
   app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
@@ -242,7 +245,7 @@ void check_batch(const Options& o, int ranks) {
   if (o.global_batch % at_once == 0) return;
   if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
   usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
-              ranks, o.tp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
+              ranks, o.tp * o.cp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
               ", or another number of ranks");
 }
 
@@ -294,6 +297,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
   if (app.count("--steps") && app.count("--train-minutes"))
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
   if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");
+  if (app.count("--cp-method") && o.cp == 1)
+    usage_error("--cp-method ", o.cp_method, " needs --cp: with one rank for a sample no token is elsewhere");
   for (const char* flag : {"--pp-schedule", "--pp-chunks"})
     if (app.count(flag) && o.pp == 1)
       usage_error(flag, " ", app.get_option(flag)->results().back(), " needs --pp: with one stage there is no pipeline");
@@ -356,30 +361,40 @@ void check_mesh(const Options& o, const ModelShape& s) {
                 o.pp_chunks > 1 ? "one of them" : "it");
   if (s.heads % o.tp != 0)
     usage_error("--tp ", o.tp, " does not divide the model's ", s.heads, " heads: choose ", divisors(s.heads));
-  if (!o.generate && int64_t(o.micro_batch) * o.seq_len % o.tp != 0)
-    usage_error("--tp ", o.tp, " does not divide the ", int64_t(o.micro_batch) * o.seq_len, " rows of a micro-batch, --micro-batch ",
-                o.micro_batch, " of --seq-len ", o.seq_len, ": choose a --seq-len that it divides");
+  const bool is_ring = o.cp_method == "ring";
+  if (o.cp > 1 && !is_ring && s.heads / o.tp % o.cp != 0)
+    usage_error("--cp-method ulysses: --cp ", o.cp, " does not divide the ", s.heads / o.tp, " heads",
+                o.tp > 1 ? " of a --tp rank" : "", ": choose ", divisors(s.heads / o.tp), ", or --cp-method ring");
+  if (const int parts = is_ring ? 2 * o.cp : o.cp; o.cp > 1 && o.seq_len % parts != 0)
+    usage_error("--cp ", o.cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ", o.seq_len,
+                ": choose ", o.seq_len < parts ? parts : o.seq_len / parts * parts);
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp);
+  if (!o.generate && rows % o.tp != 0)
+    usage_error("--tp ", o.tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch,
+                " of --seq-len ", o.seq_len, o.cp > 1 ? " over --cp " + std::to_string(o.cp) : "",
+                ": choose a --seq-len that it divides");
 }
 
 void check_micro_batch(const Options& o) {
-  if (int64_t(o.micro_batch) * o.seq_len > std::numeric_limits<int>::max())
-    usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", int64_t(o.micro_batch) * o.seq_len,
-                " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
+  if (const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp); rows > std::numeric_limits<int>::max())
+    usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", rows, " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
 }
 
 void complete_options(Options& o, int all_ranks) {
-  if (all_ranks % o.tp != 0)
-    usage_error("--tp ", o.tp, " does not divide the number of ranks, ", all_ranks, ": choose ", divisors(all_ranks),
-                ", or another number of ranks");
-  const int ranks = all_ranks / o.tp;
-  if (ranks % o.pp != 0)
-    usage_error("--pp ", o.pp, " does not divide the number of ranks", o.tp > 1 ? " over --tp" : "", ", ", ranks, ": choose ",
-                divisors(ranks), ", or another number of ranks");
-  if (int64_t(o.micro_batch) * ranks > most_samples)
-    usage_error("--micro-batch ", o.micro_batch, " on ", ranks, " ranks is more than ", most_samples, " samples: lower it");
-  if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks;
-  check_batch(o, ranks / o.pp);
-  check_pipeline(o, ranks / o.pp);
+  int ranks = all_ranks;  // those that are left for data parallelism
+  std::string over;
+  for (const auto& [flag, count] : {std::pair("--tp", o.tp), {"--cp", o.cp}, {"--pp", o.pp}}) {
+    if (ranks % count != 0)
+      usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ", divisors(ranks),
+                  ", or another number of ranks");
+    ranks /= count;
+    if (count > 1) over += (over.empty() ? " over " : " and ") + std::string(flag);
+  }
+  if (int64_t(o.micro_batch) * ranks * o.pp > most_samples)
+    usage_error("--micro-batch ", o.micro_batch, " on ", ranks * o.pp, " ranks is more than ", most_samples, " samples: lower it");
+  if (o.global_batch == 0) o.global_batch = o.micro_batch * ranks * o.pp;
+  check_batch(o, ranks);
+  check_pipeline(o, ranks);
   if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
   if (o.stochastic_rounding && o.dtype != "bf16")
     usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");

@@ -54,8 +54,8 @@ struct Options {
   bool no_cache = false;
 
   int tp = 1, tp_pieces = 2;
-  int pp = 1, pp_chunks = 1;
-  std::string pp_schedule = "1f1b";
+  int cp = 1, pp = 1, pp_chunks = 1;
+  std::string cp_method = "ring", pp_schedule = "1f1b";
   int zero = 0;
   std::string reduce_dtype = "fp32";
   bool share_gpu = false, check_ranks = false;
@@ -96,7 +96,7 @@ void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::s
 
 void check_shape(const ModelShape& s, int seq_len);
 
-// Fails if the ranks that --tp and --pp ask for cannot split this model and its micro-batches.
+// Fails if the ranks that --tp, --cp and --pp ask for cannot split this model and its micro-batches.
 void check_mesh(const Options& o, const ModelShape& s);
 
 // Fails if the micro-batch has too many rows: kernels count them as int.

@@ -10,7 +10,8 @@
 // inputs, targets: (B,T) of the model's micro-batch; tokens: of the whole step on all ranks.
 inline Batch send_batch(const Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last) {
   static BatchBuffers buffers(1 << 12, test_stream(), 3);  // for two slots
-  Batch batch = buffers.send(inputs, targets, model.options().micro_batch, model.options().seq_len);
+  Batch batch = buffers.send(inputs, targets, model.options().micro_batch, model.options().seq_len,
+                             model.positions());
   batch.first = first;
   batch.last = last;
   batch.loss_weight = float(1 / tokens);
@@ -22,7 +23,7 @@ inline std::vector<float> batch_logits(Model& model, const int* inputs) {
   Batch batch = send_batch(model, inputs, nullptr, 1, true, true);
   batch.loss_weight = 0;
   model.forward(batch);
-  return model.logits(0, batch.batch_size * batch.seq_len);
+  return model.logits(0, batch.batch_size * batch.positions.length);
 }
 
 // Of a part of a tensor: what this rank keeps.

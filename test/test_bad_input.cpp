@@ -83,9 +83,12 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--pp 0", {"--pp", "'0'", "from 1 to 1000"});
   refuses("--pp 2", {"--pp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
   refuses("--pp-schedule gpipe", {"--pp-schedule gpipe needs --pp", "one stage"});
+  refuses("--cp 0", {"--cp", "'0'", "from 1 to 1024"});
+  refuses("--cp 2", {"--cp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
+  refuses("--cp-method ulysses", {"--cp-method ulysses needs --cp"});
   refuses("--pp-chunks 2", {"--pp-chunks 2 needs --pp", "one stage"});
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
-  for (std::string planned : {"--cp 2", "--fp8", "--plan", "--offload optimizer"})
+  for (std::string planned : {"--fp8", "--plan", "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
 
   shell.refuses("$GPT", 2, {"--train is missing"});
@@ -98,7 +101,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
 }
 
 // What follows needs no ranks: their number is given.
-TEST_CASE("pipelines that cannot be: one line that says what to choose") {
+TEST_CASE("meshes that cannot be: one line that says what to choose") {
   const auto message = [](const std::string& arguments, int ranks) -> std::string {
     std::vector<std::string> words = {"train_gpt", "--train", "text"};
     std::istringstream text(arguments);
@@ -123,6 +126,15 @@ TEST_CASE("pipelines that cannot be: one line that says what to choose") {
   };
   refuses("--pp 4", 6, {"--pp 4 does not divide the number of ranks, 6: choose 1, 2, 3 or 6, or another number of ranks"});
   refuses("--pp 4 --tp 2", 12, {"--pp 4 does not divide the number of ranks over --tp, 6: choose 1, 2, 3 or 6"});
+  refuses("--pp 4 --tp 2 --cp 3", 18, {"--pp 4 does not divide the number of ranks over --tp and --cp, 3: choose 1 or 3"});
+  refuses("--cp 4", 6, {"--cp 4 does not divide the number of ranks, 6: choose 1, 2, 3 or 6"});
+  refuses("--cp 4 --seq-len 30", 4, {"--cp 4 cuts samples into 8 equal parts", "--seq-len 30: choose 24"});
+  refuses("--cp 4 --seq-len 6", 4, {"8 equal parts", "--seq-len 6: choose 8"});
+  refuses("--cp 4 --cp-method ulysses --seq-len 30", 4, {"--cp 4 cuts samples into 4 equal parts", "choose 28"});
+  refuses("--cp 4 --cp-method ulysses --heads 6 --channels 96", 4, {"--cp-method ulysses: --cp 4", "6 heads: choose 1, 2, 3 or 6", "--cp-method ring"});
+  refuses("--tp 2 --cp 2 --cp-method ulysses --heads 6 --channels 96", 4, {"--cp 2", "3 heads of a --tp rank: choose 1 or 3"});
+  refuses("--cp 2 --cp-method star", 2, {"--cp-method", "star", "ring,ulysses"});
+  refuses("--tp 4 --cp 2 --seq-len 12 --micro-batch 1", 8, {"--tp 4 does not divide the 6 rows", "--seq-len 12 over --cp 2"});
   refuses("--pp 8 --layers 7", 8, {"--pp 8 needs 8 layers or more, and the model has 7: lower it"});
   const std::string interleaved = "--pp-schedule interleaved --pp ";
   refuses(interleaved + "2 --layers 3", 2, {"--pp 2 with --pp-chunks 2 needs 4 layers or more", "has 3: lower one of them"});

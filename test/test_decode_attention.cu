@@ -110,14 +110,13 @@ void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
                            cache.view, s.batch, keys, workspace, test_stream());
   };
   std::vector<std::unique_ptr<Cache<T>>> caches;
-  std::vector<CachedTokens> cached;
+  std::vector<KeptTokens> kept;
   for (int rank = 0; rank < ranks; ++rank) {
     Cache<T>& cache = *caches.emplace_back(std::make_unique<Cache<T>>(Shape{s.batch, heads, s.head_size, room}, 0));
     cache.view.first_head = share_heads ? rank * heads : 0;
     cache.view.all_heads = s.heads;
-    const int padded = round_up(prompt, 2 * ranks);
-    cached.push_back(share_heads ? CachedTokens{neighbours(padded), 1, 0} : CachedTokens{zigzag(padded, ranks, rank), ranks, rank});
-    const Positions& positions = cached.back().prompt;
+    const Positions positions = share_heads ? neighbours(prompt) : zigzag(prompt, ranks, rank);
+    kept.push_back({positions, share_heads ? 1 : ranks, share_heads ? 0 : rank});
     std::vector<int> rows;
     for (int i = 0; i < positions.length; ++i) rows.push_back(positions.of_row(i) < prompt ? positions.of_row(i) : -1);
     const Buffer<T> rows_d(qkv_of(text, s, rows));
@@ -130,7 +129,7 @@ void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
     int keepers = 0;
     for (int rank = 0; rank < ranks; ++rank) {
       const Cache<T>& cache = *caches[size_t(rank)];
-      const int before = cached[size_t(rank)].before(token), keys = cached[size_t(rank)].before(token + 1);
+      const int before = kept[size_t(rank)].before(token), keys = kept[size_t(rank)].before(token + 1);
       REQUIRE(keys <= room);
       keepers += keys - before;
       append_to_cache<T>(cache.view, packed_qkv<const T>(row.data() + cache.view.first_head * s.head_size, 1, C), s.batch,

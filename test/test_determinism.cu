@@ -75,8 +75,8 @@ TEST_CASE_TEMPLATE("embedding", T, float, __nv_bfloat16) {
   check([&] {
     Buffer<T> out(rows * channels);
     Buffer<float> dwte(random_values<float>(padded * channels)), dwpe(seq_len * channels);
-    embedding_forward<T>(out, tokens_d, wte, wpe, {0, vocabulary}, true, 0, rows, seq_len, channels, test_stream());
-    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout, {0, vocabulary}, batch, seq_len, seq_len, channels, false,
+    embedding_forward<T>(out, tokens_d, wte, wpe, {0, vocabulary}, neighbours(seq_len), 0, rows, channels, test_stream());
+    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout, {0, vocabulary}, batch, neighbours(seq_len), seq_len, channels, false,
                           test_stream());
     return bytes_of(out, dwte, dwpe);
   });

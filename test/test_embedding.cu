@@ -5,13 +5,24 @@
 
 namespace {
 
+// seq_len: of the whole samples, of which rank `rank` of `ranks` has its part.
 struct Shape {
   int batch, seq_len, positions, channels, vocabulary;
+  ContextMethod method = ContextMethod::ring;
+  int ranks = 1, rank = 0;
+
+  Positions rows() const { return positions_of(method, seq_len, ranks, rank); }
+  // Counted out: run r and run 2N−1−r of 2N, or run r of N.
+  size_t position(size_t row) const {
+    const int length = seq_len / ranks, half = length / 2, i = int(row) % length;
+    if (ranks == 1 || method == ContextMethod::ulysses) return size_t(rank * length + i);
+    return size_t(i < half ? rank * half + i : (2 * ranks - 1 - rank) * half + i - half);
+  }
 };
 
 std::vector<int> random_tokens(const Shape& s) {
   std::mt19937 generator(3);
-  std::vector<int> tokens(size_t(s.batch) * s.seq_len);
+  std::vector<int> tokens(size_t(s.batch) * s.seq_len / s.ranks);
   for (int& token : tokens) token = generator() % s.vocabulary;
   tokens.front() = s.vocabulary - 1;
   return tokens;
@@ -25,23 +36,22 @@ void check_forward(const Shape& s, const std::vector<int>& tokens) {
   for (size_t i = 0; i < expected.size(); ++i) {
     const size_t row = i / C, column = i % C;
     const float token = to_float(wte[tokens[row] * C + column]);
-    const float position = to_float(wpe[row % s.seq_len * C + column]);
+    const float position = to_float(wpe[s.position(row) * C + column]);
     expected[i] = from_float<T>(token + position);
   }
   Buffer<int> tokens_d(tokens);
   Buffer<T> wte_d(wte), wpe_d(wpe), out(expected.size());
   const VocabularyShard all = {0, s.vocabulary};
-  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, all, true, 0, int(tokens.size()), s.seq_len, s.channels, test_stream());
+  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, all, s.rows(), 0, int(tokens.size()), s.channels, test_stream());
   CHECK(same_bits(out.get(), expected));
 
   // In two pieces: the second one begins in the middle of a sequence.
   if (!large_shapes) return;
   out.poison();
   const int half = int(tokens.size() + 1) / 2, rest = int(tokens.size()) - half;
-  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, all, true, 0, half, s.seq_len, s.channels, test_stream());
+  embedding_forward<T>(out, tokens_d, wte_d, wpe_d, all, s.rows(), 0, half, s.channels, test_stream());
   if (rest > 0)
-    embedding_forward<T>(out + half * C, tokens_d + half, wte_d, wpe_d, all, true, half, rest, s.seq_len, s.channels,
-                         test_stream());
+    embedding_forward<T>(out + half * C, tokens_d + half, wte_d, wpe_d, all, s.rows(), half, rest, s.channels, test_stream());
   CHECK(same_bits(out.get(), expected));
 }
 
@@ -63,10 +73,10 @@ void check_backward(const Shape& s, const std::vector<int>& tokens, bool accumul
   for (size_t i = 0; i < dout.size(); ++i) {
     const size_t row = i / C, column = i % C;
     dwte[tokens[row] * C + column] += to_float(dout[i]);
-    dwpe[row % s.seq_len * C + column] += to_float(dout[i]);
+    dwpe[s.position(row) * C + column] += to_float(dout[i]);
   }
-  embedding_backward<T>(dwte_d, dwpe_d, tokens_d, order_d, dout_d, {0, s.vocabulary}, s.batch, s.seq_len, s.positions,
-                        s.channels, accumulate, test_stream());
+  embedding_backward<T>(dwte_d, dwpe_d, tokens_d, order_d, dout_d, {0, s.vocabulary}, s.batch, s.rows(), s.positions, s.channels,
+                        accumulate, test_stream());
   CHECK(dwte_d.get() == dwte);
   CHECK(dwpe_d.get() == dwpe);
 }
@@ -91,12 +101,13 @@ void check_forward_of_shards(const Shape& s, const std::vector<VocabularyShard>&
   const auto wte = random_values<T>(s.vocabulary * C), wpe = random_values<T>(s.positions * C, 1, 0, 2);
   Buffer<int> tokens_d(tokens);
   Buffer<T> wte_d(wte), wpe_d(wpe), whole(rows * C);
-  embedding_forward<T>(whole, tokens_d, wte_d, wpe_d, {0, s.vocabulary}, true, 0, rows, s.seq_len, s.channels, test_stream());
+  embedding_forward<T>(whole, tokens_d, wte_d, wpe_d, {0, s.vocabulary}, s.rows(), 0, rows, s.channels, test_stream());
   std::vector<float> sums(rows * C);
   for (size_t rank = 0; rank < shards.size(); ++rank) {
     const auto first = wte.begin() + shards[rank].first * C;
     Buffer<T> own(std::vector<T>(first, first + shards[rank].rows * C)), out(rows * C);
-    embedding_forward<T>(out, tokens_d, own, wpe_d, shards[rank], rank == 0, 0, rows, s.seq_len, s.channels, test_stream());
+    const T* const positions = rank == 0 ? wpe_d.data() : nullptr;
+    embedding_forward<T>(out, tokens_d, own, positions, shards[rank], s.rows(), 0, rows, s.channels, test_stream());
     const std::vector<T> terms = out.get();
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += to_float(terms[i]);
   }
@@ -117,8 +128,7 @@ void check_backward_of_shards(const Shape& s, const std::vector<VocabularyShard>
   Buffer<int> tokens_d(tokens), order_d(order);
   Buffer<T> dout_d(dout);
   const auto backward = [&](float* dwte, float* dwpe, VocabularyShard shard) {
-    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout_d, shard, s.batch, s.seq_len, s.positions, s.channels, false,
-                          test_stream());
+    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout_d, shard, s.batch, s.rows(), s.positions, s.channels, false, test_stream());
   };
   Buffer<float> dwte(before), dwpe(s.positions * C);
   backward(dwte, dwpe, {0, s.vocabulary});
@@ -142,7 +152,7 @@ template <class T>
 void check(const Shape& s) {
   CAPTURE(s.seq_len);
   CAPTURE(s.channels);
-  const std::vector<int> repeated(size_t(s.batch) * s.seq_len, s.vocabulary / 2);
+  const std::vector<int> repeated(random_tokens(s).size(), s.vocabulary / 2);
   for (const std::vector<int>& tokens : {random_tokens(s), repeated}) {
     check_forward<T>(s, tokens);
     check_backward<T>(s, tokens, false);
@@ -159,6 +169,9 @@ TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16, __
   check<T>({2, 1, 2, 515, 30});   // more columns than threads
   check<T>({1, 9, 12, 260, 50});  // packs of 16 bytes in float only
   check<T>({1, 9, 12, 272, 50});  // packs of 64 bytes in float only
+  // A part of each sample
+  check<T>({2, 12, 13, 16, 5, ContextMethod::ring, 3, 1});
+  check<T>({2, 12, 13, 16, 5, ContextMethod::ulysses, 3, 2});
 }
 
 TEST_CASE_TEMPLATE("shards of the vocabulary", T, float, __nv_bfloat16, __half) {

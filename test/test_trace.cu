@@ -334,10 +334,10 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   Buffer<float> dweight(floats(3 * C * C)), dbias(floats(3 * C)), dwpe(floats(P * C)), dwte(floats(Vp * C));
   Buffer<float> first(floats(Vp * C)), second(floats(Vp * C)), factor(floats(1)), masters(floats(Vp * C));
 
-  CHECK(outputs_of([&] { embedding_forward<T>(out, tokens, wte, wte, {0, V}, true, 0, R, S, C, stream); }) ==
+  CHECK(outputs_of([&] { embedding_forward<T>(out, tokens, wte, wte, {0, V}, neighbours(S), 0, R, C, stream); }) ==
         outputs("embedding_forward", {"480" + t}));
   CHECK(outputs_of([&] {
-          embedding_backward<T>(dwte, dwpe, tokens, order, rows, {0, V}, B, S, P, C, true, stream);
+          embedding_backward<T>(dwte, dwpe, tokens, order, rows, {0, V}, B, neighbours(S), P, C, true, stream);
         }) == outputs("embedding_backward", {"384 accumulated fp32"}));
   const auto layernorm = [&](const T* branch) {
     residual_layernorm_forward<T>(out, sum, mean, rstd, rows, branch, bias, bias, R, C, stream);

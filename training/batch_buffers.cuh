@@ -34,17 +34,22 @@ class BatchBuffers {
   const DeviceMemory& memory() const { return memory_; }
 
   // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null:
-  // such a batch does not train. It is filled up with tokens 0 to so many rows, if they are more than batch_size·seq_len.
-  // The batch stays in device memory until as many more batches have been sent as there are buffers.
-  Batch send(const int* inputs, const int* targets, int batch_size, int seq_len, int at_least_rows = 0) {
-    const size_t tokens = size_t(batch_size) * size_t(seq_len), rows = std::max(tokens, size_t(at_least_rows));
+  // such a batch does not train. Of each sample those at `positions` are sent: tokens 0 where a sample has ended. The batch
+  // is filled up with tokens 0 to so many rows, if they are more. It stays in device memory until as many more batches have
+  // been sent as there are buffers.
+  Batch send(const int* inputs, const int* targets, int batch_size, int seq_len, const Positions& positions,
+             int at_least_rows = 0) {
+    const size_t tokens = size_t(batch_size) * size_t(positions.length), rows = std::max(tokens, size_t(at_least_rows));
     turn_ ^= 1;
     issued_[turn_].record(stream_);
     current_ = (current_ + 1) % buffers_.size();
     Buffer& buffer = buffers_[current_];
     CUDA_CHECK(cudaEventSynchronize(buffer.copied));  // the last batch in this pinned buffer has left it
     for (const auto& [from, to] : {std::pair(inputs, buffer.host), std::pair(targets ? targets : inputs, buffer.host + rows)})
-      std::fill_n(std::copy_n(from, tokens, to), rows - tokens, 0);
+      for (size_t row = 0; row < rows; ++row) {
+        const int sample = int(row) / positions.length, position = positions.of_row(int(row));
+        to[row] = row < tokens && position < seq_len ? from[size_t(sample) * size_t(seq_len) + size_t(position)] : 0;
+      }
     sort_by_token(buffer.host, int(rows), buffer.host + 2 * rows);
     // Whoever used this buffer had been issued before the batch before this one was sent.
     CUDA_CHECK(cudaStreamWaitEvent(copies_, issued_[turn_ ^ 1]));
@@ -52,7 +57,7 @@ class BatchBuffers {
     buffer.copied.record(copies_);
     CUDA_CHECK(cudaStreamWaitEvent(stream_, buffer.copied));
     return {.inputs = buffer.device, .targets = buffer.device + rows, .order = buffer.device + 2 * rows,
-            .batch_size = batch_size, .seq_len = seq_len, .training = targets != nullptr};
+            .batch_size = batch_size, .positions = positions, .training = targets != nullptr};
   }
 
  private:

@@ -40,7 +40,7 @@ class Batches {
       : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
         ranks_(job.mesh.shape().dp), micro_batches_(job.micro_batches()), loss_weight_(float(1 / job.tokens_per_step())),
         sent_(size_t(model.options().slots)),
-        buffers_(job.options.micro_batch * job.options.seq_len, job.stream, model.options().slots + 1) {}
+        buffers_(job.options.micro_batch * model.positions().length, job.stream, model.options().slots + 1) {}
 
   // The samples of one global batch.
   class Samples {
@@ -83,7 +83,7 @@ class Batches {
   int number_of(const Action& action) const { return action.micro_batch * ranks_ + dp_rank_; }
 
   Batch load(const Samples& samples, const Action& action) {
-    Batch batch = {.batch_size = options_.micro_batch, .seq_len = options_.seq_len};
+    Batch batch = {.batch_size = options_.micro_batch, .positions = model_.positions()};
     if (model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
     batch.first = action.micro_batch == 0;
     batch.last = action.micro_batch + 1 == micro_batches_;
@@ -100,7 +100,7 @@ class Batches {
       samples.data_.read_sample(samples.order_(samples.first_ + size_t(number_of(action)) * B + b), options_.seq_len,
                                 model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
     if (samples.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
-    return buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len);
+    return buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len, model_.positions());
   }
 
   const Options& options_;

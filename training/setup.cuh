@@ -59,13 +59,14 @@ inline LossScale loss_scale_of(const Options& o) {
 inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, bool training, int samples) {
   const Options& o = job.options;
   const Actions schedule = training ? job.schedule() : Actions();
-  const int rows = o.micro_batch * o.seq_len, chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
+  const int rows = o.micro_batch * (o.seq_len / o.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   std::unique_ptr<Model> model = make_model(
       o.dtype,
       {.shape = shape,
        .micro_batch = o.micro_batch,
        .seq_len = o.seq_len,
        .recompute = training ? recompute_of(o.recompute) : Recompute::block,  // without backward, blocks can share memory
+       .context_method = o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
        .tp_pieces = o.tp_pieces,
        .chunks = o.pp_chunks,
        .slots = std::max(slots_of(schedule), 1),

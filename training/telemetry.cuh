@@ -27,6 +27,10 @@ inline std::string tensor_parallel_text(const Options& o) {
   return "tensor parallel " + std::to_string(o.tp) + ", rows in " + std::to_string(o.tp_pieces) + " pieces, ";
 }
 
+inline std::string context_text(const Options& o) {
+  return o.cp == 1 ? "" : "context parallel " + std::to_string(o.cp) + " (" + o.cp_method + "), ";
+}
+
 inline std::string pipeline_text(const Options& o) {
   if (o.pp == 1) return "";
   return "pipeline of " + std::to_string(o.pp) + " stages (" + o.pp_schedule +
@@ -82,8 +86,8 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
   std::printf("device    %s\n", job.device.c_str());
   if (!model.library_attention().empty()) std::printf("attention %s\n", attention_body(o, model).c_str());
   if (!job.is_alone())
-    std::printf("mesh      %s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
-                pipeline_text(o).c_str(), job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());
+    std::printf("mesh      %s%s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
+                context_text(o).c_str(), pipeline_text(o).c_str(), job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);

@@ -127,7 +127,7 @@ template <class T, int N>
 void gather_positions(EmbeddingBackward<T>& o, cudaStream_t stream) {
   const int threads = std::min(round_up(o.channels / N, 32), 256);
   position_embedding_backward_kernel<T, N><<<o.seq_len, threads, 0, stream>>>(o.dwpe.data(), o.dout.data(), o.batch,
-                                                                              o.seq_len, o.channels, false);
+                                                                              neighbours(o.seq_len), o.channels, false);
 }
 
 template <class T>
@@ -195,8 +195,8 @@ void packs(EmbeddingBackward<T>& o, cudaStream_t stream) {
 
 template <class T>
 void rows_at_once(EmbeddingBackward<T>& o, cudaStream_t stream) {
-  embedding_backward<T>(o.dwte, o.dwpe, o.tokens, o.order, o.dout, {0, o.vocabulary}, o.batch, o.seq_len, o.seq_len,
-                        o.channels, false, stream);
+  embedding_backward<T>(o.dwte, o.dwpe, o.tokens, o.order, o.dout, {0, o.vocabulary}, o.batch, neighbours(o.seq_len),
+                        o.seq_len, o.channels, false, stream);
 }
 
 template <class T>

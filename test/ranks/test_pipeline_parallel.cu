@@ -158,7 +158,7 @@ TEST_CASE("logits are those of one rank, on all ranks, of a batch and of a few t
     BatchBuffers buffers(64, test_stream());
     std::vector<float> logits;
     for (int count : {16, 5, 1}) {
-      Batch batch = buffers.send(tokens.data(), nullptr, 1, count, round_up(count, mesh.tp().size()));
+      Batch batch = buffers.send(tokens.data(), nullptr, 1, count, neighbours(count), round_up(count, mesh.tp().size()));
       for (const Action& action : forwards(model->stage(), 1)) {
         batch.action = action;
         model->run(batch);

@@ -164,7 +164,7 @@ std::vector<std::vector<float>> logits_on(Mesh& mesh, int pieces) {
   std::vector<std::vector<float>> logits = {batch_logits(*model, tokens.data())};
   BatchBuffers buffers(64, test_stream());
   for (int count : {5, 1}) {
-    model->forward(buffers.send(tokens.data(), nullptr, 1, count, round_up(count, mesh.tp().size())));
+    model->forward(buffers.send(tokens.data(), nullptr, 1, count, neighbours(count), round_up(count, mesh.tp().size())));
     logits.push_back(model->logits(count - 1, 1));
   }
   return logits;

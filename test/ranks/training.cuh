@@ -86,7 +86,7 @@ class MicroBatches {
 
  private:
   Batch load(const Action& action) {
-    Batch batch = {.batch_size = model_.options().micro_batch, .seq_len = model_.options().seq_len};
+    Batch batch = {.batch_size = model_.options().micro_batch, .positions = model_.positions()};
     if (model_.tensors().needs_tokens(action.chunk)) batch = send(action.micro_batch);
     batch.first = action.micro_batch == 0;
     batch.last = action.micro_batch + 1 == micro_batches(model_.options(), mesh_);
@@ -106,7 +106,7 @@ class MicroBatches {
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
     }
     BatchBuffers& sender = buffers.try_emplace(int(sent_.size()), 1 << 12, test_stream(), int(sent_.size()) + 1).first->second;
-    return sender.send(inputs.data(), targets.data(), B, T);
+    return sender.send(inputs.data(), targets.data(), B, T, model_.positions());
   }
 
   const Model& model_;
