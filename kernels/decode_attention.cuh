@@ -66,13 +66,13 @@ void append_to_cache(const KeyValueCache<Float>& cache, const QkvHeads<const Flo
 // Block (part, head, sample): parts (count,B,NH,HS+1), each over keys [part·decode_keys, ...).
 template <class Float, int N>
 __global__ void __launch_bounds__(decode_threads)
-decode_attention_kernel(float* parts, Heads<const Float> queries, KeyValueCache<Float> cache, int keys, float scale) {
+decode_attention_kernel(float* parts, const Float* qkv, KeyValueCache<Float> cache, int keys, float scale) {
   constexpr int own_keys = decode_keys / decode_threads;  // of a thread
   __shared__ float maxima[decode_threads], partial_sums[decode_threads], probabilities[decode_keys];
   alignas(64) __shared__ float sums[most_group_sums<N>];
   const int heads = gridDim.y, head = blockIdx.y, sample = blockIdx.z, head_size = cache.head_size;
   const int first = blockIdx.x * decode_keys, count = min(decode_keys, keys - first), thread = threadIdx.x;
-  const Float* q = queries.data + sample * queries.strides.sample + head * head_size;
+  const Float* q = qkv + (size_t(sample) * 3 * cache.all_heads + cache.first_head + head) * head_size;
   const size_t rows = ((size_t(sample) * heads + head) * cache.positions + first) * head_size;
   const Float *k = cache.keys + rows, *v = cache.values + rows;
 
@@ -163,10 +163,10 @@ inline size_t decode_workspace(int batch, int positions, int heads, int head_siz
   return ceil_div(positions, decode_keys) * attention_part(batch, heads, head_size);
 }
 
-// out (B,c), or a part if `is_part`, of all heads, from one query of each sample and the first `keys` keys of the cache; q begins
-// with the cache's first head. head_size is at most most_head_size.
+// out (B,c), or a part if `is_part`, from the queries of qkv (B,3c) and the first `keys` keys of the cache. c counts all heads.
+// head_size is at most most_head_size.
 template <class Float, bool is_part = false>
-void decode_attention(std::conditional_t<is_part, float, Float>* out, const Heads<const Float>& q,
+void decode_attention(std::conditional_t<is_part, float, Float>* out, const Float* qkv,
                       const KeyValueCache<Float>& cache, int batch, int keys, float* workspace, cudaStream_t stream) {
   const int heads = cache.heads, head_size = cache.head_size, count = ceil_div(keys, decode_keys);
   const double read = 2.0 * batch * keys * heads * head_size;
@@ -176,7 +176,7 @@ void decode_attention(std::conditional_t<is_part, float, Float>* out, const Head
   with_pack<Float>(head_size, [&](auto width) {
     constexpr int N = decltype(width)::value;
     if (count > 0)
-      decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_threads, 0, stream>>>(workspace, q, cache, keys, scale);
+      decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_threads, 0, stream>>>(workspace, qkv, cache, keys, scale);
   });
   merge_attention_kernel<is_part><<<dim3(cache.all_heads, batch), head_size, 0, stream>>>(out, workspace, count, heads,
                                                                                   cache.first_head, head_size);

@@ -64,13 +64,11 @@ class TextCache {
   void attend(Float* out, int layer, const Float* qkv, int texts) {
     const KeyValueCache<Float>& cache = caches_[size_t(layer)];
     const int heads = cache.all_heads, head_size = cache.head_size;
-    const QkvHeads<const Float> own = packed_qkv(qkv + cache.first_head * head_size, 1, heads * head_size);
-    keep(layer, own, texts);
-    if (ranks_.size() == 1)
-      return decode_attention(out, own.q, cache, texts, first_ + count_, workspace_, stream_);
+    keep(layer, packed_qkv(qkv + cache.first_head * head_size, 1, heads * head_size), texts);
+    if (ranks_.size() == 1) return decode_attention(out, qkv, cache, texts, first_ + count_, workspace_, stream_);
     const size_t part = attention_part(texts, heads, head_size);
     float* const own_part = parts_ + size_t(ranks_.rank()) * part;
-    decode_attention<Float, true>(own_part, own.q, cache, texts, first_ + count_, workspace_, stream_);
+    decode_attention<Float, true>(own_part, qkv, cache, texts, first_ + count_, workspace_, stream_);
     ranks_.after(stream_);
     ranks_.all_gather(parts_, own_part, part);
     ranks_.wait_for_all(stream_);

@@ -73,7 +73,7 @@ void check(const Shape& s, int keys) {
   Cache<T> cache(s, keys);
   Buffer<T> qkv_d(qkv), out(size_t(s.batch) * s.channels());
   Buffer<float> workspace(decode_workspace(s.batch, s.positions, s.heads, s.head_size));
-  decode_attention<T>(out, packed_qkv<const T>(qkv_d, 1, s.channels()).q, cache.view, s.batch, keys, workspace, test_stream());
+  decode_attention<T>(out, qkv_d, cache.view, s.batch, keys, workspace, test_stream());
   check_attention("out", out.get(), qkv, cache, s, keys);
 }
 
@@ -106,8 +106,12 @@ void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
   Buffer<float> parts(ranks * part), workspace(decode_workspace(s.batch, room, heads, s.head_size));
   Buffer<T> q(qkv), out(size_t(s.batch) * C);
   const auto attend = [&](int rank, const Cache<T>& cache, int keys) {
-    decode_attention<T, true>(parts.data() + rank * part, packed_qkv<const T>(q.data() + cache.view.first_head * s.head_size, 1, C).q,
-                           cache.view, s.batch, keys, workspace, test_stream());
+    decode_attention<T, true>(parts.data() + rank * part, q, cache.view, s.batch, keys, workspace, test_stream());
+  };
+  const auto append = [&](const Cache<T>& cache, const T* rows, int length, int count, int first) {
+    const QkvHeads<const T> own = packed_qkv(rows + cache.view.first_head * s.head_size, length, C);
+    if (count > 0) append_to_cache<T>(cache.view, own, s.batch, count, first, test_stream());
+    CUDA_CHECK(cudaStreamSynchronize(test_stream()));  // the caller's rows end
   };
   std::vector<std::unique_ptr<Cache<T>>> caches;
   std::vector<KeptTokens> kept;
@@ -120,9 +124,7 @@ void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
     std::vector<int> rows;
     for (int i = 0; i < positions.length; ++i) rows.push_back(positions.of_row(i) < prompt ? positions.of_row(i) : -1);
     const Buffer<T> rows_d(qkv_of(text, s, rows));
-    QkvHeads<const T> own = packed_qkv<const T>(rows_d.data() + cache.view.first_head * s.head_size, positions.length, C);
-    append_to_cache<T>(cache.view, own, s.batch, positions.before(prompt), 0, test_stream());
-    CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+    append(cache, rows_d, positions.length, positions.before(prompt), 0);
   }
   for (int token = prompt; token < s.positions; ++token) {
     const Buffer<T> row(qkv_of(text, s, {token}));
@@ -132,8 +134,7 @@ void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
       const int before = kept[size_t(rank)].before(token), keys = kept[size_t(rank)].before(token + 1);
       REQUIRE(keys <= room);
       keepers += keys - before;
-      append_to_cache<T>(cache.view, packed_qkv<const T>(row.data() + cache.view.first_head * s.head_size, 1, C), s.batch,
-                      keys - before, before, test_stream());
+      append(cache, row, 1, keys - before, before);
       attend(rank, cache, keys);
     }
     REQUIRE(keepers == (share_heads ? ranks : 1));
@@ -154,7 +155,7 @@ TEST_CASE("a part without keys is zeros that count nothing; a key that is NaN is
   Cache<float> cache(s, 0);
   Buffer<float> qkv(random_values<float>(size_t(2) * 3 * s.channels())), workspace(attention_part(2, 2, 17)), part(workspace.size());
   const auto attend = [&](int keys) {
-    decode_attention<float, true>(part.data(), packed_qkv<const float>(qkv, 1, s.channels()).q, cache.view, 2, keys, workspace, test_stream());
+    decode_attention<float, true>(part.data(), qkv, cache.view, 2, keys, workspace, test_stream());
     return part.get();
   };
   const std::vector<float> none = attend(0), some = attend(1);
