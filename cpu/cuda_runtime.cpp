@@ -382,6 +382,22 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind, cudaStream_t stream) {
+  if (width == 0 || rows == 0) return cudaSuccess;
+  if (width > to_pitch || width > from_pitch || !cpu::fits(to, (rows - 1) * to_pitch + width) ||
+      !cpu::fits(from, (rows - 1) * from_pitch + width))
+    return remember(cudaErrorInvalidValue);
+  ++cpu::counts.copies;
+  cpu::counts.copied_bytes += rows * width;
+  cpu::enqueue(stream, [=] {
+    for (size_t row = 0; row < rows; ++row)
+      std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    return true;
+  });
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   if (!cpu::fits(to, bytes)) return remember(cudaErrorInvalidValue);
   ++cpu::counts.memsets;

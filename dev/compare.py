@@ -15,6 +15,8 @@ Tensor-parallel ranks have parts of an output, in pieces of rows: counts and sum
 maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. What is one term of a
 sum over the ranks is left out.
 
+Runs with another --cp have other rows on each rank, and gradients that are sums over other rows: they are refused.
+
 The stages of a pipeline have layers of their own. Up to the first update their bits are those of one rank, but for the
 gradient of the tied embedding, which both ends add up (it is left out) and what follows from the norm. Of a pipeline
 the first difference is the first in the order in which one rank computes.
@@ -37,10 +39,10 @@ FORMAT = {  # of a line; the first line of a file has the keys of HEADER
   "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
   "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
 HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int,
-          "pipeline": int, "chunks": int, "zero": int, "micro_batch": int}
+          "context_parallel": int, "pipeline": int, "chunks": int, "zero": int, "micro_batch": int}
 SPLIT = ("tensor_parallel", "pieces")  # what layers' outputs are split by
 STAGES = ("pipeline", "chunks")
-MESH = ("ranks", "data_parallel", *SPLIT, *STAGES)
+MESH = ("ranks", "data_parallel", "context_parallel", *SPLIT, *STAGES)
 EARLIER = 3  # operations shown before the first difference
 # What tensor parallelism changes: operations that write the same with other names; outputs of the head, whose rows have as many
 # zeros at their end as the mesh needs; and outputs that are terms of a sum over ranks, beside those whose line says so
@@ -292,7 +294,9 @@ def pipeline(run):
 def show_run(letter, run):
   lines = sum(len(rank) for rank in run.ranks)
   steps = {line.key[0] for rank in run.ranks for line in rank} - {None}
-  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, {tensor_parallel(run)}{pipeline(run)}data-parallel "
+  context = run.header["context_parallel"]
+  context = f"context-parallel {context}, " if context > 1 else ""
+  print(f"{letter}: {run.name}: ranks {run.header['ranks']}, {tensor_parallel(run)}{context}{pipeline(run)}data-parallel "
         f"{run.header['data_parallel']}, micro-batch {run.header['micro_batch']}, steps {len(steps)}, outputs {lines}")
 
 
@@ -310,6 +314,9 @@ def compare(run_a, run_b, rtol):
   """Prints the report; returns the exit code."""
   compared, only_b = pairs(run_a, run_b)
   headers = run_a.header, run_b.header
+  if differ(*headers, "context_parallel"):
+    fail("the runs split samples differently, --cp {context_parallel} and ".format(**headers[0]) +
+         "{context_parallel}: outputs of other rows have nothing in common, give runs of the same --cp".format(**headers[1]))
   if rtol is None and differ(*headers, *SPLIT):
     fail("the runs split layers or rows differently: checksums of parts have nothing in common, give --rtol")
   verdicts, counts, first = [], collections.Counter(), None

@@ -65,3 +65,21 @@ inline AttentionReference attention_reference(const std::vector<double>& qkv, co
   for (size_t i = 0; i < r.dqkv.size(); ++i) r.dqkv_terms[i] += std::abs(r.dqkv[i]);
   return r;
 }
+
+// Largest |actual − expected| in units of what is allowed: `relative` of the element's terms and `absolute`.
+inline double worst_excess(const std::vector<double>& actual, const std::vector<double>& expected,
+                           const std::vector<double>& terms, double relative, double absolute) {
+  if (actual.size() != expected.size()) return INFINITY;
+  double worst = 0;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const double error = std::abs(actual[i] - expected[i]) / (relative * terms[i] + absolute);
+    if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
+  }
+  return worst;
+}
+
+// Float sums of T and HS terms of random sign: √T and √HS roundings of 6e-8, three times that for the worst of all
+// elements, five times for products of HS, which tensor cores cut instead of rounding.
+inline double attention_sum_error(const AttentionSizes& s) {
+  return 2e-7 * std::sqrt(double(std::max(s.queries, s.keys))) + 3e-7 * std::sqrt(double(s.head_size));
+}

@@ -64,18 +64,6 @@ class PlacedTensor {
   Buffer<T> memory_;
 };
 
-// Largest |actual − expected| in units of what is allowed: `relative` of the element's terms and `absolute`.
-double worst_excess(const std::vector<double>& actual, const std::vector<double>& expected,
-                    const std::vector<double>& terms, double relative, double absolute) {
-  REQUIRE(actual.size() == expected.size());
-  double worst = 0;
-  for (size_t i = 0; i < actual.size(); ++i) {
-    const double error = std::abs(actual[i] - expected[i]) / (relative * terms[i] + absolute);
-    if (!(error <= worst)) worst = std::isnan(error) ? INFINITY : error;
-  }
-  return worst;
-}
-
 // Which body: the one that attention_forward and attention_backward choose of our own, that for tensor cores, which the
 // CPU device emulates, or the library's.
 enum class Body { chosen, tensor_cores, library };
@@ -115,12 +103,6 @@ Results run(const Sizes& s, Body body, const std::vector<T>& qkv, const std::vec
   return r;
 }
 
-// Float sums of T and HS terms of random sign: √T and √HS roundings of 6e-8, three times that for the worst of all
-// elements, five times for products of HS, which tensor cores cut instead of rounding.
-double sum_error(const Sizes& s) {
-  return 2e-7 * std::sqrt(double(seq_len_of(s))) + 3e-7 * std::sqrt(double(s.head_size));
-}
-
 template <class T>
 struct Inputs {
   explicit Inputs(const Sizes& s)
@@ -142,7 +124,7 @@ void check(const Sizes& s, Body body, const Layouts& layouts = {}) {
   const Results r = run<T, Gradient>(s, body, inputs.qkv, inputs.dout, layouts);
   // The sums, and the roundings of P, dS and results to T: at most u of the element's terms. Backward repeats the
   // forward pass and has three more such sums.
-  const double f = sum_error(s), u = rounding<T>;
+  const double f = attention_sum_error(s), u = rounding<T>;
   CHECK_CLOSE(r.lse, expected.lse, 1.0, f);
   CHECK_WITHIN("out", worst_excess(r.out, expected.out, expected.out_terms, u + f, f), 1);
   CHECK_WITHIN("dqkv", worst_excess(r.dqkv, expected.dqkv, expected.dqkv_terms, u + 4 * f, 4 * f), 1);
@@ -282,7 +264,7 @@ void check_parts(const Sizes& s, int cut) {
   for (size_t i = 0; i < both.size(); ++i)
     if (const bool of_query = i / C % 3 == 0; of_query) merged.dqkv[i] += both[i];
     else merged.dqkv[i] = both[i];
-  const double f = sum_error(s), u = rounding<T>;  // each weight in the merged sum is off by 2f at most
+  const double f = attention_sum_error(s), u = rounding<T>;  // each weight in the merged sum is off by 2f at most
   CHECK_CLOSE(merged.lse, expected.lse, 1.0, f);
   CHECK_WITHIN("out", worst_excess(merged.out, expected.out, expected.out_terms, u + 3 * f, f), 1);
   CHECK_WITHIN("dqkv", worst_excess(merged.dqkv, expected.dqkv, expected.dqkv_terms, u + 4 * f, 4 * f), 1);

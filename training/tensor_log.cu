@@ -26,8 +26,8 @@ TensorLog::TensorLog(const std::string& file, const TensorLogRank& r)
     : path_(r.rank ? file + ".rank" + std::to_string(r.rank) : file), file_(path_, std::ios::binary),
       is_pipeline_(r.pipeline > 1), most_lines_(most_lines_of(r)) {
   file_ << Json{{"rank", r.rank}, {"ranks", r.ranks}, {"data_parallel", r.data_parallel},
-                {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"pipeline", r.pipeline},
-                {"chunks", r.chunks}, {"zero", r.zero}, {"micro_batch", r.micro_batch}} << '\n';
+                {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"context_parallel", r.context_parallel},
+                {"pipeline", r.pipeline}, {"chunks", r.chunks}, {"zero", r.zero}, {"micro_batch", r.micro_batch}} << '\n';
   flush();
   // All of it now: to allocate memory may wait for the device, too.
   CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * workspace_count) * sizeof(TensorStatistics)));

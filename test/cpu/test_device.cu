@@ -365,6 +365,16 @@ TEST_CASE("cooperative groups: tiles of a block") {
 
 // ---- memory
 
+TEST_CASE("memory: rows that are apart are copied in their stream's order, and counted") {
+  Buffer<int> from(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}), to(std::vector<int>(8));
+  const cpu::Counts before = cpu::counts;
+  CUDA_CHECK(cudaMemcpy2DAsync(to, 16, from + 1, 12, 8, 2, cudaMemcpyDeviceToDevice, test_stream()));
+  const cpu::Counts counts = cpu::counts - before;
+  CHECK(counts.copies == 1);
+  CHECK(counts.copied_bytes == 16);
+  CHECK(to.get() == std::vector<int>{2, 3, 0, 0, 5, 6, 0, 0});
+}
+
 TEST_CASE("memory: what is refused") {
   int* p = nullptr;
   CHECK(cudaMalloc(&p, size_t(1) << 60) == cudaErrorMemoryAllocation);
@@ -384,6 +394,16 @@ TEST_CASE("memory: what is refused") {
   CHECK(cudaMemset(device + 9, 0, 4) == cudaSuccess);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);  // a later success does not reset it
   CHECK(device.get() == std::vector<int>{1, 1, 1, 1, 1, 1, 1, 1, 1, 0});
+
+  const auto copy_rows = [&](const int* from, size_t pitch, size_t width, size_t rows) {
+    return cudaMemcpy2DAsync(other, 12, from, pitch, width, rows, cudaMemcpyDeviceToDevice, test_stream());
+  };
+  CHECK(copy_rows(device + 2, 16, 8, 3) == cudaErrorInvalidValue);  // reads past the end
+  CHECK(copy_rows(device, 4, 4, 4) == cudaSuccess);
+  CHECK(copy_rows(device, 4, 4, 5) == cudaErrorInvalidValue);       // writes past the end
+  CHECK(copy_rows(device, 4, 8, 2) == cudaErrorInvalidValue);       // rows are longer than the pitch
+  CHECK(copy_rows(device, 4, 4, 0) == cudaSuccess);
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
 
   int on_the_stack;
   CHECK(cudaFree(&on_the_stack) == cudaErrorInvalidValue);

@@ -1,0 +1,106 @@
+// DeepSpeed-Ulysses (Jacobs et al., arXiv:2309.14509): for attention alone, ranks that split the sequence split the heads
+// instead. Before it an all-to-all gives each rank all rows of its heads, after it another one gives back its own rows of all
+// heads. In between is attention of one rank, bit for bit.
+//
+//              own rows, all heads              all rows, own heads             own rows, all heads
+//   rank 0     rows 0   ┌ h0 h1 h2 h3           rows 0..1  h0 h1                rows 0    h0 h1 h2 h3
+//   rank 1     rows 1   └ h0 h1 h2 h3   ──►     rows 0..1        h2 h3   ──►    rows 1    h0 h1 h2 h3
+//                         qkv                              qkv, out                       out
+//
+// Rank r has the r-th run of each sample, so that runs that arrive lie in their natural order: each sample is a message of
+// its own, and only the side of all heads needs a kernel (kernels/split_heads.cuh). Backward goes the same way with dout
+// and dqkv. Nothing hides these exchanges.
+//
+// R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
+//   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out
+// Ring attention sends (N−1)·2·R·c·w forward, so N/2 times as much, but behind its products, and it needs no heads to split.
+// Memory, for all layers together: 6·R·c·w.
+#pragma once
+
+#include <string>
+
+#include "kernels/attention.cuh"
+#include "kernels/device/memory.cuh"
+#include "kernels/positions.h"
+#include "kernels/split_heads.cuh"
+#include "parallel/collectives.cuh"
+
+template <class Float>
+class Ulysses {
+ public:
+  // The model runs on `stream`.
+  Ulysses(Communicator& ranks, cudaStream_t stream) : ranks_(ranks), stream_(stream) {}
+
+  Positions positions(int seq_len) const {
+    const int own = seq_len / ranks_.size();
+    return neighbours(own, ranks_.rank() * own);
+  }
+
+  // largest: attention of this rank's rows, at most.
+  void lay_out(Arena& arena, const AttentionSizes& largest) {
+    const size_t values = 3 * size_t(largest.batch) * largest.queries * largest.channels();
+    rows_ = arena.take<Float>(values);
+    messages_ = arena.take<Float>(values);
+  }
+
+  // Plans attention by a library. Returns an empty string, or why it can't do it.
+  std::string plan(const AttentionSizes& own) {
+    const AttentionSizes heads = of_own_heads(own);
+    return plan_attention<Float>(heads, packed_strides(heads.queries, heads.channels()));
+  }
+
+  // This rank's rows (R,3c) before forward().
+  Float* rows_of_qkv() const { return rows_; }
+
+  // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
+  // qkv (B,T,3c/N).
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own) {
+    const AttentionSizes heads = of_own_heads(own);
+    rows_to_heads(qkv, rows_, messages_, 3, own);
+    attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads, heads.head_size,
+                      stream_);
+    heads_to_rows(out, heads_out, messages_, 1, own);
+  }
+
+  // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
+  void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
+                const AttentionSizes& own) {
+    const AttentionSizes heads = of_own_heads(own);
+    Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
+    rows_to_heads(heads_dout, dout, messages_, 1, own);
+    attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
+                       heads.queries, heads.heads, heads.head_size, stream_);
+    heads_to_rows(dqkv, heads_dqkv, rows_, 3, own);
+  }
+
+ private:
+  AttentionSizes of_own_heads(const AttentionSizes& own) const {
+    return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
+  }
+  // Elements of a message: a sample's rows of one rank, and the heads of one rank.
+  size_t message(int parts, const AttentionSizes& own) const {
+    return size_t(own.queries) * parts * own.channels() / ranks_.size();
+  }
+
+  // heads (B,T,parts,c/N) from the ranks' rows (R,parts,c), by way of messages (N,B,T/N,parts,c/N).
+  void rows_to_heads(Float* heads, const Float* rows, Float* messages, int parts, const AttentionSizes& own) {
+    split_heads(messages, rows, size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(), stream_);
+    ranks_.after(stream_);
+    ranks_.all_to_all(heads, MessageOrder::by_message, static_cast<const Float*>(messages), MessageOrder::by_rank,
+                      message(parts, own), own.batch);
+    ranks_.wait_for_all(stream_);
+  }
+
+  // The way back.
+  void heads_to_rows(Float* rows, const Float* heads, Float* messages, int parts, const AttentionSizes& own) {
+    ranks_.after(stream_);
+    ranks_.all_to_all(messages, MessageOrder::by_rank, heads, MessageOrder::by_message, message(parts, own), own.batch);
+    ranks_.wait_for_all(stream_);
+    join_heads(rows, static_cast<const Float*>(messages), size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(),
+               stream_);
+  }
+
+  Communicator& ranks_;
+  cudaStream_t stream_;
+  Float *rows_ = nullptr, *messages_ = nullptr;  // (R,3c) each
+};
