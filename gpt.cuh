@@ -31,7 +31,6 @@
 #include "model.cuh"
 #include "kernels/attention.cuh"
 #include "kernels/cross_entropy.cuh"
-#include "kernels/decode_attention.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
@@ -40,6 +39,7 @@
 #include "kernels/vocabulary_cross_entropy.cuh"
 #include "parallel/stage_links.cuh"
 #include "parallel/tensor_parallel.cuh"
+#include "parallel/text_cache.cuh"
 #include "parallel/zero.cuh"
 
 // The residual stream, as the sum of two tensors.
@@ -84,7 +84,7 @@ class GPT final : public Model {
  public:
   GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream) {
+        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream), texts_(mesh.cp(), options.context_method, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention)
@@ -93,7 +93,10 @@ class GPT final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
-    if (options.cached_positions) memory_.add("kv cache", [this](Arena& arena) { lay_out_cache(arena); });
+    if (options.cached_positions)
+      memory_.add("kv cache", [this](Arena& arena) {
+        texts_.lay_out(arena, list_.chunks(), options_.samples, options_.cached_positions, largest().NH, largest().HS);
+      });
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
@@ -137,7 +140,7 @@ class GPT final : public Model {
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
-    first_position_ = batch.first_position;
+    texts_.begin(batch.cached, batch.added, batch.positions);
     links_.post(batch.action, s.elements());
     if (chunk.first == 0) embedding(batch, a.blocks[0].input, s);                       // (r,C)
     else std::swap(a.blocks[0].input, links_.received(Message::activation));            // (r,C)
@@ -193,12 +196,9 @@ class GPT final : public Model {
 
   // Of the batch's tokens to each other; or, of one token, to all tokens before it, whose keys and values are in the cache.
   void attention(int layer, const BlockActivations<Float>& a, const Sizes& s) {
-    if (first_position_ >= 0)
-      append_to_cache(caches_[size_t(layer)], a.qkv, s.B, s.T, s.NH, s.HS, first_position_, stream_);
-    if (first_position_ > 0)
-      decode_attention(a.attention, a.qkv, caches_[size_t(layer)], s.B, first_position_ + 1, s.NH, s.HS, decode_workspace_,
-                       stream_);
-    else attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
+    if (texts_.decodes()) return texts_.attend(a.attention, layer, a.qkv, s.B);
+    attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
+    texts_.keep(layer, packed_qkv<const Float>(a.qkv, s.T, s.c), s.B);
   }
 
   // The layer whose weight (inputs,C) is split by rows: out (r,C) = this rank's rows of Σ x·weight over the ranks, + bias.
@@ -397,7 +397,7 @@ class GPT final : public Model {
 
   // ---- logits for the host
 
-  std::vector<float> logits(int first, int count) override {
+  std::vector<float> logits(int first, int count, int cp_rank) override {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(last_);
     const bool has_head = list_.is_last_stage();
     const Float* table = has_head ? weights(0, Pass::backward)[wte] : nullptr;
@@ -412,7 +412,7 @@ class GPT final : public Model {
         // The shards of all ranks, one after another. Padding comes last.
         Float* whole = logit_row_;  // (N·Vs)
         if (has_head) whole = tp_.gather_values(logit_row_, logits_ + size_t(i) * Vs, size_t(Vs));
-        if (is_pipeline()) tell_all(whole, all_shards);
+        if (is_pipeline() || mesh_.cp().size() > 1) tell_all(whole, all_shards, cp_rank);
         copy_and_wait(row.data(), whole, V, cudaMemcpyDeviceToHost, stream_);
         std::transform(row.begin(), row.begin() + long(V), std::back_inserter(all), [](Float x) { return to_float(x); });
       }
@@ -420,11 +420,11 @@ class GPT final : public Model {
     return all;
   }
 
-  // What the first rank of the last stage has becomes what all ranks have.
-  void tell_all(Float* values, size_t count) {
+  // What the first rank of the last stage with this context-parallel rank has becomes what all ranks have.
+  void tell_all(Float* values, size_t count, int cp_rank) {
     Communicator& world = mesh_.world();
     world.after(stream_);
-    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp);
+    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp + cp_rank * tp_.size());
     world.wait_for_all(stream_);
   }
 
@@ -487,19 +487,6 @@ class GPT final : public Model {
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
-  // For the layers of this rank.
-  void lay_out_cache(Arena& arena) {
-    const Sizes s = largest();
-    const int positions = options_.cached_positions;
-    caches_.resize(size_t(options_.shape.layers));
-    for (const Layers& chunk : list_.chunks())
-      for (int layer = chunk.first; layer < chunk.end(); ++layer) {
-        const size_t count = size_t(options_.samples) * size_t(positions) * size_t(s.c);
-        caches_[size_t(layer)] = {arena.take<Float>(count), arena.take<Float>(count), positions};
-      }
-    decode_workspace_ = arena.take<float>(decode_workspace(options_.samples, positions, s.NH, s.HS));
-  }
-
   void lay_out_tensor_parallel(Arena& arena) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
     for (Float** buffer : {&norm1_, &norm2_, &exchange_}) *buffer = arena.take<Float>(size_t(R) * C);
@@ -511,6 +498,7 @@ class GPT final : public Model {
   ParameterStore<Float> store_;
   TensorParallel<Float> tp_;
   StageLinks<Float> links_;
+  TextCache<Float> texts_;
   std::vector<Activations<Float>> activations_;          // by slot
   Float* logits_ = nullptr;                              // (logit_rows,Vs)
   float* losses_ = nullptr;                              // (R)
@@ -524,10 +512,6 @@ class GPT final : public Model {
   Float* no_bias_ = nullptr;                             // (C) zeros
   Float* logit_row_ = nullptr;                           // (N·Vs)
   RowStatistics* statistics_ = nullptr;                  // (N,logit_rows)
-  // Of generating text
-  int first_position_ = -1;                              // the batch's in the cache; -1: no cache
-  std::vector<KeyValueCache<Float>> caches_;             // by layer
-  float* decode_workspace_ = nullptr;
   char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };
