@@ -29,7 +29,6 @@
 #include <vector>
 
 #include "model.cuh"
-#include "kernels/attention.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
@@ -37,6 +36,7 @@
 #include "kernels/linear.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/vocabulary_cross_entropy.cuh"
+#include "parallel/context_parallel.cuh"
 #include "parallel/stage_links.cuh"
 #include "parallel/tensor_parallel.cuh"
 #include "parallel/text_cache.cuh"
@@ -55,8 +55,9 @@ template <class Float>
 struct BlockActivations {
   Float* input;      // (r,C)    the residual stream that enters the block   then dout of projection
   Float* norm1;      // (r,C)
-  Float* qkv;        // (R,3c)                                               then dqkv
+  Float* qkv;        // (R,3c)   of Ulysses: of all rows of some heads         then dqkv
   Float* attention;  // (R,c)
+  Float* heads_out;  // (R,c)    of Ulysses: attention, of all rows of the same heads
   Float* middle;     // (r,C)    the residual stream after attention         then dout of down
   Float* norm2;      // (r,C)
   Float* up;         // (R,4c)   before gelu                                 then dup
@@ -84,14 +85,16 @@ class GPT final : public Model {
  public:
   GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream), texts_(mesh.cp(), options.context_method, stream) {
+        tp_(mesh.tp(), options.tp_pieces, stream), cp_(mesh.cp(), options.context_method, stream), links_(mesh, stream),
+        texts_(mesh.cp(), options.context_method, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
-    if (options.library_attention)
-      attention_problem_ = plan_attention<Float>(options.micro_batch, options.seq_len, largest().NH, largest().HS);
+    if (options.library_attention) attention_problem_ = cp_.plan(largest().attention());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
+    if (cp_.size() > 1)
+      memory_.add("context parallel", [this](Arena& arena) { cp_.lay_out(arena, largest().attention(), options_.store.training); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
     if (options.cached_positions)
       memory_.add("kv cache", [this](Arena& arena) {
@@ -115,6 +118,7 @@ class GPT final : public Model {
   struct Sizes {
     int B, T, R, r, C, c, NH, HS, Vs;
     size_t elements() const { return size_t(r) * size_t(C); }  // of this rank's rows of the residual stream
+    AttentionSizes attention() const { return square_attention(B, T, NH, HS); }
   };
   Sizes sizes(int batch_size, const Positions& positions) const {
     const ModelShape& s = options_.shape;
@@ -181,7 +185,7 @@ class GPT final : public Model {
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, x.stream, x.branch, w[norm1_weight], w[norm1_bias],
                                r, C, stream_);                                 // a.input = x.stream + x.branch  (r,C)
     tp_.gather_then(norm1_, a.norm1, R, C, [&](const Float* norm1, Rows rows) {
-      linear_forward(rows.of(a.qkv, 3 * c), rows.of(norm1, C), w[qkv_weight], w[qkv_bias], rows.count, C, 3 * c,
+      linear_forward(rows.of(cp_.rows_of_qkv(a.qkv), 3 * c), rows.of(norm1, C), w[qkv_weight], w[qkv_bias], rows.count, C, 3 * c,
                      stream_);                                                                            // (R,3c)
     });
     attention(layer, a, s);                                                                               // (R,c)
@@ -196,9 +200,9 @@ class GPT final : public Model {
 
   // Of the batch's tokens to each other; or, of one token, to all tokens before it, whose keys and values are in the cache.
   void attention(int layer, const BlockActivations<Float>& a, const Sizes& s) {
-    if (texts_.decodes()) return texts_.attend(a.attention, layer, a.qkv, s.B);
-    attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
-    texts_.keep(layer, packed_qkv<const Float>(a.qkv, s.T, s.c), s.B);
+    if (texts_.decodes()) return texts_.attend(a.attention, layer, cp_.rows_of_qkv(a.qkv), s.B);
+    cp_.forward(a.attention, a.heads_out, a.lse, a.qkv, s.attention());
+    texts_.keep(layer, cp_.kept_qkv(a.qkv, s.attention()), s.B);
   }
 
   // The layer whose weight (inputs,C) is split by rows: out (r,C) = this rank's rows of Σ x·weight over the ranks, + bias.
@@ -333,7 +337,7 @@ class GPT final : public Model {
     });
     const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, !gathers);             // (R,C)
     weight_gradient(projection_weight, projection_bias, dout, a.attention, c, C);
-    attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
+    cp_.backward(dqkv, row_dots_, dattention, a.attention, a.heads_out, a.qkv, a.lse, s.attention());
     column_parallel_backward(dnorm1, dqkv, w[qkv_weight], 3 * c, s,
                              [&] { weight_gradient(qkv_weight, qkv_bias, dqkv, norm1, C, 3 * c); });
     if (!with_weights) keep_dstream(1, s);
@@ -450,6 +454,7 @@ class GPT final : public Model {
           a.norm1 = arena.take<Float>(own * C);
           a.qkv = arena.take<Float>(rows * 3 * c);
           a.attention = arena.take<Float>(rows * c);
+          a.heads_out = cp_.keeps_heads() ? arena.take<Float>(rows * c) : nullptr;
           a.middle = arena.take<Float>(own * C);
           a.norm2 = arena.take<Float>(own * C);
           a.up = arena.take<Float>(rows * 4 * c);
@@ -497,6 +502,7 @@ class GPT final : public Model {
 
   ParameterStore<Float> store_;
   TensorParallel<Float> tp_;
+  ContextParallel<Float> cp_;
   StageLinks<Float> links_;
   TextCache<Float> texts_;
   std::vector<Activations<Float>> activations_;          // by slot
