@@ -16,7 +16,8 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
         for (size_t row = 0; row < rows; ++row)
           for (int part = 0; part < parts; ++part)
             for (int c = 0; c < channels; ++c)
-              expected[((c / width * rows + row) * parts + part) * width + c % width] = values[(row * parts + part) * channels + c];
+              expected[((c / width * rows + row) * parts + part) * width + c % width] =
+                  values[(row * parts + part) * channels + c];
         Buffer<T> tensor(values), messages(count), again(count);
         split_heads<T>(messages, tensor, rows, parts, channels, ranks, test_stream());
         join_heads<T>(again, messages, rows, parts, channels, ranks, test_stream());
