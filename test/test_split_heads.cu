@@ -6,6 +6,7 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
   for (int ranks : {1, 2, 3, 8})
     for (int parts : {1, 3})
       for (int width : {1, 17, 64}) {  // channels of a rank
+        if (!large_shapes && ranks > 2) continue;
         CAPTURE(ranks);
         CAPTURE(parts);
         CAPTURE(width);
