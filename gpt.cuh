@@ -29,17 +29,17 @@
 #include <vector>
 
 #include "model.cuh"
-#include "kernels/attention.cuh"
 #include "kernels/cross_entropy.cuh"
-#include "kernels/decode_attention.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear.cuh"
 #include "kernels/residual.cuh"
 #include "kernels/vocabulary_cross_entropy.cuh"
+#include "parallel/context_parallel.cuh"
 #include "parallel/stage_links.cuh"
 #include "parallel/tensor_parallel.cuh"
+#include "parallel/text_cache.cuh"
 #include "parallel/zero.cuh"
 
 // The residual stream, as the sum of two tensors.
@@ -55,8 +55,9 @@ template <class Float>
 struct BlockActivations {
   Float* input;      // (r,C)    the residual stream that enters the block   then dout of projection
   Float* norm1;      // (r,C)
-  Float* qkv;        // (R,3c)                                               then dqkv
+  Float* qkv;        // (R,3c)   of Ulysses: of all rows of some heads         then dqkv
   Float* attention;  // (R,c)
+  Float* heads_out;  // (R,c)    of Ulysses: attention, of all rows of the same heads
   Float* middle;     // (r,C)    the residual stream after attention         then dout of down
   Float* norm2;      // (r,C)
   Float* up;         // (R,4c)   before gelu                                 then dup
@@ -84,16 +85,21 @@ class GPT final : public Model {
  public:
   GPT(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream), links_(mesh, stream) {
+        tp_(mesh.tp(), options.tp_pieces, stream), cp_(mesh.cp(), options.context_method, stream), links_(mesh, stream),
+        texts_(mesh.cp(), options.context_method, stream) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
-    if (options.library_attention)
-      attention_problem_ = plan_attention<Float>(options.micro_batch, options.seq_len, largest().NH, largest().HS);
+    if (options.library_attention) attention_problem_ = cp_.plan(largest().attention());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
+    if (cp_.size() > 1)
+      memory_.add("context parallel", [this](Arena& arena) { cp_.lay_out(arena, largest().attention(), options_.store.training); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
-    if (options.cached_positions) memory_.add("kv cache", [this](Arena& arena) { lay_out_cache(arena); });
+    if (options.cached_positions)
+      memory_.add("kv cache", [this](Arena& arena) {
+        texts_.lay_out(arena, list_.chunks(), options_.samples, options_.cached_positions, largest().NH, largest().HS);
+      });
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
@@ -112,6 +118,7 @@ class GPT final : public Model {
   struct Sizes {
     int B, T, R, r, C, c, NH, HS, Vs;
     size_t elements() const { return size_t(r) * size_t(C); }  // of this rank's rows of the residual stream
+    AttentionSizes attention() const { return square_attention(B, T, NH, HS); }
   };
   Sizes sizes(int batch_size, const Positions& positions) const {
     const ModelShape& s = options_.shape;
@@ -137,7 +144,7 @@ class GPT final : public Model {
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
-    first_position_ = batch.first_position;
+    texts_.begin(batch.cached, batch.added, batch.positions);
     links_.post(batch.action, s.elements());
     if (chunk.first == 0) embedding(batch, a.blocks[0].input, s);                       // (r,C)
     else std::swap(a.blocks[0].input, links_.received(Message::activation));            // (r,C)
@@ -178,7 +185,7 @@ class GPT final : public Model {
     residual_layernorm_forward(a.norm1, a.input, a.mean1, a.rstd1, x.stream, x.branch, w[norm1_weight], w[norm1_bias],
                                r, C, stream_);                                 // a.input = x.stream + x.branch  (r,C)
     tp_.gather_then(norm1_, a.norm1, R, C, [&](const Float* norm1, Rows rows) {
-      linear_forward(rows.of(a.qkv, 3 * c), rows.of(norm1, C), w[qkv_weight], w[qkv_bias], rows.count, C, 3 * c,
+      linear_forward(rows.of(cp_.rows_of_qkv(a.qkv), 3 * c), rows.of(norm1, C), w[qkv_weight], w[qkv_bias], rows.count, C, 3 * c,
                      stream_);                                                                            // (R,3c)
     });
     attention(layer, a, s);                                                                               // (R,c)
@@ -193,12 +200,9 @@ class GPT final : public Model {
 
   // Of the batch's tokens to each other; or, of one token, to all tokens before it, whose keys and values are in the cache.
   void attention(int layer, const BlockActivations<Float>& a, const Sizes& s) {
-    if (first_position_ >= 0)
-      append_to_cache(caches_[size_t(layer)], a.qkv, s.B, s.T, s.NH, s.HS, first_position_, stream_);
-    if (first_position_ > 0)
-      decode_attention(a.attention, a.qkv, caches_[size_t(layer)], s.B, first_position_ + 1, s.NH, s.HS, decode_workspace_,
-                       stream_);
-    else attention_forward(a.attention, a.lse, a.qkv, s.B, s.T, s.NH, s.HS, stream_);
+    if (texts_.decodes()) return texts_.attend(a.attention, layer, cp_.rows_of_qkv(a.qkv), s.B);
+    cp_.forward(a.attention, a.heads_out, a.lse, a.qkv, s.attention());
+    texts_.keep(layer, cp_.kept_qkv(a.qkv, s.attention()), s.B);
   }
 
   // The layer whose weight (inputs,C) is split by rows: out (r,C) = this rank's rows of Σ x·weight over the ranks, + bias.
@@ -333,7 +337,7 @@ class GPT final : public Model {
     });
     const Float* norm1 = tp_.start_gather(norm1_, a.norm1, R, C, !gathers);             // (R,C)
     weight_gradient(projection_weight, projection_bias, dout, a.attention, c, C);
-    attention_backward(dqkv, row_dots_, dattention, a.attention, a.qkv, a.lse, B, T, NH, HS, stream_);
+    cp_.backward(dqkv, row_dots_, dattention, a.attention, a.heads_out, a.qkv, a.lse, s.attention());
     column_parallel_backward(dnorm1, dqkv, w[qkv_weight], 3 * c, s,
                              [&] { weight_gradient(qkv_weight, qkv_bias, dqkv, norm1, C, 3 * c); });
     if (!with_weights) keep_dstream(1, s);
@@ -397,7 +401,7 @@ class GPT final : public Model {
 
   // ---- logits for the host
 
-  std::vector<float> logits(int first, int count) override {
+  std::vector<float> logits(int first, int count, int cp_rank) override {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = sizes(last_);
     const bool has_head = list_.is_last_stage();
     const Float* table = has_head ? weights(0, Pass::backward)[wte] : nullptr;
@@ -412,7 +416,7 @@ class GPT final : public Model {
         // The shards of all ranks, one after another. Padding comes last.
         Float* whole = logit_row_;  // (N·Vs)
         if (has_head) whole = tp_.gather_values(logit_row_, logits_ + size_t(i) * Vs, size_t(Vs));
-        if (is_pipeline()) tell_all(whole, all_shards);
+        if (is_pipeline() || mesh_.cp().size() > 1) tell_all(whole, all_shards, cp_rank);
         copy_and_wait(row.data(), whole, V, cudaMemcpyDeviceToHost, stream_);
         std::transform(row.begin(), row.begin() + long(V), std::back_inserter(all), [](Float x) { return to_float(x); });
       }
@@ -420,11 +424,11 @@ class GPT final : public Model {
     return all;
   }
 
-  // What the first rank of the last stage has becomes what all ranks have.
-  void tell_all(Float* values, size_t count) {
+  // What the first rank of the last stage with this context-parallel rank has becomes what all ranks have.
+  void tell_all(Float* values, size_t count, int cp_rank) {
     Communicator& world = mesh_.world();
     world.after(stream_);
-    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp);
+    world.broadcast(values, count, world.size() - world.size() / mesh_.shape().pp + cp_rank * tp_.size());
     world.wait_for_all(stream_);
   }
 
@@ -450,6 +454,7 @@ class GPT final : public Model {
           a.norm1 = arena.take<Float>(own * C);
           a.qkv = arena.take<Float>(rows * 3 * c);
           a.attention = arena.take<Float>(rows * c);
+          a.heads_out = cp_.keeps_heads() ? arena.take<Float>(rows * c) : nullptr;
           a.middle = arena.take<Float>(own * C);
           a.norm2 = arena.take<Float>(own * C);
           a.up = arena.take<Float>(rows * 4 * c);
@@ -487,19 +492,6 @@ class GPT final : public Model {
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 
-  // For the layers of this rank.
-  void lay_out_cache(Arena& arena) {
-    const Sizes s = largest();
-    const int positions = options_.cached_positions;
-    caches_.resize(size_t(options_.shape.layers));
-    for (const Layers& chunk : list_.chunks())
-      for (int layer = chunk.first; layer < chunk.end(); ++layer) {
-        const size_t count = size_t(options_.samples) * size_t(positions) * size_t(s.c);
-        caches_[size_t(layer)] = {arena.take<Float>(count), arena.take<Float>(count), positions};
-      }
-    decode_workspace_ = arena.take<float>(decode_workspace(options_.samples, positions, s.NH, s.HS));
-  }
-
   void lay_out_tensor_parallel(Arena& arena) {
     const auto [B, T, R, r, C, c, NH, HS, Vs] = largest();
     for (Float** buffer : {&norm1_, &norm2_, &exchange_}) *buffer = arena.take<Float>(size_t(R) * C);
@@ -510,7 +502,9 @@ class GPT final : public Model {
 
   ParameterStore<Float> store_;
   TensorParallel<Float> tp_;
+  ContextParallel<Float> cp_;
   StageLinks<Float> links_;
+  TextCache<Float> texts_;
   std::vector<Activations<Float>> activations_;          // by slot
   Float* logits_ = nullptr;                              // (logit_rows,Vs)
   float* losses_ = nullptr;                              // (R)
@@ -524,10 +518,6 @@ class GPT final : public Model {
   Float* no_bias_ = nullptr;                             // (C) zeros
   Float* logit_row_ = nullptr;                           // (N·Vs)
   RowStatistics* statistics_ = nullptr;                  // (N,logit_rows)
-  // Of generating text
-  int first_position_ = -1;                              // the batch's in the cache; -1: no cache
-  std::vector<KeyValueCache<Float>> caches_;             // by layer
-  float* decode_workspace_ = nullptr;
   char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
 };

@@ -46,7 +46,7 @@ struct Batch {
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;       // backward will follow
   Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
-  int first_position = -1;    // of these tokens in the text that is generated with a cache; -1: without
+  int cached = 0, added = 0;  // with a cache of texts: it has so many tokens of each, and so many are added to it
   float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 
@@ -77,10 +77,11 @@ class Model {
   const DeviceMemory& memory() const { return memory_; }
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
-  // Of this rank's rows, in samples of so many tokens.
-  Positions positions(int seq_len) const {
-    return positions_of(options_.context_method, seq_len, mesh_.cp().size(), mesh_.cp().rank());
+  // Of the rows that a context-parallel rank, or this one, has in samples of so many tokens.
+  Positions positions(int seq_len, int cp_rank) const {
+    return positions_of(options_.context_method, seq_len, mesh_.cp().size(), cp_rank);
   }
+  Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }
   virtual Parameters& store() = 0;
   // The name of the library that does attention in this build (empty: none), and why it can't do this model's attention
@@ -157,8 +158,9 @@ class Model {
   float loss() { return sums().loss; }
   GradientSummary gradient_summary() { return read(store().summary()); }
 
-  // Logits (count,V) of rows [first, first + count) of the last forward pass's batch. Waits for the device.
-  virtual std::vector<float> logits(int first, int count) = 0;
+  // Logits (count,V) of rows [first, first + count) that this context-parallel rank has in the last forward pass's batch.
+  // Waits for the device.
+  virtual std::vector<float> logits(int first, int count, int cp_rank = 0) = 0;
 
  protected:
   Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)

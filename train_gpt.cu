@@ -187,7 +187,7 @@ int generate(Job& job) {
   check_micro_batch(o);
   const std::unique_ptr<Model> model = build_model(job, shape, false, o.samples);
   load_initial_weights(job, *model, folder);
-  BatchBuffers buffers(round_up(o.samples * o.seq_len, o.tp), job.stream);
+  BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
   const std::string speed = generate_texts(sampler_of(o, shape, folder), o.samples, TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only
   tracing.finish();

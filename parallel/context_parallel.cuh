@@ -51,6 +51,12 @@ class ContextParallel {
   // Where qkv (R,3c) of this rank's rows has to be when forward() is called with `kept`.
   Float* rows_of_qkv(Float* kept) const { return keeps_heads() ? ulysses_.rows_of_qkv() : kept; }
 
+  // The rows of q, k and v in what forward() has kept.
+  QkvHeads<const Float> kept_qkv(const Float* kept, const AttentionSizes& own) const {
+    const int heads = keeps_heads() ? size() : 1;  // are divided by this, and rows multiplied
+    return packed_qkv(kept, own.queries * heads, own.channels() / heads);
+  }
+
   // out (R,c) from rows_of_qkv(qkv). Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse
   // (B,NH,T/N) or (B,NH/N,T); and, if keeps_heads(), heads_out (B,T,c/N). own: square_attention() of this rank's rows.
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own) {

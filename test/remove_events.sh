@@ -31,7 +31,7 @@ cp -r gpt.cuh model.cuh parallel training $copy/whole
 # The tests use fp32 alone.
 build() {
   make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel \
-    build/cpu/test_tp_checkpoint build/cpu/test_pipeline_parallel build/cpu/test_context_parallel
+    build/cpu/test_tp_checkpoint build/cpu/test_meshes build/cpu/test_context_parallel
 }
 runs_clean() {  # schedule
   (cd $copy && export GPT_CPU_SCHEDULE=$1
@@ -39,7 +39,7 @@ runs_clean() {  # schedule
    timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_context_parallel > log 2>&1 &&
    timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tensor_parallel -tc='rows are*,the gradients*,*few tokens*' > log 2>&1 &&
    timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tp_checkpoint > log 2>&1 &&
-   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_pipeline_parallel -tc='any number*,the gradients*,*few tokens*' > log 2>&1)
+   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_meshes -tc='any number*,the gradients*,*few tokens*' > log 2>&1)
 }
 # Prints the first schedule that fails.
 failing_schedule() {

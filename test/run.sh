@@ -65,7 +65,7 @@ if command -v mpirun > /dev/null; then
   run test_context_parallel "" 1
   run test_zero "" 1
   run test_tensor_parallel "" 1
-  run test_pipeline_parallel "" 1
+  run test_meshes "" 1
   run ladder_all_reduce "" 1 --check
   wait
   at_once=1
@@ -75,7 +75,7 @@ if command -v mpirun > /dev/null; then
   for ranks in 2 3 4 8; do run test_sync_check "" $ranks; done
   run test_tp_checkpoint "" 6
   for ranks in 3 6 8; do run test_tensor_parallel "" $ranks; done
-  for ranks in 2 3 6 8; do run test_pipeline_parallel "" $ranks; done
+  for ranks in 2 3 6 8; do run test_meshes "" $ranks; done
   for ranks in 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)
@@ -84,7 +84,7 @@ if command -v mpirun > /dev/null; then
         for ranks in 2 4; do run test_context_parallel $schedule $ranks; done
         run test_zero $schedule 3 --test-case='*take turns*'
         for ranks in 2 4; do run test_tensor_parallel $schedule $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
-        run test_pipeline_parallel $schedule 4 --test-case='any number*,the gradients*,*few tokens*'
+        run test_meshes $schedule 4 --test-case='any number*,the gradients*,*few tokens*'
         run ladder_all_reduce $schedule 3 --check
       done ;;
   esac

@@ -33,32 +33,43 @@ class TokenByToken {
     known_ = tokens;
     const size_t begin = decodes ? tokens - 1 : first;
     const int count = int(tokens - begin);
-    run(texts, begin, count, model_.options().cached_positions ? int(begin - first) : -1);
-    return last_logits(int(texts.size()), count);
+    run(texts, begin, count, int(begin - first));
+    return decodes ? last_logits(int(texts.size()), 1, 0, 0) : last_logits_of_prompt(int(texts.size()), count);
   }
 
  private:
-  // The logits after the last of `count` tokens of each text. One token each: their rows are neighbours, and the head
-  // computes them together.
-  std::vector<std::vector<float>> last_logits(int texts, int count) {
-    const int at_once = count == 1 ? texts : 1, vocabulary = model_.tensors().shape().vocabulary;
+  // A context-parallel rank has them.
+  std::vector<std::vector<float>> last_logits_of_prompt(int texts, int count) {
+    int cp_rank = 0;
+    while (model_.positions(count, cp_rank).row_at(count - 1) < 0) ++cp_rank;
+    const Positions positions = model_.positions(count, cp_rank);
+    return last_logits(texts, positions.length, positions.row_at(count - 1), cp_rank);
+  }
+
+  // The logits after the last token of each text, whose row is number `row` of so many that this context-parallel rank has of
+  // a text. One row each: they are neighbours, and the head computes them together.
+  std::vector<std::vector<float>> last_logits(int texts, int rows, int row, int cp_rank) {
+    const int at_once = rows == 1 ? texts : 1, vocabulary = model_.tensors().shape().vocabulary;
     std::vector<std::vector<float>> logits;
     for (int text = 0; text < texts; text += at_once) {
-      const std::vector<float> rows = model_.logits((text + 1) * count - 1, at_once);
-      for (auto row = rows.begin(); row != rows.end(); row += vocabulary) logits.emplace_back(row, row + vocabulary);
+      const std::vector<float> all = model_.logits(text * rows + row, at_once, cp_rank);
+      for (auto one = all.begin(); one != all.end(); one += vocabulary) logits.emplace_back(one, one + vocabulary);
     }
     return logits;
   }
 
-  // Computes tokens [begin, begin + count) of each text. position: of the first of them in the cache; -1: without a cache.
-  void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int position) {
+  // Computes tokens [begin, begin + count) of each text, after the `cached` ones in the cache. Of a prompt each context-parallel
+  // rank has its rows, of a single token all have the same.
+  void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int cached) {
     std::vector<int> inputs;
     for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);
-    const int rows = round_up(int(inputs.size()), model_.tensors().tp());
-    Batch batch = buffers_.send(inputs.data(), nullptr, int(texts.size()), count, neighbours(count), rows);
-    batch.positions = neighbours(count, std::max(position, 0));
-    batch.first_position = position;
-    const Untimed untimed(position <= 0);  // prompts have many lengths, and timing algorithms for each would not pay off
+    const Positions positions = cached > 0 ? neighbours(1) : model_.positions(count);
+    const int B = int(texts.size()), rows = round_up(B * positions.length, model_.tensors().tp());
+    Batch batch = buffers_.send(inputs.data(), nullptr, B, count, positions, rows);
+    if (cached > 0) batch.positions = neighbours(1, cached);
+    batch.cached = cached;
+    batch.added = model_.options().cached_positions ? count : 0;
+    const Untimed untimed(cached == 0);  // prompts have many lengths, and timing algorithms for each would not pay off
     for (const Action& action : forwards(model_.stage(), 1)) {
       batch.action = action;
       model_.run(batch);

@@ -31,7 +31,7 @@ BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
 
 // ---- layers
 
-inline double rows_of(const ModelOptions& options) { return double(options.micro_batch) * options.shape.positions; }
+inline double rows_of(const ModelOptions& options, int cp) { return double(options.micro_batch) * options.shape.positions / cp; }
 inline int round_to_tensor(int count) { return round_up(count, int(TensorList::alignment)); }
 inline int own_layers(const TensorList& list) {
   int layers = 0;
@@ -41,10 +41,11 @@ inline int own_layers(const TensorList& list) {
 
 // A step of A micro-batches, by collective, in the group of the ranks that share layers.
 template <class T>
-std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const TensorList& list, const Shards& shards, int A) {
+std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const TensorList& list, const Shards& shards, int A,
+                                              int cp = 1) {
   const int C = options.shape.channels, l = own_layers(list), tp = list.tp();
   const int embedding = list.is_first_stage(), head = list.is_last_stage();
-  const double one = A * (tp - 1.0) / tp * rows_of(options) * C * sizeof(T);  // a gather, or a scatter, of all rows
+  const double R = rows_of(options, cp), one = A * (tp - 1.0) / tp * R * C * sizeof(T);  // a gather, or a scatter, of all rows
   double summed = 0;  // gradients of LayerNorms among those that this rank keeps
   for (int number = 0; number < shards.units(); ++number) {
     const Unit& unit = list.units()[size_t(number)];
@@ -53,21 +54,31 @@ std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const
     summed += std::max(0.0, double(std::min(end, unit.count)) - double(std::max(begin, unit.summed)));
   }
   if (options.store.stage == 0) CHECK(summed == (4 * l + 2 * head) * round_to_tensor(C));
-  return {{"all_gather", one * ((options.splits_backward ? 8 : 6) * l + embedding + head) + 12 * A * rows_of(options) * (tp - 1) * head},
+  return {{"all_gather", one * ((options.splits_backward ? 8 : 6) * l + embedding + head) + 12 * A * R * (tp - 1) * head},
           {"reduce_scatter", one * ((options.recompute == Recompute::block ? 5 : 4) * l + embedding + head)},
           {"all_reduce", 2 * (tp - 1.0) / tp * sizeof(float) * summed}};
 }
 
+// A step of A micro-batches, by collective, in the group of the ranks that share sequences.
+template <class T>
+std::map<std::string, double> bytes_of_sequences(const ModelOptions& options, const TensorList& list, int A, int cp) {
+  const double R = rows_of(options, cp), c = options.shape.channels / list.tp(), w = sizeof(T), layers = A * own_layers(list);
+  const bool again = options.recompute == Recompute::block;
+  if (options.context_method == ContextMethod::ring) return {{"send_receive", layers * (cp - 1) * 2 * R * c * ((again ? 3 : 2) * w + 4)}};
+  return {{"all_to_all", layers * (cp - 1) / cp * (again ? 12 : 8) * R * c * w}};
+}
+
 // Without what begins arrays at multiples of 256 bytes.
 template <class T>
-std::map<std::string, double> bytes_of_activations(const ModelOptions& options, const TensorList& list) {
-  const double C = options.shape.channels, N = list.tp(), R = rows_of(options), r = R / N, w = sizeof(T);
+std::map<std::string, double> bytes_of_activations(const ModelOptions& options, const TensorList& list, int cp = 1) {
+  const double C = options.shape.channels, N = list.tp(), R = rows_of(options, cp), r = R / N, w = sizeof(T);
   const double heads = options.shape.heads, Vs = list.vocabulary_rows();
   const double logit_rows = std::ceil(R / options.logit_chunks), slots = options.slots;
   const double layers = slots * std::ranges::max(list.chunks(), {}, &Layers::count).count;
-  const double of_layers[] = {layers * r * (16 * C * w + 16 + 4 * heads),
-                              layers * r * (12 * C * w + 16 + 4 * heads) + r * 4 * C * w,
-                              layers * r * C * w + r * (15 * C * w + 16 + 4 * heads)};
+  const double kept = 16 + (cp > 1 && options.context_method == ContextMethod::ulysses);  // times C: tensors of a layer
+  const double of_layers[] = {layers * r * (kept * C * w + 16 + 4 * heads),
+                              layers * r * ((kept - 4) * C * w + 16 + 4 * heads) + r * 4 * C * w,
+                              layers * r * C * w + r * ((kept - 1) * C * w + 16 + 4 * heads)};
   const double of_head = slots * r * (2 * C * w + 8) + logit_rows * Vs * w + 4 * R;
   std::map<std::string, double> bytes = {
       {"activations", of_layers[int(options.recompute)] + (list.is_last_stage() ? of_head : 0)}};
@@ -113,9 +124,9 @@ inline double gathered_in_pipeline(const Actions& actions, const TensorList& lis
   return elements;
 }
 
-// All groups of a mesh whose stages have these chunks.
+// All groups of a mesh.
 template <class T>
-BytesSent bytes_of_pipeline(const ModelOptions& options, Mesh& mesh, const TensorList& list, const Shards& shards) {
+BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorList& list, const Shards& shards) {
   const Actions actions = schedule_of(options, mesh);
   const int stage = options.store.stage, A = micro_batches(options, mesh), world = mesh.world().size();
   const double others = mesh.data().size() - 1, wide = sizeof(float), narrow = sizeof(T);
@@ -127,8 +138,10 @@ BytesSent bytes_of_pipeline(const ModelOptions& options, Mesh& mesh, const Tenso
   if (stage >= 2) bytes["data"]["reduce_scatter"] = others * (rest + A * blocks) * wide;
   if (stage == 1 || stage == 2) bytes["data"]["all_gather"] = others * (rest + blocks) * narrow;
   if (stage == 3) bytes["data"]["all_gather"] = others * gathered_in_pipeline(actions, list, shards) * narrow;
-  if (list.tp() > 1) bytes["tp"] = bytes_of_layers<T>(options, list, shards, A);
-  const double message = rows_of(options) * options.shape.channels * narrow / list.tp();
+  const int cp = mesh.shape().cp;
+  if (list.tp() > 1) bytes["tp"] = bytes_of_layers<T>(options, list, shards, A, cp);
+  if (cp > 1) bytes["cp"] = bytes_of_sequences<T>(options, list, A, cp);
+  const double message = rows_of(options, cp) * options.shape.channels * narrow / list.tp();
   for (const Action& action : actions) {
     if (action.sends != Message::none) bytes[action.sends == Message::activation ? "to_next" : "to_previous"]["send"] += message;
   }
@@ -170,4 +183,25 @@ inline void check_memory(const Curve& curve, const std::map<std::string, double>
     CHECK(actual >= bytes);
     CHECK(actual <= bytes + 256 * arrays);
   }
+}
+
+// Ranks that share layers, or sequences, have an Nth of gpt2-medium's activations each.
+inline void check_share_of_activations(const MeshShape& shape) {
+  constexpr ModelShape medium = {6, 16, 1024, 50257, 1024};  // a quarter of its 24 layers, which are all alike
+  const auto activations_on = [&](Mesh& mesh) {
+    const ModelOptions options = {.shape = medium, .micro_batch = 1, .seq_len = medium.positions,
+                                  .store = {.training = false}};
+    const auto model = make_model("bf16", options, mesh, test_stream());
+    for (const auto& category : model->memory().categories())
+      if (category.name == "activations") return double(category.bytes);
+    return 0.0;
+  };
+  const int n = shape.ranks();
+  if (n == 1 || medium.heads % n > 0) return;
+  Mesh alone;
+  const double whole = ranks().control->rank() == 0 ? activations_on(alone) : 0;
+  ranks().control->all_gather("");
+  Mesh mesh(ranks().mesh, shape);
+  const double part = activations_on(mesh);
+  if (whole > 0) CHECK_WITHIN("activations", part * n / whole - 1, 0.03);
 }

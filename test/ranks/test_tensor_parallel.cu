@@ -332,20 +332,5 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
 }
 
 TEST_CASE("N ranks have an Nth of gpt2-medium's activations each") {
-  constexpr ModelShape medium = {6, 16, 1024, 50257, 1024};  // a quarter of its 24 layers, which are all alike
-  const auto activations_on = [&](Mesh& mesh) {
-    const ModelOptions options = {.shape = medium, .micro_batch = 1, .seq_len = medium.positions,
-                                  .store = {.training = false}};
-    const auto model = make_model("bf16", options, mesh, test_stream());
-    for (const auto& category : model->memory().categories())
-      if (category.name == "activations") return double(category.bytes);
-    return 0.0;
-  };
-  if (rank_count() == 1 || medium.heads % rank_count() > 0) return;
-  Mesh alone;
-  const double whole = ranks().control->rank() == 0 ? activations_on(alone) : 0;
-  ranks().control->all_gather("");
-  Mesh mesh(ranks().mesh, {.tp = rank_count()});
-  const double part = activations_on(mesh);
-  if (whole > 0) CHECK_WITHIN("activations", part * rank_count() / whole - 1, 0.03);
+  check_share_of_activations({.tp = rank_count()});
 }

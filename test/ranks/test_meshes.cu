@@ -1,11 +1,12 @@
-// Pipelines beside one rank: every schedule, on every mesh.
+// Every mesh that splits the sequence, or has stages, beside one rank: every schedule, both methods. test_tensor_parallel
+// has the others, of tp and dp alone.
 #include "test/ranks/formulas.cuh"
 #include "training/generation.cuh"
 
 namespace {
 
 // As many layers as eight stages need, or four with two chunks each; head sizes that nothing divides.
-constexpr ModelShape eight_layers = {8, 8, 40, 211, 16}, six_layers = {6, 6, 54, 211, 18};
+constexpr ModelShape eight_layers = {8, 8, 40, 211, 16}, six_layers = {6, 6, 54, 211, 36};
 const std::vector<std::string> schedules = {"1f1b", "interleaved", "zb", "gpipe"};
 
 // Zeros and ones would hide a bias that is added twice.
@@ -14,30 +15,34 @@ const std::vector<std::string> schedules = {"1f1b", "interleaved", "zb", "gpipe"
 int rank_count() { return ranks().control->size(); }
 const ModelShape& shape_for_ranks() { return rank_count() % 3 ? eight_layers : six_layers; }
 
-// Meshes of all ranks with more than one stage.
+// Meshes of all ranks with cp or pp.
 std::vector<MeshShape> mesh_shapes(const ModelShape& shape) {
   std::vector<MeshShape> shapes;
-  for (int tp = 1; tp < rank_count(); ++tp)
-    for (int pp = 2; tp * pp <= rank_count(); ++pp)
-      if (rank_count() % (tp * pp) == 0 && shape.heads % tp == 0 && pp <= shape.layers)
-        shapes.push_back({.tp = tp, .dp = rank_count() / (tp * pp), .pp = pp});
+  for (int tp = 1; tp <= rank_count(); ++tp)
+    for (int cp = 1; tp * cp <= rank_count(); ++cp)
+      for (int pp = cp == 1 ? 2 : 1; tp * cp * pp <= rank_count(); ++pp)
+        if (rank_count() % (tp * cp * pp) == 0 && shape.heads % tp == 0 && shape.positions % (2 * cp) == 0 && pp <= shape.layers)
+          shapes.push_back({.tp = tp, .cp = cp, .dp = rank_count() / (tp * cp * pp), .pp = pp});
   return shapes;
 }
 
-// What runs may differ in, in rotation: schedules, ZeRO stages, recomputation, pieces, numbers of micro-batches. Of these the
-// schedule allows some only.
+// What runs may differ in, in rotation: schedules, ways to split attention, ZeRO stages, recomputation, pieces, numbers of
+// micro-batches. Of these the schedule allows some only.
 ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
   const int stages = mesh.shape().pp, samples = global_batch() / mesh.shape().dp;
   pipeline_schedule = schedules[size_t(turn) % schedules.size()];
-  if (pipeline_schedule == "interleaved" && shape.layers < 2 * stages) pipeline_schedule = "1f1b";
+  if (stages == 1 || (pipeline_schedule == "interleaved" && shape.layers < 2 * stages)) pipeline_schedule = "1f1b";
   const bool is_zb = pipeline_schedule == "zb", is_interleaved = pipeline_schedule == "interleaved";
   const int most = turn / 4 % 2 ? 2 : 1;  // samples at a time
   ModelOptions options = {.shape = shape, .micro_batch = samples % most ? 1 : most,
-                          .recompute = is_zb ? Recompute::none : Recompute(turn % 3), .tp_pieces = 1 + turn % 2,
+                          .recompute = is_zb ? Recompute::none : Recompute(turn % 3),
+                          .context_method = ContextMethod((turn + turn / 4) % 2), .tp_pieces = 1 + turn % 2,
                           .logit_chunks = turn % 2 ? 3 : 1,
                           .store = {.stage = is_zb ? turn / 4 % 2 : (turn + turn / 4) % 4}};
   if (is_interleaved) options.chunks = std::min(2 + turn / 4 % 3, shape.layers / stages);
   if (is_interleaved && samples / options.micro_batch % stages) options.micro_batch = samples / stages;
+  if (options.context_method == ContextMethod::ulysses && shape.heads % (mesh.shape().tp * mesh.shape().cp))
+    options.context_method = ContextMethod::ring;
   return options;
 }
 
@@ -49,6 +54,7 @@ void for_meshes(const ModelShape& shape, int runs, Call work) {
     Mesh mesh(ranks().mesh, mesh_shape);
     for (int run = 0; run < runs; ++run, ++turn) {
       CAPTURE(mesh_shape.tp);
+      CAPTURE(mesh_shape.cp);
       CAPTURE(mesh_shape.dp);
       CAPTURE(mesh_shape.pp);
       CAPTURE(turn);
@@ -62,7 +68,9 @@ struct AllStages : Mesh {
   AllStages() : Mesh(ranks().mesh, {.pp = rank_count()}) {}
 };
 
-ModelShape tiny(int layers) { return {layers, 2, 32, 61, 8}; }
+ModelShape tiny(int layers) {
+  return rank_count() % 3 ? ModelShape{layers, 4, 32, 61, 2 * rank_count()} : ModelShape{layers, 3, 24, 61, 2 * rank_count()};
+}
 
 }  // namespace
 
@@ -148,29 +156,32 @@ TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor
   });
 }
 
+namespace {
+
+// Of eight layers.
+int chunks_of(const Mesh& mesh, int turn) { return mesh.shape().pp == 2 || mesh.shape().pp == 4 ? 1 + turn % 2 : 1; }
+
+}  // namespace
+
 TEST_CASE("logits are those of one rank, on all ranks, of a batch and of a few tokens") {
   const auto logits_on = [](Mesh& mesh, int chunks) {
     const ModelShape shape = {8, 8, 40, 211, 16};
     pipeline_schedule = chunks > 1 ? "interleaved" : "1f1b";
     const std::unique_ptr<Model> model = model_of<float>({.shape = shape, .micro_batch = 2, .chunks = chunks}, mesh);
-    std::vector<int> tokens = sample_tokens(shape, 1);
-    tokens.insert(tokens.end(), tokens.begin(), tokens.end());
+    const std::vector<int> tokens = sample_tokens(shape, 1);
     BatchBuffers buffers(64, test_stream());
+    TokenByToken next(*model, buffers);
     std::vector<float> logits;
     for (int count : {16, 5, 1}) {
-      Batch batch = buffers.send(tokens.data(), nullptr, 1, count, neighbours(count), round_up(count, mesh.tp().size()));
-      for (const Action& action : forwards(model->stage(), 1)) {
-        batch.action = action;
-        model->run(batch);
-      }
-      for (float value : model->logits(count - 1, 1)) logits.push_back(value);
+      const std::vector<float> last = next({std::vector(tokens.begin(), tokens.begin() + count)})[0];
+      logits.insert(logits.end(), last.begin(), last.end());
     }
     return logits;
   };
   Mesh alone;
   const std::vector<float> wanted = logits_on(alone, 1);
   for_meshes({8, 8, 40, 211, 16}, 1, [&](Mesh& mesh, int turn) {
-    const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1);
+    const std::vector<float> actual = logits_on(mesh, chunks_of(mesh, turn));
     check_logits(actual, wanted, logit_bound({8, 8, 40, 211, 16}));
   });
 }
@@ -198,7 +209,7 @@ TEST_CASE("text from the cache of keys and values: logits are those of one rank 
   Mesh alone;
   const std::vector<float> wanted = logits_on(alone, 1, false);
   for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
-    const std::vector<float> actual = logits_on(mesh, mesh.shape().pp <= 4 ? 1 + turn % 2 : 1, true);
+    const std::vector<float> actual = logits_on(mesh, chunks_of(mesh, turn), true);
     check_logits(actual, wanted, logit_bound(shape));
   });
 }
@@ -246,8 +257,8 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
       }
     }
     Communicator& ends = mesh.ends();
-    CHECK((ends.size() == 2 || mine.empty()));
-    if (mine.empty()) return;  // another stage, or a piece of padding
+    if (mesh.shape().pp > 1) CHECK((ends.size() == 2 || mine.empty()));
+    if (ends.size() == 1 || mine.empty()) return;  // no pipeline, another stage, or a piece of padding
     Buffer<float> own(mine), both(2 * mine.size());
     ends.after(test_stream());
     ends.all_gather(both.data(), own.data(), mine.size());
@@ -298,14 +309,18 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
   const ModelShape shape = tiny(std::max(rank_count(), 4));
   for_meshes(shape, (rank_count() == 8 ? 1 : 2) * (std::is_same_v<T, float> ? 2 : 1), [&](Mesh& mesh, int turn) {
     ModelOptions options = options_of(shape, mesh, turn);
-    if (mesh.shape().dp == 1) options.store.stage = 0;
+    if (mesh.data().size() == 1) options.store.stage = 0;
     const Curve curve = train<T>(options, mesh, 2);
     const Actions actions = schedule_of(options, mesh);
     options.slots = slots_of(actions);
     options.splits_backward = pipeline_schedule == "zb";
     const TensorList list(shape, mesh.tp().size(), mesh.tp().rank(), own_chunks(options, mesh));
     const Shards shards(list, mesh.data().size(), mesh.data().rank());
-    check_bytes(curve, bytes_of_pipeline<T>(options, mesh, list, shards));
-    check_memory(curve, bytes_of_activations<T>(options, list), 13 * (options.slots + 1) * (shape.layers + 1));
+    check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, shards));
+    check_memory(curve, bytes_of_activations<T>(options, list, mesh.shape().cp), 14 * (options.slots + 1) * (shape.layers + 1));
   });
+}
+
+TEST_CASE("N ranks that split the sequence have an Nth of gpt2-medium's activations each") {
+  check_share_of_activations({.cp = rank_count()});
 }
