@@ -9,9 +9,9 @@
 //      early queries     ◣                 ■
 //      late queries      ■     ◣           ■                 ■     ■
 //
-// Its own keys are seen causally, of earlier ranks the first half by all queries, of later ranks all by the second half of
-// the queries. In each step a head has as many pairs of a query and a key, (T/N)²/2, on every rank. Nothing is computed to be
-// masked away, and no rank waits for another that has more to do.
+// Its own keys are seen causally, of earlier ranks the first half by all queries, of later ranks all by the second half
+// of the queries. In each step a head has as many pairs of a query and a key, (T/N)²/2, on every rank. Nothing is computed to
+// be masked away, and no rank waits for another that has more to do.
 //
 // Forward. A part gives outputs p with log-sum-exps m; o and l are those of the parts before. Together:
 //   w = e^m/(e^l + e^m),   o += w·(p − o),   l = log(e^l + e^m)                 o in fp32
@@ -84,7 +84,8 @@ void pack_keys(Float* keys, const Float* qkv, const AttentionSizes& own, cudaStr
   const size_t rows = size_t(own.batch) * own.queries, bytes = 2 * own.channels() * sizeof(Float);
   KernelRange range("pack_keys", stream, 2.0 * rows * bytes, 0);
   range.writes(keys, rows * 2 * own.channels());
-  CUDA_CHECK(cudaMemcpy2DAsync(keys, bytes, qkv + own.channels(), bytes / 2 * 3, bytes, rows, cudaMemcpyDeviceToDevice, stream));
+  CUDA_CHECK(cudaMemcpy2DAsync(keys, bytes, qkv + own.channels(), bytes / 2 * 3, bytes, rows, cudaMemcpyDeviceToDevice,
+                               stream));
 }
 
 // late (B,NH,S/2) = lse (B,NH,S) of the second half of the queries.
@@ -117,7 +118,8 @@ __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* wei
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   const auto [first_query, sizes] = part;
-  const int packs_per_row = sizes.channels() / N, row = int(i / packs_per_row), column = int(i % packs_per_row) * N;
+  const int packs_per_row = sizes.heads * sizes.head_size / N;
+  const int row = int(i / packs_per_row), column = int(i % packs_per_row) * N;
   const int sample = row / own_queries, query = row % own_queries - first_query, head = column / sizes.head_size;
   float sum[N] = {}, x[N];
   if (!is_first) load(sums + i * N, sum);
@@ -157,8 +159,8 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
   CUDA_CHECK(cudaGetLastError());
 }
 
-// One step: attention of this rank's queries with the owner's keys, merged with the steps before. After the last step, out
-// (R,c) and lse (B,NH,S) are those of all keys; before that, `out` is where parts are computed.
+// One step: attention of this rank's queries with the owner's keys, merged with the steps before. After the last step,
+// out (R,c) and lse (B,NH,S) are those of all keys; before that, `out` is where parts are computed.
 template <class Float>
 void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const Float* qkv, const Float* keys,
                   const AttentionSizes& own, cudaStream_t stream) {
@@ -199,8 +201,8 @@ __global__ void add_ring_part_kernel(float* sums, float* keys_sums, const float*
   store(to, sum);
 }
 
-// Adds a part (R,3c) of ring_backward to dq in sums (R,3c), and to dk and dv of the owner's keys, keys_sums (R,2c). These begin
-// in step 1, with zeros for keys that no query saw.
+// Adds a part (R,3c) of ring_backward to dq in sums (R,3c), and to dk and dv of the owner's keys, keys_sums (R,2c). These
+// begin in step 1, with zeros for keys that no query saw.
 inline void add_ring_part(const RingStep& step, float* sums, float* keys_sums, const float* part, const AttentionSizes& own,
                           cudaStream_t stream) {
   const auto [first_query, sizes] = ring_part(step, own);
@@ -221,7 +223,8 @@ inline void add_ring_part(const RingStep& step, float* sums, float* keys_sums, c
 
 // One pack of dqkv (R,3c) per thread.
 template <class Float, int N>
-__global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, const float* keys_sums, size_t packs, int channels) {
+__global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, const float* keys_sums, size_t packs,
+                                             int channels) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= packs) return;
   const int packs_per_row = 3 * channels / N, row = int(i / packs_per_row), column = int(i % packs_per_row) * N;

@@ -12,8 +12,8 @@
 //   ring       (N−1)·2·R·c·w        (N−1)·2·R·c·(w + 4)      its own products   2·N divides T
 //   ulysses    (N−1)/N·4·R·c·w      (N−1)/N·4·R·c·w          nothing            N divides T and the heads
 //
-// A step of the ring computes 2·R·c·T/N FLOPs forward for 2·R·c·w bytes. So it hides where T/N is at least w·(FLOP/s)/(bytes/s):
-// in 16 bits, with 500 TFLOP/s of attention, 2,200 rows over NVLink's 450 GB/s, and 20,000 over 50 GB/s between nodes.
+// A step of the ring computes 2·R·c·T/N FLOPs forward for 2·R·c·w bytes. So it hides where T/N is at least
+// w·(FLOP/s)/(bytes/s): in 16 bits, with 500 TFLOP/s of attention, 2,200 rows over NVLink's 450 GB/s, and 20,000 over 50 GB/s between nodes.
 #pragma once
 
 #include "kernels/positions.h"
@@ -57,8 +57,8 @@ class ContextParallel {
     return packed_qkv(kept, own.queries * heads, own.channels() / heads);
   }
 
-  // out (R,c) from rows_of_qkv(qkv). Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse (B,NH,T/N) or
-  // (B,NH/N,T); and, if keeps_heads(), heads_out (B,T,c/N). own: square_attention() of this rank's rows.
+  // out (R,c) from rows_of_qkv(qkv). Keeps for backward: qkv, of this rank's rows (R,3c) or heads (B,T,3c/N); lse
+  // (B,NH,T/N) or (B,NH/N,T); and, if keeps_heads(), heads_out (B,T,c/N). own: square_attention() of this rank's rows.
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own) {
     if (size() == 1)
       attention_forward(out, lse, static_cast<const Float*>(qkv), own.batch, own.queries, own.heads, own.head_size, stream_);

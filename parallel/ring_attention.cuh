@@ -11,9 +11,9 @@
 //     has dk, dv of           r (at home)     r − 1            r − 2            r − 3
 //     sends dk, dv of                                  r − 1   ──►     r − 2    ──►     r − 3    ──► home
 //
-// In backward keys travel the same way once more, and from step 1 on their gradients follow them. A rank computes its part of
-// them while the sum of the ranks before it arrives, adds it, and sends it on while it computes the next part. After N − 1 hops
-// it is at home, where the rank's own part waits. All sums have a fixed order: they never depend on timing.
+// In backward keys travel the same way once more, and from step 1 on their gradients follow them. A rank computes its part
+// of them while the sum of the ranks before it arrives, adds it, and sends it on while it computes the next part. After N − 1
+// hops it is at home, where the rank's own part waits. All sums have a fixed order: they never depend on timing.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
 //   forward (N−1)·2·R·c·w,   backward (N−1)·2·R·c·(w + 4): gradients travel in fp32
@@ -74,7 +74,8 @@ class RingAttention {
       const RingStep step = step_of(number);
       const TraceScope scope(number, true);
       pass_keys_on(step, own);
-      ring_backward(step, step.is_first() ? sums_ : part_, row_dots, dout, out, qkv, keys(step), lse, part_lse_, own, stream_);
+      float* const gradients = step.is_first() ? sums_ : part_;
+      ring_backward(step, gradients, row_dots, dout, out, qkv, keys(step), lse, part_lse_, own, stream_);
       if (step.is_first()) continue;
       if (number > 1) ranks_.wait(stream_, arrived_sums_);
       add_ring_part(step, sums_, keys_sums_[number % 2], part_, own, stream_);

@@ -51,8 +51,8 @@ class Ulysses {
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own) {
     const AttentionSizes heads = of_own_heads(own);
     rows_to_heads(qkv, rows_, messages_, 3, own);
-    attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads, heads.head_size,
-                      stream_);
+    attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
+                      heads.head_size, stream_);
     heads_to_rows(out, heads_out, messages_, 1, own);
   }
 
@@ -90,8 +90,8 @@ class Ulysses {
     ranks_.after(stream_);
     ranks_.all_to_all(messages, MessageOrder::by_rank, heads, MessageOrder::by_message, message(parts, own), own.batch);
     ranks_.wait_for_all(stream_);
-    join_heads(rows, static_cast<const Float*>(messages), size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(),
-               stream_);
+    join_heads(rows, static_cast<const Float*>(messages), size_t(own.batch) * own.queries, parts, own.channels(),
+               ranks_.size(), stream_);
   }
 
   Communicator& ranks_;

@@ -140,10 +140,11 @@ TEST_CASE("ring: every query meets each key that it sees in one step, and all st
 }
 
 TEST_CASE_TEMPLATE("ring: attention of all ranks is attention over all tokens", T, float, __nv_bfloat16, __half) {
+  check<T>(2, 1, 1, 16);
+  check<T>(3, 3, 2, 16);
+  if (!large_shapes) return;
   check<T>(2, 33, 2, 64);
   check<T>(3, 8, 3, 17);  // packs of one element
-  if (!large_shapes) return;
-  check<T>(2, 1, 1, 16);
   check<T>(3, 33, 2, 128);
   check<T>(4, 3, 2, 32);
   check<T>(5, 1, 3, 40);

@@ -6,6 +6,7 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
   for (int ranks : {1, 2, 3, 8})
     for (int parts : {1, 3})
       for (int width : {1, 17, 64}) {  // channels of a rank
+        if (!large_shapes && ranks > 2) continue;
         CAPTURE(ranks);
         CAPTURE(parts);
         CAPTURE(width);
@@ -16,7 +17,8 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
         for (size_t row = 0; row < rows; ++row)
           for (int part = 0; part < parts; ++part)
             for (int c = 0; c < channels; ++c)
-              expected[((c / width * rows + row) * parts + part) * width + c % width] = values[(row * parts + part) * channels + c];
+              expected[((c / width * rows + row) * parts + part) * width + c % width] =
+                  values[(row * parts + part) * channels + c];
         Buffer<T> tensor(values), messages(count), again(count);
         split_heads<T>(messages, tensor, rows, parts, channels, ranks, test_stream());
         join_heads<T>(again, messages, rows, parts, channels, ranks, test_stream());

@@ -28,39 +28,33 @@ class TokenByToken {
 
   std::vector<std::vector<float>> operator()(const std::vector<std::vector<int>>& texts) {
     const size_t tokens = texts[0].size(), first = first_seen(tokens, size_t(model_.options().seq_len));
-    const bool follows = known_ > 0 && first == first_ && tokens == known_ + 1;
-    const bool decodes = model_.options().cached_positions > 0 && follows;
+    const bool decodes = model_.options().cached_positions > 0 && known_ > 0 && first == first_ && tokens == known_ + 1;
     first_ = first;
     known_ = tokens;
     const size_t begin = decodes ? tokens - 1 : first;
     const int count = int(tokens - begin);
     run(texts, begin, count, int(begin - first));
-    return decodes ? last_logits(int(texts.size()), 1, 0, 0) : last_logits_of_prompt(int(texts.size()), count);
+    return last_logits(int(texts.size()), count, decodes);
   }
 
  private:
-  // A context-parallel rank has them.
-  std::vector<std::vector<float>> last_logits_of_prompt(int texts, int count) {
+  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. One row of each
+  // text: they are neighbours, and the head computes them together.
+  std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {
     int cp_rank = 0;
-    while (model_.positions(count, cp_rank).row_at(count - 1) < 0) ++cp_rank;
-    const Positions positions = model_.positions(count, cp_rank);
-    return last_logits(texts, positions.length, positions.row_at(count - 1), cp_rank);
-  }
-
-  // The logits after the last token of each text, whose row is number `row` of so many that this context-parallel rank has of
-  // a text. One row each: they are neighbours, and the head computes them together.
-  std::vector<std::vector<float>> last_logits(int texts, int rows, int row, int cp_rank) {
-    const int at_once = rows == 1 ? texts : 1, vocabulary = model_.tensors().shape().vocabulary;
+    Positions positions = decodes ? neighbours(1) : model_.positions(count, 0);
+    while (positions.row_at(count - 1) < 0) positions = model_.positions(count, ++cp_rank);
+    const int at_once = positions.length == 1 ? texts : 1, vocabulary = model_.tensors().shape().vocabulary;
     std::vector<std::vector<float>> logits;
     for (int text = 0; text < texts; text += at_once) {
-      const std::vector<float> all = model_.logits(text * rows + row, at_once, cp_rank);
-      for (auto one = all.begin(); one != all.end(); one += vocabulary) logits.emplace_back(one, one + vocabulary);
+      const std::vector<float> rows = model_.logits(positions.length * text + positions.row_at(count - 1), at_once, cp_rank);
+      for (auto row = rows.begin(); row != rows.end(); row += vocabulary) logits.emplace_back(row, row + vocabulary);
     }
     return logits;
   }
 
-  // Computes tokens [begin, begin + count) of each text, after the `cached` ones in the cache. Of a prompt each context-parallel
-  // rank has its rows, of a single token all have the same.
+  // Computes tokens [begin, begin + count) of each text, after the `cached` ones that are in the cache. Of a prompt a context-
+  // parallel rank computes its rows; a single token is computed by all of them.
   void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int cached) {
     std::vector<int> inputs;
     for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);

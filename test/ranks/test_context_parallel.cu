@@ -46,7 +46,8 @@ struct Layer {
   Buffer<float> lse, row_dots;
 
   void forward(ContextParallel<T>& cp, const Job& job) {
-    CUDA_CHECK(cudaMemcpyAsync(cp.rows_of_qkv(qkv), own_qkv, own_qkv.size() * sizeof(T), cudaMemcpyDeviceToDevice, test_stream()));
+    CUDA_CHECK(cudaMemcpyAsync(cp.rows_of_qkv(qkv), own_qkv, own_qkv.size() * sizeof(T), cudaMemcpyDeviceToDevice,
+                               test_stream()));
     cp.forward(out, cp.keeps_heads() ? heads_out.data() : nullptr, lse, qkv, job.own);
   }
   void backward(ContextParallel<T>& cp, const Job& job) {
