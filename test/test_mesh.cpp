@@ -102,7 +102,8 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
   const std::string generate = " $GPT --share-gpu --generate --out fp32.relay --prompt line --sample-len 5 --top-k 1";
   const std::string sample = shell.output("$MPIRUN 1" + generate);
   CHECK(sample.size() == 10);
-  CHECK(shell.output("$MPIRUN 4" + generate + " --pp 2 --tp 2") == sample);
+  for (const char* split : {" --pp 2 --tp 2", " --cp 2 --tp 2", " --cp 2 --cp-method ulysses --pp 2 --no-cache"})
+    CHECK(shell.output("$MPIRUN 4" + generate + split) == sample);
 }
 
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
@@ -217,6 +218,14 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     if (event["name"] == "adamw") traced.insert(event["pid"].get<int>());
   CHECK(traced == std::set<int>{0, 1, 2});
   CHECK(shell.output("ls") == "run\ntext\ntrace.json\n");
+  const auto drawn = [&](const std::string& ranks) {  // in training
+    const std::string job = " $TEXT --share-gpu --global-batch 4 --sample-every 1 --sample-len 20 --prompt line --out '' --cp ";
+    const std::string printed = shell.output("$MPIRUN " + ranks + job + ranks);
+    const size_t begin = printed.find("---\nline"), end = printed.find("\n---", begin + 1);
+    REQUIRE(end != std::string::npos);
+    return printed.substr(begin, end - begin);
+  };
+  CHECK(drawn("2") == drawn("1"));
   const std::string generate = " $GPT --generate --out run --prompt line --sample-len 5 --top-k 1 --share-gpu";
   const std::string sample = shell.output("$MPIRUN 1" + generate);
   CHECK(sample.size() == 10);

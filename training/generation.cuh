@@ -28,7 +28,8 @@ class TokenByToken {
 
   std::vector<std::vector<float>> operator()(const std::vector<std::vector<int>>& texts) {
     const size_t tokens = texts[0].size(), first = first_seen(tokens, size_t(model_.options().seq_len));
-    const bool decodes = model_.options().cached_positions > 0 && first == first_ && tokens == known_ + 1;
+    const bool follows = known_ > 0 && first == first_ && tokens == known_ + 1;
+    const bool decodes = model_.options().cached_positions > 0 && follows;
     first_ = first;
     known_ = tokens;
     const size_t begin = decodes ? tokens - 1 : first;

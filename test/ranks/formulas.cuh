@@ -185,23 +185,25 @@ inline void check_memory(const Curve& curve, const std::map<std::string, double>
   }
 }
 
-// Ranks that share layers, or sequences, have an Nth of gpt2-medium's activations each.
+// Ranks that share layers, or sequences, have an Nth of gpt2-medium's activations each, and of its cache.
 inline void check_share_of_activations(const MeshShape& shape) {
   constexpr ModelShape medium = {6, 16, 1024, 50257, 1024};  // a quarter of its 24 layers, which are all alike
-  const auto activations_on = [&](Mesh& mesh) {
+  const auto bytes_on = [&](Mesh& mesh) {
     const ModelOptions options = {.shape = medium, .micro_batch = 1, .seq_len = medium.positions,
-                                  .store = {.training = false}};
+                                  .cached_positions = medium.positions, .samples = 1, .store = {.training = false}};
     const auto model = make_model("bf16", options, mesh, test_stream());
-    for (const auto& category : model->memory().categories())
-      if (category.name == "activations") return double(category.bytes);
-    return 0.0;
+    std::map<std::string, double> bytes;
+    for (const auto& category : model->memory().categories()) bytes[category.name] = double(category.bytes);
+    return bytes;
   };
   const int n = shape.ranks();
   if (n == 1 || medium.heads % n > 0) return;
   Mesh alone;
-  const double whole = ranks().control->rank() == 0 ? activations_on(alone) : 0;
+  std::map<std::string, double> whole;
+  if (ranks().control->rank() == 0) whole = bytes_on(alone);
   ranks().control->all_gather("");
   Mesh mesh(ranks().mesh, shape);
-  const double part = activations_on(mesh);
-  if (whole > 0) CHECK_WITHIN("activations", part * n / whole - 1, 0.03);
+  std::map<std::string, double> part = bytes_on(mesh);
+  for (const char* name : {"activations", "kv cache"})
+    if (!whole.empty()) CHECK_WITHIN(name, part[name] * n / whole[name] - 1, 0.03);
 }
