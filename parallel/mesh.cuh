@@ -230,9 +230,20 @@ class Mesh {
     if (sharers == ranks) data_ = group("data", comm_, streams_->outer);
     else if (sharers > 1) data_ = group("data", split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
     if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
-    if (shape_.cp > 1) cp_ = group("cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp), streams_->inner);
+    if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
+  }
+
+  // Keys go round in a ring, or heads to all.
+  void make_context_group() {
+    const auto& [tp, cp, dp, pp] = place_;
+    cp_ = group("cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp), streams_->inner);
+    const size_t ranks = size_t(shape_.cp);
+    try_out(*cp_, 2 * ranks, [&, rank = cp](float* data) {
+      cp_->send_receive(data, (rank + 1) % int(ranks), data + 1, (rank + int(ranks) - 1) % int(ranks), 1);
+      cp_->all_to_all(data, MessageOrder::by_rank, data + ranks, MessageOrder::by_rank, 1, 1);
+    });
   }
 
   // An edge leads from a stage to the next, and has a communicator for each direction. A split makes those of many edges
@@ -253,37 +264,34 @@ class Mesh {
         static constexpr const char* names[] = {"from_previous", "to_next", "from_next", "to_previous"};
         const int number = forward ? (begins ? 1 : 0) : (begins ? 2 : 3);
         lanes_[size_t(number)] = std::make_unique<Lane>(names[number], comm, streams_->lane(names[number]), *recorder_);
-        connect(*lanes_[size_t(number)], begins == forward);
+        Lane& lane = *lanes_[size_t(number)];
+        // NCCL blocks the host until both ends are there.
+        try_out(lane, 1, [&](float* data) { begins == forward ? lane.send(data, 1) : lane.receive(data, 1); });
       }
     }
   }
 
-  // Calls each collective once. NCCL takes memory for a collective at its first call, and the model must see how much
-  // is left after that (kernels/device/memory.cuh).
-  static void connect(Communicator& group) {
+  // Issues a first call of each kind, on `count` zeros. NCCL connects ranks and takes memory at a first call, and the model
+  // must see how much is left after that (kernels/device/memory.cuh).
+  template <class Issue>
+  static void try_out(Communicator& group, size_t count, Issue issue) {
     float* data = nullptr;
-    const size_t ranks = size_t(group.size());
-    CUDA_CHECK(cudaMalloc(&data, ranks * sizeof(float)));
-    CUDA_CHECK(cudaMemset(data, 0, ranks * sizeof(float)));
+    CUDA_CHECK(cudaMalloc(&data, count * sizeof(float)));
+    CUDA_CHECK(cudaMemset(data, 0, count * sizeof(float)));
     group.after(nullptr);
-    group.all_reduce(data, ranks);
-    group.reduce_scatter(data + group.rank(), data, 1);
-    group.all_gather(data, data + group.rank(), 1);
-    group.broadcast(data, ranks, 0);
+    issue(data);
     CUDA_CHECK(cudaStreamSynchronize(group.stream()));
     CUDA_CHECK(cudaFree(data));
   }
 
-  // NCCL connects two ranks at their first message, and blocks the host meanwhile: both ends must be there.
-  static void connect(Lane& lane, bool sends) {
-    float* data = nullptr;
-    CUDA_CHECK(cudaMalloc(&data, sizeof(float)));
-    CUDA_CHECK(cudaMemset(data, 0, sizeof(float)));
-    lane.after(nullptr);
-    if (sends) lane.send(data, 1);
-    else lane.receive(data, 1);
-    CUDA_CHECK(cudaStreamSynchronize(lane.stream()));
-    CUDA_CHECK(cudaFree(data));
+  static void connect(Communicator& group) {
+    const size_t ranks = size_t(group.size());
+    try_out(group, ranks, [&](float* data) {
+      group.all_reduce(data, ranks);
+      group.reduce_scatter(data + group.rank(), data, 1);
+      group.all_gather(data, data + group.rank(), 1);
+      group.broadcast(data, ranks, 0);
+    });
   }
 
   // Asks the device again and again which collectives have finished. This has a thread of its own, because a driver

@@ -13,8 +13,8 @@ cd "$(dirname "$0")/.."
 files=("$@")
 if [ $# -eq 0 ]; then
   files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/ring_attention.cuh parallel/ulysses.cuh
-         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh gpt.cuh model.cuh training/batch_buffers.cuh
-         training/steps_in_flight.cuh)
+         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh gpt.cuh model.cuh
+         training/batch_buffers.cuh training/steps_in_flight.cuh)
 fi
 events='^ +((data_|tp_|ends_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
 events+='|if \(.*\) (ranks_|d\.to)\.wait\(|settle\(slot\)'

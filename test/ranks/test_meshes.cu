@@ -46,11 +46,13 @@ ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
   return options;
 }
 
-// Calls work(mesh, turn) with each mesh, `runs` times.
+// Calls work(mesh, turn) with each mesh, `runs` times; or with every so many-th mesh only, each time with others.
 template <class Call>
-void for_meshes(const ModelShape& shape, int runs, Call work) {
-  int turn = rank_count();
+void for_meshes(const ModelShape& shape, int runs, Call work, int every = 1) {
+  static int calls = 0;
+  int turn = rank_count(), number = calls++;
   for (const MeshShape& mesh_shape : mesh_shapes(shape)) {
+    if (number++ % every) continue;
     Mesh mesh(ranks().mesh, mesh_shape);
     for (int run = 0; run < runs; ++run, ++turn) {
       CAPTURE(mesh_shape.tp);
@@ -62,6 +64,9 @@ void for_meshes(const ModelShape& shape, int runs, Call work) {
     }
   }
 }
+
+// Eight ranks on few cores take their time: a few of their twenty meshes are enough where ranks only have to agree.
+int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 2 : 5; }
 
 // A pipeline of all ranks.
 struct AllStages : Mesh {
@@ -76,7 +81,7 @@ ModelShape tiny(int layers) {
 
 TEST_CASE("losses and norms are those of one rank, on every mesh, under every schedule") {
   size_t steps = all_steps;  // and a validation, on the first mesh
-  for_meshes(shape_for_ranks(), rank_count() == 8 ? 2 : 4, [&](Mesh& mesh, int turn) {
+  for_meshes(shape_for_ranks(), rank_count() >= 6 ? 1 : 4, [&](Mesh& mesh, int turn) {
     const ModelOptions options = options_of(shape_for_ranks(), mesh, turn);
     const Curve curve = train<float>(options, mesh, std::exchange(steps, some_steps));
     check_fp32_curve(curve, shape_for_ranks());
@@ -210,7 +215,7 @@ TEST_CASE("the same mesh gives the same bits") {
     const Curve first = train<float>(options, mesh, some_steps), again = train<float>(options, mesh, some_steps);
     CHECK(again.losses == first.losses);
     CHECK(again.norms == first.norms);
-  });
+  }, every_few());
 }
 
 TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the update out, and go on") {
@@ -219,13 +224,13 @@ TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the up
     const std::unique_ptr<Model> owner = model_of<float>(options, mesh);
     const int unit = owner->tensors().chunks()[0].first + 1;
     check_nan_on_each_rank(*owner, mesh, unit, unit, [&](int rank) { return (rank + turn) % 2 || options.store.stage > 1; });
-  });
+  }, every_few());
 }
 
 TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
   for_meshes(tiny(rank_count()), 1, [&](Mesh& mesh, int turn) {
     check_loss_scale(options_of(tiny(rank_count()), mesh, turn), mesh);
-  });
+  }, every_few());
 }
 
 // Both ends update the embedding by themselves, by gradients that are the same.
@@ -254,7 +259,7 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
     const std::vector<float> values = both.get();
     CHECK(std::equal(mine.begin(), mine.end(), values.begin()));
     CHECK(std::equal(mine.begin(), mine.end(), values.begin() + long(mine.size())));
-  });
+  }, every_few());
 }
 
 // ---- 16 bits
@@ -295,7 +300,7 @@ TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
 
 TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
   const ModelShape shape = tiny(std::max(rank_count(), 4));
-  for_meshes(shape, (rank_count() == 8 ? 1 : 2) * (std::is_same_v<T, float> ? 2 : 1), [&](Mesh& mesh, int turn) {
+  for_meshes(shape, rank_count() >= 6 ? 1 : std::is_same_v<T, float> ? 4 : 2, [&](Mesh& mesh, int turn) {
     ModelOptions options = options_of(shape, mesh, turn);
     if (mesh.data().size() == 1) options.store.stage = 0;
     const Curve curve = train<T>(options, mesh, 2);
@@ -306,7 +311,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
     const Shards shards(list, mesh.data().size(), mesh.data().rank());
     check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, shards));
     check_memory(curve, bytes_of_activations<T>(options, list, mesh.shape().cp), 14 * (options.slots + 1) * (shape.layers + 1));
-  });
+  }, (every_few() + 1) / 2);
 }
 
 TEST_CASE("N ranks that split the sequence have an Nth of gpt2-medium's activations each") {
