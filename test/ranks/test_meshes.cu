@@ -33,8 +33,8 @@ ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
   pipeline_schedule = schedules[size_t(turn) % schedules.size()];
   if (stages == 1 || (pipeline_schedule == "interleaved" && shape.layers < 2 * stages)) pipeline_schedule = "1f1b";
   const bool is_zb = pipeline_schedule == "zb", is_interleaved = pipeline_schedule == "interleaved";
-  const int most = turn / 4 % 2 ? 2 : 1;  // samples at a time
-  ModelOptions options = {.shape = shape, .micro_batch = samples % most ? 1 : most,
+  const int micro_batches = stages * (turn / 4 % 2 ? 2 : 4);
+  ModelOptions options = {.shape = shape, .micro_batch = samples % micro_batches ? 1 : samples / micro_batches,
                           .recompute = is_zb ? Recompute::none : Recompute(turn % 3),
                           .context_method = ContextMethod((turn + turn / 4) % 2), .tp_pieces = 1 + turn % 2,
                           .logit_chunks = turn % 2 ? 3 : 1,
@@ -66,7 +66,7 @@ void for_meshes(const ModelShape& shape, int runs, Call work, int every = 1) {
 }
 
 // Eight ranks on few cores take their time: a few of their twenty meshes are enough where ranks only have to agree.
-int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 2 : 5; }
+int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 2 : 3; }
 
 // A pipeline of all ranks.
 struct AllStages : Mesh {
