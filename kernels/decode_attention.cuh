@@ -176,7 +176,8 @@ void decode_attention(std::conditional_t<is_part, float, Float>* out, const Floa
   with_pack<Float>(head_size, [&](auto width) {
     constexpr int N = decltype(width)::value;
     if (count > 0)
-      decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_threads, 0, stream>>>(workspace, qkv, cache, keys, scale);
+      decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_threads, 0, stream>>>(workspace, qkv, cache, keys,
+                                                                                             scale);
   });
   merge_attention_kernel<is_part><<<dim3(cache.all_heads, batch), head_size, 0, stream>>>(out, workspace, count, heads,
                                                                                   cache.first_head, head_size);

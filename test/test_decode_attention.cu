@@ -33,8 +33,8 @@ struct Cache {
 
 // Checks out (B,NH,HS), attention of the rows of q (B,3,NH,HS) over the first `keys` keys.
 template <class T>
-void check_attention(const char* what, const std::vector<T>& out, const std::vector<T>& q, const Cache<T>& cache, const Shape& s,
-                     int keys) {
+void check_attention(const char* what, const std::vector<T>& out, const std::vector<T>& q, const Cache<T>& cache,
+                     const Shape& s, int keys) {
   const int C = s.channels();
   // As in test_attention: float sums of `keys` and HS terms of random sign, then one rounding of the result.
   const double f = 2e-7 * std::sqrt(double(keys)) + 3e-7 * std::sqrt(double(s.head_size));
@@ -99,7 +99,8 @@ void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
   CAPTURE(ranks);
   CAPTURE(prompt);
   CAPTURE(share_heads);
-  const int C = s.channels(), heads = share_heads ? s.heads / ranks : s.heads, room = share_heads ? s.positions : s.positions / ranks;
+  const int C = s.channels(), heads = share_heads ? s.heads / ranks : s.heads;
+  const int room = share_heads ? s.positions : s.positions / ranks;
   const std::vector<T> qkv = random_values<T>(size_t(s.batch) * 3 * C);
   const Cache<T> text(s, s.positions);
   const size_t part = attention_part(s.batch, s.heads, s.head_size);
@@ -153,7 +154,8 @@ TEST_CASE_TEMPLATE("attention of one token over the cache", T, float, __nv_bfloa
 TEST_CASE("a part without keys is zeros that count nothing; a key that is NaN is not lost") {
   const Shape s = {2, 2, 17, 5};
   Cache<float> cache(s, 0);
-  Buffer<float> qkv(random_values<float>(size_t(2) * 3 * s.channels())), workspace(attention_part(2, 2, 17)), part(workspace.size());
+  Buffer<float> qkv(random_values<float>(size_t(2) * 3 * s.channels()));
+  Buffer<float> workspace(attention_part(2, 2, 17)), part(workspace.size());
   const auto attend = [&](int keys) {
     decode_attention<float, true>(part.data(), qkv, cache.view, 2, keys, workspace, test_stream());
     return part.get();
@@ -165,7 +167,8 @@ TEST_CASE("a part without keys is zeros that count nothing; a key that is NaN is
   }
 }
 
-TEST_CASE_TEMPLATE("ranks that share the keys of a text, or its heads, find together what one rank finds", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("ranks that share the keys of a text, or its heads, find together what one rank finds", T, float,
+                   __nv_bfloat16) {
   for (bool share_heads : {false, true}) {
     if (!large_shapes) check_ranks<T>({1, 6, 17, 12}, 2, 5, share_heads);
     for (int ranks = 1; large_shapes && ranks <= 3; ++ranks) {

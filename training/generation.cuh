@@ -38,8 +38,8 @@ class TokenByToken {
   }
 
  private:
-  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. One row of each
-  // text: they are neighbours, and the head computes them together.
+  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a rank has
+  // one row of each text, they are neighbours, and the head computes them together.
   std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {
     int cp_rank = 0;
     Positions positions = decodes ? neighbours(1) : model_.positions(count, 0);
