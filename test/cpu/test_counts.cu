@@ -24,7 +24,7 @@ struct Run {
     const cpu::Counts before = cpu::counts;
     in_flight.begin(false, false);
     for (int i = 0; i < micro_steps; ++i) {
-      Batch batch = buffers.send(tokens.data(), tokens.data(), B, T);
+      Batch batch = buffers.send(tokens.data(), tokens.data(), B, T, neighbours(T));
       batch.first = i == 0;
       batch.last = i + 1 == micro_steps;
       batch.loss_weight = 1.0f / (2 * B * T);
