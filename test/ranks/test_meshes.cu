@@ -66,7 +66,7 @@ void for_meshes(const ModelShape& shape, int runs, Call work, int every = 1) {
 }
 
 // Eight ranks on few cores take their time: a few of their twenty meshes are enough where ranks only have to agree.
-int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 2 : 3; }
+int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 3 : 5; }
 
 // A pipeline of all ranks.
 struct AllStages : Mesh {
