@@ -276,7 +276,8 @@ part_ranks() {
     check "two ranks, ZeRO $stage" 90 "$launcher" 2 "${job[@]}" --share-gpu --zero "$stage" --out "$runs/zero$stage"
     check "ZeRO $stage has the curve of one rank" 30 "$python" dev/same_losses.py "$runs/one" "$runs/zero$stage"
   done
-  for mode in '--tp 2' '--pp 2' '--pp 2 --pp-schedule gpipe' '--pp 2 --pp-schedule interleaved' '--pp 2 --pp-schedule zb'; do
+  for mode in '--tp 2' '--cp 2' '--cp 2 --cp-method ulysses' '--pp 2' '--pp 2 --pp-schedule gpipe' \
+    '--pp 2 --pp-schedule interleaved' '--pp 2 --pp-schedule zb'; do
     read -ra options <<< "$mode"
     check "two ranks, $mode" 90 "$launcher" 2 "${job[@]}" --share-gpu "${options[@]}" --out "$runs/${mode// /_}"
     check "$mode has the curve of one rank" 30 "$python" dev/same_losses.py "$runs/one" "$runs/${mode// /_}"

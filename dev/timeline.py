@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws one training step of each trace that `train_gpt --trace FILE` wrote, one below the other, as an SVG.
 
-A row is a stream of a rank. A box is work on it: the colour shows the kind of work, the label the layer. White between
-two boxes is waiting. Ranges of the same kind and layer, less than a pixel apart, are one box. A collective's box
+A row is a stream of a rank. A box is work on it: the colour shows the kind of work, the label the layer, or (attention of
+ranks in a ring) the step of the ring. White between two boxes is waiting. Ranges of the same kind and layer, less than a pixel apart, are one box. A collective's box
 begins when its rank starts it, so that waiting for other ranks is part of it. All files have the same scale of time.
 
 With --stages a row is a stage of a pipeline and a box an action, twice: by the clock, with messages below, and by
@@ -26,6 +26,8 @@ import schedule
 import stages
 
 KINDS = {  # name in the legend: colour, names in the trace
+  "attention": ("#66c2cd", r"attention_(forward|backward)"),
+  "parts of attention": ("#b8a07e", r"pack_keys|copy_late_queries|(merge|add)_ring_part|finish_ring_gradients|(split|join)_heads"),
   "forward": ("#c6dbef", r".*_forward|(vocabulary_)?cross_entropy|vocabulary_statistics"),
   "backward, gradients": ("#6baed6", r".*_backward|.*_gradient|column_sum|cast|accumulate"),
   "optimizer": ("#bcaee0", r"adamw.*|square_sums|add_up|clip_factor"),
@@ -33,6 +35,7 @@ KINDS = {  # name in the legend: colour, names in the trace
   "reduce_scatter": ("#fdbe6f", r"reduce_scatter"),
   "all_gather": ("#a1d99b", r"all_gather"),
   "broadcast": ("#e7cb94", r"broadcast"),
+  "all_to_all": ("#c49c94", r"all_to_all"),
   "send_receive": ("#e7969c", r"send_receive"),
   "send": ("#9edae5", r"send"),
   "receive": ("#c7e9c0", r"receive"),
@@ -101,6 +104,18 @@ def of_first_ranks(path, steps):
   return {number: [r for r in ranges if r["rank"] in first.values()] for number, ranges in steps.items()}
 
 
+def number_ring_steps(ranges):
+  """Gives each attention its `ring_step`, if it is one of several of its layer, micro-batch and direction."""
+  attention = collections.defaultdict(list)
+  for r in sorted(ranges, key=lambda r: r["start"]):
+    if r["kind"] == "attention":
+      attention[r["rank"], r["micro_batch"], r["layer"], r["work"], r["name"]].append(r)
+  for steps in attention.values():
+    for number, r in enumerate(steps):
+      r["ring_step"] = number if len(steps) > 1 else None
+  return ranges
+
+
 def is_collective(box):
   return box["kind"] == box["name"]
 
@@ -109,7 +124,7 @@ def join(ranges, gap):
   """The boxes of a row: ranges with less than `gap` ms between them that do the same are one."""
   boxes = []
   for r in sorted(ranges, key=lambda r: r["start"]):
-    same = boxes and all(boxes[-1][key] == r[key] for key in ("kind", "layer", "micro_batch"))
+    same = boxes and all(boxes[-1].get(key) == r.get(key) for key in ("kind", "layer", "micro_batch", "ring_step"))
     if same and not is_collective(r) and r["start"] - boxes[-1]["end"] < gap:
       boxes[-1]["end"] = r["end"]
     else:
@@ -125,6 +140,8 @@ def draw_box(box, y, scale):
   x, width = LEFT + box["start"] * scale, (box["end"] - box["start"]) * scale
   layer = [] if box["layer"] is None else [f"layer {box['layer']}", str(box["layer"])]
   labels = layer or [box["name"]] * is_collective(box)
+  if box.get("ring_step") is not None:
+    labels = [f"step {box['ring_step']}", f"s{box['ring_step']}"]
   label = next((label for label in labels if len(label) * LETTER < width), "")
   hint = ", ".join([box["kind"], *layer[:1], f"{box['end'] - box['start']:.2f} ms"])
   return (f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.4):.1f}" height="{BOX}" fill="{KINDS[box["kind"]][0]}">'
@@ -191,7 +208,7 @@ def main():
     if arguments.stages:
       panels += stages.pictures(title or path, of_first_ranks(path, steps), step)
     else:
-      panels.append((title or path, of_ranks(path, steps[step], ranks)))
+      panels.append((title or path, number_ring_steps(of_ranks(path, steps[step], ranks))))
   try:
     Path(arguments.output).write_text(schedule.draw(panels, "ms") if arguments.stages else draw(panels))
   except OSError as error:
