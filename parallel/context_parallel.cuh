@@ -28,10 +28,6 @@ class ContextParallel {
       : ranks_(ranks), method_(method), stream_(stream), ring_(ranks, stream), ulysses_(ranks, stream) {}
 
   int size() const { return ranks_.size(); }
-  int rank() const { return ranks_.rank(); }
-
-  // Where this rank's rows of samples of seq_len tokens stand.
-  Positions positions(int seq_len) const { return positions_of(method_, seq_len, size(), rank()); }
 
   // largest: square_attention() of this rank's rows (B, T/N) and the heads of this tensor-parallel rank, for the largest
   // micro-batch. training: backward too.

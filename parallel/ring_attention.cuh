@@ -59,7 +59,7 @@ class RingAttention {
     pack_keys(keys_[0], qkv, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
       const RingStep step = step_of(number);
-      const TraceScope scope(number, true);
+      const TraceScope scope(number, !step.is_last());
       pass_keys_on(step, own);
       ring_forward(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_);
     }

@@ -228,10 +228,10 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
   }
 }
 
-// "1, 2, 3 or 6"
-std::string divisors(int number) {
+// "1, 2, 3 or 6"; those from `least` on.
+std::string divisors(int number, int least = 1) {
   std::vector<int> all;
-  for (int d = 1; d <= number; ++d)
+  for (int d = least; d <= number; ++d)
     if (number % d == 0) all.push_back(d);
   std::string text;
   for (size_t i = 0; i < all.size(); ++i)
@@ -364,15 +364,21 @@ void check_mesh(const Options& o, const ModelShape& s) {
   const bool is_ring = o.cp_method == "ring";
   if (o.cp > 1 && !is_ring && s.heads / o.tp % o.cp != 0)
     usage_error("--cp-method ulysses: --cp ", o.cp, " does not divide the ", s.heads / o.tp, " heads",
-                o.tp > 1 ? " of a --tp rank" : "", ": choose ", divisors(s.heads / o.tp), ", or --cp-method ring");
-  if (const int parts = is_ring ? 2 * o.cp : o.cp; o.cp > 1 && o.seq_len % parts != 0)
+                o.tp > 1 ? " of a --tp rank" : "", ": choose ", s.heads > o.tp ? divisors(s.heads / o.tp, 2) + ", or " : "",
+                "--cp-method ring");
+  const int parts = o.cp == 1 ? 1 : is_ring ? 2 * o.cp : o.cp;  // of a sample
+  const auto seq_len_for = [&](const char* flag, int divisor) {
+    return (o.seq_len < divisor ? std::string(": lower ") + flag + ", or choose --seq-len " : ": choose --seq-len ") +
+           std::to_string(std::max(o.seq_len / divisor, 1) * divisor);
+  };
+  if (o.seq_len % parts != 0)
     usage_error("--cp ", o.cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ", o.seq_len,
-                ": choose ", o.seq_len < parts ? parts : o.seq_len / parts * parts);
+                seq_len_for("--cp", parts));
   const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp);
   if (!o.generate && rows % o.tp != 0)
     usage_error("--tp ", o.tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch,
                 " of --seq-len ", o.seq_len, o.cp > 1 ? " over --cp " + std::to_string(o.cp) : "",
-                ": choose a --seq-len that it divides");
+                seq_len_for("--tp", o.tp * parts));
 }
 
 void check_micro_batch(const Options& o) {

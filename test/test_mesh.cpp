@@ -42,10 +42,10 @@ struct RankWorkplace : Workplace {
 // How a job is spread, and after which step it ends.
 struct Leg {
   int steps, ranks, zero, micro_batch, tp = 1;
-  const char* pipeline = "";
+  const char* split = "";  // of layers and sequences
   std::string options() const {
     return " --steps " + std::to_string(steps) + " --zero " + std::to_string(zero) + " --micro-batch " + std::to_string(micro_batch) +
-           " --tp " + std::to_string(tp) + pipeline;
+           " --tp " + std::to_string(tp) + split;
   }
 };
 
@@ -76,12 +76,12 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
   const std::string job = " $GPT --share-gpu --train text --layers 4 --heads 6 --channels 102 --seq-len 24 --schedule constant "
                           "--lr 1e-3 --global-batch 12 --resume --out ";
   const std::vector<Leg> one_rank = {{10, 1, 0, 2}},
-                         legs = {{2, 3, 3, 1},
+                         legs = {{2, 3, 3, 1, 1, " --cp 3 --cp-method ulysses"},
                                  {4, 4, 1, 1, 1, " --pp 2 --pp-schedule zb"},
                                  {5, 1, 0, 2},
                                  {6, 6, 0, 1, 3, " --pp 2 --pp-schedule interleaved"},
-                                 {7, 4, 2, 1},
-                                 {9, 8, 1, 3, 2, " --pp 2"},
+                                 {7, 4, 2, 1, 1, " --cp 2"},
+                                 {9, 8, 1, 3, 2, " --cp 2 --pp 2"},
                                  {10, 4, 3, 1, 1, " --pp 2 --pp-schedule gpipe"}};
   std::vector<Json> wanted;
   for (std::string dtype : {"fp32", "bf16"}) {
@@ -111,7 +111,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   for (std::string options : {"--zero 3", "--zero 1 --dtype bf16 --stochastic-rounding --shuffle",
                               "--zero 2 --dtype bf16 --reduce-dtype bf16",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
-                              "--pp 3 --layers 3 --pp-schedule zb"}) {
+                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
                             "--val text --val-every 2 --val-batches 2 " + options + " --out ";

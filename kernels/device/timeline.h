@@ -16,7 +16,7 @@ struct TraceContext {
   const char* work = nullptr;
   int chunk = 0;
   int layer = -1;
-  // Of tensor parallelism: the piece of the rows, and whether what is written is one term of a sum over the ranks.
+  // Of tensor parallelism the piece of the rows, of ring attention the step; and whether what is written is one term of a sum.
   int piece = -1;
   bool partial = false;
 };

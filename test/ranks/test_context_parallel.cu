@@ -26,11 +26,10 @@ struct Job {
   }
 };
 
-template <class T>
-Job job_of(const ContextParallel<T>& cp, int batch, int own_rows, int head_size) {
-  const int heads = 2 * cp.size(), seq_len = own_rows * cp.size();
+Job job_of(ContextMethod method, int batch, int own_rows, int head_size) {
+  const int heads = 2 * size(), seq_len = own_rows * size();
   return {square_attention(batch, seq_len, heads, head_size), square_attention(batch, own_rows, heads, head_size),
-          cp.positions(seq_len)};
+          positions_of(method, seq_len, size(), ranks().control->rank())};
 }
 
 // What a model has of a layer, on this rank. Its own tensors are (R,c), and the same number of elements by heads.
@@ -105,9 +104,9 @@ TEST_CASE_TEMPLATE("two layers, forward and backward, are those of one rank, twi
   for (ContextMethod method : {METHODS}) {
     CAPTURE(int(method));
     ContextParallel<T> cp(mesh.cp(), method, test_stream());
-    const Job large = job_of(cp, 2, 10, 20);
+    const Job large = job_of(method, 2, 10, 20);
     const Workspace workspace(cp, large.own, true);
-    for (const Job& job : {large, job_of(cp, 1, 2, 64)}) {
+    for (const Job& job : {large, job_of(method, 1, 2, 64)}) {
       Layer<T> first(job, 1), second(job, 3);
       std::vector<std::vector<T>> bits[2];
       for (auto& of_run : bits) {
@@ -131,7 +130,7 @@ TEST_CASE_TEMPLATE("bytes that are sent, and memory, by the formulas", T, float,
     CAPTURE(int(method));
     ContextParallel<T> cp(mesh.cp(), method, test_stream());
     CHECK(cp.keeps_heads() == (method == ContextMethod::ulysses && size() > 1));
-    const Job job = job_of(cp, 2, 8, 32);
+    const Job job = job_of(method, 2, 8, 32);
     const double n = size(), w = sizeof(T), values = 2 * 8 * job.own.channels(), statistics = 2 * job.own.heads * 8;
     const bool ring = method == ContextMethod::ring;
     const auto memory_is = [&](bool training, double bytes) {  // each array begins at a multiple of 256 bytes
@@ -164,15 +163,14 @@ TEST_CASE_TEMPLATE("bytes that are sent, and memory, by the formulas", T, float,
 TEST_CASE("ranks have the rows of a sample between them") {
   Mesh mesh(ranks().mesh, {.cp = size()});
   for (ContextMethod method : {METHODS}) {
-    const ContextParallel<float> cp(mesh.cp(), method, test_stream());
-    const int seq_len = 6 * size();
-    const Positions positions = cp.positions(seq_len);
+    const int seq_len = 6 * size(), rank = mesh.cp().rank();
+    const Positions positions = positions_of(method, seq_len, size(), rank);
     std::vector<float> mine;
     for (int row = 0; row < 6; ++row) mine.push_back(float(positions.of_row(row)));
     std::vector<float> all = all_values(mine);
     std::sort(all.begin(), all.end());
     for (int position = 0; position < seq_len; ++position) CHECK(all[size_t(position)] == float(position));
-    if (method == ContextMethod::ulysses) CHECK(mine[5] == float(cp.rank() * 6 + 5));
+    if (method == ContextMethod::ulysses) CHECK(mine[5] == float(rank * 6 + 5));
     else CHECK(mine[0] + mine[5] == float(seq_len - 1));  // an early row and a late one
   }
 }
@@ -182,7 +180,7 @@ TEST_CASE("one rank sends, copies and needs nothing") {
   Mesh mesh(ranks().mesh, {});
   for (ContextMethod method : {METHODS}) {
     ContextParallel<float> cp(mesh.cp(), method, test_stream());
-    const Job job = job_of(cp, 2, 9, 16);
+    const Job job = job_of(method, 2, 9, 16);
     Layer<float> layer(job, 1);
     CHECK(cp.rows_of_qkv(layer.own_qkv) == layer.own_qkv.data());
     Profiler::instance().enabled = true;
