@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Draws one training step of each trace that `train_gpt --trace FILE` wrote, one below the other, as an SVG.
 
-A row is a stream of a rank. A box is work on it: the colour shows the kind of work, the label the layer, or (attention of
-ranks in a ring) the step of the ring. White between two boxes is waiting. Ranges of the same kind and layer, less than a pixel apart, are one box. A collective's box
-begins when its rank starts it, so that waiting for other ranks is part of it. All files have the same scale of time.
+A row is a stream of a rank. A box is work on it: the colour shows the kind of work, the label the layer, or (attention
+of ranks in a ring) the step of the ring. White between two boxes is waiting. Ranges of the same kind and layer, less
+than a pixel apart, are one box. A collective's box begins when its rank starts it, so that waiting for other ranks is
+part of it. All files have the same scale of time.
 
 With --stages a row is a stage of a pipeline and a box an action, twice: by the clock, with messages below, and by
 dependencies (dev/stages.py). Where the title is the name of a schedule, the formula of its bubble stands beside it.
