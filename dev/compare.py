@@ -15,7 +15,8 @@ Tensor-parallel ranks have parts of an output, in pieces of rows: counts and sum
 maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. What is one term of a
 sum over the ranks is left out.
 
-Runs with another --cp have other rows on each rank, and gradients that are sums over other rows: they are refused.
+Runs with another --cp or --cp-method have other rows on each rank, and gradients that are sums over other rows: they are
+refused. Ulysses' attention is left out where --tp differs: which heads a rank has follows from both.
 
 The stages of a pipeline have layers of their own. Up to the first update their bits are those of one rank, but for the
 gradient of the tied embedding, which both ends add up (it is left out) and what follows from the norm. Of a pipeline
@@ -39,7 +40,7 @@ FORMAT = {  # of a line; the first line of a file has the keys of HEADER
   "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
   "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
 HEADER = {"rank": int, "ranks": int, "data_parallel": int, "tensor_parallel": int, "pieces": int,
-          "context_parallel": int, "pipeline": int, "chunks": int, "zero": int, "micro_batch": int}
+          "context_parallel": int, "context_method": str, "pipeline": int, "chunks": int, "zero": int, "micro_batch": int}
 SPLIT = ("tensor_parallel", "pieces")  # what layers' outputs are split by
 STAGES = ("pipeline", "chunks")
 MESH = ("ranks", "data_parallel", "context_parallel", *SPLIT, *STAGES)
@@ -53,6 +54,8 @@ TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_stat
          ("accumulate", 0)}
 # What both ends of a pipeline add up: outside of layers the gradient of wte.
 TIED = ("matmul_weight_gradient", 0)
+# What Ulysses does with some of the heads.
+OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "split_heads"}
 # What comes from other stages, posted under whatever micro-batch is computed then.
 FROM_STAGES = {"receive"}
 # What each mesh does in its own way.
@@ -228,6 +231,8 @@ def why_not(a, b, headers):
   if differ(*headers, *SPLIT):
     if a.fields["partial"] or b.fields["partial"] or a.output() in TERMS:
       return "terms of sums over ranks"
+  if a.fields["op"] in OF_HEADS and headers[0]["context_method"] == "ulysses" and differ(*headers, "tensor_parallel"):
+    return "of other heads"
   if not same_size(a.counts(), b.counts()) and not a.are_logits():
     return "of other sizes"
   if a.fields["micro_batch"] is None:
@@ -314,9 +319,10 @@ def compare(run_a, run_b, rtol):
   """Prints the report; returns the exit code."""
   compared, only_b = pairs(run_a, run_b)
   headers = run_a.header, run_b.header
-  if differ(*headers, "context_parallel"):
-    fail("the runs split samples differently, --cp {context_parallel} and ".format(**headers[0]) +
-         "{context_parallel}: outputs of other rows have nothing in common, give runs of the same --cp".format(**headers[1]))
+  if differ(*headers, "context_parallel", "context_method"):
+    fail("the runs split samples differently, --cp {context_parallel} ({context_method}) and ".format(**headers[0]) +
+         "{context_parallel} ({context_method}): outputs of other rows have nothing in common, ".format(**headers[1]) +
+         "give runs of the same --cp and --cp-method")
   if rtol is None and differ(*headers, *SPLIT):
     fail("the runs split layers or rows differently: checksums of parts have nothing in common, give --rtol")
   verdicts, counts, first = [], collections.Counter(), None

@@ -21,12 +21,13 @@ const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0
 struct Mesh {
   int ranks = 1, data_parallel = 1, micro_batch = 4, tensor_parallel = 1, pieces = 1, zero = 0, pipeline = 1, chunks = 1;
   int context_parallel = 1;
+  std::string context_method = "ring";
 };
 
 Json header(const Mesh& mesh, int rank) {
   return {{"rank", rank}, {"ranks", mesh.ranks}, {"data_parallel", mesh.data_parallel},
           {"tensor_parallel", mesh.tensor_parallel}, {"pieces", mesh.pieces}, {"context_parallel", mesh.context_parallel},
-          {"pipeline", mesh.pipeline}, {"chunks", mesh.chunks}, {"zero", mesh.zero}, {"micro_batch", mesh.micro_batch}};
+          {"context_method", mesh.context_method}, {"pipeline", mesh.pipeline}, {"chunks", mesh.chunks}, {"zero", mesh.zero}, {"micro_batch", mesh.micro_batch}};
 }
 
 // What a tensor-parallel rank has of an output: all of it, a part, in pieces, or a term of a sum, in pieces too.
@@ -248,13 +249,28 @@ TEST_CASE("tensor-parallel ranks have parts of an output, terms of it, or all of
   check(folder, "collective other", 0, {"82 outputs agree", "8 that depend on the mesh"});
 }
 
-TEST_CASE("runs with another --cp are refused" * doctest::skip(!python_found)) {
+TEST_CASE("runs with another --cp or --cp-method are refused" * doctest::skip(!python_found)) {
   TemporaryFolder folder;
   const std::string path = folder / "";
   write_run(path + "one", {});
   write_run(path + "two", {.ranks = 2, .context_parallel = 2});
-  check(folder, "one two --rtol 1e-6", 2, {"split samples differently, --cp 1 and 2", "give runs of the same --cp"});
+  check(folder, "one two --rtol 1e-6", 2, {"split samples differently, --cp 1 (ring) and 2 (ring)", "give runs of the same --cp"});
   check(folder, "two two", 0, {"A: two: ranks 2, context-parallel 2, data-parallel 1,", "90 outputs agree"});
+  const auto write_ulysses = [&](const char* name, int tensor_parallel, double factor) {  // times which attention is
+    write_run(path + name,
+              {.ranks = 2 * tensor_parallel, .tensor_parallel = tensor_parallel, .context_parallel = 2, .context_method = "ulysses"},
+              [&](Json& line, int) {
+                if (line["op"] != "gradient") return;
+                line["op"] = "attention_forward";
+                line["sum"] = line["sum"].get<double>() * factor;
+              });
+  };
+  write_ulysses("ulysses", 1, 1);
+  write_ulysses("wrong", 1, 2);
+  write_ulysses("split", 2, 2);
+  check(folder, "two ulysses", 2, {"--cp 2 (ring) and 2 (ulysses)", "--cp-method"});
+  check(folder, "ulysses split --rtol 1e-6", 0, {"8 of other heads"});
+  check(folder, "ulysses wrong --rtol 1e-6", 1, {"They first differ at step 1, micro-batch 0, layer 0: attention_forward"});
 }
 
 TEST_CASE("stages of a pipeline have layers of their own" * doctest::skip(!python_found)) {

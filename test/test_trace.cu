@@ -201,7 +201,7 @@ TEST_CASE("a log line says where, what and its statistics") {
   Buffer<__nv_bfloat16> inputs(random_values<__nv_bfloat16>(640)), outputs(640);
   {
     TensorLog log(folder / "log", {.rank = 3, .ranks = 4, .data_parallel = 2, .micro_batch = 8, .tensor_parallel = 2, .pieces = 4,
-                                   .context_parallel = 2, .pipeline = 3, .chunks = 2, .zero = 1});
+                                   .context_parallel = 2, .context_method = "ulysses", .pipeline = 3, .chunks = 2, .zero = 1});
     gelu(floats);
     Profiler::instance().context = {.step = 2, .micro_batch = 5};
     {
@@ -220,7 +220,7 @@ TEST_CASE("a log line says where, what and its statistics") {
   const auto lines = lines_of(folder / "log.rank3");
   REQUIRE(lines.size() == 4);
   CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 4}, {"data_parallel", 2}, {"tensor_parallel", 2}, {"pieces", 4},
-                         {"context_parallel", 2}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1}, {"micro_batch", 8}});
+                         {"context_parallel", 2}, {"context_method", "ulysses"}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1}, {"micro_batch", 8}});
   double sum = 0, largest = 0;
   for (double x : outputs.numbers()) {
     sum += x;

@@ -2,7 +2,7 @@
 //
 // FILE (FILE.rank<r> for rank r > 0) holds one JSON object per line. The first says which rank of which mesh wrote it:
 //   {"rank":0,"ranks":2,"data_parallel":2,"tensor_parallel":1,"pieces":1,"context_parallel":1,
-//    "pipeline":1,"chunks":1,"zero":1,"micro_batch":4}
+//    "context_method":"ring","pipeline":1,"chunks":1,"zero":1,"micro_batch":4}
 // Each other line is one output of one launcher, in the order of the calls:
 //   {"step":1,"micro_batch":0,"layer":3,"piece":null,"op":"gelu_forward","output":0,"accumulated":false,"partial":false,
 //    "count":49152,"dtype":"bf16","sum":-12.5,"absmax":3.0625,"checksum":"00e1c2d3a4b5f697"}
@@ -24,6 +24,7 @@ struct TensorLogRank {
   int rank, ranks, data_parallel, micro_batch;  // micro_batch: number of samples
   int tensor_parallel = 1, pieces = 1;          // pieces: of the rows that tensor-parallel ranks exchange
   int context_parallel = 1;
+  std::string context_method = "ring";
   int pipeline = 1, chunks = 1;                 // stages, and chunks of layers that each has
   int zero = 0;                                 // the stage of ZeRO
 };

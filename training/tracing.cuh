@@ -33,7 +33,7 @@ class Tracing {
     if (!o.trace_tensors.empty())
       tensor_log_.emplace(o.trace_tensors,
                           TensorLogRank{job.control.rank(), job.control.size(), job.mesh.shape().dp, o.micro_batch, o.tp,
-                                        o.tp > 1 ? o.tp_pieces : 1, o.cp, o.pp, o.pp_chunks, o.zero});
+                                        o.tp > 1 ? o.tp_pieces : 1, o.cp, o.cp_method, o.pp, o.pp_chunks, o.zero});
   }
 
   bool wanted() const { return trace_ || tensor_log_; }
