@@ -314,6 +314,30 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
   }, (every_few() + 1) / 2);
 }
 
+// What long samples are trained with: all ranks have one sample between them, and keep as little of it as they can.
+TEST_CASE("samples that are long beside the channels: losses, bytes and memory in bf16 with ZeRO 3, blocks recomputed") {
+  using T = __nv_bfloat16;
+  const int N = rank_count();
+  if (N == 1) return;
+  Mesh alone, mesh(ranks().mesh, {.cp = N});
+  chosen_global_batch = 2;
+  ModelOptions options = {.shape = {2, N, 16 * N, 61, 96 * N}, .micro_batch = 1, .recompute = Recompute::block};
+  Curve wanted;
+  if (ranks().control->rank() == 0) wanted = train<T>(options, alone, 2);
+  const std::vector<float> losses = all_values(wanted.losses);
+  options.store.stage = 3;
+  for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
+    CAPTURE(int(method));
+    options.context_method = method;
+    const Curve curve = train<T>(options, mesh, 2);
+    CHECK_WITHIN("losses of long samples", largest_difference(curve.losses, losses), 1e-3);
+    const TensorList list(options.shape, 1, 0, own_chunks(options, mesh));
+    check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, Shards(list, N, mesh.data().rank())));
+    check_memory(curve, bytes_of_activations<T>(options, list, N), 16 * 3);
+  }
+  chosen_global_batch = 0;
+}
+
 TEST_CASE("N ranks that split the sequence have an Nth of gpt2-medium's activations each") {
   check_share_of_activations({.cp = rank_count()});
 }
