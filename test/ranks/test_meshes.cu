@@ -143,22 +143,46 @@ TEST_CASE("any number of micro-batches") {
   chosen_global_batch = 0;
 }
 
+namespace {
+
+void check_first_gradients(Mesh& mesh, const ModelOptions& options, const std::vector<float>& wanted) {
+  const std::unique_ptr<Model> model = model_of<float>(options, mesh);
+  train_step(*model, mesh, 0);
+  const std::vector<Difference> found = differences(*model, wanted);
+  const double bound = gradient_bound(options.shape);
+  for (size_t i = 0; i < found.size(); ++i) {
+    CAPTURE(model->tensors().tensors()[i].name);
+    const double norm = std::sqrt(found[i].wanted);
+    CHECK(norm > 0);
+    CHECK_WITHIN("gradients", std::sqrt(found[i].squares), bound * norm);
+    CHECK_WITHIN("key third", std::sqrt(found[i].noise), bound * norm);
+  }
+}
+
+}  // namespace
+
 TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
   const ModelShape& shape = shape_for_ranks();
   if (mesh_shapes(shape).empty()) return;
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
   for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
-    const std::unique_ptr<Model> model = model_of<float>(options_of(shape, mesh, turn), mesh);
-    train_step(*model, mesh, 0);
-    const std::vector<Difference> found = differences(*model, wanted);
-    for (size_t i = 0; i < found.size(); ++i) {
-      CAPTURE(model->tensors().tensors()[i].name);
-      const double norm = std::sqrt(found[i].wanted);
-      CHECK(norm > 0);
-      CHECK_WITHIN("gradients", std::sqrt(found[i].squares), gradient_bound(shape) * norm);
-      CHECK_WITHIN("key third", std::sqrt(found[i].noise), gradient_bound(shape) * norm);
-    }
+    check_first_gradients(mesh, options_of(shape, mesh, turn), wanted);
   });
+}
+
+TEST_CASE("every schedule with both ways to split attention") {
+  if (rank_count() != 4) return;
+  Mesh mesh(ranks().mesh, {.cp = 2, .pp = 2});
+  const ModelShape shape = tiny(4);
+  const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
+  for (const std::string& schedule : schedules)
+    for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
+      CAPTURE(schedule);
+      CAPTURE(int(method));
+      pipeline_schedule = schedule;
+      check_first_gradients(mesh, {.shape = shape, .micro_batch = 2, .context_method = method,
+                                   .chunks = schedule == "interleaved" ? 2 : 1}, wanted);
+    }
 }
 
 namespace {
