@@ -97,6 +97,8 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
     if (dtype == "fp32") wanted = alone;
     if (dtype == "fp32") CHECK_WITHIN("fp32 losses", largest_difference(relay, wanted, "loss"), 1e-5);
     if (dtype == "fp32") CHECK_WITHIN("fp32 norms", largest_difference(relay, wanted, "grad_norm"), 1e-5);
+    CHECK(relay[0]["comm_bytes_by_group"]["cp"].contains("all_to_all"));    // Ulysses and
+    CHECK(relay[6]["comm_bytes_by_group"]["cp"].contains("send_receive"));  // the ring give the same curve
     if (dtype == "bf16") CHECK_WITHIN("bf16 losses", distance(relay, wanted, "loss"), 2 * distance(alone, wanted, "loss"));
   }
   const std::string generate = " $GPT --share-gpu --generate --out fp32.relay --prompt line --sample-len 5 --top-k 1";

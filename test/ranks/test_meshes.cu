@@ -143,22 +143,46 @@ TEST_CASE("any number of micro-batches") {
   chosen_global_batch = 0;
 }
 
+namespace {
+
+void check_first_gradients(Mesh& mesh, const ModelOptions& options, const std::vector<float>& wanted) {
+  const std::unique_ptr<Model> model = model_of<float>(options, mesh);
+  train_step(*model, mesh, 0);
+  const std::vector<Difference> found = differences(*model, wanted);
+  const double bound = gradient_bound(options.shape);
+  for (size_t i = 0; i < found.size(); ++i) {
+    CAPTURE(model->tensors().tensors()[i].name);
+    const double norm = std::sqrt(found[i].wanted);
+    CHECK(norm > 0);
+    CHECK_WITHIN("gradients", std::sqrt(found[i].squares), bound * norm);
+    CHECK_WITHIN("key third", std::sqrt(found[i].noise), bound * norm);
+  }
+}
+
+}  // namespace
+
 TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
   const ModelShape& shape = shape_for_ranks();
   if (mesh_shapes(shape).empty()) return;
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
   for_meshes(shape, 1, [&](Mesh& mesh, int turn) {
-    const std::unique_ptr<Model> model = model_of<float>(options_of(shape, mesh, turn), mesh);
-    train_step(*model, mesh, 0);
-    const std::vector<Difference> found = differences(*model, wanted);
-    for (size_t i = 0; i < found.size(); ++i) {
-      CAPTURE(model->tensors().tensors()[i].name);
-      const double norm = std::sqrt(found[i].wanted);
-      CHECK(norm > 0);
-      CHECK_WITHIN("gradients", std::sqrt(found[i].squares), gradient_bound(shape) * norm);
-      CHECK_WITHIN("key third", std::sqrt(found[i].noise), gradient_bound(shape) * norm);
-    }
+    check_first_gradients(mesh, options_of(shape, mesh, turn), wanted);
   });
+}
+
+TEST_CASE("every schedule with both ways to split attention") {
+  if (rank_count() != 4) return;
+  Mesh mesh(ranks().mesh, {.cp = 2, .pp = 2});
+  const ModelShape shape = tiny(4);
+  const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
+  for (const std::string& schedule : schedules)
+    for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
+      CAPTURE(schedule);
+      CAPTURE(int(method));
+      pipeline_schedule = schedule;
+      check_first_gradients(mesh, {.shape = shape, .micro_batch = 2, .context_method = method,
+                                   .chunks = schedule == "interleaved" ? 2 : 1}, wanted);
+    }
 }
 
 namespace {
@@ -312,6 +336,30 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
     check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, shards));
     check_memory(curve, bytes_of_activations<T>(options, list, mesh.shape().cp), 14 * (options.slots + 1) * (shape.layers + 1));
   }, (every_few() + 1) / 2);
+}
+
+// What long samples are trained with: all ranks have one sample between them, and keep as little of it as they can.
+TEST_CASE("samples that are long beside the channels: losses, bytes and memory in bf16 with ZeRO 3, blocks recomputed") {
+  using T = __nv_bfloat16;
+  const int N = rank_count();
+  if (N == 1) return;
+  Mesh alone, mesh(ranks().mesh, {.cp = N});
+  chosen_global_batch = 2;
+  ModelOptions options = {.shape = {2, N, 16 * N, 61, 96 * N}, .micro_batch = 1, .recompute = Recompute::block};
+  Curve wanted;
+  if (ranks().control->rank() == 0) wanted = train<T>(options, alone, 2);
+  const std::vector<float> losses = all_values(wanted.losses);
+  options.store.stage = 3;
+  for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
+    CAPTURE(int(method));
+    options.context_method = method;
+    const Curve curve = train<T>(options, mesh, 2);
+    CHECK_WITHIN("losses of long samples", largest_difference(curve.losses, losses), 1e-3);
+    const TensorList list(options.shape, 1, 0, own_chunks(options, mesh));
+    check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, Shards(list, N, mesh.data().rank())));
+    check_memory(curve, bytes_of_activations<T>(options, list, N), 16 * 3);
+  }
+  chosen_global_batch = 0;
 }
 
 TEST_CASE("N ranks that split the sequence have an Nth of gpt2-medium's activations each") {
