@@ -131,11 +131,14 @@ TEST_CASE("meshes that cannot be: one line that says what to choose") {
   refuses("--cp 4 --seq-len 30", 4, {"--cp 4 cuts samples into 8 equal parts", "--seq-len 30: choose --seq-len 24"});
   refuses("--cp 4 --seq-len 6", 4, {"8 equal parts", "--seq-len 6: lower --cp, or choose --seq-len 8"});
   refuses("--cp 4 --cp-method ulysses --seq-len 30", 4, {"--cp 4 cuts samples into 4 equal parts", "choose --seq-len 28"});
-  refuses("--cp 4 --cp-method ulysses --heads 6 --channels 96", 4, {"--cp-method ulysses: --cp 4", "6 heads: choose 2, 3 or 6, or --cp-method ring"});
-  refuses("--tp 2 --cp 2 --cp-method ulysses --heads 6 --channels 96", 4, {"--cp 2", "3 heads of a --tp rank: choose 3, or --cp-method ring"});
+  refuses("--cp 4 --cp-method ulysses --heads 6 --channels 96", 4,
+          {"--cp-method ulysses: --cp 4", "6 heads: choose 2, 3 or 6, or --cp-method ring"});
+  refuses("--tp 2 --cp 2 --cp-method ulysses --heads 6 --channels 96", 4,
+          {"--cp 2", "3 heads of a --tp rank: choose 3, or --cp-method ring"});
   refuses("--tp 6 --cp 2 --cp-method ulysses --heads 6 --channels 96", 12, {"1 heads of a --tp rank: choose --cp-method ring"});
   refuses("--cp 2 --cp-method star", 2, {"--cp-method", "star", "ring,ulysses"});
-  refuses("--tp 4 --cp 2 --seq-len 12 --micro-batch 1", 8, {"--tp 4 does not divide the 6 rows", "--seq-len 12 over --cp 2: lower --tp, or choose --seq-len 16"});
+  refuses("--tp 4 --cp 2 --seq-len 12 --micro-batch 1", 8,
+          {"--tp 4 does not divide the 6 rows", "--seq-len 12 over --cp 2: lower --tp, or choose --seq-len 16"});
   refuses("--tp 3 --cp 2 --seq-len 40 --heads 3 --channels 96", 6, {"--tp 3 does not divide", "choose --seq-len 36"});
   refuses("--pp 8 --layers 7", 8, {"--pp 8 needs 8 layers or more, and the model has 7: lower it"});
   const std::string interleaved = "--pp-schedule interleaved --pp ";

@@ -27,7 +27,8 @@ struct Mesh {
 Json header(const Mesh& mesh, int rank) {
   return {{"rank", rank}, {"ranks", mesh.ranks}, {"data_parallel", mesh.data_parallel},
           {"tensor_parallel", mesh.tensor_parallel}, {"pieces", mesh.pieces}, {"context_parallel", mesh.context_parallel},
-          {"context_method", mesh.context_method}, {"pipeline", mesh.pipeline}, {"chunks", mesh.chunks}, {"zero", mesh.zero}, {"micro_batch", mesh.micro_batch}};
+          {"context_method", mesh.context_method}, {"pipeline", mesh.pipeline}, {"chunks", mesh.chunks}, {"zero", mesh.zero},
+          {"micro_batch", mesh.micro_batch}};
 }
 
 // What a tensor-parallel rank has of an output: all of it, a part, in pieces, or a term of a sum, in pieces too.
@@ -258,7 +259,8 @@ TEST_CASE("runs with another --cp or --cp-method are refused" * doctest::skip(!p
   check(folder, "two two", 0, {"A: two: ranks 2, context-parallel 2, data-parallel 1,", "90 outputs agree"});
   const auto write_ulysses = [&](const char* name, int tensor_parallel, double factor) {  // times which attention is
     write_run(path + name,
-              {.ranks = 2 * tensor_parallel, .tensor_parallel = tensor_parallel, .context_parallel = 2, .context_method = "ulysses"},
+              {.ranks = 2 * tensor_parallel, .tensor_parallel = tensor_parallel, .context_parallel = 2,
+               .context_method = "ulysses"},
               [&](Json& line, int) {
                 if (line["op"] != "gradient") return;
                 line["op"] = "attention_forward";

@@ -220,7 +220,8 @@ TEST_CASE("a log line says where, what and its statistics") {
   const auto lines = lines_of(folder / "log.rank3");
   REQUIRE(lines.size() == 4);
   CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 4}, {"data_parallel", 2}, {"tensor_parallel", 2}, {"pieces", 4},
-                         {"context_parallel", 2}, {"context_method", "ulysses"}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1}, {"micro_batch", 8}});
+                         {"context_parallel", 2}, {"context_method", "ulysses"}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1},
+                         {"micro_batch", 8}});
   double sum = 0, largest = 0;
   for (double x : outputs.numbers()) {
     sum += x;

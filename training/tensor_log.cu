@@ -27,7 +27,8 @@ TensorLog::TensorLog(const std::string& file, const TensorLogRank& r)
       is_pipeline_(r.pipeline > 1), most_lines_(most_lines_of(r)) {
   file_ << Json{{"rank", r.rank}, {"ranks", r.ranks}, {"data_parallel", r.data_parallel},
                 {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"context_parallel", r.context_parallel},
-                {"context_method", r.context_method}, {"pipeline", r.pipeline}, {"chunks", r.chunks}, {"zero", r.zero}, {"micro_batch", r.micro_batch}} << '\n';
+                {"context_method", r.context_method}, {"pipeline", r.pipeline}, {"chunks", r.chunks}, {"zero", r.zero},
+                {"micro_batch", r.micro_batch}} << '\n';
   flush();
   // All of it now: to allocate memory may wait for the device, too.
   CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * workspace_count) * sizeof(TensorStatistics)));
