@@ -95,6 +95,10 @@ void print(const char* direction, const Way& way, double Times::*time) {
 int main(int count, char** arguments) {
   const int ranks = count > 1 ? std::atoi(arguments[1]) : 4, tokens = count > 2 ? std::atoi(arguments[2]) : 4096;
   const int turns = count > 3 ? std::atoi(arguments[3]) : 5;
+  if (ranks < 1 || tokens < 2 * ranks || turns < 1) {
+    std::fprintf(stderr, "ring_balance [ranks, 1 or more] [tokens, 2 or more a rank] [turns, 1 or more]\n");
+    return 2;
+  }
   const AttentionSizes own = square_attention(1, tokens / (2 * ranks) * 2, heads, head_size);
   const Tensors tensors(own.queries);
   const std::vector<Times> none(static_cast<size_t>(ranks));
