@@ -187,35 +187,9 @@ TEST_CASE("logits of a batch, and of a few tokens, are those of one rank") {
 
 // ---- 16 bits
 
-// As check_16_bit_curves, over seeds instead of micro-batches, which do not change how rows are rounded, so that they say
-// nothing of chance: a seed's losses are off by 0.2 to 1.3e-5, and one mesh's by three times one rank's or by a third.
-// Ranks round each term of a product by rows, and the sum, where one rank rounds once. With N = 8 that makes 5 roundings
-// of 1 in two of 15 places forward and two of 10 backward: √1.9 = 1.4 times the distance.
 TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
   const ModelShape shape = with_layers(shape_for_ranks(), 2);
-  const std::vector<MeshShape> shapes = mesh_shapes(shape);
-  if (shapes.empty()) return;
-  const auto curve_on = [&]<class T>(Mesh& mesh, T, int seed) {
-    ModelOptions options = options_of(shape, mesh, seed);
-    options.store.seed = uint64_t(seed);
-    return train<T>(options, mesh, some_steps);
-  };
-  constexpr int seeds = 12;
-  std::vector<Curve> wanted(seeds), own(seeds), found;
-  Mesh alone;
-  for (int seed = ranks().control->rank(); seed < seeds; seed += rank_count()) {  // the ranks share the work
-    wanted[size_t(seed)] = curve_on(alone, float(), seed);
-    own[size_t(seed)] = curve_on(alone, __nv_bfloat16(), seed);
-  }
-  for (int seed = 0; seed < seeds; ++seed) {
-    Mesh mesh(ranks().mesh, shapes[size_t(seed) % shapes.size()]);
-    found.push_back(curve_on(mesh, __nv_bfloat16(), seed));
-  }
-  for (std::vector<Curve>* curves : {&wanted, &own})
-    for (Curve& curve : *curves)
-      for (std::vector<float>* values : {&curve.losses, &curve.norms}) *values = all_values(*values);
-  CHECK_WITHIN("losses", distance(found, &Curve::losses, wanted), 2 * distance(own, &Curve::losses, wanted));
-  CHECK_WITHIN("norms", distance(found, &Curve::norms, wanted), 2 * distance(own, &Curve::norms, wanted));
+  check_bf16_curves(shape, mesh_shapes(shape), options_of);
 }
 
 TEST_CASE("fp16: all ranks leave the same updates out, and have one loss scale") {
