@@ -55,9 +55,9 @@ template <class Float>
 struct BlockActivations {
   Float* input;      // (r,C)    the residual stream that enters the block   then dout of projection
   Float* norm1;      // (r,C)
-  Float* qkv;        // (R,3c)   of Ulysses: of all rows of some heads         then dqkv
+  Float* qkv;        // (R,3c)   with Ulysses: all rows of some heads        then dqkv
   Float* attention;  // (R,c)
-  Float* heads_out;  // (R,c)    of Ulysses: attention, of all rows of the same heads
+  Float* heads_out;  // (R,c)    with Ulysses alone: attention, all rows of the same heads
   Float* middle;     // (r,C)    the residual stream after attention         then dout of down
   Float* norm2;      // (r,C)
   Float* up;         // (R,4c)   before gelu                                 then dup
@@ -94,7 +94,9 @@ class GPT final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (cp_.size() > 1)
-      memory_.add("context parallel", [this](Arena& arena) { cp_.lay_out(arena, largest().attention(), options_.store.training); });
+      memory_.add("context parallel", [this](Arena& arena) {
+        cp_.lay_out(arena, largest().attention(), options_.store.training);
+      });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, largest().elements()); });
     if (options.cached_positions)
       memory_.add("kv cache", [this](Arena& arena) {

@@ -13,7 +13,8 @@
 //   ulysses    (N−1)/N·4·R·c·w      (N−1)/N·4·R·c·w          nothing            N divides T and the heads
 //
 // A step of the ring computes 2·R·c·T/N FLOPs forward for 2·R·c·w bytes. So it hides where T/N is at least
-// w·(FLOP/s)/(bytes/s): in 16 bits, with 500 TFLOP/s of attention, 2,200 rows over NVLink's 450 GB/s, and 20,000 over 50 GB/s between nodes.
+// w·(FLOP/s)/(bytes/s): in 16 bits, with 500 TFLOP/s of attention, 2,200 rows over NVLink's 450 GB/s, and 20,000 over
+// 50 GB/s between nodes.
 #pragma once
 
 #include "kernels/positions.h"
