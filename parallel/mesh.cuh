@@ -74,7 +74,8 @@ inline int take_device(Control& control, const MeshShape& shape, bool may_share)
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one device
 // at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all ranks of a
 // group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a layer waits for
-// (tensor and context parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream, but for the lanes.
+// (tensor and context parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream, but for the
+// lanes.
 class CommunicationStreams {
  public:
   cudaStream_t inner, outer;

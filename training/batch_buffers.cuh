@@ -45,11 +45,9 @@ class BatchBuffers {
     current_ = (current_ + 1) % buffers_.size();
     Buffer& buffer = buffers_[current_];
     CUDA_CHECK(cudaEventSynchronize(buffer.copied));  // the last batch in this pinned buffer has left it
-    for (const auto& [from, to] : {std::pair(inputs, buffer.host), std::pair(targets ? targets : inputs, buffer.host + rows)})
-      for (size_t row = 0; row < rows; ++row) {
-        const int sample = int(row) / positions.length, position = positions.of_row(int(row));
-        to[row] = row < tokens && position < seq_len ? from[size_t(sample) * size_t(seq_len) + size_t(position)] : 0;
-      }
+    std::fill_n(buffer.host, 2 * rows, 0);
+    deal(inputs, buffer.host, batch_size, seq_len, positions);
+    deal(targets ? targets : inputs, buffer.host + rows, batch_size, seq_len, positions);
     sort_by_token(buffer.host, int(rows), buffer.host + 2 * rows);
     // Whoever used this buffer had been issued before the batch before this one was sent.
     CUDA_CHECK(cudaStreamWaitEvent(copies_, issued_[turn_ ^ 1]));
@@ -61,6 +59,15 @@ class BatchBuffers {
   }
 
  private:
+  // Copies the tokens that samples have at these positions, both runs of each.
+  static void deal(const int* samples, int* to, int batch_size, int seq_len, const Positions& p) {
+    for (int b = 0; b < batch_size; ++b, samples += seq_len)
+      for (const auto& [first, count] : {std::pair(p.first, p.half), {p.second, p.length - p.half}}) {
+        std::copy_n(samples + first, std::clamp(seq_len - first, 0, count), to);
+        to += count;
+      }
+  }
+
   static size_t ints(int tokens) { return 3 * size_t(tokens); }  // inputs, targets, order
 
   struct Buffer {
