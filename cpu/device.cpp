@@ -149,6 +149,7 @@ void wait(Barrier& barrier, unsigned parity, Location where) { current_runner->w
 // ---- one grid
 
 void run_grid(const Launch& launch) {
+  if (rehearsal) return rehearsal(launch);
   static std::atomic<uint64_t> launches{0};
   const uint64_t seed = schedule().seed + 0x9e3779b97f4a7c15u * ++launches;
   const size_t blocks = size_t(launch.grid.x) * launch.grid.y * launch.grid.z;

@@ -55,6 +55,7 @@ inline bool next_thread() {
 }
 
 void run_grid(const Launch& launch);
+inline std::function<void(const Launch&)> rehearsal;  // if set, grids are not run, but given to it (dev/launches.cu)
 bool is_device_memory(const void* p);  // does p point into memory that cudaMalloc returned?
 bool check_launch(const Launch& launch);  // false: the configuration is impossible; sets cudaGetLastError's value
 
