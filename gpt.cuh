@@ -289,7 +289,7 @@ class GPT final : public Model {
     const UnitGradients d = gradients(0);
     const Float* dout = tp_.gather(exchange_, dstream_, s.R, s.C);  // (R,C)
     embedding_backward(d[wte], d[wpe], batch.inputs, batch.order, dout, list_.vocabulary(), s.B,
-                       batch.positions, options_.shape.positions, s.C, d.accumulate, stream_);
+                       batch.positions, options_.shape.positions, s.C, d.accumulate, reductions_, stream_);
     store_.gradients_ready(0);
   }
 
@@ -487,7 +487,8 @@ class GPT final : public Model {
     }
     if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(Vs));
     row_dots_ = arena.take<float>(rows * NH);
-    reductions_ = arena.take<float>(std::max(layernorm_workspace(r, C), linear_workspace(R, std::max(4 * c, C))));
+    reductions_ = arena.take<float>(std::max({layernorm_workspace(r, C), linear_workspace(R, std::max(4 * c, C)),
+                                              embedding_workspace(R, C)}));
     lay_out_sums(arena);
     gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
     attention_workspace_bytes_ = library_attention_workspace_bytes();

@@ -2,6 +2,7 @@
 // contracts and includes this one.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -9,14 +10,26 @@
 #if defined(CPU_LIKE_A_GPU)  // counts what the threads of a GPU would do
 constexpr int pack_bytes = 16;
 constexpr bool has_tensor_cores = true;
-constexpr int long_row_block = 1024;
+constexpr int long_row_block = 512;
+constexpr int packs_at_once = 4;
+constexpr int kept_packs = 8;
+constexpr int column_sum_parts = 64;
 constexpr int kept_row_block = 512;
 #else
 constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
 constexpr bool has_tensor_cores = false;  // they are emulated, for tests only: loops over packs are faster
 constexpr int long_row_block = 256;       // with more threads, barriers between fibers cost more time than they save
+constexpr int packs_at_once = 1;          // nothing is gained by loads in flight
+constexpr int kept_packs = 2;             // they are kept in cache
+constexpr int column_sum_parts = 2;
 constexpr int kept_row_block = 32;        // reading a row again costs less than barriers between more threads
 #endif
+
+template <class T, int N>
+using PackWord = T;
+template <class T, int N>
+constexpr bool splits_words = false;  // conversions of whole packs are vector instructions
+inline void split_word(uint32_t, float&, float&) {}
 
 // `omp simd` keeps g++ from unrolling these loops before it can turn them into calls of libmvec's vector functions.
 template <int N>
@@ -57,7 +70,35 @@ inline void warp_reduce_sums(float (&values)[count], cpu::Location where = cpu::
   std::memcpy(values, lane.values, sizeof lane);
 }
 
-inline float exp2_approximate(float x) { return exp2f(x); }
+inline float larger(float x, float y) { return x > y ? x : y; }
+
+template <int N>
+inline float largest(const float (&x)[N]) {
+  float found = -INFINITY;
+#pragma omp simd reduction(max : found)
+  for (int k = 0; k < N; ++k) found = x[k] > found ? x[k] : found;
+  return found;
+}
+
+// 2ˣ = 2^floor(x) · 2^f by arithmetic alone, so that loops of it become vector instructions (g++ 12 calls exp2f one by
+// one). 2^f, 0 <= f < 1, is a polynomial with the least relative error, 2·10⁻⁹, among those of degree 6 that begin
+// with 1. Results below 2⁻¹²⁶ are 0, as on a GPU. Masks instead of branches, as g++ would turn a condition into jumps.
+inline float exp2_approximate(float x) {
+  constexpr float coefficients[] = {2.1612509e-4f, 1.24679517e-3f, 9.67544131e-3f, 5.548528582e-2f, 2.4022930861e-1f,
+                                    6.9314706326e-1f, 1};
+  const float whole = floorf(x);
+  float power = 0;
+  for (float coefficient : coefficients) power = power * (x - whole) + coefficient;
+  power *= std::bit_cast<float>((uint32_t(int(whole)) + 127) << 23);
+  const uint32_t too_small = -uint32_t(x < -126), too_large = -uint32_t(x >= 128);
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(power) & ~(too_small | too_large)) | (too_large & 0x7f800000u));
+}
+
+template <int N>
+inline void exp2_pack(float (&x)[N]) {
+#pragma omp simd
+  for (int k = 0; k < N; ++k) x[k] = exp2_approximate(x[k]);
+}
 
 using SharedAddress = uintptr_t;
 inline SharedAddress shared_address(const void* shared) { return reinterpret_cast<SharedAddress>(shared); }

@@ -96,7 +96,8 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
   store(second + i, v);
   ElementBits bits(key + uint64_t(state->updates), part, begin + i);
 #pragma unroll
-  for (int k = 0; k < N; ++k) weights[i + k] = round_stochastically(w[k], bits.next() >> 16);
+  for (int k = 0; k < N; ++k) w[k] = to_float(round_stochastically(w[k], bits.next() >> 16));
+  store(weights + i, w);
 }
 
 inline unsigned adamw_grid(size_t count) {

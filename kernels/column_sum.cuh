@@ -1,55 +1,83 @@
 // Column sums of a matrix (rows, columns): the gradient of a bias, and the last step of LayerNorm's backward.
 //
-// A tree of fan-in 64: one thread owns a pack of columns and adds 64 rows; the sums are the next level's matrix. The
-// tree depends on nothing but the shape, so the result has the same bits in every run. Neighbouring threads read
-// neighbouring columns.
-// Moves rows·columns elements once, and 1/64 of that again as float. One addition per element.
+// Two levels. In the first, a thread owns a pack of columns and adds 64 rows; that makes a smaller matrix of partial sums
+// in float. In the second, a block adds all rows of a few columns, `column_sum_parts` threads to a column. Which numbers
+// are added in which order depends on nothing but the shape, so the result has the same bits in every run. Neighbouring
+// threads read neighbouring columns.
+// Moves rows·columns elements once, and 2/64 of that as float. One addition per element.
 #pragma once
 
 #include "kernels/device/common.cuh"
 
-constexpr int column_sum_fan_in = 64;
+constexpr int column_sum_rows = 64;   // that a thread of the first level adds
+constexpr int column_sum_packs = 8;   // beside each other in a block of the second level: a cache line on a GPU
 
 template <class Float, int N>
-__global__ void column_sum_kernel(float* out, const Float* input, int rows, int columns, bool accumulate) {
-  const int column = (blockIdx.x * blockDim.x + threadIdx.x) * N, group = blockIdx.y;
+__global__ void column_sum_kernel(float* partials, const Float* input, int rows, int columns) {
+  const int column = (blockIdx.x * blockDim.x + threadIdx.x) * N, first = blockIdx.y * column_sum_rows;
   if (column >= columns) return;
-  const int first = group * column_sum_fan_in;
-  const int last = min(first + column_sum_fan_in, rows);
+  const int last = min(first + column_sum_rows, rows);
   float sum[N] = {}, x[N];
-  if (accumulate) load(out + size_t(group) * columns + column, sum);
-#pragma unroll 4
-  for (int row = first; row < last; ++row) {
-    load(input + size_t(row) * columns + column, x);
+  for (int row = first; row < last; row += packs_at_once) {
+    PackWords<Float, N> packs[packs_at_once];
 #pragma unroll
-    for (int k = 0; k < N; ++k) sum[k] += x[k];
+    for (int r = 0; r < packs_at_once; ++r)
+      packs[r] = load_pack<N>(input + size_t(r == 0 ? row : min(row + r, last - 1)) * columns + column);
+#pragma unroll
+    for (int r = 0; r < packs_at_once; ++r) {
+      unpack(pack_if(r == 0 || row + r < last, packs[r]), x);
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum[k] += x[k];
+    }
   }
-  store(out + size_t(group) * columns + column, sum);
+  store(partials + size_t(blockIdx.y) * columns + column, sum);
+}
+
+// A matrix of partial sums (rows, columns), and where its columns' sums go.
+struct PartialSums {
+  float* out;
+  const float* partials;
+};
+
+template <int N>
+__global__ void add_partial_sums_kernel(PartialSums first, PartialSums second, int rows, int columns, bool accumulate) {
+  constexpr int width = column_sum_packs * N;
+  alignas(64) __shared__ float sums[column_sum_parts][width];
+  const auto [out, partials] = blockIdx.y == 0 ? first : second;
+  const int pack = threadIdx.x % column_sum_packs * N, part = threadIdx.x / column_sum_packs;
+  const int begin = blockIdx.x * width;
+  float sum[N] = {}, x[N];
+  if (begin + pack < columns)
+#pragma unroll 8
+    for (int row = part; row < rows; row += column_sum_parts) {
+      load(partials + size_t(row) * columns + begin + pack, x);
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum[k] += x[k];
+    }
+  store(&sums[part][pack], sum);
+  __syncthreads();
+  for (int c = threadIdx.x; c < width && begin + c < columns; c += blockDim.x) {
+    float total = accumulate ? out[begin + c] : 0.0f;
+    for (int p = 0; p < column_sum_parts; ++p) total += sums[p][c];
+    out[begin + c] = total;
+  }
+}
+
+// The second level for two matrices of one shape: out (columns) = Σ_rows partials, or += if `accumulate`. The second one
+// may be missing: its out is null.
+inline void add_partial_sums(const PartialSums& first, const PartialSums& second, int rows, int columns,
+                             bool accumulate, cudaStream_t stream) {
+  with_pack<float>(columns, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    const dim3 grid(ceil_div(columns, column_sum_packs * N), second.out ? 2 : 1);
+    add_partial_sums_kernel<N><<<grid, column_sum_packs * column_sum_parts, 0, stream>>>(first, second, rows, columns,
+                                                                                         accumulate);
+  });
+  CUDA_CHECK(cudaGetLastError());
 }
 
 // Floats of workspace that column_sum needs.
-inline size_t column_sum_workspace(int rows, int columns) {
-  size_t floats = 0;
-  for (int level = ceil_div(rows, column_sum_fan_in); level > 1; level = ceil_div(level, column_sum_fan_in))
-    floats += round_up(size_t(level) * columns, size_t(64));
-  return floats;
-}
-
-template <class Float>
-void column_sum_level(float* out, const Float* input, int rows, int columns, bool accumulate, float* workspace,
-                      cudaStream_t stream) {
-  const int groups = ceil_div(rows, column_sum_fan_in);
-  with_pack<Float>(columns, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    dim3 grid(ceil_div(columns, 64 * N), groups);
-    column_sum_kernel<Float, N>
-        <<<grid, 64, 0, stream>>>(groups == 1 ? out : workspace, input, rows, columns, groups == 1 && accumulate);
-  });
-  CUDA_CHECK(cudaGetLastError());
-  if (groups > 1)
-    column_sum_level<float>(out, workspace, groups, columns, accumulate,
-                            workspace + round_up(size_t(groups) * columns, size_t(64)), stream);
-}
+inline size_t column_sum_workspace(int rows, int columns) { return size_t(ceil_div(rows, column_sum_rows)) * columns; }
 
 // out (columns) = Σ_rows input (rows, columns), or += if `accumulate`; at most 64·65,535 rows.
 template <class Float>
@@ -57,5 +85,12 @@ void column_sum(float* out, const Float* input, int rows, int columns, bool accu
                 cudaStream_t stream) {
   KernelRange range("column_sum", stream, double(rows) * columns * sizeof(Float), double(rows) * columns);
   range.writes(out, columns, accumulate);
-  column_sum_level(out, input, rows, columns, accumulate, workspace, stream);
+  const int groups = ceil_div(rows, column_sum_rows);
+  with_pack<Float>(columns, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    const dim3 grid(ceil_div(columns, 64 * N), groups);
+    column_sum_kernel<Float, N><<<grid, 64, 0, stream>>>(workspace, input, rows, columns);
+  });
+  CUDA_CHECK(cudaGetLastError());
+  add_partial_sums({out, workspace}, {}, groups, columns, accumulate, stream);
 }

@@ -5,118 +5,167 @@
 // loss in the loss of the step, 1 / (tokens of the global batch). S is the loss scale (kernels/norm.cuh), in device
 // memory.
 //
-// One block per row, three passes: maximum, sum, gradient, which overwrites the logits. The first pass keeps the row in
-// shared memory if it fits (50,257 logits of 16 bits do, 98 KB). The rows of all blocks that run at once are larger
-// than the L2 cache, so without this every pass would read device memory again. A thread reads only the packs that it
-// has stored itself, so this needs no barrier. Reads and writes rows·Vp elements once; about 6 FLOPs per element.
+// One block per row, two passes: the sum of exponentials, then the gradient, which overwrites the logits. Exponentials
+// are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein, arXiv:1805.02867):
+//
+//   Σ_v exp(z_v) = sum · 2^K;   p_v = 2^(c·z_v − K) / sum;   loss = ln(sum) − ln 2 · (c·z_target − K),   c = log2(e)
+//
+// c·z − K is one instruction with one rounding, whatever K is, so rounding K costs nothing.
+//
+// The first pass keeps the row in shared memory if it fits (50,257 logits of 16 bits do, 98 KB). The rows of all blocks
+// that run at once are larger than the L2 cache, so without this the second pass would read device memory again. A
+// thread reads only the packs that it has stored itself, so this needs no barrier. Reads and writes rows·Vp elements
+// once; about 6 FLOPs per element. What bounds it beside memory is the issue of instructions, some 100 for 8 logits.
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 
 #include "kernels/device/common.cuh"
 
 // The shared memory that a block can have on every GPU of compute capability 8.0 or later, less some for the
-// reductions. On Hopper two blocks of 1,024 threads share an SM.
+// reductions. On Hopper two blocks share an SM.
 constexpr int kept_row_bytes = 98 * 1024 + 512;
 
-// Calls function(column, x) for the thread's packs of row[begin..end).
-template <class Float, int N, class Function>
-__device__ inline void for_each_pack(const Float* row, int begin, int end, Function function) {
-  for (int c = begin + threadIdx.x * N; c < end; c += blockDim.x * N) {
-    float x[N];
-    load(row + c, x);
-    function(c, x);
+constexpr float ln_2 = 0.6931471805599453f;
+
+// Σ exp(z) = sum · 2^exponent, of the elements so far. No element: the exponent is below all others, but finite, so
+// that no difference is NaN.
+struct ExponentialSum {
+  float exponent = -FLT_MAX, sum = 0;
+};
+
+// Calls function(column, pack) for the thread's packs of row[0, end), the whole block's width apart. Several are loaded
+// before the first is used.
+template <int N, class Float, class Function>
+__device__ inline void for_each_pack(const Float* row, int end, Function function) {
+  const int step = blockDim.x * N;
+  int column = threadIdx.x * N;
+  for (; column + (packs_at_once - 1) * step < end; column += packs_at_once * step) {
+    PackWords<Float, N> packs[packs_at_once];
+#pragma unroll
+    for (int r = 0; r < packs_at_once; ++r) packs[r] = load_pack<N>(row + column + r * step);
+#pragma unroll
+    for (int r = 0; r < packs_at_once; ++r) function(column + r * step, packs[r]);
   }
+#pragma unroll 1
+  for (; column < end; column += step) function(column, load_pack<N>(row + column));
 }
 
-// The three passes over a row, by one block. Columns [0, count) are tokens. N is the pack width; packs from the last
-// whole one on hold padding.
+// Does this thread read and write the pack with that column?
+template <int N>
+__device__ inline bool has_column(int column) {
+  return column >= 0 && column / N % blockDim.x == threadIdx.x;
+}
 
-// The largest element. If KeepRow, copies the whole packs to `kept`.
+// The sum over the block; every thread gets it. A power of two is exact, so its order does not matter.
+__device__ inline ExponentialSum block_sum(ExponentialSum part, ExponentialSum (&scratch)[32]) {
+  const auto reduce_warp = [](ExponentialSum of_lane) -> ExponentialSum {
+    const float exponent = warp_reduce_max(of_lane.exponent);
+    return {exponent, warp_reduce_sum(of_lane.sum * exp2_approximate(of_lane.exponent - exponent))};
+  };
+  part = reduce_warp(part);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = part;
+  __syncthreads();
+  return reduce_warp(threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : ExponentialSum{});
+}
+
+// The first pass over a row of `count` logits, by one block: their sum. If KeepRow, copies their packs to `kept`. The
+// last pack may end in padding.
 template <class Float, int N, bool KeepRow>
-__device__ inline float row_maximum(const Float* row, Float* kept, int count, float* scratch) {
-  const int whole = count / N * N;
-  float max_of_element[N];  // [k]: over element k of the thread's packs
-  for (int k = 0; k < N; ++k) max_of_element[k] = -INFINITY;
-  for_each_pack<Float, N>(row, 0, whole, [&](int c, float (&x)[N]) {
-    if constexpr (KeepRow) store(kept + c, x);
+__device__ inline ExponentialSum row_sum(const Float* row, Float* kept, int count, ExponentialSum (&scratch)[32]) {
+  ExponentialSum part;
+  const auto add = [&](int column, const PackWords<Float, N>& pack) {
+    if constexpr (KeepRow) store_pack(kept + column, pack);
+    float x[N];
+    unpack(pack, x);
+    const float exponent = log2_e * largest(x);
+    if (exponent > part.exponent) {
+      part.sum *= exp2_approximate(part.exponent - exponent);
+      part.exponent = exponent;
+    }
 #pragma unroll
-    for (int k = 0; k < N; ++k) max_of_element[k] = x[k] > max_of_element[k] ? x[k] : max_of_element[k];
-  });
-  float thread_max = -INFINITY;
-  for (int k = 0; k < N; ++k) thread_max = max_of_element[k] > thread_max ? max_of_element[k] : thread_max;
-  for (int c = whole + threadIdx.x; c < count; c += blockDim.x) {
-    float x = to_float(row[c]);
-    thread_max = x > thread_max ? x : thread_max;
+    for (int k = 0; k < N; ++k) x[k] = fmaf(log2_e, x[k], -part.exponent);
+    exp2_pack(x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) part.sum += x[k];
+  };
+  const int whole = count / N * N;
+  for_each_pack<N>(row, whole, add);
+  if (whole < count && has_column<N>(whole)) {
+    float x[N];
+    load(row + whole, x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = whole + k < count ? x[k] : -INFINITY;
+    add(whole, round_pack<Float>(x));
   }
-  return block_reduce_max(thread_max, scratch);
+  return block_sum(part, scratch);
 }
 
-// Σ exp(x − maximum). The whole packs are read from `kept`.
+// The second pass: row = (exp(z) / total − [column = target]) · at_target, and 0 in the padding. `target` is none of the
+// columns if it is negative. The logits' packs are read from `kept`, which may be the row.
 template <class Float, int N>
-__device__ inline float row_sum(const Float* row, const Float* kept, int count, float maximum, float* scratch) {
-  const int whole = count / N * N;
-  float sum_of_element[N] = {};
-  for_each_pack<Float, N>(kept, 0, whole, [&](int, float (&x)[N]) {
+__device__ inline void write_gradient(Float* row, const Float* kept, int count, int padded, int target,
+                                      const ExponentialSum& total, float at_target) {
+  const float scale = at_target / total.sum;
+  const bool has_target = has_column<N>(target);
+  const float target_logit = has_target ? to_float(row[target]) : 0.0f;
+  const auto write = [&](int column, const PackWords<Float, N>& pack) {
+    float x[N];
+    unpack(pack, x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] -= maximum;
-    exp_pack(x);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum_of_element[k] += x[k];
-  });
-  float thread_sum = 0;
-  for (int k = 0; k < N; ++k) thread_sum += sum_of_element[k];
-  for (int c = whole + threadIdx.x; c < count; c += blockDim.x) thread_sum += expf(to_float(row[c]) - maximum);
-  return block_reduce_sum(thread_sum, scratch);
-}
-
-// row = (exp(x − maximum) / sum − [column = target]) · at_target, and 0 in the padding. `target` is none of the columns
-// if it is negative. The whole packs are read from `kept`.
-template <class Float, int N>
-__device__ inline void write_gradient(Float* row, const Float* kept, int count, int padded, int target, float maximum,
-                                      float sum, float at_target) {
-  const int whole = count / N * N;
-  const float scale = at_target / sum;
-  const auto write = [&](int c, float (&x)[N]) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) x[k] -= maximum;
-    exp_pack(x);
+    for (int k = 0; k < N; ++k) x[k] = fmaf(log2_e, x[k], -total.exponent);
+    exp2_pack(x);
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] *= scale;
-    if (c >= whole)
-      for (int k = 0; k < N; ++k) x[k] = c + k < count ? x[k] : 0.0f;
-    if (c <= target && target < c + N)
-      for (int k = 0; k < N; ++k) x[k] -= c + k == target ? at_target : 0.0f;
-    store(row + c, x);
+    store(row + column, x);
   };
-  for_each_pack<Float, N>(kept, 0, whole, write);
-  for_each_pack<Float, N>(row, whole, padded, write);
+  const int whole = count / N * N;
+  for_each_pack<N>(kept, whole, write);
+  if (whole < count && has_column<N>(whole)) {
+    write(whole, load_pack<N>(kept + whole));
+    for (int column = count; column < whole + N; ++column) row[column] = from_float<Float>(0);
+  }
+  if (has_target)
+    row[target] = from_float<Float>(exp2_approximate(fmaf(log2_e, target_logit, -total.exponent)) * scale - at_target);
+  const float zeros[N] = {};
+  for (int column = round_up(count, N) + threadIdx.x * N; column < padded; column += blockDim.x * N)
+    store(row + column, zeros);
+}
+
+// −ln of a token's probability.
+__device__ inline float token_loss(const ExponentialSum& total, float logit) {
+  return logf(total.sum) - ln_2 * fmaf(log2_e, logit, -total.exponent);
 }
 
 template <class Float, int N, bool WriteGradient, bool KeepRow>
 __global__ void __launch_bounds__(long_row_block, 2)
 cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocabulary, int padded, float weight,
                      const float* loss_scale) {
-  __shared__ float max_scratch[32], sum_scratch[32];
+  __shared__ ExponentialSum scratch[32];
   extern __shared__ __align__(128) char memory[];
   Float *row = logits + size_t(blockIdx.x) * padded, *kept = KeepRow ? reinterpret_cast<Float*>(memory) : row;
   const int target = targets[blockIdx.x];
-  const float maximum = row_maximum<Float, N, KeepRow>(row, kept, vocabulary, max_scratch);
-  const float sum = row_sum<Float, N>(row, kept, vocabulary, maximum, sum_scratch);
-  if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + (maximum - to_float(row[target]));
-  if constexpr (WriteGradient) {
-    __syncthreads();  // thread 0 has read the target's logit
-    write_gradient<Float, N>(row, kept, vocabulary, padded, target, maximum, sum, weight * *loss_scale);
-  }
+  const ExponentialSum total = row_sum<Float, N, KeepRow>(row, kept, vocabulary, scratch);
+  if (has_column<N>(target)) losses[blockIdx.x] = token_loss(total, to_float(row[target]));
+  if constexpr (WriteGradient)
+    write_gradient<Float, N>(row, kept, vocabulary, padded, target, total, weight * *loss_scale);
 }
 
-// *total += scale · Σ losses (rows), by one block: each thread adds every blockDim.x-th loss, then the block adds these
+// *total += scale · Σ losses (rows), by one block: each thread adds every blockDim.x-th pack, then the block adds these
 // sums in a fixed tree.
 [[maybe_unused]] static
 __global__ void sum_losses_kernel(float* total, const float* losses, int rows, float scale) {
+  constexpr int N = pack_width<float>;
   __shared__ float scratch[32];
-  float sum = 0;
-  for (int row = threadIdx.x; row < rows; row += blockDim.x) sum += losses[row];
+  const int whole = rows / N * N, single = whole + threadIdx.x;
+  float sum = single < rows ? losses[single] : 0.0f;
+  for_each_pack<N>(losses, whole, [&](int, const PackWords<float, N>& pack) {
+    float x[N];
+    unpack(pack, x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += x[k];
+  });
   sum = block_reduce_sum(sum, scratch);
   if (threadIdx.x == 0) *total += sum * scale;
 }
@@ -127,11 +176,11 @@ int row_threads(int padded) {
   return std::clamp(round_up(padded / pack_width<Float>, 32), 32, long_row_block);
 }
 
-// Calls launch(std::bool_constant, bytes): are the whole packs of `count` columns kept in shared memory, and in how much?
+// Calls launch(std::bool_constant, bytes): are the packs of `count` columns kept in shared memory, and in how much?
 template <class Float, class Launch>
 void with_kept_row(int count, Launch launch) {
   constexpr int N = pack_width<Float>;
-  const int bytes = count / N * N * int(sizeof(Float));
+  const int bytes = round_up(count, N) * int(sizeof(Float));
   if (bytes <= kept_row_bytes) launch(std::true_type{}, bytes);
   else launch(std::false_type{}, 0);
 }
@@ -140,10 +189,11 @@ template <class Float, bool WriteGradient>
 void launch_cross_entropy(Float* logits, float* losses, const int* targets, int rows, int vocabulary, int padded,
                           float weight, const float* loss_scale, cudaStream_t stream) {
   with_kept_row<Float>(vocabulary, [&](auto keep, int row_bytes) {
-    const auto kernel = cross_entropy_kernel<Float, pack_width<Float>, WriteGradient, decltype(keep)::value>;
-    allow_shared_memory(kernel, row_bytes);
-    kernel<<<rows, row_threads<Float>(padded), row_bytes, stream>>>(logits, losses, targets, vocabulary, padded, weight,
-                                                                   loss_scale);
+    constexpr int N = pack_width<Float>;
+    constexpr bool keeps = decltype(keep)::value;
+    allow_shared_memory(cross_entropy_kernel<Float, N, WriteGradient, keeps>, row_bytes);
+    cross_entropy_kernel<Float, N, WriteGradient, keeps><<<rows, row_threads<Float>(padded), row_bytes, stream>>>(
+        logits, losses, targets, vocabulary, padded, weight, loss_scale);
   });
 }
 
@@ -160,6 +210,6 @@ void cross_entropy(Float* logits, float* losses, float* total_loss, const int* t
     launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   else
     launch_cross_entropy<Float, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
-  sum_losses_kernel<<<1, 256, 0, stream>>>(total_loss, losses, rows, weight);
+  sum_losses_kernel<<<1, long_row_block, 0, stream>>>(total_loss, losses, rows, weight);
   CUDA_CHECK(cudaGetLastError());
 }

@@ -6,10 +6,10 @@
 //
 // Backward adds dout (B·T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
 // timing:
-//   wte: the host sorts the rows b·T+t by token, with a stable sort (sort_by_token). Rows of the same token
-//        then form a run. One block is launched per sorted row: the block at the start of a run adds up the whole
-//        run, the others return at once. Runs are as uneven as word frequencies, and the longest (a twentieth of all
-//        tokens) ends last, so a block loads eight rows at a time.
+//   wte: the host sorts the rows b·T+t by token, with a stable sort (sort_by_token). Rows of the same token then form a
+//        run. Runs are as uneven as word frequencies, and the longest is a twentieth of all tokens. So a block has 64
+//        rows in this order, whatever their tokens are, and adds up its part of each run. A run that began in an earlier
+//        block gives a partial sum; a second kernel adds those of a run.
 //   wpe: one thread owns a pack of columns of one position and adds over b.
 // A thread handles a pack of columns, so that neighbouring threads read neighbouring bytes.
 // Forward moves 3·B·T·C elements (two reads, one write); backward reads dout twice and reads and writes touched rows.
@@ -23,55 +23,106 @@
 #include "kernels/device/part.h"
 #include "kernels/positions.h"
 
+// One block per row.
 template <class Float, int N>
 __global__ void embedding_forward_kernel(Float* out, const int* tokens, const Float* wte, const Float* wpe,
-                                         VocabularyShard shard, Positions positions, int first_row, size_t packs,
-                                         int packs_per_row) {
-  size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= packs) return;
-  size_t row = i / packs_per_row, column = i % packs_per_row * N, channels = size_t(packs_per_row) * N;
-  float token[N] = {}, position[N] = {};
-  if (shard.has(tokens[row])) load(wte + (tokens[row] - shard.first) * channels + column, token);
-  if (wpe) load(wpe + positions.of_row(first_row + int(row)) * channels + column, position);
+                                         VocabularyShard shard, Positions positions, int first_row, int channels) {
+  const int row = blockIdx.x, token = tokens[row];
+  const bool has_token = shard.has(token);
+  const size_t token_row = size_t(token - shard.first) * channels;
+  const size_t position_row = size_t(positions.of_row(first_row + row)) * channels;
+  for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
+    PackWords<Float, N> of_token = {}, of_position = {};
+    if (has_token) of_token = load_pack<N>(wte + token_row + column);
+    if (wpe) of_position = load_pack<N>(wpe + position_row + column);
+    float x[N], y[N];
+    unpack(of_token, x);
+    unpack(of_position, y);
 #pragma unroll
-  for (int k = 0; k < N; ++k) token[k] += position[k];
-  store(out + row * channels + column, token);
+    for (int k = 0; k < N; ++k) x[k] += y[k];
+    store(out + size_t(row) * channels + column, x);
+  }
 }
 
-constexpr int embedding_rows_at_once = 8;
+constexpr int embedding_rows = 64;     // of a block in backward, in the order of their tokens
+constexpr int embedding_at_once = 2 * packs_at_once;
 
+// p[0..N) += x
+template <int N>
+__device__ inline void add_to(float* p, const float (&x)[N]) {
+  float sum[N];
+  load(p, sum);
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[k] += x[k];
+  store(p, sum);
+}
+
+// Does the first of this block's rows have the token of the row before it?
+__device__ inline bool continues_run(const int* tokens, const int* order, int block) {
+  return block > 0 && tokens[order[block * embedding_rows]] == tokens[order[block * embedding_rows - 1]];
+}
+
+// partials (blocks, C): of each block that continues a run, the sum of its part of it.
 template <class Float, int N>
-__global__ void token_embedding_backward_kernel(float* dwte, const int* tokens, const int* order, const Float* dout,
-                                                VocabularyShard shard, int rows, int channels) {
-  constexpr int rows_at_once = embedding_rows_at_once;
-  const int first = blockIdx.x, token = tokens[order[first]];
-  if (first > 0 && tokens[order[first - 1]] == token) return;
-  if (!shard.has(token)) return;
-  float* const out = dwte + size_t(token - shard.first) * channels;
+__global__ void token_embedding_backward_kernel(float* dwte, float* partials, const int* tokens, const int* order,
+                                                const Float* dout, VocabularyShard shard, int rows, int channels) {
+  __shared__ int row[embedding_rows], token[embedding_rows];
+  const int first = blockIdx.x * embedding_rows, count = min(embedding_rows, rows - first);
+  const bool continues = continues_run(tokens, order, blockIdx.x);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    row[i] = order[first + i];
+    token[i] = tokens[row[i]];
+  }
+  __syncthreads();
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
-    float sum[N], x[N];
-    load(out + column, sum);
-    // sum += dout[order[i]] for i = first, first + 1, ... while the token is the same. Several rows are loaded before
-    // they are added. more: the last of them has this token, so the run may go on.
-    bool more = true;
-    for (int i = first; more; i += rows_at_once) {
-      int row[rows_at_once];
-      Pack<Float, N> d[rows_at_once] = {};  // rows after the run's end stay zero: adding them changes nothing
+    float sum[N] = {}, x[N];
+    for (int begin = 0; begin < count; begin += embedding_at_once) {
+      PackWords<Float, N> d[embedding_at_once] = {};
 #pragma unroll
-      for (int r = 0; r < rows_at_once; ++r) row[r] = order[min(i + r, rows - 1)];
-#pragma unroll
-      for (int r = 0; r < rows_at_once; ++r) {
-        more = (i + r < rows) & (tokens[row[r]] == token);
-        if (more) d[r] = load_pack<N>(dout + size_t(row[r]) * channels + column);
+      for (int r = 0; r < embedding_at_once; ++r) {
+        const int i = min(begin + r, count - 1);
+        if (shard.has(token[i])) d[r] = load_pack<N>(dout + size_t(row[i]) * channels + column);
       }
 #pragma unroll
-      for (int r = 0; r < rows_at_once; ++r) {
+      for (int r = 0; r < embedding_at_once; ++r) {
+        const int i = begin + r;
+        if (i >= count) break;
         unpack(d[r], x);
 #pragma unroll
         for (int k = 0; k < N; ++k) sum[k] += x[k];
+        if (i + 1 < count && token[i + 1] == token[i]) continue;
+        // The run ends here, or goes on in the next block.
+        if (continues && token[i] == token[0]) store(partials + size_t(blockIdx.x) * channels + column, sum);
+        else if (shard.has(token[i])) add_to(dwte + size_t(token[i] - shard.first) * channels + column, sum);
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum[k] = 0;
       }
     }
-    store(out + column, sum);
+  }
+}
+
+// Adds the partial sums of each run to its row. The first block that continues a run does this for the run.
+template <int N>
+__global__ void add_runs_kernel(float* dwte, const float* partials, const int* tokens, const int* order,
+                                VocabularyShard shard, int channels) {
+  __shared__ float scratch[32];
+  const int block = blockIdx.x, blocks = gridDim.x, token = tokens[order[block * embedding_rows]];
+  if (!shard.has(token) || !continues_run(tokens, order, block)) return;
+  if (continues_run(tokens, order, block - 1) && tokens[order[(block - 1) * embedding_rows]] == token) return;
+  int found = 0;  // blocks that begin with the token, from this one on: neighbours, as rows are sorted
+#pragma unroll 4
+  for (int other = block + threadIdx.x; other < blocks; other += blockDim.x)
+    found += tokens[order[other * embedding_rows]] == token;
+  const int end = block + int(block_reduce_sum(float(found), scratch));
+  for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
+    float sum[N] = {}, x[N];
+#pragma unroll 8
+    for (int part = block; part < end; ++part) {
+      load(partials + size_t(part) * channels + column, x);
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum[k] += x[k];
+    }
+    add_to(dwte + size_t(token - shard.first) * channels + column, sum);
   }
 }
 
@@ -81,17 +132,28 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const Float* dou
   const int position = blockIdx.x, row = positions.row_at(position);
   for (int column = threadIdx.x * N; column < channels; column += blockDim.x * N) {
     float* out = dwpe + size_t(position) * channels + column;
-    float sum[N] = {}, d[N];
+    float sum[N] = {}, x[N];
     if (accumulate) load(out, sum);
-    if (row >= 0)
-      for (int b = 0; b < batch; ++b) {
-        load(dout + (size_t(b) * positions.length + row) * channels + column, d);
+    for (int first = 0; first < batch && row >= 0; first += embedding_at_once) {
+      PackWords<Float, N> d[embedding_at_once];
 #pragma unroll
-        for (int k = 0; k < N; ++k) sum[k] += d[k];
+      for (int r = 0; r < embedding_at_once; ++r) {
+        const int b = min(first + r, batch - 1);
+        d[r] = load_pack<N>(dout + (size_t(b) * positions.length + row) * channels + column);
       }
+#pragma unroll
+      for (int r = 0; r < embedding_at_once; ++r) {
+        unpack(pack_if(first + r < batch, d[r]), x);
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum[k] += x[k];
+      }
+    }
     store(out, sum);
   }
 }
+
+// The threads of a block for a row of packs.
+inline int embedding_threads(int packs) { return std::min(round_up(packs, 32), 256); }
 
 // out (rows,C); tokens (rows) int32; wte (the shard's rows,C), wpe (P,C), which is null if positions are not to be added.
 // These are rows first_row, first_row + 1, ... of a batch. Tokens that the shard does not have count as zero.
@@ -103,9 +165,8 @@ void embedding_forward(Float* out, const int* tokens, const Float* wte, const Fl
   range.writes(out, count);
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    const size_t packs = count / N;
-    embedding_forward_kernel<Float, N><<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(
-        out, tokens, wte, wpe, shard, positions, first_row, packs, channels / N);
+    embedding_forward_kernel<Float, N><<<rows, embedding_threads(channels / N), 0, stream>>>(
+        out, tokens, wte, wpe, shard, positions, first_row, channels);
   });
   CUDA_CHECK(cudaGetLastError());
 }
@@ -120,13 +181,16 @@ inline void sort_by_token(const int* tokens, int count, int* order) {
   for (int i = 0; i < count; ++i) order[next_position[tokens[i]]++] = i;
 }
 
+// Floats of workspace that embedding_backward needs.
+inline size_t embedding_workspace(int rows, int channels) { return size_t(ceil_div(rows, embedding_rows)) * channels; }
+
 // dwte (the shard's rows,C)[token of a row] += that row of dout (B·T,C), for tokens that the shard has. dwpe
 // (P,C) = the sum of dout over the batch, 0 where no row stands, or += if `accumulate`. Gradients are float.
 // tokens, order (B·T) are in device memory; sort_by_token makes order.
 template <class Float>
 void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* order, const Float* dout,
                         VocabularyShard shard, int batch, Positions positions, int wpe_rows, int channels, bool accumulate,
-                        cudaStream_t stream) {
+                        float* workspace, cudaStream_t stream) {
   const int rows = batch * positions.length;
   KernelRange range("embedding_backward", stream,
                     2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * wpe_rows * channels,
@@ -134,11 +198,16 @@ void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* 
   range.writes(dwpe, size_t(wpe_rows) * channels, accumulate);
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    const int threads = std::min(round_up(channels / N, 32), 256);
-    token_embedding_backward_kernel<Float, N><<<rows, threads, 0, stream>>>(dwte, tokens, order, dout, shard, rows,
-                                                                            channels);
+    const int blocks = ceil_div(rows, embedding_rows), threads = embedding_threads(channels / N);
+    token_embedding_backward_kernel<Float, N>
+        <<<blocks, threads, 0, stream>>>(dwte, workspace, tokens, order, dout, shard, rows, channels);
     position_embedding_backward_kernel<Float, N>
         <<<wpe_rows, threads, 0, stream>>>(dwpe, dout, batch, positions, channels, accumulate);
+  });
+  with_pack<float>(channels, [&](auto width) {
+    constexpr int N = decltype(width)::value;
+    add_runs_kernel<N><<<ceil_div(rows, embedding_rows), embedding_threads(channels / N), 0, stream>>>(
+        dwte, workspace, tokens, order, shard, channels);
   });
   CUDA_CHECK(cudaGetLastError());
 }

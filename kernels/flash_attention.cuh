@@ -40,7 +40,6 @@
 #include "kernels/device/tensor_tiles.cuh"
 
 constexpr int flash_threads = 128;
-constexpr float log2_e = 1.4426950408889634f;
 
 // The largest tiles whose accumulators (forward 16M·(HS + J) floats per warp, dQ 16M·(HS + 2J), dK and dV
 // 16M·(2HS + 2J)) fit 255 registers per lane: `nvcc -Xptxas -v` reports no spills for sm_80, sm_90a and sm_100a.

@@ -6,13 +6,14 @@
 //              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 // The code calls r `sum`, and dr `dsum`.
 //
-// Forward: one warp per row, so that only shuffles are needed. The variance takes a second pass over the row, which
-// comes from cache (Σx² − mean² in one pass would lose digits by cancellation). Moves 4 elements per channel and row:
-// reads residual and branch, writes r and out.
-// Backward: one block per 32 rows. Each thread owns a pack of columns, and sums its part of dweight and dbias in
-// registers without atomics. The block reads two rows at a time once and keeps them in registers: it computes both
-// means of each row, then updates dr. Moves 4 elements per channel and row: reads dout, r and dr, writes dr; the
-// partial sums of dweight and dbias are 1/32 of that.
+// Forward: one warp per row, so that only shuffles are needed. A lane keeps its packs of the row in registers, and loads
+// all of them before it uses the first. The variance takes a second pass over them (Σx² − mean² in one pass would lose
+// digits by cancellation). Rows of more than 32·kept_packs packs (on a GPU 2,048 channels in 16 bits) are read anew in
+// each pass, from cache. Moves 4 elements per channel and row: reads residual and branch, writes r and out.
+// Backward: at most 512 blocks, each for a run of rows. Each thread owns a pack of columns, and sums its part of dweight
+// and dbias in registers without atomics. The block works on two rows, which it keeps in registers, while it loads the
+// next two: it computes both means of each row, then updates dr. Moves 4 elements per channel and row: reads dout, r and
+// dr, writes dr; the partial sums of dweight and dbias are a 1/32 of that or less.
 // Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: first
 // by one warp per row for the means, then by columns.
 #pragma once
@@ -23,62 +24,125 @@
 #include "kernels/device/common.cuh"
 
 constexpr float layernorm_epsilon = 1e-5f;
-constexpr int layernorm_rows_per_block = 32;  // backward
+constexpr int layernorm_rows_per_block = 32;  // backward: at least so many
+constexpr int layernorm_most_blocks = 512;    // backward: a wave of them, or less, on GPUs of 108 to 132 multiprocessors
 constexpr int layernorm_rows_at_once = 2;     // backward: more rows mean more loads in flight, but more registers
 
-// Writes sum_out = residual + branch (branch null: nothing to add), and returns this lane's part of the row's total.
+// The inputs and results of forward for one row; `branch` may be null.
+template <class Float>
+struct LayerNormRow {
+  Float *out, *sum;
+  const Float *residual, *branch, *weight, *bias;
+  int channels;
+};
+
+// sum[c...] = x[...] = residual + branch, rounded; without a branch x = residual.
 template <class Float, int N>
-__device__ float add_row(Float* sum_out, const Float* residual, const Float* branch, int channels) {
-  float sum = 0, x[N], y[N];
-  for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
-    load(residual + c, x);
-    if (branch) {
-      load(branch + c, y);
+__device__ inline void add_branch(const LayerNormRow<Float>& row, int c, const PackWords<Float, N>& residual,
+                                  const PackWords<Float, N>& branch, float (&x)[N]) {
+  unpack(residual, x);
+  if (!row.branch) return;
+  float y[N];
+  unpack(branch, y);
 #pragma unroll
-      for (int k = 0; k < N; ++k) x[k] = to_float(from_float<Float>(x[k] + y[k]));
-      store(sum_out + c, x);
+  for (int k = 0; k < N; ++k) x[k] += y[k];
+  const PackWords<Float, N> rounded = round_pack<Float>(x);
+  store_pack(row.sum + c, rounded);
+  unpack(rounded, x);
+}
+
+// out[c...] = (x − mean)·rstd·weight + bias
+template <class Float, int N>
+__device__ inline void write_normed(const LayerNormRow<Float>& row, int c, const float (&x)[N], float mean, float rstd) {
+  float w[N], b[N];
+  load(row.weight + c, w);
+  load(row.bias + c, b);
+#pragma unroll
+  for (int k = 0; k < N; ++k) w[k] = (x[k] - mean) * rstd * w[k] + b[k];
+  store(row.out + c, w);
+}
+
+struct RowMoments {
+  float mean, rstd;
+};
+
+__device__ inline float rstd_of(float squared_deviations, int channels) {
+  return 1.0f / sqrtf(warp_reduce_sum(squared_deviations) / channels + layernorm_epsilon);
+}
+
+// One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load the row's last one instead.
+template <int packs, class Float, int N>
+__device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row) {
+  const int first = threadIdx.x % 32 * N;
+  PackWords<Float, N> residual[packs], branch[packs] = {};
+  float x[packs][N] = {}, sum = 0, squares = 0;
+#pragma unroll
+  for (int p = 0; p < packs; ++p) {
+    const int c = min(first + p * 32 * N, row.channels - N);
+    residual[p] = load_pack<N>(row.residual + c);
+    if (row.branch) branch[p] = load_pack<N>(row.branch + c);
+  }
+#pragma unroll
+  for (int p = 0; p < packs; ++p)
+    if (first + p * 32 * N < row.channels) {
+      add_branch(row, first + p * 32 * N, residual[p], branch[p], x[p]);
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum += x[p][k];
     }
+  const float mean = warp_reduce_sum(sum) / row.channels;
+#pragma unroll
+  for (int p = 0; p < packs; ++p)
+    if (first + p * 32 * N < row.channels)
+#pragma unroll
+      for (int k = 0; k < N; ++k) squares += (x[p][k] - mean) * (x[p][k] - mean);
+  const float rstd = rstd_of(squares, row.channels);
+#pragma unroll
+  for (int p = 0; p < packs; ++p)
+    if (first + p * 32 * N < row.channels) write_normed(row, first + p * 32 * N, x[p], mean, rstd);
+  return {mean, rstd};
+}
+
+// The same for rows of any length.
+template <class Float, int N>
+__device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row) {
+  const int first = threadIdx.x % 32 * N, step = 32 * N;
+  const Float* normed = row.branch ? row.sum : row.residual;  // no barrier: a lane reads only what it wrote itself
+  float x[N], sum = 0, squares = 0;
+  for (int c = first; c < row.channels; c += step) {
+    add_branch(row, c, load_pack<N>(row.residual + c), load_pack<N>((row.branch ? row.branch : row.residual) + c), x);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum += x[k];
   }
-  return sum;
-}
-
-template <class Float, int N>
-__device__ float squared_deviations(const Float* row, float mean, int channels) {
-  float sum = 0, x[N];
-  for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
-    load(row + c, x);
+  const float mean = warp_reduce_sum(sum) / row.channels;
+  for (int c = first; c < row.channels; c += step) {
+    load(normed + c, x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) sum += (x[k] - mean) * (x[k] - mean);
+    for (int k = 0; k < N; ++k) squares += (x[k] - mean) * (x[k] - mean);
   }
-  return sum;
+  const float rstd = rstd_of(squares, row.channels);
+  for (int c = first; c < row.channels; c += step) {
+    load(normed + c, x);
+    write_normed(row, c, x, mean, rstd);
+  }
+  return {mean, rstd};
 }
 
-template <class Float, int N>
+// packs: of a lane that it keeps; 0: any number.
+template <class Float, int N, int packs>
 __global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, float* means, float* rstds,
                                                   const Float* residual, const Float* branch, const Float* weight,
                                                   const Float* bias, int rows, int channels) {
-  const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-  if (row >= rows) return;
-  const size_t offset = size_t(row) * channels;
-  float total = add_row<Float, N>(sum_out + offset, residual + offset, branch ? branch + offset : nullptr, channels);
-  const float mean = warp_reduce_sum(total) / channels;
-  const Float* normed = (branch ? sum_out : residual) + offset;  // no barrier: a lane reads only what it wrote itself
-  const float variance = warp_reduce_sum(squared_deviations<Float, N>(normed, mean, channels)) / channels;
-  const float rstd = 1.0f / sqrtf(variance + layernorm_epsilon);
-  for (int c = threadIdx.x % 32 * N; c < channels; c += 32 * N) {
-    float x[N], w[N], b[N];
-    load(normed + c, x);
-    load(weight + c, w);
-    load(bias + c, b);
-#pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = (x[k] - mean) * rstd * w[k] + b[k];
-    store(out + offset + c, x);
-  }
+  const int number = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  if (number >= rows) return;
+  const size_t offset = size_t(number) * channels;
+  const LayerNormRow<Float> row{out + offset, sum_out + offset, residual + offset, branch ? branch + offset : nullptr,
+                                weight, bias, channels};
+  RowMoments moments;
+  if constexpr (packs > 0) moments = normalise_kept_row<packs, Float, N>(row);
+  else moments = normalise_long_row<Float, N>(row);
   if (threadIdx.x % 32 == 0) {
-    means[row] = mean;
-    rstds[row] = rstd;
+    means[number] = moments.mean;
+    rstds[number] = moments.rstd;
   }
 }
 
@@ -99,59 +163,76 @@ __device__ void block_reduce_sums(float (&values)[count], float (&scratch)[32][c
   }
 }
 
+// A thread's packs of the rows that its block works on, and these rows' moments.
+template <class Float, int N>
+struct RowsAtOnce {
+  static constexpr int count = layernorm_rows_at_once;
+  PackWords<Float, N> d[count], x[count], dr[count];
+  RowMoments moments[count];
+};
+
+// Rows row, row + 1, ..., of rows before `last`. All loads are issued, without a branch: columns and rows that are not
+// there are loaded from the last ones that are. Such a row's gradients count as zero.
+template <class Float, int N>
+__device__ inline RowsAtOnce<Float, N> load_rows(const Float* dsum, const Float* dout, const Float* sum,
+                                                 const float* means, const float* rstds, int row, int last, int channels) {
+  RowsAtOnce<Float, N> rows;
+  const int c = min(int(threadIdx.x) * N, channels - N);
+#pragma unroll
+  for (int r = 0; r < rows.count; ++r) {
+    const int existing = min(row + r, last - 1);
+    const size_t offset = size_t(existing) * channels + c;
+    rows.d[r] = load_pack<N>(dout + offset);
+    rows.x[r] = load_pack<N>(sum + offset);
+    rows.dr[r] = load_pack<N>(dsum + offset);
+    rows.moments[r] = {means[existing], rstds[existing]};
+  }
+  return rows;
+}
+
 template <class Float, int N>
 __global__ void __launch_bounds__(kept_row_block)
 layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_partial, const Float* dout,
                           const Float* sum, const Float* weight, const float* means, const float* rstds, int rows,
-                          int channels) {
-  constexpr int rows_at_once = layernorm_rows_at_once;
+                          int rows_per_block, int channels) {
+  constexpr int at_once = layernorm_rows_at_once;
   // two, used in turn, because some warps are ahead of others
-  alignas(64) __shared__ float scratch[2][32][2 * rows_at_once];
-  const int c = threadIdx.x * N, first = blockIdx.x * layernorm_rows_per_block;
-  const int last = min(first + layernorm_rows_per_block, rows);
+  alignas(64) __shared__ float scratch[2][32][2 * at_once];
+  const int c = threadIdx.x * N, first = blockIdx.x * rows_per_block, last = min(first + rows_per_block, rows);
   const float one_of_channels = 1.0f / channels;
-  float dweight[N] = {}, dbias[N] = {}, w[N] = {};
+  float dweight[N] = {}, dbias[N] = {}, w[N] = {};  // a thread without columns adds zeros to the row's sums
   if (c < channels) load(weight + c, w);
 
-  for (int row = first; row < last; row += rows_at_once) {
-    Pack<Float, N> d_pack[rows_at_once] = {}, x_pack[rows_at_once] = {}, dr_pack[rows_at_once] = {};
-    float mean[rows_at_once] = {}, rstd[rows_at_once] = {}, d[N], n[N], dr[N];
-    float sums[2 * rows_at_once] = {};  // Σ g of each row, then Σ g·n of each row
+  RowsAtOnce<Float, N> next = load_rows<Float, N>(dsum, dout, sum, means, rstds, first, last, channels);
+  for (int row = first; row < last; row += at_once) {
+    const RowsAtOnce<Float, N> now = next;
+    next = load_rows<Float, N>(dsum, dout, sum, means, rstds, row + at_once, last, channels);
+    float g[at_once][N], n[at_once][N], d[N], dr[N];
+    float sums[2 * at_once] = {};  // Σ g of each row, then Σ g·n of each row
 #pragma unroll
-    for (int r = 0; r < rows_at_once; ++r)
-      if (row + r < last && c < channels) {
-        const size_t offset = size_t(row + r) * channels + c;
-        d_pack[r] = load_pack<N>(dout + offset);
-        x_pack[r] = load_pack<N>(sum + offset);
-        dr_pack[r] = load_pack<N>(dsum + offset);
-        mean[r] = means[row + r];
-        rstd[r] = rstds[row + r];
-      }
-#pragma unroll
-    for (int r = 0; r < rows_at_once; ++r) {
-      unpack(d_pack[r], d);
-      unpack(x_pack[r], n);
+    for (int r = 0; r < at_once; ++r) {
+      unpack(r == 0 ? now.d[r] : pack_if(row + r < last, now.d[r]), d);
+      unpack(now.x[r], n[r]);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        n[k] = (n[k] - mean[r]) * rstd[r];
-        sums[r] += d[k] * w[k];
-        sums[rows_at_once + r] += d[k] * w[k] * n[k];
-        dweight[k] += d[k] * n[k];
+        n[r][k] = (n[r][k] - now.moments[r].mean) * now.moments[r].rstd;
+        g[r][k] = d[k] * w[k];
+        sums[r] += g[r][k];
+        sums[at_once + r] += g[r][k] * n[r][k];
+        dweight[k] += d[k] * n[r][k];
         dbias[k] += d[k];
       }
     }
-    block_reduce_sums(sums, scratch[row / rows_at_once % 2]);
+    block_reduce_sums(sums, scratch[(row - first) / at_once % 2]);
 #pragma unroll
-    for (int r = 0; r < rows_at_once; ++r)
-      if (row + r < last && c < channels) {
-        const float g_bar = sums[r] * one_of_channels, gn_bar = sums[rows_at_once + r] * one_of_channels;
-        unpack(d_pack[r], d);
-        unpack(x_pack[r], n);
-        unpack(dr_pack[r], dr);
+    for (int r = 0; r < at_once; ++r) {
+      const float rstd = now.moments[r].rstd;
+      const float g_bar = sums[r] * one_of_channels, gn_bar = sums[at_once + r] * one_of_channels;
+      unpack(now.dr[r], dr);
 #pragma unroll
-        for (int k = 0; k < N; ++k) dr[k] += rstd[r] * (d[k] * w[k] - g_bar - (n[k] - mean[r]) * rstd[r] * gn_bar);
-        store(dsum + size_t(row + r) * channels + c, dr);
-      }
+      for (int k = 0; k < N; ++k) dr[k] += rstd * (g[r][k] - g_bar - n[r][k] * gn_bar);
+      if (row + r < last && c < channels) store(dsum + size_t(row + r) * channels + c, dr);
+    }
   }
   if (c < channels) {
     store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
@@ -228,16 +309,18 @@ void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd
   const int warps = 4;
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
-    residual_layernorm_forward_kernel<Float, N><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
-        out, sum, mean, rstd, residual, branch, weight, bias, rows, channels);
+    with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, 32 * N), [&](auto kept) {
+      constexpr int packs = decltype(kept)::value;
+      residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
+          out, sum, mean, rstd, residual, branch, weight, bias, rows, channels);
+    });
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
 // Floats of workspace that layernorm_backward needs.
 inline size_t layernorm_workspace(int rows, int channels) {
-  const int blocks = ceil_div(rows, layernorm_rows_per_block);
-  return 2 * round_up(size_t(blocks) * channels, size_t(64)) + column_sum_workspace(blocks, channels);
+  return 2 * round_up(size_t(ceil_div(rows, layernorm_rows_per_block)) * channels, size_t(64));
 }
 
 // dsum (rows, C) in Float += the gradient through the norm. dweight, dbias (C) float are written, or added to if
@@ -251,19 +334,22 @@ void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* 
   range.writes(dsum, size_t(rows) * channels);
   range.writes(dweight, channels, accumulate);
   range.writes(dbias, channels, accumulate);
-  const int blocks = ceil_div(rows, layernorm_rows_per_block);
-  const size_t stride = round_up(size_t(blocks) * channels, size_t(64));
+  const size_t stride = layernorm_workspace(rows, channels) / 2;
+  int rows_per_block = layernorm_rows_per_block;
   with_pack<Float>(channels, [&](auto width) {
     constexpr int N = decltype(width)::value;
     const int threads = round_up(channels / N, 32);
-    if (threads <= kept_row_block)
-      layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
-          dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels);
-    else
-      layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
-          dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels);
+    if (threads <= kept_row_block) {
+      rows_per_block = round_up(std::max(rows_per_block, ceil_div(rows, layernorm_most_blocks)), layernorm_rows_at_once);
+      layernorm_backward_kernel<Float, N><<<ceil_div(rows, rows_per_block), threads, 0, stream>>>(
+          dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, rows_per_block, channels);
+    } else {
+      layernorm_backward_long_rows_kernel<Float, N>
+          <<<ceil_div(rows, rows_per_block), std::min(threads, 256), 0, stream>>>(
+              dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels);
+    }
   });
   CUDA_CHECK(cudaGetLastError());
-  column_sum_level<float>(dweight, workspace, blocks, channels, accumulate, workspace + 2 * stride, stream);
-  column_sum_level<float>(dbias, workspace + stride, blocks, channels, accumulate, workspace + 2 * stride, stream);
+  add_partial_sums({dweight, workspace}, {dbias, workspace + stride}, ceil_div(rows, rows_per_block), channels,
+                   accumulate, stream);
 }

@@ -59,9 +59,7 @@ void linear_gelu_gradient(Float* dbefore, const Float* dout, const Float* weight
 }
 
 // Floats of workspace that linear_weight_gradient needs.
-inline size_t linear_workspace(int rows, int outputs) {
-  return std::max(column_sum_workspace(rows, outputs), size_t(outputs));
-}
+inline size_t linear_workspace(int rows, int outputs) { return column_sum_workspace(rows, outputs); }
 
 // dweight (inputs, outputs) = xᵀ·dout, dbias (outputs) = Σ_rows dout, or += if `accumulate`.
 // workspace: linear_workspace(rows, outputs) floats.

@@ -90,7 +90,7 @@ bool matmul_column_sums(float* d, float* sums, const Float* a, const Float* b, c
                     (m * k + k * n) * sizeof(Float) + m * n * sizeof(float) * (s.accumulate ? 2 : 1), 2 * m * n * k);
   float* const new_sums = s.accumulate ? workspace : sums;
   if (!gemm_column_sums(d, new_sums, a, b, s, stream)) return false;
-  if (s.accumulate) column_sum_level<float>(sums, new_sums, 1, s.n, true, nullptr, stream);
+  if (s.accumulate) add_partial_sums({sums, new_sums}, {}, 1, s.n, true, stream);
   range.writes(d, size_t(s.m) * s.n, s.accumulate);
   range.writes(sums, size_t(s.n), s.accumulate);
   return true;

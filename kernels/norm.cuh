@@ -13,7 +13,7 @@
 // for all partial sums, adds the totals of all ranks, and calls clip_factor.
 //
 // A tree: each thread adds eight packs, which lie a block's width apart, and writes one partial sum. Partial sums are
-// added in the same way until few are left, which one block adds in double. Only that last level has a barrier.
+// added in the same way until few are left, which one block adds in double. Only that last level has barriers.
 // Reads 4·n bytes (and a thirty-second of that again); 2 FLOPs per element.
 #pragma once
 
@@ -24,26 +24,27 @@ constexpr int norm_block = 256, norm_packs = 8;
 constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats that one thread adds
 constexpr size_t norm_last_level = 4096;                     // the last block adds at most so many partial sums
 
-// Σ f(x) of the thread's eight packs, f(x) = x² or x. All eight loads are issued before the first is used.
+// Σ f(x) of the thread's eight packs, f(x) = x² or x. All loads are issued before the first is used. What is behind the
+// last whole pack is added by the first threads of the last block.
 template <bool Square>
 __device__ inline float thread_sum(const float* values, size_t count) {
   constexpr int N = pack_width<float>;
-  const size_t first = size_t(blockIdx.x) * norm_block * norm_fan_in + threadIdx.x * N;
-  float sum_of_element[N] = {}, x[norm_packs][N];  // sum_of_element[k]: over element k of the packs
+  const auto f = [](float x) { return Square ? x * x : x; };
+  const size_t whole = count / N * N;
+  size_t i = size_t(blockIdx.x) * norm_block * norm_fan_in + threadIdx.x * N;
+  float sum = 0, sum_of_element[N] = {}, x[N];  // sum_of_element[k]: over element k of the packs
+  PackWords<float, N> packs[norm_packs] = {};
+#pragma unroll
+  for (int pack = 0; pack < norm_packs; ++pack, i += norm_block * N)
+    if (i < whole) packs[pack] = load_pack<N>(values + i);
+  const size_t single = whole + threadIdx.x;
+  if (blockIdx.x == gridDim.x - 1 && single < count) sum = f(values[single]);
 #pragma unroll
   for (int pack = 0; pack < norm_packs; ++pack) {
-    const size_t i = first + size_t(pack) * norm_block * N;
-    if (i + N <= count) {
-      load(values + i, x[pack]);
-    } else {
-      for (int k = 0; k < N; ++k) x[pack][k] = i + k < count ? values[i + k] : 0.0f;
-    }
+    unpack(packs[pack], x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum_of_element[k] += f(x[k]);
   }
-#pragma unroll
-  for (int pack = 0; pack < norm_packs; ++pack)
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum_of_element[k] += Square ? x[pack][k] * x[pack][k] : x[pack][k];
-  float sum = 0;
 #pragma unroll
   for (int k = 0; k < N; ++k) sum += sum_of_element[k];
   return sum;
@@ -59,12 +60,14 @@ __global__ void partial_sums_kernel(float* sums, const float* values, size_t cou
 __global__ void last_sum_kernel(double* total, const float* values, int count) {
   __shared__ double sums[norm_block];
   double sum = 0;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += values[i];
+#pragma unroll 8
+  for (int i = threadIdx.x; i < count; i += norm_block) sum += values[i];
   sums[threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  for (unsigned i = 1; i < blockDim.x; ++i) sum += sums[i];
-  *total = sum;
+  for (unsigned half = norm_block / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *total = sums[0];
 }
 
 [[maybe_unused]] static

@@ -1,20 +1,19 @@
 // Softmax and cross-entropy where the ranks share the vocabulary (Megatron-LM: Shoeybi et al., arXiv:1909.08053,
 // section 3). Each rank has the logits of its own tokens only, (rows, Vs) of the padded rows of its shard, and the whole
-// logits exist nowhere. With J_r the columns of rank r that are tokens:
+// logits exist nowhere. With J_r the columns of rank r that are tokens, and c = log2(e):
 //
-//   maximum_r = max_{v in J_r} z_v;   sum_r = Σ_{v in J_r} exp(z_v − maximum_r);   target_r = z_target if in J_r, else 0
-//   maximum = max_r maximum_r;        sum = Σ_r sum_r · exp(maximum_r − maximum);  z_target = Σ_r target_r
-//   loss[row] = log(sum) + maximum − z_target;   dz_v = (exp(z_v − maximum) / sum − [v = target]) · weight · S,  v in J_r
+//   Σ_{v in J_r} exp(z_v) = sum_r · 2^K_r;   target_r = z_target if in J_r, else 0
+//   K = max_r K_r;   sum = Σ_r sum_r · 2^(K_r − K);   z_target = Σ_r target_r
+//   loss[row] = ln(sum) − ln 2 · (c·z_target − K);   dz_v = (2^(c·z_v − K) / sum − [v = target]) · weight · S,  v in J_r
 //
 // The first line, vocabulary_statistics, needs nothing of other ranks. Then the ranks gather its three numbers, 12 bytes
 // a row and rank; that is all they send. vocabulary_cross_entropy does the rest. Every rank combines in the order of
 // ranks, so all get the same bits. weight and S are those of kernels/cross_entropy.cuh, which does the same for one rank.
 //
 // Columns from J_r's end to Vs are padding: their values do not matter, and their gradient is 0. A rank may have
-// nothing but padding: its maximum is −∞ and its sum 0, so it adds 0.
+// nothing but padding: its sum is 0.
 //
-// One block per row, as in kernels/cross_entropy.cuh. Statistics read rows·Vs elements once (a row is kept in shared
-// memory between maximum and sum), about 4 FLOPs each. Gradients read and write them once, about 3 FLOPs each.
+// One block per row, as in kernels/cross_entropy.cuh. Statistics read rows·Vs elements once, about 4 FLOPs each. Gradients read and write them once, about 3 FLOPs each.
 #pragma once
 
 #include "kernels/cross_entropy.cuh"
@@ -22,24 +21,20 @@
 
 // Of one row's logits of one rank, or of all ranks.
 struct RowStatistics {
-  float maximum, sum, target;
+  ExponentialSum exponentials;
+  float target;
 };
 
-// If all logits are −∞, which exp(z − maximum) would turn into NaN, the sum is 0. (A NaN among them still shows in it.)
-template <class Float, int N, bool KeepRow>
+template <class Float, int N>
 __global__ void __launch_bounds__(long_row_block, 2)
 vocabulary_statistics_kernel(RowStatistics* statistics, const Float* logits, const int* targets, VocabularyShard shard,
                              int padded) {
-  __shared__ float max_scratch[32], sum_scratch[32];
-  extern __shared__ __align__(128) char memory[];
+  __shared__ ExponentialSum scratch[32];
   const Float* row = logits + size_t(blockIdx.x) * padded;
-  Float* kept = reinterpret_cast<Float*>(memory);
-  const float maximum = row_maximum<Float, N, KeepRow>(row, kept, shard.rows, max_scratch);
-  const float base = maximum > -INFINITY ? maximum : 0.0f;
-  const float sum = row_sum<Float, N>(row, KeepRow ? kept : row, shard.rows, base, sum_scratch);
+  const ExponentialSum total = row_sum<Float, N, false>(row, nullptr, shard.rows, scratch);
   if (threadIdx.x > 0) return;
   const int target = targets[blockIdx.x];
-  statistics[blockIdx.x] = {maximum, sum, shard.has(target) ? to_float(row[target - shard.first]) : 0.0f};
+  statistics[blockIdx.x] = {total, shard.has(target) ? to_float(row[target - shard.first]) : 0.0f};
 }
 
 // Combines what the ranks have found of each row, and leaves it where the first rank's was. One thread per row.
@@ -47,17 +42,15 @@ vocabulary_statistics_kernel(RowStatistics* statistics, const Float* logits, con
 __global__ void combine_statistics_kernel(float* losses, RowStatistics* all, int ranks, int rows) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows) return;
-  RowStatistics total = {-INFINITY, 0, 0};
+  RowStatistics total = {};
+  for (int rank = 0; rank < ranks; ++rank)
+    total.exponentials.exponent = larger(all[size_t(rank) * rows + row].exponentials.exponent, total.exponentials.exponent);
   for (int rank = 0; rank < ranks; ++rank) {
-    const float maximum = all[size_t(rank) * rows + row].maximum;
-    total.maximum = maximum > total.maximum ? maximum : total.maximum;
+    const auto [part, target] = all[size_t(rank) * rows + row];
+    total.exponentials.sum += part.sum * exp2_approximate(part.exponent - total.exponentials.exponent);
+    total.target += target;
   }
-  for (int rank = 0; rank < ranks; ++rank) {
-    const RowStatistics part = all[size_t(rank) * rows + row];
-    total.sum += part.sum * expf(part.maximum - total.maximum);
-    total.target += part.target;
-  }
-  losses[row] = logf(total.sum) + (total.maximum - total.target);
+  losses[row] = token_loss(total.exponentials, total.target);
   all[row] = total;
 }
 
@@ -68,7 +61,8 @@ vocabulary_gradient_kernel(Float* logits, const RowStatistics* totals, const int
   Float* row = logits + size_t(blockIdx.x) * padded;
   const RowStatistics total = totals[blockIdx.x];
   const int target = targets[blockIdx.x], column = shard.has(target) ? target - shard.first : -1;
-  write_gradient<Float, N>(row, row, shard.rows, padded, column, total.maximum, total.sum, weight * *loss_scale);
+  write_gradient<Float, N>(row, row, shard.rows, padded, column, total.exponentials,
+                           weight * *loss_scale);
 }
 
 // statistics (rows) of this rank's logits (rows, Vs). targets (rows) token ids below V, of any rank's shard. Vs, here
@@ -78,12 +72,9 @@ void vocabulary_statistics(RowStatistics* statistics, const Float* logits, const
                            VocabularyShard shard, int padded, cudaStream_t stream) {
   KernelRange range("vocabulary_statistics", stream, double(rows) * (padded * sizeof(Float) + sizeof(RowStatistics)),
                     4.0 * rows * padded);
-  range.writes(&statistics->maximum, 3 * size_t(rows));
-  with_kept_row<Float>(shard.rows, [&](auto keep, int row_bytes) {
-    const auto kernel = vocabulary_statistics_kernel<Float, pack_width<Float>, decltype(keep)::value>;
-    allow_shared_memory(kernel, row_bytes);
-    kernel<<<rows, row_threads<Float>(padded), row_bytes, stream>>>(statistics, logits, targets, shard, padded);
-  });
+  range.writes(&statistics->exponentials.exponent, 3 * size_t(rows));
+  vocabulary_statistics_kernel<Float, pack_width<Float>>
+      <<<rows, row_threads<Float>(padded), 0, stream>>>(statistics, logits, targets, shard, padded);
   CUDA_CHECK(cudaGetLastError());
 }
 
@@ -103,6 +94,6 @@ void vocabulary_cross_entropy(Float* logits, float* losses, float* total_loss, R
   if (write_gradient)
     vocabulary_gradient_kernel<Float, pack_width<Float>><<<rows, row_threads<Float>(padded), 0, stream>>>(
         logits, all, targets, shard, padded, weight, loss_scale);
-  if (total_loss) sum_losses_kernel<<<1, 256, 0, stream>>>(total_loss, losses, rows, weight);
+  if (total_loss) sum_losses_kernel<<<1, long_row_block, 0, stream>>>(total_loss, losses, rows, weight);
   CUDA_CHECK(cudaGetLastError());
 }

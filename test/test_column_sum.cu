@@ -33,11 +33,12 @@ void check(int rows, int columns) {
     const Sums<T> exact(random_integers<T>(count, 8), before, rows, columns);
     CHECK(exact.actual == exact.expected);
     const Sums<T> close(random_values<T>(count), before, rows, columns);
-    // 64 terms of random sign: addition i rounds a sum of size √i by 3.4e-8 of it (the root-mean-square), together
-    // 0.2e-6 of √64. Each level, 64 of the sums before, adds as much again; five times that for the worst of all columns.
-    // (With 100 to begin with, sums round by 2.2e-6, 64 of them by 0.18e-6 of 100.)
-    const double levels = rows <= 64 ? 1 : rows <= 64 * 64 ? 2 : rows <= 64 * 64 * 64 ? 3 : 4;
-    CHECK_CLOSE(close.actual, close.expected, std::sqrt(double(rows)), 1e-6 * std::sqrt(levels));
+    // In a chain of n terms of random sign, addition i rounds a sum of size √i by 3.4e-8 of it (the root-mean-square),
+    // together 3.4e-8·√(n/2) of √n. The chains: 64 rows, the partial sums of a thread, the threads of a column. Five times
+    // that for the worst of all columns. (With 100 to begin with, the last addition rounds 100 by 3.4e-8 of it.)
+    const int partials = ceil_div(rows, column_sum_rows);
+    const double chains = std::min(rows, column_sum_rows) + ceil_div(partials, column_sum_parts) + column_sum_parts;
+    CHECK_CLOSE(close.actual, close.expected, std::sqrt(double(rows)) + (before.empty() ? 0 : 100), 5 * 3.4e-8 * std::sqrt(chains / 2));
   }
 }
 
@@ -47,11 +48,11 @@ TEST_CASE_TEMPLATE("column sums", T, float, __nv_bfloat16, __half) {
   check<T>(1, 51);
   check<T>(63, 211);
   check<T>(64, 64);
-  check<T>(65, 1040);         // two levels, and several blocks a row of the grid
+  check<T>(65, 1040);         // two partial sums, and several blocks a row of the grid
   check<T>(130, 12);          // packs of 16 bytes in float only
   check<T>(130, 48);          // packs of 64 bytes in float only
   check<T>(64 * 64, 32);
   if (!large_shapes) return;
-  check<T>(64 * 64 + 1, 51);  // three levels
+  check<T>(64 * 64 + 1, 51);
   check<T>(64 * 64 * 64 + 1, 3);
 }

@@ -74,10 +74,10 @@ TEST_CASE_TEMPLATE("embedding", T, float, __nv_bfloat16) {
   Buffer<T> dout(random_values<T>(rows * channels));
   check([&] {
     Buffer<T> out(rows * channels);
-    Buffer<float> dwte(random_values<float>(padded * channels)), dwpe(seq_len * channels);
+    Buffer<float> dwte(random_values<float>(padded * channels)), dwpe(seq_len * channels), workspace(embedding_workspace(rows, channels));
     embedding_forward<T>(out, tokens_d, wte, wpe, {0, vocabulary}, neighbours(seq_len), 0, rows, channels, test_stream());
     embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout, {0, vocabulary}, batch, neighbours(seq_len), seq_len, channels, false,
-                          test_stream());
+                          workspace, test_stream());
     return bytes_of(out, dwte, dwpe);
   });
 }

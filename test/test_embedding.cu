@@ -75,8 +75,9 @@ void check_backward(const Shape& s, const std::vector<int>& tokens, bool accumul
     dwte[tokens[row] * C + column] += to_float(dout[i]);
     dwpe[s.position(row) * C + column] += to_float(dout[i]);
   }
+  Buffer<float> workspace(embedding_workspace(int(tokens.size()), s.channels));
   embedding_backward<T>(dwte_d, dwpe_d, tokens_d, order_d, dout_d, {0, s.vocabulary}, s.batch, s.rows(), s.positions, s.channels,
-                        accumulate, test_stream());
+                        accumulate, workspace, test_stream());
   CHECK(dwte_d.get() == dwte);
   CHECK(dwpe_d.get() == dwpe);
 }
@@ -127,8 +128,10 @@ void check_backward_of_shards(const Shape& s, const std::vector<VocabularyShard>
   sort_by_token(tokens.data(), int(tokens.size()), order.data());
   Buffer<int> tokens_d(tokens), order_d(order);
   Buffer<T> dout_d(dout);
+  Buffer<float> workspace(embedding_workspace(int(tokens.size()), s.channels));
   const auto backward = [&](float* dwte, float* dwpe, VocabularyShard shard) {
-    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout_d, shard, s.batch, s.rows(), s.positions, s.channels, false, test_stream());
+    embedding_backward<T>(dwte, dwpe, tokens_d, order_d, dout_d, shard, s.batch, s.rows(), s.positions, s.channels, false,
+                          workspace, test_stream());
   };
   Buffer<float> dwte(before), dwpe(s.positions * C);
   backward(dwte, dwpe, {0, s.vocabulary});
@@ -166,6 +169,8 @@ TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16, __
   check<T>({1, 1, 1, 16, 2});
   if (large_shapes) check<T>({3, 48, 64, 51, 211});  // packs of one element; fewer tokens than positions
   if (large_shapes) check<T>({2, 40, 40, 64, 5});    // every token many times
+  check<T>({5, 60, 60, 16, 3});   // runs of a hundred rows, over two or three blocks
+  check<T>({2, 140, 140, 16, 1}); // one run over all blocks
   check<T>({2, 1, 2, 515, 30});   // more columns than threads
   check<T>({1, 9, 12, 260, 50});  // packs of 16 bytes in float only
   check<T>({1, 9, 12, 272, 50});  // packs of 64 bytes in float only

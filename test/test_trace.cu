@@ -210,7 +210,7 @@ TEST_CASE("a log line says where, what and its statistics") {
     }
     {
       TraceScope scope(1, true);
-      column_sum<__nv_bfloat16>(floats, outputs, 10, 64, true, nullptr, other);
+      column_sum<__nv_bfloat16>(floats, outputs, 10, 64, true, floats + 64, other);
     }
     CHECK(Profiler::instance().context.piece == -1);
     log.flush();
@@ -338,7 +338,7 @@ TEST_CASE_TEMPLATE("launchers log all they write, and no more", T, float, __nv_b
   CHECK(outputs_of([&] { embedding_forward<T>(out, tokens, wte, wte, {0, V}, neighbours(S), 0, R, C, stream); }) ==
         outputs("embedding_forward", {"480" + t}));
   CHECK(outputs_of([&] {
-          embedding_backward<T>(dwte, dwpe, tokens, order, rows, {0, V}, B, neighbours(S), P, C, true, stream);
+          embedding_backward<T>(dwte, dwpe, tokens, order, rows, {0, V}, B, neighbours(S), P, C, true, workspace, stream);
         }) == outputs("embedding_backward", {"384 accumulated fp32"}));
   const auto layernorm = [&](const T* branch) {
     residual_layernorm_forward<T>(out, sum, mean, rstd, rows, branch, bias, bias, R, C, stream);

@@ -49,7 +49,7 @@ struct EmbeddingBackward {
         vocabulary(shape["vocabulary"]),
         host_tokens(text_like_tokens(size_t(rows()), vocabulary)), tokens(host_tokens),
         order(sorted_by_token(host_tokens)), dout(count()), dwte_before(size_t(vocabulary) * channels, 1, 0, 2),
-        dwte(dwte_before.size()), dwpe(size_t(seq_len) * channels) {}
+        dwte(dwte_before.size()), dwpe(size_t(seq_len) * channels), workspace(embedding_workspace(rows(), channels)) {}
 
   void reset() {
     CUDA_CHECK(cudaMemcpy(dwte.data(), dwte_before.data(), dwte.size() * sizeof(float), cudaMemcpyDeviceToDevice));
@@ -84,7 +84,7 @@ struct EmbeddingBackward {
   Buffer<int> tokens, order;
   RandomBuffer<T> dout;
   RandomBuffer<float> dwte_before;
-  Buffer<float> dwte, dwpe;
+  Buffer<float> dwte, dwpe, workspace;
 };
 
 // ---- 1: one thread per element
@@ -186,17 +186,18 @@ void packs(EmbeddingBackward<T>& o, cudaStream_t stream) {
   with_pack<T>(o.channels, [&](auto width) { gather<T, decltype(width)::value>(o, stream); });
 }
 
-// ---- 5: eight rows of a run at a time: the kernel of the model
+// ---- 5: 64 rows a block: the kernel of the model
 //
 // Until now a thread looked up where the next row of the run is, then its token, and loaded the row only if the run
 // goes on: it waited three times per row. The run of the most frequent token has thousands of rows, and ends long after
-// all others. Now eight rows are looked up at once, then eight tokens, then eight rows are loaded: the same bytes, but
-// an eighth of the waits.
+// all others. Now each block has 64 of the sorted rows, which it looks up at once, and loads eight of them before it adds
+// the first. A run that is longer than a block's part of it is put together from partial sums by a second kernel. The
+// longest way through this is 64 rows and some partial sums, instead of thousands of rows.
 
 template <class T>
-void rows_at_once(EmbeddingBackward<T>& o, cudaStream_t stream) {
+void blocks_of_rows(EmbeddingBackward<T>& o, cudaStream_t stream) {
   embedding_backward<T>(o.dwte, o.dwpe, o.tokens, o.order, o.dout, {0, o.vocabulary}, o.batch, neighbours(o.seq_len),
-                        o.seq_len, o.channels, false, stream);
+                        o.seq_len, o.channels, false, o.workspace, stream);
 }
 
 template <class T>
@@ -206,7 +207,7 @@ std::vector<Rung<EmbeddingBackward<T>>> EmbeddingBackward<T>::rungs() {
       {"gathered_positions", "dwpe: a thread adds over the batch: one atomic less", gathered_positions<T>},
       {"sorted_tokens", "dwte: a block adds up a run of equal tokens: no atomics, the same bits", sorted_tokens<T>},
       {"packs", "16 bytes per load: an eighth of the instructions", packs<T>},
-      {"rows_at_once", "kernels/embedding.cuh: eight rows of a run under way at once", rows_at_once<T>},
+      {"blocks_of_rows", "kernels/embedding.cuh: 64 rows a block, eight loads under way at once", blocks_of_rows<T>},
   };
 }
 

@@ -158,12 +158,10 @@ void warp_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
 
 // The partial sums of 32 rows each are in the workspace: first those of dweight, then those of dbias.
 template <class T>
-void add_partial_sums(LayerNormBackward<T>& o, cudaStream_t stream) {
+void add_blocks(LayerNormBackward<T>& o, cudaStream_t stream) {
   const int blocks = ceil_div(o.rows, layernorm_rows_per_block);
   const size_t stride = round_up(size_t(blocks) * o.channels, size_t(64));
-  float *dweights = o.workspace, *dbiases = dweights + stride, *rest = dbiases + stride;
-  column_sum_level<float>(o.dweight, dweights, blocks, o.channels, false, rest, stream);
-  column_sum_level<float>(o.dbias, dbiases, blocks, o.channels, false, rest, stream);
+  add_partial_sums({o.dweight, o.workspace}, {o.dbias, o.workspace + stride}, blocks, o.channels, false, stream);
 }
 
 template <class T, int N>
@@ -173,7 +171,7 @@ void block_owns_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
   layernorm_backward_long_rows_kernel<T, N><<<blocks, 256, 0, stream>>>(
       o.dx.data(), o.workspace.data(), o.workspace.data() + stride, o.dout.data(), o.x.data(), o.weight.data(),
       o.mean.data(), o.rstd.data(), o.rows, o.channels);
-  add_partial_sums(o, stream);
+  add_blocks(o, stream);
 }
 
 template <class T>

@@ -61,9 +61,27 @@ void with_pack(int length, Function function) {
   else function(std::integral_constant<int, 1>{});
 }
 
+// Calls function(std::integral_constant<int, n>) with n = count, if count is at most `most`, and otherwise with n = 0.
+template <int most, class Function>
+void with_count(int count, Function function) {
+  if constexpr (most > 0) {
+    if (count == most) return function(std::integral_constant<int, most>{});
+    if (count < most) return with_count<most - 1>(count, function);
+  }
+  function(std::integral_constant<int, 0>{});
+}
+
 template <class T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T values[N];
+};
+
+// A pack between load and use: on a GPU as words, which stay in registers as they were loaded. Elements of 16 bits would
+// be split by the compiler as soon as they arrive, so that each load is waited for.
+template <class T, int N>
+struct alignas(sizeof(T) * N) PackWords {
+  using Word = PackWord<T, N>;
+  Word words[sizeof(T) * N / sizeof(Word)];
 };
 
 __host__ __device__ inline float to_float(float x) { return x; }
@@ -79,14 +97,42 @@ __host__ __device__ inline T from_float(float x) {
 
 // Returns p[0..N), read in one load. `p` is aligned to N elements.
 template <int N, class T>
-__device__ inline Pack<T, N> load_pack(const T* p) {
-  return *reinterpret_cast<const Pack<T, N>*>(p);
+__device__ inline PackWords<T, N> load_pack(const T* p) {
+  return *reinterpret_cast<const PackWords<T, N>*>(p);
 }
 
-template <int N, class T>
-__device__ inline void unpack(const Pack<T, N>& pack, float (&x)[N]) {
+template <class T, int N>
+__device__ inline void store_pack(T* p, const PackWords<T, N>& pack) {
+  *reinterpret_cast<PackWords<T, N>*>(p) = pack;
+}
+
+template <class T, int N>
+__device__ inline void unpack(const PackWords<T, N>& pack, float (&x)[N]) {
+  if constexpr (splits_words<T, N>) {
 #pragma unroll
-  for (int k = 0; k < N; ++k) x[k] = to_float(pack.values[k]);
+    for (int i = 0; i < N / 2; ++i) split_word(pack.words[i], x[2 * i], x[2 * i + 1]);
+  } else {
+    const T* values = reinterpret_cast<const T*>(pack.words);
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = to_float(values[k]);
+  }
+}
+
+// The pack, or zeros.
+template <class T, int N>
+__device__ inline PackWords<T, N> pack_if(bool condition, PackWords<T, N> pack) {
+#pragma unroll
+  for (auto& word : pack.words) word = condition ? word : typename PackWords<T, N>::Word{};
+  return pack;
+}
+
+// x rounded to T.
+template <class T, int N>
+__device__ inline PackWords<T, N> round_pack(const float (&x)[N]) {
+  PackWords<T, N> pack;
+#pragma unroll
+  for (int k = 0; k < N; ++k) reinterpret_cast<T*>(pack.words)[k] = from_float<T>(x[k]);
+  return pack;
 }
 
 // x[k] = p[k] for k < N, in one load.
@@ -98,10 +144,7 @@ __device__ inline void load(const T* p, float (&x)[N]) {
 // p[k] = x[k] rounded to T, in one store.
 template <int N, class T>
 __device__ inline void store(T* p, const float (&x)[N]) {
-  Pack<T, N> pack;
-#pragma unroll
-  for (int k = 0; k < N; ++k) pack.values[k] = from_float<T>(x[k]);
-  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+  store_pack(p, round_pack<T>(x));
 }
 
 // Sum and maximum over a block; every thread gets the result. `scratch`: 32 floats of shared memory that no thread has

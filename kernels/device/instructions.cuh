@@ -23,12 +23,41 @@
 //                               b[r]    rows 2(l%4) + 8r and the next, column l/4
 //                               sum[i]  row l/4 + 8(i/2), column 2(l%4) + i%2
 
+constexpr float log2_e = 1.4426950408889634f;
+
 #if defined(__CUDACC__)
 
 constexpr int pack_bytes = 16;  // the widest load or store of a thread
 constexpr bool has_tensor_cores = true;
-constexpr int long_row_block = 1024;  // threads that share a row of thousands of elements
+constexpr int long_row_block = 512;  // threads that share a row of thousands of elements
+constexpr int packs_at_once = 4;      // packs that a thread loads before it uses the first, where it loads many
+constexpr int kept_packs = 8;         // most packs of a row that a thread keeps in registers, if a warp has the row
+constexpr int column_sum_parts = 64;  // threads that share the sum of a column
 constexpr int kept_row_block = 512;   // most threads that share a row which they keep in registers, one pack each
+
+// What the words of a pack are (kernels/device/common.cuh).
+template <class T, int N>
+using PackWord = std::conditional_t<sizeof(T) * N % sizeof(uint32_t) == 0, uint32_t, uint16_t>;
+
+// Two bf16 of a word are split by a shift and a mask. (As elements of an array they cost one instruction more.)
+template <class T, int N>
+constexpr bool splits_words = std::is_same_v<T, __nv_bfloat16> && N % 2 == 0;
+__device__ inline void split_word(uint32_t word, float& lower, float& upper) {
+  lower = __uint_as_float(word << 16);
+  upper = __uint_as_float(word & 0xffff0000u);
+}
+
+// The larger one; if x is NaN, y.
+__device__ inline float larger(float x, float y) { return fmaxf(x, y); }
+
+// The largest element, NaN aside.
+template <int N>
+__device__ inline float largest(const float (&x)[N]) {
+  float found = -INFINITY;
+#pragma unroll
+  for (int k = 0; k < N; ++k) found = larger(x[k], found);
+  return found;
+}
 
 // A butterfly over the 32 lanes; every lane gets the result.
 __device__ inline float warp_reduce_sum(float value) {
@@ -41,7 +70,7 @@ __device__ inline float warp_reduce_max(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
     float other = __shfl_xor_sync(0xffffffffu, value, offset);
-    value = other > value ? other : value;
+    value = larger(other, value);
   }
   return value;
 }
@@ -67,6 +96,13 @@ __device__ inline float exp2_approximate(float x) {
   return result;
 }
 
+// x[k] = 2ˣ for every k, as exp2_approximate has it.
+template <int N>
+__device__ inline void exp2_pack(float (&x)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = exp2_approximate(x[k]);
+}
+
 // 1/x, with an error of at most one unit in the last place; results below 2⁻¹²⁶ are 0.
 __device__ inline float reciprocal_approximate(float x) {
   float result;
@@ -78,7 +114,6 @@ __device__ inline float reciprocal_approximate(float x) {
 // would take twice as many.
 template <class T, int N>
 __device__ inline void sigmoid_pack(float (&x)[N]) {
-  constexpr float log2_e = 1.4426950408889634f;
 #pragma unroll
   for (int k = 0; k < N; ++k)
     if constexpr (sizeof(T) == 2) x[k] = reciprocal_approximate(1.0f + exp2_approximate(-log2_e * x[k]));
