@@ -49,6 +49,10 @@ EARLIER = 3  # operations shown before the first difference
 # zeros at their end as the mesh needs; and outputs that are terms of a sum over ranks, beside those whose line says so
 # (LayerNorm's gradients are sums over a rank's own rows, statistics over its own words; casts may have such in them).
 SAME = {"vocabulary_cross_entropy": "cross_entropy"}
+# What a library computes in one call, and elsewhere two operations: whose outputs these are.
+FUSED = {("matmul_gelu_forward", 0): ("gelu_forward", 0), ("matmul_gelu_forward", 1): ("matmul_forward", 0),
+         ("matmul_gelu_gradient", 0): ("gelu_backward", 0),
+         ("matmul_bias_gradient", 0): ("matmul_weight_gradient", 0), ("matmul_bias_gradient", 1): ("column_sum", 0)}
 LOGITS = {("matmul_forward", 0), ("cross_entropy", 1)}  # outside of layers
 TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_statistics", 0), ("cast", 0),
          ("accumulate", 0)}
@@ -161,8 +165,12 @@ def read_rank(path):
     fail(f"{path}: empty: give the file that a run wrote")
   lines, sizes, in_step, in_backward = {}, collections.defaultdict(list), collections.Counter(), set()
   for fields in objects:
-    fields["op"] = SAME.get(fields["op"], fields["op"])
-    place = tuple(fields[key] for key in ("step", "micro_batch", "layer", "op", "output"))
+    where = tuple(fields[key] for key in ("step", "micro_batch", "layer"))
+    if fields["op"] == "matmul_gelu_gradient":  # counts as a call of this, too, whose output is never in memory
+      sizes[(*where, "matmul_input_gradient", 0)].append(0)
+    operation = SAME.get(fields["op"], fields["op"]), fields["output"]
+    fields["op"], fields["output"] = FUSED.get(operation, operation)
+    place = (*where, fields["op"], fields["output"])
     if not fields["piece"] or not sizes[place]:  # no piece, or the first
       sizes[place].append(0)
     sizes[place][-1] += fields["count"]

@@ -20,6 +20,10 @@ from bench_torch import MODELS
 BATCHES = {"gpt2": 64, "gpt2-medium": 32, "gpt2-large": 16, "gpt2-xl": 16}
 POSITIONS = 1024
 SHORT, WIDE = 2, 4  # bytes of bf16 and of fp32
+# TFLOP/s of the best published attention in 16 bits on an H100, heads of 64 channels, 1024 tokens: forward with causal
+# masks (Triton; cuDNN 288, FlashAttention-3 265), backward without a mask, for lack of one with (FlashAttention-3;
+# cuDNN 348). From the bars of the figures that show attention's speed in arXiv:2407.08608.
+ATTENTION = {"attention_forward": 291, "attention_backward": 363}
 
 
 @dataclass
@@ -160,9 +164,18 @@ class Rates:
   product: float  # FLOP/s
   copy: float     # bytes/s
   peak: float     # FLOP/s, the data sheet's
+  attention: dict  # FLOP/s of these kernels, where that is less than `product`
+
+  def arithmetic(self, operation):
+    """Milliseconds of the FLOPs alone."""
+    return 1e3 * operation.flops / min(self.product, self.attention.get(operation.kernel, self.product))
+
+  def memory(self, operation):
+    """Milliseconds of the bytes alone."""
+    return 1e3 * operation.bytes / self.copy
 
   def milliseconds(self, operation):
-    return 1e3 * max(operation.flops / self.product, operation.bytes / self.copy)
+    return max(self.arithmetic(operation), self.memory(operation))
 
 
 def total(operations, rates):
@@ -182,7 +195,7 @@ def print_operations(name, s, operations, rates):
   print("| operation | | calls | GFLOP | GB | ms at the matrix rate | ms at the bandwidth | floor, ms | share |")
   print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
   for o in operations:
-    arithmetic, memory = 1e3 * o.flops / rates.product, 1e3 * o.bytes / rates.copy
+    arithmetic, memory = rates.arithmetic(o), rates.memory(o)
     floor = rates.milliseconds(o)
     kernel = o.kernel or "(not counted by a launcher)"
     print(f"| {kernel} | {o.what} | {o.calls} | {o.flops / 1e9:,.1f} | {o.bytes / 1e9:.2f} | "
@@ -202,7 +215,7 @@ def print_fusions(s, operations, rates):
     after = total(operations, rates)
     print(f"| {name} | {before - after:.2f} | {describe(s, after, rates)} |")
     before = after
-  memory = sum(rates.milliseconds(o) for o in operations if o.bytes / rates.copy > o.flops / rates.product)
+  memory = sum(rates.milliseconds(o) for o in operations if rates.memory(o) > rates.arithmetic(o))
   print(f"\nOf what is then left, {before - memory:.1f} ms are bound by arithmetic and {memory:.1f} ms by memory.")
 
 
@@ -229,7 +242,7 @@ def check(operations, path):
       expected[o.kernel][0] += o.flops
       expected[o.kernel][1] += o.bytes
   differences = []
-  small = {"clip_factor", "add_up"}  # the padding changes these, but no time
+  small = {"clip_factor", "add_up", "adamw_count"}  # take no time; the padding changes them, or they are not listed
   for kernel in sorted((measured.keys() | expected.keys()) - small):
     for unit, here, there in zip(("FLOPs", "bytes"), expected[kernel], measured[kernel]):
       if abs(here - there) > 0.01 * max(here, there):
@@ -245,25 +258,28 @@ def parse_arguments():
   parser.add_argument("--seq-len", type=int, default=1024, help="tokens")
   parser.add_argument("--vocab", type=int, default=50257, help="padded to a multiple of 128")
   parser.add_argument("--tflops", type=float, default=790, help="matrix rate, TFLOP/s")
+  parser.add_argument("--attention", type=float, nargs=2, metavar=("FORWARD", "BACKWARD"),
+                      default=list(ATTENTION.values()), help="rates of attention, TFLOP/s")
   parser.add_argument("--bandwidth", type=float, default=4.3, help="of a copy, read and written, TB/s")
   parser.add_argument("--peak", type=float, default=989, help="TFLOP/s that shares are of: dense bf16, data sheet")
   parser.add_argument("--ceilings", metavar="FILE", help="bf16 matrix rate and bandwidth from dev/ceilings.cu instead")
   parser.add_argument("--check", metavar="TRACE", help="compare with what the launchers count, and print nothing else")
   arguments = parser.parse_args()
-  for option in "batch", "seq_len", "vocab", "tflops", "bandwidth", "peak":
+  for option in "batch", "seq_len", "vocab", "tflops", "attention", "bandwidth", "peak":
     value = getattr(arguments, option)
-    if value is not None and not value > 0:
+    if value is not None and not min(value if isinstance(value, list) else [value]) > 0:
       parser.error(f"--{option.replace('_', '-')} {value}: must be positive")
   return arguments
 
 
 def rates_of(arguments):
+  attention = {kernel: rate * 1e12 for kernel, rate in zip(ATTENTION, arguments.attention)}
   if not arguments.ceilings:
-    return Rates(arguments.tflops * 1e12, arguments.bandwidth * 1e12, arguments.peak * 1e12)
+    return Rates(arguments.tflops * 1e12, arguments.bandwidth * 1e12, arguments.peak * 1e12, attention)
   try:
     with open(arguments.ceilings) as file:
       measured = json.load(file)
-    return Rates(measured["flops_per_s"]["bf16"], measured["copy_bytes_per_s"], arguments.peak * 1e12)
+    return Rates(measured["flops_per_s"]["bf16"], measured["copy_bytes_per_s"], arguments.peak * 1e12, attention)
   except (OSError, ValueError, KeyError, TypeError) as error:
     sys.exit(f"error: --ceilings {arguments.ceilings}: {error!r}: give what dev/ceilings.cu printed")
 
@@ -272,8 +288,9 @@ def main():
   arguments = parse_arguments()
   rates = rates_of(arguments)
   if not arguments.check:
-    print(f"Matrix rate {rates.product / 1e12:g} TFLOP/s, bandwidth {rates.copy / 1e12:g} TB/s, "
-          f"shares of {rates.peak / 1e12:g} TFLOP/s.")
+    attention = [min(rate, rates.product) / 1e12 for rate in rates.attention.values()]
+    print(f"Matrix rate {rates.product / 1e12:g} TFLOP/s, in attention {attention[0]:g} forward and {attention[1]:g} "
+          f"backward, bandwidth {rates.copy / 1e12:g} TB/s, shares of {rates.peak / 1e12:g} TFLOP/s.")
   for name in arguments.model or ["gpt2", "gpt2-xl"]:
     layers, heads, channels = MODELS[name]
     s = Shape(layers, heads, channels, arguments.vocab, arguments.batch or BATCHES[name], arguments.seq_len)

@@ -350,6 +350,40 @@ TEST_CASE("tolerances" * doctest::skip(!python_found)) {
   check(folder, "a bf16 --rtol 1e-3", 0, {"the same"});
 }
 
+TEST_CASE("a library may compute two operations at once" * doctest::skip(!python_found)) {
+  TemporaryFolder folder;
+  struct Output {
+    const char* op;
+    int number;
+    double value;
+  };
+  const auto write = [&](const std::string& name, const std::vector<Output>& outputs) {
+    std::string text = header({}, 0).dump() + "\n";
+    for (const auto& [op, number, value] : outputs) {
+      Json line = output(1, 0, 0, op, value);
+      line["output"] = number;
+      text += line.dump() + "\n";
+    }
+    put(folder / name, text);
+  };
+  // All of one size, as if channels did not differ: what is compared follows from operations and calls alone.
+  write("separate", {{"matmul_forward", 0, 1}, {"matmul_forward", 0, 2}, {"gelu_forward", 0, 3}, {"matmul_forward", 0, 4},
+                     {"matmul_weight_gradient", 0, 5}, {"column_sum", 0, 6}, {"matmul_input_gradient", 0, 7},
+                     {"gelu_backward", 0, 8}, {"matmul_weight_gradient", 0, 9}, {"column_sum", 0, 10},
+                     {"matmul_input_gradient", 0, 11}});
+  const auto fused = [&](const std::string& name, double wrong) {
+    write(name, {{"matmul_forward", 0, 1}, {"matmul_gelu_forward", 0, 3}, {"matmul_gelu_forward", 1, 2 * wrong},
+                 {"matmul_forward", 0, 4}, {"matmul_bias_gradient", 0, 5}, {"matmul_bias_gradient", 1, 6},
+                 {"matmul_gelu_gradient", 0, 8}, {"matmul_weight_gradient", 0, 9}, {"column_sum", 0, 10},
+                 {"matmul_input_gradient", 0, 11}});
+  };
+  fused("fused", 1);
+  fused("bad", 1.1);
+  check(folder, "separate fused --rtol 1e-3", 0, {"10 outputs agree", "Not compared: 1 in A alone."});
+  check(folder, "fused separate --rtol 1e-3", 0, {"10 outputs agree", "Not compared: 1 in B alone."});
+  check(folder, "separate bad --rtol 1e-3", 1, {"They first differ at step 1, micro-batch 0, layer 0: matmul_forward, call 2"});
+}
+
 TEST_CASE("what can't be compared" * doctest::skip(!python_found)) {
   TemporaryFolder folder;
   const std::string path = folder.path().string() + "/";

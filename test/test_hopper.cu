@@ -274,7 +274,7 @@ TEST_CASE_TEMPLATE("multiply_m64k16: both widths, both ways that b can lie" * on
 
 namespace {
 
-template <class T>
+template <class Way, class T>
 void check_matmul(int m, int n, int k, int most_blocks = INT_MAX) {
   CAPTURE(m); CAPTURE(n); CAPTURE(k); CAPTURE(most_blocks);
   const auto a = random_values<T>(size_t(m) * k), b = random_values<T>(size_t(k) * n, 1, 0, 2);
@@ -284,20 +284,34 @@ void check_matmul(int m, int n, int k, int most_blocks = INT_MAX) {
       for (int j = 0; j < n; ++j)
         expected[size_t(i) * n + j] += double(to_float(a[size_t(i) * k + p])) * to_float(b[size_t(p) * n + j]);
   Buffer<T> a_d(a), b_d(b), c(expected.size());
-  matmul_wgmma<T>(c, a_d, b_d, m, n, k, test_stream(), most_blocks);
+  matmul_wgmma<Way, T>(c, a_d, b_d, m, n, k, test_stream(), most_blocks);
   CHECK_CLOSE(c.numbers(), expected, std::sqrt(double(k)), rounding<T> + 1.2e-7 * std::sqrt(double(k)));
 }
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("matmul_wgmma" * on_hopper, T, __nv_bfloat16, __half) {
-  check_matmul<T>(72, 136, 80);
-  check_matmul<T>(1, 8, 8);
-  check_matmul<T>(129, 264, 64);
+TEST_CASE_TEMPLATE("matmul_wgmma: consumers share a tile" * on_hopper, T, __nv_bfloat16, __half) {
+  using Way = wgmma_rung::SharedTile;
+  check_matmul<Way, T>(72, 136, 80);
+  check_matmul<Way, T>(1, 8, 8);
+  check_matmul<Way, T>(129, 264, 64);
   if (!large_shapes) return;
-  check_matmul<T>(256, 384, 192);
-  check_matmul<T>(300, 520, 328);    // 6 steps a tile: more than there are stages
-  check_matmul<T>(300, 520, 328, 1);  // all 9 tiles are one block's: the ring goes on from tile to tile
-  check_matmul<T>(2200, 264, 8);     // two groups of tile rows
-  check_matmul<T>(2200, 264, 72, 5);
+  check_matmul<Way, T>(256, 384, 192);
+  check_matmul<Way, T>(300, 520, 328);     // 6 steps a tile: more than there are stages
+  check_matmul<Way, T>(300, 520, 328, 1);  // all 9 tiles are one block's: the ring goes on from tile to tile
+  check_matmul<Way, T>(2200, 264, 8);      // two groups of tile rows
+  check_matmul<Way, T>(2200, 264, 72, 5);
+}
+
+TEST_CASE_TEMPLATE("matmul_wgmma: a tile for each consumer" * on_hopper, T, __nv_bfloat16, __half) {
+  using Way = wgmma_rung::TileEach;
+  check_matmul<Way, T>(72, 136, 80);
+  check_matmul<Way, T>(1, 8, 8);
+  check_matmul<Way, T>(129, 264, 64, 1);  // 6 tiles of one step
+  if (!large_shapes) return;
+  check_matmul<Way, T>(256, 384, 192, 2);
+  check_matmul<Way, T>(300, 264, 456);     // 8 steps a tile: more than there are stages
+  check_matmul<Way, T>(300, 264, 456, 1);  // 9 tiles, of which one consumer has five
+  check_matmul<Way, T>(300, 264, 840, 2);  // of 14 steps: the ring goes round twice while a consumer waits
+  check_matmul<Way, T>(2200, 264, 8, 5);   // two groups of tile rows
 }

@@ -466,15 +466,16 @@ void tensor_cores(Matmul<T>& o, cudaStream_t stream) {
 }
 
 // ---- 9: Hopper's copy engine and asynchronous products: dev/ladders/matmul_wgmma.cuh
+// ---- 10: a tile for each half of a block, so that one multiplies while the other stores: in the same file
 
 template <class T>
 bool suits_wgmma(const Matmul<T>& o) {
   return sizeof(T) == 2 && has_chunks(o) && has_wgmma();
 }
 
-template <class T>
+template <class Way, class T>
 void wgmma(Matmul<T>& o, cudaStream_t stream) {
-  if constexpr (sizeof(T) == 2) matmul_wgmma<T>(o.c, o.a, o.b, o.m, o.n, o.k, stream);
+  if constexpr (sizeof(T) == 2) matmul_wgmma<Way, T>(o.c, o.a, o.b, o.m, o.n, o.k, stream);
 }
 
 // ---- the library: cuBLASLt on a GPU, oneDNN on the CPU device
@@ -500,8 +501,10 @@ std::vector<Rung<Matmul<T>>> Matmul<T>::rungs() {
       {"pipeline", "the same kernel with two tiles on the way", tensor_cores<T, 3, false>, suits_tensor_cores<T, 3>},
       {"whole_sectors", "C goes through shared memory, from where a thread stores 16 bytes", tensor_cores<T, 3, true>,
        suits_tensor_cores<T, 3>},
-      {"wgmma", "Hopper's tensor cores read shared memory by themselves, and its copy engine fills it", wgmma<T>,
-       suits_wgmma<T>},
+      {"wgmma", "Hopper's tensor cores read shared memory by themselves, and its copy engine fills it",
+       wgmma<wgmma_rung::SharedTile, T>, suits_wgmma<T>},
+      {"ping_pong", "two warpgroups with a tile each: one multiplies while the other stores",
+       wgmma<wgmma_rung::TileEach, T>, suits_wgmma<T>},
       {"library", "kernels/matmul.cuh: cuBLASLt (on the CPU device oneDNN)", library<T>, nullptr, true},
   };
 }

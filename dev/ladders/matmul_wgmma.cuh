@@ -1,4 +1,4 @@
-// The last rung of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
+// The last rungs of the matmul ladder: C (M,N) = A (M,K) · B (K,N), row-major, in bf16 or fp16 with sums in float, by
 // Hopper's copy engine and tensor cores (dev/ladders/hopper.cuh). These do all the work; threads only start it. M is
 // any size. N and K are multiples of 8, because the copy engine needs rows that are multiples of 16 bytes.
 //
@@ -19,14 +19,29 @@
 //
 // The roles. A block of 3 warpgroups works on one tile after another:
 //
-//   warpgroup 0     the producer: one thread starts the copies of each step, into the next of 4 stages
-//   warpgroups 1, 2 the consumers: each multiplies 64 rows of A's tile with the whole tile of B, 4 products per step
+//   warpgroup 0     the producer: one thread starts the copies of each step, into the next stage of a ring
+//   warpgroups 1, 2 the consumers: they multiply
 //
 //   producer   waits for empty[s], starts the copies that bring stage s to full[s]
 //   consumers  wait for full[s], start its products, wait for those of the stage before and arrive at its empty
 //
-// The sums of a consumer, 64 × 256, are 128 registers of each thread, so the threads of the producer give it some of
-// theirs.
+// The sums of a consumer are 128 registers of each thread, so the threads of the producer give it some of theirs.
+//
+// Two ways to divide the work between the consumers are two rungs:
+//
+//   SharedTile  each multiplies 64 rows of A's tile with the whole tile of B, 4 products per step. While both round
+//               their sums and store them, the tensor cores wait.
+//   TileEach    each has every second tile of the block (CUTLASS: "ping-pong"). The steps of one tile follow those of
+//               the other in the ring, so one consumer multiplies while the other stores. It begins a tile when the
+//               other has started the last products of the tile before: until then, full[s] may still be in the round
+//               before, and a wait for its parity would be over too early.
+//
+// TileEach pays with bytes. A tile is 128 × 128, as its consumer has no more registers for sums; its step, 512 cycles
+// of the tensor cores, takes 32 KB from L2: 64 bytes per cycle instead of 48. Shared memory gives and takes 128 bytes
+// per cycle. Of these the copies write 64 instead of 48, and the products, which read 64 × 16 of A and 16 × N of B in
+// N/2 cycles, read 96 instead of 80: 160 together, instead of 128. So its products run at four fifths of the peak at
+// best. What it saves is the time of the stores, which is the same for any K: expect it to win for small K, if at all.
+// None of this is measured yet.
 #pragma once
 
 #include <algorithm>
@@ -36,36 +51,55 @@
 
 namespace wgmma_rung {
 
-constexpr int tile_rows = 128, tile_columns = 256, step = 64;  // a block's tile of C, and how much of K at a time
-constexpr int strips = tile_columns / box_columns;             // boxes that are as wide as a tile
-constexpr int stage_count = 4;
-constexpr int group_rows = 16;  // tiles that lie together
-constexpr int warpgroup = 128, threads = 3 * warpgroup, consumer_warps = 2 * warpgroup / 32;
-constexpr int warp_rows = 16;  // of a tile
+constexpr int tile_rows = 128, step = 64;  // of a tile of C, and how much of K at a time
+constexpr int group_rows = 16;             // tiles that lie together
+constexpr int warpgroup = 128, threads = 3 * warpgroup, consumers = 2;
+constexpr int warp_rows = 16, product_rows = 64;  // of a product's 64 rows of C, a warp has 16
 
-template <class T>
+struct SharedTile {
+  static constexpr int columns = 256, stages = 4;
+  static constexpr int readers = consumers;  // of a stage
+};
+struct TileEach {
+  static constexpr int columns = 128, stages = 6;
+  static constexpr int readers = 1;
+};
+
+template <class Way>
+constexpr int strips = Way::columns / box_columns;  // boxes that are as wide as a tile
+template <class Way>
+constexpr int products = tile_rows / product_rows / Way::readers;  // of a consumer, that are above one another
+
+// Of a thread.
+template <class Way>
+using Sums = float[products<Way>][Way::columns / 8][4];
+
+template <class Way, class T>
 struct Stage {
   alignas(1024) T a[tile_rows * step];
-  alignas(1024) T b[strips][step * box_columns];
+  alignas(1024) T b[strips<Way>][step * box_columns];
 };
 
-template <class T>
+template <class Way, class T>
 struct Shared {
-  Stage<T> stages[stage_count];                                   // 192 KB
-  alignas(1024) T c[consumer_warps][2][warp_rows * box_columns];  // 32 KB: results that are being stored to C
-  Barrier full[stage_count], empty[stage_count];
+  Stage<Way, T> stages[Way::stages];                                          // 192 KB
+  alignas(1024) T c[consumers * warpgroup / 32][2][warp_rows * box_columns];  // 32 KB: results that are being stored
+  Barrier full[Way::stages], empty[Way::stages];
+  Barrier started[consumers];  // TileEach: all products of a tile
 };
-static_assert(sizeof(Shared<__half>) <= 227 * 1024, "a block's shared memory on Hopper");
+static_assert(sizeof(Shared<SharedTile, __half>) <= 227 * 1024, "a block's shared memory on Hopper");
+static_assert(sizeof(Shared<TileEach, __half>) <= 227 * 1024, "a block's shared memory on Hopper");
 
 // A position in the ring of stages.
+template <class Way>
 struct Turn {
   int stage = 0;
   unsigned parity = 0;  // of the round
 
-  __device__ void next() {
-    if (++stage < stage_count) return;
-    stage = 0;
-    parity ^= 1;
+  __device__ void advance(int steps = 1) {
+    stage += steps;
+    parity ^= stage / Way::stages % 2;
+    stage %= Way::stages;
   }
 };
 
@@ -80,63 +114,68 @@ struct Problem {
   __host__ __device__ int tiles() const { return rows * columns; }
 
   // The order of tiles: down a group of rows, then down its next column; after its last column, the next group.
+  template <class Way>
   __device__ Tile tile(int number) const {
     const int first_row = number / (group_rows * columns) * group_rows, within = number % (group_rows * columns);
     const int height = min(group_rows, rows - first_row);
-    return {(first_row + within % height) * tile_rows, within / height * tile_columns};
+    return {(first_row + within % height) * tile_rows, within / height * Way::columns};
   }
 };
 
 // Called by one thread: copies for all steps of all tiles, as fast as stages become empty.
-template <class T>
-__device__ inline void produce(Shared<T>& shared, const TensorMap& a, const TensorMap& b, const Problem& problem) {
-  Turn turn;
+template <class Way, class T>
+__device__ inline void produce(Shared<Way, T>& shared, const TensorMap& a, const TensorMap& b, const Problem& problem) {
+  Turn<Way> turn;
   for (int number = blockIdx.x; number < problem.tiles(); number += gridDim.x) {
-    const Tile tile = problem.tile(number);
-    for (int k = 0; k < problem.depth; k += step, turn.next()) {
-      Stage<T>& stage = shared.stages[turn.stage];
+    const Tile tile = problem.tile<Way>(number);
+    for (int k = 0; k < problem.depth; k += step, turn.advance()) {
+      Stage<Way, T>& stage = shared.stages[turn.stage];
       Barrier& full = shared.full[turn.stage];
       wait(shared.empty[turn.stage], turn.parity ^ 1);
       arrive_expecting(full, sizeof stage);
       load_box(stage.a, a, tile.row, k, full);
-      for (int strip = 0; strip < strips; ++strip)
+      for (int strip = 0; strip < strips<Way>; ++strip)
         load_box(stage.b[strip], b, k, tile.column + strip * box_columns, full);
     }
   }
 }
 
-// Called by a consumer: starts sum = or += (its 64 rows of A's tile) · (B's tile), for one step of k.
-template <class T>
-__device__ inline void start_step(float (&sum)[tile_columns / 8][4], Shared<T>& shared, const Turn& turn, bool add) {
-  const Stage<T>& stage = shared.stages[turn.stage];
-  const T* rows = stage.a + (threadIdx.x / warpgroup - 1) * 64 * step;
+// Called by a consumer: starts sum = or += (A's tile from `row` on) · (B's tile), for one step of k.
+template <class Way, class T>
+__device__ inline void start_step(Sums<Way>& sum, Shared<Way, T>& shared, const Turn<Way>& turn, int row, bool add) {
+  const Stage<Way, T>& stage = shared.stages[turn.stage];
   wait(shared.full[turn.stage], turn.parity);
   order_registers();
 #pragma unroll
   for (int i = 0; i < step / 16; ++i)
-    multiply_m64k16<T, true>(sum, along_k(rows, i * bytes_of_16_along_k),
-                             along_n<step>(stage.b, i * bytes_of_16_along_n), add || i > 0);
+#pragma unroll
+    for (int product = 0; product < products<Way>; ++product)
+      multiply_m64k16<T, true>(sum[product],
+                               along_k(stage.a + (row + product * product_rows) * step, i * bytes_of_16_along_k),
+                               along_n<step>(stage.b, i * bytes_of_16_along_n), add || i > 0);
   commit_products();
 }
 
-// Called by a consumer: sum = its 64 rows of the tile. While the tensor cores work on a step, the stage of the step
-// before is released.
-template <class T>
-__device__ inline void multiply_tile(float (&sum)[tile_columns / 8][4], Shared<T>& shared, Turn& turn, int depth) {
-  auto release_stage = [&](const Turn& used) {
+// Called by a consumer: sum = its rows of the tile, from `row` on. While the tensor cores work on a step, the stage of
+// the step before is released.
+template <class Way, class T>
+__device__ inline void multiply_tile(Sums<Way>& sum, Shared<Way, T>& shared, Turn<Way>& turn, int row, int depth) {
+  auto release_stage = [&](const Turn<Way>& used) {
     if (threadIdx.x % 32 == 0) arrive(shared.empty[used.stage]);
   };
-  Turn previous = turn;
-  start_step(sum, shared, turn, false);
-  turn.next();
+  Turn<Way> previous = turn;
+  start_step(sum, shared, turn, row, false);
+  turn.advance();
   for (int k = step; k < depth; k += step) {
-    start_step(sum, shared, turn, true);
+    start_step(sum, shared, turn, row, true);
     wait_for_products<1>();
     release_stage(previous);
     previous = turn;
-    turn.next();
+    turn.advance();
   }
-  wait_for_products(sum);
+  if constexpr (Way::readers == 1) arrive(shared.started[threadIdx.x / warpgroup - 1]);
+#pragma unroll
+  for (int product = 0; product < products<Way>; ++product) wait_for_products(sum[product]);
   release_stage(previous);
 }
 
@@ -155,13 +194,13 @@ __device__ inline uint32_t round_together(float x, float y) {
   return bits;
 }
 
-// The 16 rows of a warp, rounded to T, go to C in boxes of 64 columns. While one is stored, the next is written.
-template <class T>
-__device__ inline void store_tile(Shared<T>& shared, const float (&sum)[tile_columns / 8][4], const TensorMap& c,
+// 16 rows of a warp, rounded to T, go to C in boxes of 64 columns. While one is stored, the next is written.
+template <class Way, class T>
+__device__ inline void store_rows(Shared<Way, T>& shared, const float (&sum)[Way::columns / 8][4], const TensorMap& c,
                                   int row, int column) {
   const int warp = threadIdx.x / 32 - warpgroup / 32, lane = threadIdx.x % 32;
 #pragma unroll
-  for (int strip = 0; strip < strips; ++strip) {
+  for (int strip = 0; strip < strips<Way>; ++strip) {
     T* box = shared.c[warp][strip % 2];
     wait_for_stores<1>();
     __syncwarp();  // lane 0 has waited for the box's last store
@@ -176,45 +215,58 @@ __device__ inline void store_tile(Shared<T>& shared, const float (&sum)[tile_col
     share_with_engines();
     __syncwarp();
     if (lane == 0) {
-      store_box(c, row + warp * warp_rows, column + strip * box_columns, box);
+      store_box(c, row, column + strip * box_columns, box);
       commit_stores();
     }
   }
 }
 
-template <class T>
-__device__ inline void consume(Shared<T>& shared, const TensorMap& c, const Problem& problem) {
-  Turn turn;
-  for (int number = blockIdx.x; number < problem.tiles(); number += gridDim.x) {
-    const Tile tile = problem.tile(number);
-    float sum[tile_columns / 8][4];
-    multiply_tile(sum, shared, turn, problem.depth);
-    store_tile(shared, sum, c, tile.row, tile.column);
+template <class Way, class T>
+__device__ inline void consume(Shared<Way, T>& shared, const TensorMap& c, const Problem& problem) {
+  const int consumer = threadIdx.x / warpgroup - 1, warp = threadIdx.x / 32 % 4;
+  const int row = Way::readers == 1 ? 0 : consumer * product_rows;  // of the tile
+  Turn<Way> turn;
+  for (int number = blockIdx.x, round = 0; number < problem.tiles(); number += gridDim.x, ++round) {
+    if constexpr (Way::readers == 1) {
+      if (round % 2 != consumer) {  // the other's tile
+        turn.advance(ceil_div(problem.depth, step));
+        continue;
+      }
+      wait(shared.started[1 - consumer], (round / 2 + 1 - consumer) % 2);  // those of round - 1
+    }
+    const Tile tile = problem.tile<Way>(number);
+    Sums<Way> sum;
+    multiply_tile(sum, shared, turn, row, problem.depth);
+#pragma unroll
+    for (int product = 0; product < products<Way>; ++product)
+      store_rows<Way>(shared, sum[product], c, tile.row + row + product * product_rows + warp * warp_rows, tile.column);
   }
   wait_for_stores<0>();
 }
 
-template <class T>
+template <class Way, class T>
 __global__ void __launch_bounds__(threads, 1)
 matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                     const __grid_constant__ TensorMap c, const Problem problem) {
   extern __shared__ __align__(1024) char boxes[];
-  Shared<T>& shared = *reinterpret_cast<Shared<T>*>(boxes);
+  Shared<Way, T>& shared = *reinterpret_cast<Shared<Way, T>*>(boxes);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < stage_count; ++stage) {
+    for (int stage = 0; stage < Way::stages; ++stage) {
       init_barrier(shared.full[stage], 1);
-      init_barrier(shared.empty[stage], consumer_warps);
+      init_barrier(shared.empty[stage], Way::readers * warpgroup / 32);
     }
+    for (int consumer = 0; Way::readers == 1 && consumer < consumers; ++consumer)
+      init_barrier(shared.started[consumer], warpgroup);
     share_barriers();
   }
   __syncthreads();
   // 65,536 registers are 168 for each of 384 threads; 128·40 + 256·232 are as many.
   if (threadIdx.x < warpgroup) {
     give_registers<40>();
-    if (threadIdx.x == 0) produce(shared, a, b, problem);
+    if (threadIdx.x == 0) produce<Way>(shared, a, b, problem);
   } else {
     take_registers<232>();
-    consume(shared, c, problem);
+    consume<Way>(shared, c, problem);
   }
 }
 
@@ -222,14 +274,15 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
 
 // Only where has_wgmma(), and for sizes of at least 1. There may be fewer blocks than the device has room for: then
 // each computes more tiles.
-template <class T>
+template <class Way, class T>
 void matmul_wgmma(T* c, const T* a, const T* b, int m, int n, int k, cudaStream_t stream, int most_blocks = INT_MAX) {
   using namespace wgmma_rung;
-  const Problem problem{ceil_div(m, tile_rows), ceil_div(n, tile_columns), k};
+  const Problem problem{ceil_div(m, tile_rows), ceil_div(n, Way::columns), k};
   const TensorMap a_boxes = make_tensor_map(a, m, k, tile_rows), b_boxes = make_tensor_map(b, k, n, step);
   const TensorMap c_boxes = make_tensor_map(c, m, n, warp_rows);
   const int blocks = std::min({problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount), most_blocks});
-  allow_shared_memory(matmul_wgmma_kernel<T>, sizeof(Shared<T>));
-  matmul_wgmma_kernel<T><<<blocks, threads, sizeof(Shared<T>), stream>>>(a_boxes, b_boxes, c_boxes, problem);
+  allow_shared_memory(matmul_wgmma_kernel<Way, T>, sizeof(Shared<Way, T>));
+  matmul_wgmma_kernel<Way, T>
+      <<<blocks, threads, sizeof(Shared<Way, T>), stream>>>(a_boxes, b_boxes, c_boxes, problem);
   CUDA_CHECK(cudaGetLastError());
 }

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Names the kernels whose measured time differs most from the time that was expected before a GPU had run them.
+
+Measured: the table per kernel (--profile) in what dev/bench.py printed. Expected: for our own kernels what
+dev/machine_code.py computed from their machine code, where its table is of the same shape; for the others, which are
+products and a library's attention, the floor of dev/roofline.py at the ceilings that dev/bench.py measured.
+
+Usage: python dev/bench.py --build build/gpu --model gpt2 > bench.log && python dev/expected.py bench.log
+"""
+import argparse
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import CASES
+from roofline import ATTENTION, Operation, Rates
+
+TABLE = Path(__file__).resolve().parent / "results/machine_code.json"
+NEEDED = "give what dev/bench.py printed"
+
+
+@dataclass
+class Kernel:
+  name: str
+  calls: float
+  measured: float  # ms a step
+  flops: float     # a step
+  bytes: float
+  expected: float = 0.0
+  source: str = ""
+
+
+def read_log(path):
+  """Ceilings, and for each table: (model, dtype, B, T), milliseconds of a step that was not profiled, kernels; and is
+  attention a library's?"""
+  ceilings, cases, kernels = None, [], None
+  for line in Path(path).read_text().splitlines():
+    title = re.match(r"(\S+), (\w+), B=(\d+), T=(\d+): median", line)
+    row = re.match(r"(\w+) +([\d.]+) +([\d.]+) +[\d.]+% +([\d.]+) +([\d.]+)", line)
+    if line.startswith("ceilings  "):
+      ceilings = json.loads(line.split(None, 1)[1])
+    elif title:
+      model, dtype, *sizes = title.groups()
+      cases.append({"case": (model, dtype, *map(int, sizes)), "kernels": [], "library": False, "step": None})
+    elif line.startswith("step  ") and cases:
+      cases[-1]["step"] = float(line.split()[1].replace(",", ""))
+    elif line.startswith("attention ") and cases:
+      cases[-1]["library"] = "own kernels" not in line
+    elif line.startswith("kernel  ") and cases:
+      kernels = cases[-1]["kernels"]
+    elif line.startswith("all  "):
+      kernels = None
+    elif row and kernels is not None:
+      name, calls, milliseconds, gb_per_s, gflop_per_s = row[1], *map(float, row.groups()[1:])
+      kernels.append(Kernel(name, calls, milliseconds, gflop_per_s * milliseconds * 1e6, gb_per_s * milliseconds * 1e6))
+  if ceilings is None or not any(case["kernels"] for case in cases):
+    sys.exit(f"error: {path} has no ceilings or no table per kernel: {NEEDED}")
+  return ceilings, [case for case in cases if case["kernels"]]
+
+
+def machine_code(path, case):
+  """Milliseconds of a step by operation; empty where the table is missing, or of another shape."""
+  if case not in CASES["gpu"] or not Path(path).exists():
+    return {}
+  sums = {}
+  for row in json.loads(Path(path).read_text())[case[0]]:
+    sums[row["operation"]] = sums.get(row["operation"], 0) + row["calls"] * row["expected_us"] / 1e3
+  return sums
+
+
+def expect(case, ceilings, table):
+  """Sets the kernels' expected times."""
+  rates = Rates(ceilings["flops_per_s"][case["case"][1]], ceilings["copy_bytes_per_s"], 0,
+                {kernel: rate * 1e12 for kernel, rate in ATTENTION.items()})
+  for kernel in case["kernels"]:
+    if kernel.name in table and not (case["library"] and kernel.name in ATTENTION):
+      kernel.expected, kernel.source = table[kernel.name], "machine code"
+    else:
+      operation = Operation(kernel.name, "", kernel.calls, kernel.flops, kernel.bytes)
+      kernel.expected, kernel.source = rates.milliseconds(operation), "floor"
+
+
+def print_case(case, table, top):
+  kernels = sorted(case["kernels"], key=lambda kernel: -abs(kernel.measured - kernel.expected))
+  expected, measured = (sum(getattr(kernel, key) for kernel in kernels) for key in ("expected", "measured"))
+  print("{}, {}, B={}, T={}: ".format(*case["case"]) + f"{expected:.2f} ms expected, {measured:.2f} ms measured by kernel"
+        + (f", {case['step']:.2f} ms a step that is not profiled" if case["step"] else "") + ".\n")
+  print("| kernel | calls | expected, ms | measured, ms | difference, ms | measured / expected | expected from |")
+  print("|---|--:|--:|--:|--:|--:|---|")
+  for kernel in kernels[:top]:
+    ratio = f"{kernel.measured / kernel.expected:.2f}" if kernel.expected else "–"
+    print(f"| {kernel.name} | {kernel.calls:g} | {kernel.expected:.2f} | {kernel.measured:.2f} | "
+          f"{kernel.measured - kernel.expected:+.2f} | {ratio} | {kernel.source} |")
+  if not table:
+    print("\nFloors alone: the table of machine code has not this shape, or is missing.")
+  unused = sorted(table.keys() - {kernel.name for kernel in kernels})
+  if unused:
+    print(f"\nExpected, but not measured: {', '.join(unused)}.")
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
+                                   formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+  parser.add_argument("log", help="what dev/bench.py printed")
+  parser.add_argument("--table", default=TABLE, help="what dev/machine_code.py --json wrote")
+  parser.add_argument("--top", type=int, default=10, help="kernels to print")
+  arguments = parser.parse_args()
+  ceilings, cases = read_log(arguments.log)
+  for case in cases:
+    table = machine_code(arguments.table, case["case"])
+    expect(case, ceilings, table)
+    print_case(case, table, arguments.top)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,144 @@
+// dev/gpu_check.sh, its report and dev/expected.py, in a folder whose programs are made up. Left out where there is no Python.
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include <sys/wait.h>
+
+#include "test/temporary_folder.h"
+
+namespace {
+
+const bool python_found = std::system("python3 --version > /dev/null 2>&1") == 0;
+
+// A tree in which two "tests of kernels" are shell scripts; each run of one adds a line to the file `runs`.
+struct Tree {
+  TemporaryFolder folder;
+
+  Tree() {
+    std::filesystem::create_directories(folder / "dev");
+    for (const char* script : {"gpu_check.sh", "gpu_report.py"})
+      std::filesystem::copy(std::string("dev/") + script, folder / "dev");
+    set_test("first", "");
+    set_test("second", "");
+  }
+
+  void set_test(const std::string& name, const std::string& command) {
+    put(folder / ("kernels/" + name + ".cuh"), "");
+    put(folder / ("test/test_" + name + ".cu"), "");
+    const auto test = put(folder / ("build/cpu/test_" + name), "#!/bin/sh\necho " + name + " >> runs\n" + command + "\n");
+    std::filesystem::permissions(test, std::filesystem::perms::owner_all);
+  }
+
+  // Exit code of the script; what the tests of kernels did since the last call is in `ran`, sorted.
+  int check(const std::string& options) {
+    std::filesystem::remove(folder / "runs");
+    const int status = std::system(("cd '" + folder.path().string() + "' && DEVICE=cpu dev/gpu_check.sh " + options +
+                                    " > out 2>&1; code=$?; sort runs 2> /dev/null | xargs > sorted; exit $code").c_str());
+    output = content_of(folder / "out");
+    ran = content_of(folder / "sorted");
+    report = content_of(folder / "build/cpu/check/report.md");
+    return WEXITSTATUS(status);
+  }
+
+  std::string output, ran, report;
+};
+
+// The lines that dev/bench.py prints, of one model.
+std::string bench_log(const std::string& title, const std::string& attention) {
+  return R"(ceilings  {"device": "a GPU", "copy_bytes_per_s": 4e12, "flops_per_s": {"fp32": 4e14, "bf16": 8e14}})" "\n\n" + title +
+         ": median (smallest to largest) of 20 steps after 5\nstep      103.00 (102.00 to 104.00) ms\n" + attention +
+         "kernel                          calls         ms   share      GB/s    GFLOP/s  of ceiling   (a step, mean of 6)\n"
+         "matmul_forward                   49.0     40.000   40.0%     600.0   500000.0       62.5%\n"
+         "attention_backward               12.0     20.000   20.0%     500.0   145200.0       18.2%\n"
+         "layernorm_backward               25.0      6.000    6.0%    2000.0      100.0       50.0%\n"
+         "all                                       66.000                                   50.0%\n"
+         "ceiling: the longer of bytes at 4000.0 GB/s and FLOPs at 800000.0 GFLOP/s\n";
+}
+
+std::string expected(const std::string& log) {
+  TemporaryFolder folder;
+  put(folder / "log", log);
+  put(folder / "table.json", R"({"gpt2": [
+    {"operation": "layernorm_backward", "kernel": "a", "calls": 25, "expected_us": 100, "floor_us": 90},
+    {"operation": "layernorm_backward", "kernel": "b", "calls": 25, "expected_us": 20, "floor_us": 9},
+    {"operation": "attention_backward", "kernel": "c", "calls": 12, "expected_us": 1000, "floor_us": 900},
+    {"operation": "adamw", "kernel": "d", "calls": 14, "expected_us": 60, "floor_us": 60}]})");
+  std::system(("python3 dev/expected.py '" + (folder / "log").string() + "' --table '" + (folder / "table.json").string() +
+               "' > '" + (folder / "out").string() + "' 2>&1").c_str());
+  return content_of(folder / "out");
+}
+
+}  // namespace
+
+TEST_CASE("gpu_check.sh goes on where it stopped" * doctest::skip(!python_found)) {
+  Tree tree;
+  CHECK(tree.check("kernels") == 0);
+  CHECK(tree.ran == "first second\n");
+  CHECK(contains(tree.report, "2 passed, 0 failed, 0 unfinished, 0 left out."));
+
+  CHECK(tree.check("kernels") == 0);
+  CHECK(tree.ran == "\n");
+  CHECK(contains(tree.output, "passed, 0 s, earlier"));
+  CHECK(contains(tree.report, "2 passed"));
+
+  CHECK(tree.check("--again kernels") == 0);
+  CHECK(tree.ran == "first second\n");
+
+  tree.set_test("third", "");  // other sources: no result counts, and none is lost
+  put(tree.folder / "build/cpu/check/keep", "");
+  CHECK(tree.check("kernels") == 0);
+  CHECK(tree.ran == "first second third\n");
+  CHECK(contains(tree.output, "results of other sources: moved to build/cpu/check-"));
+  CHECK(!std::filesystem::exists(tree.folder / "build/cpu/check/keep"));
+}
+
+TEST_CASE("gpu_check.sh: a failure stops nothing, and is named first" * doctest::skip(!python_found)) {
+  Tree tree;
+  tree.set_test("first", "echo a wrong number; exit 1");
+  CHECK(tree.check("kernels") == 1);
+  CHECK(tree.ran == "first second\n");
+  CHECK(contains(tree.report.substr(0, 400), "1 passed, 1 failed"));
+  CHECK(contains(tree.report.substr(0, 500), "- kernels: test_first (failed: exit code 1, 0 s)"));
+  CHECK(contains(tree.report.substr(0, 800), "all numbers below mean nothing"));
+  CHECK(contains(tree.report, "\na wrong number\n"));
+  CHECK(tree.check("kernels") == 1);  // done, and failed
+  CHECK(tree.ran == "\n");
+}
+
+TEST_CASE("gpu_check.sh ends before its time is over" * doctest::skip(!python_found)) {
+  Tree tree;
+  tree.set_test("first", "sleep 60");
+  CHECK(tree.check("--minutes 0.185 kernels") == 3);  // ten seconds are for programs to end
+  CHECK(contains(tree.report, "- kernels: test_first (stopped after 1 s)"));
+  tree.set_test("first", "");
+  CHECK(tree.check("--minutes 0.1 kernels") == 3);
+  CHECK(tree.ran == "\n");
+  CHECK(contains(tree.report, "- kernels: test_first (no time was left)"));
+  CHECK(tree.check("kernels") == 0);
+  CHECK(contains(tree.ran, "first"));
+  CHECK(tree.check("--minutes soon") == 2);
+  CHECK(contains(tree.output, "--minutes 'soon': give a number"));
+  CHECK(tree.check("quick") == 2);
+  CHECK(contains(tree.output, "'quick' is no part: choose from build kernels"));
+}
+
+TEST_CASE("expected.py: the largest differences first, from machine code or from the floor" * doctest::skip(!python_found)) {
+  const std::string gpt2 = "gpt2, bf16, B=64, T=1024", own = "attention own kernels\n", library = "attention cuDNN 9.19\n";
+  // A product of 500 TFLOP/s where 800 are possible; 12 calls of 1 ms; 25 of 0.1 and 0.02 ms.
+  const std::string product = "| matmul_forward | 49 | 25.00 | 40.00 | +15.00 | 1.60 | floor |\n";
+  const std::string layernorm = "| layernorm_backward | 25 | 3.00 | 6.00 | +3.00 | 2.00 | machine code |\n";
+  std::string text = expected(bench_log(gpt2, own));
+  CHECK(contains(text, "40.00 ms expected, 66.00 ms measured by kernel, 103.00 ms a step that is not profiled"));
+  CHECK(contains(text, "|---|\n" + product + "| attention_backward | 12 | 12.00 | 20.00 | +8.00 | 1.67 | machine code |\n" + layernorm));
+  CHECK(contains(text, "Expected, but not measured: adamw."));
+
+  // cuDNN's attention is not ours: 20 ms at 145.2 TFLOP/s, of 363 that are known to be possible.
+  text = expected(bench_log(gpt2, library));
+  CHECK(contains(text, product + "| attention_backward | 12 | 8.00 | 20.00 | +12.00 | 2.50 | floor |\n" + layernorm));
+
+  text = expected(bench_log("gpt2, bf16, B=4, T=1024", own));  // another shape than the table's
+  CHECK(contains(text, "| layernorm_backward | 25 | 3.00 | 6.00 | +3.00 | 2.00 | floor |\n"));
+  CHECK(contains(text, "Floors alone"));
+  CHECK(contains(expected("nothing"), "has no ceilings or no table per kernel: give what dev/bench.py printed"));
+}
