@@ -244,7 +244,7 @@ class GPT final : public Model {
                            batch.loss_weight, loss_scale, batch.training, stream_);
     RowStatistics* const own = statistics_ + size_t(tp_.rank()) * rows.count;
     vocabulary_statistics(own, logits_, targets, rows.count, list_.vocabulary(), Vs, stream_);
-    tp_.gather_values(&statistics_->maximum, &own->maximum, 3 * size_t(rows.count));
+    tp_.gather_values(&statistics_->exponentials.exponent, &own->exponentials.exponent, 3 * size_t(rows.count));
     float* const loss = tp_.rank() == 0 ? &sums_->loss : nullptr;  // of the sum over all ranks one rank's is enough
     vocabulary_cross_entropy(logits_, losses_ + rows.first, loss, statistics_, tp_.size(), targets, rows.count,
                              list_.vocabulary(), Vs, batch.loss_weight, loss_scale, batch.training, stream_);

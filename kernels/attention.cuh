@@ -71,19 +71,27 @@ __device__ inline void store_head(Float* row, const float (&x)[HS], int head_siz
 }
 
 // The block copies rows [first, first + J) of a head to shared memory, as straight[j][d] or transposed[d][j] or both
-// (null: not wanted). Rows after the head's last become zero.
+// (null: not wanted). Rows after the head's last become zero. Neighbouring threads store to neighbouring words in both
+// (else up to 16 of them would wait for one bank of shared memory), so each is loaded on its own.
 template <int HS, int J, int N, class Float>
 __device__ inline void load_tile(float (*straight)[HS], float (*transposed)[J], const HeadRows<const Float>& rows,
                                  int first, float factor) {
-  for (int i = threadIdx.x; i < J * (HS / N); i += blockDim.x) {
-    const int j = i / (HS / N), d = i % (HS / N) * N;
-    float x[N] = {};
+  const auto load_scaled = [&](int j, int d, float (&x)[N]) {
+    for (float& element : x) element = 0;
     if (first + j < rows.count && d < rows.head_size) load(rows[first + j] + d, x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (straight) straight[j][d + k] = factor * x[k];
-      if (transposed) transposed[d + k][j] = factor * x[k];
-    }
+    for (int k = 0; k < N; ++k) x[k] *= factor;
+  };
+  float x[N];
+  for (int i = threadIdx.x; straight && i < J * (HS / N); i += blockDim.x) {
+    load_scaled(i / (HS / N), i % (HS / N) * N, x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) straight[i / (HS / N)][i % (HS / N) * N + k] = x[k];
+  }
+  for (int i = threadIdx.x; transposed && i < J * (HS / N); i += blockDim.x) {
+    load_scaled(i % J, i / J * N, x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) transposed[i / J * N + k][i % J] = x[k];
   }
 }
 
