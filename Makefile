@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
+# More: bench, ladders, machine-code, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
 # compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
@@ -115,6 +115,13 @@ bench: all
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(BUILD)/ceilings
 	@python3 dev/bench.py --build $(BUILD) $(BENCH_OPTIONS)
 
+# What the machine code of our own kernels says of their speed: dev/machine_code.md
+machine-code:
+	@$(MAKE) --no-print-directory DEVICE=gpu ARCHS=90a build/gpu/step_kernels.o
+	@$(MAKE) --no-print-directory DEVICE=cpu build/cpu/launches
+	@command -v cuobjdump /usr/local/cuda/bin/cuobjdump >/dev/null || $(MAKE) --no-print-directory build/cuobjdump
+	@python3 dev/machine_code.py $(OPTIONS)
+
 # kernels from naive to fast: dev/ladders/README.md
 ladders: packages-are-there
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(patsubst %,$(BUILD)/%,$(LADDERS) $(RANK_LADDERS))
@@ -132,5 +139,5 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: always all cpu gpu cpu-tests gpu-tests tests program train test test-cluster test-faults test-sanitize test-race run fuzz \
+.PHONY: machine-code always all cpu gpu cpu-tests gpu-tests tests program train test test-cluster test-faults test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

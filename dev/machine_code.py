@@ -35,47 +35,50 @@ REGISTERS, SHARED, THREADS, BLOCKS = 65536, 228 * 1024, 2048, 32  # of a multipr
 MOST_ISSUE, LEAST_FLIGHT, MOST_WASTE = 0.7, 32 * 1024, 0.1
 SMALL = 5e-6  # seconds: bytes that take less are not worth a rule, launching takes as long
 
-def packs_of_a_row(shape):
-  """Of a row of logits: rounds of four packs of 8 in a thread of 512, and what is left."""
-  packs = shape.V // 8 / 512
-  return [packs // 4, packs % 4]
+def loops(s, launch):
+  """What machine code does not say: how often a warp runs each loop of a kernel, in the order of their addresses, for the
+  shape s. Where a kernel does other things for other rows, the most common ones count. nvcc unrolls some loops: then one
+  loop has so many rounds at once, and another the rest."""
+  rows, grid, block = s.B * s.T, launch.grid, launch.block[0]
+  logits = s.V // 8 / 512  # packs of a thread
+  return {
+    "embedding_forward_kernel": [1, 0],  # with positions, without
+    "flash_forward_kernel": [(s.T / 64 + 2) / 2],
+    "cross_entropy_kernel": [logits // 4, logits % 4] * 2 + [0, 0, 1 / 16],
+    "sum_losses_kernel": [2, 0, 4, 0, 0],
+    "layernorm_backward_kernel": [rows / grid[0] / 2, rows / grid[0] / 2 * block / 32],
+    "column_sum_kernel": [16],
+    "add_partial_sums_kernel": [0, 1 if grid[1] == 2 else rows / 64 / 512, 1 / 16, 0],
+    "flash_backward_queries_kernel": [1, 1, 1, 1, (s.T / 48 + 2.67) / 2],
+    "flash_backward_keys_kernel": [(s.T / 32 + 4) / 2],
+    "token_embedding_backward_kernel": [1, 1, 8],
+    "add_runs_kernel": [3, 0, 0, 0, 0, 0, 0],  # few blocks have a run
+    "position_embedding_backward_kernel": [1, s.B / 8],
+    "last_sum_kernel": [0, 2],
+  }.get(launch.kernel, [])
 
 
-# What machine code does not say: how often a warp runs each of its loops, in the order of their addresses. `s` is the
-# shape, `l` the launch: grid, block. Where a kernel does other things for other rows, the most common ones count.
-LOOPS = {
-  "embedding_forward_kernel": lambda s, l: [1, 0],  # with positions
-  "flash_forward_kernel": lambda s, l: [(s.T / 64 + 2) / 2],
-  "cross_entropy_kernel": lambda s, l: [*packs_of_a_row(s), *packs_of_a_row(s), 0, 0, 1 / 16],
-  "sum_losses_kernel": lambda s, l: [2, 0, 4, 0, 0],
-  "layernorm_backward_kernel": lambda s, l: [s.B * s.T / l.grid[0] / 2, s.B * s.T / l.grid[0] / 2 * l.block[0] / 32],
-  "column_sum_kernel": lambda s, l: [16],
-  "add_partial_sums_kernel": lambda s, l: [0, 1 if l.grid[1] == 2 else s.B * s.T / 64 / 512, 1 / 16, 0],
-  "flash_backward_queries_kernel": lambda s, l: [1, 1, 1, 1, (s.T / 48 + 2.67) / 2],
-  "flash_backward_keys_kernel": lambda s, l: [(s.T / 32 + 4) / 2],
-  "token_embedding_backward_kernel": lambda s, l: [1, 1, 8],
-  "add_runs_kernel": lambda s, l: [3, 0, 0, 0, 0, 0, 0],  # few blocks have a run
-  "position_embedding_backward_kernel": lambda s, l: [1, s.B / 8],
-  "last_sum_kernel": lambda s, l: [0, 2],
-}
-# Kernels of which step_kernels.o has several instances: the arguments of the one that is launched.
-INSTANCES = {
-  "residual_layernorm_forward_kernel": lambda s, l: f"__nv_bfloat16, 8, {-(-s.C // 256)}",
-  "embedding_forward_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "flash_forward_kernel": lambda s, l: "__nv_bfloat16, 64",
-  "cross_entropy_kernel": lambda s, l: "__nv_bfloat16, 8, true, true",
-  "layernorm_backward_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "column_sum_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "add_partial_sums_kernel": lambda s, l: "4",
-  "flash_backward_queries_kernel": lambda s, l: "__nv_bfloat16, __nv_bfloat16, 64",
-  "flash_backward_keys_kernel": lambda s, l: "__nv_bfloat16, __nv_bfloat16, 64",
-  "gelu_forward_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "gelu_backward_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "token_embedding_backward_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "add_runs_kernel": lambda s, l: "4",
-  "position_embedding_backward_kernel": lambda s, l: "__nv_bfloat16, 8",
-  "partial_sums_kernel": lambda s, l: "true",
-}
+def template_arguments(s, kernel):
+  """Those of the instance that is launched, of a kernel of which step_kernels.o has several."""
+  return {
+    "embedding_forward_kernel": "__nv_bfloat16, 8",
+    "residual_layernorm_forward_kernel": f"__nv_bfloat16, 8, {-(-s.C // 256)}",
+    "flash_forward_kernel": "__nv_bfloat16, 64",
+    "cross_entropy_kernel": "__nv_bfloat16, 8, true, true",
+    "layernorm_backward_kernel": "__nv_bfloat16, 8",
+    "column_sum_kernel": "__nv_bfloat16, 8",
+    "add_partial_sums_kernel": "4",
+    "flash_backward_queries_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
+    "flash_backward_keys_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
+    "gelu_forward_kernel": "__nv_bfloat16, 8",
+    "gelu_backward_kernel": "__nv_bfloat16, 8",
+    "token_embedding_backward_kernel": "__nv_bfloat16, 8",
+    "add_runs_kernel": "4",
+    "position_embedding_backward_kernel": "__nv_bfloat16, 8",
+    "partial_sums_kernel": "true",
+  }.get(kernel)
+
+
 # Misses of a rule that are as they should be: (kernel, rule): why.
 EXPLAINED = {}
 
@@ -255,9 +258,9 @@ def wasted(blocks, resident, flight_of_block, is_bound_by_memory):
 def expect(shape, operation, launch, function, is_main):
   kernel, grid, block = launch.kernel, launch.grid, launch.block[0]
   blocks = grid[0] * grid[1] * grid[2]
-  runs = LOOPS[kernel](shape, launch) if kernel in LOOPS else []
+  runs = loops(shape, launch)
   if len(runs) != len(function.loops()):
-    raise ValueError(f"{kernel} has {len(function.loops())} loops, and LOOPS knows {len(runs)}: say how often a warp "
+    raise ValueError(f"{kernel} has {len(function.loops())} loops, loops() knows {len(runs)}: say how often a warp "
                      f"runs each (--kernel {kernel} lists them)")
   times = function.executions(runs)
   warps = blocks * -(-block // 32)
@@ -286,15 +289,14 @@ def expect(shape, operation, launch, function, is_main):
              max(memory, issue, products) / (1 - waste) + LAUNCH, misses)
 
 
-def instance(functions, shape, launch):
-  kernel = launch.kernel
+def instance(functions, shape, kernel):
   found = functions.get(kernel, [])
-  if kernel in INSTANCES:
-    arguments = INSTANCES[kernel](shape, launch)
+  arguments = template_arguments(shape, kernel)
+  if arguments:
     found = [function for function in found if function.arguments == arguments]
   if len(found) != 1:
     choices = "; ".join(function.arguments for function in functions.get(kernel, [])) or "none"
-    raise ValueError(f"{kernel} has not one instance ({choices}): name the one that is launched in INSTANCES")
+    raise ValueError(f"{kernel} has not one instance ({choices}): name the one that is launched in template_arguments()")
   return found[0]
 
 
@@ -305,7 +307,7 @@ def rows_of(model, functions):
     for number, launch in enumerate(operation["launches"]):
       launch = SimpleNamespace(**launch)
       try:
-        rows.append(expect(shape, operation, launch, instance(functions, shape, launch), number == 0))
+        rows.append(expect(shape, operation, launch, instance(functions, shape, launch.kernel), number == 0))
       except ValueError as error:
         errors.append(str(error))
   if errors:

@@ -70,5 +70,6 @@ build/nccl: WHEEL = nvidia-nccl-cu$(CUDA_MAJOR)
 # optional: 0.9 GB
 build/cudnn: WHEEL = nvidia-cudnn-cu$(CUDA_MAJOR) nvidia-cudnn-frontend \
   $(if $(wildcard $(CUDA_HOME)/include/nvrtc.h),,nvidia-cuda-nvrtc$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(CUDA_VERSION).*)
-build/cuda build/nccl build/cudnn:
+build/cuobjdump: WHEEL = nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+build/cuda build/nccl build/cudnn build/cuobjdump:
 	python3 -m pip install -q --no-deps --target $@ $(WHEEL:%='%')

@@ -120,10 +120,12 @@ __device__ inline void unpack(const PackWords<T, N>& pack, float (&x)[N]) {
 
 // The pack, or zeros.
 template <class T, int N>
-__device__ inline PackWords<T, N> pack_if(bool condition, PackWords<T, N> pack) {
+__device__ inline PackWords<T, N> pack_if(bool condition, const PackWords<T, N>& pack) {
+  PackWords<T, N> kept;
 #pragma unroll
-  for (auto& word : pack.words) word = condition ? word : typename PackWords<T, N>::Word{};
-  return pack;
+  for (size_t i = 0; i < sizeof kept / sizeof kept.words[0]; ++i)
+    kept.words[i] = condition ? pack.words[i] : typename PackWords<T, N>::Word{};
+  return kept;
 }
 
 // x rounded to T.
