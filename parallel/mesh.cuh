@@ -1,8 +1,5 @@
 // The mesh: this rank's place among all ranks, its device, and the groups that it communicates with.
 //
-// Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and pipeline parallelism), so that tensor
-// parallel ranks are neighbours on one node.
-//
 // A pipeline has pp stages, each on ranks of its own. Activations go from a stage to the next, gradients back, and from the
 // last stage on to the first, because a stage may have several parts of the model. A rank has four lanes: it receives from
 // the previous stage and sends to the next, and the same for gradients, the other way. In one stream, ranks that send to
@@ -26,23 +23,10 @@
 #include <vector>
 
 #include "parallel/collectives.cuh"
+#include "parallel/mesh_shape.h"
 #include "parallel/pipeline.h"
 #include "processes/control.h"
 #include "processes/device_choice.h"
-
-struct MeshShape {
-  int tp = 1, cp = 1, dp = 1, pp = 1;
-  int ranks() const { return tp * cp * dp * pp; }
-};
-
-struct MeshPlace {
-  int tp, cp, dp, pp;
-};
-
-inline MeshPlace place_of(int rank, const MeshShape& shape) {
-  return {rank % shape.tp, rank / shape.tp % shape.cp, rank / (shape.tp * shape.cp) % shape.dp,
-          rank / (shape.tp * shape.cp * shape.dp)};
-}
 
 // Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective.
 inline int take_device(Control& control, const MeshShape& shape, bool may_share) {
