@@ -23,8 +23,8 @@ struct BiasGradient {
   static std::vector<Rung<BiasGradient>> rungs();
 
   explicit BiasGradient(const Shape& shape)
-      : rows(at_most(column_sum_fan_in * most_blocks_along_y, shape, "rows")), columns(shape["columns"]),
-        dout(count()), dbias(columns), workspace(column_sum_workspace(rows, columns)) {}
+      : rows(at_most(column_sum_rows * most_blocks_along_y, shape, "rows")), columns(shape["columns"]),
+        dout(count()), dbias(columns), workspace(2 * column_sum_workspace(rows, columns) + 256) {}  // enough for all levels of a tree
 
   void reset() { dbias.poison(), workspace.poison(); }
   size_t count() const { return size_t(rows) * columns; }
@@ -99,14 +99,14 @@ __global__ void sums_of_rows_kernel(float* sums, const T* dout, int rows, int co
   const int column = blockIdx.x * blockDim.x + threadIdx.x, group = blockIdx.y;
   if (column >= columns) return;
   float sum = 0;
-  for (int row = group * column_sum_fan_in; row < min(rows, (group + 1) * column_sum_fan_in); ++row)
+  for (int row = group * column_sum_rows; row < min(rows, (group + 1) * column_sum_rows); ++row)
     sum += to_float(dout[size_t(row) * columns + column]);
   sums[size_t(group) * columns + column] = sum;
 }
 
 template <class T, class U>
 void tree_level(BiasGradient<T>& o, const U* input, int rows, float* sums, cudaStream_t stream) {
-  const int groups = ceil_div(rows, column_sum_fan_in);
+  const int groups = ceil_div(rows, column_sum_rows);
   const dim3 grid(ceil_div(o.columns, 64), groups);
   sums_of_rows_kernel<U><<<grid, 64, 0, stream>>>(groups == 1 ? o.dbias.data() : sums, input, rows, o.columns);
   float* next = sums + round_up(size_t(groups) * o.columns, size_t(64));
@@ -118,13 +118,15 @@ void tree(BiasGradient<T>& o, cudaStream_t stream) {
   tree_level<T, T>(o, o.dout.data(), o.rows, o.workspace.data(), stream);
 }
 
-// ---- 4: packs of 16 bytes: the kernel of the model
+// ---- 4: packs of 16 bytes, two levels: the kernel of the model
 //
 // Each thread has 8 columns of bf16: an eighth of the loads, and each load has eight times as many bytes under way.
-// Four rows are loaded before the first is added, so a thread waits once for four.
+// Four rows are loaded before the first is added, so a thread waits once for four. The upper levels of the tree had few
+// threads, each of which waited for one load after the other. Now a block adds all partial sums of a few columns, 64
+// threads to a column: there is one such level, however many rows there are.
 
 template <class T>
-void packs(BiasGradient<T>& o, cudaStream_t stream) {
+void two_levels(BiasGradient<T>& o, cudaStream_t stream) {
   column_sum<T>(o.dbias, o.dout, o.rows, o.columns, false, o.workspace, stream);
 }
 
@@ -134,7 +136,7 @@ std::vector<Rung<BiasGradient<T>>> BiasGradient<T>::rungs() {
       {"thread_per_element", "one atomic per element: rows queue for the same few addresses", thread_per_element<T>},
       {"thread_per_column", "sums in registers: no atomics, the same bits; too few threads", thread_per_column<T>},
       {"tree", "64 rows per thread, then 64 sums per thread: enough threads, for 1/16 more bytes", tree<T>},
-      {"packs", "kernels/column_sum.cuh: 16 bytes per load, four loads at once", packs<T>},
+      {"two_levels", "kernels/column_sum.cuh: 16 bytes per load, four at once; a block adds a column's sums", two_levels<T>},
   };
 }
 

@@ -253,10 +253,10 @@ void packs(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
 // ---- 5: the row in shared memory: the kernel of the model
 //
 // One of the two reads can be saved. A row of 16-bit logits, 98 KB, fits into shared memory, twice on an SM of Hopper:
-// the first read leaves it there. 2 bytes in and 2 out remain, the least. The row can now be read again from shared
-// memory, so the sum has a pass of its own, without the scaling of online softmax. No barrier is needed: a thread reads
-// only the packs that it has stored. (A row of floats, 201 KB, is not kept: it is read three times, 16 bytes per
-// element, where rung 4 has 12.)
+// the first read leaves it there. 2 bytes in and 2 out remain, the least. No barrier is needed: a thread reads only the
+// packs that it has stored. (A row of floats, 201 KB, is not kept: it is read twice, as in rung 4.) What then takes as long
+// as the bytes is the issue of instructions, so there are as few as can be: powers of two instead of e, and what concerns
+// only the target or the padding is done after the loops (dev/machine_code.md counts them).
 
 template <class T>
 void kept_row(SoftmaxCrossEntropy<T>& o, cudaStream_t stream) {
