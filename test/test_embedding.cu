@@ -181,8 +181,8 @@ TEST_CASE_TEMPLATE("embedding forward and backward", T, float, __nv_bfloat16, __
 
 TEST_CASE_TEMPLATE("shards of the vocabulary", T, float, __nv_bfloat16, __half) {
   if (!large_shapes) return;
-  const Shape odd = {2, 3, 4, 19, 211}, packed = {2, 4, 4, 64, 129};
-  for (const auto& [s, ranks, rows] : {std::tuple{odd, 3, 128}, {odd, 4, 53}, {packed, 8, 128}}) {
+  const Shape odd = {2, 3, 4, 19, 211}, packed = {2, 4, 4, 64, 129}, long_runs = {5, 60, 60, 16, 3};
+  for (const auto& [s, ranks, rows] : {std::tuple{odd, 3, 128}, {odd, 4, 53}, {packed, 8, 128}, {long_runs, 2, 2}}) {
     CAPTURE(ranks);
     const auto shards = shards_of(s.vocabulary, ranks, rows);
     check_forward_of_shards<T>(s, shards);
