@@ -179,7 +179,7 @@ void finish(Work kind, size_t but = 0);
 // wait.
 void do_in_background(std::function<void()> work);
 
-// The 8 bytes of an mbarrier (dev/ladders/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
+// The 8 bytes of an mbarrier (kernels/device/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
 struct Barrier {
   int16_t arrivals;  // number of arrivals in each phase
   int16_t pending_arrivals;

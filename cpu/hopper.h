@@ -1,4 +1,4 @@
-// Hopper's instructions as the CPU device executes them. dev/ladders/hopper.cuh has their contracts and includes this file.
+// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes this file.
 #pragma once
 
 using Barrier = cpu::Barrier;

@@ -154,7 +154,7 @@ part_build() {
 
 kernel_tests() {  # prefix
   local kernel name
-  for kernel in kernels/*.cuh kernels/device/*.cuh dev/ladders/hopper.cuh; do
+  for kernel in kernels/*.cuh kernels/device/*.cuh; do
     name=test_$(basename "$kernel" .cuh)
     if [ -f "test/$name.cu" ]; then echo "$1$name"; fi
   done
