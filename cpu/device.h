@@ -189,6 +189,9 @@ struct Barrier {
 void arrive(Barrier& barrier, int arrivals, int expected_bytes);
 void wait(Barrier& barrier, unsigned parity, Location where);  // waits until the phase of this parity has ended
 
+constexpr int numbered_barriers = 16;
+void meet_at(int number, int threads, bool waits, Location where);  // comes to a numbered barrier
+
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline int lane() { return thread_rank() & 31; }
 
