@@ -1,11 +1,17 @@
 // Attention against a float64 computation that stores every matrix.
 #include "kernels/attention.cuh"
+#include "kernels/hopper_attention.cuh"
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"
 
 namespace {
 
 using Sizes = AttentionSizes;
+
+const auto on_hopper = doctest::skip([] {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && !has_wgmma();  // without a device the tests say what is wrong
+}());
 
 // How the rows of a tensor lie in memory: in one of `parts` of each row, in one of `halves` of each sample, with a gap
 // after each row.
@@ -65,8 +71,8 @@ class PlacedTensor {
 };
 
 // Which body: the one that attention_forward and attention_backward choose of our own, that for tensor cores, which the
-// CPU device emulates, or the library's.
-enum class Body { chosen, tensor_cores, library };
+// CPU device emulates, that for Hopper, emulated too, or the library's.
+enum class Body { chosen, tensor_cores, hopper, library };
 
 // As in test/attention_reference.h: qkv and dqkv have as many rows as there are queries or keys, whichever are more.
 struct Results {
@@ -89,12 +95,13 @@ Results run(const Sizes& s, Body body, const std::vector<T>& qkv, const std::vec
   const QkvHeads<const T> x{q.template heads<const T>(), k.template heads<const T>(), v.template heads<const T>()};
   const QkvHeads<Gradient> dx{dq.template heads<Gradient>(), dk.template heads<Gradient>(),
                               dv.template heads<Gradient>()};
-  if (body != Body::tensor_cores) {
+  if (body == Body::chosen || body == Body::library) {
     CHECK(attention_is_planned<T>(s, strides_of(x, o)) == (body == Body::library));
     attention_forward(o, lse.data(), x, s, test_stream());
     attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
   } else if constexpr (sizeof(T) == 2) {
-    flash_attention_forward(o, lse.data(), x, s, test_stream());
+    if (body == Body::hopper) hopper_attention_forward(o, lse.data(), x, s, test_stream());
+    else flash_attention_forward(o, lse.data(), x, s, test_stream());
     flash_attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
   }
   Results r{std::vector<double>(dout.size()), lse.numbers(), std::vector<double>(qkv.size())};
@@ -214,6 +221,18 @@ TEST_CASE_TEMPLATE("attention of rectangles on tensor cores", T, __nv_bfloat16, 
   check<T>({1, 37, 101, 1, 64, true, 64}, body, cache);
   check<T, float>({1, 65, 100, 1, 80, true, 10}, body, halves);
   check<T>({1, 20, 30, 1, 40, true, 50}, body, cache);
+}
+
+TEST_CASE_TEMPLATE("attention on Hopper" * on_hopper, T, __nv_bfloat16, __half) {
+  const Body body = Body::hopper;
+  const Layouts cache{alone, spaced, spaced};
+  check<T>(square(1, 130, 3, 64), body);                       // two tiles of queries and keys, for one block and for two
+  check<T, float>({2, 37, 101, 1, 80, false}, body, cache);    // head size padded to 128
+  check<T>({1, 20, 140, 1, 8, true, 50}, body, cache);         // nobody sees the last tile of keys
+  check_non_finite<T>(square(1, 9, 2, 8), body, NAN, 1);
+  if (!large_shapes) return;
+  check<T>(square(2, 300, 3, 128), body);
+  check<T>(square(1, 1, 1, 64), body);
 }
 
 // The keys from `first` on.
@@ -357,9 +376,10 @@ TEST_CASE("eight rows of a tile's chunk share no bank of shared memory") {
 
 TEST_CASE_TEMPLATE("attention: infinity and NaN come through", T, __nv_bfloat16, __half) {
   if (!large_shapes) return;
-  for (Body body : {Body::chosen, Body::tensor_cores})
+  for (Body body : {Body::chosen, Body::tensor_cores, Body::hopper})
     for (float value : {float(INFINITY), float(NAN)})
-      for (int part : {0, 1, 2, 3}) check_non_finite<T>(square(1, 70, 2, 64), body, value, part);
+      for (int part : {0, 1, 2, 3})
+        if (body != Body::hopper || has_wgmma()) check_non_finite<T>(square(1, 70, 2, 64), body, value, part);
 }
 
 // Whether the library is there and does this shape, as it will from then on: these tests are the last.

@@ -100,13 +100,28 @@ __device__ inline void multiply_transposed(float (&sum)[M][N][4], const T* own, 
   }
 }
 
-// x and y rounded to T: x in the lower half of the result, y in the upper.
+// x and y rounded to T: x in the lower half of the result, y in the upper. One instruction.
 template <class T>
 __device__ inline uint32_t round_pair(float x, float y) {
-  const Pack<T, 2> pair{{from_float<T>(x), from_float<T>(y)}};
   uint32_t bits;
-  memcpy(&bits, &pair, sizeof bits);
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(x, y);
+    memcpy(&bits, &pair, sizeof bits);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    memcpy(&bits, &pair, sizeof bits);
+  }
   return bits;
+}
+
+// Columns 16k to 16k + 16 of x (16 × 8N), rounded to T, as a left operand.
+template <class T, int N>
+__device__ inline void round_left(uint32_t (&a)[4], const float (&x)[N][4], int k) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float(&pairs)[4] = x[2 * k + i / 2];
+    a[i] = round_pair<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
+  }
 }
 
 // sum (16M × HS) += x (16M × 8N, rounded to T) · (rows 0..8N of the tile)
@@ -116,12 +131,7 @@ __device__ inline void multiply(float (&sum)[M][HS / 8][4], const float (&x)[M][
   for (int k = 0; k < N / 2; ++k) {
     uint32_t a[M][4];
 #pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&pairs)[4] = x[m][2 * k + i / 2];
-        a[m][i] = round_pair<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
-      }
+    for (int m = 0; m < M; ++m) round_left<T>(a[m], x[m], k);
 #pragma unroll
     for (int n = 0; n < HS / 8; n += 2) {
       uint32_t b[4];
