@@ -90,6 +90,7 @@ class GPT final : public Model {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention) attention_problem_ = cp_.plan(largest().attention());
+    if (options.hopper_attention) attention_problem_ = hopper_attention_problem<Float>(options.shape.head_size());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
@@ -110,6 +111,7 @@ class GPT final : public Model {
     cudaStreamSynchronize(stream_);
     use_gemm_workspace(nullptr);
     use_library_attention_workspace(nullptr, 0);
+    use_hopper_attention(false);
   }
 
   Parameters& store() override { return store_; }
@@ -143,6 +145,7 @@ class GPT final : public Model {
   void forward_pass(const Batch& batch) override {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
+    use_hopper_attention(options_.hopper_attention && attention_problem_.empty());
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
