@@ -1,6 +1,9 @@
 // Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes this file.
 #pragma once
 
+#include <atomic>
+#include <thread>
+
 using Barrier = cpu::Barrier;
 
 inline void init_barrier(Barrier& barrier, int arrivals) { barrier = {int16_t(arrivals), int16_t(arrivals), 0, 0}; }
@@ -105,6 +108,36 @@ void wait_for_stores() {
   cpu::finish(cpu::Work::stores, groups);
 }
 
+// Reads the floats at once and again as late as it may, as store_box does.
+inline void store_floats(float* to, const float* from, int bytes, bool adds) {
+  const int count = bytes / int(sizeof(float));
+  for (int i = 0; i < count; i += 32)
+    cpu::counting::record(adds ? cpu::counting::Event::atomic : cpu::counting::Event::store, to + i,
+                          int(sizeof(float)) * std::min(32, count - i));
+  cpu::defer(cpu::Work::stores, [=, early = std::string(reinterpret_cast<const char*>(from), bytes)] {
+    const cpu::counting::Hidden hidden;
+    for (int i = 0; i < count; ++i) {
+      const bool is_same = std::memcmp(from + i, &early[sizeof(float) * i], sizeof(float)) == 0;
+      to[i] = !is_same ? NAN : adds ? to[i] + from[i] : from[i];
+    }
+  });
+}
+inline void store_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, false); }
+inline void add_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, true); }
+
+inline void finish_stores() { cpu::finish(cpu::Work::stores, 0); }
+
+inline void count_up(unsigned* counter) {
+  __threadfence();
+  atomicAdd(counter, 1u);
+}
+
+// Those who are waited for run on other workers, or have ended.
+inline void wait_for_count(unsigned* counter, unsigned count) {
+  while (std::atomic_ref(*counter).load() != count) std::this_thread::yield();
+  __threadfence();
+}
+
 inline void share_with_engines() {}
 
 struct MatrixDescriptor {
@@ -162,10 +195,10 @@ void start_product(float (&sum)[J][4], Left a, MatrixDescriptor b, bool add) {
   });
 }
 
-template <class T, bool b_along_n, int J>
+template <class T, bool b_along_n, bool a_along_m = false, int J>
 void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
   start_product<T, b_along_n>(sum, [a](int half, int k) {
-    return operand<T>(a, false, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half, k);
+    return operand<T>(a, a_along_m, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half, k);
   }, b, add);
 }
 

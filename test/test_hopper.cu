@@ -224,6 +224,42 @@ TEST_CASE("boxes of a stack: heads of samples, in rows with strides" * on_hopper
   }
 }
 
+namespace {
+
+constexpr int added_floats = 32;
+
+// Blocks take their number, and add to the same floats in the order of numbers; the first stores.
+__global__ void add_in_order_kernel(float* sums, unsigned* ticket, unsigned* counter) {
+  alignas(16) __shared__ float own[added_floats];
+  __shared__ unsigned number;
+  if (threadIdx.x == 0) number = atomicAdd(ticket, 1u);
+  __syncthreads();
+  own[threadIdx.x] = number == 0 ? 1 : 1 / (float(number) + threadIdx.x);
+  share_with_engines();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  wait_for_count(counter, number);
+  if (number == 0) store_floats(sums, own, sizeof own);
+  else add_floats(sums, own, sizeof own);
+  commit_stores();
+  finish_stores();
+  count_up(counter);
+}
+
+}  // namespace
+
+TEST_CASE("blocks add floats one after the other" * on_hopper) {
+  const unsigned blocks = 200;
+  Buffer<float> sums(added_floats);
+  Buffer<unsigned> numbers(std::vector<unsigned>(2));
+  add_in_order_kernel<<<blocks, added_floats, 0, test_stream()>>>(sums.data(), numbers.data(), numbers.data() + 1);
+  std::vector<float> expected(added_floats, 1);
+  for (unsigned number = 1; number < blocks; ++number)
+    for (int i = 0; i < added_floats; ++i) expected[i] += 1 / (float(number) + i);
+  CHECK(sums.get() == expected);
+  CHECK(numbers.get() == std::vector<unsigned>(2, blocks));
+}
+
 // ---- a ring of stages
 
 namespace {
@@ -280,8 +316,10 @@ namespace {
 constexpr int depth = 64;
 
 // sums (64, N) = or += a (64, 64) · b (64, N), which is stored so for b_along_n, else as its transpose. Four products,
-// in two groups. a is read from its box, or from registers.
-template <class T, bool b_along_n, int N, bool a_in_registers>
+// in two groups. For along_m, the transpose of a is given.
+enum class Left { along_k, along_m, registers };
+
+template <class T, bool b_along_n, int N, Left left>
 __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                                 bool add) {
   extern __shared__ __align__(1024) char memory[];
@@ -301,18 +339,20 @@ __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a
   for (int j = 0; j < N / 8; ++j)
     for (int i = 0; i < 4; ++i) sum[j][i] = *place(j, i);
   wait(full, 0);
-  uint32_t left[depth / 16][4];
+  uint32_t rows[depth / 16][4];
 #pragma unroll
   for (int k = 0; k < depth / 16; ++k)
     for (int r = 0; r < 4; ++r)
-      memcpy(&left[k][r], &a_box[in_box(first_row + r % 2 * 8, 16 * k + r / 2 * 8 + first_column)], 4);
+      memcpy(&rows[k][r], &a_box[in_box(first_row + r % 2 * 8, 16 * k + r / 2 * 8 + first_column)], 4);
   order_registers();
 #pragma unroll
   for (int k = 0; k < depth / 16; ++k) {
     const auto columns = b_along_n ? along_n<depth>(b_boxes, k * bytes_of_16_along_n)
                                    : along_k(b_boxes, k * bytes_of_16_along_k);
-    if constexpr (a_in_registers) multiply_m64k16<T, b_along_n>(sum, left[k], columns, add || k > 0);
-    else multiply_m64k16<T, b_along_n>(sum, along_k(a_box, k * bytes_of_16_along_k), columns, add || k > 0);
+    if constexpr (left == Left::registers) multiply_m64k16<T, b_along_n>(sum, rows[k], columns, add || k > 0);
+    else if constexpr (left == Left::along_k)
+      multiply_m64k16<T, b_along_n>(sum, along_k(a_box, k * bytes_of_16_along_k), columns, add || k > 0);
+    else multiply_m64k16<T, b_along_n, true>(sum, along_m(a_box, k * bytes_of_16_along_n), columns, add || k > 0);
     if (k == 1) commit_products();
   }
   commit_products();
@@ -324,9 +364,9 @@ __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a
 }
 
 // On integers: the sums are exact.
-template <class T, bool b_along_n, int N, bool a_in_registers = false>
+template <class T, bool b_along_n, int N, Left left = Left::along_k>
 void check_products(bool add) {
-  CAPTURE(b_along_n); CAPTURE(N); CAPTURE(add); CAPTURE(a_in_registers);
+  CAPTURE(b_along_n); CAPTURE(N); CAPTURE(add); CAPTURE(int(left));
   const auto a = random_integers<T>(64 * depth, 9), b = random_integers<T>(depth * N, 9, 2);
   const auto start = random_integers<float>(64 * N, 1000, 3);
   std::vector<float> expected(64 * N);
@@ -334,7 +374,7 @@ void check_products(bool add) {
     for (int column = 0; column < N; ++column) {
       float& sum = expected[row * N + column] = add ? start[row * N + column] : 0;
       for (int k = 0; k < depth; ++k)
-        sum += to_float(a[row * depth + k]) * to_float(b[b_along_n ? k * N + column : column * depth + k]);
+        sum += to_float(a[left == Left::along_m ? k * 64 + row : row * depth + k]) * to_float(b[b_along_n ? k * N + column : column * depth + k]);
     }
   Buffer<T> a_d(a), b_d(b);
   Buffer<float> sums(64 * N);  // NaN, which stays NaN if something is added to it
@@ -343,7 +383,7 @@ void check_products(bool add) {
   const TensorMap b_map = b_along_n ? make_tensor_map(b_d.data(), depth, N, depth)
                                     : make_tensor_map(b_d.data(), N, depth, N);
   const int bytes = (64 + N) * depth * int(sizeof(T));
-  const auto kernel = products_kernel<T, b_along_n, N, a_in_registers>;
+  const auto kernel = products_kernel<T, b_along_n, N, left>;
   allow_shared_memory(kernel, bytes);
   kernel<<<1, 128, bytes, test_stream()>>>(sums.data(), a_map, b_map, add);
   CHECK(sums.get() == expected);
@@ -351,14 +391,15 @@ void check_products(bool add) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("multiply_m64k16: all widths, both ways that b can lie, a in registers" * on_hopper, T, __nv_bfloat16,
+TEST_CASE_TEMPLATE("multiply_m64k16: all widths, all ways that a and b can lie" * on_hopper, T, __nv_bfloat16,
                    __half) {
   for (bool add : {false, true}) {
     check_products<T, false, 64>(add);
     check_products<T, true, 64>(add);
-    check_products<T, true, 64, true>(add);
-    check_products<T, false, 64, true>(add);
-    check_products<T, true, 128, true>(add);
+    check_products<T, true, 64, Left::registers>(add);
+    check_products<T, false, 64, Left::registers>(add);
+    check_products<T, true, 128, Left::registers>(add);
+    check_products<T, true, 64, Left::along_m>(add);
     check_products<T, false, 128>(add);
     check_products<T, false, 256>(add);
     check_products<T, true, 128>(add);

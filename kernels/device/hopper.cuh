@@ -41,8 +41,9 @@
 //   along_k      a row of the box is 64 of k: it holds a (M,K), or the transpose (N,K) of b. Its rows are those of m or
 //                n. One box has all 16 of k of a product, so bits 16..29 are not used.
 //   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are those of k; box n / 64 has column n.
+//   along_m      a row of the box is all 64 of m: it holds the transpose (K,M) of a. Its rows are those of k.
 //
-// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n. Lane l of warp w (lane:
+// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n and along_m. Lane l of warp w (lane:
 // a thread's number in its warp) holds
 //
 //   sum[j][i]    row 16·w + l/4 + 8·(i/2), column 8·j + 2·(l%4) + i%2
@@ -220,6 +221,38 @@ __device__ inline void wait_for_stores() {
   HOPPER_ASM("cp.async.bulk.wait_group.read %0;" :: "n"(groups) : "memory");
 }
 
+// The copy engine stores `bytes` of shared memory, or adds floats to those that are there. All are multiples of 16 bytes.
+__device__ inline void store_floats(float* to, const float* from, int bytes) {
+  HOPPER_ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+             :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+__device__ inline void add_floats(float* to, const float* from, int bytes) {
+  HOPPER_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+             :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
+// Waits until this thread's stores are done, and can be counted.
+__device__ inline void finish_stores() { HOPPER_ASM("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Stores of several blocks to the same memory, one after the other: each counts when its stores are finished, and first
+// waits until as many have counted as come before it.
+__device__ inline void count_up(unsigned* counter) {
+  HOPPER_ASM("fence.proxy.async;" ::: "memory");
+  __threadfence();
+  atomicAdd(counter, 1u);
+}
+__device__ inline void wait_for_count(unsigned* counter, unsigned count) {
+  HOPPER_ASM("{\n"
+             ".reg .pred early;\n"
+             ".reg .b32 now;\n"
+             "again:\n"
+             "ld.acquire.gpu.global.u32 now, [%0];\n"
+             "setp.ne.u32 early, now, %1;\n"
+             "@early bra again;\n"
+             "fence.proxy.async;\n"
+             "}" :: "l"(counter), "r"(count) : "memory");
+}
+
 __device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- products
@@ -270,15 +303,15 @@ __device__ inline void wait_for_products(float (&sum)[J][4]) {
              "setp.ne.b32 accumulate, " add_number ", 0;\n"                                             \
              "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" numbers "}, " a_and_b ";\n" \
              "}" : __VA_ARGS__ : "memory")
-// Operands are times 1, 1. From boxes: a is not transposed, b perhaps. From registers: only b can be.
-#define FROM_BOXES "r"(int(add)), "l"(a.bits), "l"(b.bits), "n"(int(b_along_n))
+// Operands are times 1, 1, and from boxes perhaps transposed.
+#define FROM_BOXES "r"(int(add)), "l"(a.bits), "l"(b.bits), "n"(int(a_along_m)), "n"(int(b_along_n))
 #define FROM_REGISTERS "r"(int(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "n"(int(b_along_n))
 #define BOXES_N64(type) \
-  MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "%33, %34, accumulate, 1, 1, 0, %35", SUM_32(0) : FROM_BOXES)
+  MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "%33, %34, accumulate, 1, 1, %35, %36", SUM_32(0) : FROM_BOXES)
 #define BOXES_N128(type) \
-  MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "%65, %66, accumulate, 1, 1, 0, %67", SUM_64(0) : FROM_BOXES)
+  MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "%65, %66, accumulate, 1, 1, %67, %68", SUM_64(0) : FROM_BOXES)
 #define BOXES_N256(type) \
-  MULTIPLY("m64n256k16", type, NUMBERS_128, "%128", "%129, %130, accumulate, 1, 1, 0, %131", \
+  MULTIPLY("m64n256k16", type, NUMBERS_128, "%128", "%129, %130, accumulate, 1, 1, %131, %132", \
            SUM_64(0), SUM_64(16) : FROM_BOXES)
 #define REGISTERS_N64(type) \
   MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "{%33, %34, %35, %36}, %37, accumulate, 1, 1, %38", \
@@ -287,7 +320,7 @@ __device__ inline void wait_for_products(float (&sum)[J][4]) {
   MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "{%65, %66, %67, %68}, %69, accumulate, 1, 1, %70", \
            SUM_64(0) : FROM_REGISTERS)
 
-template <class T, bool b_along_n, int J>
+template <class T, bool b_along_n, bool a_along_m = false, int J>
 __device__ inline void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
   static_assert(J == 8 || J == 16 || J == 32, "N is 64, 128 or 256");
   constexpr bool is_half = std::is_same_v<T, __half>;
@@ -346,10 +379,13 @@ __device__ inline void take_registers() {
 #include "cpu/hopper.h"
 #endif
 
-// ---- the two ways in which an operand's box, or its row of boxes, can lie; `offset` in bytes
+// ---- the ways in which an operand's box, or its row of boxes, can lie; `offset` in bytes
 
 // (64 or N rows) × 64 of k: the rows of a, or the columns of b.
 __device__ inline MatrixDescriptor along_k(const void* box, int offset) { return describe(box, offset, 0); }
+
+// Some rows of k × 64 rows of a.
+__device__ inline MatrixDescriptor along_m(const void* box, int offset) { return describe(box, offset, 0); }
 
 // box_rows of k × 64 columns of b; the boxes of the next 64 columns follow each other.
 template <int box_rows>
