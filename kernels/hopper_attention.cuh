@@ -55,10 +55,10 @@ constexpr int group_rows = 64, tile_rows = 128;  // queries of a consumer; queri
 constexpr int warp_rows = 16, consumer_warps = consumers * warpgroup / 32;
 static_assert(tile_rows == consumers * group_rows);
 
-// HS / 64 boxes of 128 rows, which follow each other.
-template <class Float, int HS>
+// HS / 64 boxes, which follow each other.
+template <class Float, int HS, int rows = tile_rows>
 struct alignas(1024) Tile {
-  Float elements[tile_rows * HS];
+  Float elements[rows * HS];
 };
 
 constexpr int query_tiles = 2;  // of this tile of queries and of the block's next
@@ -116,11 +116,11 @@ __device__ inline void for_each_tile(const Problem& problem, Function function) 
   }
 }
 
-template <class Float, int HS>
-__device__ inline void load_tile(Tile<Float, HS>& tile, const TensorMap& map, const Work& work, int row, Barrier& full) {
-  arrive_expecting(full, sizeof tile);
+template <class Float, int HS, int rows>
+__device__ inline void load_tile(Tile<Float, HS, rows>& tile, const TensorMap& map, int sample, int head, int row,
+                                 Barrier& full) {
   for (int column = 0; column < HS; column += box_columns)
-    load_box(tile.elements + column * tile_rows, map, {work.sample, work.head, row, column}, full);
+    load_box(tile.elements + column * rows, map, {sample, head, row, column}, full);
 }
 
 // Called by one thread. The order of slots: keys of tile 0, of tile 1, values of tile 0, keys of tile 2, ...
@@ -129,13 +129,17 @@ __device__ inline void produce(Shared<Float, HS>& shared, const Problem& problem
   Turn<query_tiles> queries;
   Turn<slot_count<HS>> slot;
   for_each_tile(problem, [&](const Work& work) {
+    auto load = [&](Tile<Float, HS>& tile, const TensorMap& map, int row, Barrier& full) {
+      arrive_expecting(full, sizeof tile);
+      load_tile(tile, map, work.sample, work.head, row, full);
+    };
     auto load_next = [&](const TensorMap& map, int row) {
       wait(shared.empty[slot.index], slot.parity ^ 1);
-      load_tile(shared.slots[slot.index], map, work, row, shared.full[slot.index]);
+      load(shared.slots[slot.index], map, row, shared.full[slot.index]);
       slot.next();
     };
     wait(shared.queries_empty[queries.index], queries.parity ^ 1);
-    load_tile(shared.queries[queries.index], problem.q, work, work.first, shared.queries_full[queries.index]);
+    load(shared.queries[queries.index], problem.q, work.first, shared.queries_full[queries.index]);
     queries.next();
     load_next(problem.k, 0);
     for (int first = 0; first < work.end; first += tile_rows) {
@@ -168,23 +172,30 @@ __device__ inline void start_outputs(float (&o)[HS / 8][4], const uint32_t (&p)[
   commit_products();
 }
 
+// The warp writes left operands, 16 rows, to boxes of box_rows in shared memory. `rows`: the first of these rows.
+template <int box_rows, class Float, int K>
+__device__ inline void write_rows(Float* rows, const uint32_t (&x)[K][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int chunk = 2 * k + i / 2, place = swizzled<box_columns>(lane / 4 + i % 2 * 8, chunk % 8) + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(rows + chunk / 8 * (box_rows * box_columns) + place) = x[k][i];
+    }
+  share_with_engines();
+}
+
 // The warp's 16 rows of o, rounded to Float, go to out. `rows`: the place in shared memory of the queries that they
 // belong to.
 template <class Float, int HS>
 __device__ inline void store_outputs(Float* rows, const float (&o)[HS / 8][4], const TensorMap& out, const Work& work,
                                      int first) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int j = 0; j < HS / 8; ++j)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Float* box = rows + j / 8 * (tile_rows * box_columns);
-      Float* to = box + swizzled<box_columns>(lane / 4 + 8 * half, j % 8) + lane % 4 * 2;
-      *reinterpret_cast<uint32_t*>(to) = round_pair<Float>(o[j][2 * half], o[j][2 * half + 1]);
-    }
-  share_with_engines();
+  uint32_t rounded[HS / 16][4];
+  round_left<Float>(rounded, o);
+  write_rows<tile_rows>(rows, rounded);
   __syncwarp();
-  if (lane > 0) return;
+  if (threadIdx.x % 32 > 0) return;
   for (int column = 0; column < HS; column += box_columns)
     store_box(out, {work.sample, work.head, first, column}, rows + column * tile_rows);
   commit_stores();
@@ -227,8 +238,7 @@ __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& querie
     wait_for_products(o[0]);
     if (values >= 0) release(shared.empty[values]);
     for_each_element([&](Place at, float& x) { x *= correction[at.m][at.half]; }, o);
-#pragma unroll
-    for (int k = 0; k < tile_rows / 16; ++k) round_left<Float>(p[k], s[0], k);
+    round_left<Float>(p, s[0]);
   };
 
   start_scores<Float, HS>(s[0], own_queries, shared.slots[keys]);
