@@ -29,7 +29,8 @@
 //   bytes to and from L2                              65,536   65,536   Q, dO; dQ
 //
 // Shared memory is the limit, then the tensor cores: products of 64 keys and 64 queries read as much of both. With 128
-// queries, registers would not hold S, dP, P and dS beside dK and dV.
+// queries, registers would not hold S, dP, P and dS beside dK and dV. P is computed while dP is, dS while dV is, and S of
+// the next tile is computed while dQ of this one is written. The two consumers fill each other's gaps.
 #pragma once
 
 #include "kernels/hopper_attention.cuh"
@@ -224,17 +225,30 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     for_each_element([&](Place at, float& x) { x = exp2_approximate(factor * x - statistics[at.column].x); }, p);
   };
 
-  Turn<stage_count> turn;
-  Turn<dq_buffers> dq_turn;
-  if (tile.start < sizes.queries) wait(shared.keys_full, 0);
-  for (int first = tile.start; first < sizes.queries; first += Q, turn.next(), dq_turn.next()) {
-    const Stage<Float, HS>& stage = shared.stages[turn.index];
-    float p[parts][1][part_rows / 8][4], ds[1][part_rows / 8][4], dq[dq_side / 8][4];
-    uint32_t left_p[part_rows / 16][4], left_ds[part_rows / 16][4];
+  auto store_keys = [&] {
+    store_rows<HS>(dk_rows, first_key + 16 * warp, dk, problem.scale);
+    store_rows<HS>(dv_rows, first_key + 16 * warp, dv, 1.0f);
+  };
+  float p[parts][1][part_rows / 8][4];
+  auto start_scores = [&](const Turn<stage_count>& turn) {
     wait(shared.full[turn.index], turn.parity);
 #pragma unroll
     for (int part = 0; part < parts; ++part)
-      start_transposed<Float, HS>(p[part][0], own_keys, stage.queries.elements + part * part_rows * box_columns);
+      start_transposed<Float, HS>(p[part][0], own_keys,
+                                  shared.stages[turn.index].queries.elements + part * part_rows * box_columns);
+  };
+
+  Turn<stage_count> turn;
+  Turn<dq_buffers> dq_turn;
+  if (tile.start >= sizes.queries) return store_keys();
+  wait(shared.keys_full, 0);
+  start_scores(turn);
+  for (int first = tile.start; first < sizes.queries; first += Q, dq_turn.next()) {
+    const Stage<Float, HS>& stage = shared.stages[turn.index];
+    float ds[1][part_rows / 8][4], dq[dq_side / 8][4];
+    uint32_t left_p[part_rows / 16][4], left_ds[part_rows / 16][4];
+#pragma unroll
+    for (int part = 0; part < parts; ++part) wait_for_products(p[part][0]);
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const Float* queries = stage.queries.elements + part * part_rows * box_columns;
@@ -242,8 +256,6 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
       const int first_query = first + part * part_rows;
       const float2* statistics = shared.statistics[turn.index] + part * part_rows;
       start_transposed<Float, HS>(ds[0], own_values, douts);
-      if (part == 0) wait_for_products<parts>(p[part][0]);
-      else wait_for_products<3>(p[part][0]);  // it has been waited for with dP of part 0
       compute_p(p[part], first_query, statistics);
       round_left<Float>(left_p, p[part][0]);
       start_sum<Float, HS>(dv[0], left_p, douts);
@@ -261,6 +273,12 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     wait_for_products(dk[0]);
     wait_for_products(dv[0]);
     if (thread % 32 == 0) arrive(shared.empty[turn.index]);
+    // S of the next tile runs under the rest of the work on this one. After the last tile its S is computed again, for
+    // nothing, because ptxas lets products run on beyond a branch only if they are started on both sides.
+    Turn<stage_count> next = turn;
+    if (first + Q < sizes.queries) next.next();
+    start_scores(next);
+    turn = next;
 #pragma unroll
     for (int j = 0; j < dq_side / 8; ++j)
 #pragma unroll
@@ -272,8 +290,8 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     __syncwarp();
     if (thread % 32 == 0) arrive(shared.dq_full[dq_turn.index]);
   }
-  store_rows<HS>(dk_rows, first_key + 16 * warp, dk, problem.scale);
-  store_rows<HS>(dv_rows, first_key + 16 * warp, dv, 1.0f);
+  wait_for_products<0>();
+  store_keys();
 }
 
 template <class Float, class Gradient, int HS>
