@@ -1,4 +1,5 @@
-// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes this file.
+// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes this
+// file.
 #pragma once
 
 #include <atomic>
@@ -43,7 +44,8 @@ inline char* permuted(uintptr_t address) { return reinterpret_cast<char*>(addres
 
 // Of the matrix that `at` names.
 inline char* element(const MatrixStack<char>& stack, const StackPlace& at, int row, int column) {
-  return stack.data + at.outer * stack.outer_stride + at.inner * stack.inner_stride + row * stack.row_stride + 2 * column;
+  return stack.data + at.outer * stack.outer_stride + at.inner * stack.inner_stride + row * stack.row_stride +
+         2 * column;
 }
 
 // For the access counters a box is moved by the thread that asks, a row in an access.

@@ -30,9 +30,9 @@
 //                                                                       sum, half a rounding; 1 for 32 elements of O
 //   bytes from L2                                     32,768   65,536   32 a cycle, if tensor cores never wait
 //
-// So at HS = 64 exponentials take as long as products: in turns instead of under each other, they would halve the speed.
-// The bytes are the other limit: 24 to 31 a cycle and SM are reported of H100's L2. The largest tile that the registers
-// hold is taken: O, S and P are HS/2 + 64 + 32 of 240.
+// So at HS = 64 exponentials take as long as products: one after the other, not under each other, they would halve the
+// speed. The bytes are the other limit: 24 to 31 a cycle and SM are reported of H100's L2. The largest tile that the
+// registers hold is taken: O, S and P are HS/2 + 64 + 32 of 240.
 //
 // A causal head has tiles of queries with many keys and with few. A block gets them in pairs, the p-th from the end and
 // then the p-th from the beginning, which are as much work for each p. Pairs of a head are dealt out to neighbouring
@@ -208,7 +208,8 @@ __device__ inline void pass_turn(int consumer) { announce_at(2 - consumer, consu
 // Called by a consumer: out and lse of 64 queries.
 template <class Float, int HS>
 __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& queries, Turn<slot_count<HS>>& slot,
-                              const Problem& problem, const Work& work, float* lse, float scale, Barrier* last_queries) {
+                              const Problem& problem, const Work& work, float* lse, float scale,
+                              Barrier* last_queries) {
   const AttentionSizes& sizes = problem.sizes;
   const int consumer = threadIdx.x / warpgroup - 1, lane = threadIdx.x % 32;
   const int warp_row = (threadIdx.x - warpgroup) / 32 * warp_rows, first_query = work.first + warp_row;

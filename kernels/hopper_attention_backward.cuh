@@ -1,8 +1,9 @@
 // The backward pass of attention by Hopper's copy engine and asynchronous tensor cores, for bf16 and fp16, beside
-// kernels/hopper_attention.cuh. Maths and tensors are those of kernels/attention.cuh. S and dP are computed once, for dQ
-// and for dK and dV: 5 products, where kernels/flash_attention.cuh has 7. All are of transposes, keys × queries:
+// kernels/hopper_attention.cuh. Maths and tensors are those of kernels/attention.cuh. S and dP are computed once, for
+// dQ and for dK and dV: 5 products, where kernels/flash_attention.cuh has 7. Both are computed as transposes:
 //
-//   Sᵀ = K·Qᵀ   dPᵀ = V·dOᵀ   Pᵀ = 2^(c·Sᵀ − lse·log2 e)   dSᵀ = Pᵀ·(dPᵀ − D)   dV += Pᵀ·dO   dK += dSᵀ·Q   dQ += dS·K
+//   Sᵀ = K·Qᵀ,  Pᵀ = 2^(c·Sᵀ − lse·log2 e),  dPᵀ = V·dOᵀ,  dSᵀ = Pᵀ·(dPᵀ − D)
+//   dV += Pᵀ·dO,  dK += dSᵀ·Q,  dQ += dS·K
 //
 // so that Pᵀ and dSᵀ, from registers, are left operands of dV and dK. Three kernels:
 //
@@ -15,9 +16,9 @@
 // dQ is a sum over blocks, in float32. So that its bits do not depend on timing, blocks add to a tile of queries in a
 // fixed order, last keys first: each waits until the tile's counter says that those before it are done. (With causal
 // attention, blocks of later keys begin at later queries, so that they are the first at a tile if all run in step.) A
-// block takes its number from a ticket, and only waits for smaller numbers: for blocks that run already. The warp that
-// waits does nothing else: consumers write their part of dQ to one of two buffers, from where the copy engine adds it to
-// the workspace. The first block's part is stored.
+// block takes its number from a ticket, and only waits for smaller numbers: for blocks that run already. A thread that
+// does nothing else waits: consumers write their part of dQ to one of two buffers, from where the copy engine adds it
+// to the workspace. The first block's part is stored.
 //
 // What bounds the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
 //
@@ -29,8 +30,8 @@
 //   bytes to and from L2                              65,536   65,536   Q, dO; dQ
 //
 // Shared memory is the limit, then the tensor cores: products of 64 keys and 64 queries read as much of both. With 128
-// queries, registers would not hold S, dP, P and dS beside dK and dV. P is computed while dP is, dS while dV is, and S of
-// the next tile is computed while dQ of this one is written. The two consumers fill each other's gaps.
+// queries, registers would not hold S, dP, P and dS beside dK and dV. P is computed while dP is, dS while dV is, and S
+// of the next tile is computed while dQ of this one is written. The two consumers fill each other's gaps.
 #pragma once
 
 #include "kernels/hopper_attention.cuh"
@@ -66,12 +67,15 @@ struct Workspace {
   float* sums;
 
   static size_t counts(const AttentionSizes& s) { return 1 + size_t(s.batch) * s.heads * ceil_div(s.queries, 64); }
-  __host__ __device__ static size_t head_sums(const AttentionSizes& s) { return size_t(round_up(s.queries, 128)) * s.head_size; }
+  __host__ __device__ static size_t head_sums(const AttentionSizes& s) {
+    return size_t(round_up(s.queries, 128)) * s.head_size;
+  }
   static size_t floats(const AttentionSizes& s) {
     return round_up(counts(s), size_t(32)) + s.batch * s.heads * head_sums(s);
   }
   Workspace(float* memory, const AttentionSizes& s)
-      : ticket(reinterpret_cast<unsigned*>(memory)), counters(ticket + 1), sums(memory + round_up(counts(s), size_t(32))) {}
+      : ticket(reinterpret_cast<unsigned*>(memory)), counters(ticket + 1),
+        sums(memory + round_up(counts(s), size_t(32))) {}
 };
 
 struct BackwardProblem {
@@ -187,7 +191,8 @@ __device__ inline void start_sum(float (&sum)[HS / 8][4], const uint32_t (&x)[pa
 
 // Starts the consumer's 64 × 64 of dQ = dS · K: its half of the queries, or of the channels.
 template <class Float, int HS>
-__device__ inline void start_dq(float (&dq)[dq_side / 8][4], BackwardShared<Float, HS>& shared, int buffer, int consumer) {
+__device__ inline void start_dq(float (&dq)[dq_side / 8][4], const BackwardShared<Float, HS>& shared, int buffer,
+                                int consumer) {
   const int query_box = HS == 64 ? consumer : 0, strip = HS == 64 ? 0 : consumer;
   order_registers();
 #pragma unroll
@@ -203,6 +208,29 @@ __device__ inline void start_dq(float (&dq)[dq_side / 8][4], BackwardShared<Floa
 // The number in a consumer's barriers: both meet when dSᵀ of a tile is there.
 constexpr int ds_barrier = 1;
 
+// p, scores of 16 keys from first_key on with 64 queries, becomes Pᵀ. It is 0 for keys that the query does not see, and
+// past the last.
+__device__ inline void compute_p(float (&p)[1][part_rows / 8][4], int first_key, int first_query,
+                                 const float2* statistics, const AttentionSizes& sizes, float factor) {
+  if (first_key + warp_rows - 1 > sizes.last_key(first_query))
+    for_each_element([&](Place at, float& x) {
+      if (first_key + at.row > sizes.last_key(first_query + at.column)) x = -INFINITY;
+    }, p);
+  for_each_element([&](Place at, float& x) { x = exp2_approximate(factor * x - statistics[at.column].x); }, p);
+}
+
+// A consumer writes its part of dQ for the copy engine, in the layout of the workspace.
+__device__ inline void write_dq(float* to, const float (&dq)[dq_side / 8][4]) {
+#pragma unroll
+  for (int j = 0; j < dq_side / 8; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int place = (2 * j + half) * warpgroup + threadIdx.x % warpgroup;
+      reinterpret_cast<float2*>(to)[place] = {dq[j][2 * half], dq[j][2 * half + 1]};
+    }
+  share_with_engines();
+}
+
 // Called by a consumer: dK and dV of 64 keys.
 template <class Float, class Gradient, int HS>
 __device__ inline void consume(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
@@ -210,26 +238,16 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
                                const HeadRows<Gradient>& dv_rows) {
   constexpr int Q = tile_queries<HS>, parts = Q / part_rows;
   const AttentionSizes& sizes = problem.sizes;
-  const int consumer = threadIdx.x / warpgroup - 1, thread = threadIdx.x % warpgroup, warp = thread / 32;
-  const int own_row = consumer * group_rows, first_key = tile.first + own_row;
-  const Float *own_keys = shared.keys.elements + own_row * box_columns;
-  const Float *own_values = shared.values.elements + own_row * box_columns;
-  const float factor = problem.scale * log2_e;
-  float dk[1][HS / 8][4] = {}, dv[1][HS / 8][4] = {};
-
-  auto compute_p = [&](float (&p)[1][part_rows / 8][4], int first_query, const float2* statistics) {
-    if (first_key + group_rows - 1 > sizes.last_key(first_query))
-      for_each_element([&](Place at, float& x) {
-        if (first_key + 16 * warp + at.row > sizes.last_key(first_query + at.column)) x = -INFINITY;
-      }, p);
-    for_each_element([&](Place at, float& x) { x = exp2_approximate(factor * x - statistics[at.column].x); }, p);
-  };
-
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  const int consumer = threadIdx.x / warpgroup - 1, own_row = consumer * group_rows;
+  const int warp_row = threadIdx.x % warpgroup / 32 * warp_rows, first_key = tile.first + own_row + warp_row;
+  const Float* own_keys = shared.keys.elements + own_row * box_columns;
+  const Float* own_values = shared.values.elements + own_row * box_columns;
+  float dk[1][HS / 8][4] = {}, dv[1][HS / 8][4] = {}, p[parts][1][part_rows / 8][4];
   auto store_keys = [&] {
-    store_rows<HS>(dk_rows, first_key + 16 * warp, dk, problem.scale);
-    store_rows<HS>(dv_rows, first_key + 16 * warp, dv, 1.0f);
+    store_rows<HS>(dk_rows, first_key, dk, problem.scale);
+    store_rows<HS>(dv_rows, first_key, dv, 1.0f);
   };
-  float p[parts][1][part_rows / 8][4];
   auto start_scores = [&](const Turn<stage_count>& turn) {
     wait(shared.full[turn.index], turn.parity);
 #pragma unroll
@@ -253,18 +271,17 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     for (int part = 0; part < parts; ++part) {
       const Float* queries = stage.queries.elements + part * part_rows * box_columns;
       const Float* douts = stage.douts.elements + part * part_rows * box_columns;
-      const int first_query = first + part * part_rows;
       const float2* statistics = shared.statistics[turn.index] + part * part_rows;
       start_transposed<Float, HS>(ds[0], own_values, douts);
-      compute_p(p[part], first_query, statistics);
+      compute_p(p[part], first_key, first + part * part_rows, statistics, sizes, problem.scale * log2_e);
       round_left<Float>(left_p, p[part][0]);
       start_sum<Float, HS>(dv[0], left_p, douts);
       wait_for_products<1>(ds[0]);
       for_each_element([&](Place at, float& x, float p) { x = p * (x - statistics[at.column].y); }, ds, p[part]);
       round_left<Float>(left_ds, ds[0]);
       start_sum<Float, HS>(dk[0], left_ds, queries);
-      write_rows<group_rows>(shared.ds[dq_turn.index][consumer].elements + part * group_rows * box_columns +
-                                 16 * warp * box_columns, left_ds);
+      write_rows<group_rows>(shared.ds[dq_turn.index][consumer].elements +
+                                 (part * group_rows + warp_row) * box_columns, left_ds);
     }
     wait_at(ds_barrier, consumers * warpgroup);
     start_dq(dq, shared, dq_turn.index, consumer);
@@ -272,23 +289,14 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     wait_for_products(dq);
     wait_for_products(dk[0]);
     wait_for_products(dv[0]);
-    if (thread % 32 == 0) arrive(shared.empty[turn.index]);
+    if (is_first_lane) arrive(shared.empty[turn.index]);
     // S of the next tile runs under the rest of the work on this one. After the last tile its S is computed again, for
     // nothing, because ptxas lets products run on beyond a branch only if they are started on both sides.
-    Turn<stage_count> next = turn;
-    if (first + Q < sizes.queries) next.next();
-    start_scores(next);
-    turn = next;
-#pragma unroll
-    for (int j = 0; j < dq_side / 8; ++j)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int place = (2 * j + half) * warpgroup + thread;
-        reinterpret_cast<float2*>(shared.dq[dq_turn.index][consumer])[place] = {dq[j][2 * half], dq[j][2 * half + 1]};
-      }
-    share_with_engines();
+    if (first + Q < sizes.queries) turn.next();
+    start_scores(turn);
+    write_dq(shared.dq[dq_turn.index][consumer], dq);
     __syncwarp();
-    if (thread % 32 == 0) arrive(shared.dq_full[dq_turn.index]);
+    if (is_first_lane) arrive(shared.dq_full[dq_turn.index]);
   }
   wait_for_products<0>();
   store_keys();
@@ -335,11 +343,25 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
 
 constexpr int side_threads = 256, side_rows = 4;  // of each thread, so that it has several loads under way
 
+// Row `number` of all heads' queries, in an order in which rows of neighbouring heads follow each other.
+struct QueryRow {
+  int64_t sample, query, head;
+
+  __device__ QueryRow(int64_t number, const AttentionSizes& sizes)
+      : sample(number / sizes.heads / sizes.queries), query(number / sizes.heads % sizes.queries),
+        head(number % sizes.heads) {}
+
+  template <class T>
+  __device__ T* in(const Heads<T>& heads, const AttentionSizes& sizes) const {
+    return heads.data + sample * heads.strides.sample + query * heads.strides.row + head * sizes.head_size;
+  }
+};
+
 // row_dots (B, NH, queries). HS / 8 lanes have a row.
 template <class Float, int HS>
 __global__ void __launch_bounds__(side_threads)
-row_dots_kernel(float* row_dots, Heads<const Float> dout, Heads<const Float> out, AttentionSizes sizes, unsigned* counts,
-                int number_of_counts) {
+row_dots_kernel(float* row_dots, Heads<const Float> dout, Heads<const Float> out, AttentionSizes sizes,
+                unsigned* counts, int number_of_counts) {
   constexpr int lanes = HS / 8, step = side_threads / lanes;
   const int thread = blockIdx.x * side_threads + threadIdx.x;
   for (int i = thread; i < number_of_counts; i += gridDim.x * side_threads) counts[i] = 0;
@@ -348,11 +370,10 @@ row_dots_kernel(float* row_dots, Heads<const Float> dout, Heads<const Float> out
   float x[side_rows][8] = {}, y[side_rows][8] = {};
 #pragma unroll
   for (int i = 0; i < side_rows; ++i) {
-    const int row = first + i * step, head = row % sizes.heads, query = row / sizes.heads % sizes.queries;
-    const int64_t sample = row / sizes.heads / sizes.queries, at = int64_t(head) * sizes.head_size + channel;
-    if (row >= rows || channel >= sizes.head_size) continue;
-    load(dout.data + sample * dout.strides.sample + int64_t(query) * dout.strides.row + at, x[i]);
-    load(out.data + sample * out.strides.sample + int64_t(query) * out.strides.row + at, y[i]);
+    const QueryRow row(first + i * step, sizes);
+    if (first + i * step >= rows || channel >= sizes.head_size) continue;
+    load(row.in(dout, sizes) + channel, x[i]);
+    load(row.in(out, sizes) + channel, y[i]);
   }
 #pragma unroll
   for (int i = 0; i < side_rows; ++i) {
@@ -361,9 +382,9 @@ row_dots_kernel(float* row_dots, Heads<const Float> dout, Heads<const Float> out
     for (int k = 0; k < 8; ++k) sum += x[i][k] * y[i][k];
 #pragma unroll
     for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    const int row = first + i * step, head = row % sizes.heads, query = row / sizes.heads % sizes.queries;
-    const int64_t sample = row / sizes.heads / sizes.queries;
-    if (channel == 0 && row < rows) row_dots[(sample * sizes.heads + head) * sizes.queries + query] = sum;
+    const QueryRow row(first + i * step, sizes);
+    if (channel == 0 && first + i * step < rows)
+      row_dots[(row.sample * sizes.heads + row.head) * sizes.queries + row.query] = sum;
   }
 }
 
@@ -377,22 +398,20 @@ finish_kernel(Heads<Gradient> dq, const float* sums, AttentionSizes sizes, float
   float x[side_rows][8];
 #pragma unroll
   for (int i = 0; i < side_rows; ++i) {
-    const int64_t number = min(first + i * side_threads, all - 1), row = number / chunks;
-    const int chunk = int(number % chunks), head = int(row % sizes.heads), query = int(row / sizes.heads % sizes.queries);
-    const int64_t sample = row / sizes.heads / sizes.queries;
-    const int within = query % 64, place = (2 * chunk + within / 8 % 2) * 128 + within / 16 * 32 + within % 8 * 4;
-    const float* from = sums + (sample * sizes.heads + head) * Workspace::head_sums(sizes) +
-                        int64_t(query / 64) * 64 * sizes.head_size;
+    const int64_t number = min(first + i * side_threads, all - 1);
+    const QueryRow row(number / chunks, sizes);
+    const int chunk = int(number % chunks), within = int(row.query % 64);
+    const int place = (2 * chunk + within / 8 % 2) * 128 + within / 16 * 32 + within % 8 * 4;  // as write_dq has it
+    const float* from = sums + (row.sample * sizes.heads + row.head) * Workspace::head_sums(sizes) +
+                        (row.query - within) * sizes.head_size;
     load(from + 2 * place, reinterpret_cast<float(&)[4]>(x[i][0]));
     load(from + 2 * place + 4, reinterpret_cast<float(&)[4]>(x[i][4]));
   }
 #pragma unroll
   for (int i = 0; i < side_rows; ++i) {
-    const int64_t number = first + i * side_threads, row = number / chunks;
+    const int64_t number = first + i * side_threads;
     if (number >= all) continue;
-    const int64_t sample = row / sizes.heads / sizes.queries, query = row / sizes.heads % sizes.queries;
-    Gradient* to = dq.data + sample * dq.strides.sample + query * dq.strides.row + row % sizes.heads * sizes.head_size +
-                   number % chunks * 8;
+    Gradient* to = QueryRow(number / chunks, sizes).in(dq, sizes) + number % chunks * 8;
 #pragma unroll
     for (float& value : x[i]) value *= scale;
     constexpr int W = pack_width<Gradient> < 8 ? pack_width<Gradient> : 8;
@@ -425,7 +444,8 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
     const BackwardProblem problem{sizes, map_heads(qkv.q, sizes.queries, sizes, tile_queries<HS>),
                                   map_heads(qkv.k, sizes.keys, sizes, tile_rows),
                                   map_heads(qkv.v, sizes.keys, sizes, tile_rows),
-                                  map_heads(dout, sizes.queries, sizes, tile_queries<HS>), lse, row_dots, memory, scale};
+                                  map_heads(dout, sizes.queries, sizes, tile_queries<HS>),
+                                  lse, row_dots, memory, scale};
     const int blocks = sizes.batch * sizes.heads * ceil_div(sizes.keys, tile_rows);
     allow_shared_memory(gradients_kernel<Float, Gradient, HS>, bytes);
     gradients_kernel<Float, Gradient, HS><<<blocks, threads, bytes, stream>>>(problem, dqkv.k, dqkv.v);

@@ -233,7 +233,7 @@ TEST_CASE("attention on Hopper" * on_hopper) {
   using T = __nv_bfloat16;
   const Body body = Body::hopper;
   const Layouts cache{alone, spaced, spaced};
-  check<T>(square(1, 130, 3, 64), body);                      // two tiles of queries and keys, for one block and for two
+  check<T>(square(1, 130, 3, 64), body);                      // two tiles of queries and keys; blocks do one head or two
   check<T, float>({1, 200, 133, 1, 80, false}, body, cache);  // head size padded to 128; backward, 4 tiles of queries
   check<T>({1, 20, 140, 1, 8, true, 50}, body, cache);        // nobody sees the last tile of keys
   check<__half>(square(1, 9, 2, 8), body);

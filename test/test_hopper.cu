@@ -67,8 +67,8 @@ TEST_CASE("barriers: threads wait for each other over many phases" * on_hopper) 
 
 namespace {
 
-// Two groups of 64 threads take turns to change the same numbers. The first turn of all is announced before the loop, so
-// the first group waits once more after it.
+// Two groups of 64 threads take turns to change the same numbers. The first turn of all is announced before the loop,
+// so the first group waits once more after it.
 __global__ void turns_kernel(unsigned* out, int turns) {
   __shared__ unsigned numbers[64];
   const int group = threadIdx.x / 64, t = threadIdx.x % 64, own = 1 + group, other = 2 - group;
@@ -217,7 +217,8 @@ TEST_CASE("boxes of a stack: heads of samples, in rows with strides" * on_hopper
     auto map = [&](Buffer<uint16_t>& memory) {
       const auto* data = reinterpret_cast<const __half*>(memory.data());
       return make_tensor_map(
-          MatrixStack<const __half>{data, rows, columns, heads, samples, row_stride, columns, sample_stride}, stack_box_rows);
+          MatrixStack<const __half>{data, rows, columns, heads, samples, row_stride, columns, sample_stride},
+          stack_box_rows);
     };
     copy_box_kernel<<<1, 32, 0, test_stream()>>>(map(from), map(to), at);
     CHECK(to.get() == expected);

@@ -290,10 +290,11 @@ void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
 
 // ---- 6: Hopper's copy engine and asynchronous tensor cores, and five products
 //
-// A block of 8 warps and one of the copy engine's has all sums of 128 keys in registers, which S and dP of mma would
-// leave no room for: wgmma reads its operands from shared memory. So S and dP are computed once, and the block's part
-// of dQ is left, which the copy engine adds to a sum in memory: 8 bytes of a float read and written for 128 pairs, but in
-// the same order every time, as each block waits for the one before (kernels/hopper_attention_backward.cuh).
+// wgmma reads its operands from shared memory, so that 8 warps have registers for dK and dV of 128 keys, and for S and
+// dP beside them. These are computed once: five products instead of seven. What is left is the block's part of dQ, which
+// the copy engine adds to sums in memory. Blocks wait for each other there, so that the order, and the bits, are the
+// same every time (kernels/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5 and reads shared
+// memory a quarter as often.
 
 template <class T>
 void hopper(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -319,7 +320,8 @@ std::vector<Rung<AttentionBackward<T>>> AttentionBackward<T>::rungs() {
       {"two_kernels", "one warp per query, then one warp per key: 7 products for 5, no atomics", two_kernels<T>},
       {"tiles", "kernels/attention.cuh: 64 rows share each row of the other side", tiles<T>},
       {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, suits_tensor_cores},
-      {"hopper", "kernels/hopper_attention_backward.cuh: wgmma, 5 products, dQ added in order", hopper<T>, suits_hopper},
+      {"hopper", "kernels/hopper_attention_backward.cuh: wgmma, 5 products, dQ added in order", hopper<T>,
+       suits_hopper},
       {"library", "attention_backward by cuDNN", library<T>, suits_library, true},
   };
 }

@@ -11,8 +11,8 @@
 // it). In round r of the ring the consumer waits for `full` with parity r % 2, and the producer for `empty` with the
 // other parity.
 //
-// Numbered barriers (PTX ISA, "bar"), 1 to 15; 0 is that of __syncthreads. `threads`, a multiple of 32, come to one: some
-// wait there until all have come, the others only announce themselves and go on. Then it begins anew.
+// Numbered barriers (PTX ISA, "bar"), 1 to 15; 0 is that of __syncthreads. `threads`, a multiple of 32, come to one:
+// some wait there until all have come, the others only announce themselves and go on. Then it begins anew.
 //
 // Boxes (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management"). One thread has the copy
 // engine move a box of box_rows × 64 elements between shared memory and a row-major matrix; (row, column) is the box's
@@ -43,8 +43,8 @@
 //   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are those of k; box n / 64 has column n.
 //   along_m      a row of the box is all 64 of m: it holds the transpose (K,M) of a. Its rows are those of k.
 //
-// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n and along_m. Lane l of warp w (lane:
-// a thread's number in its warp) holds
+// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n and along_m. Lane l of
+// warp w (lane: a thread's number in its warp) holds
 //
 //   sum[j][i]    row 16·w + l/4 + 8·(i/2), column 8·j + 2·(l%4) + i%2
 //
@@ -221,7 +221,8 @@ __device__ inline void wait_for_stores() {
   HOPPER_ASM("cp.async.bulk.wait_group.read %0;" :: "n"(groups) : "memory");
 }
 
-// The copy engine stores `bytes` of shared memory, or adds floats to those that are there. All are multiples of 16 bytes.
+// The copy engine stores floats of shared memory, or adds them to those that are there. Addresses and `bytes` are
+// multiples of 16.
 __device__ inline void store_floats(float* to, const float* from, int bytes) {
   HOPPER_ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
              :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
