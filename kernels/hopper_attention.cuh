@@ -26,13 +26,13 @@
 //   exponentials, 128·128, 16 a cycle                  1,024    1,024
 //   shared memory, 128 bytes a cycle                     896    1,792   a warpgroup's products of 16 read 2 KB of Q and
 //                                                                       4 KB of K; 32·HS bytes of V; copies write K, V
-//   instructions, 4 warps' a cycle                       640      704   4.5 for 32 scores: maximum, scale, exponential,
-//                                                                       sum, half a rounding; 1 for 32 elements of O
+//   instructions, 4 a cycle                              936    1,054   468 and 527 of a warp in nvcc's code (13.0),
+//                                                                       332 and 364 of them for scores and O
 //   bytes from L2                                     32,768   65,536   32 a cycle, if tensor cores never wait
 //
-// So at HS = 64 exponentials take as long as products: one after the other, not under each other, they would halve the
-// speed. The bytes are the other limit: 24 to 31 a cycle and SM are reported of H100's L2. The largest tile that the
-// registers hold is taken: O, S and P are HS/2 + 64 + 32 of 240.
+// So at HS = 64 exponentials take as long as products, and all else nearly as long: one after the other, not under each
+// other, they would halve the speed. The bytes are the other limit: 24 to 31 a cycle and SM are reported of H100's L2.
+// The largest tile that the registers hold is taken: O, S and P are HS/2 + 64 + 32 of 240.
 //
 // A causal head has tiles of queries with many keys and with few. A block gets them in pairs, the p-th from the end and
 // then the p-th from the beginning, which are as much work for each p. Pairs of a head are dealt out to neighbouring
