@@ -90,6 +90,7 @@ class GPT final : public Model {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention) attention_problem_ = cp_.plan(largest().attention());
+    if (options.hopper_attention) attention_problem_ = hopper_attention_problem<Float>(options.shape.head_size());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
@@ -110,6 +111,7 @@ class GPT final : public Model {
     cudaStreamSynchronize(stream_);
     use_gemm_workspace(nullptr);
     use_library_attention_workspace(nullptr, 0);
+    use_hopper_attention(false, nullptr);
   }
 
   Parameters& store() override { return store_; }
@@ -131,6 +133,7 @@ class GPT final : public Model {
   Sizes largest() const { return sizes(options_.micro_batch, positions()); }
 
   bool is_pipeline() const { return mesh_.shape().pp > 1; }
+  bool uses_hopper_attention() const { return options_.hopper_attention && attention_problem_.empty(); }
   const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
   bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
   Activations<Float>& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
@@ -143,6 +146,7 @@ class GPT final : public Model {
   void forward_pass(const Batch& batch) override {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     use_library_attention_workspace(attention_workspace_, attention_workspace_bytes_);
+    use_hopper_attention(uses_hopper_attention(), hopper_workspace_);
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
@@ -493,6 +497,9 @@ class GPT final : public Model {
     gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
     attention_workspace_bytes_ = library_attention_workspace_bytes();
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
+    const AttentionSizes attention = cp_.largest_attention(largest().attention());
+    const bool needs_sums = uses_hopper_attention() && options_.store.training;
+    hopper_workspace_ = arena.take<float>(needs_sums ? hopper_attention_workspace(attention) : 0);
   }
 
   void lay_out_tensor_parallel(Arena& arena) {
@@ -523,4 +530,5 @@ class GPT final : public Model {
   RowStatistics* statistics_ = nullptr;                  // (N,logit_rows)
   char *gemm_workspace_, *attention_workspace_;          // used by the libraries
   size_t attention_workspace_bytes_;
+  float* hopper_workspace_;
 };

@@ -33,6 +33,7 @@ struct ModelOptions {
   int cached_positions = 0;        // in the cache of keys and values that text is generated with; 0: no cache
   int samples = 0;                 // so many texts are generated at a time, at most micro_batch
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
+  bool hopper_attention = false;   // use kernels/hopper_attention.cuh, if this GPU can; one of the two at most
   StoreOptions store = {};
 };
 
@@ -84,7 +85,7 @@ class Model {
   Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }
   virtual Parameters& store() = 0;
-  // The name of the library that does attention in this build (empty: none), and why it can't do this model's attention
+  // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this model's
   // (empty: it can).
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }

@@ -285,6 +285,21 @@ void BlockRunner::wait_for(Barrier& barrier, unsigned parity, Location where) {
   sanitizers::acquire(&barrier);
 }
 
+// An mbarrier whose first thread says how many come.
+void BlockRunner::meet_at(int number, int threads, bool waits, Location where) {
+  Barrier& barrier = numbered_[number];
+  if (barrier.arrivals != threads) {
+    if (barrier.arrivals != barrier.pending_arrivals)
+      fatal("kernel %s, %s: at %s:%u barrier %d is for %d threads, before it was for %d", launch_->kernel,
+            name_of(thread_rank()).c_str(), where.file_name(), unsigned(where.line()), number, threads,
+            barrier.arrivals);
+    barrier.arrivals = barrier.pending_arrivals = int16_t(threads);
+  }
+  const unsigned parity = barrier.parity;
+  arrive(barrier, 1, 0);
+  if (waits) wait_for(barrier, parity, where);
+}
+
 // ---- one block
 
 void BlockRunner::prepare_shared_memory(size_t bytes) {
@@ -308,6 +323,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   threads_ = int(launch.block.x * launch.block.y * launch.block.z);
   warps_ = (threads_ + warp_size - 1) / warp_size;
   finished_ = at_barrier_ = 0;
+  std::fill_n(numbered_, numbered_barriers, Barrier{});
   prepare_shared_memory(launch.shared_bytes);
 
   set_current(0);

@@ -67,6 +67,7 @@ class BlockRunner {
   void do_in_background(std::function<void()> work);
   void arrive(Barrier& barrier, int arrivals, int expected_bytes);
   void wait_for(Barrier& barrier, unsigned parity, Location where);
+  void meet_at(int number, int threads, bool waits, Location where);
   [[noreturn]] void run_fiber();
 
  private:
@@ -112,6 +113,7 @@ class BlockRunner {
   uint64_t values_[max_threads], results_[max_threads];
   int source_lanes_[max_threads];
   const Barrier* awaited_[max_threads] = {};
+  Barrier numbered_[numbered_barriers];
   DeferredWork deferred_[max_threads][3];
   int pending_work_ = 0;  // number of deferred pieces of work, of all threads
   std::vector<std::function<void()>> background_;

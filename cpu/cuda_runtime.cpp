@@ -313,7 +313,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
-// Compute capability is 9.0, because Hopper's instructions are emulated (dev/ladders/hopper.cuh). Each worker is one
+// Compute capability is 9.0, because Hopper's instructions are emulated (kernels/device/hopper.cuh). Each worker is one
 // multiprocessor. The build that counts like a GPU has as many as an H100.
 #if defined(CPU_LIKE_A_GPU)
 static int multiprocessors() { return 132; }

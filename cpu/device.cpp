@@ -145,6 +145,9 @@ void finish(Work kind, size_t but) { current_runner->finish(kind, but); }
 void do_in_background(std::function<void()> work) { current_runner->do_in_background(std::move(work)); }
 void arrive(Barrier& barrier, int arrivals, int bytes) { current_runner->arrive(barrier, arrivals, bytes); }
 void wait(Barrier& barrier, unsigned parity, Location where) { current_runner->wait_for(barrier, parity, where); }
+void meet_at(int number, int threads, bool waits, Location where) {
+  current_runner->meet_at(number, threads, waits, where);
+}
 
 // ---- one grid
 

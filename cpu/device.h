@@ -179,7 +179,7 @@ void finish(Work kind, size_t but = 0);
 // wait.
 void do_in_background(std::function<void()> work);
 
-// The 8 bytes of an mbarrier (dev/ladders/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
+// The 8 bytes of an mbarrier (kernels/device/hopper.cuh). A phase ends when no arrivals and no bytes are pending.
 struct Barrier {
   int16_t arrivals;  // number of arrivals in each phase
   int16_t pending_arrivals;
@@ -188,6 +188,9 @@ struct Barrier {
 };
 void arrive(Barrier& barrier, int arrivals, int expected_bytes);
 void wait(Barrier& barrier, unsigned parity, Location where);  // waits until the phase of this parity has ended
+
+constexpr int numbered_barriers = 16;
+void meet_at(int number, int threads, bool waits, Location where);  // comes to a numbered barrier
 
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline int lane() { return thread_rank() & 31; }

@@ -1,5 +1,9 @@
-// Hopper's instructions as the CPU device executes them. dev/ladders/hopper.cuh has their contracts and includes this file.
+// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes this
+// file.
 #pragma once
+
+#include <atomic>
+#include <thread>
 
 using Barrier = cpu::Barrier;
 
@@ -11,44 +15,66 @@ inline void wait(Barrier& barrier, unsigned parity, cpu::Location where = cpu::L
   cpu::wait(barrier, parity, where);
 }
 
+inline void wait_at(int number, int threads, cpu::Location where = cpu::Location::current()) {
+  cpu::meet_at(number, threads, true, where);
+}
+inline void announce_at(int number, int threads, cpu::Location where = cpu::Location::current()) {
+  cpu::meet_at(number, threads, false, where);
+}
+
 struct TensorMap {
-  char* matrix;
-  int rows, columns, box_rows;
+  MatrixStack<char> stack;  // strides in bytes
+  int box_rows;
 };
 
 template <class T>
-TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
+TensorMap make_tensor_map(const MatrixStack<T>& stack, int box_rows) {
   static_assert(sizeof(T) == 2);
-  return {reinterpret_cast<char*>(const_cast<T*>(matrix)), rows, columns, box_rows};
+  auto* data = reinterpret_cast<char*>(const_cast<std::remove_const_t<T>*>(stack.data));
+  return {{data, stack.rows, stack.columns, stack.inner, stack.outer, 2 * stack.row_stride, 2 * stack.inner_stride,
+           2 * stack.outer_stride}, box_rows};
+}
+
+template <class T>
+TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
+  return make_tensor_map(MatrixStack<const T>{matrix, rows, columns, 1, 1, columns, 0, 0}, box_rows);
 }
 
 inline char* permuted(uintptr_t address) { return reinterpret_cast<char*>(address ^ (address >> 3 & 0x70)); }
 
+// Of the matrix that `at` names.
+inline char* element(const MatrixStack<char>& stack, const StackPlace& at, int row, int column) {
+  return stack.data + at.outer * stack.outer_stride + at.inner * stack.inner_stride + row * stack.row_stride +
+         2 * column;
+}
+
 // For the access counters a box is moved by the thread that asks, a row in an access.
-inline void count_box(cpu::counting::Event event, const TensorMap& map, int row, int column) {
-  const int first = std::max(column, 0), columns = std::min(column + box_columns, map.columns) - first;
-  for (int r = std::max(row, 0); r < std::min(row + map.box_rows, map.rows) && columns > 0; ++r)
-    cpu::counting::record(event, map.matrix + 2 * (size_t(r) * map.columns + first), 2 * columns);
+inline void count_box(cpu::counting::Event event, const TensorMap& map, const StackPlace& at) {
+  const MatrixStack<char>& m = map.stack;
+  const int first = std::max(at.column, 0), columns = std::min(at.column + box_columns, m.columns) - first;
+  for (int r = std::max(at.row, 0); r < std::min(at.row + map.box_rows, m.rows) && columns > 0; ++r)
+    cpu::counting::record(event, element(m, at, r, first), 2 * columns);
 }
 
 // Calls function(element of the box, element of the matrix; null outside).
 template <class Function>
-void for_each_in_box(const void* box, const TensorMap& map, int row, int column, Function function) {
+void for_each_in_box(const void* box, const TensorMap& map, const StackPlace& at, Function function) {
+  const MatrixStack<char>& m = map.stack;
   for (int r = 0; r < map.box_rows; ++r)
     for (int c = 0; c < box_columns; ++c) {
-      const bool inside = row + r >= 0 && row + r < map.rows && column + c >= 0 && column + c < map.columns;
-      const size_t index = size_t(row + r) * map.columns + column + c;
-      function(permuted(shared_address(box) + 128 * r + 2 * c), inside ? map.matrix + 2 * index : nullptr);
+      const int row = at.row + r, column = at.column + c;
+      const bool inside = row >= 0 && row < m.rows && column >= 0 && column < m.columns;
+      function(permuted(shared_address(box) + 128 * r + 2 * c), inside ? element(m, at, row, column) : nullptr);
     }
 }
 
 // The box is NaN at once, for those who still read or already read it; the elements arrive as late as they may.
-inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
+inline void load_box(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
   std::memset(box, 0xff, map.box_rows * 128);
-  count_box(cpu::counting::Event::load, map, row, column);
+  count_box(cpu::counting::Event::load, map, at);
   cpu::do_in_background([=, &barrier] {
     const cpu::counting::Hidden hidden;
-    for_each_in_box(box, map, row, column, [](char* to, const char* from) {
+    for_each_in_box(box, map, at, [](char* to, const char* from) {
       if (from) std::memcpy(to, from, 2);
       else std::memset(to, 0, 2);
     });
@@ -56,17 +82,25 @@ inline void load_box(void* box, const TensorMap& map, int row, int column, Barri
   });
 }
 
+inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
+  load_box(box, map, {0, 0, row, column}, barrier);
+}
+
 // Reads the box at once and again as late as it may: an element that has changed in between is stored as NaN.
-inline void store_box(const TensorMap& map, int row, int column, const void* box) {
+inline void store_box(const TensorMap& map, StackPlace at, const void* box) {
   const char* bytes = static_cast<const char*>(box);
-  count_box(cpu::counting::Event::store, map, row, column);
+  count_box(cpu::counting::Event::store, map, at);
   cpu::defer(cpu::Work::stores, [=, early = std::string(bytes, map.box_rows * 128)] {
     const cpu::counting::Hidden hidden;
-    for_each_in_box(box, map, row, column, [&](const char* from, char* to) {
+    for_each_in_box(box, map, at, [&](const char* from, char* to) {
       const bool is_same = std::memcmp(from, &early[from - bytes], 2) == 0;
       if (to) std::memcpy(to, is_same ? from : "\xff\xff", 2);
     });
   });
+}
+
+inline void store_box(const TensorMap& map, int row, int column, const void* box) {
+  store_box(map, {0, 0, row, column}, box);
 }
 
 inline void commit_stores() { cpu::commit(cpu::Work::stores); }
@@ -74,6 +108,36 @@ inline void commit_stores() { cpu::commit(cpu::Work::stores); }
 template <int groups>
 void wait_for_stores() {
   cpu::finish(cpu::Work::stores, groups);
+}
+
+// Reads the floats at once and again as late as it may, as store_box does.
+inline void store_floats(float* to, const float* from, int bytes, bool adds) {
+  const int count = bytes / int(sizeof(float));
+  for (int i = 0; i < count; i += 32)
+    cpu::counting::record(adds ? cpu::counting::Event::atomic : cpu::counting::Event::store, to + i,
+                          int(sizeof(float)) * std::min(32, count - i));
+  cpu::defer(cpu::Work::stores, [=, early = std::string(reinterpret_cast<const char*>(from), bytes)] {
+    const cpu::counting::Hidden hidden;
+    for (int i = 0; i < count; ++i) {
+      const bool is_same = std::memcmp(from + i, &early[sizeof(float) * i], sizeof(float)) == 0;
+      to[i] = !is_same ? NAN : adds ? to[i] + from[i] : from[i];
+    }
+  });
+}
+inline void store_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, false); }
+inline void add_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, true); }
+
+inline void finish_stores() { cpu::finish(cpu::Work::stores, 0); }
+
+inline void count_up(unsigned* counter) {
+  __threadfence();
+  atomicAdd(counter, 1u);
+}
+
+// Those who are waited for run on other workers, or have ended.
+inline void wait_for_count(unsigned* counter, unsigned count) {
+  while (std::atomic_ref(*counter).load() != count) std::this_thread::yield();
+  __threadfence();
 }
 
 inline void share_with_engines() {}
@@ -97,9 +161,9 @@ void wait_for_products(cpu::Location where = cpu::Location::current()) {
   cpu::sync_warp(0xffffffffu, where);
 }
 
-template <int J>
+template <int groups = 0, int J>
 void wait_for_products(float (&)[J][4], cpu::Location where = cpu::Location::current()) {
-  wait_for_products<0>(where);
+  wait_for_products<groups>(where);
 }
 
 // Element k of row, or column, `line` of an operand.
@@ -112,14 +176,15 @@ float operand(const MatrixDescriptor& matrix, bool along_n, int line, int k) {
   return T::from_bits(bits);
 }
 
-template <class T, bool b_along_n, int J>
-void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+// a(half, k): element k of this lane's row, or of the row 8 further down, when the product is done.
+template <class T, bool b_along_n, int J, class Left>
+void start_product(float (&sum)[J][4], Left a, MatrixDescriptor b, bool add) {
   cpu::counting::record(cpu::counting::Event::matrix_instruction, nullptr, 1);
   cpu::defer(cpu::Work::products, [&sum, a, b, add] {
     const cpu::counting::Hidden hidden;
-    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    const int column = threadIdx.x % 4 * 2;
     for (int k = 0; k < 16; ++k) {
-      const float x[2] = {operand<T>(a, false, row, k), operand<T>(a, false, row + 8, k)};
+      const float x[2] = {a(0, k), a(1, k)};
       for (int j = 0; j < J; ++j)
         for (int c = 0; c < 2; ++c) {
           const float y = operand<T>(b, b_along_n, 8 * j + column + c, k);
@@ -130,6 +195,34 @@ void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b,
         }
     }
   });
+}
+
+template <class T, bool b_along_n, bool a_along_m = false, int J>
+void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+  start_product<T, b_along_n>(sum, [a](int half, int k) {
+    return operand<T>(a, a_along_m, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half, k);
+  }, b, add);
+}
+
+// A row's elements are spread over the four lanes of its quad, which exchange them now. That the registers stay as they
+// are until the product is done is not checked.
+template <class T, bool b_along_n, int J>
+void multiply_m64k16(float (&sum)[J][4], const uint32_t (&a)[4], MatrixDescriptor b, bool add,
+                     cpu::Location where = cpu::Location::current()) {
+  struct Quad {
+    uint16_t rows[2][16];
+  } quad;
+  static_assert(sizeof(Quad) == 64);
+  std::memcpy(&quad, a, sizeof a);
+  cpu::warp_instruction(quad, [](Quad (&lanes)[32]) {
+    uint16_t own[32][8];
+    for (int l = 0; l < 32; ++l) std::memcpy(own[l], &lanes[l], sizeof own[l]);
+    for (int l = 0; l < 32; ++l)
+      for (int half = 0; half < 2; ++half)
+        for (int k = 0; k < 16; ++k)
+          lanes[l].rows[half][k] = own[l / 4 * 4 + k % 8 / 2][2 * (half + 2 * (k / 8)) + k % 2];
+  }, where);
+  start_product<T, b_along_n>(sum, [quad](int half, int k) { return float(T::from_bits(quad.rows[half][k])); }, b, add);
 }
 
 template <int count>

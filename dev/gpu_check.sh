@@ -190,7 +190,7 @@ part_build() {
 
 kernel_tests() {
   local kernel test
-  for kernel in kernels/device/*.cuh dev/ladders/*.cuh kernels/*.cuh; do
+  for kernel in kernels/device/*.cuh kernels/*.cuh; do
     test=test_$(basename "$kernel" .cuh)
     if [ -f "test/$test.cu" ]; then echo "$build/$test"; fi
   done | awk '!seen[$0]++'
@@ -265,6 +265,11 @@ part_bench() {
     CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 bench "gpt2, cuDNN's attention without workspace" --model gpt2
   else
     leave_out "gpt2, our own attention" "this build has no other (make build/cudnn fetches cuDNN)"
+  fi
+  if [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -1)" = 9.0 ]; then
+    bench "gpt2, Hopper's attention" --model gpt2 -- --attention hopper
+  else
+    leave_out "gpt2, Hopper's attention" "it needs an H100 or H200"
   fi
   if [ "$device" = cpu ]; then leave_out "gpt2-xl" "it needs a GPU"
   else bench "gpt2-xl" --model gpt2-xl --micro-batch 16

@@ -21,11 +21,12 @@
 // FLOPs 4·C forward for each pair of a query and a key that it sees, so 2·B·T²·C if causal and square; 7/2 of that
 // backward (S and dP are computed for dQ and again for dK, dV).
 //
-// The launchers at the end choose between three implementations. They take the first that can do the shape and type:
+// The launchers at the end choose between four implementations. They take the first that can do the shape and type:
 //   1. a library's attention, for shapes that plan_attention() has prepared: kernels/cudnn/attention.h in a GPU
 //      build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others (kernels/library_attention.h)
-//   2. kernels/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
-//   3. the kernels below
+//   2. kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if use_hopper_attention() has asked for them
+//   3. kernels/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
+//   4. the kernels below
 // The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large, and
 // use_library_attention_workspace() gives it one; null takes it away again. Without one it allocates its own. Its
 // backward pass computes S and dP only once: 5/2 of the FLOPs of forward.
@@ -38,6 +39,7 @@
 #include "kernels/attention_shape.h"
 #include "kernels/device/common.cuh"
 #include "kernels/flash_attention.cuh"
+#include "kernels/hopper_attention_backward.cuh"
 #include "kernels/library_attention.h"
 
 constexpr int attention_rows = 64;  // queries or keys per block, one per thread
@@ -309,6 +311,28 @@ bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& s
   else return library_attention_is_planned<Float>(sizes, strides);
 }
 
+// Why kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
+template <class Float>
+std::string hopper_attention_problem(int head_size) {
+  if (!has_wgmma()) return "this GPU is not of compute capability 9.0";
+  if (sizeof(Float) != 2) return "it has no fp32";
+  if (!flash_attention_fits(head_size, head_size))
+    return "its head sizes are multiples of 8 up to 128, and this is " + std::to_string(head_size);
+  return "";
+}
+
+// Whether this process uses it for heads that it can do. Backward it needs a workspace, of
+// hopper_attention_workspace() floats for the largest sizes.
+struct HopperChoice {
+  bool used = false;
+  float* workspace = nullptr;
+};
+inline HopperChoice& hopper_choice() {
+  static HopperChoice choice;
+  return choice;
+}
+inline void use_hopper_attention(bool used, float* workspace) { hopper_choice() = {used, workspace}; }
+
 // Says what is written, if it lies in one piece: the listener reads no rows with gaps between them.
 template <class T>
 void writes_heads(KernelRange& range, const Heads<T>& heads, int rows, const AttentionSizes& sizes) {
@@ -337,6 +361,9 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
   if constexpr (sizeof(Float) == 2)
     if (attention_is_planned<Float>(sizes, strides_of(qkv, out)))
       return library_attention_forward(out, lse, qkv, sizes, stream);
+  if constexpr (sizeof(Float) == 2)
+    if (hopper_choice().used && flash_attention_fits(unit, head_size))
+      return hopper_attention_forward(out, lse, qkv, sizes, stream);
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream);
   const dim3 grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
@@ -359,17 +386,22 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
   const AttentionStrides strides = strides_of(qkv, out);
   const bool planned =
       same_type && strides_of(dqkv, dout) == strides && attention_is_planned<Float>(sizes, strides);
-  const int products = planned ? 5 : 7;
+  const int head_size = sizes.head_size;
+  const int unit = common_unit(head_size, dqkv.q, dqkv.k, dqkv.v, dout, out, qkv.q, qkv.k, qkv.v);
+  const HopperChoice& hopper = hopper_choice();
+  const bool on_hopper = sizeof(Float) == 2 && hopper.used && hopper.workspace && flash_attention_fits(unit, head_size);
+  const int products = planned || on_hopper ? 5 : 7;
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_backward", stream,
                     columns * ((3.0 * sizes.queries + 2 * seen) * sizeof(Float) +
                                (sizes.queries + 2.0 * sizes.keys) * sizeof(Gradient)),
                     products * columns * 2 * sizes.pairs());
   writes_heads(range, dqkv, sizes);
-  const int head_size = sizes.head_size;
-  const int unit = common_unit(head_size, dqkv.q, dqkv.k, dqkv.v, dout, out, qkv.q, qkv.k, qkv.v);
   if constexpr (sizeof(Float) == 2 && same_type)
     if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream);
+  if constexpr (sizeof(Float) == 2)
+    if (on_hopper)
+      return hopper_attention_backward(dqkv, row_dots, hopper.workspace, dout, out, qkv, lse, sizes, stream);
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size))
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream);

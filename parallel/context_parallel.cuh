@@ -42,6 +42,11 @@ class ContextParallel {
   // them; then our own kernels do.
   std::string plan(const AttentionSizes& largest) { return is_ring() ? ring_.plan(largest) : ulysses_.plan(largest); }
 
+  // The largest attention that this rank computes at a time.
+  AttentionSizes largest_attention(const AttentionSizes& largest) const {
+    return keeps_heads() ? ulysses_.of_own_heads(largest) : largest;
+  }
+
   // Does forward() keep all rows of this rank's heads for backward()? Else it keeps this rank's rows of all heads.
   bool keeps_heads() const { return !is_ring() && size() > 1; }
 

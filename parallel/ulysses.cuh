@@ -37,6 +37,11 @@ class Ulysses {
     messages_ = arena.take<Float>(values);
   }
 
+  // All rows of this rank's heads.
+  AttentionSizes of_own_heads(const AttentionSizes& own) const {
+    return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
+  }
+
   // Plans attention by a library. Returns an empty string, or why it can't do it.
   std::string plan(const AttentionSizes& own) {
     const AttentionSizes heads = of_own_heads(own);
@@ -68,9 +73,6 @@ class Ulysses {
   }
 
  private:
-  AttentionSizes of_own_heads(const AttentionSizes& own) const {
-    return square_attention(own.batch, own.queries * ranks_.size(), own.heads / ranks_.size(), own.head_size);
-  }
   // Elements of a message: a sample's rows of one rank, and the heads of one rank.
   size_t message(int parts, const AttentionSizes& own) const {
     return size_t(own.queries) * parts * own.channels() / ranks_.size();

@@ -82,8 +82,9 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
       ->check(in_range(0, 1 << 20));
   app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
       ->check(CLI::IsMember({"none", "gelu", "block"}));
-  app.add_option("--attention", o.attention, "cudnn, own (our kernels), or auto: cudnn where it is compiled in and can")
-      ->check(CLI::IsMember({"auto", "cudnn", "own"}));
+  app.add_option("--attention", o.attention,
+                 "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: cudnn where it is compiled in and can")
+      ->check(CLI::IsMember({"auto", "cudnn", "own", "hopper"}));
 }
 
 void add_training_options(CLI::App& app, Options& o) {

@@ -34,7 +34,7 @@ for file in ${files[*]}; do
   kernel=$(basename "$file" .cuh)
   case $kernel in
     common) test=test_cross_entropy ;;  # which uses both block reductions
-    flash_attention) test=test_attention ;;
+    flash_attention | hopper_attention*) test=test_attention ;;
     *) test=test_$kernel ;;
   esac
   for line in $(grep -nE '^[^/]*__sync(threads|warp)\(' "$copy/whole/$file" | cut -d: -f1); do

@@ -7,6 +7,11 @@ namespace {
 
 using Sizes = AttentionSizes;
 
+const auto on_hopper = doctest::skip([] {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) == cudaSuccess && !has_wgmma();  // without a device the tests say what is wrong
+}());
+
 // How the rows of a tensor lie in memory: in one of `parts` of each row, in one of `halves` of each sample, with a gap
 // after each row.
 struct Layout {
@@ -65,8 +70,8 @@ class PlacedTensor {
 };
 
 // Which body: the one that attention_forward and attention_backward choose of our own, that for tensor cores, which the
-// CPU device emulates, or the library's.
-enum class Body { chosen, tensor_cores, library };
+// CPU device emulates, that for Hopper, emulated too, or the library's.
+enum class Body { chosen, tensor_cores, hopper, library };
 
 // As in test/attention_reference.h: qkv and dqkv have as many rows as there are queries or keys, whichever are more.
 struct Results {
@@ -89,13 +94,20 @@ Results run(const Sizes& s, Body body, const std::vector<T>& qkv, const std::vec
   const QkvHeads<const T> x{q.template heads<const T>(), k.template heads<const T>(), v.template heads<const T>()};
   const QkvHeads<Gradient> dx{dq.template heads<Gradient>(), dk.template heads<Gradient>(),
                               dv.template heads<Gradient>()};
-  if (body != Body::tensor_cores) {
+  if (body == Body::chosen || body == Body::library) {
     CHECK(attention_is_planned<T>(s, strides_of(x, o)) == (body == Body::library));
     attention_forward(o, lse.data(), x, s, test_stream());
     attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
   } else if constexpr (sizeof(T) == 2) {
-    flash_attention_forward(o, lse.data(), x, s, test_stream());
-    flash_attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
+    if (body == Body::hopper) {
+      Buffer<float> workspace(hopper_attention_workspace(s));
+      hopper_attention_forward(o, lse.data(), x, s, test_stream());
+      hopper_attention_backward(dx, row_dots.data(), workspace.data(), d_o, o_in, x, lse.data(), s, test_stream());
+      CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+    } else {
+      flash_attention_forward(o, lse.data(), x, s, test_stream());
+      flash_attention_backward(dx, row_dots.data(), d_o, o_in, x, lse.data(), s, test_stream());
+    }
   }
   Results r{std::vector<double>(dout.size()), lse.numbers(), std::vector<double>(qkv.size())};
   out.add_to(r.out, s.queries, 1, 0);
@@ -214,6 +226,47 @@ TEST_CASE_TEMPLATE("attention of rectangles on tensor cores", T, __nv_bfloat16, 
   check<T>({1, 37, 101, 1, 64, true, 64}, body, cache);
   check<T, float>({1, 65, 100, 1, 80, true, 10}, body, halves);
   check<T>({1, 20, 30, 1, 40, true, 50}, body, cache);
+}
+
+// Sizes leave tails in tiles of 64 and 128. Of fp16 only the instructions differ.
+TEST_CASE("attention on Hopper" * on_hopper) {
+  using T = __nv_bfloat16;
+  const Body body = Body::hopper;
+  const Layouts cache{alone, spaced, spaced};
+  check<T>(square(1, 130, 3, 64), body);                      // two tiles of queries and keys; blocks do one head or two
+  check<T, float>({1, 200, 133, 1, 80, false}, body, cache);  // head size padded to 128; backward, 4 tiles of queries
+  check<T>({1, 20, 140, 1, 8, true, 50}, body, cache);        // nobody sees the last tile of keys
+  check<__half>(square(1, 9, 2, 8), body);
+  check_non_finite<T>(square(1, 9, 2, 8), body, NAN, 1);
+  if (!has_tensor_cores) return;  // to play them takes long
+  for (int head_size : {64, 128}) {
+    check<T>(square(2, 300, 3, head_size), body);
+    check<__half>(square(1, 700, 2, head_size), body);
+    check<T>(square(1, 1, 1, head_size), body);
+    check<T, float>({2, 70, 1, 2, head_size, false}, body, cache);
+    check<T>({1, 131, 37, 1, head_size, false}, body, {second_half, first_half, alone});
+    check<T, float>({1, 65, 400, 1, head_size - 8, true, 10}, body, cache);
+  }
+}
+
+// They are zeros in the tile, whose score 0 may be far above all others.
+TEST_CASE("attention on Hopper: keys past the last count for nothing" * on_hopper) {
+  const Sizes s{1, 9, 20, 1, 8, false};
+  auto [qkv, dout] = Inputs<__nv_bfloat16>(s);
+  for (size_t i = 0; i < qkv.size(); ++i)
+    if (i / s.head_size % 3 < 2) qkv[i] = from_float<__nv_bfloat16>(i / s.head_size % 3 == 0 ? 20 : -20);
+  for (double gradient : run(s, Body::hopper, qkv, dout).dqkv) CHECK(std::isfinite(gradient));
+}
+
+TEST_CASE("attention on Hopper: the same bits each time" * on_hopper) {
+  const Sizes s = has_tensor_cores ? square(16, 1024, 12, 64) : square(1, 130, 1, 8);
+  const auto [qkv, dout] = Inputs<__nv_bfloat16>(s);
+  const Results first = run(s, Body::hopper, qkv, dout);
+  for (int i = 0; i < (has_tensor_cores ? 5 : 1); ++i) {
+    const Results again = run(s, Body::hopper, qkv, dout);
+    CHECK(same_bits(again.out, first.out));
+    CHECK(same_bits(again.dqkv, first.dqkv));
+  }
 }
 
 // The keys from `first` on.
@@ -357,9 +410,10 @@ TEST_CASE("eight rows of a tile's chunk share no bank of shared memory") {
 
 TEST_CASE_TEMPLATE("attention: infinity and NaN come through", T, __nv_bfloat16, __half) {
   if (!large_shapes) return;
-  for (Body body : {Body::chosen, Body::tensor_cores})
+  for (Body body : {Body::chosen, Body::tensor_cores, Body::hopper})
     for (float value : {float(INFINITY), float(NAN)})
-      for (int part : {0, 1, 2, 3}) check_non_finite<T>(square(1, 70, 2, 64), body, value, part);
+      for (int part : {0, 1, 2, 3})
+        if (body != Body::hopper || (has_tensor_cores && has_wgmma())) check_non_finite<T>(square(1, 70, 2, 64), body, value, part);
 }
 
 // Whether the library is there and does this shape, as it will from then on: these tests are the last.

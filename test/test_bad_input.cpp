@@ -56,6 +56,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--dtype fp16 --reduce-dtype bf16", {"--reduce-dtype bf16", "--dtype bf16"});
   refuses("--recompute all", {"--recompute", "all", "none,gelu,block"});
   refuses("--attention flash", {"--attention", "flash", "auto,cudnn,own"});
+  refuses("--attention hopper", {"--attention hopper", "leave the option out"});  // fp32
   refuses("--attention cudnn", {"--attention cudnn", "cuDNN", "leave the option out"});  // fp32, on a GPU
   refuses("--ceilings marks.json", {"--ceilings 'marks.json'", "--profile"});
   refuses("--checkpoint-every 1 --out ''", {"--out ''", "name a folder"});

@@ -1,4 +1,6 @@
 // Hopper's asynchronous instructions against what the PTX ISA documents of them, and the matrix product made of them.
+#include <numeric>
+
 #include "dev/ladders/matmul_wgmma.cuh"
 #include "test/kernel_test.cuh"
 
@@ -60,6 +62,41 @@ TEST_CASE("barriers: threads wait for each other over many phases" * on_hopper) 
   for (int round = 0; round < rounds; ++round) expected.insert(expected.end(), receivers, 1 + round * round);
   Buffer<int> out(expected.size());
   rounds_kernel<<<1, receivers + 1, 0, test_stream()>>>(out.data(), rounds);
+  CHECK(out.get() == expected);
+}
+
+namespace {
+
+// Two groups of 64 threads take turns to change the same numbers. The first turn of all is announced before the loop,
+// so the first group waits once more after it.
+__global__ void turns_kernel(unsigned* out, int turns) {
+  __shared__ unsigned numbers[64];
+  const int group = threadIdx.x / 64, t = threadIdx.x % 64, own = 1 + group, other = 2 - group;
+  if (group == 1) {
+    numbers[t] = t;
+    announce_at(other, 128);
+  }
+  for (int turn = 0; turn < turns; ++turn) {
+    wait_at(own, 128);
+    numbers[t] = 3 * numbers[t] + group;
+    if (turn == turns - 1) out[group * 64 + t] = numbers[t];
+    announce_at(other, 128);
+  }
+  if (group == 0) wait_at(own, 128);
+}
+
+}  // namespace
+
+TEST_CASE("numbered barriers: two groups of threads take turns" * on_hopper) {
+  const int turns = 5;
+  std::vector<unsigned> numbers(64), expected;
+  std::iota(numbers.begin(), numbers.end(), 0);
+  for (int turn = 0; turn < 2 * turns; ++turn) {
+    for (unsigned& x : numbers) x = 3 * x + turn % 2;
+    if (turn >= 2 * turns - 2) expected.insert(expected.end(), numbers.begin(), numbers.end());
+  }
+  Buffer<unsigned> out(expected.size());
+  turns_kernel<<<1, 128, 0, test_stream()>>>(out.data(), turns);
   CHECK(out.get() == expected);
 }
 
@@ -141,6 +178,89 @@ TEST_CASE_TEMPLATE("store_box: any place, nothing outside" * on_hopper, T, __nv_
   }
 }
 
+namespace {
+
+constexpr int stack_box_rows = 16;
+
+// Copies a box of one stack to the same place of another.
+__global__ void copy_box_kernel(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to,
+                                StackPlace at) {
+  alignas(1024) __shared__ uint16_t box[stack_box_rows * box_columns];
+  __shared__ Barrier full;
+  make_barriers(&full, 1, 1);
+  if (threadIdx.x == 0) {
+    arrive_expecting(full, sizeof box);
+    load_box(box, from, at, full);
+    wait(full, 0);
+    store_box(to, at, box);
+    commit_stores();
+    wait_for_stores<0>();
+  }
+}
+
+}  // namespace
+
+// Elements of the box that are outside of its matrix, in memory those of other matrices, arrive as zeros and stay.
+TEST_CASE("boxes of a stack: heads of samples, in rows with strides" * on_hopper) {
+  const int rows = 21, columns = 24, heads = 3, samples = 2, row_stride = 104, sample_stride = rows * row_stride + 8;
+  std::vector<uint16_t> numbers(samples * sample_stride);
+  std::iota(numbers.begin(), numbers.end(), 1);
+  for (const StackPlace& at : {StackPlace{0, 0, 0, 0}, {1, 2, 16, 0}, {1, 1, 8, 8}, {0, 2, 5, -8}}) {
+    CAPTURE(at.row);
+    std::vector<uint16_t> expected(numbers.size(), 0xffff);
+    for (int row = std::max(at.row, 0); row < std::min(at.row + stack_box_rows, rows); ++row)
+      for (int c = std::max(at.column, 0); c < columns; ++c) {
+        const int place = at.outer * sample_stride + at.inner * columns + row * row_stride + c;
+        expected[place] = numbers[place];
+      }
+    Buffer<uint16_t> from(numbers), to(numbers.size());
+    auto map = [&](Buffer<uint16_t>& memory) {
+      const auto* data = reinterpret_cast<const __half*>(memory.data());
+      return make_tensor_map(
+          MatrixStack<const __half>{data, rows, columns, heads, samples, row_stride, columns, sample_stride},
+          stack_box_rows);
+    };
+    copy_box_kernel<<<1, 32, 0, test_stream()>>>(map(from), map(to), at);
+    CHECK(to.get() == expected);
+  }
+}
+
+namespace {
+
+constexpr int added_floats = 32;
+
+// Blocks take their number, and add to the same floats in the order of numbers; the first stores.
+__global__ void add_in_order_kernel(float* sums, unsigned* ticket, unsigned* counter) {
+  alignas(16) __shared__ float own[added_floats];
+  __shared__ unsigned number;
+  if (threadIdx.x == 0) number = atomicAdd(ticket, 1u);
+  __syncthreads();
+  own[threadIdx.x] = number == 0 ? 1 : 1 / (float(number) + threadIdx.x);
+  share_with_engines();
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  wait_for_count(counter, number);
+  if (number == 0) store_floats(sums, own, sizeof own);
+  else add_floats(sums, own, sizeof own);
+  commit_stores();
+  finish_stores();
+  count_up(counter);
+}
+
+}  // namespace
+
+TEST_CASE("blocks add floats one after the other" * on_hopper) {
+  const unsigned blocks = 200;
+  Buffer<float> sums(added_floats);
+  Buffer<unsigned> numbers(std::vector<unsigned>(2));
+  add_in_order_kernel<<<blocks, added_floats, 0, test_stream()>>>(sums.data(), numbers.data(), numbers.data() + 1);
+  std::vector<float> expected(added_floats, 1);
+  for (unsigned number = 1; number < blocks; ++number)
+    for (int i = 0; i < added_floats; ++i) expected[i] += 1 / (float(number) + i);
+  CHECK(sums.get() == expected);
+  CHECK(numbers.get() == std::vector<unsigned>(2, blocks));
+}
+
 // ---- a ring of stages
 
 namespace {
@@ -197,8 +317,10 @@ namespace {
 constexpr int depth = 64;
 
 // sums (64, N) = or += a (64, 64) · b (64, N), which is stored so for b_along_n, else as its transpose. Four products,
-// in two groups.
-template <class T, bool b_along_n, int N>
+// in two groups. For along_m, the transpose of a is given.
+enum class Left { along_k, along_m, registers };
+
+template <class T, bool b_along_n, int N, Left left>
 __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                                 bool add) {
   extern __shared__ __align__(1024) char memory[];
@@ -218,12 +340,20 @@ __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a
   for (int j = 0; j < N / 8; ++j)
     for (int i = 0; i < 4; ++i) sum[j][i] = *place(j, i);
   wait(full, 0);
+  uint32_t rows[depth / 16][4];
+#pragma unroll
+  for (int k = 0; k < depth / 16; ++k)
+    for (int r = 0; r < 4; ++r)
+      memcpy(&rows[k][r], &a_box[in_box(first_row + r % 2 * 8, 16 * k + r / 2 * 8 + first_column)], 4);
   order_registers();
 #pragma unroll
   for (int k = 0; k < depth / 16; ++k) {
     const auto columns = b_along_n ? along_n<depth>(b_boxes, k * bytes_of_16_along_n)
                                    : along_k(b_boxes, k * bytes_of_16_along_k);
-    multiply_m64k16<T, b_along_n>(sum, along_k(a_box, k * bytes_of_16_along_k), columns, add || k > 0);
+    if constexpr (left == Left::registers) multiply_m64k16<T, b_along_n>(sum, rows[k], columns, add || k > 0);
+    else if constexpr (left == Left::along_k)
+      multiply_m64k16<T, b_along_n>(sum, along_k(a_box, k * bytes_of_16_along_k), columns, add || k > 0);
+    else multiply_m64k16<T, b_along_n, true>(sum, along_m(a_box, k * bytes_of_16_along_n), columns, add || k > 0);
     if (k == 1) commit_products();
   }
   commit_products();
@@ -235,9 +365,9 @@ __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a
 }
 
 // On integers: the sums are exact.
-template <class T, bool b_along_n, int N>
+template <class T, bool b_along_n, int N, Left left = Left::along_k>
 void check_products(bool add) {
-  CAPTURE(b_along_n); CAPTURE(N); CAPTURE(add);
+  CAPTURE(b_along_n); CAPTURE(N); CAPTURE(add); CAPTURE(int(left));
   const auto a = random_integers<T>(64 * depth, 9), b = random_integers<T>(depth * N, 9, 2);
   const auto start = random_integers<float>(64 * N, 1000, 3);
   std::vector<float> expected(64 * N);
@@ -245,7 +375,7 @@ void check_products(bool add) {
     for (int column = 0; column < N; ++column) {
       float& sum = expected[row * N + column] = add ? start[row * N + column] : 0;
       for (int k = 0; k < depth; ++k)
-        sum += to_float(a[row * depth + k]) * to_float(b[b_along_n ? k * N + column : column * depth + k]);
+        sum += to_float(a[left == Left::along_m ? k * 64 + row : row * depth + k]) * to_float(b[b_along_n ? k * N + column : column * depth + k]);
     }
   Buffer<T> a_d(a), b_d(b);
   Buffer<float> sums(64 * N);  // NaN, which stays NaN if something is added to it
@@ -254,15 +384,23 @@ void check_products(bool add) {
   const TensorMap b_map = b_along_n ? make_tensor_map(b_d.data(), depth, N, depth)
                                     : make_tensor_map(b_d.data(), N, depth, N);
   const int bytes = (64 + N) * depth * int(sizeof(T));
-  allow_shared_memory(products_kernel<T, b_along_n, N>, bytes);
-  products_kernel<T, b_along_n, N><<<1, 128, bytes, test_stream()>>>(sums.data(), a_map, b_map, add);
+  const auto kernel = products_kernel<T, b_along_n, N, left>;
+  allow_shared_memory(kernel, bytes);
+  kernel<<<1, 128, bytes, test_stream()>>>(sums.data(), a_map, b_map, add);
   CHECK(sums.get() == expected);
 }
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("multiply_m64k16: both widths, both ways that b can lie" * on_hopper, T, __nv_bfloat16, __half) {
+TEST_CASE_TEMPLATE("multiply_m64k16: all widths, all ways that a and b can lie" * on_hopper, T, __nv_bfloat16,
+                   __half) {
   for (bool add : {false, true}) {
+    check_products<T, false, 64>(add);
+    check_products<T, true, 64>(add);
+    check_products<T, true, 64, Left::registers>(add);
+    check_products<T, false, 64, Left::registers>(add);
+    check_products<T, true, 128, Left::registers>(add);
+    check_products<T, true, 64, Left::along_m>(add);
     check_products<T, false, 128>(add);
     check_products<T, false, 256>(add);
     check_products<T, true, 128>(add);

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/device/hopper.cuh"
 #include "kernels/matmul.cuh"
 #include "model.cuh"
 #include "runtime/checkpoint.h"
@@ -226,6 +227,12 @@ TEST_CASE("ten steps of AdamW equal the reference") {
     // Weights are rounded from fp32 masters anew in each step: the loss is no further off than that of the first.
     CHECK_WITHIN("bf16 losses", distance(bf16.losses, reference.tensor("losses")), loss_tolerance<__nv_bfloat16>);
     CHECK_WITHIN("fp16 losses", distance(fp16.losses, reference.tensor("losses")), loss_tolerance<__half>);
+    const auto hopper = load_model<__nv_bfloat16>(reference, {.hopper_attention = true});
+    CHECK(hopper->attention_problem().empty() == (has_wgmma() && reference.shape.head_size() % 8 == 0));
+    if (!hopper->attention_problem().empty()) continue;
+    const Curve on_hopper = train(*hopper, reference);
+    CHECK(on_hopper != bf16);
+    CHECK_WITHIN("hopper losses", distance(on_hopper.losses, reference.tensor("losses")), loss_tolerance<__nv_bfloat16>);
   }
 }
 

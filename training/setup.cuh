@@ -75,6 +75,7 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
        .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
        .samples = samples,
        .library_attention = o.attention == "cudnn" || (o.attention == "auto" && training),
+       .hopper_attention = o.attention == "hopper",
        .store = {.stage = o.zero,
                  .training = training,
                  .stochastic_rounding = o.stochastic_rounding,
@@ -82,7 +83,7 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed}},
       job.mesh, job.stream);
-  if (o.attention == "cudnn" && !model->attention_problem().empty())
-    usage_error("--attention cudnn: ", model->attention_problem(), "; leave the option out");
+  if ((o.attention == "cudnn" || o.attention == "hopper") && !model->attention_problem().empty())
+    usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");
   return model;
 }

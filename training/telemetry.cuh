@@ -18,6 +18,7 @@
 #include "training/tracing.cuh"
 
 inline std::string attention_body(const Options& o, const Model& model) {
+  if (o.attention == "hopper") return "own kernels for Hopper";
   if (o.attention != "own" && model.attention_problem().empty()) return model.library_attention();
   return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
 }
@@ -84,7 +85,8 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, s
               s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model.tensors().parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "");
   std::printf("device    %s\n", job.device.c_str());
-  if (!model.library_attention().empty()) std::printf("attention %s\n", attention_body(o, model).c_str());
+  if (!model.library_attention().empty() || o.attention == "hopper")
+    std::printf("attention %s\n", attention_body(o, model).c_str());
   if (!job.is_alone())
     std::printf("mesh      %s%s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
                 context_text(o).c_str(), pipeline_text(o).c_str(), job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());

@@ -87,6 +87,11 @@ bool suits_tensor_cores(const Operation<T>& o) {
 }
 
 template <template <class> class Operation, class T>
+bool suits_hopper(const Operation<T>& o) {
+  return has_wgmma() && suits_tensor_cores(o);
+}
+
+template <template <class> class Operation, class T>
 bool suits_library(const Operation<T>& o) {
   return plan_attention<T>(o.batch, o.seq_len, o.heads, o.head_size).empty();
 }

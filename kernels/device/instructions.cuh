@@ -1,6 +1,6 @@
-// Warp-level and architecture-specific instructions, each wrapped once by name. This is the only file in kernels/ that
-// asks which device it is compiled for (dev/ladders/hopper.cuh does, too). Each wrapper has a body for the CPU in
-// cpu/instructions.h.
+// Warp-level and architecture-specific instructions, each wrapped once by name. Only this file and the one of Hopper's
+// instructions, kernels/device/hopper.cuh, ask which device they are compiled for. Each wrapper has a body for the CPU
+// in cpu/instructions.h.
 #pragma once
 
 #include <cuda_bf16.h>

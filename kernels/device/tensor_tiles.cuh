@@ -100,36 +100,49 @@ __device__ inline void multiply_transposed(float (&sum)[M][N][4], const T* own, 
   }
 }
 
-// x and y rounded to T: x in the lower half of the result, y in the upper.
+// x and y rounded to T: x in the lower half of the result, y in the upper. One instruction.
 template <class T>
 __device__ inline uint32_t round_pair(float x, float y) {
-  const Pack<T, 2> pair{{from_float<T>(x), from_float<T>(y)}};
   uint32_t bits;
-  memcpy(&bits, &pair, sizeof bits);
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 pair = __floats2half2_rn(x, y);
+    memcpy(&bits, &pair, sizeof bits);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    memcpy(&bits, &pair, sizeof bits);
+  }
   return bits;
+}
+
+// x (16 × 8N), rounded to T, as left operands a[k] of columns 16k to 16k + 16.
+template <class T, int K, int N>
+__device__ inline void round_left(uint32_t (&a)[K][4], const float (&x)[N][4]) {
+  static_assert(N == 2 * K);
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&pairs)[4] = x[2 * k + i / 2];
+      a[k][i] = round_pair<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
+    }
 }
 
 // sum (16M × HS) += x (16M × 8N, rounded to T) · (rows 0..8N of the tile)
 template <int HS, int M, int N, class T>
 __device__ inline void multiply(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], const T* tile) {
+  uint32_t a[M][N / 2][4];
+#pragma unroll
+  for (int m = 0; m < M; ++m) round_left<T>(a[m], x[m]);
 #pragma unroll
   for (int k = 0; k < N / 2; ++k) {
-    uint32_t a[M][4];
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&pairs)[4] = x[m][2 * k + i / 2];
-        a[m][i] = round_pair<T>(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
-      }
 #pragma unroll
     for (int n = 0; n < HS / 8; n += 2) {
       uint32_t b[4];
       load_right<HS>(b, tile, 16 * k, 8 * n);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        multiply_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
-        multiply_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
+        multiply_m16n8k16<T>(sum[m][n], a[m][k], b[0], b[1]);
+        multiply_m16n8k16<T>(sum[m][n + 1], a[m][k], b[2], b[3]);
       }
     }
   }

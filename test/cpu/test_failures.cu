@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "dev/ladders/hopper.cuh"
+#include "kernels/device/hopper.cuh"
 #include "test/kernel_test.cuh"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -11,6 +11,9 @@
 // it). In round r of the ring the consumer waits for `full` with parity r % 2, and the producer for `empty` with the
 // other parity.
 //
+// Numbered barriers (PTX ISA, "bar"), 1 to 15; 0 is that of __syncthreads. `threads`, a multiple of 32, come to one:
+// some wait there until all have come, the others only announce themselves and go on. Then it begins anew.
+//
 // Boxes (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management"). One thread has the copy
 // engine move a box of box_rows × 64 elements between shared memory and a row-major matrix; (row, column) is the box's
 // first element in the matrix. Elements outside the matrix arrive as zeros, and are not stored; their bytes count. Row
@@ -18,6 +21,8 @@
 // all banks:
 //
 //   chunk c of row r is at place c xor (r mod 8)
+//
+// The matrix may be one of many (MatrixStack): then a box's place is given by the number of its matrix, too.
 //
 // The hardware takes r mod 8 from the address (bits 7 to 9 change bits 4 to 6), so boxes begin at multiples of 1,024
 // bytes. The copy engine and the tensor cores see what threads have written to shared memory only after
@@ -27,7 +32,8 @@
 //
 //   sum (64 × N, float) = or += a (64 × 16) · b (16 × N)
 //
-// a and b, 16-bit numbers, are read from boxes, described by 64 bits ("Matrix descriptor"; bytes in units of 16):
+// a and b, 16-bit numbers, are read from boxes (a also from registers, where each warp has its 16 rows as the left
+// operand of multiply_m16n8k16). A box is described by 64 bits ("Matrix descriptor"; bytes in units of 16):
 //
 //   bits  0..13  address of the first element      bits 32..45  bytes from 8 rows of the box to the next 8: 1,024
 //   bits 16..29  bytes from box to box             bits 62..63  1: rows of 128 bytes, permuted as above
@@ -35,9 +41,10 @@
 //   along_k      a row of the box is 64 of k: it holds a (M,K), or the transpose (N,K) of b. Its rows are those of m or
 //                n. One box has all 16 of k of a product, so bits 16..29 are not used.
 //   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are those of k; box n / 64 has column n.
+//   along_m      a row of the box is all 64 of m: it holds the transpose (K,M) of a. Its rows are those of k.
 //
-// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n. Lane l of warp w (lane:
-// a thread's number in its warp) holds
+// So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n and along_m. Lane l of
+// warp w (lane: a thread's number in its warp) holds
 //
 //   sum[j][i]    row 16·w + l/4 + 8·(i/2), column 8·j + 2·(l%4) + i%2
 //
@@ -55,6 +62,18 @@ constexpr int box_columns = 64;                // of 2 bytes
 constexpr int bytes_of_8_rows = 8 * 128;       // of a box, after which the permutation repeats
 constexpr int bytes_of_16_along_k = 16 * 2;    // from one product's operand to the next one's
 constexpr int bytes_of_16_along_n = 16 * 128;
+
+// Matrices of the same shape: matrix (inner, outer), row r, column c is data[inner·inner_stride + outer·outer_stride +
+// r·row_stride + c]. Strides and address are multiples of 16 bytes.
+template <class T>
+struct MatrixStack {
+  T* data;
+  int rows, columns, inner, outer;
+  int64_t row_stride, inner_stride, outer_stride;
+};
+struct StackPlace {
+  int outer, inner, row, column;
+};
 
 inline bool has_wgmma() {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
@@ -105,6 +124,14 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
              "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
+__device__ inline void wait_at(int number, int threads) {
+  HOPPER_ASM("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
+__device__ inline void announce_at(int number, int threads) {
+  HOPPER_ASM("bar.arrive %0, %1;" :: "r"(number), "r"(threads) : "memory");
+}
+
 // ---- boxes
 
 using TensorMap = CUtensorMap;  // a kernel takes it as `const __grid_constant__ TensorMap`
@@ -123,30 +150,62 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// The map of the row-major `matrix`, cut into boxes of box_rows (at most 256) × 64. Its rows are multiples of 16 bytes.
+// `rank` dimensions, the innermost first; strides, in bytes, from the second on.
 template <class T>
-TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
+TensorMap encode_tensor_map(const T* tensor, int rank, const cuuint64_t* size, const cuuint64_t* stride,
+                            const cuuint32_t* box) {
   static_assert(sizeof(T) == 2);
   static const auto encode = tensor_map_encoder();
   constexpr auto type =
       std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const cuuint64_t size[] = {cuuint64_t(columns), cuuint64_t(rows)}, stride[] = {columns * sizeof(T)};  // of a row
-  const cuuint32_t box[] = {box_columns, cuuint32_t(box_rows)}, step[] = {1, 1};
+  const cuuint32_t step[] = {1, 1, 1, 1};
   TensorMap map;
-  const CUresult result = encode(&map, type, 2, const_cast<T*>(matrix), size, stride, box, step,
+  const CUresult result = encode(&map, type, rank, const_cast<std::remove_const_t<T>*>(tensor), size, stride, box, step,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    throw std::runtime_error("cuTensorMapEncodeTiled refuses a matrix of " + std::to_string(rows) + " × " +
-                             std::to_string(columns) + " (error " + std::to_string(result) +
-                             "): give a multiple of 8 columns, and an address that is a multiple of 16");
+    throw std::runtime_error("cuTensorMapEncodeTiled refuses rows of " + std::to_string(size[0]) + " elements, " +
+                             std::to_string(stride[0]) + " bytes apart (error " + std::to_string(result) +
+                             "): give strides and an address that are multiples of 16 bytes");
   return map;
+}
+
+// The map of the row-major `matrix`, cut into boxes of box_rows (at most 256) × 64. Its rows are multiples of 16 bytes.
+template <class T>
+TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) {
+  const cuuint64_t size[] = {cuuint64_t(columns), cuuint64_t(rows)}, stride[] = {columns * sizeof(T)};
+  const cuuint32_t box[] = {box_columns, cuuint32_t(box_rows)};
+  return encode_tensor_map(matrix, 2, size, stride, box);
+}
+
+// The map of all matrices of a stack. A box lies in one of them.
+template <class T>
+TensorMap make_tensor_map(const MatrixStack<T>& stack, int box_rows) {
+  const cuuint64_t size[] = {cuuint64_t(stack.columns), cuuint64_t(stack.inner), cuuint64_t(stack.rows),
+                             cuuint64_t(stack.outer)};
+  const cuuint64_t stride[] = {stack.inner_stride * sizeof(T), stack.row_stride * sizeof(T),
+                               stack.outer_stride * sizeof(T)};
+  const cuuint32_t box[] = {box_columns, 1, cuuint32_t(box_rows), 1};
+  return encode_tensor_map(stack.data, 4, size, stride, box);
 }
 
 // Starts a copy to `box`. When it is done, the barrier has counted box_rows · 128 bytes.
 __device__ inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
   HOPPER_ASM("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
              :: "r"(shared_address(box)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)) : "memory");
+}
+
+__device__ inline void load_box(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
+  HOPPER_ASM("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+             "[%0], [%1, {%2, %3, %4, %5}], [%6];"
+             :: "r"(shared_address(box)), "l"(&map), "r"(at.column), "r"(at.inner), "r"(at.row), "r"(at.outer),
+                "r"(shared_address(&barrier)) : "memory");
+}
+
+__device__ inline void store_box(const TensorMap& map, StackPlace at, const void* box) {
+  HOPPER_ASM("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
+             :: "l"(&map), "r"(at.column), "r"(at.inner), "r"(at.row), "r"(at.outer), "r"(shared_address(box))
+             : "memory");
 }
 
 __device__ inline void store_box(const TensorMap& map, int row, int column, const void* box) {
@@ -162,6 +221,39 @@ __device__ inline void wait_for_stores() {
   HOPPER_ASM("cp.async.bulk.wait_group.read %0;" :: "n"(groups) : "memory");
 }
 
+// The copy engine stores floats of shared memory, or adds them to those that are there. Addresses and `bytes` are
+// multiples of 16.
+__device__ inline void store_floats(float* to, const float* from, int bytes) {
+  HOPPER_ASM("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+             :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+__device__ inline void add_floats(float* to, const float* from, int bytes) {
+  HOPPER_ASM("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+             :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
+// Waits until this thread's stores are done, and can be counted.
+__device__ inline void finish_stores() { HOPPER_ASM("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Stores of several blocks to the same memory, one after the other: each counts when its stores are finished, and first
+// waits until as many have counted as come before it.
+__device__ inline void count_up(unsigned* counter) {
+  HOPPER_ASM("fence.proxy.async;" ::: "memory");
+  __threadfence();
+  atomicAdd(counter, 1u);
+}
+__device__ inline void wait_for_count(unsigned* counter, unsigned count) {
+  HOPPER_ASM("{\n"
+             ".reg .pred early;\n"
+             ".reg .b32 now;\n"
+             "again:\n"
+             "ld.acquire.gpu.global.u32 now, [%0];\n"
+             "setp.ne.u32 early, now, %1;\n"
+             "@early bra again;\n"
+             "fence.proxy.async;\n"
+             "}" :: "l"(counter), "r"(count) : "memory");
+}
+
 __device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- products
@@ -170,9 +262,11 @@ struct MatrixDescriptor {
   uint64_t bits;
 };
 
+// An offset that is known when this is compiled costs one addition, because both halves are computed for themselves.
 __device__ inline MatrixDescriptor describe(const void* box, int offset, int bytes_to_next_box) {
-  const uint64_t address = shared_address(box) + offset;
-  return {address >> 4 | uint64_t(bytes_to_next_box >> 4) << 16 | uint64_t(bytes_of_8_rows >> 4) << 32 | 1ull << 62};
+  const uint32_t lower = (shared_address(box) >> 4) + (offset >> 4) + (bytes_to_next_box >> 4 << 16);
+  const uint32_t upper = bytes_of_8_rows >> 4 | 1u << 30;
+  return {uint64_t(upper) << 32 | lower};
 }
 
 __device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -184,54 +278,87 @@ __device__ inline void wait_for_products() {
   HOPPER_ASM("wgmma.wait_group.sync.aligned %0;" :: "n"(groups) : "memory");
 }
 
-// Waits until all are done. The compiler learns that `sum` has changed, and does not read it before.
-template <int J>
+// The same for a product that is done then. The compiler learns that `sum` has changed, and does not read it before.
+template <int groups = 0, int J>
 __device__ inline void wait_for_products(float (&sum)[J][4]) {
-  wait_for_products<0>();
+  wait_for_products<groups>();
 #pragma unroll
   for (int j = 0; j < J; ++j) asm volatile("" : "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3]));
 }
 
-// NUMBERS(7) is "%70, ..., %79". The operands of an asm: %0 to %(N/2 - 1) are sum, then a, b, add, transposed.
+// NUMBERS(7) is "%70, ..., %79". The operands of an asm: %0 to %(N/2 - 1) are sum, then come add, a and b.
 #define NUMBERS(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, " \
                       "%" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9"
+#define NUMBERS_32 NUMBERS() ", " NUMBERS(1) ", " NUMBERS(2) ", %30, %31"
 #define NUMBERS_60 NUMBERS() ", " NUMBERS(1) ", " NUMBERS(2) ", " NUMBERS(3) ", " NUMBERS(4) ", " NUMBERS(5)
 #define NUMBERS_64 NUMBERS_60 ", %60, %61, %62, %63"
 #define NUMBERS_128 NUMBERS_60 ", " NUMBERS(6) ", " NUMBERS(7) ", " NUMBERS(8) ", " NUMBERS(9) ", " NUMBERS(10) ", " \
                     NUMBERS(11) ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define SUM_4(j) "+f"(sum[j][0]), "+f"(sum[j][1]), "+f"(sum[j][2]), "+f"(sum[j][3])
 #define SUM_16(j) SUM_4(j), SUM_4(j + 1), SUM_4(j + 2), SUM_4(j + 3)
-#define SUM_64(j) SUM_16(j), SUM_16(j + 4), SUM_16(j + 8), SUM_16(j + 12)
-#define MULTIPLY(shape, type, numbers, a_number, b_number, add_number, transposed_number, ...)                      \
-  HOPPER_ASM("{\n"                                                                                                  \
-             ".reg .pred accumulate;\n"                                                                             \
-             "setp.ne.b32 accumulate, " add_number ", 0;\n"                                                         \
-             "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" numbers "}, " a_number ", " b_number  \
-             ", accumulate, 1, 1, 0, " transposed_number ";\n"  /* a and b times 1, 1; a is not transposed */       \
-             "}" : __VA_ARGS__ : "l"(a.bits), "l"(b.bits), "r"(int(add)), "n"(int(b_along_n)) : "memory")
-#define MULTIPLY_N128(type) MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "%65", "%66", "%67", SUM_64(0))
-#define MULTIPLY_N256(type) \
-  MULTIPLY("m64n256k16", type, NUMBERS_128, "%128", "%129", "%130", "%131", SUM_64(0), SUM_64(16))
+#define SUM_32(j) SUM_16(j), SUM_16(j + 4)
+#define SUM_64(j) SUM_32(j), SUM_32(j + 8)
+#define MULTIPLY(shape, type, numbers, add_number, a_and_b, ...)                                        \
+  HOPPER_ASM("{\n"                                                                                      \
+             ".reg .pred accumulate;\n"                                                                 \
+             "setp.ne.b32 accumulate, " add_number ", 0;\n"                                             \
+             "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" numbers "}, " a_and_b ";\n" \
+             "}" : __VA_ARGS__ : "memory")
+// Operands are times 1, 1, and from boxes perhaps transposed.
+#define FROM_BOXES "r"(int(add)), "l"(a.bits), "l"(b.bits), "n"(int(a_along_m)), "n"(int(b_along_n))
+#define FROM_REGISTERS "r"(int(add)), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "n"(int(b_along_n))
+#define BOXES_N64(type) \
+  MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "%33, %34, accumulate, 1, 1, %35, %36", SUM_32(0) : FROM_BOXES)
+#define BOXES_N128(type) \
+  MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "%65, %66, accumulate, 1, 1, %67, %68", SUM_64(0) : FROM_BOXES)
+#define BOXES_N256(type) \
+  MULTIPLY("m64n256k16", type, NUMBERS_128, "%128", "%129, %130, accumulate, 1, 1, %131, %132", \
+           SUM_64(0), SUM_64(16) : FROM_BOXES)
+#define REGISTERS_N64(type) \
+  MULTIPLY("m64n64k16", type, NUMBERS_32, "%32", "{%33, %34, %35, %36}, %37, accumulate, 1, 1, %38", \
+           SUM_32(0) : FROM_REGISTERS)
+#define REGISTERS_N128(type) \
+  MULTIPLY("m64n128k16", type, NUMBERS_64, "%64", "{%65, %66, %67, %68}, %69, accumulate, 1, 1, %70", \
+           SUM_64(0) : FROM_REGISTERS)
 
-template <class T, bool b_along_n, int J>
+template <class T, bool b_along_n, bool a_along_m = false, int J>
 __device__ inline void multiply_m64k16(float (&sum)[J][4], MatrixDescriptor a, MatrixDescriptor b, bool add) {
-  static_assert(J == 16 || J == 32, "N is 128 or 256");
+  static_assert(J == 8 || J == 16 || J == 32, "N is 64, 128 or 256");
   constexpr bool is_half = std::is_same_v<T, __half>;
-  if constexpr (J == 16 && is_half) MULTIPLY_N128("f16");
-  else if constexpr (J == 16) MULTIPLY_N128("bf16");
-  else if constexpr (is_half) MULTIPLY_N256("f16");
-  else MULTIPLY_N256("bf16");
+  if constexpr (J == 8 && is_half) BOXES_N64("f16");
+  else if constexpr (J == 8) BOXES_N64("bf16");
+  else if constexpr (J == 16 && is_half) BOXES_N128("f16");
+  else if constexpr (J == 16) BOXES_N128("bf16");
+  else if constexpr (is_half) BOXES_N256("f16");
+  else BOXES_N256("bf16");
 }
 
-#undef MULTIPLY_N256
-#undef MULTIPLY_N128
+template <class T, bool b_along_n, int J>
+__device__ inline void multiply_m64k16(float (&sum)[J][4], const uint32_t (&a)[4], MatrixDescriptor b, bool add) {
+  static_assert(J == 8 || J == 16, "N is 64 or 128");
+  constexpr bool is_half = std::is_same_v<T, __half>;
+  if constexpr (J == 8 && is_half) REGISTERS_N64("f16");
+  else if constexpr (J == 8) REGISTERS_N64("bf16");
+  else if constexpr (is_half) REGISTERS_N128("f16");
+  else REGISTERS_N128("bf16");
+}
+
+#undef REGISTERS_N128
+#undef REGISTERS_N64
+#undef BOXES_N256
+#undef BOXES_N128
+#undef BOXES_N64
+#undef FROM_REGISTERS
+#undef FROM_BOXES
 #undef MULTIPLY
 #undef SUM_64
+#undef SUM_32
 #undef SUM_16
 #undef SUM_4
 #undef NUMBERS_128
 #undef NUMBERS_64
 #undef NUMBERS_60
+#undef NUMBERS_32
 #undef NUMBERS
 
 // ---- registers: a warpgroup gives back those above `count` per thread, or waits until it can have so many. The
@@ -253,10 +380,13 @@ __device__ inline void take_registers() {
 #include "cpu/hopper.h"
 #endif
 
-// ---- the two ways in which an operand's box, or its row of boxes, can lie; `offset` in bytes
+// ---- the ways in which an operand's box, or its row of boxes, can lie; `offset` in bytes
 
 // (64 or N rows) × 64 of k: the rows of a, or the columns of b.
 __device__ inline MatrixDescriptor along_k(const void* box, int offset) { return describe(box, offset, 0); }
+
+// Some rows of k × 64 rows of a.
+__device__ inline MatrixDescriptor along_m(const void* box, int offset) { return describe(box, offset, 0); }
 
 // box_rows of k × 64 columns of b; the boxes of the next 64 columns follow each other.
 template <int box_rows>
