@@ -49,7 +49,7 @@ def loops(s, launch):
     "layernorm_backward_kernel": [rows / grid[0] / 2, rows / grid[0] / 2 * block / 32],
     "column_sum_kernel": [16],
     "add_partial_sums_kernel": [0, 1 if grid[1] == 2 else rows / 64 / 512, 1 / 16, 0],
-    "flash_backward_queries_kernel": [1, 1, 1, 1, (s.T / 48 + 2.67) / 2],
+    "flash_backward_queries_kernel": [(s.T / 48 + 2.67) / 2],
     "flash_backward_keys_kernel": [(s.T / 32 + 4) / 2],
     "token_embedding_backward_kernel": [1, 1, 8],
     "add_runs_kernel": [3, 0, 0, 0, 0, 0, 0],  # few blocks have a run
@@ -267,7 +267,7 @@ def expect(shape, operation, launch, function, is_main):
   instructions = warps * sum(times)
   special = warps * sum(count for count, i in zip(times, function.code) if i.is_a("MUFU", "F2F", "I2F", "F2I"))
   moved = warps * 32 * sum(count * instruction.bytes() for count, instruction in zip(times, function.code))
-  bytes_ = operation["bytes"] if is_main else moved
+  bytes_ = operation["bytes"] if is_main else min(moved, operation["bytes"])  # the rest comes from caches
 
   resident = resident_blocks(function, block, launch.shared)
   flight = function.in_flight() * block * min(resident, blocks / PROCESSORS)

@@ -169,18 +169,33 @@ flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, At
   store_rows<HS>(head_rows(out, sizes.queries, sizes.head_size), first_query, o, 1.0f);
 }
 
-// Σ_d a[d]·b[d] of a row, computed by the four lanes that share the row.
-template <class Float>
-__device__ inline float quad_dot(const Float* a, const Float* b, int head_size) {
-  float sum = 0;
-  for (int d = threadIdx.x % 4 * 8; d < head_size; d += 32) {
-    float x[8], y[8];
-    load(a + d, x);
-    load(b + d, y);
+// dots = Σ_d a[d]·b[d] of rows first, first + 1, ..., each computed by the four lanes that share it. Rows after the last one
+// are that one again. All loads are issued before the first is used.
+template <int HS, int M, class Float>
+__device__ inline void dot_rows(float (&dots)[M][2], const HeadRows<const Float>& a, const HeadRows<const Float>& b,
+                                int first) {
+  PackWords<Float, 8> a_packs[M][2][HS / 32] = {}, b_packs[M][2][HS / 32] = {};
+  for_each_row<M>([&](int row, int m, int half) {
+    const int existing = min(first + row, a.count - 1);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
-  }
-  return quad_sum(sum);
+    for (int pack = 0; pack < HS / 32; ++pack) {
+      const int d = 32 * pack + threadIdx.x % 4 * 8;
+      if (d >= a.head_size) continue;
+      a_packs[m][half][pack] = load_pack<8>(a[existing] + d);
+      b_packs[m][half][pack] = load_pack<8>(b[existing] + d);
+    }
+  });
+  for_each_row<M>([&](int, int m, int half) {
+    float sum = 0, x[8], y[8];
+#pragma unroll
+    for (int pack = 0; pack < HS / 32; ++pack) {
+      unpack(a_packs[m][half][pack], x);
+      unpack(b_packs[m][half][pack], y);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
+    }
+    dots[m][half] = quad_sum(sum);
+  });
 }
 
 // Computes dQ, and D (row_dots) for the next kernel.
@@ -207,10 +222,10 @@ flash_backward_queries_kernel(QkvHeads<Gradient> dqkv, float* row_dots, Heads<co
   copy_tile<HS, rows, flash_threads>(douts, d_o, block_first);
   copy_tile_pair<HS, J>(tiles, k, v, 0);
   float log_sums[M][2], dots[M][2];
+  dot_rows<HS>(dots, d_o, o, first_query);
   for_each_row<M>([&](int row, int m, int half) {
     const int query = min(first_query + row, sizes.queries - 1);  // later rows compute values that are not stored
     log_sums[m][half] = log2_e * head_statistics(lse, sizes.queries)[query];
-    dots[m][half] = quad_dot(d_o[query], o[query], sizes.head_size);
     if (threadIdx.x % 4 == 0 && first_query + row < sizes.queries)
       head_statistics(row_dots, sizes.queries)[query] = dots[m][half];
   });

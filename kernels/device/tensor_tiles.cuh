@@ -187,16 +187,32 @@ __device__ inline float quad_max(float value) {
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
-// Stores factor · row r of x to row first + r of `to`, for rows below its count and columns below head_size.
+// Stores factor · row r of x to row first + r of `to`, for rows below its count and columns below head_size. Four lanes
+// share a row; each has two columns of every 8. Floats of the four fill a sector of memory, 32 bytes. Elements of 16 bits
+// do if lanes exchange some: those of even number take four columns of 8, their neighbours four of the next 8.
 template <int HS, int M, class T>
 __device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor) {
-  const int lane_column = threadIdx.x % 4 * 2;
+  const int quad_lane = threadIdx.x % 4;
   for_each_row<M>([&](int row, int m, int half) {
-    if (first + row >= to.count) return;
+    const bool exists = first + row < to.count;
+    const auto pair = [&](int n, int i) { return factor * x[m][n][2 * half + i]; };
 #pragma unroll
-    for (int n = 0; n < HS / 8; ++n) {
-      const float pair[2] = {factor * x[m][n][2 * half], factor * x[m][n][2 * half + 1]};
-      if (8 * n < to.head_size) store(to[first + row] + 8 * n + lane_column, pair);
+    for (int n = 0; n < HS / 8; n += 2) {
+      if constexpr (sizeof(T) == 2) {
+        const bool odd = quad_lane % 2;
+        const uint32_t here = round_pair<T>(pair(n, 0), pair(n, 1)), next = round_pair<T>(pair(n + 1, 0), pair(n + 1, 1));
+        const uint32_t others = __shfl_xor_sync(0xffffffffu, odd ? here : next, 1);
+        const int column = 8 * (n + odd);
+        const uint2 four = odd ? uint2{others, next} : uint2{here, others};
+        if (exists && column < to.head_size)
+          *reinterpret_cast<uint2*>(to[first + row] + column + quad_lane / 2 * 4) = four;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float two[2] = {pair(n + i, 0), pair(n + i, 1)};
+          if (exists && 8 * (n + i) < to.head_size) store(to[first + row] + 8 * (n + i) + quad_lane * 2, two);
+        }
+      }
     }
   });
 }
