@@ -102,6 +102,7 @@ class GPT final : public Model {
       memory_.add("kv cache", [this](Arena& arena) {
         texts_.lay_out(arena, list_.chunks(), options_.samples, options_.cached_positions, largest().NH, largest().HS);
       });
+    if (mesh.is_imagined()) return;
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
