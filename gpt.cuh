@@ -491,8 +491,9 @@ class GPT final : public Model {
     reductions_ = arena.take<float>(std::max({layernorm_workspace(r, C), linear_workspace(R, std::max(4 * c, C)),
                                               embedding_workspace(R, C)}));
     lay_out_sums(arena);
-    gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
-    attention_workspace_bytes_ = library_attention_workspace_bytes();
+    const auto& elsewhere = options_.elsewhere;
+    gemm_workspace_ = arena.take<char>(elsewhere ? elsewhere->gemm : gemm_workspace_bytes);
+    attention_workspace_bytes_ = elsewhere ? elsewhere->attention : library_attention_workspace_bytes();
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
   }
 

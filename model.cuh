@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,11 @@
 // elements per row and layer); all activations of a block except its input (C elements per row).
 enum class Recompute { none, gelu, block };
 
+// Bytes of workspace that libraries take on a device that is not here, for a plan (planner/memory.cuh).
+struct LibraryWorkspaces {
+  size_t gemm, attention;
+};
+
 struct ModelOptions {
   ModelShape shape = {};
   int micro_batch = 0, seq_len = 0;
@@ -33,6 +39,7 @@ struct ModelOptions {
   int cached_positions = 0;        // in the cache of keys and values that text is generated with; 0: no cache
   int samples = 0;                 // so many texts are generated at a time, at most micro_batch
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
+  std::optional<LibraryWorkspaces> elsewhere = {};
   StoreOptions store = {};
 };
 

@@ -92,8 +92,8 @@ int train(Job& job) {
   Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
   const RankPlan own = allocated(*model, job.mesh, control.rank(), batches.buffers(), checkpoints.snapshot_bytes());
-  const Plan plan = gathered_plan(control, device, own);
-  describe(job, *model, data, memory_text(plan), step);
+  std::optional<Plan> plan = gathered_plan(control, device, own);
+  describe(job, *model, data, memory_text(*plan), step);
   if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
@@ -104,7 +104,6 @@ int train(Job& job) {
   job.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
   if (checkpoint && continues(o.out, start, checkpoint)) bill.restore(metrics_path(o.out), step);
   if (lock) claim_run_folder(o.out, start, checkpoint);
-  if (lock) write_plan(o.out, plan);
   checkpoints.describe();
   Telemetry telemetry(job, *model, tracing, bill, step);
   StepsInFlight in_flight(*model, job.mesh, o.dtype == "fp16");
@@ -124,6 +123,8 @@ int train(Job& job) {
   const auto finish_step = [&] {
     const FinishedStep finished = in_flight.finish();
     telemetry.finished(finished, step);
+    if (lock && plan) write_plan(o.out, *plan);  // a run that fails in its first step leaves nothing behind
+    plan.reset();
     stopping |= finished.stop && step < steps;
     if (finished.saved) checkpoints.complete();
     const StepResult& result = finished.result;
@@ -204,7 +205,7 @@ void plan(Options& o, const MeshShape& mesh) {
   const ModelShape shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-  const Plan plan = plan_of_memory(o, shape, mesh, this_device(properties.name));
+  const Plan plan = plan_of_memory(o, shape, mesh, this_device(properties.name, mesh.ranks()));
   if (o.json) {
     std::printf("%s\n", text_of(plan).c_str());
     return;

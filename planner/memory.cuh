@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/gemm_shape.h"
 #include "planner/plan.h"
 #include "runtime/checkpoint_writer.h"
 #include "training/checkpoints.cuh"
@@ -36,10 +38,22 @@ inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const 
   return rank_plan(model, mesh, rank, buffers.memory().categories(), Batches::memory_for(model).pinned_bytes(), snapshot);
 }
 
-// What a rank would allocate. Options are complete (complete_options), for the number of ranks of this mesh.
-inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, int rank) {
+// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its device; on
+// Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
+inline LibraryWorkspaces workspaces_elsewhere(const Options& o, const ModelShape& shape) {
+  const bool is_ring = o.cp_method == "ring", by_cudnn = o.dtype != "fp32" && o.attention != "own";
+  const size_t B = size_t(o.micro_batch), NH = size_t(shape.heads / o.tp / (is_ring ? 1 : o.cp));
+  const size_t T = size_t(o.seq_len / (is_ring ? o.cp : 1));
+  return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
+}
+
+// What a rank would allocate, on this device or elsewhere. Options are complete (complete_options), for the number of ranks of
+// this mesh.
+inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, int rank, bool is_here = true) {
   Mesh mesh(mesh_shape, rank);
-  const std::unique_ptr<Model> model = build_model_to_train(o, shape, mesh, nullptr);
+  std::optional<LibraryWorkspaces> elsewhere;
+  if (!is_here) elsewhere = workspaces_elsewhere(o, shape);
+  const std::unique_ptr<Model> model = build_model_to_train(o, shape, mesh, nullptr, elsewhere);
   const BatchMemory batches = Batches::memory_for(*model);
   DeviceMemory counted;
   counted.add("batches", [&](Arena& arena) { batches.lay_out(arena); });
@@ -48,16 +62,18 @@ inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshSha
   return rank_plan(*model, mesh, rank, counted.categories(), batches.pinned_bytes(), floats * sizeof(float));
 }
 
-// The device that this rank has, with what is free of it now.
-inline PlannedDevice this_device(const std::string& name) {
+// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's
+// memory; 1: they have divided it already, or are not on this host.
+inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  return {name, free_bytes, memory_reserve()};
+  const bool is_shared = device_attribute(cudaDevAttrIntegrated);
+  return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve()};
 }
 
 inline Plan plan_of_memory(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, const PlannedDevice& device) {
   Plan plan = {device, {}};
-  for (int rank = 0; rank < mesh_shape.ranks(); ++rank) plan.ranks.push_back(planned(o, shape, mesh_shape, rank));
+  for (int rank = 0; rank < mesh_shape.ranks(); ++rank) plan.ranks.push_back(planned(o, shape, mesh_shape, rank, device.is_here));
   return plan;
 }
 

@@ -85,8 +85,8 @@ const RankPlan& Plan::largest() const { return *std::ranges::max_element(ranks, 
 std::string text_of(const Plan& plan) {
   Object ranks = Object::array();
   for (const RankPlan& rank : plan.ranks) ranks.push_back(object_of(rank));
-  const auto& [name, bytes, reserve] = plan.device;
-  const Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}}},
+  const auto& [name, bytes, reserve, here] = plan.device;
+  const Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}, {"here", here}}},
                          {"fits", plan.fits()},
                          {"ranks", ranks},
                          {"step_ms", nullptr},
@@ -112,10 +112,11 @@ std::string memory_text(const Plan& plan) {
 }
 
 std::string fit_text(const Plan& plan) {
-  const auto& [name, bytes, reserve] = plan.device;
+  const auto& [name, bytes, reserve, here] = plan.device;
   const RankPlan& rank = plan.largest();
-  const std::string needed = "rank " + std::to_string(rank.rank) + " needs the most, " + bytes_text(rank.total()) + ", and " +
+  std::string needed = "rank " + std::to_string(rank.rank) + " needs the most, " + bytes_text(rank.total()) + ", and " +
                              bytes_text(reserve) + " are left to libraries; " + name + " has " + bytes_text(bytes) + " free";
+  if (!here) needed += " (workspaces of libraries by formulas)";
   if (plan.fits()) return "yes: " + needed;
   return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) +
          " too little: try a smaller --micro-batch, --recompute block, or more ranks with --zero, --tp or --pp";

@@ -3,7 +3,8 @@
 //
 // As JSON it is one object:
 //
-//   device       object: name; bytes, which a rank may use; reserve, bytes of these that are left to libraries
+//   device       object: name; bytes, which a rank may use; reserve, bytes of these that are left to libraries; here:
+//                is it the device of this machine? If not, libraries' workspaces are those of formulas
 //   fits         has the device room for every rank, and for the reserve?
 //   ranks        list, an object for each rank:
 //     rank         its number
@@ -23,10 +24,11 @@
 #include "kernels/device/bytes.h"
 #include "parallel/mesh_shape.h"
 
-// The device of each rank. A device that is not here has libraries whose workspaces are known by formulas only.
+// The device of each rank. If it is not here, the workspaces of its libraries are planned by formulas.
 struct PlannedDevice {
   std::string name;
   size_t bytes = 0, reserve = 0;
+  bool is_here = true;
 };
 
 struct RankPlan {

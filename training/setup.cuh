@@ -57,9 +57,11 @@ inline LossScale loss_scale_of(const Options& o) {
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};
 }
 
-// samples: so many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing.
+// samples: so many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and may
+// be planned for a device elsewhere.
 inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
-                                          bool training, int samples) {
+                                          bool training, int samples,
+                                          const std::optional<LibraryWorkspaces>& elsewhere = {}) {
   const Actions schedule = training ? schedule_of(o, mesh) : Actions();
   const int rows = o.micro_batch * (o.seq_len / o.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   std::unique_ptr<Model> model = make_model(
@@ -76,7 +78,8 @@ inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& sh
        .logit_chunks = std::min(chunks, rows),
        .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
        .samples = samples,
-       .library_attention = o.attention == "cudnn" || (o.attention == "auto" && training),
+       .library_attention = !elsewhere && (o.attention == "cudnn" || (o.attention == "auto" && training)),
+       .elsewhere = elsewhere,
        .store = {.stage = o.zero,
                  .training = training,
                  .stochastic_rounding = o.stochastic_rounding,
@@ -84,11 +87,12 @@ inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& sh
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed}},
       mesh, stream);
-  if (o.attention == "cudnn" && !model->attention_problem().empty())
+  if (o.attention == "cudnn" && !elsewhere && !model->attention_problem().empty())
     usage_error("--attention cudnn: ", model->attention_problem(), "; leave the option out");
   return model;
 }
 
-inline std::unique_ptr<Model> build_model_to_train(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream) {
-  return build_model(o, shape, mesh, stream, true, o.sample_every ? 1 : 0);
+inline std::unique_ptr<Model> build_model_to_train(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
+                                                   const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  return build_model(o, shape, mesh, stream, true, o.sample_every ? 1 : 0, elsewhere);
 }
