@@ -90,7 +90,7 @@ class GPT final : public Model {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention) attention_problem_ = cp_.plan(largest().attention());
-    if (options.hopper_attention) attention_problem_ = hopper_attention_problem<Float>(options.shape.head_size());
+    if (options.hopper_attention && !options.elsewhere) attention_problem_ = hopper_attention_problem<Float>(options.shape.head_size());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
@@ -103,6 +103,7 @@ class GPT final : public Model {
       memory_.add("kv cache", [this](Arena& arena) {
         texts_.lay_out(arena, list_.chunks(), options_.samples, options_.cached_positions, largest().NH, largest().HS);
       });
+    if (mesh.is_imagined()) return;
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));
@@ -494,8 +495,9 @@ class GPT final : public Model {
     reductions_ = arena.take<float>(std::max({layernorm_workspace(r, C), linear_workspace(R, std::max(4 * c, C)),
                                               embedding_workspace(R, C)}));
     lay_out_sums(arena);
-    gemm_workspace_ = arena.take<char>(gemm_workspace_bytes);
-    attention_workspace_bytes_ = library_attention_workspace_bytes();
+    const auto& elsewhere = options_.elsewhere;
+    gemm_workspace_ = arena.take<char>(elsewhere ? elsewhere->gemm : gemm_workspace_bytes);
+    attention_workspace_bytes_ = elsewhere ? elsewhere->attention : library_attention_workspace_bytes();
     attention_workspace_ = arena.take<char>(attention_workspace_bytes_);
     const AttentionSizes attention = cp_.largest_attention(largest().attention());
     const bool needs_sums = uses_hopper_attention() && options_.store.training;

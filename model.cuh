@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,11 @@
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
 // elements per row and layer); all activations of a block except its input (C elements per row).
 enum class Recompute { none, gelu, block };
+
+// Bytes of workspace that libraries take on a device that is not here, for a plan (planner/memory.cuh).
+struct LibraryWorkspaces {
+  size_t gemm, attention;
+};
 
 struct ModelOptions {
   ModelShape shape = {};
@@ -34,6 +40,7 @@ struct ModelOptions {
   int samples = 0;                 // so many texts are generated at a time, at most micro_batch
   bool library_attention = false;  // use a library's attention for micro-batches, if this build has one that can
   bool hopper_attention = false;   // use kernels/hopper_attention.cuh, if this GPU can; one of the two at most
+  std::optional<LibraryWorkspaces> elsewhere = {};
   StoreOptions store = {};
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "model.cuh"
+#include "planner/memory.cuh"
 #include "processes/agreement.h"
 #include "processes/launch.h"
 #include "runtime/interruption.h"
@@ -70,7 +71,8 @@ int train(Job& job) {
 
   // ---- the model, and the state that training changes
   const ModelShape shape = decide_shape(o, folder, checkpoint.has_value(), data);
-  const std::unique_ptr<Model> model = build_model(job, shape, true, o.sample_every ? 1 : 0);
+  const PlannedDevice device = this_device(job.device);
+  const std::unique_ptr<Model> model = build_model_to_train(o, shape, job.mesh, job.stream);
   Bill bill(o.price, control.size());  // what the run costs from here on; a resumed run adds its earlier costs below
   Batches batches(job, *model, data, bill);
   TrainingState state = {job, data, *model, copies, Guard(o.guard), {}};
@@ -89,7 +91,9 @@ int train(Job& job) {
   copies.release();  // the weights and the tokenizer have been read
   Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
-  describe(job, *model, data, checkpoints.snapshot_bytes(), step);
+  const RankPlan own = allocated(*model, job.mesh, control.rank(), batches.buffers(), checkpoints.snapshot_bytes());
+  std::optional<Plan> plan = gathered_plan(control, device, own);
+  describe(job, *model, data, memory_text(*plan), step);
   if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
@@ -119,6 +123,8 @@ int train(Job& job) {
   const auto finish_step = [&] {
     const FinishedStep finished = in_flight.finish();
     telemetry.finished(finished, step);
+    if (lock && plan) write_plan(o.out, *plan);  // a run that fails in its first step leaves nothing behind
+    plan.reset();
     stopping |= finished.stop && step < steps;
     if (finished.saved) checkpoints.complete();
     const StepResult& result = finished.result;
@@ -185,7 +191,7 @@ int generate(Job& job) {
   check_mesh(o, shape);
   o.micro_batch = o.samples;
   check_micro_batch(o);
-  const std::unique_ptr<Model> model = build_model(job, shape, false, o.samples);
+  const std::unique_ptr<Model> model = build_model(o, shape, job.mesh, job.stream, false, o.samples);
   load_initial_weights(job, *model, folder);
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
   const std::string speed = generate_texts(sampler_of(o, shape, folder), o.samples, TokenByToken(*model, buffers));
@@ -194,7 +200,29 @@ int generate(Job& job) {
   return 0;
 }
 
+// Prints the plan of training with these options, and what of it fits on this device.
+void plan(Options& o, const MeshShape& mesh) {
+  const ModelShape shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  const Plan plan = plan_of_memory(o, shape, mesh, this_device(properties.name, mesh.ranks()));
+  if (o.json) {
+    std::printf("%s\n", text_of(plan).c_str());
+    return;
+  }
+  describe_model(o, TensorList(shape));
+  describe_mesh(o, mesh);
+  describe_batch(o);
+  std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
+}
+
 // ---- the program around them
+
+MeshShape mesh_shape_of(const Options& o, int ranks) {
+  MeshShape shape = {.tp = o.tp, .cp = o.cp, .pp = o.pp};
+  shape.dp = ranks / shape.ranks();
+  return shape;
+}
 
 int run(const Options& options, Control& control, Mesh& mesh) {
   cudaStream_t stream = nullptr;
@@ -230,10 +258,14 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   if (!options) return 0;
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
-  complete_options(*options, control.size());
+  const int ranks = options->ranks ? options->ranks : control.size();
+  complete_options(*options, ranks);
+  const MeshShape shape = mesh_shape_of(*options, ranks);
+  if (options->plan) {
+    if (control.rank() == 0) plan(*options, shape);
+    return 0;
+  }
   control.watch(recorder, 15, options->collective_timeout);
-  MeshShape shape = {.tp = options->tp, .cp = options->cp, .pp = options->pp};
-  shape.dp = control.size() / shape.ranks();
   Mesh mesh(control, shape, options->share_gpu, recorder);
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });

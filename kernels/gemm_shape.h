@@ -2,6 +2,10 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
+
+// On GPUs (kernels/cublaslt/gemm.h): what NVIDIA recommends for Hopper.
+constexpr size_t gpu_gemm_workspace_bytes = 32 << 20;
 
 struct GemmShape {
   int m, n, k;

@@ -116,12 +116,27 @@ class Mesh {
         recorder_(other.recorder_), comm_(other.comm_), streams_(other.streams_) {
     make_groups();
   }
+
+  // A mesh that is only imagined, seen from one of its ranks: groups have their sizes and this rank's places in them, and
+  // carry nothing. A model on it counts its memory and allocates none (planner/memory.cuh).
+  Mesh(const MeshShape& shape, int rank) : shape_(shape), place_(place_of(rank, shape)), is_imagined_(true) {
+    stay_alone();
+    const auto imagine = [](auto& group, const char* name, int size, int place) {
+      if (size > 1) group = std::make_unique<Communicator>(name, size, place);
+    };
+    imagine(world_, "world", shape.ranks(), rank);
+    imagine(data_, "data", data_ranks(), data_rank());
+    imagine(tp_, "tp", shape.tp, place_.tp);
+    imagine(cp_, "cp", shape.cp, place_.cp);
+    if (is_end()) imagine(ends_, "ends", std::min(shape.pp, 2), place_.pp > 0);
+  }
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
   const MeshShape& shape() const { return shape_; }
   const MeshPlace& place() const { return place_; }
   int device() const { return device_; }
+  bool is_imagined() const { return is_imagined_; }
   // This rank's pipeline stage, if each stage has so many chunks of layers.
   Stage stage(int chunks) const { return {shape_.pp, place_.pp, chunks}; }
 
@@ -200,6 +215,12 @@ class Mesh {
     return communicator;
   }
 
+  // The ranks with the same part of the model, and which of them this one is.
+  int data_ranks() const { return shape_.cp * shape_.dp; }
+  int data_rank() const { return place_.cp + shape_.cp * place_.dp; }
+  // Has this rank's stage the tied wte?
+  bool is_end() const { return place_.pp == 0 || place_.pp == shape_.pp - 1; }
+
   void stay_alone() {
     for (auto* group : {&world_, &data_, &tp_, &cp_, &ends_}) *group = std::make_unique<Communicator>();
     for (auto& lane : lanes_) lane = std::make_unique<Lane>();
@@ -208,13 +229,13 @@ class Mesh {
   void make_groups() {
     stay_alone();
     control_->name_stages(shape_.pp > 1 ? shape_.ranks() / shape_.pp : 0);
-    const auto& [tp, cp, dp, pp] = place_;
-    const int ranks = control_->size(), sharers = shape_.cp * shape_.dp;  // ranks of a data group
+    const int ranks = control_->size();
     if (ranks == 1) return;
     world_ = group("world", comm_, streams_->outer);
-    if (sharers == ranks) data_ = group("data", comm_, streams_->outer);
-    else if (sharers > 1) data_ = group("data", split(tp + shape_.tp * pp, cp + shape_.cp * dp), streams_->outer);
-    if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, tp), streams_->inner);
+    if (data_ranks() == ranks) data_ = group("data", comm_, streams_->outer);
+    else if (data_ranks() > 1)
+      data_ = group("data", split(place_.tp + shape_.tp * place_.pp, data_rank()), streams_->outer);
+    if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, place_.tp), streams_->inner);
     if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
@@ -235,9 +256,8 @@ class Mesh {
   // at once, but of no two that meet in a stage: even edges, odd edges, and the last one if it would meet edge 0.
   void make_pipeline_groups() {
     const int stages = shape_.pp, stage = place_.pp, place = control_->rank() % (shape_.ranks() / stages);
-    const bool is_end = stage == 0 || stage == stages - 1;
-    const NcclComm ends = split(is_end ? place : NCCL_SPLIT_NOCOLOR, stage);
-    if (is_end) ends_ = group("ends", ends, streams_->outer);
+    const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage);
+    if (is_end()) ends_ = group("ends", ends, streams_->outer);
     const int out = stage, in = (stage + stages - 1) % stages;  // this stage's two edges
     const auto turn_of = [&](int edge) { return stages % 2 && edge == stages - 1 ? 2 : edge % 2; };
     for (int turn = 0; turn < 2 + stages % 2; ++turn) {
@@ -298,6 +318,7 @@ class Mesh {
 
   MeshShape shape_;
   MeshPlace place_ = {};
+  bool is_imagined_ = false;
   int device_ = 0;
   Control* control_ = nullptr;
   FlightRecorder* recorder_ = nullptr;

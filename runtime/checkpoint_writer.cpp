@@ -71,9 +71,14 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-void CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
+size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointSlice>& slices) {
   size_t floats = 0;
   for (const CheckpointSlice& slice : slices) floats += saved_states().size() * (slice.count + File::block / sizeof(float));
+  return floats;
+}
+
+void CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
+  const size_t floats = snapshot_floats(slices);
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;

@@ -51,6 +51,9 @@ class CheckpointWriter {
   size_t step() const { return step_; }         // of the checkpoint that was begun last
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
+  // How many floats a snapshot of these slices takes.
+  static size_t snapshot_floats(const std::vector<CheckpointSlice>& slices);
+
   // Allocates the memory for snapshots of these slices, or for one chunk. Done early, because later there may be none.
   void reserve(const std::vector<CheckpointSlice>& slices);
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }

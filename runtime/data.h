@@ -38,7 +38,8 @@ class TokenData {
   bool is_text() const { return is_text_; }
   size_t tokens() const { return files_.back().first + files_.back().tokens; }
   size_t files() const { return files_.size(); }
-  int default_vocabulary() const { return is_text_ ? 256 : 50257; }
+  static constexpr int shards_vocabulary = 50257;  // GPT-2's
+  int default_vocabulary() const { return is_text_ ? 256 : shards_vocabulary; }
 
   size_t samples(int T) const;
 

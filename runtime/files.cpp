@@ -129,6 +129,19 @@ void write_file(const std::filesystem::path& path, std::string_view content) {
   file.sync_and_close();
 }
 
+void replace_file(const std::filesystem::path& path, std::string_view content) {
+  const std::filesystem::path partial = path.string() + ".partial";
+  try {
+    write_file(partial, content);
+    std::filesystem::rename(partial, path);
+  } catch (...) {
+    std::error_code error;
+    std::filesystem::remove(partial, error);
+    throw;
+  }
+  sync_folder(path.parent_path());
+}
+
 void sync_folder(const std::filesystem::path& path) {
   File folder(path, O_RDONLY | O_DIRECTORY);
   // Some network file systems cannot flush a folder and say EINVAL.

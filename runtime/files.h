@@ -69,6 +69,9 @@ bool holds_something_else(const std::filesystem::path& path, std::string_view be
 // Creates a file with this content, which is on disk when the function returns.
 void write_file(const std::filesystem::path& path, std::string_view content);
 
+// The same, but a file of this name is replaced at once, and stays as it is if that fails.
+void replace_file(const std::filesystem::path& path, std::string_view content);
+
 // Flushes a folder. It holds the names of its files, so creating or renaming a file is durable only after this.
 void sync_folder(const std::filesystem::path& path);
 

@@ -52,8 +52,7 @@ void add_planned_options(CLI::App& app) {
       if (value != p.neutral)
         usage_error(p.flag, " ", value, ": ", p.feature, " is not there yet; leave the option out");
     })->group("")->expected(0, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  for (const char* flag : {"--fp8", "--plan"})
-    app.add_flag_callback(flag, [flag] { usage_error(flag, ": not there yet; leave the option out"); })->group("");
+  app.add_flag_callback("--fp8", [] { usage_error("--fp8: not there yet; leave the option out"); })->group("");
 }
 
 void add_data_and_model_options(CLI::App& app, Options& o) {
@@ -182,6 +181,12 @@ void add_run_options(CLI::App& app, Options& o) {
       ->check(count);
   app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first, and name slow ones");
 
+  app.option_defaults()->group("Plan");
+  app.add_flag("--plan", o.plan, "print what training with these options would take of memory, and stop; needs no --train");
+  app.add_option("--ranks", o.ranks, "that --plan is for (default: those that were started)")->check(in_range(1, 1 << 14))
+      ->default_str("");
+  app.add_flag("--json", o.json, "print the plan as one JSON object, every rank by itself");
+
   app.option_defaults()->group("Sampling");
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
   app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->check(count);
@@ -293,6 +298,10 @@ std::optional<Options> parse_options(int argc, char** argv) {
   }
   for (const char* flag : {"--loss-scale", "--loss-scale-window"})
     if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
+  for (const char* flag : {"--ranks", "--json"})
+    if (app.count(flag) && !o.plan) usage_error(flag, " is for --plan: add that, or leave it out");
+  for (const char* flag : {"--generate", "--resume"})
+    if (app.count(flag) && o.plan) usage_error("--plan ", flag, ": a plan is for training from the start; leave one of them out");
   if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
   if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");
   if (app.count("--steps") && app.count("--train-minutes"))
@@ -411,7 +420,7 @@ void complete_options(Options& o, int all_ranks) {
   } catch (const std::exception& error) {
     usage_error(error.what());
   }
-  if (o.train.empty() && !o.generate) usage_error("--train is missing: name text files or .bin token shards");
+  if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
   if (!o.ceilings.empty() && !o.profile)
     usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile: give both, or neither");

@@ -62,6 +62,9 @@ struct Options {
   double collective_timeout = 600;
   size_t check_sync = 0;
 
+  bool plan = false, json = false;
+  int ranks = 0;  // that are planned for; 0: those that were started
+
   uint64_t seed = 1337;
   bool profile = false;
   std::string ceilings, trace, trace_tensors;

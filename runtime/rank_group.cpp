@@ -30,7 +30,7 @@ RankGroup rank_group(Control& control, int block) {
   group.size = control.size();
   group.block = block;
   group.hosts.clear();
-  group.chunk_bytes = (size_t(64) << 20) / size_t(std::max(4, control.size()));  // rank 0 holds one from each rank
+  group.chunk_bytes = RankGroup::chunk_bytes_for(control.size());
   for (int rank = 0; rank < control.size(); ++rank) group.hosts.push_back(control.host(rank));
   group.all_gather = [&control](const std::string& mine) { return control.all_gather(mine, patience); };
   group.gather = [&control](const std::string& mine) { return control.gather(mine, patience); };

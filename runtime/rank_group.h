@@ -2,6 +2,7 @@
 // folder on each host, and then the folder of rank 0 is the one that counts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
@@ -22,6 +23,9 @@ struct RankGroup {
   Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
   size_t chunk_bytes = size_t(16) << 20;    // files are sent in chunks of at most so many bytes
+
+  // In a job of so many ranks, of which rank 0 holds a chunk each.
+  static size_t chunk_bytes_for(int ranks) { return (size_t(64) << 20) / size_t(std::max(4, ranks)); }
 
   bool is_first() const { return rank == 0; }
   int neighbours() const;  // number of ranks on this host, this one included

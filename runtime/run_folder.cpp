@@ -39,6 +39,7 @@ void make_writable(const std::filesystem::path& out, bool was_there) {
 void remove_run(const std::filesystem::path& out) {
   for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
   std::filesystem::remove(metrics_path(out));
+  std::filesystem::remove(plan_path(out));
 }
 
 // Renames checkpoints of later steps when a run goes back to `step`. Otherwise new checkpoints would be pruned before
@@ -84,6 +85,8 @@ RunFolderLock::~RunFolderLock() {
 }
 
 std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
+
+std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
 
 bool holds_run(const std::filesystem::path& out) {
   return std::filesystem::exists(metrics_path(out)) || newest_checkpoint(out);

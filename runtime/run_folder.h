@@ -1,7 +1,7 @@
 // What --out may hold when a run starts, and which checkpoint the run continues from:
 //
 //   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
-//                    these and nothing else; a folder that holds anything else is simply used. --overwrite --init
+//                    these, the run's plan.json, and nothing else; a folder that holds anything else is simply used. --overwrite --init
 //                    with one of these checkpoints is refused: it would delete what the run starts from
 //   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
 //   --resume DIR     continues from a checkpoint, or from the newest one of a run; if there is none, it fails. If it
@@ -47,6 +47,8 @@ class RunFolderLock {
 };
 
 std::filesystem::path metrics_path(const std::filesystem::path& out);
+
+std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (planner/plan.h)
 
 bool holds_run(const std::filesystem::path& out);
 

@@ -89,8 +89,16 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--cp-method ulysses", {"--cp-method ulysses needs --cp"});
   refuses("--pp-chunks 2", {"--pp-chunks 2 needs --pp", "one stage"});
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
-  for (std::string planned : {"--fp8", "--plan", "--offload optimizer"})
+  for (std::string planned : {"--fp8", "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
+
+  refuses("--ranks 4", {"--ranks is for --plan"});
+  refuses("--json", {"--json is for --plan"});
+  refuses("--plan --ranks 0", {"--ranks", "'0'", "from 1 to 16384"});
+  refuses("--plan --ranks 4 --tp 3", {"--tp 3 does not divide the number of ranks, 4: choose 1, 2 or 4"});
+  refuses("--plan --ranks 2 --tp 2", {"--tp 2 does not divide the model's 1 heads: choose 1"});
+  refuses("--plan --generate", {"--plan --generate", "leave one of them out"});
+  refuses("--plan --resume", {"--plan --resume", "leave one of them out"});
 
   shell.refuses("$GPT", 2, {"--train is missing"});
   shell.refuses("$GPT --train text --init $REFERENCE/tiny --seq-len 33", 2, {"--seq-len 33", "32 positions"});
@@ -327,7 +335,7 @@ TEST_CASE("folders that cannot be written, memory that is not there, several ran
   // Files of at most 10 KiB stand in for a full disk: the metrics fit, the checkpoint does not.
   const std::string small = "ulimit -f 20; ";
   shell.refuses(small + "$TEXT --out run", 1, {"run/step_00000002", "reserve", "free space"});
-  CHECK(shell.output("ls run") == "metrics.jsonl\n");
+  CHECK(shell.output("ls run") == "metrics.jsonl\nplan.json\n");
   CHECK(contains(shell.output("$TEXT --out run --resume"), "no checkpoint in run, starting afresh"));
   const Result full = shell(small + "$TEXT --steps 999 --out log");
   CHECK(full.code == 1);

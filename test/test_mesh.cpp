@@ -186,6 +186,21 @@ TEST_CASE("one rank's bad data: all wait for the checkpoint that is being writte
   CHECK(shell.exists("run/step_000000" + std::to_string(steps)));
 }
 
+TEST_CASE("a plan for four ranks, made by one, is what four ranks allocate" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string options = " --share-gpu --layers 4 --heads 2 --channels 32 --tp 2 --pp 2 --pp-schedule interleaved --dtype bf16 --out run ";
+  const Json plan = Json::parse(shell.output("$TEXT" + options + "--plan --json --ranks 4"));
+  const std::string planned = shell.output("$MPIRUN 4 $TEXT" + options + "--plan"), out = shell.output("$MPIRUN 4 $TEXT" + options);
+  CHECK(plan["ranks"].size() == 4);
+  CHECK(plan["ranks"][3]["place"] == Json({{"tp", 1}, {"cp", 0}, {"dp", 0}, {"pp", 1}}));
+  CHECK(Json::parse(shell.content("run/plan.json"))["ranks"] == plan["ranks"]);
+  for (size_t begin = planned.find("memory "), row = 0; row < 3; ++row) {
+    const std::string line = planned.substr(begin, planned.find('\n', begin) - begin);
+    CHECK_MESSAGE(contains(out, line), line);
+    begin += line.size() + 1;
+  }
+}
+
 TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string text = shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 2 --steps 4 --log-every 2 --out run");

@@ -40,7 +40,7 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   refuses(2, "--resume --seed 1", {"seed is 1 and was 1337"});
   refuses(2, "--resume --channels 32", {"--channels 32", "have 16"});
   refuses(2, "--resume run/step_00000002 --grad-clip 0", {"grad_clip is 0.0 and was 1.0"});
-  CHECK(shell.output("ls run") == "metrics.jsonl\nnotes.txt\nstep_00000002\nstep_00000004\n");
+  CHECK(shell.output("ls run") == "metrics.jsonl\nnotes.txt\nplan.json\nstep_00000002\nstep_00000004\n");
   CHECK(shell.content("run/metrics.jsonl") == metrics);
   shell.refuses("$TEXT --out '' --resume nowhere", 1, {"--resume nowhere", "no checkpoint"});
   CHECK(contains(shell.output(train + "--resume"), "finished"));
@@ -48,17 +48,17 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   CHECK(shell.content("run/metrics.jsonl") == metrics);
 
   shell.output(train + "--resume run/step_00000002 --steps 6");
-  CHECK(shell.output("cd run && echo *") == "metrics.jsonl notes.txt step_00000002 step_00000004 "
+  CHECK(shell.output("cd run && echo *") == "metrics.jsonl notes.txt plan.json step_00000002 step_00000004 "
                                             "step_00000004.abandoned step_00000006\n");
   refuses(1, "--init run/step_00000006 --overwrite", {"--init run/step_00000006", "--overwrite would delete it"});
   shell.output("cp text run/data; cp -r run/step_00000006 weights");
   shell.output(train + "--init weights --overwrite --train run/data");
-  CHECK(shell.output("cd run && echo *") == "data metrics.jsonl notes.txt step_00000002 step_00000004 "
+  CHECK(shell.output("cd run && echo *") == "data metrics.jsonl notes.txt plan.json step_00000002 step_00000004 "
                                             "step_00000004.abandoned\n");
   CHECK(shell.metrics("run").size() == 4);
 
   shell.output("$TEXT --checkpoint-every 1 --steps 7 --keep 2 --keep-every 3 --out kept");
-  CHECK(shell.output("ls kept") == "metrics.jsonl\nstep_00000003\nstep_00000006\nstep_00000007\n");
+  CHECK(shell.output("ls kept") == "metrics.jsonl\nplan.json\nstep_00000003\nstep_00000006\nstep_00000007\n");
   // The default sequence length is the model's; gpt3's 2048 is found again.
   const std::string gpt3 = "$GPT --train text --model gpt3-125m --layers 1 --heads 1 --channels 16 "
                            "--micro-batch 1 --out gpt3 --steps ";
@@ -120,7 +120,7 @@ TEST_CASE("stop and resume gives the same bits") {
     shell.output(train + "b --resume");
     CHECK(shell.metrics("a").size() == 15);
     CHECK(shell.same_metrics("a", "b"));
-    CHECK(shell.output("ls b") == "metrics.jsonl\nstep_00000005\nstep_00000010\n");
+    CHECK(shell.output("ls b") == "metrics.jsonl\nplan.json\nstep_00000005\nstep_00000010\n");
     shell.output("diff -r a/step_00000010 b/step_00000010");
   }
 }
@@ -351,7 +351,7 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
     CHECK(shell.same_metrics("a", "b"));
   }
   CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
-  CHECK(shell.output("ls c | wc -l") == "2\n");
+  CHECK(shell.output("ls c | wc -l") == "3\n");
 }
 
 TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
@@ -365,7 +365,7 @@ TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
   shell("rm -r a; trap - INT; { $TEXT --schedule constant --steps 99999 --out a & echo $! >pid; wait; echo $? >code; } | head -n 1 & \n" +
         until_begun + "kill -INT $(cat pid); wait");
   CHECK(shell.exists("a/metrics.jsonl"));
-  CHECK(shell.output("ls a | wc -l") == "2\n");  // and a checkpoint
+  CHECK(shell.output("ls a | wc -l") == "3\n");  // the plan, and a checkpoint
   const std::string hang_up = "$TEXT --schedule constant --steps 400 --out a & \n" + until_begun + "kill -HUP $!; wait $!";
   const Result hung_up = shell("rm -r a; " + hang_up);
   CHECK(hung_up.code == 75);
@@ -476,6 +476,34 @@ TEST_CASE("--trace and --trace-tensors: what is trained, step by step, and no st
   CHECK(!steps_of(events("full.json"), "cross_entropy").empty());
   shell.refuses("$TEXT --out never --trace nowhere/trace.json", 1, {"--trace nowhere/trace.json: cannot open", "check"});
   CHECK(!shell.exists("never"));
+}
+
+// On many random meshes: test/ranks/test_meshes.cu.
+TEST_CASE("--plan prints what the same command allocates, needs no data, and changes nothing") {
+  Workplace shell;
+  const std::string options = " --layers 2 --recompute gelu --sample-every 2 --out run ";
+  const Json plan = Json::parse(shell.output("$TEXT" + options + "--plan --json"));
+  CHECK(!shell.exists("run"));
+  const std::string out = shell.output("$TEXT" + options);
+  const std::string written = shell.content("run/plan.json");
+  const Json run = Json::parse(written);
+  CHECK(run["ranks"] == plan["ranks"]);
+  CHECK(plan["ranks"][0]["memory"].size() == 7);  // weights, gradients, optimizer, activations, workspace, cache, batches
+  CHECK(plan["fits"] == true);
+  for (const char* unknown : {"step_ms", "tokens_per_s", "mfu", "cost"}) CHECK(plan[unknown].is_null());
+  const auto line_of = [](const std::string& text) {
+    const size_t begin = text.find("memory ");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  CHECK(line_of(shell.output("$TEXT --overwrite --plan" + options)) == line_of(out));
+  CHECK(shell.content("run/plan.json") == written);
+  CHECK(shell.metrics("run").size() == 2);
+
+  CHECK(contains(shell.output("$TINY --plan"), "vocabulary 50257"));
+  CHECK(contains(shell.output("$GPT --plan --init $REFERENCE/tiny --seq-len 16"), "model     2 layers"));
+  const std::string large = shell.output("$GPT --plan --model gpt3-13b --ranks 64 --tp 4 --pp 4 --zero 1");
+  CHECK(contains(large, "\n          3 "));
+  CHECK(contains(shell.output("$GPT --plan --model gpt3-13b --micro-batch 64"), "fits      no: rank 0 needs the most, "));
 }
 
 TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in parts" *

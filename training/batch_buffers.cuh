@@ -10,17 +10,31 @@
 #include "kernels/device/event.cuh"
 #include "model.cuh"
 
+// How many buffers there are, for how many tokens each at most, and the memory that they take.
+struct BatchMemory {
+  int most_tokens, buffers = 2;
+
+  size_t ints() const { return 3 * size_t(most_tokens); }  // of a buffer: inputs, targets, order
+  size_t pinned_bytes() const { return size_t(buffers) * ints() * sizeof(int); }
+  std::vector<int*> lay_out(Arena& arena) const {
+    std::vector<int*> arrays;
+    for (int i = 0; i < buffers; ++i) arrays.push_back(arena.take<int>(ints()));
+    return arrays;
+  }
+};
+
 class BatchBuffers {
  public:
   // For batches of at most `most_tokens` tokens, computed on `stream`.
-  BatchBuffers(int most_tokens, cudaStream_t stream, int buffers = 2)
-      : stream_(stream), pinned_(size_t(buffers) * ints(most_tokens) * sizeof(int)), buffers_(size_t(buffers)) {
+  BatchBuffers(int most_tokens, cudaStream_t stream, int buffers = 2) : BatchBuffers(BatchMemory{most_tokens, buffers}, stream) {}
+  BatchBuffers(const BatchMemory& sizes, cudaStream_t stream)
+      : stream_(stream), pinned_(sizes.pinned_bytes()), buffers_(size_t(sizes.buffers)) {
     memory_.add("batches", [&](Arena& arena) {
-      for (Buffer& buffer : buffers_) buffer.device = arena.take<int>(ints(most_tokens));
+      const std::vector<int*> arrays = sizes.lay_out(arena);
+      for (size_t i = 0; i < arrays.size(); ++i) buffers_[i].device = arrays[i];
     });
     memory_.allocate();
-    for (size_t i = 0; i < buffers_.size(); ++i)
-      buffers_[i].host = static_cast<int*>(pinned_.data()) + i * ints(most_tokens);
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].host = static_cast<int*>(pinned_.data()) + i * sizes.ints();
     CUDA_CHECK(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
     Profiler::instance().name_stream(copies_, "copies");
   }
@@ -67,8 +81,6 @@ class BatchBuffers {
         to += count;
       }
   }
-
-  static size_t ints(int tokens) { return 3 * size_t(tokens); }  // inputs, targets, order
 
   struct Buffer {
     int *host, *device;

@@ -40,7 +40,12 @@ class Batches {
       : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
         ranks_(job.mesh.shape().dp), micro_batches_(job.micro_batches()), loss_weight_(float(1 / job.tokens_per_step())),
         sent_(size_t(model.options().slots)),
-        buffers_(job.options.micro_batch * model.positions().length, job.stream, model.options().slots + 1) {}
+        buffers_(memory_for(model), job.stream) {}
+
+  // Of the buffers that a model trains with.
+  static BatchMemory memory_for(const Model& model) {
+    return {model.options().micro_batch * model.positions().length, model.options().slots + 1};
+  }
 
   // The samples of one global batch.
   class Samples {

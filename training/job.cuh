@@ -9,6 +9,16 @@
 #include "runtime/options.h"
 #include "runtime/rank_group.h"
 
+// How many micro-batches of a step are this rank's.
+inline int micro_batches_of(const Options& o, const Mesh& mesh) { return o.global_batch / (o.micro_batch * mesh.shape().dp); }
+
+// What this rank does in a step.
+inline Actions schedule_of(const Options& o, const Mesh& mesh) {
+  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), micro_batches_of(o, mesh));
+}
+
+inline double tokens_per_step(const Options& o) { return double(o.global_batch) * o.seq_len; }
+
 struct Job {
   Options options;
   Control& control;
@@ -19,11 +29,9 @@ struct Job {
 
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
-  // How many micro-batches of a step are this rank's.
-  int micro_batches() const { return options.global_batch / (options.micro_batch * mesh.shape().dp); }
-  // What this rank does in a step.
-  Actions schedule() const { return make_schedule(options.pp_schedule, mesh.stage(options.pp_chunks), micro_batches()); }
-  double tokens_per_step() const { return double(options.global_batch) * options.seq_len; }
+  int micro_batches() const { return micro_batches_of(options, mesh); }
+  Actions schedule() const { return schedule_of(options, mesh); }
+  double tokens_per_step() const { return ::tokens_per_step(options); }
   double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
 };
 

@@ -29,14 +29,16 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// folder: holds the weights to start from, those of a checkpoint or of --init; empty: there are none.
+// folder: holds the weights to start from, those of a checkpoint or of --init; empty: there are none. A plan may have no data:
+// then the vocabulary is that of token shards.
 inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
-  const ModelShape shape = folder.empty() ? shape_of(o, data.train->default_vocabulary()) : loaded_shape(o, folder);
-  if (!folder.empty() && !is_checkpoint && data.train->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
+  const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
+  const ModelShape shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
+  if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
   check_shape(shape, o.seq_len);
   check_mesh(o, shape);
   check_micro_batch(o);
-  check_enough(o, *data.train, "--train", size_t(o.global_batch));
+  if (data.train) check_enough(o, *data.train, "--train", size_t(o.global_batch));
   if (data.validation) {
     const size_t samples = o.val_batches * size_t(o.global_batch);
     check_enough(o, *data.validation, "--val", samples);
@@ -55,10 +57,12 @@ inline LossScale loss_scale_of(const Options& o) {
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};
 }
 
-// samples: so many texts are generated at the same time; 0: none.
-inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, bool training, int samples) {
-  const Options& o = job.options;
-  const Actions schedule = training ? job.schedule() : Actions();
+// samples: so many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and may
+// be planned for a device elsewhere.
+inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
+                                          bool training, int samples,
+                                          const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  const Actions schedule = training ? schedule_of(o, mesh) : Actions();
   const int rows = o.micro_batch * (o.seq_len / o.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   std::unique_ptr<Model> model = make_model(
       o.dtype,
@@ -74,16 +78,22 @@ inline std::unique_ptr<Model> build_model(Job& job, const ModelShape& shape, boo
        .logit_chunks = std::min(chunks, rows),
        .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
        .samples = samples,
-       .library_attention = o.attention == "cudnn" || (o.attention == "auto" && training),
+       .library_attention = !elsewhere && (o.attention == "cudnn" || (o.attention == "auto" && training)),
        .hopper_attention = o.attention == "hopper",
+       .elsewhere = elsewhere,
        .store = {.stage = o.zero,
                  .training = training,
                  .stochastic_rounding = o.stochastic_rounding,
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed}},
-      job.mesh, job.stream);
-  if ((o.attention == "cudnn" || o.attention == "hopper") && !model->attention_problem().empty())
+      mesh, stream);
+  if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())
     usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");
   return model;
+}
+
+inline std::unique_ptr<Model> build_model_to_train(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
+                                                   const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  return build_model(o, shape, mesh, stream, true, o.sample_every ? 1 : 0, elsewhere);
 }

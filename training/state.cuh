@@ -59,9 +59,9 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }
 
-// What this rank writes of the model.
-inline std::vector<CheckpointSlice> written_slices(const Job& job, Model& model) {
-  return checkpoint_slices(written_blocks(model.store().shards(), job.ranks.chunk_bytes / sizeof(float)));
+// What this rank writes of the model. chunk_bytes: of the ranks' group.
+inline std::vector<CheckpointSlice> written_slices(Model& model, size_t chunk_bytes) {
+  return checkpoint_slices(written_blocks(model.store().shards(), chunk_bytes / sizeof(float)));
 }
 
 // The content of a checkpoint of the present state. Its copies run on the model's stream.
@@ -73,7 +73,7 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
                                 model.gradient_summary().scale, gemm_choices().known};
   return {.shape = model.tensors().shape(),
           .tensors = stored_tensors(model.tensors()),
-          .slices = written_slices(state.job, model),
+          .slices = written_slices(model, state.job.ranks.chunk_bytes),
           .copy_out =
               [&model](const CheckpointSlice& slice, State state, float* to) {
                 model.store().copy_out(block_of(model.tensors(), slice), state, to);

@@ -24,9 +24,10 @@ class StepsInFlight {
  public:
   // scales_loss: the results name the loss scale, which only fp16 has.
   StepsInFlight(Model& model, Mesh& mesh, bool scales_loss = false)
-      : model_(model), mesh_(mesh), scales_loss_(scales_loss), pinned_(2 * sizeof(Told)), told_(static_cast<Told*>(pinned_.data())) {}
+      : model_(model), mesh_(mesh), scales_loss_(scales_loss), pinned_(pinned_bytes()), told_(static_cast<Told*>(pinned_.data())) {}
 
   size_t count() const { return started_.size(); }
+  static size_t pinned_bytes() { return 2 * sizeof(Told); }
 
   // To be called before the step's first batch. stop, saved: this rank's votes.
   void begin(bool stop, bool saved) {

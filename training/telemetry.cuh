@@ -2,9 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <iomanip>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -38,66 +36,39 @@ inline std::string pipeline_text(const Options& o) {
          (o.pp_chunks > 1 ? ", " + std::to_string(o.pp_chunks) + " chunks each" : "") + "), ";
 }
 
-// The layers of this rank: "1 to 3, 7 to 9".
-inline std::string layers_text(const TensorList& list) {
-  std::string text;
-  for (const Layers& chunk : list.chunks())
-    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) +
-            (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
-  return text;
-}
-
-// "weights 1.0 MiB, gradients 1.0 MiB, ..."
-inline std::string memory_text(const DeviceMemory& memory, size_t snapshot_bytes) {
-  std::string text;
-  for (const auto& category : memory.categories()) text += category.name + " " + bytes_text(category.bytes) + ", ";
-  text += "total " + bytes_text(memory.total());
-  return text + (snapshot_bytes ? "; host memory: snapshot " + bytes_text(snapshot_bytes) : "");
-}
-
-// Stages of a pipeline differ, so there is a table with a row for each, that of its first rank. Collective.
-inline std::string memory_table(const Job& job, const Model& model, size_t snapshot_bytes) {
-  std::ostringstream titles, row;
-  const auto column = [&](const std::string& title, const std::string& value) {
-    const int width = std::max(int(title.size()), 9) + 2;  // 999.9 MiB
-    titles << std::setw(width) << title;
-    row << std::setw(width) << value;
-  };
-  for (const auto& category : model.memory().categories()) column(category.name, bytes_text(category.bytes));
-  column("total", bytes_text(model.memory().total()));
-  if (snapshot_bytes) column("snapshot (host)", bytes_text(snapshot_bytes));
-  column("slots", std::to_string(model.options().slots));
-  row << "  " << layers_text(model.tensors());
-  const std::vector<std::string> rows = job.control.gather(row.str());
-  std::string table = "stage" + titles.str() + "  layers";
-  for (size_t stage = 0, stages = size_t(job.mesh.shape().pp); stage < stages; ++stage) {
-    const std::string number = std::to_string(stage);
-    table += "\n          " + number + std::string(5 - number.size(), ' ') + rows[stage * rows.size() / stages];
-  }
-  return table;
-}
-
-// start: steps done before this start; snapshot_bytes: host memory for checkpoints. Collective.
-inline void describe(const Job& job, const Model& model, const Datasets& data, size_t snapshot_bytes, size_t start) {
-  const Options& o = job.options;
-  const ModelShape& s = model.tensors().shape();
+inline void describe_model(const Options& o, const TensorList& list) {
+  const ModelShape& s = list.shape();
   std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
-              s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(model.tensors().parameters())).c_str(),
+              s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(list.parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "");
+}
+
+inline void describe_mesh(const Options& o, const MeshShape& mesh) {
+  if (mesh.ranks() > 1)
+    std::printf("mesh      %s%s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
+                context_text(o).c_str(), pipeline_text(o).c_str(), mesh.dp, o.zero, o.reduce_dtype.c_str());
+}
+
+inline void describe_batch(const Options& o) {
+  std::printf("batch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
+              with_commas(tokens_per_step(o)).c_str());
+}
+
+// memory: what ranks have allocated, as text; start: steps done before this start.
+inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& memory, size_t start) {
+  const Options& o = job.options;
+  describe_model(o, model.tensors());
   std::printf("device    %s\n", job.device.c_str());
   if (!model.library_attention().empty() || o.attention == "hopper")
     std::printf("attention %s\n", attention_body(o, model).c_str());
-  if (!job.is_alone())
-    std::printf("mesh      %s%s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
-                context_text(o).c_str(), pipeline_text(o).c_str(), job.mesh.shape().dp, o.zero, o.reduce_dtype.c_str());
+  describe_mesh(o, job.mesh.shape());
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);
   if (data.validation) std::printf("; validation on %zu", o.val_batches * size_t(o.global_batch));
-  std::printf("\nbatch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
-              with_commas(job.tokens_per_step()).c_str());
-  std::printf("memory    %s\n", (o.pp > 1 ? memory_table(job, model, snapshot_bytes)
-                                           : memory_text(model.memory(), snapshot_bytes)).c_str());
+  std::printf("\n");
+  describe_batch(o);
+  std::printf("memory    %s\n", memory.c_str());
   std::printf("work      6Ψ + 6LCT = %.3f GFLOP per token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);

@@ -12,7 +12,7 @@ $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
 	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(2)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach folder,runtime processes,$(eval $(call compile_host,$(folder),-O1)))
+$(foreach folder,planner runtime processes,$(eval $(call compile_host,$(folder),-O1)))
 $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 $(HOST_LIBRARY): $(HOST_OBJECTS)

@@ -34,7 +34,7 @@ inline void check_cublas(cublasStatus_t status, const char* call, const char* fi
                            cublasLtGetStatusString(status));
 }
 
-constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for Hopper
+constexpr size_t gemm_workspace_bytes = gpu_gemm_workspace_bytes;
 template <class Float>
 constexpr bool gemm_has_epilogues = sizeof(Float) == 2;
 

@@ -13,14 +13,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <iomanip>
 #include <memory>
 #include <new>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "cpu/host_memory.h"
+#include "kernels/device/bytes.h"
 #include "kernels/device/common.cuh"
 
 class Arena {
@@ -48,14 +47,6 @@ class Arena {
   std::vector<void*>* allocations_ = nullptr;
   size_t bytes_ = 0;
 };
-
-inline std::string bytes_text(size_t bytes) {
-  std::ostringstream text;
-  const bool small = bytes < (size_t(1) << 30);
-  text << std::fixed << std::setprecision(small ? 1 : 2) << double(bytes) / double(size_t(1) << (small ? 20 : 30))
-       << (small ? " MiB" : " GiB");
-  return text.str();
-}
 
 // Pinned memory of the host, which the device can copy to and from at full speed. All its pages are allocated at once.
 // If the system can't pin so much (containers have limits), it is pageable memory instead, where `may_be_pageable`.
@@ -114,10 +105,7 @@ inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) 
 class DeviceMemory {
  public:
   using Layout = std::function<void(Arena&)>;
-  struct Category {
-    std::string name;
-    size_t bytes;
-  };
+  using Category = MemoryCategory;
 
   DeviceMemory() = default;
   ~DeviceMemory() {
@@ -154,11 +142,7 @@ class DeviceMemory {
 
   const std::vector<Category>& categories() const { return categories_; }
 
-  size_t total() const {
-    size_t sum = 0;
-    for (const Category& category : categories_) sum += category.bytes;
-    return sum;
-  }
+  size_t total() const { return total_of(categories_); }
 
  private:
   [[noreturn]] void refuse(size_t free_bytes, size_t reserve) const {

@@ -1,6 +1,9 @@
 // Every mesh that splits the sequence, or has stages, beside one rank: every schedule, both methods. test_tensor_parallel
 // has the others, of tp and dp alone.
+#include <random>
+
 #include "test/ranks/formulas.cuh"
+#include "planner/memory.cuh"
 #include "training/generation.cuh"
 
 namespace {
@@ -336,6 +339,107 @@ TEST_CASE("samples that are long beside the channels: losses, bytes and memory i
     check_memory(curve, bytes_of_activations<T>(options, list, N), 16 * 3);
   }
   chosen_global_batch = 0;
+}
+
+namespace {
+
+// Options that no check refuses, on any mesh of these ranks: a tiny model, and of everything that memory depends on anything.
+struct RandomJob {
+  Options o;
+  ModelShape shape;
+  MeshShape mesh;
+
+  explicit RandomJob(unsigned seed) : random_(seed) {
+    std::vector<MeshShape> meshes;
+    for (int tp = 1; tp <= rank_count(); ++tp)
+      for (int cp = 1; cp <= rank_count() / tp; ++cp)
+        for (int pp = 1; pp <= rank_count() / (tp * cp); ++pp)
+          if (rank_count() % (tp * cp * pp) == 0) meshes.push_back({tp, cp, rank_count() / (tp * cp * pp), pp});
+    mesh = one_of(meshes);
+    o.tp = mesh.tp, o.cp = mesh.cp, o.pp = mesh.pp;
+    o.dtype = one_of<std::string>({"fp32", "bf16", "fp16"});
+    const bool is_bf16 = o.dtype == "bf16";
+    o.stochastic_rounding = is_bf16 && up_to(1);
+    o.reduce_dtype = is_bf16 && up_to(1) ? "bf16" : "fp32";
+    o.pp_schedule = mesh.pp > 1 ? one_of(schedules) : "1f1b";
+    if (o.pp_schedule == "interleaved") o.pp_chunks = 2 + up_to(1);
+    const bool is_zb = o.pp_schedule == "zb";
+    o.zero = up_to(is_zb ? 1 : 3);
+    o.recompute = is_zb ? "none" : one_of<std::string>({"none", "gelu", "block"});
+    o.cp_method = one_of<std::string>({"ring", "ulysses"});
+    o.tp_pieces = 1 + up_to(2);
+    o.micro_batch = 1 + up_to(2);
+    o.global_batch = o.micro_batch * mesh.dp * mesh.pp * (1 + up_to(2));
+    o.logit_chunks = up_to(5);
+    o.sample_every = size_t(up_to(1));
+    o.seq_len = 2 * mesh.cp * mesh.tp * (1 + up_to(4));
+    const int heads = mesh.tp * mesh.cp * (1 + up_to(1));
+    shape = {mesh.pp * o.pp_chunks + up_to(3), heads, heads * (16 + up_to(1)), 50 + up_to(900), o.seq_len + up_to(9)};
+    o.plan = true;  // needs no data
+    complete_options(o, rank_count());
+    check_shape(shape, o.seq_len);
+    check_mesh(o, shape);
+  }
+
+ private:
+  int up_to(int most) { return int(random_() % unsigned(most + 1)); }
+  template <class T>
+  T one_of(const std::vector<T>& all) {
+    return all[size_t(up_to(int(all.size()) - 1))];
+  }
+  std::mt19937 random_;
+};
+
+// Allocated on this rank so far: calls, and bytes. None where nobody counts them.
+std::pair<size_t, size_t> allocations() {
+#ifdef __NVCC__
+  return {};
+#else
+  return {cpu::counts.allocations, cpu::counts.allocated_bytes};
+#endif
+}
+
+}  // namespace
+
+// Each rank plans for itself, and then allocates. A planned model allocates nothing.
+TEST_CASE("a plan is what training allocates, byte for byte: random jobs on these ranks") {
+  for (unsigned seed = 0; seed < 16; ++seed) {
+    CAPTURE(seed);
+    Control& control = *ranks().control;
+    RandomJob random(100 * unsigned(rank_count()) + seed);
+    const auto before = allocations();
+    const RankPlan plan = planned(random.o, random.shape, random.mesh, control.rank());
+    CHECK(allocations() == before);
+    Mesh mesh(ranks().mesh, random.mesh);
+    const auto first = allocations();
+    const std::unique_ptr<Model> model = build_model_to_train(random.o, random.shape, mesh, test_stream());
+    Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), ""};
+    const Datasets data;
+    Bill bill(0, rank_count());
+    Batches batches(job, *model, data, bill);
+    const auto last = allocations();
+    CheckpointWriter writer("", size_t(1) << 30, job.ranks);
+    writer.reserve(written_slices(*model, job.ranks.chunk_bytes));
+    CHECK(text_of(plan) == text_of(allocated(*model, mesh, control.rank(), batches.buffers(), writer.snapshot_bytes())));
+    if (last != before) CHECK(plan.total() == last.second - first.second);
+  }
+}
+
+TEST_CASE("a plan for a GPU that is not here: the workspaces of its libraries by formulas, all else as on the CPU device") {
+  if (allocations() == std::pair<size_t, size_t>()) return;  // a GPU is here
+  for (unsigned seed = 0; seed < 16; ++seed) {
+    CAPTURE(seed);
+    RandomJob random(100 * unsigned(rank_count()) + seed);
+    RankPlan here = planned(random.o, random.shape, random.mesh, 0);
+    const RankPlan elsewhere = planned(random.o, random.shape, random.mesh, 0, false);
+    const Options& o = random.o;
+    const int shared = o.cp_method == "ring" ? 1 : o.cp, T = o.seq_len / o.cp * shared, NH = random.shape.heads / o.tp / shared;
+    size_t workspaces = size_t(32) << 20;
+    if (o.dtype != "fp32") workspaces += round_up(size_t(2 * o.micro_batch * NH * T * T), size_t(256));
+    for (MemoryCategory& category : here.memory)
+      if (category.name == "workspace") category.bytes += workspaces;
+    CHECK(text_of(elsewhere) == text_of(here));
+  }
 }
 
 TEST_CASE("N ranks that split the sequence have an Nth of gpt2-medium's activations each") {

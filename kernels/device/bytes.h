@@ -1,0 +1,29 @@
+// Bytes of memory: by category, and as text.
+#pragma once
+
+#include <cstddef>
+#include <iomanip>
+#include <sstream>
+#include <string>
+#include <vector>
+
+struct MemoryCategory {
+  std::string name;
+  size_t bytes;
+  bool operator==(const MemoryCategory&) const = default;
+};
+
+inline size_t total_of(const std::vector<MemoryCategory>& categories) {
+  size_t sum = 0;
+  for (const MemoryCategory& category : categories) sum += category.bytes;
+  return sum;
+}
+
+// "24.0 KiB", "12.6 MiB", "1.33 GiB"
+inline std::string bytes_text(size_t bytes) {
+  const int exponent = bytes < (size_t(1) << 20) ? 10 : bytes < (size_t(1) << 30) ? 20 : 30;
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(exponent == 30 ? 2 : 1) << double(bytes) / double(size_t(1) << exponent)
+       << (exponent == 10 ? " KiB" : exponent == 20 ? " MiB" : " GiB");
+  return text.str();
+}

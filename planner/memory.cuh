@@ -1,0 +1,87 @@
+// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that is only
+// imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops there.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm_shape.h"
+#include "planner/plan.h"
+#include "runtime/checkpoint_writer.h"
+#include "training/checkpoints.cuh"
+#include "training/steps_in_flight.cuh"
+
+// The layers of this rank: "1 to 3, 7 to 9".
+inline std::string layers_text(const TensorList& list) {
+  std::string text;
+  for (const Layers& chunk : list.chunks())
+    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) +
+            (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
+  return text;
+}
+
+// batches: the device's memory of batch buffers; pinned_batches: the host's; snapshot: of checkpoints, 0: none.
+inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& batches,
+                          size_t pinned_batches, size_t snapshot) {
+  RankPlan plan = {rank, mesh.place(), layers_text(model.tensors()), model.options().slots, model.memory().categories(), {}};
+  plan.memory.insert(plan.memory.end(), batches.begin(), batches.end());
+  if (snapshot) plan.host.push_back({"snapshot", snapshot});
+  plan.host.push_back({"batches", pinned_batches});
+  plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
+  return plan;
+}
+
+// What this rank has allocated.
+inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers, size_t snapshot) {
+  return rank_plan(model, mesh, rank, buffers.memory().categories(), Batches::memory_for(model).pinned_bytes(), snapshot);
+}
+
+// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its device; on
+// Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
+inline LibraryWorkspaces workspaces_elsewhere(const Options& o, const ModelShape& shape) {
+  const bool is_ring = o.cp_method == "ring", by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
+  const size_t B = size_t(o.micro_batch), NH = size_t(shape.heads / o.tp / (is_ring ? 1 : o.cp));
+  const size_t T = size_t(o.seq_len / (is_ring ? o.cp : 1));
+  return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
+}
+
+// What a rank would allocate, on this device or elsewhere. Options are complete (complete_options), for the number of ranks of
+// this mesh.
+inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, int rank, bool is_here = true) {
+  Mesh mesh(mesh_shape, rank);
+  std::optional<LibraryWorkspaces> elsewhere;
+  if (!is_here) elsewhere = workspaces_elsewhere(o, shape);
+  const std::unique_ptr<Model> model = build_model_to_train(o, shape, mesh, nullptr, elsewhere);
+  const BatchMemory batches = Batches::memory_for(*model);
+  DeviceMemory counted;
+  counted.add("batches", [&](Arena& arena) { batches.lay_out(arena); });
+  const size_t chunk = RankGroup::chunk_bytes_for(mesh_shape.ranks());
+  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_slices(*model, chunk));
+  return rank_plan(*model, mesh, rank, counted.categories(), batches.pinned_bytes(), floats * sizeof(float));
+}
+
+// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's
+// memory; 1: they have divided it already, or are not on this host.
+inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
+  size_t free_bytes = 0, total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  const bool is_shared = device_attribute(cudaDevAttrIntegrated);
+  return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve()};
+}
+
+inline Plan plan_of_memory(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, const PlannedDevice& device) {
+  Plan plan = {device, {}};
+  for (int rank = 0; rank < mesh_shape.ranks(); ++rank) plan.ranks.push_back(planned(o, shape, mesh_shape, rank, device.is_here));
+  return plan;
+}
+
+// What all ranks have allocated, on rank 0; on others only what this rank has. Collective.
+inline Plan gathered_plan(Control& control, const PlannedDevice& device, const RankPlan& own) {
+  const std::vector<std::string> all = control.gather(text_of(own));
+  if (control.rank() > 0) return {device, {own}};
+  Plan plan = {device, {}};
+  for (const std::string& text : all) plan.ranks.push_back(rank_plan_of(text));
+  return plan;
+}

@@ -1,0 +1,67 @@
+// The plan of a run: what each rank takes of memory, byte for byte. --plan makes it without training, and every run writes
+// it to OUT/plan.json, as the ranks have really allocated (planner/memory.cuh makes both).
+//
+// As JSON it is one object:
+//
+//   device       object: name; bytes, which a rank may use; reserve, bytes of these that are left to libraries; here:
+//                is it the device of this machine? If not, libraries' workspaces are those of formulas
+//   fits         has the device room for every rank, and for the reserve?
+//   ranks        list, an object for each rank:
+//     rank         its number
+//     place        object: its number among the ranks of tp, cp, dp and pp
+//     layers       those of its pipeline stage, as text: "1 to 3, 7 to 9"
+//     slots        so many micro-batches, each in one chunk of layers, may wait for backward (parallel/pipeline.h)
+//     memory       object: bytes on the device, by category
+//     total        all of them
+//     host         object: bytes of pinned memory of the host, by category
+//   step_ms, tokens_per_s, mfu, cost    null: not known
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "kernels/device/bytes.h"
+#include "parallel/mesh_shape.h"
+
+// The device of each rank. If it is not here, the workspaces of its libraries are planned by formulas.
+struct PlannedDevice {
+  std::string name;
+  size_t bytes = 0, reserve = 0;
+  bool is_here = true;
+};
+
+struct RankPlan {
+  int rank = 0;
+  MeshPlace place = {};
+  std::string layers;
+  int slots = 1;
+  std::vector<MemoryCategory> memory, host;
+
+  size_t total() const { return total_of(memory); }
+};
+
+struct Plan {
+  PlannedDevice device;
+  std::vector<RankPlan> ranks;
+
+  const RankPlan& largest() const;
+  bool fits() const { return largest().total() + device.reserve <= device.bytes; }
+};
+
+// The JSON.
+std::string text_of(const Plan& plan);
+
+// The same of one rank, which it sends to another one.
+std::string text_of(const RankPlan& rank);
+RankPlan rank_plan_of(const std::string& text);
+
+// "weights 1.0 MiB, gradients 1.0 MiB, ...": those of the largest rank. Stages of a pipeline differ: then it is a table with a
+// row for each, that of its largest rank.
+std::string memory_text(const Plan& plan);
+
+// Which rank needs the most, and whether the device has room for that.
+std::string fit_text(const Plan& plan);
+
+// Writes plan.json of a run. If the disk does not take it, the run says so and goes on.
+void write_plan(const std::filesystem::path& out, const Plan& plan);
