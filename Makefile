@@ -23,7 +23,7 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
 SOURCES := $(wildcard *.cuh training/*.cuh kernels/*.cuh kernels/device/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
-HOST_SOURCES := $(wildcard runtime/*.cpp processes/*.cpp)
+HOST_SOURCES := $(wildcard runtime/*.cpp processes/*.cpp planner/*.cpp)
 DEVICE_SOURCES := $(wildcard training/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
 CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu)))

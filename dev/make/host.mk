@@ -12,7 +12,7 @@ $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
 	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(2)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach folder,runtime processes,$(eval $(call compile_host,$(folder),-O1)))
+$(foreach folder,runtime processes planner,$(eval $(call compile_host,$(folder),-O1)))
 $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
@@ -21,7 +21,7 @@ $(HOST_LIBRARY): $(HOST_OBJECTS)
 $(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
-# what dev/schedule.py asks
-$(HOST_BUILD)/schedule: $(HOST_BUILD)/schedule.o $(HOST_LIBRARY)
+# what dev/schedule.py asks, and the planner's forecasts beside published runs
+$(HOST_BUILD)/schedule $(HOST_BUILD)/forecasts: $(HOST_BUILD)/%: $(HOST_BUILD)/%.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
