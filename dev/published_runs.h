@@ -1,0 +1,74 @@
+// Training steps that others have published, and what planner/forecast.h says of them. test/test_planner.cpp holds the two
+// to each other, dev/forecasts.cpp prints them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/forecast.h"
+
+struct PublishedRun {
+  std::string name, cluster;  // a file in data/clusters
+  PlannedStep step;
+  double rate;         // published: TFLOP/s of a GPU as 2104.04473 counts them; or thousand tokens/s of a GPU
+  bool counts_tokens;  // which of the two
+  double most;         // |forecast / published - 1| that the test allows; 0: not held to it
+
+  double forecast_rate() const {
+    const Forecast f = forecast(step, load_cluster("data/clusters/" + cluster + ".json"));
+    const double devices = step.mesh.ranks();
+    if (counts_tokens) return f.tokens_per_s / devices / 1e3;
+    return megatron_flops(step.shape, step.seq_len, step.global_batch) / f.seconds / devices / 1e12;
+  }
+  double error() const { return forecast_rate() / rate - 1; }
+};
+
+// Megatron-LM on A100-80, V 51,200, T 2048, fp16, all activations recomputed. chunks: of layers that a stage has
+inline PublishedRun megatron(const char* name, int heads, int channels, int layers, int tp, int pp, int gpus, int batch,
+                             int micro_batch, int chunks, double rate, double most) {
+  PlannedStep step;
+  step.shape = {layers, heads, channels, 51200, 2048};
+  step.mesh = {tp, 1, gpus / (tp * pp), pp};
+  step.seq_len = 2048, step.micro_batch = micro_batch, step.global_batch = batch;
+  step.dtype = "fp16", step.reduce_dtype = "bf16", step.recompute = "block";
+  step.pp_schedule = chunks > 1 ? "interleaved" : "1f1b", step.pp_chunks = chunks;
+  return {name, "selene-2021", step, rate, false, most};
+}
+
+// GPT-2's shapes on H100, bf16, T 1024
+inline PublishedRun on_h100(const char* name, int layers, int heads, int channels, int gpus, int micro_batch, int batch,
+                            double rate) {
+  PlannedStep step;
+  step.shape = {layers, heads, channels, 50257, 1024};
+  step.mesh.dp = gpus;
+  step.seq_len = 1024, step.micro_batch = micro_batch, step.global_batch = batch;
+  step.zero = gpus > 1;
+  return {name, "8xh100", step, rate, true, 0.2};
+}
+
+inline const std::vector<PublishedRun>& published_runs() {
+  static const std::vector<PublishedRun> runs = {
+      // arXiv:2104.04473, table 1; micro-batches and chunks from Megatron-LM's examples/sc21/run_table_1.sh. The first
+      // row is the one that products' share of the peak was chosen by.
+      megatron("1.7B", 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137, 0.01),
+      megatron("3.6B", 32, 3072, 30, 2, 1, 64, 512, 16, 1, 138, 0.12),
+      megatron("7.5B", 32, 4096, 36, 4, 1, 128, 512, 16, 1, 142, 0.12),
+      megatron("18.4B", 48, 6144, 40, 8, 1, 256, 1024, 8, 1, 135, 0.12),
+      megatron("39.1B", 64, 8192, 48, 8, 2, 512, 1536, 4, 1, 138, 0.12),
+      megatron("76.1B", 80, 10240, 60, 8, 4, 1024, 1792, 2, 3, 140, 0.12),
+      megatron("145.6B", 96, 12288, 80, 8, 8, 1536, 2304, 2, 2, 148, 0.12),
+      megatron("310.1B", 128, 16384, 96, 8, 16, 1920, 2160, 1, 2, 155, 0.12),
+      megatron("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 1, 3, 163, 0.12),
+      megatron("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 1, 1, 163, 0.12),
+      // arXiv:2201.11990, section 2.4
+      megatron("MT-NLG 530B, 280 hosts", 128, 20480, 105, 8, 35, 2240, 1920, 1, 1, 126, 0),
+      megatron("MT-NLG 530B, 350 hosts", 128, 20480, 105, 8, 35, 2800, 1920, 1, 1, 121, 0),
+      megatron("MT-NLG 530B, 420 hosts", 128, 20480, 105, 8, 35, 3360, 1920, 1, 1, 113, 0),
+      // published by the authors of llm.c and LLMQ; the batches of LLMQ are not known to us
+      on_h100("llm.c 124M", 12, 12, 768, 8, 64, 512, 468),
+      on_h100("llm.c 350M", 24, 16, 1024, 8, 64, 512, 188),
+      on_h100("llm.c 1.5B", 48, 25, 1600, 8, 16, 1024, 46.8),
+      on_h100("LLMQ 1.5B", 48, 25, 1600, 1, 16, 512, 59),
+      on_h100("LLMQ 7B", 32, 32, 4096, 1, 16, 512, 14)};
+  return runs;
+}

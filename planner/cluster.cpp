@@ -1,0 +1,183 @@
+#include "planner/cluster.h"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "processes/error.h"
+#include "runtime/files.h"
+
+namespace {
+
+constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e-6;
+
+// What no data sheet says of a GPU. planner/forecast.md has the sources.
+//   products    the one number that is calibrated: so that the first row of 2104.04473's table is met
+//   bandwidth   a copy's 4.3 of an H200's 4.8 TB/s (dev/roofline.md)
+//   attention   of the products' peak: dev/roofline.py's 291 and 363 TFLOP/s of an H100's 989
+//   launch      from kernel to kernel in a recorded graph or a full stream
+//   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
+constexpr double gpu_products = 0.69, gpu_bandwidth = 4.3 / 4.8, gpu_attention_forward = 291.0 / 989,
+                 gpu_attention_backward = 363.0 / 989, gpu_launch = 2e-6, gpu_links = 0.8;
+
+// What dev/ceilings does not measure of the CPU device: shares of the products' rate, and what the fibers of a block take to
+// sum up a row, as `--profile` shows them of one thread (planner/forecast.md).
+constexpr double cpu_attention = 0.14, cpu_elements = 0.2, cpu_launch = 1e-7, cpu_row = 5e-6;
+
+// From NVIDIA's data sheets: dense TFLOP/s in fp32 and bf16, TB/s, and the GiB that the driver reports.
+struct Sheet {
+  const char* name;
+  double fp32, bf16, bandwidth, memory;
+};
+constexpr Sheet sheets[] = {
+    {"B200", 80, 2250, 8.0, 178.3},    {"H200", 67, 989, 4.8, 139.8},   {"H100", 67, 989, 3.35, 79.1},
+    {"H100 PCIe", 51, 756, 2.0, 79.1}, {"A100-80", 19.5, 312, 2.039, 79.1}, {"A100-40", 19.5, 312, 1.555, 39.4},
+    {"L40S", 91.6, 362, 0.864, 44.4},  {"RTX 4090", 82.6, 165.2, 1.008, 23.5}, {"L4", 30.3, 121, 0.3, 22.0}};
+
+Device gpu(const std::string& name, double fp32, double bf16, double bandwidth, double memory) {
+  Device d = {name, fp32 * tera, bf16 * tera, bandwidth * tera, memory * gib};
+  d.product_share = gpu_products;
+  d.bandwidth_share = gpu_bandwidth;
+  d.attention_forward = gpu_attention_forward;
+  d.attention_backward = gpu_attention_backward;
+  d.launch = gpu_launch;
+  return d;
+}
+
+// One object of the file, key by key. What nobody has asked for in the end is a mistake.
+class Reader {
+ public:
+  Reader(const std::filesystem::path& path, const nlohmann::json& object, std::string inside)
+      : path_(path), object_(object), inside_(std::move(inside)) {
+    if (!object.is_object()) fail(path, ": \"", inside_, "\" is ", excerpt(object.dump()), ", not an object", cure());
+  }
+
+  bool has(const char* key) {
+    asked_.insert(key);
+    return object_.contains(key);
+  }
+  const nlohmann::json& value(const char* key) {
+    if (!has(key)) fail(path_, ": ", name(key), " is missing", cure());
+    return object_[key];
+  }
+  double rate(const char* key) {
+    const nlohmann::json& found = value(key);
+    if (!found.is_number() || !(found > 0) || !(found < 1e9)) refuse(key, found, "a number above 0");
+    return found.get<double>();
+  }
+  double rate(const char* key, double when_missing) { return has(key) && !object_[key].is_null() ? rate(key) : when_missing; }
+  int count(const char* key) {
+    const nlohmann::json& found = value(key);
+    if (!found.is_number_integer() || found < 1 || found > 1'000'000) refuse(key, found, "a whole number from 1 to 1000000");
+    return found.get<int>();
+  }
+  std::string text(const char* key) {
+    const nlohmann::json& found = value(key);
+    if (!found.is_string()) refuse(key, found, "a text");
+    return found.get<std::string>();
+  }
+  std::string text(const char* key, const char* when_missing) { return has(key) ? text(key) : when_missing; }
+  Reader object(const char* key) { return {path_, value(key), name(key, false)}; }
+
+  [[noreturn]] void refuse(const char* key, const nlohmann::json& found, const std::string& wanted) {
+    fail(path_, ": ", name(key), " is ", excerpt(found.dump()), ", not ", wanted, cure());
+  }
+  [[noreturn]] void refuse(const char* key, const std::string& problem) { fail(path_, ": ", name(key), ": ", problem); }
+  void end() const {
+    for (const auto& [key, _] : object_.items())
+      if (!asked_.contains(key)) fail(path_, ": there is no key ", excerpt(inside_.empty() ? key : inside_ + "." + key), cure());
+  }
+
+ private:
+  std::string name(const char* key, bool quoted = true) const {
+    const std::string whole = inside_.empty() ? key : inside_ + "." + key;
+    return quoted ? '"' + whole + '"' : whole;
+  }
+  static const char* cure() { return ": see planner/forecast.md, and data/clusters for examples"; }
+
+  const std::filesystem::path& path_;
+  const nlohmann::json& object_;
+  std::string inside_;
+  std::set<std::string> asked_;
+};
+
+Device read_device(Reader& file) {
+  if (const nlohmann::json& name = file.value("device"); name.is_string()) {
+    Device d;
+    const std::string problem = attempt([&] { d = device_named(name.get<std::string>()); });
+    if (!problem.empty()) file.refuse("device", problem);
+    return d;
+  }
+  Reader device = file.object("device");
+  const double fp32 = device.rate("fp32_tflops"), bf16 = device.rate("bf16_tflops");
+  Device d = gpu(device.text("name"), fp32, bf16, device.rate("memory_tb_per_s"), device.rate("memory_gib"));
+  d.product_share = std::min(1.0, device.rate("product_share", d.product_share));
+  device.end();
+  return d;
+}
+
+Link read_link(Reader link) {
+  const Link read = {link.text("kind"), link.rate("gb_per_s") * giga, link.rate("latency_us") * micro};
+  link.end();
+  return read;
+}
+
+}  // namespace
+
+Cluster load_cluster(const std::filesystem::path& path) {
+  const nlohmann::json object = read_json_object(path);
+  Reader file(path, object, "");
+  Cluster c;
+  c.name = file.text("name");
+  c.device = read_device(file);
+  c.devices_per_host = file.count("devices_per_host");
+  c.hosts = file.count("hosts");
+  c.link_share = gpu_links;
+  if (c.devices() > 1) {
+    Reader links = file.object("links");
+    if (c.devices_per_host > 1 || links.has("inside")) c.inside = read_link(links.object("inside"));
+    if (c.hosts > 1 || links.has("between")) c.between = read_link(links.object("between"));
+    links.end();
+  } else {
+    file.has("links");
+  }
+  c.price = file.rate("price_per_device_hour", 0);
+  c.spot_price = file.rate("spot_price_per_device_hour", 0);
+  c.date = file.text("date", "");
+  c.source = file.text("source", "");
+  const std::string software = file.text("software", "gpt.cu");
+  if (software != "gpt.cu" && software != "megatron-2021") file.refuse("software", software, "gpt.cu or megatron-2021");
+  c.software = software == "gpt.cu" ? Software::gpt_cu : Software::megatron_2021;
+  file.end();
+  return c;
+}
+
+Device device_named(const std::string& name) {
+  std::string known;
+  for (const Sheet& s : sheets) {
+    if (name == s.name) return gpu(name, s.fp32, s.bf16, s.bandwidth, s.memory);
+    known += (known.empty() ? "" : ", ") + std::string(s.name);
+  }
+  fail("there is no device ", excerpt(name), ": there are ", known, "; give the rates of another as an object");
+}
+
+Device device_of(const Ceilings& ceilings) {
+  Device d = {"measured", ceilings.product, ceilings.product, ceilings.copy, 0};
+  d.attention_forward = d.attention_backward = cpu_attention;
+  d.elements = cpu_elements;
+  d.launch = cpu_launch;
+  d.row = cpu_row;
+  d.overlaps = false;
+  return d;
+}
+
+Cluster cluster_of(const Ceilings& ceilings, int ranks) {
+  Cluster c;
+  c.name = "this machine";
+  c.device = device_of(ceilings);
+  c.ranks_per_device = ranks;
+  c.inside = {"memory", ceilings.copy / 4, 2e-5};
+  return c;
+}

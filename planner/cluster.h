@@ -1,0 +1,71 @@
+// What training is planned for: a device, how many a host has, how many hosts, what connects them, and the price.
+//
+// A cluster is a small JSON file (data/clusters holds examples; planner/forecast.md says what each key means):
+//
+//   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
+//    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
+//    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where the price is from"}
+//
+// `device` is a name in the table of cluster.cpp, or an object with all rates. More than one host needs links.between,
+// whose gb_per_s is that of a whole host. Prices may be left out.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "runtime/ceilings.h"
+
+// FLOP/s, bytes/s, bytes and seconds. Rates are those of the data sheet, unless they were measured (device_of).
+struct Device {
+  std::string name;
+  double fp32 = 0, bf16 = 0;  // of matrix products, dense; fp16 as bf16, fp32 without TF32
+  double bandwidth = 0;       // of memory, bytes read and written
+  double memory = 0;
+  // The shares of these rates that kernels reach: products, copies; of the dtype's rate, attention's two passes; of fp32's,
+  // arithmetic on single elements.
+  double product_share = 1, bandwidth_share = 1, attention_forward = 1, attention_backward = 1, elements = 1;
+  double launch = 0;     // from the end of a kernel to the start of the next one
+  double row = 0;        // of a kernel that sums up rows: what each row takes besides
+  bool overlaps = true;  // communication goes on while kernels run
+
+  double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }
+};
+
+// In one direction.
+struct Link {
+  std::string kind;
+  double bandwidth = 0, latency = 0;
+};
+
+// Whose kernels are timed: ours, or those of published runs (planner/forecast.md).
+enum class Software {
+  gpt_cu,
+  megatron_2021,  // attention's scores lie in memory; rows between products are not split over tp; nothing overlaps
+};
+
+struct Cluster {
+  std::string name;
+  Device device;
+  int devices_per_host = 1, hosts = 1;
+  int ranks_per_device = 1;  // they share its rates
+  Link inside, between;      // of a device to others of its host; of a host to others
+  double link_share = 1;     // of a link's rate, that collectives reach
+  double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
+  std::string date, source;
+  Software software = Software::gpt_cu;
+
+  int devices() const { return devices_per_host * hosts; }
+  int ranks_per_host() const { return devices_per_host * ranks_per_device; }
+};
+
+// Fails with one line if the file is no cluster.
+Cluster load_cluster(const std::filesystem::path& path);
+
+// A device of the table. Fails if it does not have the name.
+Device device_named(const std::string& name);
+
+// A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
+Device device_of(const Ceilings& ceilings);
+
+// The CPU of this machine, which all ranks share. Messages are copies in its memory.
+Cluster cluster_of(const Ceilings& ceilings, int ranks);

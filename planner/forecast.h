@@ -1,0 +1,60 @@
+// How long a training step takes on a cluster, from first principles: planner/forecast.md derives each formula.
+//
+//   kernels         the longer of FLOPs / rate and bytes / bandwidth, and the gap to the next kernel (dev/roofline.md)
+//   collectives     latency and bytes / bandwidth of a ring, by the links that the group crosses
+//   pipelines       what the schedules of parallel/pipeline.h take, in closed form
+//   overlap         what the code overlaps (parallel/README.md): only the rest of communication counts
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/mesh_shape.h"
+#include "parallel/model_shape.h"
+#include "planner/cluster.h"
+
+// What a run would do; names and values as in Options.
+struct PlannedStep {
+  ModelShape shape = {};
+  MeshShape mesh = {};
+  int seq_len = 0, micro_batch = 1, global_batch = 1;
+  std::string dtype = "bf16", reduce_dtype = "fp32", recompute = "none";
+  int zero = 0;
+  int tp_pieces = 2;
+  std::string cp_method = "ring", pp_schedule = "1f1b";
+  int pp_chunks = 1;
+  int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
+};
+
+// Seconds. The first group and what is exposed add up to a step of the slowest pipeline stage.
+struct Forecast {
+  double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
+  struct Communication {
+    double total = 0, exposed = 0;
+  } tp, cp, dp, pp;  // pp's exposed messages lengthen the bubble
+  double seconds = 0;
+
+  double tokens_per_s = 0;
+  double model_flops = 0;  // of a step: 6·Ψ + 6·L·C·T a token
+  double mfu = 0;          // of the dense peak of all devices; 0: not known
+
+  const char* limit = "";  // what takes the most time: products, attention, memory, communication, bubble, launches
+  std::string explanation() const;  // the same in a sentence
+};
+
+Forecast forecast(const PlannedStep& step, const Cluster& cluster);
+
+// ---- parts of it, for tests
+
+// Seconds in which one pipeline stage computes a micro-batch, in all of its chunks. input + weight: backward
+struct StageTimes {
+  double forward = 0, backward = 0, weight = 0;
+  double sum() const { return forward + backward; }
+};
+
+// From the first action to the end of the last one, if a message takes so long.
+double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks, int micro_batches,
+                        double message);
+
+// FLOPs of a step as 2104.04473 counts them, with recomputation: 96·batch·T·L·C²·(1 + T/6C + V/16LC)
+double megatron_flops(const ModelShape& shape, int seq_len, int global_batch);

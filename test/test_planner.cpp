@@ -1,0 +1,244 @@
+// The planner's forecast of a step (planner/forecast.h): held to published runs, to the pipeline simulator, to the FLOPs and
+// bytes of dev/roofline.md, and to what must follow when one thing changes. And files of clusters, good and bad.
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "dev/published_runs.h"
+#include "parallel/pipeline_simulator.h"
+#include "processes/error.h"
+#include "test/temporary_folder.h"
+
+namespace {
+
+// gpt2 on one device, as in dev/roofline.md
+PlannedStep gpt2(int micro_batch = 64) {
+  PlannedStep step;
+  step.shape = {12, 12, 768, 50257, 1024};
+  step.seq_len = 1024, step.micro_batch = step.global_batch = micro_batch;
+  return step;
+}
+
+Cluster cluster(const char* name) { return load_cluster("data/clusters/" + std::string(name) + ".json"); }
+
+// The line with which a cluster is refused; empty: it is accepted.
+std::string refusal(const nlohmann::json& json) {
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder.path() / "mine.json";
+  std::ofstream(path) << json.dump();
+  const std::string problem = attempt([&] { load_cluster(path); });
+  const size_t at = problem.find("mine.json: ");
+  return at == std::string::npos ? problem : problem.substr(at + 11, problem.rfind(": see") - at - 11);
+}
+
+nlohmann::json good_cluster() {
+  return {{"name", "mine"}, {"device", "H100"}, {"devices_per_host", 8}, {"hosts", 2},
+          {"links", {{"inside", {{"kind", "NVLink"}, {"gb_per_s", 450}, {"latency_us", 3}}},
+                     {"between", {{"kind", "InfiniBand"}, {"gb_per_s", 400}, {"latency_us", 5}}}}}};
+}
+
+}  // namespace
+
+TEST_CASE("forecasts of published runs are within their bounds") {
+  for (const PublishedRun& run : published_runs()) {
+    CAPTURE(run.name);
+    CAPTURE(run.forecast_rate());
+    if (run.most > 0) CHECK(std::abs(run.error()) <= run.most);
+  }
+}
+
+TEST_CASE("operations take as long as dev/roofline.md says") {
+  // Its rates and its kernels: an H200, results written while products are computed, no gaps.
+  Cluster h200 = cluster("8xh200");
+  h200.device.product_share = 790.0 / 989;
+  h200.device.launch = 0;
+  const Forecast f = forecast(gpt2(), h200);
+  CHECK(1e3 * f.attention == doctest::Approx(4.25 + 11.93).epsilon(0.005));
+  // 30 ms are those of kernels that move bytes; of the update 0.99 are
+  const double memory = 0.07 + 2.29 + 2.25 + 3.07 + 2.34 + 2.53 + 3.37 + 0.14, written_by_products = 5.8;
+  CHECK(1e3 * f.memory == doctest::Approx(memory).epsilon(0.01));
+  CHECK(1e3 * f.update == doctest::Approx(0.12 + 0.87).epsilon(0.02));
+  const double products = 94.75 - memory - 4.25 - 11.93 - 0.12 - 0.87 - 0.02;
+  CHECK(1e3 * f.products == doctest::Approx(products + written_by_products).epsilon(0.02));
+  CHECK(f.model_flops / (64 * 1024) == doctest::Approx(6 * 124439808.0 + 6.0 * 12 * 768 * 1024));
+}
+
+TEST_CASE("parts add up to the step, and its limit is the largest of them") {
+  for (const PublishedRun& run : published_runs()) {
+    const Forecast f = forecast(run.step, cluster(run.cluster.c_str()));
+    const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed;
+    CHECK(f.products + f.attention + f.memory + f.launches + f.bubble + f.update + communication == doctest::Approx(f.seconds));
+    for (double part : {f.products, f.attention, f.memory, f.launches, f.bubble, f.update}) CHECK(part >= 0);
+    for (const Forecast::Communication& c : {f.tp, f.cp, f.dp}) CHECK(c.exposed <= c.total * (1 + 1e-9));
+    CHECK(f.limit == std::string("products"));
+  }
+  Cluster slow = cluster("8xa100-80");
+  slow.inside.bandwidth /= 1000;
+  PlannedStep step = gpt2();
+  step.mesh.tp = 4;
+  CHECK(forecast(step, slow).limit == std::string("communication"));
+  CHECK(forecast(step, slow).explanation().starts_with("communication takes the most of a step"));
+}
+
+TEST_CASE("pipelines take what the simulator plays, within a few per cent") {
+  for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb"})
+    for (int p : {1, 2, 3, 4, 8})
+      for (int v : std::string(schedule) == "interleaved" ? std::vector<int>{2, 3} : std::vector<int>{1})
+        for (int micro_batches : {p, 2 * p, 8 * p})
+          for (double head : {0.0, 0.3})       // what the last stage has besides
+            for (double message : {0.0, 0.05}) {
+              if (p == 1 && v > 1) continue;
+              CAPTURE(schedule);
+              CAPTURE(p);
+              CAPTURE(v);
+              CAPTURE(micro_batches);
+              CAPTURE(head);
+              CAPTURE(message);
+              std::vector<StageTimes> stages(size_t(p), StageTimes{1, 2, 0.9});
+              stages.back().backward += head;
+              PipelineCosts costs = {std::vector<ChunkCosts>(size_t(p * v), {1.0 / v, 1.1 / v, 0.9 / v}), message};
+              for (int chunk = 0; chunk < v; ++chunk) costs.chunks[size_t(chunk * p + p - 1)].input += head / v;
+              std::vector<Actions> lists;
+              for (int stage = 0; stage < p; ++stage) lists.push_back(make_schedule(schedule, {p, stage, v}, micro_batches));
+              const PlayedStep played = play(lists, v, costs);
+              REQUIRE(played.problem == "");
+              CHECK(pipeline_seconds(schedule, stages, v, micro_batches, message) == doctest::Approx(played.end).epsilon(0.045));
+            }
+}
+
+TEST_CASE("what changes when one thing changes") {
+  const Cluster host = cluster("8xa100-80"), hosts = cluster("16x8xa100-80");
+  PlannedStep step;
+  step.shape = {32, 32, 4096, 50257, 2048};  // gpt3-6.7b
+  step.seq_len = 2048, step.micro_batch = 1, step.global_batch = 64, step.mesh = {1, 1, 8, 1};
+  const auto seconds = [&](auto change, const Cluster& c) {
+    PlannedStep changed = step;
+    change(changed);
+    return forecast(changed, c).seconds;
+  };
+  const auto same = [](PlannedStep&) {};
+  const double base = seconds(same, host);
+  SUBCASE("recomputation costs a third of the forward and backward, GELU's hardly anything") {
+    const double block = seconds([](PlannedStep& s) { s.recompute = "block"; }, host);
+    CHECK(block / base > 1.2);
+    CHECK(block / base < 1.34);
+    const double gelu = seconds([](PlannedStep& s) { s.recompute = "gelu"; }, host);
+    CHECK(gelu > base);
+    CHECK(gelu < 1.02 * base);
+  }
+  SUBCASE("ZeRO 1 updates pieces, 2 and 3 send more") {
+    CHECK(seconds([](PlannedStep& s) { s.zero = 1; }, host) < base);
+    const auto sent = [&](int zero) {
+      PlannedStep s = step;
+      s.zero = zero;
+      return forecast(s, host).dp.total;
+    };
+    // By the table of parallel/README.md: 8Ψ, 6Ψ, (4A+2)Ψ, 8AΨ of bf16, with A = 8
+    CHECK(sent(1) / sent(0) == doctest::Approx(6.0 / 8).epsilon(0.02));
+    CHECK(sent(2) / sent(0) == doctest::Approx(34.0 / 8).epsilon(0.04));
+    CHECK(sent(3) / sent(0) == doctest::Approx(64.0 / 8).epsilon(0.08));
+  }
+  SUBCASE("bf16 gradients travel in half the time") {
+    PlannedStep s = step;
+    s.reduce_dtype = "bf16";
+    CHECK(forecast(s, host).dp.total == doctest::Approx(forecast(step, host).dp.total / 2).epsilon(0.01));
+  }
+  SUBCASE("tensor parallelism is for the inside of a host, and pieces hide what it sends") {
+    const auto split = [](PlannedStep& s) { s.mesh = {8, 1, 1, 1}; };
+    const auto across = [](PlannedStep& s) { s.mesh = {16, 1, 1, 1}; };
+    const auto sent = [&](auto change) {
+      PlannedStep s = step;
+      change(s);
+      return forecast(s, hosts).tp.total;
+    };
+    CHECK(sent(across) > 1.5 * sent(split));
+    const double one = seconds([](PlannedStep& s) { s.mesh = {8, 1, 1, 1}, s.tp_pieces = 1; }, host);
+    CHECK(seconds(split, host) < one);
+  }
+  SUBCASE("between hosts data parallelism that all GPUs of a host share has the whole host's links") {
+    PlannedStep wide = step, narrow = step;
+    wide.mesh = {1, 1, 128, 1}, narrow.mesh = {8, 1, 16, 1};
+    wide.global_batch = 128, narrow.global_batch = 16;
+    const double psi = 8;  // the narrow one's weights are cut in so many; its ring has an eighth of the links
+    CHECK(forecast(wide, hosts).dp.total == doctest::Approx(forecast(narrow, hosts).dp.total * (127.0 / 128) / (15.0 / 16) * psi / 8).epsilon(0.05));
+  }
+  SUBCASE("the ring hides its keys behind attention to long sequences, Ulysses never") {
+    PlannedStep s = step;
+    s.mesh = {1, 8, 1, 1}, s.global_batch = 1, s.seq_len = s.shape.positions = 65536;
+    const Forecast ring = forecast(s, host);
+    s.cp_method = "ulysses";
+    const Forecast ulysses = forecast(s, host);
+    CHECK(ring.cp.total > ulysses.cp.total);
+    CHECK(ring.cp.exposed < 0.3 * ring.cp.total);
+    CHECK(ulysses.cp.exposed == ulysses.cp.total);
+  }
+  SUBCASE("ranks that share a device share its rates") {
+    const Ceilings ceilings = {2e10, 1e11};
+    PlannedStep s = gpt2(4);
+    s.dtype = "fp32", s.seq_len = 64;
+    const double alone = forecast(s, cluster_of(ceilings, 1)).seconds;
+    s.mesh.dp = 2, s.global_batch = 8;
+    const Forecast shared = forecast(s, cluster_of(ceilings, 2));
+    CHECK(shared.seconds > 2 * alone);
+    CHECK(shared.dp.exposed == shared.dp.total);  // the CPU device's threads do both
+  }
+}
+
+TEST_CASE("a forecast is fast enough to search with") {
+  PlannedStep step = published_runs()[9].step;
+  const Cluster selene = cluster("selene-2021");
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 2000; ++i) CHECK(forecast(step, selene).seconds > 0);
+  const double each = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 2000;
+  CHECK(each < 300e-6);  // alone about 5: other programs may have the core
+}
+
+TEST_CASE("the clusters of data/clusters can be read") {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("data/clusters")) {
+    CAPTURE(entry.path());
+    const Cluster c = load_cluster(entry.path());
+    CHECK(c.name + ".json" == entry.path().filename());
+    CHECK(!c.date.empty());
+    CHECK(!c.source.empty());
+    ++files;
+  }
+  CHECK(files >= 12);
+}
+
+TEST_CASE("a file that is no cluster is refused in one line that says what is wrong") {
+  CHECK(refusal(good_cluster()) == "");
+  const auto without = [](const char* pointer) { return good_cluster().patch({{{"op", "remove"}, {"path", pointer}}}); };
+  const auto with = [](const char* pointer, const nlohmann::json& value) {
+    nlohmann::json changed = good_cluster();
+    changed[nlohmann::json::json_pointer(pointer)] = value;
+    return changed;
+  };
+  CHECK(refusal(without("/hosts")) == "\"hosts\" is missing");
+  CHECK(refusal(without("/links")) == "\"links\" is missing");
+  CHECK(refusal(without("/links/between")) == "\"links.between\" is missing");
+  CHECK(refusal(without("/links/inside/gb_per_s")) == "\"links.inside.gb_per_s\" is missing");
+  CHECK(refusal(with("/hosts", 1.5)) == "\"hosts\" is '1.5', not a whole number from 1 to 1000000");
+  CHECK(refusal(with("/hosts", 0)) == "\"hosts\" is '0', not a whole number from 1 to 1000000");
+  CHECK(refusal(with("/links/inside/gb_per_s", "450")) == "\"links.inside.gb_per_s\" is '\"450\"', not a number above 0");
+  CHECK(refusal(with("/links/inside/latency_us", -1)) == "\"links.inside.latency_us\" is '-1', not a number above 0");
+  CHECK(refusal(with("/links", 7)) == "\"links\" is '7', not an object");
+  CHECK(refusal(with("/price", 7)) == "there is no key 'price'");
+  CHECK(refusal(with("/links/inside/speed", 7)) == "there is no key 'links.inside.speed'");
+  CHECK(refusal(with("/name", 7)) == "\"name\" is '7', not a text");
+  CHECK(refusal(with("/software", "torch")) == "\"software\" is '\"torch\"', not gpt.cu or megatron-2021");
+  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\": there is no device 'H1000': there are B200, H200, H100"));
+  const nlohmann::json device = {{"name", "X1"}, {"fp32_tflops", 50}, {"bf16_tflops", 400}, {"memory_tb_per_s", 2}, {"memory_gib", 64}};
+  CHECK(refusal(with("/device", device)) == "");
+  for (const auto& [key, _] : device.items()) {
+    nlohmann::json lacking = device;
+    lacking.erase(key);
+    CHECK(refusal(with("/device", lacking)) == "\"device." + key + "\" is missing");
+  }
+}
