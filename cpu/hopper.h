@@ -9,10 +9,16 @@ using Barrier = cpu::Barrier;
 
 inline void init_barrier(Barrier& barrier, int arrivals) { barrier = {int16_t(arrivals), int16_t(arrivals), 0, 0}; }
 inline void share_barriers() {}
-inline void arrive(Barrier& barrier) { cpu::arrive(barrier, 1, 0); }
-inline void arrive_expecting(Barrier& barrier, int bytes) { cpu::arrive(barrier, 1, bytes); }
+
+// The race detector sees this read, and finds that a barrier is used by a thread that may run before it is made.
+inline Barrier& made(Barrier& barrier) {
+  if (barrier.arrivals <= 0) cpu::fatal("an mbarrier is used before it is made");
+  return barrier;
+}
+inline void arrive(Barrier& barrier) { cpu::arrive(made(barrier), 1, 0); }
+inline void arrive_expecting(Barrier& barrier, int bytes) { cpu::arrive(made(barrier), 1, bytes); }
 inline void wait(Barrier& barrier, unsigned parity, cpu::Location where = cpu::Location::current()) {
-  cpu::wait(barrier, parity, where);
+  cpu::wait(made(barrier), parity, where);
 }
 
 inline void wait_at(int number, int threads, cpu::Location where = cpu::Location::current()) {

@@ -123,6 +123,11 @@ __global__ void load_a_box(int* out, const TensorMap map) {
   out[threadIdx.x] = box[threadIdx.x];
 }
 
+__global__ void barrier_not_made() {
+  __shared__ Barrier barrier;
+  arrive(barrier);
+}
+
 template <bool WithWait, int bytes = 128>
 ExitCode run_box() {
   Buffer<uint16_t> matrix(std::vector<uint16_t>(n, 2));
@@ -240,6 +245,7 @@ ExitCode run_program(const std::string& name) {
   else if (name == "load_a_box") return run_box<true>();
   else if (name == "load_a_box_without_wait") return run_box<false>();
   else if (name == "load_a_box_and_wait_for_more") return run_box<true, 129>();
+  else if (name == "barrier_not_made") barrier_not_made<<<1, 1>>>();
   else if (name == "load_too_early") load_too_early<<<1, 32>>>(out);
   else if (name == "same_element") same_element<<<2, 1>>>(out);
   else if (name == "streams") return run_streams<true>();
@@ -352,6 +358,7 @@ TEST_CASE("a box has not arrived before the thread waits for it") {
     CHECK(outcome.code == 1);
     CHECK(outcome.mentions("waits for an mbarrier at " + here(missing_bytes_line) + " (64 of 64 threads wait"));
   }
+  CHECK(run("barrier_not_made").mentions("an mbarrier is used before it is made"));
 }
 
 TEST_CASE("a missing wait between streams is right in forward order, wrong in some permuted ones") {
