@@ -90,7 +90,8 @@ class GPT final : public Model {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     if (options.library_attention) attention_problem_ = cp_.plan(largest().attention());
-    if (options.hopper_attention && !options.elsewhere) attention_problem_ = hopper_attention_problem<Float>(options.shape.head_size());
+    if (options.hopper_attention && !options.elsewhere)
+      attention_problem_ = hopper_attention_problem<Float>(options.shape.head_size());
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });

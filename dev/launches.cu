@@ -22,13 +22,15 @@ Json triple(const dim3& d) { return Json{d.x, d.y, d.z}; }
 Json operation(int calls, double elements, auto launch) {
   Json launches = Json::array();
   cpu::rehearsal = [&](const cpu::Launch& l) {
-    launches.push_back({{"kernel", l.kernel}, {"grid", triple(l.grid)}, {"block", triple(l.block)}, {"shared", l.shared_bytes}});
+    launches.push_back({{"kernel", l.kernel}, {"grid", triple(l.grid)}, {"block", triple(l.block)},
+                        {"shared", l.shared_bytes}});
   };
   Profiler::instance().trace = true;
   launch();
   const TracedRange range = Profiler::instance().take_timeline().ranges.back();
   cpu::rehearsal = {};
-  return {{"operation", range.name}, {"calls", calls}, {"elements", elements}, {"bytes", range.bytes}, {"flops", range.flops}, {"launches", launches}};
+  return {{"operation", range.name}, {"calls", calls},       {"elements", elements},
+          {"bytes", range.bytes},    {"flops", range.flops}, {"launches", launches}};
 }
 
 Json operations_of(const Shape& shape) {

@@ -58,7 +58,7 @@ __device__ inline bool has_column(int column) {
   return column >= 0 && column / N % blockDim.x == threadIdx.x;
 }
 
-// The sum over the block; every thread gets it. A power of two is exact, so its order does not matter.
+// The sum over the block, in a fixed order; every thread gets it.
 __device__ inline ExponentialSum block_sum(ExponentialSum part, ExponentialSum (&scratch)[32]) {
   const auto reduce_warp = [](ExponentialSum of_lane) -> ExponentialSum {
     const float exponent = warp_reduce_max(of_lane.exponent);

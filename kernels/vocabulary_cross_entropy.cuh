@@ -4,7 +4,8 @@
 //
 //   Σ_{v in J_r} exp(z_v) = sum_r · 2^K_r;   target_r = z_target if in J_r, else 0
 //   K = max_r K_r;   sum = Σ_r sum_r · 2^(K_r − K);   z_target = Σ_r target_r
-//   loss[row] = ln(sum) − ln 2 · (c·z_target − K);   dz_v = (2^(c·z_v − K) / sum − [v = target]) · weight · S,  v in J_r
+//   loss[row] = ln(sum) − ln 2 · (c·z_target − K)
+//   dz_v = (2^(c·z_v − K) / sum − [v = target]) · weight · S,  v in J_r
 //
 // The first line, vocabulary_statistics, needs nothing of other ranks. Then the ranks gather its three numbers, 12 bytes
 // a row and rank; that is all they send. vocabulary_cross_entropy does the rest. Every rank combines in the order of
@@ -13,7 +14,8 @@
 // Columns from J_r's end to Vs are padding: their values do not matter, and their gradient is 0. A rank may have
 // nothing but padding: its sum is 0.
 //
-// One block per row, as in kernels/cross_entropy.cuh. Statistics read rows·Vs elements once, about 4 FLOPs each. Gradients read and write them once, about 3 FLOPs each.
+// One block per row, as in kernels/cross_entropy.cuh. Statistics read rows·Vs elements once, about 4 FLOPs each. Gradients
+// read and write them once, about 3 FLOPs each.
 #pragma once
 
 #include "kernels/cross_entropy.cuh"

@@ -24,7 +24,8 @@ struct BiasGradient {
 
   explicit BiasGradient(const Shape& shape)
       : rows(at_most(column_sum_rows * most_blocks_along_y, shape, "rows")), columns(shape["columns"]),
-        dout(count()), dbias(columns), workspace(2 * column_sum_workspace(rows, columns) + 256) {}  // enough for all levels of a tree
+        dout(count()), dbias(columns),
+        workspace(2 * column_sum_workspace(rows, columns) + 256) {}  // enough for all levels of a tree
 
   void reset() { dbias.poison(), workspace.poison(); }
   size_t count() const { return size_t(rows) * columns; }
