@@ -22,13 +22,13 @@ struct Ring {
   double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
 };
 
-// The ring of `size` ranks, of which each stands `stride` after the one before. Inside a host each device has its own link.
-// Between hosts all groups that cross share the host's links: a ring goes through each host once, and enters and
-// leaves it by the links of its members there.
-Ring ring_of(const Cluster& c, int stride, int size) {
+// The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a host each
+// device has its own link. Between hosts all groups that cross share the host's links: a ring goes through each host once,
+// and enters and leaves it by the links of its members there.
+Ring ring_of(const Cluster& c, int stride, int size, int all) {
   if (size == 1) return {};
   const int host = c.ranks_per_host();
-  if (stride * size <= host) return {double(size), c.inside.bandwidth * c.link_share / c.ranks_per_device, c.inside.latency};
+  if (all <= host) return {double(size), c.inside.bandwidth * c.link_share / c.ranks_per_device, c.inside.latency};
   const int members = std::clamp(host / stride, 1, size), rings = host / members;
   double bandwidth = c.between.bandwidth / rings;
   if (members > 1) bandwidth = std::min(bandwidth, c.inside.bandwidth / c.ranks_per_device);
@@ -36,6 +36,8 @@ Ring ring_of(const Cluster& c, int stride, int size) {
   const double latency = (c.between.latency * hosts + c.inside.latency * (size - hosts)) / size;
   return {double(size), bandwidth * c.link_share, latency};
 }
+
+Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride, size, stride * size); }
 
 // ---- what a pass computes
 
@@ -203,8 +205,9 @@ class Kernels {
     const bool ulysses = step_.cp_method == "ulysses";
     attention.cp = attention.cp_exposed = ulysses ? cp_.gather(4 * R_ * c_ * w_) : hops * hop;
     if (ulysses) return attention;
-    if (device_.overlaps) attention.cp_exposed = hops * std::max(0.0, hop - attention.attention / cp_.ranks);
-    if (device_.overlaps && bytes > w_) attention.cp_exposed += cp_.send(2 * R_ * c_ * 4);
+    const double home = bytes > w_ ? cp_.send(2 * R_ * c_ * 4) : 0;
+    if (device_.overlaps)
+      attention.cp_exposed = std::min(attention.cp, hops * std::max(0.0, hop - attention.attention / cp_.ranks) + home);
     attention.launches *= cp_.ranks;
     return attention;
   }
@@ -340,7 +343,7 @@ Forecast forecast(const PlannedStep& step, const Cluster& cluster) {
   f.dp = zero_communication(step, data, own_parameters, stages[0].forward, stages[0].backward, overlaps);
   if (p > 1) {
     const double pieces = step.zero == 0 ? 1 : data.ranks;
-    const double ends = 2 * ring_of(cluster, stage_ranks * (p - 1), 2).gather(4 * own_parameters.embedding / pieces);
+    const double ends = 2 * ring_of(cluster, stage_ranks * (p - 1), 2, stage_ranks * p).gather(4 * own_parameters.embedding / pieces);
     f.pp.total += ends, f.pp.exposed += ends, f.bubble += ends;
   }
   const double updated = own_parameters.all() / (step.zero == 0 ? 1 : data.ranks);
