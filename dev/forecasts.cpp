@@ -24,7 +24,7 @@ void print_published() {
     const Forecast f = forecast(run.step, load_cluster("data/clusters/" + run.cluster + ".json"));
     const auto share = [&](double time) { return 100 * time / f.seconds; };
     const MeshShape& mesh = run.step.mesh;
-    std::printf("| %s | %d · %d · %d | %g %s | %.1f | %+.1f %% | %.1f %% | %.1f %% | %.1f %% | %.1f %% | %.1f %% | %.1f %% |\n", run.name.c_str(),
+    std::printf("| %s | %d · %d · %d | %g %s | %.4g | %+.1f %% | %.1f %% | %.1f %% | %.1f %% | %.1f %% | %.1f %% | %.1f %% |\n", run.name.c_str(),
                 mesh.tp, mesh.dp, mesh.pp, run.rate, run.counts_tokens ? "k tokens/s" : "TFLOP/s", run.forecast_rate(),
                 100 * run.error(), share(f.products), share(f.attention), share(f.memory + f.update), share(f.tp.exposed),
                 share(f.dp.exposed), share(f.bubble));

@@ -7,6 +7,12 @@
 
 #include "planner/forecast.h"
 
+// FLOPs of a step as 2104.04473 counts them, with recomputation
+inline double megatron_flops(const ModelShape& s, double T, double batch) {
+  const double L = s.layers, C = s.channels;
+  return 96 * batch * T * L * C * C * (1 + T / (6 * C) + s.vocabulary / (16 * L * C));
+}
+
 struct PublishedRun {
   std::string name, cluster;  // a file in data/clusters
   PlannedStep step;
@@ -46,6 +52,17 @@ inline PublishedRun on_h100(const char* name, int layers, int heads, int channel
   return {name, "8xh100", step, rate, true, 0.2};
 }
 
+// MPT's shapes on A100-80, V 50,368, sharded by FSDP, gradients in bf16, attention by Triton's FlashAttention
+inline PublishedRun mpt(const char* name, int layers, int heads, int channels, int seq_len, int gpus, int micro_batch, int batch,
+                        bool recomputed, double rate, double most = 0.12) {
+  PlannedStep step;
+  step.shape = {layers, heads, channels, 50368, seq_len};
+  step.mesh.dp = gpus;
+  step.seq_len = seq_len, step.micro_batch = micro_batch, step.global_batch = batch;
+  step.zero = 3, step.reduce_dtype = "bf16", step.recompute = recomputed ? "block" : "none";
+  return {name, "16x8xa100-80", step, rate, true, most};
+}
+
 inline const std::vector<PublishedRun>& published_runs() {
   static const std::vector<PublishedRun> runs = {
       // arXiv:2104.04473, table 1; micro-batches and chunks from Megatron-LM's examples/sc21/run_table_1.sh. The first
@@ -69,6 +86,18 @@ inline const std::vector<PublishedRun>& published_runs() {
       on_h100("llm.c 350M", 24, 16, 1024, 8, 64, 512, 188),
       on_h100("llm.c 1.5B", 48, 25, 1600, 8, 16, 1024, 46.8),
       on_h100("LLMQ 1.5B", 48, 25, 1600, 1, 16, 512, 59),
-      on_h100("LLMQ 7B", 32, 32, 4096, 1, 16, 512, 14)};
+      on_h100("LLMQ 7B", 32, 32, 4096, 1, 16, 512, 14),
+      // MosaicML's llm-foundry, scripts/train/benchmarking/README.md
+      mpt("MPT 125M, T 2048", 12, 12, 768, 2048, 8, 32, 512, false, 141.737, 0),
+      mpt("MPT 350M, T 2048", 24, 16, 1024, 2048, 8, 32, 512, false, 58.782),
+      mpt("MPT 1B, T 2048", 24, 16, 2048, 2048, 8, 14, 448, false, 20.513),
+      mpt("MPT 1B, T 8192", 24, 16, 2048, 8192, 8, 3, 96, false, 13.814),
+      mpt("MPT 3B, T 4096", 32, 20, 2560, 4096, 8, 5, 240, false, 9.457),
+      mpt("MPT 7B, T 2048", 32, 32, 4096, 2048, 8, 6, 96, false, 4.641),
+      mpt("MPT 7B, T 4096, recomputed", 32, 32, 4096, 4096, 8, 16, 256, true, 3.684),
+      mpt("MPT 13B, T 2048", 40, 40, 5120, 2048, 8, 2, 48, false, 2.262),
+      mpt("MPT 30B, T 2048, recomputed", 48, 56, 7168, 2048, 8, 3, 504, true, 0.916),
+      mpt("MPT 70B, T 2048, recomputed", 80, 64, 8192, 2048, 64, 8, 2048, true, 0.410),
+      mpt("MPT 70B, T 2048, recomputed", 80, 64, 8192, 2048, 32, 2, 1024, true, 0.373)};
   return runs;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <set>
-#include <vector>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -24,7 +24,7 @@ constexpr double gpu_products = 0.69, gpu_bandwidth = 4.3 / 4.8, gpu_attention_f
 
 // What dev/ceilings does not measure of the CPU device: shares of the products' rate, and what the fibers of a block take to
 // sum up a row, as `--profile` shows them of one thread (planner/forecast.md).
-constexpr double cpu_attention = 0.14, cpu_elements = 0.2, cpu_launch = 1e-7, cpu_row = 5e-6;
+constexpr double cpu_attention_forward = 0.16, cpu_attention_backward = 0.28, cpu_elements = 0.2, cpu_launch = 1e-7, cpu_row = 3.5e-6;
 
 // From NVIDIA's data sheets: dense TFLOP/s in fp32 and bf16, TB/s, and the GiB that the driver reports.
 struct Sheet {
@@ -46,74 +46,74 @@ Device gpu(const std::string& name, double fp32, double bf16, double bandwidth, 
   return d;
 }
 
-// One object of the file, key by key. What nobody has asked for in the end is a mistake.
+// One object of the file, key by key. A key that nobody has asked for in the end is a mistake.
 class Reader {
  public:
-  Reader(const std::filesystem::path& path, const nlohmann::json& object, std::string inside)
-      : path_(path), object_(object), inside_(std::move(inside)) {
-    if (!object.is_object()) fail(path, ": \"", inside_, "\" is ", excerpt(object.dump()), ", not an object", cure());
-  }
+  Reader(const std::filesystem::path& path, const nlohmann::json& object, const std::string& prefix = "")
+      : path_(path), object_(object), prefix_(prefix) {}
 
-  bool has(const char* key) {
+  bool has(const std::string& key) {
     asked_.insert(key);
     return object_.contains(key);
   }
-  const nlohmann::json& value(const char* key) {
-    if (!has(key)) fail(path_, ": ", name(key), " is missing", cure());
+  const nlohmann::json& value(const std::string& key) {
+    if (!has(key)) fail(path_, ": \"", prefix_, key, "\" is missing", cure);
     return object_[key];
   }
-  double rate(const char* key) {
+  double rate(const std::string& key) {
     const nlohmann::json& found = value(key);
-    if (!found.is_number() || !(found > 0) || !(found < 1e9)) refuse(key, found, "a number above 0");
+    if (!found.is_number() || !(found > 0 && found < 1e9)) refuse(key, "a number above 0");
     return found.get<double>();
   }
-  double rate(const char* key, double when_missing) { return has(key) && !object_[key].is_null() ? rate(key) : when_missing; }
-  int count(const char* key) {
+  int count(const std::string& key) {
     const nlohmann::json& found = value(key);
-    if (!found.is_number_integer() || found < 1 || found > 1'000'000) refuse(key, found, "a whole number from 1 to 1000000");
+    if (!found.is_number_integer() || found < 1 || found > 1'000'000) refuse(key, "a whole number from 1 to 1000000");
     return found.get<int>();
   }
-  std::string text(const char* key) {
-    const nlohmann::json& found = value(key);
-    if (!found.is_string()) refuse(key, found, "a text");
-    return found.get<std::string>();
+  std::string text(const std::string& key) {
+    if (!value(key).is_string()) refuse(key, "a text");
+    return object_[key].get<std::string>();
   }
-  std::string text(const char* key, const char* when_missing) { return has(key) ? text(key) : when_missing; }
-  Reader object(const char* key) { return {path_, value(key), name(key, false)}; }
-
-  [[noreturn]] void refuse(const char* key, const nlohmann::json& found, const std::string& wanted) {
-    fail(path_, ": ", name(key), " is ", excerpt(found.dump()), ", not ", wanted, cure());
+  Reader object(const std::string& key) {
+    if (!value(key).is_object()) refuse(key, "an object");
+    return {path_, object_[key], prefix_ + key + '.'};
   }
-  [[noreturn]] void refuse(const char* key, const std::string& problem) { fail(path_, ": ", name(key), ": ", problem); }
+  [[noreturn]] void refuse(const std::string& key, const std::string& wanted) {
+    fail(path_, ": \"", prefix_, key, "\" is ", excerpt(value(key).dump()), ", not ", wanted, cure);
+  }
   void end() const {
     for (const auto& [key, _] : object_.items())
-      if (!asked_.contains(key)) fail(path_, ": there is no key ", excerpt(inside_.empty() ? key : inside_ + "." + key), cure());
+      if (!asked_.contains(key)) fail(path_, ": there is no key ", excerpt(prefix_ + key), cure);
   }
 
  private:
-  std::string name(const char* key, bool quoted = true) const {
-    const std::string whole = inside_.empty() ? key : inside_ + "." + key;
-    return quoted ? '"' + whole + '"' : whole;
-  }
-  static const char* cure() { return ": see planner/forecast.md, and data/clusters for examples"; }
-
+  static constexpr const char* cure = ": see planner/forecast.md, and data/clusters for examples";
   const std::filesystem::path& path_;
   const nlohmann::json& object_;
-  std::string inside_;
+  std::string prefix_;
   std::set<std::string> asked_;
 };
 
+const Sheet* find_sheet(const std::string& name) {
+  const auto found = std::ranges::find(sheets, name, &Sheet::name);
+  return found == std::end(sheets) ? nullptr : found;
+}
+
+std::string known_devices() {
+  std::string names;
+  for (const Sheet& sheet : sheets) names += (names.empty() ? "" : ", ") + std::string(sheet.name);
+  return names;
+}
+
 Device read_device(Reader& file) {
-  if (const nlohmann::json& name = file.value("device"); name.is_string()) {
-    Device d;
-    const std::string problem = attempt([&] { d = device_named(name.get<std::string>()); });
-    if (!problem.empty()) file.refuse("device", problem);
-    return d;
+  if (file.value("device").is_string()) {
+    if (!find_sheet(file.text("device"))) file.refuse("device", "one of " + known_devices() + ", or an object with its rates");
+    return device_named(file.text("device"));
   }
   Reader device = file.object("device");
-  const double fp32 = device.rate("fp32_tflops"), bf16 = device.rate("bf16_tflops");
-  Device d = gpu(device.text("name"), fp32, bf16, device.rate("memory_tb_per_s"), device.rate("memory_gib"));
-  d.product_share = std::min(1.0, device.rate("product_share", d.product_share));
+  Device d = gpu(device.text("name"), device.rate("fp32_tflops"), device.rate("bf16_tflops"), device.rate("memory_tb_per_s"),
+                 device.rate("memory_gib"));
+  if (device.has("product_share")) d.product_share = std::min(1.0, device.rate("product_share"));
   device.end();
   return d;
 }
@@ -128,44 +128,40 @@ Link read_link(Reader link) {
 
 Cluster load_cluster(const std::filesystem::path& path) {
   const nlohmann::json object = read_json_object(path);
-  Reader file(path, object, "");
+  Reader file(path, object);
   Cluster c;
   c.name = file.text("name");
   c.device = read_device(file);
   c.devices_per_host = file.count("devices_per_host");
   c.hosts = file.count("hosts");
   c.link_share = gpu_links;
-  if (c.devices() > 1) {
+  if (c.devices() > 1 || file.has("links")) {
     Reader links = file.object("links");
     if (c.devices_per_host > 1 || links.has("inside")) c.inside = read_link(links.object("inside"));
     if (c.hosts > 1 || links.has("between")) c.between = read_link(links.object("between"));
     links.end();
-  } else {
-    file.has("links");
   }
-  c.price = file.rate("price_per_device_hour", 0);
-  c.spot_price = file.rate("spot_price_per_device_hour", 0);
-  c.date = file.text("date", "");
-  c.source = file.text("source", "");
-  const std::string software = file.text("software", "gpt.cu");
-  if (software != "gpt.cu" && software != "megatron-2021") file.refuse("software", software, "gpt.cu or megatron-2021");
-  c.software = software == "gpt.cu" ? Software::gpt_cu : Software::megatron_2021;
+  if (file.has("price_per_device_hour")) c.price = file.rate("price_per_device_hour");
+  if (file.has("spot_price_per_device_hour")) c.spot_price = file.rate("spot_price_per_device_hour");
+  if (file.has("date")) c.date = file.text("date");
+  if (file.has("source")) c.source = file.text("source");
+  const std::string software = file.has("software") ? file.text("software") : "gpt.cu";
+  if (software == "megatron-2021") c.software = Software::megatron_2021;
+  else if (software != "gpt.cu") file.refuse("software", "gpt.cu or megatron-2021");
   file.end();
   return c;
 }
 
 Device device_named(const std::string& name) {
-  std::string known;
-  for (const Sheet& s : sheets) {
-    if (name == s.name) return gpu(name, s.fp32, s.bf16, s.bandwidth, s.memory);
-    known += (known.empty() ? "" : ", ") + std::string(s.name);
-  }
-  fail("there is no device ", excerpt(name), ": there are ", known, "; give the rates of another as an object");
+  const Sheet* s = find_sheet(name);
+  if (!s) fail("there is no device ", excerpt(name), ": there are ", known_devices());
+  return gpu(name, s->fp32, s->bf16, s->bandwidth, s->memory);
 }
 
 Device device_of(const Ceilings& ceilings) {
   Device d = {"measured", ceilings.product, ceilings.product, ceilings.copy, 0};
-  d.attention_forward = d.attention_backward = cpu_attention;
+  d.attention_forward = cpu_attention_forward;
+  d.attention_backward = cpu_attention_backward;
   d.elements = cpu_elements;
   d.launch = cpu_launch;
   d.row = cpu_row;

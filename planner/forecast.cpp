@@ -22,13 +22,13 @@ struct Ring {
   double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
 };
 
-// The ring of `size` ranks, of which each stands `stride` after the one before. Inside a host each device has its own link.
-// Between hosts all groups that cross share the host's links: a ring goes through each host once, and enters and
-// leaves it by the links of its members there.
-Ring ring_of(const Cluster& c, int stride, int size) {
+// The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a host each
+// device has its own link. Between hosts all groups that cross share the host's links: a ring goes through each host once,
+// and enters and leaves it by the links of its members there.
+Ring ring_of(const Cluster& c, int stride, int size, int all) {
   if (size == 1) return {};
   const int host = c.ranks_per_host();
-  if (stride * size <= host) return {double(size), c.inside.bandwidth * c.link_share / c.ranks_per_device, c.inside.latency};
+  if (all <= host) return {double(size), c.inside.bandwidth * c.link_share / c.ranks_per_device, c.inside.latency};
   const int members = std::clamp(host / stride, 1, size), rings = host / members;
   double bandwidth = c.between.bandwidth / rings;
   if (members > 1) bandwidth = std::min(bandwidth, c.inside.bandwidth / c.ranks_per_device);
@@ -37,25 +37,24 @@ Ring ring_of(const Cluster& c, int stride, int size) {
   return {double(size), bandwidth * c.link_share, latency};
 }
 
+Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride, size, stride * size); }
+
 // ---- what a pass computes
 
 struct Cost {
-  double products = 0, attention = 0, memory = 0, launches = 0, tp = 0, tp_exposed = 0, cp = 0, cp_exposed = 0;
-  double weight = 0;  // of it: the gradients of weights, which zb delays
+  double products = 0, attention = 0, memory = 0, launches = 0, tp_exposed = 0, cp_exposed = 0, tp = 0, cp = 0;
+  double weight = 0;  // of it: products for the gradients of weights, which zb delays
 
   double seconds() const { return products + attention + memory + launches + tp_exposed + cp_exposed; }
-  Cost& operator+=(const Cost& o) {
-    products += o.products, attention += o.attention, memory += o.memory, launches += o.launches;
-    tp += o.tp, tp_exposed += o.tp_exposed, cp += o.cp, cp_exposed += o.cp_exposed, weight += o.weight;
-    return *this;
-  }
 };
-Cost operator*(Cost c, double n) {
-  for (double* part : {&c.products, &c.attention, &c.memory, &c.launches, &c.tp, &c.tp_exposed, &c.cp, &c.cp_exposed, &c.weight})
-    *part *= n;
-  return c;
+Cost sum(const Cost& a, const Cost& b, double times = 1) {
+  return {a.products + times * b.products,     a.attention + times * b.attention,   a.memory + times * b.memory,
+          a.launches + times * b.launches,     a.tp_exposed + times * b.tp_exposed, a.cp_exposed + times * b.cp_exposed,
+          a.tp + times * b.tp,                 a.cp + times * b.cp,                 a.weight + times * b.weight};
 }
-Cost operator+(Cost a, const Cost& b) { return a += b; }
+Cost operator+(const Cost& a, const Cost& b) { return sum(a, b); }
+Cost operator*(const Cost& c, double n) { return sum({}, c, n); }
+Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
 
 // The kernels of a rank, in the order of gpt.cuh; FLOPs and bytes as dev/roofline.py has them.
 class Kernels {
@@ -80,7 +79,7 @@ class Kernels {
     rows_ = tp_.gather(R_ * C_ * w_);
   }
 
-  Cost forward() const { return activations() + product_then_scatter(R_, C_, 4 * c_, 0); }
+  Cost forward() const { return activations() + product_and_rows(R_, C_, 4 * c_); }
 
   Cost backward() const {
     Cost cost;
@@ -91,13 +90,13 @@ class Kernels {
     const Cost down = weight_product(4 * c_, C_), up = weight_product(C_, 4 * c_);
     const Cost projection = weight_product(c_, C_), qkv = weight_product(C_, 3 * c_);
     const Cost attention = attention_backward();
-    cost += gather_then_product(R_, 4 * c_, C_) + elements(4 * R_ * c_, 20, 3);  // gelu_backward
+    cost += product_and_rows(R_, 4 * c_, C_) + elements(4 * R_ * c_, 20, 3);  // gelu_backward
     cost += down + behind(regathered, down.seconds());
-    cost += product_then_scatter(R_, C_, 4 * c_, past_ ? 0 : up.seconds()) + up;
+    cost += product_and_rows(R_, C_, 4 * c_, past_ ? 0 : up.seconds()) + up;
     cost += layernorm_backward();
-    cost += gather_then_product(R_, c_, C_);
+    cost += product_and_rows(R_, c_, C_);
     cost += projection + attention + behind(regathered, projection.seconds() + attention.seconds());
-    cost += product_then_scatter(R_, C_, 3 * c_, past_ ? 0 : qkv.seconds()) + qkv;
+    cost += product_and_rows(R_, C_, 3 * c_, past_ ? 0 : qkv.seconds()) + qkv;
     cost += layernorm_backward();
     cost.weight = down.products + up.products + projection.products + qkv.products;
     return cost;
@@ -164,26 +163,14 @@ class Kernels {
     if (device_.overlaps) cost.tp_exposed = std::max(0.0, communication - computed);
     return cost;
   }
-  // While a piece is multiplied, the next one is gathered.
-  Cost gather_then_product(double m, double n, double k) const {
-    const Cost whole = product(m, n, k);
-    Cost cost = in_pieces(whole);
+  // A product whose rows are gathered before it, or whose sums are scattered after it, in pieces: one travels while another is
+  // multiplied. `meanwhile` is computed while the last sums travel.
+  Cost product_and_rows(double m, double n, double k, double meanwhile = 0) const {
+    Cost cost = product(m, n, k);
     if (N_ == 1) return cost;
-    const double travels = rows_ / pieces_, computes = whole.products / pieces_;
-    return cost + behind(rows_, rows_ - travels - (pieces_ - 1) * std::max(0.0, travels - computes));
-  }
-  // While a piece is reduced, the next one is multiplied, and in the end `meanwhile` is computed.
-  Cost product_then_scatter(double m, double n, double k, double meanwhile) const {
-    const Cost whole = product(m, n, k);
-    Cost cost = in_pieces(whole);
-    if (N_ == 1) return cost;
-    const double travels = rows_ / pieces_, computes = whole.products / pieces_;
-    const double left = travels + (pieces_ - 1) * std::max(0.0, travels - computes);
-    return cost + behind(rows_, rows_ - std::max(0.0, left - meanwhile));
-  }
-  Cost in_pieces(Cost whole) const {
-    if (N_ > 1) whole.launches *= pieces_;
-    return whole;
+    const double alone = rows_ / pieces_ + (pieces_ - 1) * std::max(0.0, rows_ - cost.products) / pieces_;
+    cost.launches *= pieces_;
+    return cost + behind(rows_, rows_ - alone + meanwhile);
   }
 
   Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
@@ -193,17 +180,15 @@ class Kernels {
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
-    return layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) + attention_forward() +
-           product_then_scatter(R_, C_, c_, 0) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+    return layernorm_forward() * 2 + product_and_rows(R_, 3 * c_, C_) + attention_forward() +
+           product_and_rows(R_, C_, c_) + product_and_rows(R_, 4 * c_, C_) + gelu_forward();
   }
 
   Cost attention_forward() const {
-    if (past_) return scores(4, 6);
-    return ring(timed(&Cost::attention, 2 * R_ * T_ * c_, attention_forward_, 4 * R_ * c_ * w_), w_, 4);
+    return past_ ? scores(4, 6) : in_ring(timed(&Cost::attention, 2 * R_ * T_ * c_, attention_forward_, 4 * R_ * c_ * w_), w_);
   }
   Cost attention_backward() const {
-    if (past_) return scores(8, 10);
-    return ring(timed(&Cost::attention, 7 * R_ * T_ * c_, attention_backward_, 8 * R_ * c_ * w_), w_ + 4, 4);
+    return past_ ? scores(8, 10) : in_ring(timed(&Cost::attention, 7 * R_ * T_ * c_, attention_backward_, 8 * R_ * c_ * w_), w_ + 4);
   }
   // Whole products of queries and keys, whose (B,NH,T,T) scores are written and read so many times, and the mask of their
   // dropout, a byte each, once.
@@ -212,20 +197,18 @@ class Kernels {
     cost.attention += R_ * T_ * step_.shape.heads / N_ * (passes * w_ + 1) / bandwidth_;
     return cost;
   }
-  // Context parallelism: keys travel behind the attention of the last ones, with so many bytes an element of keys and
-  // values; or, in Ulysses, four tensors before and after it.
-  Cost ring(Cost attention, double bytes, double tensors) const {
-    const double hops = cp_.ranks - 1;
+  // Context parallelism: keys and values travel behind the attention to the last ones, with so many bytes an element, and the last
+  // gradients come home behind nothing. In Ulysses four tensors travel before and after it.
+  Cost in_ring(Cost attention, double bytes) const {
+    const double hops = cp_.ranks - 1, hop = cp_.send(2 * R_ * c_ * bytes);
     if (hops == 0) return attention;
+    const bool ulysses = step_.cp_method == "ulysses";
+    attention.cp = attention.cp_exposed = ulysses ? cp_.gather(4 * R_ * c_ * w_) : hops * hop;
+    if (ulysses) return attention;
+    const double home = bytes > w_ ? cp_.send(2 * R_ * c_ * 4) : 0;
+    if (device_.overlaps)
+      attention.cp_exposed = std::min(attention.cp, hops * std::max(0.0, hop - attention.attention / cp_.ranks) + home);
     attention.launches *= cp_.ranks;
-    if (step_.cp_method == "ulysses") {
-      attention.cp = attention.cp_exposed = cp_.gather(tensors * R_ * c_ * w_);
-      return attention;
-    }
-    const double hop = cp_.send(2 * R_ * c_ * bytes);
-    attention.cp = hops * hop;
-    attention.cp_exposed = device_.overlaps ? hops * std::max(0.0, hop - attention.attention / cp_.ranks) : attention.cp;
-    if (bytes > w_ && device_.overlaps) attention.cp_exposed += cp_.send(2 * R_ * c_ * 4);  // the last gradients come home
     return attention;
   }
 
@@ -272,12 +255,14 @@ Forecast::Communication zero_communication(const PlannedStep& step, const Ring& 
   return c;
 }
 
-void find_limit(Forecast& f) {
+struct Share {
+  const char* name;
+  double seconds;
+};
+std::array<Share, 6> shares_of(const Forecast& f) {
   const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
-  const std::pair<double, const char*> parts[] = {{f.products, "products"},   {f.attention, "attention"},
-                                                  {f.memory + f.update, "memory"}, {communication, "communication"},
-                                                  {f.bubble - f.pp.exposed, "bubble"}, {f.launches, "launches"}};
-  f.limit = std::ranges::max_element(parts, {}, [](const auto& part) { return part.first; })->second;
+  return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update}, {"communication", communication},
+           {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
 }
 
 }  // namespace
@@ -304,17 +289,11 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
   return way * (p - 1) / p + A * std::max(slowest, way / p) - fills;
 }
 
-double megatron_flops(const ModelShape& s, int seq_len, int global_batch) {
-  const double L = s.layers, C = s.channels, T = seq_len;
-  return 96 * global_batch * T * L * C * C * (1 + T / (6 * C) + s.vocabulary / (16 * L * C));
-}
-
 std::string Forecast::explanation() const {
-  const auto part = [&](double time) { return std::to_string(int(std::lround(100 * time / seconds))) + " %"; };
-  return std::string(limit) + " takes the most of a step: products " + part(products) + ", attention " + part(attention) +
-         ", kernels bound by memory and the update " + part(memory + update) + ", exposed communication " +
-         part(tp.exposed + cp.exposed + dp.exposed + pp.exposed) + ", bubble " + part(bubble - pp.exposed) + ", launches " +
-         part(launches);
+  std::string text = std::string(limit) + " takes most of the step:";
+  for (const auto& [name, time] : shares_of(*this))
+    text += (text.ends_with(':') ? " " : ", ") + std::string(name) + ' ' + std::to_string(std::lround(100 * time / seconds)) + " %";
+  return text;
 }
 
 Forecast forecast(const PlannedStep& step, const Cluster& cluster) {
@@ -364,7 +343,7 @@ Forecast forecast(const PlannedStep& step, const Cluster& cluster) {
   f.dp = zero_communication(step, data, own_parameters, stages[0].forward, stages[0].backward, overlaps);
   if (p > 1) {
     const double pieces = step.zero == 0 ? 1 : data.ranks;
-    const double ends = 2 * ring_of(cluster, stage_ranks * (p - 1), 2).gather(4 * own_parameters.embedding / pieces);
+    const double ends = 2 * ring_of(cluster, stage_ranks * (p - 1), 2, stage_ranks * p).gather(4 * own_parameters.embedding / pieces);
     f.pp.total += ends, f.pp.exposed += ends, f.bubble += ends;
   }
   const double updated = own_parameters.all() / (step.zero == 0 ? 1 : data.ranks);
@@ -378,6 +357,6 @@ Forecast forecast(const PlannedStep& step, const Cluster& cluster) {
   f.model_flops = tokens * (6 * parameters + 6.0 * s.layers * C * step.seq_len);
   const double devices = double(mesh.ranks()) / cluster.ranks_per_device, peak = cluster.device.peak(step.dtype == "fp32");
   if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);
-  find_limit(f);
+  f.limit = std::ranges::max(shares_of(f), {}, &Share::seconds).name;
   return f;
 }

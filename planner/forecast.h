@@ -26,7 +26,7 @@ struct PlannedStep {
   int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
 };
 
-// Seconds. The first group and what is exposed add up to a step of the slowest pipeline stage.
+// Seconds. The first line and what is exposed of tp, cp and dp add up to the step, on the slowest pipeline stage.
 struct Forecast {
   double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
   struct Communication {
@@ -42,6 +42,7 @@ struct Forecast {
   std::string explanation() const;  // the same in a sentence
 };
 
+// step: one that the options' checks would accept. Whether it fits the devices' memory is not asked.
 Forecast forecast(const PlannedStep& step, const Cluster& cluster);
 
 // ---- parts of it, for tests
@@ -55,6 +56,3 @@ struct StageTimes {
 // From the first action to the end of the last one, if a message takes so long.
 double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks, int micro_batches,
                         double message);
-
-// FLOPs of a step as 2104.04473 counts them, with recomputation: 96·batch·T·L·C²·(1 + T/6C + V/16LC)
-double megatron_flops(const ModelShape& shape, int seq_len, int global_batch);

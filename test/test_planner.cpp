@@ -83,7 +83,7 @@ TEST_CASE("parts add up to the step, and its limit is the largest of them") {
   PlannedStep step = gpt2();
   step.mesh.tp = 4;
   CHECK(forecast(step, slow).limit == std::string("communication"));
-  CHECK(forecast(step, slow).explanation().starts_with("communication takes the most of a step"));
+  CHECK(forecast(step, slow).explanation().starts_with("communication takes most of the step: products "));
 }
 
 TEST_CASE("pipelines take what the simulator plays, within a few per cent") {
@@ -108,8 +108,41 @@ TEST_CASE("pipelines take what the simulator plays, within a few per cent") {
               for (int stage = 0; stage < p; ++stage) lists.push_back(make_schedule(schedule, {p, stage, v}, micro_batches));
               const PlayedStep played = play(lists, v, costs);
               REQUIRE(played.problem == "");
-              CHECK(pipeline_seconds(schedule, stages, v, micro_batches, message) == doctest::Approx(played.end).epsilon(0.045));
+              const double most = schedule == std::string("gpipe") ? 1e-9 : schedule == std::string("1f1b") ? 0.01 : 0.045;
+              CHECK(pipeline_seconds(schedule, stages, v, micro_batches, message) == doctest::Approx(played.end).epsilon(most));
             }
+}
+
+TEST_CASE("what travels takes the bytes of parallel/README.md") {
+  Cluster host = cluster("8xa100-80");
+  host.inside = {"NVLink", 1e9, 0};
+  host.link_share = 1;
+  PlannedStep step = gpt2(2);
+  const double R = 2 * 1024, C = 768, L = 12, w = 2, A = 4, E = (50304 + 1024) * C;
+  step.global_batch = 8;
+  SUBCASE("rows of tensor parallelism") {
+    step.mesh.tp = 4, step.shape.vocabulary = 50176;
+    const double rows = 3.0 / 4 * R * C * w, losses = 12 * R * 3;
+    CHECK(1e9 * forecast(step, host).tp.total == doctest::Approx(A * (rows * (10 * L + 4) + losses)));
+    step.recompute = "block";
+    CHECK(1e9 * forecast(step, host).tp.total == doctest::Approx(A * (rows * (11 * L + 4) + losses)));
+    host.software = Software::megatron_2021;  // an all_reduce is two; none is gathered again, all is computed again
+    const double before = forecast(step, host).memory;
+    CHECK(1e9 * forecast(step, host).tp.total == doctest::Approx(A * (rows * (12 * L + 3) + losses)));
+    host.software = Software::gpt_cu;
+    CHECK(before > 1.5 * forecast(step, host).memory);  // LayerNorms of all rows on each rank
+  }
+  SUBCASE("keys and values of the ring, heads of Ulysses") {
+    step.mesh.cp = 4, step.micro_batch = 2;
+    CHECK(1e9 * forecast(step, host).cp.total == doctest::Approx(A * L * 3 * 2 * R / 4 * C * (2 * w + 4)));
+    step.cp_method = "ulysses";
+    CHECK(1e9 * forecast(step, host).cp.total == doctest::Approx(A * L * 3 / 4 * 8 * R / 4 * C * w));
+  }
+  SUBCASE("messages of a pipeline, and both ends' gradients of wte") {
+    step.mesh.pp = 4;
+    CHECK(1e9 * forecast(step, host).pp.total == doctest::Approx(A * 2 * R * C * w + 4 * E));
+    CHECK(std::isfinite(forecast(step, host).seconds));  // all of it is in one host
+  }
 }
 
 TEST_CASE("what changes when one thing changes") {
@@ -233,7 +266,7 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
   CHECK(refusal(with("/links/inside/speed", 7)) == "there is no key 'links.inside.speed'");
   CHECK(refusal(with("/name", 7)) == "\"name\" is '7', not a text");
   CHECK(refusal(with("/software", "torch")) == "\"software\" is '\"torch\"', not gpt.cu or megatron-2021");
-  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\": there is no device 'H1000': there are B200, H200, H100"));
+  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\" is '\"H1000\"', not one of B200, H200, H100, "));
   const nlohmann::json device = {{"name", "X1"}, {"fp32_tflops", 50}, {"bf16_tflops", 400}, {"memory_tb_per_s", 2}, {"memory_gib", 64}};
   CHECK(refusal(with("/device", device)) == "");
   for (const auto& [key, _] : device.items()) {
