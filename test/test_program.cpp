@@ -499,6 +499,11 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   CHECK(shell.content("run/plan.json") == written);
   CHECK(shell.metrics("run").size() == 2);
 
+  const Result unwritten = shell("mkdir -p other/plan.json && $TEXT --out other");
+  CHECK(unwritten.code == 0);
+  CHECK(contains(unwritten.error, "the run's plan could not be written, training goes on: "));
+  CHECK(shell.output("ls other") == "metrics.jsonl\nplan.json\nstep_00000002\n");
+
   CHECK(contains(shell.output("$TINY --plan"), "vocabulary 50257"));
   CHECK(contains(shell.output("$GPT --plan --init $REFERENCE/tiny --seq-len 16"), "model     2 layers"));
   const std::string large = shell.output("$GPT --plan --model gpt3-13b --ranks 64 --tp 4 --pp 4 --zero 1");
