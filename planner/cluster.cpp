@@ -24,7 +24,8 @@ constexpr double gpu_products = 0.69, gpu_bandwidth = 4.3 / 4.8, gpu_attention_f
 
 // What dev/ceilings does not measure of the CPU device: shares of the products' rate, and what the fibers of a block take to
 // sum up a row, as `--profile` shows them of one thread (planner/forecast.md).
-constexpr double cpu_attention_forward = 0.16, cpu_attention_backward = 0.28, cpu_elements = 0.2, cpu_launch = 1e-7, cpu_row = 3.5e-6;
+constexpr double cpu_attention_forward = 0.16, cpu_attention_backward = 0.28, cpu_elements = 0.2, cpu_launch = 1e-7,
+                 cpu_row = 3.5e-6;
 
 // From NVIDIA's data sheets: dense TFLOP/s in fp32 and bf16, TB/s, and the GiB that the driver reports.
 struct Sheet {

@@ -197,8 +197,8 @@ class Kernels {
     cost.attention += R_ * T_ * step_.shape.heads / N_ * (passes * w_ + 1) / bandwidth_;
     return cost;
   }
-  // Context parallelism: keys and values travel behind the attention to the last ones, with so many bytes an element, and the last
-  // gradients come home behind nothing. In Ulysses four tensors travel before and after it.
+  // Context parallelism: keys and values travel behind the attention to the last ones, with so many bytes an element, and the
+  // last gradients come home behind nothing. In Ulysses four tensors travel before and after attention.
   Cost in_ring(Cost attention, double bytes) const {
     const double hops = cp_.ranks - 1, hop = cp_.send(2 * R_ * c_ * bytes);
     if (hops == 0) return attention;
@@ -349,7 +349,7 @@ Forecast forecast(const PlannedStep& step, const Cluster& cluster) {
   const double updated = own_parameters.all() / (step.zero == 0 ? 1 : data.ranks);
   const Cost update = kernels.update(updated, int(own_parameters.blocks) + 2);
   f.update = update.memory, f.launches += update.launches;
-  f.seconds = f.products + f.attention + f.memory + f.launches + f.tp.exposed + f.cp.exposed + f.dp.exposed + f.bubble + f.update;
+  f.seconds = own.seconds() + f.bubble + f.dp.exposed + f.update + update.launches;
 
   const double tokens = double(step.global_batch) * step.seq_len;
   const double parameters = (s.vocabulary + s.positions) * C + s.layers * (12 * C * C + 13 * C) + 2 * C;

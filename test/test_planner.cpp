@@ -1,5 +1,6 @@
 // The planner's forecast of a step (planner/forecast.h): held to published runs, to the pipeline simulator, to the FLOPs and
 // bytes of dev/roofline.md, and to what must follow when one thing changes. And files of clusters, good and bad.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -166,7 +167,10 @@ TEST_CASE("what changes when one thing changes") {
     CHECK(gelu < 1.02 * base);
   }
   SUBCASE("ZeRO 1 updates pieces, 2 and 3 send more") {
-    CHECK(seconds([](PlannedStep& s) { s.zero = 1; }, host) < base);
+    PlannedStep pieces = step;
+    pieces.zero = 1;
+    CHECK(forecast(pieces, host).update == doctest::Approx(forecast(step, host).update / 8));
+    CHECK(forecast(pieces, host).seconds < base);
     const auto sent = [&](int zero) {
       PlannedStep s = step;
       s.zero = zero;
@@ -198,8 +202,9 @@ TEST_CASE("what changes when one thing changes") {
     PlannedStep wide = step, narrow = step;
     wide.mesh = {1, 1, 128, 1}, narrow.mesh = {8, 1, 16, 1};
     wide.global_batch = 128, narrow.global_batch = 16;
-    const double psi = 8;  // the narrow one's weights are cut in so many; its ring has an eighth of the links
-    CHECK(forecast(wide, hosts).dp.total == doctest::Approx(forecast(narrow, hosts).dp.total * (127.0 / 128) / (15.0 / 16) * psi / 8).epsilon(0.05));
+    // The narrow one's weights are an eighth, and so is what its ring has of the links.
+    const double per_rank = (127.0 / 128) / (15.0 / 16);
+    CHECK(forecast(wide, hosts).dp.total == doctest::Approx(forecast(narrow, hosts).dp.total * per_rank).epsilon(0.05));
   }
   SUBCASE("the ring hides its keys behind attention to long sequences, Ulysses never") {
     PlannedStep s = step;
@@ -226,10 +231,13 @@ TEST_CASE("what changes when one thing changes") {
 TEST_CASE("a forecast is fast enough to search with") {
   PlannedStep step = published_runs()[9].step;
   const Cluster selene = cluster("selene-2021");
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < 2000; ++i) CHECK(forecast(step, selene).seconds > 0);
-  const double each = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 2000;
-  CHECK(each < 300e-6);  // alone about 5: other programs may have the core
+  double fastest = 1;  // of ten rounds, as other programs may have the core
+  for (int round = 0; round < 10; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 200; ++i) CHECK(forecast(step, selene).seconds > 0);
+    fastest = std::min(fastest, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 200);
+  }
+  CHECK(fastest < 200e-6);  // about 10 with optimization, 64 stages
 }
 
 TEST_CASE("the clusters of data/clusters can be read") {
