@@ -154,6 +154,14 @@ Cluster load_cluster(const std::filesystem::path& path) {
   return c;
 }
 
+Cluster find_cluster(const std::string& name) {
+  const std::filesystem::path examples = "data/clusters", file = name + ".json";
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  for (const auto& path : {std::filesystem::path(name), examples / file, program / examples / file, program / "../.." / examples / file})
+    if (std::filesystem::is_regular_file(path)) return load_cluster(path);
+  fail("--cluster ", excerpt(name), ": no such file, and none in data/clusters: see planner/forecast.md");
+}
+
 Device device_named(const std::string& name) {
   std::string known;
   for (const Sheet& s : sheets) {

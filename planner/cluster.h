@@ -61,6 +61,9 @@ struct Cluster {
 // Fails with one line if the file is no cluster.
 Cluster load_cluster(const std::filesystem::path& path);
 
+// The cluster of --cluster: a file, or the name of one of data/clusters, here or beside the program.
+Cluster find_cluster(const std::string& name);
+
 // A device of the table. Fails if it does not have the name.
 Device device_named(const std::string& name);
 

@@ -506,6 +506,40 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   CHECK(contains(shell.output("$GPT --plan --model gpt3-13b --micro-batch 64"), "fits      no: rank 0 needs the most, "));
 }
 
+TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceilings how long on this machine") {
+  Workplace shell;
+  const Json plan = Json::parse(shell.output("$TINY --plan --cluster 4x4090 --dtype bf16 --ranks 2 --json"));
+  CHECK(plan["ranks"].size() == 2);
+  CHECK(plan["device"]["name"] == "RTX 4090");
+  CHECK(plan["device"]["here"] == false);
+  CHECK(plan["device"]["reserve"] == 1 << 30);
+  const double tokens_per_s = plan["tokens_per_s"], seconds = plan["step_ms"].get<double>() / 1000;
+  CHECK(tokens_per_s * seconds == doctest::Approx(2 * 2 * 16));
+  CHECK(plan["mfu"] > 0);
+  CHECK(plan["cost"]["dollars_per_hour"].get<double>() == doctest::Approx(2 * 0.6));
+  CHECK(plan["cost"]["dollars_per_billion_tokens"].get<double>() == doctest::Approx(1.2 / 3600 * 1e9 / tokens_per_s));
+  CHECK(plan["cost"]["spot_dollars_per_hour"].get<double>() == doctest::Approx(2 * 0.15));
+  double sum = 0;
+  for (const auto& [name, part] : plan["time"].items())
+    if (name != "pp") sum += (part.is_object() ? part["exposed"] : part).get<double>();  // pp's lengthen the bubble
+  CHECK(sum == doctest::Approx(1000 * seconds));
+  CHECK(plan["limit"].get<std::string>().find("of a step") != std::string::npos);
+
+  CHECK(Json::parse(shell.output("$TINY --plan --cluster 4x4090 --json"))["ranks"].size() == 4);
+  const Json unpriced = Json::parse(shell.output("$TINY --plan --cluster 8xh100 --json"));
+  CHECK(unpriced["step_ms"] > 0);
+  CHECK(unpriced["cost"].is_null());
+  const std::string text = shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --ranks 2");
+  CHECK(contains(text, "too little; --tp 2 would help most, by "));
+  CHECK(contains(text, "cost      1.20 dollars an hour"));
+
+  const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
+  shell.put("marks.json", Json{{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}}.dump());
+  const Json here = Json::parse(shell.output("$TINY --plan --ceilings marks.json --json"));
+  CHECK(here["step_ms"] > 0);
+  CHECK(here["cost"].is_null());
+}
+
 TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in parts" *
           doctest::skip(is_gpu_build())) {
   Workplace shell;
