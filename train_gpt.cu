@@ -237,9 +237,10 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   if (options->plan) {
-    if (control.rank() == 0) print_plan(*options, control.size());
+    if (control.rank() == 0) print_plan(*options, control.size(), std::vector<std::string>(argv + 1, argv + argc));
     return 0;
   }
+  if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control); });
   complete_options(*options, control.size());
   const MeshShape shape = mesh_shape_of(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);

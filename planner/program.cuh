@@ -1,23 +1,22 @@
 // --plan, as the program does it.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "planner/memory.cuh"
+#include "planner/candidate_memory.cuh"
+#include "planner/search.h"
 #include "training/telemetry.cuh"
 
 inline MeshShape mesh_shape_of(const Options& o, int ranks) {
   MeshShape shape = {.tp = o.tp, .cp = o.cp, .pp = o.pp};
   shape.dp = ranks / shape.ranks();
   return shape;
-}
-
-inline PlannedStep planned_step(const Options& o, const ModelShape& shape, const MeshShape& mesh) {
-  return {shape, mesh, o.seq_len, o.micro_batch, o.global_batch, o.dtype, o.reduce_dtype, o.recompute, o.zero, o.tp_pieces,
-          o.cp_method, o.pp_schedule, o.pp_chunks};
 }
 
 // What is planned for: the device of each rank, and the cluster, if its rates are known.
@@ -33,6 +32,14 @@ inline Target target_of(const Options& o, const std::optional<Cluster>& cluster,
   Target target = {this_device(properties.name, ranks), {}};
   if (!o.ceilings.empty()) target.cluster = cluster_of(load_ceilings(o.ceilings, o.dtype, properties.name), ranks);
   return target;
+}
+
+// So many ranks of a cluster: its hosts one after the other, or some devices of the first one.
+inline Cluster with_devices(Cluster cluster, int ranks) {
+  if (cluster.ranks_per_device > 1) return cluster;
+  cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
+  cluster.hosts = ceil_div(ranks, cluster.devices_per_host);
+  return cluster;
 }
 
 // The bytes of the largest of all ranks. Those of a stage are alike.
@@ -68,18 +75,95 @@ inline std::string advice(const Options& o, const ModelShape& shape, int ranks, 
   return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= room ? ", and it fits" : ", and not enough");
 }
 
-// Prints the plan of training with these options. ranks: those that were started.
-inline void print_plan(Options& o, int ranks) {
+// ---- --mesh auto
+
+// The samples of a step, which are the same on all meshes: the program's default for ranks that all train on different ones.
+inline void fix_batch(Options& o, int ranks) {
+  if (!o.global_batch) o.global_batch = o.micro_batch * ranks;
+  o.micro_batch = 1;
+}
+
+// Searches for the ranks of each part of a cluster. Each candidate that is left has its exact memory.
+inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const Target& target, const std::vector<Rented>& parts) {
+  const PlannedDevice& device = target.device;
+  const size_t room = device.bytes - std::min(device.bytes, device.reserve);
+  CandidateMemory memory(o, shape, device.is_here);
+  SearchResult result;
+  for (const auto& [cluster, ranks] : parts) search(result, planned_step(o, shape, {}), cluster, ranks, room, std::ref(memory));
+  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
+    for (Candidate& c : *list) c.bytes = largest_bytes(options_with(o, c.step), shape, c.step.mesh, device.is_here);
+  return result;
+}
+
+// The command line that trains with a candidate: the words of this one, without those of the plan.
+inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
+  std::string text = c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + " ./train_gpt" : "./train_gpt";
+  const std::set<std::string> flags = {"--plan", "--json"}, with_value = {"--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch"};
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string flag = words[i].substr(0, words[i].find('='));
+    if (with_value.contains(words[i])) ++i;
+    else if (!flags.contains(flag) && !with_value.contains(flag)) text += ' ' + words[i];
+  }
+  return text + ' ' + options_text(c.step);
+}
+
+inline void print_search(const Options& o, const ModelShape& shape, const Target& target, int ranks,
+                         const std::vector<std::string>& words) {
+  if (!target.cluster) usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
+  const bool by_parts = !o.cluster.empty() && !o.ranks;
+  const std::vector<Rented> parts = by_parts ? parts_of(*target.cluster) : std::vector<Rented>{{with_devices(*target.cluster, ranks), ranks}};
+  const Clock::time_point begin = Clock::now();
+  const SearchResult result = search_meshes(o, shape, target, parts);
+  const double seconds = seconds_since(begin);
+  const auto command = [&](const Candidate& c) { return command_of(c, words); };
+  if (o.json) {
+    std::printf("%s\n", text_of(result, seconds, command).c_str());
+    return;
+  }
+  describe_model(o, TensorList(shape));
+  std::printf("searched  %s candidates in %.1f s: %s do not fit on %s\n", with_commas(double(result.candidates)).c_str(), seconds,
+              with_commas(double(result.too_large)).c_str(), target.device.name.c_str());
+  const auto print = [&](const char* title, const std::vector<Candidate>& list) {
+    std::printf("%s %s\n", title, table_title().c_str());
+    for (const Candidate& c : list) std::printf("          %s  %s\n", table_row(c).c_str(), command(c).c_str());
+  };
+  print("fastest  ", result.fastest);
+  print("cheapest ", result.cheapest);
+}
+
+// Chooses the fastest mesh for the ranks that were started, the same on all. Collective.
+inline void choose_mesh(Options& o, Control& control) {
+  fix_batch(o, control.size());
+  const ModelShape shape = decide_shape(o, o.init, false, open_data(o));
+  Target target = target_of(o, {}, control.size());
+  if (!target.cluster) target.cluster = cluster_of_device(target.device.name, control.size());
+  if (!target.cluster)
+    usage_error("--mesh auto: no rates of ", target.device.name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
+  for (const std::string& bytes : control.all_gather(std::to_string(target.device.bytes)))
+    target.device.bytes = std::min(target.device.bytes, size_t(std::stoull(bytes)));
+  const SearchResult result = search_meshes(o, shape, target, {{with_devices(*target.cluster, control.size()), control.size()}});
+  if (result.fastest.empty())
+    fail("--mesh auto: of ", result.candidates, " meshes none fits on ", target.device.name, ": add ranks, or choose a smaller model");
+  const Candidate& best = result.fastest[0];
+  o = options_with(o, best.step);
+  std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s\n", options_text(best.step).c_str(),
+              1e3 * best.time.forecast.seconds, with_commas(double(result.candidates - result.too_large)).c_str());
+}
+
+// Prints the plan of training with these options. ranks: those that were started; words: of the command line.
+inline void print_plan(Options& o, int ranks, const std::vector<std::string>& words) {
   std::optional<Cluster> cluster;
   if (const std::string problem = attempt([&] { if (!o.cluster.empty()) cluster = find_cluster(o.cluster); }); !problem.empty())
     usage_error(problem);
   if (cluster && o.ranks > cluster->devices())
     usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(), " devices; lower it");
   if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
-  complete_options(o, ranks);
+  if (!o.mesh.empty()) fix_batch(o, ranks);
+  complete_options(o, o.mesh.empty() ? ranks : 1);
   const MeshShape mesh = mesh_shape_of(o, ranks);
   const ModelShape shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
   const Target target = target_of(o, cluster, ranks);
+  if (!o.mesh.empty()) return print_search(o, shape, target, ranks, words);
   Plan plan = plan_of_memory(o, shape, mesh, target.device);
   if (target.cluster) plan.time = planned_time(planned_step(o, shape, mesh), *target.cluster);
   if (!plan.fits()) plan.advice = advice(o, shape, ranks, plan);

@@ -183,6 +183,8 @@ void add_run_options(CLI::App& app, Options& o) {
 
   app.option_defaults()->group("Plan");
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
+  app.add_option("--mesh", o.mesh, "auto: try all --tp, --cp, --pp, schedules, --zero, --micro-batch, --recompute; train with the fastest, "
+                 "or with --plan list ten")->check(CLI::IsMember({"auto"}));
   app.add_option("--cluster", o.cluster, "that --plan is for: a file, or a name in data/clusters (default: this device)")->type_name("FILE");
   app.add_option("--ranks", o.ranks, "that --plan is for (default: the cluster's devices, else those that were started)")->check(in_range(1, 1 << 14))
       ->default_str("");
@@ -303,6 +305,11 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (app.count(flag) && !o.plan) usage_error(flag, " is for --plan: add that, or leave it out");
   for (const char* flag : {"--generate", "--resume"})
     if (app.count(flag) && o.plan) usage_error("--plan ", flag, ": a plan is for training from the start; leave one of them out");
+  for (const char* flag : {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
+                           "--micro-batch", "--recompute", "--generate"})
+    if (app.count(flag) && !o.mesh.empty())
+      usage_error("--mesh auto ", flag, flag == std::string("--generate") ? ": a mesh is chosen for training" : ": the search chooses that",
+                  "; leave one of them out");
   if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
   if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");
   if (app.count("--steps") && app.count("--train-minutes"))
@@ -423,8 +430,8 @@ void complete_options(Options& o, int all_ranks) {
   }
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
-  if (!o.ceilings.empty() && !o.profile && !o.plan)
-    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile and the time of --plan: give one of them too");
+  if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh.empty())
+    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh auto: give one of them too");
   if (!o.ceilings.empty() && !o.cluster.empty())
     usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of them out");
   if (!o.trace.empty() && o.trace == o.trace_tensors)

@@ -534,10 +534,56 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   CHECK(contains(text, "cost      1.20 dollars an hour"));
 
   const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
-  shell.put("marks.json", Json{{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}}.dump());
+  const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
+  shell.output("echo '" + marks.dump() + "' > marks.json");
   const Json here = Json::parse(shell.output("$TINY --plan --ceilings marks.json --json"));
   CHECK(here["step_ms"] > 0);
   CHECK(here["cost"].is_null());
+}
+
+TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands that the program plans the same way") {
+  Workplace shell;
+  const std::string model = "$GPT --plan --cluster 4x4090 --model gpt2 --dtype bf16 --json ";
+  const Json found = Json::parse(shell.output(model + "--mesh auto --global-batch 64"));
+  CHECK(found["candidates"] > 500);
+  CHECK(found["too_large"] > 0);
+  for (const char* list : {"fastest", "cheapest"}) {
+    REQUIRE(found[list].size() == 10);
+    for (const Json& c : found[list]) {
+      const std::string command = c["command"], ranks = std::to_string(c["ranks"].get<int>());
+      CAPTURE(command);
+      if (&c != &found[list][0] && &c != &found[list][9]) continue;
+      const std::string options = command.substr(command.find("--global-batch"));
+      const Json plan = Json::parse(shell.output(model + "--ranks " + ranks + " " + options));
+      CHECK(contains(command, "--model gpt2 --dtype bf16 --global-batch 64 "));
+      CHECK(plan["fits"] == true);
+      size_t largest = 0;
+      for (const Json& rank : plan["ranks"]) largest = std::max(largest, rank["total"].get<size_t>());
+      CHECK(c["memory"] == largest);
+      CHECK(c["step_ms"].get<double>() == doctest::Approx(plan["step_ms"].get<double>()));
+      CHECK(c["dollars_per_billion_tokens"].get<double>() ==
+            doctest::Approx(plan["cost"]["dollars_per_billion_tokens"].get<double>()).epsilon(1e-6));
+    }
+  }
+  for (size_t i = 1; i < 10; ++i) {
+    CHECK(found["fastest"][i - 1]["step_ms"] <= found["fastest"][i]["step_ms"]);
+    CHECK(found["cheapest"][i - 1]["dollars_per_billion_tokens"] <= found["cheapest"][i]["dollars_per_billion_tokens"]);
+  }
+  CHECK(found["fastest"][0]["ranks"] == 4);
+  CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --mesh auto"), "\nsearched  "));
+  shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
+}
+
+TEST_CASE("--mesh auto trains with the fastest mesh, by the rates that dev/ceilings measured") {
+  Workplace shell;
+  const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
+  const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
+  shell.output("echo '" + marks.dump() + "' > marks.json");
+  const std::string train = "$GPT --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --steps 2 --out '' --mesh auto ";
+  const std::string out = shell.output(train + "--global-batch 6 --ceilings marks.json");
+  CHECK(contains(out, "auto      --global-batch 6 --micro-batch "));
+  CHECK(contains(out, "step     2/2"));
+  if (!is_gpu_build()) shell.refuses(train, 2, {"--mesh auto", "no rates", "dev/ceilings", "--ceilings"});
 }
 
 TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in parts" *
