@@ -21,6 +21,7 @@
 //   limit        what of this takes the most, in a sentence, or null
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -35,6 +36,8 @@ struct PlannedDevice {
   std::string name;
   size_t bytes = 0, reserve = 0;
   bool is_here = true;
+
+  size_t room() const { return bytes - std::min(bytes, reserve); }
 };
 
 struct RankPlan {
@@ -64,7 +67,7 @@ struct Plan {
   std::string advice = {};  // if it does not fit: what would help most
 
   const RankPlan& largest() const;
-  bool fits() const { return largest().total() + device.reserve <= device.bytes; }
+  bool fits() const { return largest().total() <= device.room(); }
 };
 
 // The JSON.

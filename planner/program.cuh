@@ -62,7 +62,7 @@ inline std::string advice(const Options& o, const ModelShape& shape, int ranks, 
   for (int stage = o.zero + 1; stage <= 3; ++stage) change("--zero " + std::to_string(stage), &Options::zero, stage);
   change("--tp " + std::to_string(2 * o.tp), &Options::tp, 2 * o.tp);
   change("--pp " + std::to_string(2 * o.pp), &Options::pp, 2 * o.pp);
-  const size_t now = plan.largest().total(), room = plan.device.bytes - std::min(plan.device.bytes, plan.device.reserve);
+  const size_t now = plan.largest().total();
   size_t least = now;
   std::string best;
   for (auto& [text, changed] : changes) {
@@ -72,7 +72,7 @@ inline std::string advice(const Options& o, const ModelShape& shape, int ranks, 
     if (bytes < least) least = bytes, best = text;
   }
   if (best.empty()) return "; more ranks would help";
-  return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= room ? ", and it fits" : ", and not enough");
+  return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= plan.device.room() ? ", and it fits" : ", and not enough");
 }
 
 // ---- --mesh auto
@@ -86,10 +86,9 @@ inline void fix_batch(Options& o, int ranks) {
 // Searches for the ranks of each part of a cluster. Each candidate that is left has its exact memory.
 inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const Target& target, const std::vector<Rented>& parts) {
   const PlannedDevice& device = target.device;
-  const size_t room = device.bytes - std::min(device.bytes, device.reserve);
   CandidateMemory memory(o, shape, device.is_here);
   SearchResult result;
-  for (const auto& [cluster, ranks] : parts) search(result, planned_step(o, shape, {}), cluster, ranks, room, std::ref(memory));
+  for (const auto& [cluster, ranks] : parts) search(result, planned_step(o, shape, {}), cluster, ranks, device.room(), std::ref(memory));
   for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
     for (Candidate& c : *list) c.bytes = largest_bytes(options_with(o, c.step), shape, c.step.mesh, device.is_here);
   return result;
@@ -123,6 +122,10 @@ inline void print_search(const Options& o, const ModelShape& shape, const Target
   describe_model(o, TensorList(shape));
   std::printf("searched  %s candidates in %.1f s: %s do not fit on %s\n", with_commas(double(result.candidates)).c_str(), seconds,
               with_commas(double(result.too_large)).c_str(), target.device.name.c_str());
+  if (result.fastest.empty()) {
+    std::printf("fits      %s\n", nothing_fits_text(result, target.device.room()).c_str());
+    return;
+  }
   const auto print = [&](const char* title, const std::vector<Candidate>& list) {
     std::printf("%s %s\n", title, table_title().c_str());
     for (const Candidate& c : list) std::printf("          %s  %s\n", table_row(c).c_str(), command(c).c_str());
@@ -142,8 +145,7 @@ inline void choose_mesh(Options& o, Control& control) {
   for (const std::string& bytes : control.all_gather(std::to_string(target.device.bytes)))
     target.device.bytes = std::min(target.device.bytes, size_t(std::stoull(bytes)));
   const SearchResult result = search_meshes(o, shape, target, {{with_devices(*target.cluster, control.size()), control.size()}});
-  if (result.fastest.empty())
-    fail("--mesh auto: of ", result.candidates, " meshes none fits on ", target.device.name, ": add ranks, or choose a smaller model");
+  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, target.device.room()));
   const Candidate& best = result.fastest[0];
   o = options_with(o, best.step);
   std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s\n", options_text(best.step).c_str(),

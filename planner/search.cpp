@@ -88,7 +88,7 @@ void search(SearchResult& result, const PlannedStep& base, const Cluster& cluste
     ++result.candidates;
     const size_t bytes = bytes_of(step);
     if (bytes > room) {
-      ++result.too_large;
+      if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
       return;
     }
     const Candidate candidate = {step, planned_time(step, cluster), bytes};
@@ -129,6 +129,13 @@ std::string table_row(const Candidate& c) {
   std::snprintf(row, sizeof row, "%5d %12.1f %12s %7.1f %11s %10.2f %10s", c.step.mesh.ranks(), 1e3 * f.seconds,
                 with_commas(f.tokens_per_s).c_str(), 100 * f.mfu, bytes_text(c.bytes).c_str(), c.device_hours(), dollars);
   return row;
+}
+
+std::string nothing_fits_text(const SearchResult& result, size_t room) {
+  const Candidate& c = result.smallest;
+  if (result.too_large == 0) return "there is no way to train on so many ranks: choose another number, or another --global-batch";
+  return "none fits: the smallest, " + options_text(c.step) + " on " + std::to_string(c.step.mesh.ranks()) + " ranks, needs " +
+         bytes_text(c.bytes) + " on each, " + bytes_text(c.bytes - room) + " too much: take more ranks, or devices with more memory";
 }
 
 std::string text_of(const SearchResult& result, double seconds, const std::function<std::string(const Candidate&)>& command) {

@@ -19,6 +19,7 @@ struct Candidate {
 struct SearchResult {
   std::vector<Candidate> fastest, cheapest;  // the best first
   size_t candidates = 0, too_large = 0;
+  Candidate smallest = {};  // of those that are too large, without its time
 };
 
 // Would the program train so? As complete_options, check_mesh and check_micro_batch, without a reason.
@@ -39,6 +40,9 @@ std::string table_title();
 
 // The options of a candidate, as on the command line.
 std::string options_text(const PlannedStep& step);
+
+// What is missing if no candidate fits into so many bytes.
+std::string nothing_fits_text(const SearchResult& result, size_t room);
 
 // One JSON object: candidates, too_large, seconds; fastest and cheapest, lists of objects. command: of a candidate.
 std::string text_of(const SearchResult& result, double seconds, const std::function<std::string(const Candidate&)>& command);

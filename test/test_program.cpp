@@ -571,6 +571,8 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
   }
   CHECK(found["fastest"][0]["ranks"] == 4);
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --mesh auto"), "\nsearched  "));
+  CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-13b --dtype bf16 --mesh auto"),
+                 "\nfits      none fits: the smallest, --global-batch 16 --micro-batch "));
   shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
 }
 
