@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/library_attention.h"
 #include "planner/candidate_memory.cuh"
 #include "planner/search.h"
 #include "training/telemetry.cuh"
@@ -25,13 +26,21 @@ struct Target {
   std::optional<Cluster> cluster;
 };
 
-inline Target target_of(const Options& o, const std::optional<Cluster>& cluster, int ranks) {
-  if (cluster) return {{cluster->device.name, size_t(cluster->device.memory), size_t(1) << 30, false}, cluster};
+inline std::string device_name() {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-  Target target = {this_device(properties.name, ranks), {}};
-  if (!o.ceilings.empty()) target.cluster = cluster_of(load_ceilings(o.ceilings, o.dtype, properties.name), ranks);
-  return target;
+  return properties.name;
+}
+
+// By --ceilings; none: they are not given.
+inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {
+  if (o.ceilings.empty()) return {};
+  return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
+}
+
+inline Target target_of(const Options& o, const std::optional<Cluster>& cluster, int ranks) {
+  if (cluster) return {{cluster->device.name, size_t(cluster->device.memory), size_t(1) << 30, false}, cluster};
+  return {this_device(device_name(), ranks), measured_cluster(o, device_name(), ranks)};
 }
 
 // So many ranks of a cluster: its hosts one after the other, or some devices of the first one.
@@ -83,14 +92,17 @@ inline void fix_batch(Options& o, int ranks) {
   o.micro_batch = 1;
 }
 
-// Searches for the ranks of each part of a cluster. Each candidate that is left has its exact memory.
+// Searches for the ranks of each part of a cluster. Each candidate that is left has its exact memory. A library that does
+// attention plans on its device, which takes too long for a search: there its workspace is the formula's at first.
 inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const Target& target, const std::vector<Rented>& parts) {
   const PlannedDevice& device = target.device;
-  CandidateMemory memory(o, shape, device.is_here);
+  CandidateMemory memory(o, shape, device.is_here && !has_library_attention);
   SearchResult result;
   for (const auto& [cluster, ranks] : parts) search(result, planned_step(o, shape, {}), cluster, ranks, device.room(), std::ref(memory));
-  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
+  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest}) {
     for (Candidate& c : *list) c.bytes = largest_bytes(options_with(o, c.step), shape, c.step.mesh, device.is_here);
+    std::erase_if(*list, [&](const Candidate& c) { return c.bytes > device.room(); });
+  }
   return result;
 }
 
@@ -138,12 +150,13 @@ inline void print_search(const Options& o, const ModelShape& shape, const Target
 inline void choose_mesh(Options& o, Control& control) {
   fix_batch(o, control.size());
   const ModelShape shape = decide_shape(o, o.init, false, open_data(o));
-  Target target = target_of(o, {}, control.size());
+  // Only rank 0 asks how much is free: that takes memory of device 0, which the others leave alone.
+  const std::string name = device_name();
+  const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
+  Target target = {{name, std::stoull(control.all_gather(own)[0]), memory_reserve()}, measured_cluster(o, name, control.size())};
   if (!target.cluster) target.cluster = cluster_of_device(target.device.name, control.size());
   if (!target.cluster)
     usage_error("--mesh auto: no rates of ", target.device.name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
-  for (const std::string& bytes : control.all_gather(std::to_string(target.device.bytes)))
-    target.device.bytes = std::min(target.device.bytes, size_t(std::stoull(bytes)));
   const SearchResult result = search_meshes(o, shape, target, {{with_devices(*target.cluster, control.size()), control.size()}});
   if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, target.device.room()));
   const Candidate& best = result.fastest[0];
