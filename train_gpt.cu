@@ -6,7 +6,7 @@
 #include <string>
 
 #include "model.cuh"
-#include "planner/memory.cuh"
+#include "planner/program.cuh"
 #include "processes/agreement.h"
 #include "processes/launch.h"
 #include "runtime/interruption.h"
@@ -200,29 +200,7 @@ int generate(Job& job) {
   return 0;
 }
 
-// Prints the plan of training with these options, and what of it fits on this device.
-void plan(Options& o, const MeshShape& mesh) {
-  const ModelShape shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-  const Plan plan = plan_of_memory(o, shape, mesh, this_device(properties.name, mesh.ranks()));
-  if (o.json) {
-    std::printf("%s\n", text_of(plan).c_str());
-    return;
-  }
-  describe_model(o, TensorList(shape));
-  describe_mesh(o, mesh);
-  describe_batch(o);
-  std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
-}
-
 // ---- the program around them
-
-MeshShape mesh_shape_of(const Options& o, int ranks) {
-  MeshShape shape = {.tp = o.tp, .cp = o.cp, .pp = o.pp};
-  shape.dp = ranks / shape.ranks();
-  return shape;
-}
 
 int run(const Options& options, Control& control, Mesh& mesh) {
   cudaStream_t stream = nullptr;
@@ -258,13 +236,13 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   if (!options) return 0;
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
-  const int ranks = options->ranks ? options->ranks : control.size();
-  complete_options(*options, ranks);
-  const MeshShape shape = mesh_shape_of(*options, ranks);
   if (options->plan) {
-    if (control.rank() == 0) plan(*options, shape);
+    if (control.rank() == 0) print_plan(*options, control.size(), std::vector<std::string>(argv + 1, argv + argc));
     return 0;
   }
+  if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control); });
+  complete_options(*options, control.size());
+  const MeshShape shape = mesh_shape_of(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
   Mesh mesh(control, shape, options->share_gpu, recorder);
   int code = 0;

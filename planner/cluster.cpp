@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -125,6 +127,23 @@ Link read_link(Reader link) {
   return read;
 }
 
+// Where data/clusters is: in the folder where the program was started, or beside it, or above the build folder.
+std::vector<std::filesystem::path> example_folders() {
+  const std::filesystem::path examples = "data/clusters", program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  return {examples, program / examples, program / "../.." / examples};
+}
+
+// Does the name that a driver reports have each word of the table's? "NVIDIA A100-SXM4-80GB": A100-80.
+bool is_called(std::string reported, std::string name) {
+  std::ranges::replace(reported, '-', ' ');
+  std::ranges::replace(name, '-', ' ');
+  std::istringstream words(name);
+  for (std::string word; words >> word;)
+    if ((' ' + reported + ' ').find(' ' + word + ' ') == std::string::npos && (reported + ' ').find(' ' + word + "GB ") == std::string::npos)
+      return false;
+  return true;
+}
+
 }  // namespace
 
 Cluster load_cluster(const std::filesystem::path& path) {
@@ -151,6 +170,27 @@ Cluster load_cluster(const std::filesystem::path& path) {
   else if (software != "gpt.cu") file.refuse("software", "gpt.cu or megatron-2021");
   file.end();
   return c;
+}
+
+Cluster find_cluster(const std::string& name) {
+  if (std::filesystem::is_regular_file(name)) return load_cluster(name);
+  for (const auto& folder : example_folders())
+    if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
+  fail("--cluster ", excerpt(name), ": no such file, and none in data/clusters: see planner/forecast.md");
+}
+
+std::optional<Cluster> cluster_of_device(const std::string& reported, int devices) {
+  std::optional<Cluster> smallest;
+  for (const auto& folder : example_folders()) {
+    if (!std::filesystem::is_directory(folder)) continue;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const Cluster c = load_cluster(entry.path());
+      const bool is_ours = c.software == Software::gpt_cu && is_called(reported, c.device.name) && c.devices() >= devices;
+      if (is_ours && (!smallest || c.devices() < smallest->devices())) smallest = c;
+    }
+    if (smallest) return smallest;
+  }
+  return smallest;
 }
 
 Device device_named(const std::string& name) {

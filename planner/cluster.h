@@ -11,6 +11,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "runtime/ceilings.h"
@@ -60,6 +61,13 @@ struct Cluster {
 
 // Fails with one line if the file is no cluster.
 Cluster load_cluster(const std::filesystem::path& path);
+
+// The cluster of --cluster: a file, or the name of one of data/clusters, here or beside the program.
+Cluster find_cluster(const std::string& name);
+
+// Of data/clusters, the smallest with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None:
+// it is not known there.
+std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
 // A device of the table. Fails if it does not have the name.
 Device device_named(const std::string& name);

@@ -47,6 +47,25 @@ inline LibraryWorkspaces workspaces_elsewhere(const Options& o, const ModelShape
   return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
 }
 
+inline size_t bytes_of_batches(const Model& model) {
+  DeviceMemory counted;
+  counted.add("batches", [&](Arena& arena) { Batches::memory_for(model).lay_out(arena); });
+  return counted.categories()[0].bytes;
+}
+
+inline PlannedStep planned_step(const Options& o, const ModelShape& shape, const MeshShape& mesh) {
+  return {shape, mesh, o.seq_len, o.micro_batch, o.global_batch, o.dtype, o.reduce_dtype, o.recompute, o.zero, o.tp_pieces,
+          o.cp_method, o.pp_schedule, o.pp_chunks};
+}
+
+// The options of a step that differs from these in what a search chooses.
+inline Options options_with(Options o, const PlannedStep& s) {
+  o.tp = s.mesh.tp, o.cp = s.mesh.cp, o.pp = s.mesh.pp, o.cp_method = s.cp_method;
+  o.pp_schedule = s.pp_schedule, o.pp_chunks = s.pp_chunks, o.zero = s.zero, o.recompute = s.recompute;
+  o.micro_batch = s.micro_batch, o.global_batch = s.global_batch;
+  return o;
+}
+
 // What a rank would allocate, on this device or elsewhere. Options are complete (complete_options), for the number of ranks of
 // this mesh.
 inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, int rank, bool is_here = true) {
@@ -54,12 +73,10 @@ inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshSha
   std::optional<LibraryWorkspaces> elsewhere;
   if (!is_here) elsewhere = workspaces_elsewhere(o, shape);
   const std::unique_ptr<Model> model = build_model_to_train(o, shape, mesh, nullptr, elsewhere);
-  const BatchMemory batches = Batches::memory_for(*model);
-  DeviceMemory counted;
-  counted.add("batches", [&](Arena& arena) { batches.lay_out(arena); });
   const size_t chunk = RankGroup::chunk_bytes_for(mesh_shape.ranks());
   const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_slices(*model, chunk));
-  return rank_plan(*model, mesh, rank, counted.categories(), batches.pinned_bytes(), floats * sizeof(float));
+  return rank_plan(*model, mesh, rank, {{"batches", bytes_of_batches(*model)}}, Batches::memory_for(*model).pinned_bytes(),
+                   floats * sizeof(float));
 }
 
 // The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's

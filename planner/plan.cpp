@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
+#include "runtime/console.h"
 #include "runtime/files.h"
 #include "runtime/run_folder.h"
 
@@ -19,6 +20,25 @@ Object object_of(const std::vector<MemoryCategory>& categories) {
   Object object = Object::object();
   for (const auto& [name, bytes] : categories) object[name] = bytes;
   return object;
+}
+
+Object milliseconds(const Forecast& f) {
+  const auto communication = [](const Forecast::Communication& c) { return Object{{"total", 1e3 * c.total}, {"exposed", 1e3 * c.exposed}}; };
+  return {{"products", 1e3 * f.products}, {"attention", 1e3 * f.attention}, {"memory", 1e3 * f.memory},
+          {"launches", 1e3 * f.launches}, {"bubble", 1e3 * f.bubble},       {"update", 1e3 * f.update},
+          {"tp", communication(f.tp)},    {"cp", communication(f.cp)},      {"dp", communication(f.dp)},
+          {"pp", communication(f.pp)}};
+}
+
+Object known(double value) { return value > 0 ? Object(value) : Object(); }
+
+Object cost_of(const PlannedTime& time) {
+  if (time.price == 0) return {};
+  return {{"devices", time.devices},
+          {"dollars_per_hour", time.dollars_per_hour(time.price)},
+          {"dollars_per_billion_tokens", time.dollars_per_billion_tokens(time.price)},
+          {"spot_dollars_per_hour", known(time.dollars_per_hour(time.spot_price))},
+          {"spot_dollars_per_billion_tokens", known(time.dollars_per_billion_tokens(time.spot_price))}};
 }
 
 std::vector<MemoryCategory> categories_of(const Object& object) {
@@ -86,13 +106,16 @@ std::string text_of(const Plan& plan) {
   Object ranks = Object::array();
   for (const RankPlan& rank : plan.ranks) ranks.push_back(object_of(rank));
   const auto& [name, bytes, reserve, here] = plan.device;
+  const Forecast* f = plan.time ? &plan.time->forecast : nullptr;
   const Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}, {"here", here}}},
                          {"fits", plan.fits()},
                          {"ranks", ranks},
-                         {"step_ms", nullptr},
-                         {"tokens_per_s", nullptr},
-                         {"mfu", nullptr},
-                         {"cost", nullptr}};
+                         {"step_ms", f ? Object(1e3 * f->seconds) : Object()},
+                         {"tokens_per_s", f ? Object(f->tokens_per_s) : Object()},
+                         {"mfu", f ? known(f->mfu) : Object()},
+                         {"cost", f ? cost_of(*plan.time) : Object()},
+                         {"time", f ? milliseconds(*f) : Object()},
+                         {"limit", f ? Object(f->explanation()) : Object()}};
   return object.dump();
 }
 
@@ -118,8 +141,29 @@ std::string fit_text(const Plan& plan) {
                              bytes_text(reserve) + " are left to libraries; " + name + " has " + bytes_text(bytes) + " free";
   if (!here) needed += " (workspaces of libraries by formulas)";
   if (plan.fits()) return "yes: " + needed;
-  return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) +
-         " too little: try a smaller --micro-batch, --recompute block, or more ranks with --zero, --tp or --pp";
+  return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) + " too little" + plan.advice;
+}
+
+PlannedTime planned_time(const PlannedStep& step, const Cluster& c) {
+  return {forecast(step, c), double(step.mesh.ranks()) / c.ranks_per_device, c.price, c.spot_price};
+}
+
+std::string time_text(const PlannedTime& time) {
+  const Forecast& f = time.forecast;
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step, "
+       << with_commas(f.tokens_per_s) << " tokens/s";
+  if (f.mfu > 0) text << ", MFU " << 100 * f.mfu << " %";
+  text << "\nlimit     " << f.explanation();
+  const auto cost = [&](double price) {
+    text << std::setprecision(2) << time.dollars_per_hour(price) << " dollars an hour, " << time.dollars_per_billion_tokens(price)
+         << " for a billion tokens";
+  };
+  if (time.price == 0) return text.str();
+  text << "\ncost      ";
+  cost(time.price);
+  if (time.spot_price > 0) text << "; spot ", cost(time.spot_price);
+  return text.str();
 }
 
 void write_plan(const std::filesystem::path& out, const Plan& plan) {

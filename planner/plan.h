@@ -14,21 +14,30 @@
 //     memory       object: bytes on the device, by category
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
-//   step_ms, tokens_per_s, mfu, cost    null: not known
+//   step_ms, tokens_per_s, mfu, cost    of --cluster, or by --ceilings; null: not known
+//     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
+//   time         what step_ms consists of (planner/forecast.h), or null: object of milliseconds; of communication total and
+//                exposed
+//   limit        what of this takes the most, in a sentence, or null
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/device/bytes.h"
 #include "parallel/mesh_shape.h"
+#include "planner/forecast.h"
 
 // The device of each rank. If it is not here, the workspaces of its libraries are planned by formulas.
 struct PlannedDevice {
   std::string name;
   size_t bytes = 0, reserve = 0;
   bool is_here = true;
+
+  size_t room() const { return bytes - std::min(bytes, reserve); }
 };
 
 struct RankPlan {
@@ -41,12 +50,24 @@ struct RankPlan {
   size_t total() const { return total_of(memory); }
 };
 
+// How long a step takes on some devices, and what these cost.
+struct PlannedTime {
+  Forecast forecast;
+  double devices = 1, price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
+
+  double dollars_per_hour(double price) const { return devices * price; }
+  double dollars_per_billion_tokens(double price) const { return dollars_per_hour(price) / 3600 * 1e9 / forecast.tokens_per_s; }
+};
+PlannedTime planned_time(const PlannedStep& step, const Cluster& cluster);
+
 struct Plan {
   PlannedDevice device;
   std::vector<RankPlan> ranks;
+  std::optional<PlannedTime> time = {};
+  std::string advice = {};  // if it does not fit: what would help most
 
   const RankPlan& largest() const;
-  bool fits() const { return largest().total() + device.reserve <= device.bytes; }
+  bool fits() const { return largest().total() <= device.room(); }
 };
 
 // The JSON.
@@ -62,6 +83,9 @@ std::string memory_text(const Plan& plan);
 
 // Which rank needs the most, and whether the device has room for that.
 std::string fit_text(const Plan& plan);
+
+// How long a step takes, what limits it, and what it costs: some lines.
+std::string time_text(const PlannedTime& time);
 
 // Writes plan.json of a run. If the disk does not take it, the run says so and goes on.
 void write_plan(const std::filesystem::path& out, const Plan& plan);

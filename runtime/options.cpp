@@ -137,7 +137,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--log-every", o.log_every, "steps between lines on the terminal")->check(positive);
   app.add_option("--seed", o.seed, "of weights, shuffling and sampling")->check(in_range(uint64_t(0), UINT64_MAX));
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
-  app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile")
+  app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and the time of --plan")
       ->type_name("FILE");
   app.add_option("--trace", o.trace, "a timeline of kernels and collectives, for ui.perfetto.dev; grows step by step")->type_name("FILE");
   app.add_option("--trace-tensors", o.trace_tensors, "sums and checksums of all that is written, for dev/compare.py")
@@ -182,8 +182,11 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first, and name slow ones");
 
   app.option_defaults()->group("Plan");
-  app.add_flag("--plan", o.plan, "print what training with these options would take of memory, and stop; needs no --train");
-  app.add_option("--ranks", o.ranks, "that --plan is for (default: those that were started)")->check(in_range(1, 1 << 14))
+  app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
+  app.add_option("--mesh", o.mesh, "auto: try all --tp, --cp, --pp, schedules, --zero, --micro-batch, --recompute; train with the fastest, "
+                 "or with --plan list ten")->check(CLI::IsMember({"auto"}));
+  app.add_option("--cluster", o.cluster, "that --plan is for: a file, or a name in data/clusters (default: this device)")->type_name("FILE");
+  app.add_option("--ranks", o.ranks, "that --plan is for (default: the cluster's devices, else those that were started)")->check(in_range(1, 1 << 14))
       ->default_str("");
   app.add_flag("--json", o.json, "print the plan as one JSON object, every rank by itself");
 
@@ -229,7 +232,7 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
+    for (const char* option : {"--init", "--resume", "--ceilings", "--cluster", "--trace", "--trace-tensors"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
 }
@@ -298,10 +301,15 @@ std::optional<Options> parse_options(int argc, char** argv) {
   }
   for (const char* flag : {"--loss-scale", "--loss-scale-window"})
     if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
-  for (const char* flag : {"--ranks", "--json"})
+  for (const char* flag : {"--ranks", "--json", "--cluster"})
     if (app.count(flag) && !o.plan) usage_error(flag, " is for --plan: add that, or leave it out");
   for (const char* flag : {"--generate", "--resume"})
     if (app.count(flag) && o.plan) usage_error("--plan ", flag, ": a plan is for training from the start; leave one of them out");
+  for (const char* flag : {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
+                           "--micro-batch", "--recompute", "--generate"})
+    if (app.count(flag) && !o.mesh.empty())
+      usage_error("--mesh auto ", flag, flag == std::string("--generate") ? ": a mesh is chosen for training" : ": the search chooses that",
+                  "; leave one of them out");
   if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
   if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");
   if (app.count("--steps") && app.count("--train-minutes"))
@@ -422,8 +430,10 @@ void complete_options(Options& o, int all_ranks) {
   }
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
   if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
-  if (!o.ceilings.empty() && !o.profile)
-    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile: give both, or neither");
+  if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh.empty())
+    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh auto: give one of them too");
+  if (!o.ceilings.empty() && !o.cluster.empty())
+    usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of them out");
   if (!o.trace.empty() && o.trace == o.trace_tensors)
     usage_error("--trace and --trace-tensors both write ", excerpt(o.trace), ": give each a file of its own");
   if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))

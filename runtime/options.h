@@ -63,7 +63,9 @@ struct Options {
   size_t check_sync = 0;
 
   bool plan = false, json = false;
-  int ranks = 0;  // that are planned for; 0: those that were started
+  std::string mesh;     // auto: the planner's search chooses how ranks split the work
+  std::string cluster;  // that is planned for; empty: this device
+  int ranks = 0;        // that are planned for; 0: the cluster's devices, else those that were started
 
   uint64_t seed = 1337;
   bool profile = false;

@@ -94,6 +94,14 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
 
   refuses("--ranks 4", {"--ranks is for --plan"});
   refuses("--json", {"--json is for --plan"});
+  refuses("--cluster 4x4090", {"--cluster is for --plan"});
+  refuses("--plan --cluster nowhere", {"--cluster 'nowhere': no such file"});
+  refuses("--plan --cluster text", {"text: "});
+  refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices"});
+  refuses("--plan --cluster 4x4090 --ceilings marks.json", {"--ceilings 'marks.json'", "--cluster", "leave one of them out"});
+  refuses("--mesh best", {"--mesh", "best", "auto"});
+  for (const char* option : {"--tp 2", "--cp 2", "--pp 2", "--zero 1", "--micro-batch 2", "--recompute block"})
+    refuses(std::string("--plan --cluster 4x4090 --mesh auto ") + option, {"--mesh auto --", "the search chooses that", "leave one of them out"});
   refuses("--plan --ranks 0", {"--ranks", "'0'", "from 1 to 16384"});
   refuses("--plan --ranks 4 --tp 3", {"--tp 3 does not divide the number of ranks, 4: choose 1, 2 or 4"});
   refuses("--plan --ranks 2 --tp 2", {"--tp 2 does not divide the model's 1 heads: choose 1"});

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,9 @@
 
 #include "dev/published_runs.h"
 #include "parallel/pipeline_simulator.h"
+#include "planner/search.h"
 #include "processes/error.h"
+#include "runtime/options.h"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -282,4 +285,102 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
     lacking.erase(key);
     CHECK(refusal(with("/device", lacking)) == "\"device." + key + "\" is missing");
   }
+}
+
+// ---- the search
+
+namespace {
+
+// Bytes of parameters alone, by stage and ZeRO: enough that some candidates fit, and some do not.
+size_t rough_bytes(const PlannedStep& s) {
+  const double all = 12.0 * s.shape.layers * s.shape.channels * s.shape.channels / (s.mesh.tp * s.mesh.pp);
+  const double rows = double(s.micro_batch) * s.seq_len / s.mesh.cp, kept = s.recompute == "none" ? 34 : s.recompute == "gelu" ? 26 : 2;
+  const double state = s.zero == 0 ? 18 : s.zero == 1 ? 6 : 2;
+  return size_t(all * state + rows * kept * s.shape.channels * s.shape.layers / (s.mesh.pp * s.mesh.tp));
+}
+
+PlannedStep small_search() {
+  PlannedStep step;
+  step.shape = {6, 6, 384, 50257, 1024};
+  step.seq_len = 1024, step.global_batch = 24;
+  return step;
+}
+
+}  // namespace
+
+TEST_CASE("a search finds what a loop over all numbers finds") {
+  const Cluster host = cluster("8xh100");
+  const PlannedStep base = small_search();
+  const size_t room = size_t(60) << 20;
+  SearchResult found;
+  search(found, base, host, 8, room, rough_bytes);
+  size_t candidates = 0, too_large = 0;
+  std::vector<double> seconds;
+  PlannedStep s = base;
+  for (s.mesh.tp = 1; s.mesh.tp <= 8; ++s.mesh.tp)
+    for (s.mesh.cp = 1; s.mesh.cp <= 8; ++s.mesh.cp)
+      for (s.mesh.dp = 1; s.mesh.dp <= 8; ++s.mesh.dp)
+        for (s.mesh.pp = 1; s.mesh.pp <= 8; ++s.mesh.pp)
+          for (const char* method : {"ring", "ulysses"})
+            for (const char* schedule : {"1f1b", "gpipe", "zb", "interleaved"})
+              for (s.pp_chunks = 1; s.pp_chunks <= 8; ++s.pp_chunks)
+                for (s.micro_batch = 1; s.micro_batch <= 24; ++s.micro_batch)
+                  for (s.zero = 0; s.zero <= 3; ++s.zero)
+                    for (const char* recompute : {"none", "gelu", "block"}) {
+                      s.cp_method = method, s.pp_schedule = schedule, s.recompute = recompute;
+                      const auto& [tp, cp, dp, pp] = s.mesh;
+                      if (tp * cp * dp * pp != 8 || (cp == 1 && s.cp_method != "ring") || (pp == 1 && s.pp_schedule != "1f1b")) continue;
+                      if ((s.pp_chunks > 1) != (s.pp_schedule == "interleaved") || (dp * cp == 1 && s.zero > 0) || !can_train(s)) continue;
+                      ++candidates;
+                      if (rough_bytes(s) > room) ++too_large;
+                      else seconds.push_back(forecast(s, host).seconds);
+                    }
+  std::ranges::sort(seconds);
+  CHECK(found.candidates == candidates);
+  CHECK(found.too_large == too_large);
+  CHECK(too_large > candidates / 10);
+  CHECK(too_large < candidates);
+  REQUIRE(found.fastest.size() == 10);
+  for (size_t i = 0; i < 10; ++i) CHECK(found.fastest[i].time.forecast.seconds == seconds[i]);
+}
+
+TEST_CASE("a search leaves out what training would refuse, and nothing else") {
+  std::mt19937 random(7);
+  const auto one_of = [&](const auto& all) { return all[random() % std::size(all)]; };
+  const int counts[] = {1, 2, 3, 4, 6, 8};
+  int good = 0;
+  for (int i = 0; i < 400; ++i) {
+    PlannedStep s;
+    s.shape = {one_of(counts) * 2, one_of(counts) * 2, 768, 50257, 4096};
+    s.seq_len = 8 * one_of(counts), s.micro_batch = one_of(counts), s.global_batch = 24 * one_of(counts);
+    s.mesh = {one_of(counts), one_of(counts), one_of(counts), one_of(counts)};
+    s.zero = int(random() % 4), s.recompute = one_of(std::vector<std::string>{"none", "gelu", "block"});
+    if (s.mesh.cp > 1) s.cp_method = one_of(std::vector<std::string>{"ring", "ulysses"});
+    if (s.mesh.pp > 1) s.pp_schedule = one_of(std::vector<std::string>{"1f1b", "gpipe", "zb", "interleaved"});
+    if (s.pp_schedule == "interleaved") s.pp_chunks = 2;
+    Options o;
+    o.plan = true, o.schedule.steps = 1, o.dtype = s.dtype;
+    o.tp = s.mesh.tp, o.cp = s.mesh.cp, o.pp = s.mesh.pp, o.cp_method = s.cp_method, o.pp_schedule = s.pp_schedule;
+    o.pp_chunks = s.pp_chunks, o.zero = s.zero, o.recompute = s.recompute;
+    o.seq_len = s.seq_len, o.micro_batch = s.micro_batch, o.global_batch = s.global_batch;
+    const std::string refused = attempt([&] { complete_options(o, s.mesh.ranks()), check_mesh(o, s.shape), check_micro_batch(o); });
+    CAPTURE(refused);
+    CHECK(can_train(s) == refused.empty());
+    good += refused.empty();
+  }
+  CHECK(good > 40);
+}
+
+TEST_CASE("parts of a cluster, and the cluster of a GPU that reports its name") {
+  std::vector<int> ranks;
+  for (const Rented& part : parts_of(cluster("16x8xa100-80"))) {
+    CHECK(part.ranks == part.cluster.devices());
+    ranks.push_back(part.ranks);
+  }
+  CHECK(ranks == std::vector<int>{1, 2, 4, 8, 16, 32, 64, 128});
+  CHECK(cluster_of_device("NVIDIA A100-SXM4-80GB", 8)->name == "8xa100-80");
+  CHECK(cluster_of_device("NVIDIA H100 80GB HBM3", 100)->name == "16x8xh100");
+  CHECK(cluster_of_device("NVIDIA GeForce RTX 4090", 1)->name == "4x4090");
+  CHECK(!cluster_of_device("NVIDIA L40", 1));
+  CHECK(!cluster_of_device("AMD EPYC", 1));
 }

@@ -511,6 +511,88 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   CHECK(contains(shell.output("$GPT --plan --model gpt3-13b --micro-batch 64"), "fits      no: rank 0 needs the most, "));
 }
 
+TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceilings how long on this machine") {
+  Workplace shell;
+  const Json plan = Json::parse(shell.output("$TINY --plan --cluster 4x4090 --dtype bf16 --ranks 2 --json"));
+  CHECK(plan["ranks"].size() == 2);
+  CHECK(plan["device"]["name"] == "RTX 4090");
+  CHECK(plan["device"]["here"] == false);
+  CHECK(plan["device"]["reserve"] == 1 << 30);
+  const double tokens_per_s = plan["tokens_per_s"], seconds = plan["step_ms"].get<double>() / 1000;
+  CHECK(tokens_per_s * seconds == doctest::Approx(2 * 2 * 16));
+  CHECK(plan["mfu"] > 0);
+  CHECK(plan["cost"]["dollars_per_hour"].get<double>() == doctest::Approx(2 * 0.6));
+  CHECK(plan["cost"]["dollars_per_billion_tokens"].get<double>() == doctest::Approx(1.2 / 3600 * 1e9 / tokens_per_s));
+  CHECK(plan["cost"]["spot_dollars_per_hour"].get<double>() == doctest::Approx(2 * 0.15));
+  double sum = 0;
+  for (const auto& [name, part] : plan["time"].items())
+    if (name != "pp") sum += (part.is_object() ? part["exposed"] : part).get<double>();  // pp's lengthen the bubble
+  CHECK(sum == doctest::Approx(1000 * seconds));
+  CHECK(plan["limit"].get<std::string>().find("of a step") != std::string::npos);
+
+  CHECK(Json::parse(shell.output("$TINY --plan --cluster 4x4090 --json"))["ranks"].size() == 4);
+  const Json unpriced = Json::parse(shell.output("$TINY --plan --cluster 8xh100 --json"));
+  CHECK(unpriced["step_ms"] > 0);
+  CHECK(unpriced["cost"].is_null());
+  const std::string text = shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --ranks 2");
+  CHECK(contains(text, "too little; --tp 2 would help most, by "));
+  CHECK(contains(text, "cost      1.20 dollars an hour"));
+
+  const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
+  const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
+  shell.output("echo '" + marks.dump() + "' > marks.json");
+  const Json here = Json::parse(shell.output("$TINY --plan --ceilings marks.json --json"));
+  CHECK(here["step_ms"] > 0);
+  CHECK(here["cost"].is_null());
+}
+
+TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands that the program plans the same way") {
+  Workplace shell;
+  const std::string model = "$GPT --plan --cluster 4x4090 --model gpt2 --dtype bf16 --json ";
+  const Json found = Json::parse(shell.output(model + "--mesh auto --global-batch 64"));
+  CHECK(found["candidates"] > 500);
+  CHECK(found["too_large"] > 0);
+  for (const char* list : {"fastest", "cheapest"}) {
+    REQUIRE(found[list].size() == 10);
+    for (const Json& c : found[list]) {
+      const std::string command = c["command"], ranks = std::to_string(c["ranks"].get<int>());
+      CAPTURE(command);
+      if (&c != &found[list][0] && &c != &found[list][9]) continue;
+      const std::string options = command.substr(command.find("--global-batch"));
+      const Json plan = Json::parse(shell.output(model + "--ranks " + ranks + " " + options));
+      CHECK(contains(command, "--model gpt2 --dtype bf16 --global-batch 64 "));
+      CHECK(plan["fits"] == true);
+      size_t largest = 0;
+      for (const Json& rank : plan["ranks"]) largest = std::max(largest, rank["total"].get<size_t>());
+      CHECK(c["memory"] == largest);
+      CHECK(c["step_ms"].get<double>() == doctest::Approx(plan["step_ms"].get<double>()));
+      CHECK(c["dollars_per_billion_tokens"].get<double>() ==
+            doctest::Approx(plan["cost"]["dollars_per_billion_tokens"].get<double>()).epsilon(1e-6));
+    }
+  }
+  for (size_t i = 1; i < 10; ++i) {
+    CHECK(found["fastest"][i - 1]["step_ms"] <= found["fastest"][i]["step_ms"]);
+    CHECK(found["cheapest"][i - 1]["dollars_per_billion_tokens"] <= found["cheapest"][i]["dollars_per_billion_tokens"]);
+  }
+  CHECK(found["fastest"][0]["ranks"] == 4);
+  CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --mesh auto"), "\nsearched  "));
+  CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-13b --dtype bf16 --mesh auto"),
+                 "\nfits      none fits: the smallest, --global-batch 16 --micro-batch "));
+  shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
+}
+
+TEST_CASE("--mesh auto trains with the fastest mesh, by the rates that dev/ceilings measured") {
+  Workplace shell;
+  const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
+  const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
+  shell.output("echo '" + marks.dump() + "' > marks.json");
+  const std::string train = "$GPT --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --steps 2 --out '' --mesh auto ";
+  const std::string out = shell.output(train + "--global-batch 6 --ceilings marks.json");
+  CHECK(contains(out, "auto      --global-batch 6 --micro-batch "));
+  CHECK(contains(out, "step     2/2"));
+  if (!is_gpu_build()) shell.refuses(train, 2, {"--mesh auto", "no rates", "dev/ceilings", "--ceilings"});
+}
+
 TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in parts" *
           doctest::skip(is_gpu_build())) {
   Workplace shell;

@@ -1,0 +1,194 @@
+// --plan, as the program does it.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/library_attention.h"
+#include "planner/candidate_memory.cuh"
+#include "planner/search.h"
+#include "training/telemetry.cuh"
+
+inline MeshShape mesh_shape_of(const Options& o, int ranks) {
+  MeshShape shape = {.tp = o.tp, .cp = o.cp, .pp = o.pp};
+  shape.dp = ranks / shape.ranks();
+  return shape;
+}
+
+// What is planned for: the device of each rank, and the cluster, if its rates are known.
+struct Target {
+  PlannedDevice device;
+  std::optional<Cluster> cluster;
+};
+
+inline std::string device_name() {
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  return properties.name;
+}
+
+// By --ceilings; none: they are not given.
+inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {
+  if (o.ceilings.empty()) return {};
+  return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
+}
+
+inline Target target_of(const Options& o, const std::optional<Cluster>& cluster, int ranks) {
+  if (cluster) return {{cluster->device.name, size_t(cluster->device.memory), size_t(1) << 30, false}, cluster};
+  return {this_device(device_name(), ranks), measured_cluster(o, device_name(), ranks)};
+}
+
+// So many ranks of a cluster: its hosts one after the other, or some devices of the first one.
+inline Cluster with_devices(Cluster cluster, int ranks) {
+  if (cluster.ranks_per_device > 1) return cluster;
+  cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
+  cluster.hosts = ceil_div(ranks, cluster.devices_per_host);
+  return cluster;
+}
+
+// The bytes of the largest of all ranks. Those of a stage are alike.
+inline size_t largest_bytes(const Options& o, const ModelShape& shape, const MeshShape& mesh, bool is_here) {
+  size_t most = 0;
+  for (int rank = 0; rank < mesh.ranks(); rank += mesh.ranks() / mesh.pp)
+    most = std::max(most, planned(o, shape, mesh, rank, is_here).total());
+  return most;
+}
+
+// Which change of one option saves the most, if a plan for so many ranks does not fit.
+inline std::string advice(const Options& o, const ModelShape& shape, int ranks, const Plan& plan) {
+  std::vector<std::pair<std::string, Options>> changes;
+  const auto change = [&](const std::string& text, auto member, auto value) {
+    changes.emplace_back(text, o);
+    changes.back().second.*member = value;
+  };
+  if (o.micro_batch % 2 == 0) change("--micro-batch " + std::to_string(o.micro_batch / 2), &Options::micro_batch, o.micro_batch / 2);
+  for (const char* kind : {"gelu", "block"}) change(std::string("--recompute ") + kind, &Options::recompute, std::string(kind));
+  for (int stage = o.zero + 1; stage <= 3; ++stage) change("--zero " + std::to_string(stage), &Options::zero, stage);
+  change("--tp " + std::to_string(2 * o.tp), &Options::tp, 2 * o.tp);
+  change("--pp " + std::to_string(2 * o.pp), &Options::pp, 2 * o.pp);
+  const size_t now = plan.largest().total();
+  size_t least = now;
+  std::string best;
+  for (auto& [text, changed] : changes) {
+    const std::string refused = attempt([&] { complete_options(changed, ranks), check_mesh(changed, shape); });
+    if (!refused.empty()) continue;
+    const size_t bytes = largest_bytes(changed, shape, mesh_shape_of(changed, ranks), plan.device.is_here);
+    if (bytes < least) least = bytes, best = text;
+  }
+  if (best.empty()) return "; more ranks would help";
+  return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= plan.device.room() ? ", and it fits" : ", and not enough");
+}
+
+// ---- --mesh auto
+
+// The samples of a step, which are the same on all meshes: the program's default for ranks that all train on different ones.
+inline void fix_batch(Options& o, int ranks) {
+  if (!o.global_batch) o.global_batch = o.micro_batch * ranks;
+  o.micro_batch = 1;
+}
+
+// Searches for the ranks of each part of a cluster. Each candidate that is left has its exact memory. A library that does
+// attention plans on its device, which takes too long for a search: there its workspace is the formula's at first.
+inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const Target& target, const std::vector<Rented>& parts) {
+  const PlannedDevice& device = target.device;
+  CandidateMemory memory(o, shape, device.is_here && !has_library_attention);
+  SearchResult result;
+  for (const auto& [cluster, ranks] : parts) search(result, planned_step(o, shape, {}), cluster, ranks, device.room(), std::ref(memory));
+  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest}) {
+    for (Candidate& c : *list) c.bytes = largest_bytes(options_with(o, c.step), shape, c.step.mesh, device.is_here);
+    std::erase_if(*list, [&](const Candidate& c) { return c.bytes > device.room(); });
+  }
+  return result;
+}
+
+// The command line that trains with a candidate: the words of this one, without those of the plan.
+inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
+  std::string text = c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + " ./train_gpt" : "./train_gpt";
+  const std::set<std::string> flags = {"--plan", "--json"}, with_value = {"--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch"};
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string flag = words[i].substr(0, words[i].find('='));
+    if (with_value.contains(words[i])) ++i;
+    else if (!flags.contains(flag) && !with_value.contains(flag)) text += ' ' + words[i];
+  }
+  return text + ' ' + options_text(c.step);
+}
+
+inline void print_search(const Options& o, const ModelShape& shape, const Target& target, int ranks,
+                         const std::vector<std::string>& words) {
+  if (!target.cluster) usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
+  const bool by_parts = !o.cluster.empty() && !o.ranks;
+  const std::vector<Rented> parts = by_parts ? parts_of(*target.cluster) : std::vector<Rented>{{with_devices(*target.cluster, ranks), ranks}};
+  const Clock::time_point begin = Clock::now();
+  const SearchResult result = search_meshes(o, shape, target, parts);
+  const double seconds = seconds_since(begin);
+  const auto command = [&](const Candidate& c) { return command_of(c, words); };
+  if (o.json) {
+    std::printf("%s\n", text_of(result, seconds, command).c_str());
+    return;
+  }
+  describe_model(o, TensorList(shape));
+  std::printf("searched  %s candidates in %.1f s: %s do not fit on %s\n", with_commas(double(result.candidates)).c_str(), seconds,
+              with_commas(double(result.too_large)).c_str(), target.device.name.c_str());
+  if (result.fastest.empty()) {
+    std::printf("fits      %s\n", nothing_fits_text(result, target.device.room()).c_str());
+    return;
+  }
+  const auto print = [&](const char* title, const std::vector<Candidate>& list) {
+    std::printf("%s %s\n", title, table_title().c_str());
+    for (const Candidate& c : list) std::printf("          %s  %s\n", table_row(c).c_str(), command(c).c_str());
+  };
+  print("fastest  ", result.fastest);
+  print("cheapest ", result.cheapest);
+}
+
+// Chooses the fastest mesh for the ranks that were started, the same on all. Collective.
+inline void choose_mesh(Options& o, Control& control) {
+  fix_batch(o, control.size());
+  const ModelShape shape = decide_shape(o, o.init, false, open_data(o));
+  // Only rank 0 asks how much is free: that takes memory of device 0, which the others leave alone.
+  const std::string name = device_name();
+  const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
+  Target target = {{name, std::stoull(control.all_gather(own)[0]), memory_reserve()}, measured_cluster(o, name, control.size())};
+  if (!target.cluster) target.cluster = cluster_of_device(target.device.name, control.size());
+  if (!target.cluster)
+    usage_error("--mesh auto: no rates of ", target.device.name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
+  const SearchResult result = search_meshes(o, shape, target, {{with_devices(*target.cluster, control.size()), control.size()}});
+  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, target.device.room()));
+  const Candidate& best = result.fastest[0];
+  o = options_with(o, best.step);
+  std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s\n", options_text(best.step).c_str(),
+              1e3 * best.time.forecast.seconds, with_commas(double(result.candidates - result.too_large)).c_str());
+}
+
+// Prints the plan of training with these options. ranks: those that were started; words: of the command line.
+inline void print_plan(Options& o, int ranks, const std::vector<std::string>& words) {
+  std::optional<Cluster> cluster;
+  if (const std::string problem = attempt([&] { if (!o.cluster.empty()) cluster = find_cluster(o.cluster); }); !problem.empty())
+    usage_error(problem);
+  if (cluster && o.ranks > cluster->devices())
+    usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(), " devices; lower it");
+  if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
+  if (!o.mesh.empty()) fix_batch(o, ranks);
+  complete_options(o, o.mesh.empty() ? ranks : 1);
+  const MeshShape mesh = mesh_shape_of(o, ranks);
+  const ModelShape shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
+  const Target target = target_of(o, cluster, ranks);
+  if (!o.mesh.empty()) return print_search(o, shape, target, ranks, words);
+  Plan plan = plan_of_memory(o, shape, mesh, target.device);
+  if (target.cluster) plan.time = planned_time(planned_step(o, shape, mesh), *target.cluster);
+  if (!plan.fits()) plan.advice = advice(o, shape, ranks, plan);
+  if (o.json) {
+    std::printf("%s\n", text_of(plan).c_str());
+    return;
+  }
+  describe_model(o, TensorList(shape));
+  describe_mesh(o, mesh);
+  describe_batch(o);
+  std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
+  if (plan.time) std::printf("%s\n", time_text(*plan.time).c_str());
+}

@@ -1,0 +1,158 @@
+#include "planner/search.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/console.h"
+#include "runtime/options.h"
+
+namespace {
+
+std::vector<int> divisors(int number, int most) {
+  std::vector<int> all;
+  for (int d = 1; d <= std::min(number, most); ++d)
+    if (number % d == 0) all.push_back(d);
+  return all;
+}
+
+struct Schedule {
+  const char* name;
+  int chunks;
+};
+
+// More than 8 chunks shorten the bubble by little, and send more.
+std::vector<Schedule> schedules_of(int stages, int layers) {
+  if (stages == 1) return {{"1f1b", 1}};
+  std::vector<Schedule> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
+  for (int chunks = 2; chunks <= std::min(8, layers / stages); ++chunks) all.push_back({"interleaved", chunks});
+  return all;
+}
+
+// Puts the candidate where it belongs among those that are kept, the smallest key first.
+template <class Key>
+void keep(std::vector<Candidate>& kept, const Candidate& candidate, size_t most, Key key) {
+  if (kept.size() == most && std::invoke(key, candidate) >= std::invoke(key, kept.back())) return;
+  const auto at = std::ranges::upper_bound(kept, std::invoke(key, candidate), {}, key);
+  kept.insert(at, candidate);
+  if (kept.size() > most) kept.pop_back();
+}
+
+}  // namespace
+
+bool can_train(const PlannedStep& s) {
+  const auto& [tp, cp, dp, pp] = s.mesh;
+  const ModelShape& m = s.shape;
+  const bool is_ring = s.cp_method == "ring";
+  if (int64_t(s.micro_batch) * dp * pp > most_samples || s.global_batch % (int64_t(s.micro_batch) * dp) != 0) return false;
+  if (s.pp_schedule == "interleaved" && s.micro_batches() % pp != 0) return false;
+  if (s.pp_schedule == "zb" && (s.zero >= 2 || s.recompute != "none")) return false;
+  if (m.layers < pp * s.pp_chunks || m.heads % tp != 0) return false;
+  if (cp > 1 && !is_ring && m.heads / tp % cp != 0) return false;
+  if (s.seq_len % (cp == 1 ? 1 : is_ring ? 2 * cp : cp) != 0) return false;
+  const int64_t rows = int64_t(s.micro_batch) * (s.seq_len / cp);
+  return rows % tp == 0 && rows <= std::numeric_limits<int>::max();
+}
+
+void for_each_candidate(const PlannedStep& base, int ranks, const std::function<void(const PlannedStep&)>& visit) {
+  constexpr int most_split = 1024;  // --tp, --cp
+  PlannedStep s = base;
+  const auto try_each_way = [&] {
+    for (const char* recompute : {"none", "gelu", "block"})
+      for (s.recompute = recompute, s.zero = 0; s.zero <= (s.mesh.dp * s.mesh.cp > 1 ? 3 : 0); ++s.zero)
+        if (can_train(s)) visit(s);
+  };
+  const auto try_batches = [&] {
+    if (s.global_batch % s.mesh.dp != 0) return;
+    for (const auto& [schedule, chunks] : schedules_of(s.mesh.pp, s.shape.layers)) {
+      s.pp_schedule = schedule, s.pp_chunks = chunks;
+      for (const int micro_batch : divisors(s.global_batch / s.mesh.dp, 1 << 20)) s.micro_batch = micro_batch, try_each_way();
+    }
+  };
+  for (const int tp : divisors(ranks, std::min(most_split, s.shape.heads)))
+    for (const int cp : divisors(ranks / tp, most_split))
+      for (const int pp : divisors(ranks / tp / cp, s.shape.layers))
+        for (const char* method : {"ring", "ulysses"}) {
+          s.mesh = {tp, cp, ranks / tp / cp / pp, pp};
+          s.cp_method = method;
+          if (cp > 1 || s.cp_method == "ring") try_batches();
+        }
+}
+
+void search(SearchResult& result, const PlannedStep& base, const Cluster& cluster, int ranks, size_t room,
+            const std::function<size_t(const PlannedStep&)>& bytes_of, size_t most) {
+  for_each_candidate(base, ranks, [&](const PlannedStep& step) {
+    ++result.candidates;
+    const size_t bytes = bytes_of(step);
+    if (bytes > room) {
+      if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
+      return;
+    }
+    const Candidate candidate = {step, planned_time(step, cluster), bytes};
+    keep(result.fastest, candidate, most, [](const Candidate& c) { return c.time.forecast.seconds; });
+    keep(result.cheapest, candidate, most, &Candidate::device_hours);
+  });
+}
+
+std::vector<Rented> parts_of(const Cluster& cluster) {
+  std::vector<Rented> parts;
+  const auto add = [&](int devices, int hosts) {
+    parts.push_back({cluster, devices * hosts});
+    parts.back().cluster.devices_per_host = devices, parts.back().cluster.hosts = hosts;
+  };
+  for (const int devices : divisors(cluster.devices_per_host, cluster.devices_per_host - 1)) add(devices, 1);
+  for (const int hosts : divisors(cluster.hosts, cluster.hosts)) add(cluster.devices_per_host, hosts);
+  return parts;
+}
+
+std::string options_text(const PlannedStep& s) {
+  std::string text = "--global-batch " + std::to_string(s.global_batch) + " --micro-batch " + std::to_string(s.micro_batch);
+  const auto add = [&](const char* flag, const std::string& value) { text += std::string(" ") + flag + " " + value; };
+  if (s.mesh.tp > 1) add("--tp", std::to_string(s.mesh.tp));
+  if (s.mesh.cp > 1) add("--cp", std::to_string(s.mesh.cp)), add("--cp-method", s.cp_method);
+  if (s.mesh.pp > 1) add("--pp", std::to_string(s.mesh.pp)), add("--pp-schedule", s.pp_schedule);
+  if (s.pp_chunks > 1) add("--pp-chunks", std::to_string(s.pp_chunks));
+  if (s.zero > 0) add("--zero", std::to_string(s.zero));
+  if (s.recompute != "none") add("--recompute", s.recompute);
+  return text;
+}
+
+std::string table_title() { return "ranks    ms a step     tokens/s   MFU %      memory    hours/B  dollars/B"; }
+
+std::string table_row(const Candidate& c) {
+  const Forecast& f = c.time.forecast;
+  char row[160], dollars[32] = "?";
+  if (c.time.price > 0) std::snprintf(dollars, sizeof dollars, "%.2f", c.time.dollars_per_billion_tokens(c.time.price));
+  std::snprintf(row, sizeof row, "%5d %12.1f %12s %7.1f %11s %10.2f %10s", c.step.mesh.ranks(), 1e3 * f.seconds,
+                with_commas(f.tokens_per_s).c_str(), 100 * f.mfu, bytes_text(c.bytes).c_str(), c.device_hours(), dollars);
+  return row;
+}
+
+std::string nothing_fits_text(const SearchResult& result, size_t room) {
+  const Candidate& c = result.smallest;
+  if (result.too_large == 0) return "there is no way to train on so many ranks: choose another number, or another --global-batch";
+  return "none fits: the smallest, " + options_text(c.step) + " on " + std::to_string(c.step.mesh.ranks()) + " ranks, needs " +
+         bytes_text(c.bytes) + " on each, " + bytes_text(c.bytes - room) + " too much: take more ranks, or devices with more memory";
+}
+
+std::string text_of(const SearchResult& result, double seconds, const std::function<std::string(const Candidate&)>& command) {
+  using Object = nlohmann::ordered_json;
+  const auto list = [&](const std::vector<Candidate>& candidates) {
+    Object all = Object::array();
+    for (const Candidate& c : candidates)
+      all.push_back({{"ranks", c.step.mesh.ranks()},
+                     {"command", command(c)},
+                     {"memory", c.bytes},
+                     {"step_ms", 1e3 * c.time.forecast.seconds},
+                     {"tokens_per_s", c.time.forecast.tokens_per_s},
+                     {"mfu", c.time.forecast.mfu},
+                     {"device_hours_per_billion_tokens", c.device_hours()},
+                     {"dollars_per_billion_tokens", c.time.price > 0 ? Object(c.time.dollars_per_billion_tokens(c.time.price)) : Object()}});
+    return all;
+  };
+  return Object{{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
+                {"fastest", list(result.fastest)}, {"cheapest", list(result.cheapest)}}.dump();
+}
