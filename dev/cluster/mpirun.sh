@@ -19,7 +19,8 @@ program=$(realpath -m "${GPT_PROGRAM:-$(dirname "$0")/../../train_gpt}")
 [ -x "$program" ] || fail "$program is not there: build it with make, or name another in GPT_PROGRAM"
 command -v mpirun > /dev/null || fail "mpirun is not found: install openmpi-bin"
 
-ranks_a_host=$ranks cores=$(nproc)
+# nproc alone would answer with OMP_NUM_THREADS, if that is set.
+ranks_a_host=$ranks cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 if [ -n "$hosts" ]; then
   [[ $hosts =~ ^[^:,\ ]+:[1-9][0-9]*(,[^:,\ ]+:[1-9][0-9]*)*$ ]] || fail "HOSTS='$hosts' is not like node1:8,node2:8"
   slots=0 ranks_a_host=0
