@@ -571,6 +571,18 @@ TEST_CASE_TEMPLATE("matmul_wgmma: consumers share a tile" * on_hopper, T, __nv_b
   check_matmul<Way, T>(2200, 264, 72, 5);
 }
 
+TEST_CASE_TEMPLATE("matmul_wgmma: two blocks share a tile of b" * on_hopper, T, __nv_bfloat16, __half) {
+  using Way = wgmma_rung::SharedByTwo;
+  check_matmul<Way, T>(200, 136, 80);
+  check_matmul<Way, T>(1, 8, 8);         // the second block has nothing to store
+  check_matmul<Way, T>(257, 264, 64);    // three rows of tiles
+  check_matmul<Way, T>(257, 8, 328, 1);  // all of one cluster, 6 steps a tile
+  if (!large_shapes) return;
+  check_matmul<Way, T>(256, 384, 192);
+  check_matmul<Way, T>(300, 520, 328, 2);
+  check_matmul<Way, T>(2200, 264, 72, 5);  // two groups of tile rows
+}
+
 TEST_CASE_TEMPLATE("matmul_wgmma: a tile for each consumer" * on_hopper, T, __nv_bfloat16, __half) {
   using Way = wgmma_rung::TileEach;
   check_matmul<Way, T>(72, 136, 80);
