@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #if defined(__x86_64__)
@@ -97,9 +98,15 @@ Fiber* BlockRunner::idle_fiber() {
 
 void BlockRunner::set_current(int thread) {
   current_ = thread;
+  if (is_line_) {
+    threadIdx = {unsigned(thread), 0, 0};
+    return;
+  }
+  block_ = thread / block_threads_;
+  blockIdx.x = first_block_ + block_;
+  thread %= block_threads_;
   const dim3& size = blockDim;
-  if (size.y == 1 && size.z == 1) threadIdx = {unsigned(thread), 0, 0};
-  else threadIdx = {thread % size.x, thread / size.x % size.y, thread / (size.x * size.y)};
+  threadIdx = {thread % size.x, thread / size.x % size.y, thread / (size.x * size.y)};
 }
 
 void BlockRunner::make_runnable(int warp, uint32_t lanes) {
@@ -107,14 +114,10 @@ void BlockRunner::make_runnable(int warp, uint32_t lanes) {
   if (runnable_[warp]) runnable_warps_ |= 1u << warp;
 }
 
-void BlockRunner::make_all_runnable(int first) {
-  runnable_warps_ = 0;
-  for (int warp = 0; warp < warps_; ++warp) {
-    int begin = std::clamp(first - warp * warp_size, 0, warp_size);
-    int end = std::min(threads_ - warp * warp_size, warp_size);
-    uint64_t lanes = (uint64_t(1) << end) - (uint64_t(1) << begin);
-    runnable_[warp] = 0;
-    if (begin < end) make_runnable(warp, uint32_t(lanes));
+void BlockRunner::make_all_runnable(int first, int end) {
+  for (int warp = first / warp_size; warp * warp_size < end; ++warp) {
+    int from = std::max(first - warp * warp_size, 0), to = std::min(end - warp * warp_size, warp_size);
+    make_runnable(warp, uint32_t((uint64_t(1) << to) - (uint64_t(1) << from)));
   }
 }
 
@@ -185,7 +188,9 @@ void BlockRunner::leave_plain_loop() {
   std::fill_n(ended_, current_, true);
   std::fill_n(ended_ + current_, threads_ - current_, false);
   std::fill_n(fiber_of_, threads_, nullptr);
-  make_all_runnable(current_ + 1);
+  std::fill_n(runnable_, warps_, 0);
+  runnable_warps_ = 0;
+  make_all_runnable(current_ + 1, threads_);
 }
 
 void BlockRunner::wait(Location where, const char* what) {
@@ -200,13 +205,13 @@ void BlockRunner::wait(Location where, const char* what) {
 
 void BlockRunner::sync_threads(Location where) {
   if (plain_loop) leave_plain_loop();
-  const void* barrier = fences_.get() + barriers_ % 2;
+  const void* barrier = fences_.get() + 2 * block_ + barriers_[block_] % 2;
   sanitizers::release(barrier);
-  if (++at_barrier_ == threads_) {
-    at_barrier_ = 0;
-    ++barriers_;
+  if (++at_barrier_[block_] == block_threads_) {
+    at_barrier_[block_] = 0;
+    ++barriers_[block_];
     counting::meet_block();
-    make_all_runnable(0);
+    make_all_runnable(block_ * block_threads_, (block_ + 1) * block_threads_);
     take_runnable(current_ / warp_size, current_ % warp_size);
   } else {
     wait(where, "__syncthreads");
@@ -218,7 +223,7 @@ void BlockRunner::sync_warp(uint32_t mask, Location where) {
   if (plain_loop) leave_plain_loop();
   const int warp = current_ / warp_size, lowest_lane = mask ? lowest(mask) : 0;
   Rendezvous& here = rendezvous_[warp][lowest_lane];
-  const void* barrier = fences_.get() + 2 + 2 * (warp * warp_size + lowest_lane) + here.barriers % 2;
+  const void* barrier = fences_.get() + 2 * max_blocks + 2 * (warp * warp_size + lowest_lane) + here.barriers % 2;
   sanitizers::release(barrier);
   collective(mask, 0, 0, where, [&](const uint64_t*, uint64_t*, const int*) { ++here.barriers; });
   sanitizers::acquire(barrier);
@@ -265,7 +270,7 @@ void BlockRunner::arrive(Barrier& barrier, int arrivals, int expected_bytes) {
   barrier.pending_bytes += expected_bytes;
   if (barrier.pending_arrivals < 0)
     fatal("kernel %s, %s: more arrivals at an mbarrier than the %d it was made for", launch_->kernel,
-          name_of(thread_rank()).c_str(), barrier.arrivals);
+          name_of(running_thread()).c_str(), barrier.arrivals);
   if (barrier.pending_arrivals || barrier.pending_bytes) return;
   barrier.pending_arrivals = barrier.arrivals;
   barrier.parity ^= 1;
@@ -287,11 +292,11 @@ void BlockRunner::wait_for(Barrier& barrier, unsigned parity, Location where) {
 
 // An mbarrier whose first thread says how many come.
 void BlockRunner::meet_at(int number, int threads, bool waits, Location where) {
-  Barrier& barrier = numbered_[number];
+  Barrier& barrier = numbered_[number == cluster_barrier ? 0 : block_][number];
   if (barrier.arrivals != threads) {
     if (barrier.arrivals != barrier.pending_arrivals)
       fatal("kernel %s, %s: at %s:%u barrier %d is for %d threads, before it was for %d", launch_->kernel,
-            name_of(thread_rank()).c_str(), where.file_name(), unsigned(where.line()), number, threads,
+            name_of(running_thread()).c_str(), where.file_name(), unsigned(where.line()), number, threads,
             barrier.arrivals);
     barrier.arrivals = barrier.pending_arrivals = int16_t(threads);
   }
@@ -313,6 +318,19 @@ void BlockRunner::prepare_shared_memory(size_t bytes) {
   if (order_ != Order::forward && bytes) std::memset(shared_.get(), 0xff, bytes);  // NaN
 }
 
+void* BlockRunner::shared_memory_of(int rank, void* shared) const {
+  const ptrdiff_t offset = static_cast<char*>(shared) - shared_.get() - block_ * ptrdiff_t(shared_stride_);
+  if (offset < 0 || offset >= ptrdiff_t(launch_->shared_bytes))
+    fatal("kernel %s: a block reaches memory of another that is not dynamic shared memory", launch_->kernel);
+  if (rank >= blocks_)
+    fatal("kernel %s: reaches block %d of a cluster of %d", launch_->kernel, rank, blocks_);
+  const bool* ended = ended_ + rank * block_threads_;
+  if (std::all_of(ended, ended + block_threads_, std::identity()))
+    fatal("kernel %s, %s: reaches shared memory of block %d of its cluster, which has ended", launch_->kernel,
+          name_of(current_).c_str(), rank);
+  return shared_.get() + rank * shared_stride_ + offset;
+}
+
 void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   current_runner = this;
   launch_ = &launch;
@@ -320,14 +338,24 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   blockIdx = index;
   blockDim = launch.block;
   gridDim = launch.grid;
-  threads_ = int(launch.block.x * launch.block.y * launch.block.z);
+  first_block_ = index.x;
+  blocks_ = int(launch.cluster);
+  block_ = 0;
+  is_line_ = blocks_ == 1 && blockDim.y == 1 && blockDim.z == 1;
+  block_threads_ = int(launch.block.x * launch.block.y * launch.block.z);
+  threads_ = blocks_ * block_threads_;
+  if (blocks_ > max_blocks || threads_ > max_threads)
+    fatal("kernel %s: clusters of %d blocks of %d threads; the CPU device has room for %d blocks and %d threads",
+          launch.kernel, blocks_, block_threads_, max_blocks, max_threads);
   warps_ = (threads_ + warp_size - 1) / warp_size;
-  finished_ = at_barrier_ = 0;
-  std::fill_n(numbered_, numbered_barriers, Barrier{});
-  prepare_shared_memory(launch.shared_bytes);
+  finished_ = 0;
+  std::fill_n(at_barrier_, blocks_, 0);
+  for (int block = 0; block < blocks_; ++block) std::fill_n(numbered_[block], numbered_barriers, Barrier{});
+  shared_stride_ = (launch.shared_bytes + 1023) / 1024 * 1024;
+  prepare_shared_memory((blocks_ - 1) * shared_stride_ + launch.shared_bytes);
 
   set_current(0);
-  plain_loop = order_ == Order::forward && !sanitizers::fiber_per_thread;
+  plain_loop = order_ == Order::forward && !sanitizers::fiber_per_thread && blocks_ == 1;
   if (!plain_loop) leave_plain_loop();
   if (order_ != Order::forward) {  // even the first thread is chosen by the schedule
     random_ = Random(seed);
@@ -339,8 +367,9 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread seems to have started another
     for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
     for (auto& fiber : fibers_) idle_.push_back(fiber.get());
+    background_.reserve(256);  // here, so that no CUDA thread frees memory of another
   }
-  counting::begin_block(shared_.get(), launch.shared_bytes, threads_);
+  counting::begin_block(shared_.get(), shared_bytes_, threads_);
   jump(idle_fiber());
   plain_loop = false;
   while (finished_ != threads_) {  // no thread can run
@@ -362,8 +391,10 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
 
 std::string BlockRunner::name_of(int thread) const {
   const dim3& size = blockDim;
+  const unsigned x = first_block_ + thread / block_threads_;
+  thread %= block_threads_;
   char text[128];
-  std::snprintf(text, sizeof text, "block (%u,%u,%u), thread (%u,%u,%u)", blockIdx.x, blockIdx.y, blockIdx.z,
+  std::snprintf(text, sizeof text, "block (%u,%u,%u), thread (%u,%u,%u)", x, blockIdx.y, blockIdx.z,
                 thread % size.x, thread / size.x % size.y, thread / (size.x * size.y));
   return text;
 }

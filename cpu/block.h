@@ -1,4 +1,5 @@
-// The scheduler of the CPU device: runs the threads of one block on fibers.
+// The scheduler of the CPU device: runs the threads of one block, or of the blocks of one cluster, on fibers. Threads of
+// a cluster are numbered as if it were one large block.
 //
 // A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. A thread is *runnable* if it has not started
 // yet, or if what it waited for has happened. Other threads wait or have ended.
@@ -17,7 +18,9 @@
 
 namespace cpu {
 
-constexpr int max_threads = 1024, warp_size = 32, max_warps = max_threads / warp_size;
+constexpr int max_threads = 1024, max_blocks = 8;  // of a cluster
+constexpr int cluster_barrier = 0;                 // the number of a numbered barrier that kernels do not use
+constexpr int warp_size = 32, max_warps = max_threads / warp_size;
 constexpr size_t guard_bytes = 64 * 1024;  // a multiple of every page size; -fstack-clash-protection skips no page
 
 inline int lowest(uint32_t bits) { return __builtin_ctz(bits); }  // bits != 0
@@ -55,12 +58,16 @@ class BlockRunner {
   void run_block(const Launch& launch, uint3 index, uint64_t seed);
   bool next_thread();
   void sync_threads(Location where);
+  void sync_cluster(Location where) { meet_at(cluster_barrier, threads_, true, where); }
   void sync_warp(uint32_t mask, Location where);
   template <class Combine>
   void collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine);
 
   uint64_t result() const { return results_[current_]; }
-  void* shared_memory() { return shared_.get(); }
+  int running_thread() const { return plain_loop ? thread_rank() : current_; }
+  int block_in_cluster() const { return block_; }
+  void* shared_memory() { return shared_.get() + block_ * shared_stride_; }
+  void* shared_memory_of(int rank, void* shared) const;
   void defer(Work kind, std::function<void()> work);
   void commit(Work kind);
   void finish(Work kind, size_t but);
@@ -72,7 +79,7 @@ class BlockRunner {
 
  private:
   void prepare_shared_memory(size_t bytes);
-  void make_all_runnable(int first);
+  void make_all_runnable(int first, int end);
   void make_runnable(int warp, uint32_t lanes);
   void take_runnable(int warp, int lane) {
     runnable_[warp] &= ~(1u << lane);
@@ -83,7 +90,7 @@ class BlockRunner {
   void set_current(int thread);
   void wait(Location where, const char* what);
   void do_background_work();
-  DeferredWork& deferred(Work kind) { return deferred_[thread_rank()][size_t(kind)]; }
+  DeferredWork& deferred(Work kind) { return deferred_[running_thread()][size_t(kind)]; }
   void jump(Fiber* to);
   Fiber* idle_fiber();
   Fiber* fiber_for(int thread) { return fiber_of_[thread] ? fiber_of_[thread] : idle_fiber(); }
@@ -92,7 +99,12 @@ class BlockRunner {
   std::string name_of(int thread) const;
 
   const Launch* launch_ = nullptr;
-  int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0, at_barrier_ = 0, barriers_ = 0;
+  int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0;
+  int blocks_ = 1, block_threads_ = 0;  // of a cluster, and how many of its threads are one block's
+  unsigned first_block_ = 0;            // its blockIdx.x
+  int block_ = 0;                       // that of the current thread, from 0
+  bool is_line_ = true;                 // one block, and its threads lie along x
+  int at_barrier_[max_blocks] = {}, barriers_[max_blocks] = {};
   uint32_t runnable_[max_warps];  // one bit per lane
   uint32_t runnable_warps_ = 0;   // one bit per warp: it has at least one runnable lane
   Order order_ = Order::forward;
@@ -113,18 +125,18 @@ class BlockRunner {
   uint64_t values_[max_threads], results_[max_threads];
   int source_lanes_[max_threads];
   const Barrier* awaited_[max_threads] = {};
-  Barrier numbered_[numbered_barriers];
+  Barrier numbered_[max_blocks][numbered_barriers];
   DeferredWork deferred_[max_threads][3];
   int pending_work_ = 0;  // number of deferred pieces of work, of all threads
   std::vector<std::function<void()>> background_;
   Rendezvous rendezvous_[max_warps][warp_size];
 
-  // Objects that represent the barriers of the block and of each rendezvous in the race detector. Each has two, which
+  // Objects that represent the barriers of each block and of each rendezvous in the race detector. Each has two, which
   // are used in turn, so that a thread that is already at the next barrier is not taken for one at this barrier.
-  std::unique_ptr<char[]> fences_{new char[2 + 2 * max_threads]};
+  std::unique_ptr<char[]> fences_{new char[2 * max_blocks + 2 * max_threads]};
 
   std::unique_ptr<char[], decltype(&std::free)> shared_{nullptr, &std::free};
-  size_t shared_bytes_ = 0;
+  size_t shared_bytes_ = 0, shared_stride_ = 0;  // from block to block
 };
 
 // The runner of the calling thread's block.

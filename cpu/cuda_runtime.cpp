@@ -250,10 +250,11 @@ bool check_launch(const Launch& launch) {
   size_t threads = size_t(block.x) * block.y * block.z;
   bool grid_fits = grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
   bool block_fits = threads > 0 && threads <= 1024 && block.z <= 64;
+  bool makes_clusters = launch.cluster == 1 || (launch.cluster && grid.x % launch.cluster == 0 && threads % 32 == 0);
   bool memory_fits = launch.shared_bytes <= size_t(cpu_max_dynamic_shared_bytes);
-  if (!grid_fits || !block_fits) remember(cudaErrorInvalidConfiguration);
+  if (!grid_fits || !block_fits || !makes_clusters) remember(cudaErrorInvalidConfiguration);
   else if (!memory_fits) remember(cudaErrorInvalidValue);
-  const bool fits = grid_fits && block_fits && memory_fits;
+  const bool fits = grid_fits && block_fits && makes_clusters && memory_fits;
   counts.launches += fits;
   return fits;
 }

@@ -256,6 +256,31 @@ cudaError_t cudaMallocHost(T** pointer, size_t bytes) {
   return cudaMallocHost(reinterpret_cast<void**>(pointer), bytes);
 }
 
+// The launch of a kernel as a call. Its only attribute is the number of blocks in a cluster; y and z are 1.
+enum cudaLaunchAttributeID { cudaLaunchAttributeClusterDimension = 4 };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    dim3 clusterDim;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  const dim3 cluster = config->numAttrs ? config->attrs->val.clusterDim : dim3();
+  cpu::launcher("of cudaLaunchKernelEx", kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
+                config->stream, cluster.y == 1 && cluster.z == 1 ? cluster.x : 0)(Parameters(arguments)...);
+  return cudaPeekAtLastError();
+}
+
 // Dynamic shared memory up to the limit of a block on Hopper needs no opt-in here; more is refused, as on Hopper.
 constexpr int cpu_max_dynamic_shared_bytes = 227 * 1024;
 

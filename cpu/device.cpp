@@ -79,6 +79,14 @@ void sync_threads(Location where) {
   current_runner->sync_threads(where);
 }
 
+int block_in_cluster() { return current_runner->block_in_cluster(); }
+void* shared_memory_of(int rank, void* shared) { return current_runner->shared_memory_of(rank, shared); }
+
+void sync_cluster(Location where) {
+  record(Event::barrier, nullptr, 1, __builtin_return_address(0));
+  current_runner->sync_cluster(where);
+}
+
 void sync_warp(uint32_t mask, Location where) { current_runner->sync_warp(mask, where); }
 
 uint64_t exchange(uint32_t mask, uint64_t value, int source_lane, Location where) {
@@ -155,7 +163,7 @@ void run_grid(const Launch& launch) {
   if (rehearsal) return rehearsal(launch);
   static std::atomic<uint64_t> launches{0};
   const uint64_t seed = schedule().seed + 0x9e3779b97f4a7c15u * ++launches;
-  const size_t blocks = size_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+  const size_t blocks = size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.cluster;  // or clusters
   std::vector<size_t> order;
   if (schedule().order != Order::forward) {
     order.resize(blocks);
@@ -165,7 +173,7 @@ void run_grid(const Launch& launch) {
       for (size_t i = blocks - 1; i > 0; --i) std::swap(order[i], order[random.below(int(i + 1))]);
   }
   auto run = [&](size_t i) {
-    size_t b = order.empty() ? i : order[i];
+    size_t b = launch.cluster * (order.empty() ? i : order[i]);
     uint3 index{unsigned(b % launch.grid.x), unsigned(b / launch.grid.x % launch.grid.y),
                 unsigned(b / (size_t(launch.grid.x) * launch.grid.y))};
     thread_local BlockRunner runner;  // a worker runs one block at a time

@@ -39,6 +39,7 @@ struct Launch {
   const char* kernel;
   dim3 grid, block;
   size_t shared_bytes;
+  unsigned cluster;  // number of blocks, neighbours along x, that run together
   void (*run_threads)(const void* body) = nullptr;  // runs threads on the calling fiber until none is left for it
   const void* body = nullptr;
 };
@@ -97,9 +98,9 @@ void* dynamic_shared_memory();
 // Each thread of the grid calls body(arguments...).
 template <class Body>
 auto launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
-              cudaStream_t stream = nullptr) {
+              cudaStream_t stream = nullptr, unsigned cluster = 1) {
   return [=](auto... arguments) {
-    Launch launch{kernel, grid, block, shared_bytes};
+    Launch launch{kernel, grid, block, shared_bytes, cluster};
     if (!check_launch(launch)) return;
     auto run = [=]() mutable {
       auto thread = [&] { body(arguments...); };
@@ -138,6 +139,12 @@ T from_bits(uint64_t bits) {
   std::memcpy(&value, &bits, sizeof(T));
   return value;
 }
+
+// Clusters: the block's number in its own, a barrier of all threads, and where block `rank` has what this block has at
+// `shared`, in dynamic shared memory.
+int block_in_cluster();
+void sync_cluster(Location where);
+void* shared_memory_of(int rank, void* shared);
 
 // Warp collectives: each lane in `mask` gives a value, waits for the others, and gets its result.
 void sync_warp(uint32_t mask, Location where);

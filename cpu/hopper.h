@@ -21,6 +21,20 @@ inline void wait(Barrier& barrier, unsigned parity, cpu::Location where = cpu::L
   cpu::wait(made(barrier), parity, where);
 }
 
+inline int block_in_cluster() { return cpu::block_in_cluster(); }
+inline void sync_cluster(cpu::Location where = cpu::Location::current()) { cpu::sync_cluster(where); }
+template <class T>
+T& shared_of(int block, T& shared) {
+  return *static_cast<T*>(cpu::shared_memory_of(block, &shared));
+}
+inline void arrive_at(Barrier& barrier, int block) {
+  const cpu::counting::Hidden hidden;  // no access to the shared memory of this SM
+  arrive(shared_of(block, barrier));
+}
+inline void wait_for_cluster(Barrier& barrier, unsigned parity, cpu::Location where = cpu::Location::current()) {
+  cpu::wait(made(barrier), parity, where);
+}
+
 inline void wait_at(int number, int threads, cpu::Location where = cpu::Location::current()) {
   cpu::meet_at(number, threads, true, where);
 }
@@ -75,9 +89,8 @@ void for_each_in_box(const void* box, const TensorMap& map, const StackPlace& at
 }
 
 // The box is NaN at once, for those who still read or already read it; the elements arrive as late as they may.
-inline void load_box(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
+inline void start_load(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
   std::memset(box, 0xff, map.box_rows * 128);
-  count_box(cpu::counting::Event::load, map, at);
   cpu::do_in_background([=, &barrier] {
     const cpu::counting::Hidden hidden;
     for_each_in_box(box, map, at, [](char* to, const char* from) {
@@ -88,8 +101,21 @@ inline void load_box(void* box, const TensorMap& map, StackPlace at, Barrier& ba
   });
 }
 
+inline void load_box(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
+  count_box(cpu::counting::Event::load, map, at);
+  start_load(box, map, at, barrier);
+}
+
 inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier) {
   load_box(box, map, {0, 0, row, column}, barrier);
+}
+
+inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier, unsigned blocks) {
+  const StackPlace at{0, 0, row, column};
+  count_box(cpu::counting::Event::load, map, at);
+  for (int block = 0; blocks >> block; ++block)
+    if (blocks >> block & 1)
+      start_load(&shared_of(block, *static_cast<char*>(box)), map, at, made(shared_of(block, barrier)));
 }
 
 // Reads the box at once and again as late as it may: an element that has changed in between is stored as NaN.

@@ -1,4 +1,5 @@
 // Hopper's asynchronous instructions against what the PTX ISA documents of them, and the matrix product made of them.
+#include <algorithm>
 #include <numeric>
 
 #include "dev/ladders/matmul_wgmma.cuh"
@@ -310,6 +311,135 @@ TEST_CASE("a ring of stages: copies run ahead, and never into what is still read
   }
 }
 
+// ---- clusters
+
+namespace {
+
+// In each round a thread takes the number of its neighbour in the next block of the cluster.
+__global__ void neighbours_kernel(int* numbers, int blocks_in_cluster, int rounds) {
+  const int block = block_in_cluster(), first = blockIdx.x - block;
+  const int place = blockIdx.x * blockDim.x + threadIdx.x;
+  const int neighbour = (first + (block + 1) % blocks_in_cluster) * blockDim.x + threadIdx.x;
+  for (int round = 0; round < rounds; ++round) {
+    const int number = numbers[neighbour];
+    sync_cluster();
+    numbers[place] = 3 * number + block;
+    sync_cluster();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("sync_cluster: blocks see what the others have written" * on_hopper) {
+  const int threads = 64, clusters = 3, rounds = 5;
+  for (int blocks : {1, 2, 4}) {
+    CAPTURE(blocks);
+    std::vector<int> numbers(clusters * blocks * threads);
+    std::iota(numbers.begin(), numbers.end(), 0);
+    Buffer<int> out(numbers);
+    for (int round = 0; round < rounds; ++round) {
+      const std::vector<int> before = numbers;
+      for (int i = 0; i < int(numbers.size()); ++i) {
+        const int block = i / threads % blocks, neighbour = i + ((block + 1) % blocks - block) * threads;
+        numbers[i] = 3 * before[neighbour] + block;
+      }
+    }
+    launch_clusters(blocks, neighbours_kernel, clusters * blocks, threads, 0, test_stream(), out.data(), blocks, rounds);
+    CHECK(out.get() == numbers);
+  }
+}
+
+namespace {
+
+// Both blocks of a cluster sum as ring_kernel does, each cluster boxes of its own. A block loads half of the rows of a
+// box, for both.
+struct ClusterRing {
+  alignas(1024) uint16_t stages[ring_stages][ring_rows * box_columns];
+  Barrier full[ring_stages], empty[ring_stages];
+};
+__global__ void cluster_ring_kernel(int* sums, const __grid_constant__ TensorMap map, int boxes) {
+  extern __shared__ __align__(1024) char memory[];
+  ClusterRing& ring = *reinterpret_cast<ClusterRing*>(memory);
+  make_barriers(ring.full, ring_stages, 1);
+  make_barriers(ring.empty, ring_stages, 2 * ring_consumers);
+  sync_cluster();
+  const int t = threadIdx.x, half = block_in_cluster() * ring_rows / 2;
+  int sum = 0;
+  for (int box = 0; box < boxes; ++box) {
+    const int stage = box % ring_stages, parity = box / ring_stages % 2;
+    const int row = (blockIdx.x / 2 * boxes + box) * ring_rows + half;
+    if (t == ring_consumers) {
+      wait_for_cluster(ring.empty[stage], parity ^ 1);
+      arrive_expecting(ring.full[stage], sizeof ring.stages[stage]);
+      load_box(ring.stages[stage] + half * box_columns, map, row, 0, ring.full[stage], 3);
+    } else if (t < ring_consumers) {
+      wait(ring.full[stage], parity);
+      for (int r = t / 64 * 8; r < t / 64 * 8 + 8; ++r) sum += ring.stages[stage][in_box(r, t % 64)];
+      for (int block = 0; block < 2; ++block) arrive_at(ring.empty[stage], block);
+    }
+  }
+  if (t < ring_consumers) sums[blockIdx.x * ring_consumers + t] = sum;
+  sync_cluster();
+}
+
+}  // namespace
+
+TEST_CASE("a ring in two blocks: each loads half of a stage for both" * on_hopper) {
+  const int clusters = 3;
+  for (int boxes : {1, 2, 3, 4, 11}) {
+    CAPTURE(boxes);
+    std::vector<uint16_t> matrix(clusters * boxes * ring_rows * box_columns);
+    std::vector<int> expected(clusters * 2 * ring_consumers);
+    for (size_t i = 0; i < matrix.size(); ++i) {
+      matrix[i] = uint16_t(i * 7 % 1009);
+      const size_t cluster = i / (boxes * ring_rows * box_columns);
+      for (size_t block = 2 * cluster; block < 2 * cluster + 2; ++block)
+        expected[block * ring_consumers + i % box_columns + i / box_columns % 16 / 8 * 64] += matrix[i];
+    }
+    Buffer<uint16_t> matrix_d(matrix);
+    Buffer<int> sums(expected.size());
+    const auto* halves = reinterpret_cast<const __half*>(matrix_d.data());
+    const TensorMap map = make_tensor_map(halves, clusters * boxes * ring_rows, box_columns, ring_rows / 2);
+    launch_clusters(2, cluster_ring_kernel, 2 * clusters, ring_consumers + 32, sizeof(ClusterRing), test_stream(),
+                    sums.data(), map, boxes);
+    CHECK(sums.get() == expected);
+  }
+}
+
+namespace {
+
+struct BoxForOthers {
+  alignas(1024) uint16_t box[8 * box_columns];
+  Barrier full;
+};
+
+// Each block of a cluster of four loads a box for the block after it, the last one for the first.
+__global__ void box_for_next_kernel(uint16_t* out, const __grid_constant__ TensorMap map) {
+  extern __shared__ __align__(1024) char memory[];
+  BoxForOthers& shared = *reinterpret_cast<BoxForOthers*>(memory);
+  make_barriers(&shared.full, 1, 1);
+  if (threadIdx.x == 0) arrive_expecting(shared.full, sizeof shared.box);
+  sync_cluster();
+  const int block = block_in_cluster();
+  if (threadIdx.x == 0) load_box(shared.box, map, 8 * block, 0, shared.full, 1u << (block + 1) % 4);
+  wait(shared.full, 0);
+  for (int i = threadIdx.x; i < 8 * box_columns; i += blockDim.x)
+    out[block * 8 * box_columns + i] = shared.box[in_box(i / box_columns, i % box_columns)];
+  sync_cluster();
+}
+
+}  // namespace
+
+TEST_CASE("load_box to another block alone" * on_hopper) {
+  std::vector<uint16_t> matrix(4 * 8 * box_columns);
+  std::iota(matrix.begin(), matrix.end(), 1);
+  Buffer<uint16_t> matrix_d(matrix), out(matrix.size());
+  const TensorMap map = make_tensor_map(reinterpret_cast<const __half*>(matrix_d.data()), 4 * 8, box_columns, 8);
+  launch_clusters(4, box_for_next_kernel, 4, 64, sizeof(BoxForOthers), test_stream(), out.data(), map);
+  std::rotate(matrix.begin(), matrix.end() - 8 * box_columns, matrix.end());
+  CHECK(out.get() == matrix);
+}
+
 // ---- products
 
 namespace {
@@ -439,6 +569,18 @@ TEST_CASE_TEMPLATE("matmul_wgmma: consumers share a tile" * on_hopper, T, __nv_b
   check_matmul<Way, T>(300, 520, 328, 1);  // all 9 tiles are one block's: the ring goes on from tile to tile
   check_matmul<Way, T>(2200, 264, 8);      // two groups of tile rows
   check_matmul<Way, T>(2200, 264, 72, 5);
+}
+
+TEST_CASE_TEMPLATE("matmul_wgmma: two blocks share a tile of b" * on_hopper, T, __nv_bfloat16, __half) {
+  using Way = wgmma_rung::SharedByTwo;
+  check_matmul<Way, T>(200, 136, 80);
+  check_matmul<Way, T>(1, 8, 8);         // the second block has nothing to store
+  check_matmul<Way, T>(257, 264, 64);    // three rows of tiles
+  check_matmul<Way, T>(257, 8, 328, 1);  // all of one cluster, 6 steps a tile
+  if (!large_shapes) return;
+  check_matmul<Way, T>(256, 384, 192);
+  check_matmul<Way, T>(300, 520, 328, 2);
+  check_matmul<Way, T>(2200, 264, 72, 5);  // two groups of tile rows
 }
 
 TEST_CASE_TEMPLATE("matmul_wgmma: a tile for each consumer" * on_hopper, T, __nv_bfloat16, __half) {

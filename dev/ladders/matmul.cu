@@ -466,7 +466,8 @@ void tensor_cores(Matmul<T>& o, cudaStream_t stream) {
 }
 
 // ---- 9: Hopper's copy engine and asynchronous products: dev/ladders/matmul_wgmma.cuh
-// ---- 10: a tile for each half of a block, so that one multiplies while the other stores: in the same file
+// ---- 10: two blocks share B's tile: in the same file
+// ---- 11: a tile for each half of a block, so that one multiplies while the other stores: in the same file
 
 template <class T>
 bool suits_wgmma(const Matmul<T>& o) {
@@ -503,6 +504,8 @@ std::vector<Rung<Matmul<T>>> Matmul<T>::rungs() {
        suits_tensor_cores<T, 3>},
       {"wgmma", "Hopper's tensor cores read shared memory by themselves, and its copy engine fills it",
        wgmma<wgmma_rung::SharedTile, T>, suits_wgmma<T>},
+      {"cluster", "two blocks, one above the other, load B once for both: 32 bytes per cycle instead of 48",
+       wgmma<wgmma_rung::SharedByTwo, T>, suits_wgmma<T>},
       {"ping_pong", "two warpgroups with a tile each: one multiplies while the other stores",
        wgmma<wgmma_rung::TileEach, T>, suits_wgmma<T>},
       {"library", "kernels/matmul.cuh: cuBLASLt (on the CPU device oneDNN)", library<T>, nullptr, true},

@@ -10,12 +10,11 @@
 //
 // The second is the stricter limit: for H100's L2, 5.5 to 7 TB/s are reported, 24 to 31 bytes per cycle for each SM,
 // with which the tensor cores would work half to two thirds of the time. So the tile is as large as it can be: its
-// 128·256 sums take half of the registers. (To reduce the bytes further, blocks would share what they load: clusters.)
-// L2 reads each byte from device memory once for all tiles that are computed at the same time, if these lie together:
-// 16 tiles down and 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and (2,048 + 2,048)·K·2 bytes. That is
-// 1,024 FLOPs per byte, where 300 would be enough. Besides, the tensor cores must wait for nothing else: copies run up
-// to 4 steps ahead, also into the next tile; the products of a step start before those of the step before are done; and
-// the copy engine writes the results to C.
+// 128·256 sums take half of the registers. L2 reads each byte from device memory once for all tiles that are computed at
+// the same time, if these lie together: 16 tiles down and 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and
+// (2,048 + 2,048)·K·2 bytes. That is 1,024 FLOPs per byte, where 300 would be enough. Besides, the tensor cores must wait
+// for nothing else: copies run up to 4 steps ahead, also into the next tile; the products of a step start before those of
+// the step before are done; and the copy engine writes the results to C.
 //
 // The roles. A block of 3 warpgroups works on one tile after another:
 //
@@ -27,7 +26,7 @@
 //
 // The sums of a consumer are 128 registers of each thread, so the threads of the producer give it some of theirs.
 //
-// Two ways to divide the work between the consumers are two rungs:
+// Three ways to divide the work are three rungs. Two divide it between the consumers:
 //
 //   SharedTile  each multiplies 64 rows of A's tile with the whole tile of B, 4 products per step. While both round
 //               their sums and store them, the tensor cores wait.
@@ -41,6 +40,15 @@
 // per cycle. Of these the copies write 64 instead of 48, and the products, which read 64 × 16 of A and 16 × N of B in
 // N/2 cycles, read 96 instead of 80: 160 together, instead of 128. So its products run at four fifths of the peak at
 // best. What it saves is the time of the stores, which is the same for any K: expect it to win for small K, if at all.
+//
+// The third saves bytes:
+//
+//   SharedByTwo  as SharedTile, in a cluster of two blocks whose tiles lie above one another, so that they need the same
+//                tile of B: each block loads half of it, for both.
+//
+// For a step, a block now takes 128·64 + 64·128 elements from L2, 32 KB: 32 bytes a cycle instead of 48, about what L2
+// gives. Shared memory gets as much as before. The price: a stage is empty only when the consumers of both blocks are
+// done with it, so the blocks wait for each other; and if the rows of tiles are odd in number, one more is computed.
 // None of this is measured yet.
 #pragma once
 
@@ -58,17 +66,25 @@ constexpr int warp_rows = 16, product_rows = 64;  // of a product's 64 rows of C
 
 struct SharedTile {
   static constexpr int columns = 256, stages = 4;
-  static constexpr int readers = consumers;  // of a stage
+  static constexpr int readers = consumers;  // of a stage, in a block
+  static constexpr int blocks = 1;           // in a cluster
+};
+struct SharedByTwo : SharedTile {
+  static constexpr int blocks = 2;
 };
 struct TileEach {
   static constexpr int columns = 128, stages = 6;
   static constexpr int readers = 1;
+  static constexpr int blocks = 1;
 };
 
 template <class Way>
 constexpr int strips = Way::columns / box_columns;  // boxes that are as wide as a tile
 template <class Way>
 constexpr int products = tile_rows / product_rows / Way::readers;  // of a consumer, that are above one another
+
+template <class Way>
+constexpr unsigned all_blocks = (1u << Way::blocks) - 1;  // of a cluster
 
 // Of a thread.
 template <class Way>
@@ -107,35 +123,54 @@ struct Tile {
   int row, column;  // of its first element in C
 };
 
+// The unit of work of a cluster is as many tiles above one another as it has blocks.
 struct Problem {
-  int rows, columns;  // of tiles
+  int rows, columns;  // of units
   int depth;          // K
 
-  __host__ __device__ int tiles() const { return rows * columns; }
+  __host__ __device__ int units() const { return rows * columns; }
 
-  // The order of tiles: down a group of rows, then down its next column; after its last column, the next group.
+  // The order of units: down a group of rows, then down its next column; after its last column, the next group.
   template <class Way>
-  __device__ Tile tile(int number) const {
-    const int first_row = number / (group_rows * columns) * group_rows, within = number % (group_rows * columns);
-    const int height = min(group_rows, rows - first_row);
-    return {(first_row + within % height) * tile_rows, within / height * Way::columns};
+  __device__ Tile tile(int unit) const {
+    constexpr int group = group_rows / Way::blocks;
+    const int first_row = unit / (group * columns) * group, within = unit % (group * columns);
+    const int height = min(group, rows - first_row);
+    int row = (first_row + within % height) * Way::blocks;
+    if constexpr (Way::blocks > 1) row += block_in_cluster();
+    return {row * tile_rows, within / height * Way::columns};
   }
 };
 
-// Called by one thread: copies for all steps of all tiles, as fast as stages become empty.
+// Called by one thread: starts the copies of B's tile, from row k on. A block of a cluster loads a part, for all blocks.
+template <class Way, class T>
+__device__ inline void load_b(Stage<Way, T>& stage, const TensorMap& b, int k, int column, Barrier& full) {
+  if constexpr (Way::blocks == 1) {
+    for (int strip = 0; strip < strips<Way>; ++strip)
+      load_box(stage.b[strip], b, k, column + strip * box_columns, full);
+  } else {
+    constexpr int part = strips<Way> / Way::blocks;
+    const int first = block_in_cluster() * part;
+    for (int strip = first; strip < first + part; ++strip)
+      load_box(stage.b[strip], b, k, column + strip * box_columns, full, all_blocks<Way>);
+  }
+}
+
+// Called by one thread: copies for all steps of all tiles, as fast as stages become empty. Bytes from another block may
+// arrive before this one expects them: a phase lasts until it does.
 template <class Way, class T>
 __device__ inline void produce(Shared<Way, T>& shared, const TensorMap& a, const TensorMap& b, const Problem& problem) {
   Turn<Way> turn;
-  for (int number = blockIdx.x; number < problem.tiles(); number += gridDim.x) {
-    const Tile tile = problem.tile<Way>(number);
+  for (int unit = blockIdx.x / Way::blocks; unit < problem.units(); unit += gridDim.x / Way::blocks) {
+    const Tile tile = problem.tile<Way>(unit);
     for (int k = 0; k < problem.depth; k += step, turn.advance()) {
       Stage<Way, T>& stage = shared.stages[turn.stage];
       Barrier& full = shared.full[turn.stage];
-      wait(shared.empty[turn.stage], turn.parity ^ 1);
+      if constexpr (Way::blocks == 1) wait(shared.empty[turn.stage], turn.parity ^ 1);
+      else wait_for_cluster(shared.empty[turn.stage], turn.parity ^ 1);
       arrive_expecting(full, sizeof stage);
       load_box(stage.a, a, tile.row, k, full);
-      for (int strip = 0; strip < strips<Way>; ++strip)
-        load_box(stage.b[strip], b, k, tile.column + strip * box_columns, full);
+      load_b(stage, b, k, tile.column, full);
     }
   }
 }
@@ -157,11 +192,16 @@ __device__ inline void start_step(Sums<Way>& sum, Shared<Way, T>& shared, const 
 }
 
 // Called by a consumer: sum = its rows of the tile, from `row` on. While the tensor cores work on a step, the stage of
-// the step before is released.
+// the step before is released, to all blocks that refill it.
 template <class Way, class T>
 __device__ inline void multiply_tile(Sums<Way>& sum, Shared<Way, T>& shared, Turn<Way>& turn, int row, int depth) {
   auto release_stage = [&](const Turn<Way>& used) {
-    if (threadIdx.x % 32 == 0) arrive(shared.empty[used.stage]);
+    const int lane = threadIdx.x % 32;
+    if constexpr (Way::blocks == 1) {
+      if (lane == 0) arrive(shared.empty[used.stage]);
+    } else if (lane < Way::blocks) {
+      arrive_at(shared.empty[used.stage], lane);
+    }
   };
   Turn<Way> previous = turn;
   start_step(sum, shared, turn, row, false);
@@ -226,7 +266,8 @@ __device__ inline void consume(Shared<Way, T>& shared, const TensorMap& c, const
   const int consumer = threadIdx.x / warpgroup - 1, warp = threadIdx.x / 32 % 4;
   const int row = Way::readers == 1 ? 0 : consumer * product_rows;  // of the tile
   Turn<Way> turn;
-  for (int number = blockIdx.x, round = 0; number < problem.tiles(); number += gridDim.x, ++round) {
+  int round = 0;
+  for (int unit = blockIdx.x / Way::blocks; unit < problem.units(); unit += gridDim.x / Way::blocks, ++round) {
     if constexpr (Way::readers == 1) {
       if (round % 2 != consumer) {  // the other's tile
         turn.advance(ceil_div(problem.depth, step));
@@ -234,7 +275,7 @@ __device__ inline void consume(Shared<Way, T>& shared, const TensorMap& c, const
       }
       wait(shared.started[1 - consumer], (round / 2 + 1 - consumer) % 2);  // those of round - 1
     }
-    const Tile tile = problem.tile<Way>(number);
+    const Tile tile = problem.tile<Way>(unit);
     Sums<Way> sum;
     multiply_tile(sum, shared, turn, row, problem.depth);
 #pragma unroll
@@ -242,6 +283,13 @@ __device__ inline void consume(Shared<Way, T>& shared, const TensorMap& c, const
       store_rows<Way>(shared, sum[product], c, tile.row + row + product * product_rows + warp * warp_rows, tile.column);
   }
   wait_for_stores<0>();
+}
+
+// Waits for all threads of the block, or of its cluster.
+template <class Way>
+__device__ inline void sync() {
+  if constexpr (Way::blocks == 1) __syncthreads();
+  else sync_cluster();
 }
 
 template <class Way, class T>
@@ -253,13 +301,13 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Way::stages; ++stage) {
       init_barrier(shared.full[stage], 1);
-      init_barrier(shared.empty[stage], Way::readers * warpgroup / 32);
+      init_barrier(shared.empty[stage], Way::blocks * Way::readers * warpgroup / 32);
     }
     for (int consumer = 0; Way::readers == 1 && consumer < consumers; ++consumer)
       init_barrier(shared.started[consumer], warpgroup);
     share_barriers();
   }
-  __syncthreads();
+  sync<Way>();  // the barriers of all are made
   // 65,536 registers are 168 for each of 384 threads; 128·40 + 256·232 are as many.
   if (threadIdx.x < warpgroup) {
     give_registers<40>();
@@ -268,21 +316,22 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
     take_registers<232>();
     consume<Way>(shared, c, problem);
   }
+  if constexpr (Way::blocks > 1) sync_cluster();  // another block may still release a stage here
 }
 
 }  // namespace wgmma_rung
 
-// Only where has_wgmma(), and for sizes of at least 1. There may be fewer blocks than the device has room for: then
-// each computes more tiles.
+// Only where has_wgmma(), and for sizes of at least 1. There may be fewer blocks than the device has room for (but at
+// least a cluster): then each computes more tiles.
 template <class Way, class T>
 void matmul_wgmma(T* c, const T* a, const T* b, int m, int n, int k, cudaStream_t stream, int most_blocks = INT_MAX) {
   using namespace wgmma_rung;
-  const Problem problem{ceil_div(m, tile_rows), ceil_div(n, Way::columns), k};
+  const Problem problem{ceil_div(m, Way::blocks * tile_rows), ceil_div(n, Way::columns), k};
   const TensorMap a_boxes = make_tensor_map(a, m, k, tile_rows), b_boxes = make_tensor_map(b, k, n, step);
   const TensorMap c_boxes = make_tensor_map(c, m, n, warp_rows);
-  const int blocks = std::min({problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount), most_blocks});
+  const int room = std::max(std::min(device_attribute(cudaDevAttrMultiProcessorCount), most_blocks) / Way::blocks, 1);
+  const int blocks = std::min(problem.units(), room) * Way::blocks;
   allow_shared_memory(matmul_wgmma_kernel<Way, T>, sizeof(Shared<Way, T>));
-  matmul_wgmma_kernel<Way, T>
-      <<<blocks, threads, sizeof(Shared<Way, T>), stream>>>(a_boxes, b_boxes, c_boxes, problem);
-  CUDA_CHECK(cudaGetLastError());
+  launch_clusters(Way::blocks, matmul_wgmma_kernel<Way, T>, blocks, threads, sizeof(Shared<Way, T>), stream, a_boxes,
+                  b_boxes, c_boxes, problem);
 }

@@ -28,6 +28,11 @@
 // bytes. The copy engine and the tensor cores see what threads have written to shared memory only after
 // share_with_engines() and then a barrier.
 //
+// Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"). Blocks of a cluster run at the same time on neighbouring
+// SMs, and reach each other's shared memory. A box can be loaded to several of them at once (multicast): L2 gives it
+// once, and a barrier in each counts its bytes. All blocks wait in sync_cluster() after they have made their barriers,
+// and again at their end: until then others may reach their shared memory.
+//
 // Products (PTX ISA, "wgmma.mma_async"). The 128 threads of a warpgroup, the first a multiple of 128, together start
 //
 //   sum (64 × N, float) = or += a (64 × 16) · b (16 × N)
@@ -55,6 +60,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "kernels/device/common.cuh"
 
@@ -78,6 +84,23 @@ struct StackPlace {
 inline bool has_wgmma() {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
          device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+
+// Launches a kernel whose blocks are clusters of so many; `blocks`, of all, is a multiple of that.
+template <class... Parameters>
+void launch_clusters(int blocks_in_cluster, void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes,
+                     cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {unsigned(blocks_in_cluster), 1, 1};
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = blocks;
+  launch.blockDim = threads;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, arguments...));
 }
 
 #if defined(__CUDACC__)
@@ -123,6 +146,41 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
              "@!ended bra again;\n"
              "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
+
+// ---- clusters
+
+__device__ inline int block_in_cluster() {
+  int number = 0;
+  HOPPER_ASM("mov.u32 %0, %%cluster_ctarank;" : "=r"(number));
+  return number;
+}
+
+// Waits for all threads of all blocks, and sees what they have written before.
+__device__ inline void sync_cluster() {
+  HOPPER_ASM("barrier.cluster.arrive.release;\n"
+             "barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Arrives at this barrier of a block of the cluster, its own or another.
+__device__ inline void arrive_at(Barrier& barrier, int block) {
+  HOPPER_ASM("{\n"
+             ".reg .b32 there;\n"
+             "mapa.shared::cluster.u32 there, %0, %1;\n"
+             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+             "}" :: "r"(shared_address(&barrier)), "r"(block) : "memory");
+}
+
+// As wait, at a barrier of this block at which threads of others arrive.
+__device__ inline void wait_for_cluster(Barrier& barrier, unsigned parity) {
+  HOPPER_ASM("{\n"
+             ".reg .pred ended;\n"
+             "again:\n"
+             "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
+             "@!ended bra again;\n"
+             "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
+}
+
+// ---- numbered barriers
 
 __device__ inline void wait_at(int number, int threads) {
   HOPPER_ASM("bar.sync %0, %1;" :: "r"(number), "r"(threads) : "memory");
@@ -200,6 +258,15 @@ __device__ inline void load_box(void* box, const TensorMap& map, StackPlace at, 
              "[%0], [%1, {%2, %3, %4, %5}], [%6];"
              :: "r"(shared_address(box)), "l"(&map), "r"(at.column), "r"(at.inner), "r"(at.row), "r"(at.outer),
                 "r"(shared_address(&barrier)) : "memory");
+}
+
+// Bit i of `blocks`: to block i of the cluster, where box and barrier have the same place as here.
+__device__ inline void load_box(void* box, const TensorMap& map, int row, int column, Barrier& barrier,
+                                unsigned blocks) {
+  HOPPER_ASM("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+             "[%0], [%1, {%2, %3}], [%4], %5;"
+             :: "r"(shared_address(box)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier)),
+                "h"(uint16_t(blocks)) : "memory");
 }
 
 __device__ inline void store_box(const TensorMap& map, StackPlace at, const void* box) {

@@ -137,6 +137,30 @@ ExitCode run_box() {
   return out.get() == std::vector<int>(n, 2) ? right : wrong;
 }
 
+// ---- clusters: a barrier that a thread never reaches, and shared memory that is out of reach
+
+constexpr int missing_in_cluster_line = __LINE__ + 3;
+__global__ void missing_in_cluster() {
+  if (blockIdx.x == 3 && threadIdx.x == 5) return;
+  sync_cluster();
+}
+
+__device__ void arrive_at_neighbour(Barrier& barrier) {
+  if (threadIdx.x == 0) init_barrier(barrier, 1);
+  sync_cluster();
+  if (threadIdx.x == 0) arrive_at(barrier, 1 - block_in_cluster());
+}
+
+__global__ void neighbour_has_ended() {
+  extern __shared__ __align__(8) char memory[];
+  arrive_at_neighbour(*reinterpret_cast<Barrier*>(memory));
+}
+
+__global__ void not_dynamic_shared() {
+  __shared__ Barrier barrier;
+  arrive_at_neighbour(barrier);
+}
+
 // ---- an instruction of the whole warp, before which lanes have not waited for each other
 
 constexpr int matrix_write_line = __LINE__ + 4, matrix_read_line = matrix_write_line + 2;
@@ -246,6 +270,9 @@ ExitCode run_program(const std::string& name) {
   else if (name == "load_a_box_without_wait") return run_box<false>();
   else if (name == "load_a_box_and_wait_for_more") return run_box<true, 129>();
   else if (name == "barrier_not_made") barrier_not_made<<<1, 1>>>();
+  else if (name == "missing_in_cluster") launch_clusters(2, missing_in_cluster, 4, n, 0, nullptr);
+  else if (name == "neighbour_has_ended") launch_clusters(2, neighbour_has_ended, 2, n, sizeof(Barrier), nullptr);
+  else if (name == "not_dynamic_shared") launch_clusters(2, not_dynamic_shared, 2, n, sizeof(Barrier), nullptr);
   else if (name == "load_too_early") load_too_early<<<1, 32>>>(out);
   else if (name == "same_element") same_element<<<2, 1>>>(out);
   else if (name == "streams") return run_streams<true>();
@@ -359,6 +386,18 @@ TEST_CASE("a box has not arrived before the thread waits for it") {
     CHECK(outcome.mentions("waits for an mbarrier at " + here(missing_bytes_line) + " (64 of 64 threads wait"));
   }
   CHECK(run("barrier_not_made").mentions("an mbarrier is used before it is made"));
+}
+
+TEST_CASE("in a cluster, a barrier that a thread never reaches, and memory that is not there, are reported") {
+  for (const std::string& schedule : schedules) {
+    const Outcome outcome = run("missing_in_cluster", schedule);
+    INFO(outcome.output);
+    CHECK(outcome.mentions("block (2,0,0), thread (0,0,0) waits for an mbarrier at " + here(missing_in_cluster_line) +
+                           " (127 of 128 threads wait, 1 have ended)"));
+  }
+  CHECK(run("neighbour_has_ended").mentions("block (1,0,0), thread (0,0,0): reaches shared memory of block 0 of its "
+                                            "cluster, which has ended"));
+  CHECK(run("not_dynamic_shared").mentions("a block reaches memory of another that is not dynamic shared memory"));
 }
 
 TEST_CASE("a missing wait between streams is right in forward order, wrong in some permuted ones") {

@@ -250,7 +250,7 @@ void record(Event event, const void* address, size_t size, const void* caller) {
   if (!caller) caller = __builtin_return_address(0);
   const bool is_access = event < Event::barrier, shared = is_access && block->is_shared(address);
   if (is_access && !shared && !is_device_memory(address)) return;
-  const int thread = thread_rank(), lane = thread % warp_size;
+  const int thread = current_runner->running_thread(), lane = thread % warp_size;
   auto [entry, is_new] = block->warps[thread / warp_size].try_emplace(block->hash(event, shared, size, caller));
   Instruction& instruction = entry->second;
   if (is_new) {
