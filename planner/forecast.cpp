@@ -290,7 +290,7 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
 }
 
 std::string Forecast::explanation() const {
-  std::string text = std::string(limit) + " takes most of the step:";
+  std::string text = std::string("most of the step is spent on ") + limit + ":";
   for (const auto& [name, time] : shares_of(*this))
     text += (text.ends_with(':') ? " " : ", ") + std::string(name) + ' ' + std::to_string(std::lround(100 * time / seconds)) + " %";
   return text;

@@ -87,7 +87,7 @@ TEST_CASE("parts add up to the step, and its limit is the largest of them") {
   PlannedStep step = gpt2();
   step.mesh.tp = 4;
   CHECK(forecast(step, slow).limit == std::string("communication"));
-  CHECK(forecast(step, slow).explanation().starts_with("communication takes most of the step: products "));
+  CHECK(forecast(step, slow).explanation().starts_with("most of the step is spent on communication: products "));
 }
 
 TEST_CASE("pipelines take what the simulator plays, within a few per cent") {

@@ -528,7 +528,7 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   for (const auto& [name, part] : plan["time"].items())
     if (name != "pp") sum += (part.is_object() ? part["exposed"] : part).get<double>();  // pp's lengthen the bubble
   CHECK(sum == doctest::Approx(1000 * seconds));
-  CHECK(plan["limit"].get<std::string>().find("of a step") != std::string::npos);
+  CHECK(plan["limit"].get<std::string>().find("of the step") != std::string::npos);
 
   CHECK(Json::parse(shell.output("$TINY --plan --cluster 4x4090 --json"))["ranks"].size() == 4);
   const Json unpriced = Json::parse(shell.output("$TINY --plan --cluster 8xh100 --json"));
