@@ -125,7 +125,7 @@ __global__ void scatter_tokens_kernel(float* dwte, const int* tokens, const T* d
 
 template <class T, int N>
 void gather_positions(EmbeddingBackward<T>& o, cudaStream_t stream) {
-  const int threads = std::min(round_up(o.channels / N, 32), 256);
+  const int threads = embedding_threads(o.channels / N);
   position_embedding_backward_kernel<T, N><<<o.seq_len, threads, 0, stream>>>(o.dwpe.data(), o.dout.data(), o.batch,
                                                                               neighbours(o.seq_len), o.channels, false);
 }
@@ -163,7 +163,7 @@ __global__ void sorted_tokens_kernel(float* dwte, const int* tokens, const int* 
 
 template <class T, int N>
 void gather(EmbeddingBackward<T>& o, cudaStream_t stream) {
-  const int threads = std::min(round_up(o.channels / N, 32), 256);
+  const int threads = embedding_threads(o.channels / N);
   sorted_tokens_kernel<T, N><<<o.rows(), threads, 0, stream>>>(o.dwte.data(), o.tokens.data(), o.order.data(),
                                                                o.dout.data(), o.rows(), o.channels);
   gather_positions<T, N>(o, stream);

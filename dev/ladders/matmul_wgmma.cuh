@@ -56,6 +56,7 @@
 #include <climits>
 
 #include "kernels/device/hopper.cuh"
+#include "kernels/device/tensor_tiles.cuh"
 
 namespace wgmma_rung {
 
@@ -219,22 +220,9 @@ __device__ inline void multiply_tile(Sums<Way>& sum, Shared<Way, T>& shared, Tur
   release_stage(previous);
 }
 
-// One instruction in the source for both cases. (With one for each, ptxas of CUDA 13.0 makes every product wait for the
-// one before, and says so: message C7514.)
-template <class T>
-__device__ inline uint32_t round_together(float x, float y) {
-  uint32_t bits;
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2 pair = __floats2half2_rn(x, y);
-    memcpy(&bits, &pair, sizeof bits);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    memcpy(&bits, &pair, sizeof bits);
-  }
-  return bits;
-}
-
 // 16 rows of a warp, rounded to T, go to C in boxes of 64 columns. While one is stored, the next is written.
+// round_pair is one instruction in the source for both cases. (With one for each, ptxas of CUDA 13.0 makes every product wait
+// for the one before, and says so: message C7514.)
 template <class Way, class T>
 __device__ inline void store_rows(Shared<Way, T>& shared, const float (&sum)[Way::columns / 8][4], const TensorMap& c,
                                   int row, int column) {
@@ -250,7 +238,7 @@ __device__ inline void store_rows(Shared<Way, T>& shared, const float (&sum)[Way
       for (int half = 0; half < 2; ++half) {
         const float* pair = &sum[8 * strip + chunk][2 * half];
         T* to = box + (lane / 4 + 8 * half) * box_columns + (chunk ^ lane / 4) * 8 + lane % 4 * 2;
-        *reinterpret_cast<uint32_t*>(to) = round_together<T>(pair[0], pair[1]);
+        *reinterpret_cast<uint32_t*>(to) = round_pair<T>(pair[0], pair[1]);
       }
     share_with_engines();
     __syncwarp();
