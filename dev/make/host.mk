@@ -21,7 +21,7 @@ $(HOST_LIBRARY): $(HOST_OBJECTS)
 $(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
 	@mkdir -p $(@D)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
-# what dev/schedule.py asks
-$(HOST_BUILD)/schedule: $(HOST_BUILD)/schedule.o $(HOST_LIBRARY)
+# what dev/schedule.py asks, and dev/forecasts.cpp
+$(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
