@@ -6,7 +6,7 @@
 #include <string>
 
 #include "model.cuh"
-#include "planner/program.cuh"
+#include "planner/goals.cuh"
 #include "processes/agreement.h"
 #include "processes/launch.h"
 #include "runtime/interruption.h"
@@ -94,6 +94,7 @@ int train(Job& job) {
   const RankPlan own = allocated(*model, job.mesh, control.rank(), batches.buffers(), checkpoints.snapshot_bytes());
   std::optional<Plan> plan = gathered_plan(control, device, own);
   describe(job, *model, data, memory_text(*plan), step);
+  print_batch_hint(o, shape, double(o.schedule.steps) * job.tokens_per_step());
   if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
@@ -237,7 +238,9 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   if (options->plan) {
-    if (control.rank() == 0) print_plan(*options, control.size(), std::vector<std::string>(argv + 1, argv + argc));
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    const bool has_goal = options->days > 0 || options->budget > 0;
+    if (control.rank() == 0) has_goal ? print_goals(*options, words) : print_plan(*options, control.size(), words);
     return 0;
   }
   if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control); });

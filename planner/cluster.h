@@ -6,13 +6,14 @@
 //    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
 //    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where the price is from"}
 //
-// `device` is a name in the table of cluster.cpp, or an object with all rates. More than one host needs links.between,
+// `device` is a name in the table of runtime/hardware.h, or an object with all rates. More than one host needs links.between,
 // whose gb_per_s is that of a whole host. Prices may be left out.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/ceilings.h"
 
@@ -52,6 +53,7 @@ struct Cluster {
   Link inside, between;      // of a device to others of its host; of a host to others
   double link_share = 1;     // of a link's rate, that collectives reach
   double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
+  double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (planner/rules.md)
   std::string date, source;
   Software software = Software::gpt_cu;
 
@@ -65,12 +67,12 @@ Cluster load_cluster(const std::filesystem::path& path);
 // The cluster of --cluster: a file, or the name of one of data/clusters, here or beside the program.
 Cluster find_cluster(const std::string& name);
 
-// Of data/clusters, the smallest with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None:
-// it is not known there.
-std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
+// Those of data/clusters that gpt.cu could run on, the smallest first.
+std::vector<Cluster> example_clusters();
 
-// A device of the table. Fails if it does not have the name.
-Device device_named(const std::string& name);
+// The first of these with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None: it is not
+// known there.
+std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
 // A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
 Device device_of(const Ceilings& ceilings);

@@ -79,6 +79,34 @@ inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshSha
                    floats * sizeof(float));
 }
 
+// The bytes of the largest of all ranks. Ranks of a stage are alike, and so are stages with as many layers; those that come
+// later hold no more micro-batches. Stops at the first that needs more than `enough`.
+inline size_t largest_bytes(const Options& o, const ModelShape& shape, const MeshShape& mesh, bool is_here, size_t enough = SIZE_MAX) {
+  const std::vector<Layers> dealt = deal_layers(shape, mesh.pp, o.pp_chunks);
+  const auto same_layers = [&](int stage, int other) {
+    for (size_t i = 0; i < dealt.size(); i += size_t(mesh.pp))
+      if (dealt[i + size_t(stage)].count != dealt[i + size_t(other)].count) return false;
+    return true;
+  };
+  size_t most = 0;
+  for (int stage = 0; stage < mesh.pp && most <= enough; ++stage)
+    if (stage < 2 || stage + 1 == mesh.pp || !same_layers(stage, stage - 1))
+      most = std::max(most, planned(o, shape, mesh, stage * mesh.ranks() / mesh.pp, is_here).total());
+  return most;
+}
+
+// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages, and what they keep
+// for backward on the first stage, which has the most micro-batches in it.
+inline size_t least_bytes(const Options& o, const PlannedStep& s) {
+  const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / s.mesh.pp, pieces = s.mesh.dp * s.mesh.cp;
+  const double parameters = 12 * C * C * s.shape.layers / s.mesh.pp / s.mesh.tp;
+  const double weights = w, gradients = 4, optimizer = w == 4 || o.stochastic_rounding ? 8 : 12;
+  const double state = weights / (s.zero == 3 ? pieces : 1) + gradients / (s.zero >= 2 ? pieces : 1) + optimizer / (s.zero >= 1 ? pieces : 1);
+  const double slots = s.mesh.pp == 1 ? 1 : s.pp_schedule == "gpipe" ? s.micro_batches() : std::min(s.micro_batches(), s.mesh.pp);
+  const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : 1;  // of C elements for each row
+  return size_t(parameters * state + slots * layers * s.micro_batch * s.seq_len / s.mesh.cp * kept * C * w / s.mesh.tp);
+}
+
 // The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's
 // memory; 1: they have divided it already, or are not on this host.
 inline PlannedDevice this_device(const std::string& name, int sharers = 1) {

@@ -1,6 +1,8 @@
 #include "planner/plan.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <iomanip>
 #include <map>
 #include <sstream>
@@ -32,13 +34,30 @@ Object milliseconds(const Forecast& f) {
 
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
 
+// What each rent gives: the second one's keys have spot_ before them, and are null if it has no price.
+template <class Values>
+void add_rents(Object& object, const PlannedTime& time, Values values) {
+  for (const auto& [prefix, rent] : {std::pair("", time.demand), {"spot_", time.spot}})
+    for (const auto& [key, value] : values(rent)) object[prefix + std::string(key)] = *prefix && !rent.price ? Object() : known(value);
+}
+
 Object cost_of(const PlannedTime& time) {
-  if (time.price == 0) return {};
-  return {{"devices", time.devices},
-          {"dollars_per_hour", time.dollars_per_hour(time.price)},
-          {"dollars_per_billion_tokens", time.dollars_per_billion_tokens(time.price)},
-          {"spot_dollars_per_hour", known(time.dollars_per_hour(time.spot_price))},
-          {"spot_dollars_per_billion_tokens", known(time.dollars_per_billion_tokens(time.spot_price))}};
+  if (time.demand.price == 0) return {};
+  Object object = {{"devices", time.devices}};
+  add_rents(object, time, [&](const Rent& rent) {
+    return std::array{std::pair("dollars_per_hour", time.devices * rent.price),
+                      std::pair("dollars_per_billion_tokens", time.device_hours(1e9) * rent.price)};
+  });
+  return object;
+}
+
+Object run_of(const PlannedTime& time) {
+  Object object = {{"tokens", time.tokens}};
+  add_rents(object, time, [&](const Rent& rent) {
+    return std::array{std::pair("days", time.days(rent)), std::pair("dollars", time.dollars(rent)),
+                      std::pair("checkpoint_minutes", rent.saving.interval / 60), std::pair("lost", rent.saving.lost)};
+  });
+  return object;
 }
 
 std::vector<MemoryCategory> categories_of(const Object& object) {
@@ -78,24 +97,16 @@ std::vector<RankPlan> largest_of_stages(const Plan& plan) {
 }
 
 std::string table_of(const std::vector<RankPlan>& stages) {
-  std::ostringstream table;
-  const auto column = [&](const std::string& title, const std::string& value, bool is_title) {
-    table << std::setw(std::max(int(title.size()), 10) + 2) << (is_title ? title : value);  // 1023.9 MiB
-  };
-  const auto row = [&](const RankPlan& rank, bool is_title) {
-    for (const auto& [name, bytes] : rank.memory) column(name, bytes_text(bytes), is_title);
-    column("total", bytes_text(rank.total()), is_title);
-    column("host", bytes_text(total_of(rank.host)), is_title);
-    column("slots", std::to_string(rank.slots), is_title);
-    table << "  " << (is_title ? "layers" : rank.layers);
-  };
-  table << "stage";
-  row(stages.front(), true);
+  std::vector<std::vector<std::string>> rows = {{"stage"}};
+  for (const auto& [name, bytes] : stages[0].memory) rows[0].push_back(name);
+  for (const char* title : {"total", "host", "slots", "layers"}) rows[0].push_back(title);
   for (const RankPlan& rank : stages) {
-    table << "\n          " << std::left << std::setw(5) << rank.place.pp << std::right;
-    row(rank, false);
+    rows.push_back({std::to_string(rank.place.pp)});
+    for (const auto& [name, bytes] : rank.memory) rows.back().push_back(bytes_text(bytes));
+    for (const std::string& value : {bytes_text(rank.total()), bytes_text(total_of(rank.host)), std::to_string(rank.slots), rank.layers})
+      rows.back().push_back(value);
   }
-  return table.str();
+  return table_text(rows, 10);
 }
 
 }  // namespace
@@ -106,17 +117,19 @@ std::string text_of(const Plan& plan) {
   Object ranks = Object::array();
   for (const RankPlan& rank : plan.ranks) ranks.push_back(object_of(rank));
   const auto& [name, bytes, reserve, here] = plan.device;
-  const Forecast* f = plan.time ? &plan.time->forecast : nullptr;
-  const Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}, {"here", here}}},
-                         {"fits", plan.fits()},
-                         {"ranks", ranks},
-                         {"step_ms", f ? Object(1e3 * f->seconds) : Object()},
-                         {"tokens_per_s", f ? Object(f->tokens_per_s) : Object()},
-                         {"mfu", f ? known(f->mfu) : Object()},
-                         {"cost", f ? cost_of(*plan.time) : Object()},
-                         {"time", f ? milliseconds(*f) : Object()},
-                         {"limit", f ? Object(f->explanation()) : Object()}};
+  Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}, {"here", here}}},
+                   {"fits", plan.fits()},
+                   {"ranks", ranks}};
+  if (plan.time) object.update(object_of(*plan.time));
+  else
+    for (const char* unknown : {"step_ms", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) object[unknown] = nullptr;
   return object.dump();
+}
+
+Object object_of(const PlannedTime& time) {
+  const Forecast& f = time.forecast;
+  return {{"step_ms", 1e3 * f.seconds}, {"tokens_per_s", f.tokens_per_s}, {"mfu", known(f.mfu)},       {"cost", cost_of(time)},
+          {"run", run_of(time)},        {"time", milliseconds(f)},        {"limit", f.explanation()}};
 }
 
 std::string text_of(const RankPlan& rank) { return object_of(rank).dump(); }
@@ -144,25 +157,30 @@ std::string fit_text(const Plan& plan) {
   return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) + " too little" + plan.advice;
 }
 
-PlannedTime planned_time(const PlannedStep& step, const Cluster& c) {
-  return {forecast(step, c), double(step.mesh.ranks()) / c.ranks_per_device, c.price, c.spot_price};
+PlannedTime planned_time(const PlannedStep& step, const Cluster& c, const PlannedRun& run) {
+  constexpr double copied = 17.5e9;  // bytes/s of a snapshot (dev/results/2026-11-21-faults.md)
+  const double ranks = step.mesh.ranks(), hosts = std::ceil(ranks / c.ranks_per_host());
+  const double save = run.save_seconds > 0 ? run.save_seconds : 12 * run.parameters / ranks / copied;
+  const auto rent = [&](double price, double hours) { return Rent{price, saving_for(save, hours * 3600 / hosts)}; };
+  return {forecast(step, c), ranks / c.ranks_per_device, run.tokens, rent(c.price, c.hours), rent(c.spot_price, c.spot_hours)};
 }
 
-std::string time_text(const PlannedTime& time) {
+std::string time_text(const PlannedTime& time, double tokens_per_step) {
   const Forecast& f = time.forecast;
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step, "
-       << with_commas(f.tokens_per_s) << " tokens/s";
+  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step, " << with_commas(f.tokens_per_s)
+       << " tokens/s";
   if (f.mfu > 0) text << ", MFU " << 100 * f.mfu << " %";
-  text << "\nlimit     " << f.explanation();
-  const auto cost = [&](double price) {
-    text << std::setprecision(2) << time.dollars_per_hour(price) << " dollars an hour, " << time.dollars_per_billion_tokens(price)
-         << " for a billion tokens";
-  };
-  if (time.price == 0) return text.str();
-  text << "\ncost      ";
-  cost(time.price);
-  if (time.spot_price > 0) text << "; spot ", cost(time.spot_price);
+  text << "\nlimit     " << f.explanation() << "\nrun       " << with_commas(time.tokens) << " tokens";
+  for (const auto& [name, rent] : {std::pair("", time.demand), {"spot: ", time.spot}}) {
+    if (*name && !rent.price) continue;
+    text << (*name ? "\n          " : ": ") << name << time.days(rent) << " days, " << 100 * rent.saving.lost
+         << " % of them lost to interruptions with --checkpoint-every "
+         << with_commas(std::max(1., rent.saving.interval * f.tokens_per_s / tokens_per_step));
+    if (rent.price)
+      text << "; " << with_commas(time.dollars(rent)) << " dollars, " << std::setprecision(2) << time.devices * rent.price << " an hour, "
+           << time.device_hours(1e9) * rent.price << " for a billion tokens" << std::setprecision(1);
+  }
   return text.str();
 }
 

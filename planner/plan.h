@@ -14,8 +14,9 @@
 //     memory       object: bytes on the device, by category
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
-//   step_ms, tokens_per_s, mfu, cost    of --cluster, or by --ceilings; null: not known
+//   step_ms, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
+//     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of these, or null
 //   time         what step_ms consists of (planner/forecast.h), or null: object of milliseconds; of communication total and
 //                exposed
 //   limit        what of this takes the most, in a sentence, or null
@@ -27,9 +28,12 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "kernels/device/bytes.h"
 #include "parallel/mesh_shape.h"
 #include "planner/forecast.h"
+#include "planner/rules.h"
 
 // The device of each rank. If it is not here, the workspaces of its libraries are planned by formulas.
 struct PlannedDevice {
@@ -50,15 +54,29 @@ struct RankPlan {
   size_t total() const { return total_of(memory); }
 };
 
-// How long a step takes on some devices, and what these cost.
+// The whole run.
+struct PlannedRun {
+  double parameters = 0, tokens = 0;
+  double save_seconds = 0;  // that training waits for a checkpoint; 0: by the bytes of a rank (planner/rules.md)
+};
+
+// Devices at a price: what it is, and how often they are interrupted.
+struct Rent {
+  double price = 0;  // of a device for an hour, dollars; 0: not known
+  Saving saving = {};
+};
+
+// How long a step takes on some devices, and the run; and what these cost.
 struct PlannedTime {
   Forecast forecast;
-  double devices = 1, price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
+  double devices = 1, tokens = 0;
+  Rent demand, spot;
 
-  double dollars_per_hour(double price) const { return devices * price; }
-  double dollars_per_billion_tokens(double price) const { return dollars_per_hour(price) / 3600 * 1e9 / forecast.tokens_per_s; }
+  double device_hours(double tokens) const { return devices * tokens / forecast.tokens_per_s / 3600; }
+  double days(const Rent& rent) const { return tokens / forecast.tokens_per_s / (1 - rent.saving.lost) / 86400; }
+  double dollars(const Rent& rent) const { return days(rent) * 24 * devices * rent.price; }
 };
-PlannedTime planned_time(const PlannedStep& step, const Cluster& cluster);
+PlannedTime planned_time(const PlannedStep& step, const Cluster& cluster, const PlannedRun& run);
 
 struct Plan {
   PlannedDevice device;
@@ -70,8 +88,9 @@ struct Plan {
   bool fits() const { return largest().total() <= device.room(); }
 };
 
-// The JSON.
+// The JSON; of `time`, the keys from step_ms on.
 std::string text_of(const Plan& plan);
+nlohmann::ordered_json object_of(const PlannedTime& time);
 
 // The same of one rank, which it sends to another one.
 std::string text_of(const RankPlan& rank);
@@ -84,8 +103,8 @@ std::string memory_text(const Plan& plan);
 // Which rank needs the most, and whether the device has room for that.
 std::string fit_text(const Plan& plan);
 
-// How long a step takes, what limits it, and what it costs: some lines.
-std::string time_text(const PlannedTime& time);
+// How long a step and the run take, what limits a step, and what it costs: some lines.
+std::string time_text(const PlannedTime& time, double tokens_per_step);
 
 // Writes plan.json of a run. If the disk does not take it, the run says so and goes on.
 void write_plan(const std::filesystem::path& out, const Plan& plan);

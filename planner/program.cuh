@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/library_attention.h"
-#include "planner/candidate_memory.cuh"
+#include "planner/memory.cuh"
 #include "planner/search.h"
 #include "training/telemetry.cuh"
 
@@ -32,6 +32,17 @@ inline std::string device_name() {
   return properties.name;
 }
 
+inline Cluster given_cluster(const Options& o) {
+  Cluster cluster;
+  if (const std::string problem = attempt([&] { cluster = find_cluster(o.cluster); }); !problem.empty()) usage_error(problem);
+  return cluster;
+}
+
+// The device of a cluster, which is not here. What stays for libraries is a guess.
+inline PlannedDevice device_of(const Cluster& cluster) {
+  return {cluster.device.name, size_t(cluster.device.memory), size_t(1) << 30, false};
+}
+
 // By --ceilings; none: they are not given.
 inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {
   if (o.ceilings.empty()) return {};
@@ -39,7 +50,7 @@ inline std::optional<Cluster> measured_cluster(const Options& o, const std::stri
 }
 
 inline Target target_of(const Options& o, const std::optional<Cluster>& cluster, int ranks) {
-  if (cluster) return {{cluster->device.name, size_t(cluster->device.memory), size_t(1) << 30, false}, cluster};
+  if (cluster) return {device_of(*cluster), cluster};
   return {this_device(device_name(), ranks), measured_cluster(o, device_name(), ranks)};
 }
 
@@ -49,14 +60,6 @@ inline Cluster with_devices(Cluster cluster, int ranks) {
   cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
   cluster.hosts = ceil_div(ranks, cluster.devices_per_host);
   return cluster;
-}
-
-// The bytes of the largest of all ranks. Those of a stage are alike.
-inline size_t largest_bytes(const Options& o, const ModelShape& shape, const MeshShape& mesh, bool is_here) {
-  size_t most = 0;
-  for (int rank = 0; rank < mesh.ranks(); rank += mesh.ranks() / mesh.pp)
-    most = std::max(most, planned(o, shape, mesh, rank, is_here).total());
-  return most;
 }
 
 // Which change of one option saves the most, if a plan for so many ranks does not fit.
@@ -84,32 +87,53 @@ inline std::string advice(const Options& o, const ModelShape& shape, int ranks, 
   return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= plan.device.room() ? ", and it fits" : ", and not enough");
 }
 
+// The run of these options: --steps, or, if that is not given, tokens that suit the model.
+inline PlannedRun planned_run(const Options& o, const ModelShape& shape) {
+  const double parameters = double(TensorList(shape).parameters());
+  return {parameters, o.steps_given ? double(o.schedule.steps) * tokens_per_step(o) : suitable_tokens(parameters), o.checkpoint_seconds};
+}
+
+// Advice if the number of ranks determines the samples of a step.
+inline void print_batch_hint(const Options& o, const ModelShape& shape, double tokens) {
+  if (!o.samples_alone || o.global_batch == o.samples_alone) return;
+  const double parameters = double(TensorList(shape).parameters());
+  std::printf("%s\n", batch_hint(o.global_batch, o.samples_alone, o.seq_len, parameters, tokens, o.schedule.lr).c_str());
+}
+
 // ---- --mesh auto
 
 // The samples of a step, which are the same on all meshes: the program's default for ranks that all train on different ones.
 inline void fix_batch(Options& o, int ranks) {
-  if (!o.global_batch) o.global_batch = o.micro_batch * ranks;
+  if (!o.global_batch) o.samples_alone = o.micro_batch, o.global_batch = o.micro_batch * ranks;
   o.micro_batch = 1;
 }
 
-// Searches for the ranks of each part of a cluster. Each candidate that is left has its exact memory. A library that does
-// attention plans on its device, which takes too long for a search: there its workspace is the formula's at first.
-inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const Target& target, const std::vector<Rented>& parts) {
-  const PlannedDevice& device = target.device;
-  CandidateMemory memory(o, shape, device.is_here && !has_library_attention);
+// Searches for the ranks of each part of a cluster. A library that does attention plans on its device, which takes too long for
+// a search: there its workspace is the formula's at first.
+inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const PlannedDevice& device, const std::vector<Rented>& parts,
+                                  size_t most = 10) {
+  const auto bytes = [&](const PlannedStep& s, bool is_here) {
+    return largest_bytes(options_with(o, s), shape, s.mesh, is_here, device.room());
+  };
+  const CandidateBytes bytes_of = {[&](const PlannedStep& s) { return bytes(s, device.is_here && !has_library_attention); },
+                                   [&](const PlannedStep& s) { return least_bytes(o, s); }};
   SearchResult result;
-  for (const auto& [cluster, ranks] : parts) search(result, planned_step(o, shape, {}), cluster, ranks, device.room(), std::ref(memory));
-  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest}) {
-    for (Candidate& c : *list) c.bytes = largest_bytes(options_with(o, c.step), shape, c.step.mesh, device.is_here);
-    std::erase_if(*list, [&](const Candidate& c) { return c.bytes > device.room(); });
-  }
+  const PlannedRun run = planned_run(o, shape);
+  for (const Rented& rented : parts) search(result, planned_step(o, shape, {}), rented, run, device.room(), bytes_of, most);
+  if (result.fastest.empty() && result.too_large) result.smallest.bytes = bytes_of.exactly(result.smallest.step);
+  if (device.is_here && has_library_attention)
+    for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest}) {
+      for (Candidate& c : *list) c.bytes = bytes(c.step, true);
+      std::erase_if(*list, [&](const Candidate& c) { return c.bytes > device.room(); });
+    }
   return result;
 }
 
 // The command line that trains with a candidate: the words of this one, without those of the plan.
 inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
   std::string text = c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + " ./train_gpt" : "./train_gpt";
-  const std::set<std::string> flags = {"--plan", "--json"}, with_value = {"--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch"};
+  const std::set<std::string> flags = {"--plan", "--json"},
+                              with_value = {"--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch", "--checkpoint-seconds", "--days", "--budget"};
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string flag = words[i].substr(0, words[i].find('='));
     if (with_value.contains(words[i])) ++i;
@@ -124,26 +148,21 @@ inline void print_search(const Options& o, const ModelShape& shape, const Target
   const bool by_parts = !o.cluster.empty() && !o.ranks;
   const std::vector<Rented> parts = by_parts ? parts_of(*target.cluster) : std::vector<Rented>{{with_devices(*target.cluster, ranks), ranks}};
   const Clock::time_point begin = Clock::now();
-  const SearchResult result = search_meshes(o, shape, target, parts);
+  SearchResult result = search_meshes(o, shape, target.device, parts);
   const double seconds = seconds_since(begin);
-  const auto command = [&](const Candidate& c) { return command_of(c, words); };
+  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
+    for (Candidate& c : *list) c.command = command_of(c, words);
   if (o.json) {
-    std::printf("%s\n", text_of(result, seconds, command).c_str());
+    std::printf("%s\n", text_of(result, seconds).c_str());
     return;
   }
   describe_model(o, TensorList(shape));
-  std::printf("searched  %s candidates in %.1f s: %s do not fit on %s\n", with_commas(double(result.candidates)).c_str(), seconds,
-              with_commas(double(result.too_large)).c_str(), target.device.name.c_str());
-  if (result.fastest.empty()) {
-    std::printf("fits      %s\n", nothing_fits_text(result, target.device.room()).c_str());
-    return;
-  }
-  const auto print = [&](const char* title, const std::vector<Candidate>& list) {
-    std::printf("%s %s\n", title, table_title().c_str());
-    for (const Candidate& c : list) std::printf("          %s  %s\n", table_row(c).c_str(), command(c).c_str());
-  };
-  print("fastest  ", result.fastest);
-  print("cheapest ", result.cheapest);
+  print_batch_hint(o, shape, planned_run(o, shape).tokens);
+  std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n", with_commas(double(result.candidates)).c_str(),
+              seconds, with_commas(double(result.too_large)).c_str(), target.device.name.c_str());
+  if (result.fastest.empty()) std::printf("fits      %s\n", nothing_fits_text(result, target.device.room()).c_str());
+  else std::printf("fastest   %s\n", table_of(result.fastest).c_str());
+  if (by_parts && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest).c_str());
 }
 
 // Chooses the fastest mesh for the ranks that were started, the same on all. Collective.
@@ -153,23 +172,22 @@ inline void choose_mesh(Options& o, Control& control) {
   // Only rank 0 asks how much is free: that takes memory of device 0, which the others leave alone.
   const std::string name = device_name();
   const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
-  Target target = {{name, std::stoull(control.all_gather(own)[0]), memory_reserve()}, measured_cluster(o, name, control.size())};
-  if (!target.cluster) target.cluster = cluster_of_device(target.device.name, control.size());
-  if (!target.cluster)
-    usage_error("--mesh auto: no rates of ", target.device.name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
-  const SearchResult result = search_meshes(o, shape, target, {{with_devices(*target.cluster, control.size()), control.size()}});
-  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, target.device.room()));
+  const PlannedDevice device = {name, std::stoull(control.all_gather(own)[0]), memory_reserve()};
+  std::optional<Cluster> cluster = measured_cluster(o, name, control.size());
+  if (!cluster) cluster = cluster_of_device(name, control.size());
+  if (!cluster) usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
+  const SearchResult result = search_meshes(o, shape, device, {{with_devices(*cluster, control.size()), control.size()}}, 1);
+  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device.room()));
   const Candidate& best = result.fastest[0];
   o = options_with(o, best.step);
-  std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s\n", options_text(best.step).c_str(),
-              1e3 * best.time.forecast.seconds, with_commas(double(result.candidates - result.too_large)).c_str());
+  std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s candidates\n", options_text(best.step).c_str(),
+              1e3 * best.time.forecast.seconds, with_commas(double(result.candidates)).c_str());
 }
 
 // Prints the plan of training with these options. ranks: those that were started; words: of the command line.
 inline void print_plan(Options& o, int ranks, const std::vector<std::string>& words) {
   std::optional<Cluster> cluster;
-  if (const std::string problem = attempt([&] { if (!o.cluster.empty()) cluster = find_cluster(o.cluster); }); !problem.empty())
-    usage_error(problem);
+  if (!o.cluster.empty()) cluster = given_cluster(o);
   if (cluster && o.ranks > cluster->devices())
     usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(), " devices; lower it");
   if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
@@ -180,7 +198,7 @@ inline void print_plan(Options& o, int ranks, const std::vector<std::string>& wo
   const Target target = target_of(o, cluster, ranks);
   if (!o.mesh.empty()) return print_search(o, shape, target, ranks, words);
   Plan plan = plan_of_memory(o, shape, mesh, target.device);
-  if (target.cluster) plan.time = planned_time(planned_step(o, shape, mesh), *target.cluster);
+  if (target.cluster) plan.time = planned_time(planned_step(o, shape, mesh), *target.cluster, planned_run(o, shape));
   if (!plan.fits()) plan.advice = advice(o, shape, ranks, plan);
   if (o.json) {
     std::printf("%s\n", text_of(plan).c_str());
@@ -189,6 +207,7 @@ inline void print_plan(Options& o, int ranks, const std::vector<std::string>& wo
   describe_model(o, TensorList(shape));
   describe_mesh(o, mesh);
   describe_batch(o);
+  print_batch_hint(o, shape, planned_run(o, shape).tokens);
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
-  if (plan.time) std::printf("%s\n", time_text(*plan.time).c_str());
+  if (plan.time) std::printf("%s\n", time_text(*plan.time, tokens_per_step(o)).c_str());
 }

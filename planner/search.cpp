@@ -82,18 +82,28 @@ void for_each_candidate(const PlannedStep& base, int ranks, const std::function<
         }
 }
 
-void search(SearchResult& result, const PlannedStep& base, const Cluster& cluster, int ranks, size_t room,
-            const std::function<size_t(const PlannedStep&)>& bytes_of, size_t most) {
-  for_each_candidate(base, ranks, [&](const PlannedStep& step) {
+// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are kept.
+void search(SearchResult& result, const PlannedStep& base, const Rented& rented, const PlannedRun& run, size_t room,
+            const CandidateBytes& bytes_of, size_t most) {
+  const auto fits = [&](const PlannedStep& step, size_t bytes) {
+    if (bytes <= room) return true;
+    if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
+    return false;
+  };
+  const auto seconds = [](const Candidate& c) { return c.time.forecast.seconds; };
+  const auto is_among = [&](const std::vector<Candidate>& kept, const Candidate& c, auto key) {
+    return kept.size() < most || std::invoke(key, c) < std::invoke(key, kept.back());
+  };
+  for_each_candidate(base, rented.ranks, [&](const PlannedStep& step) {
     ++result.candidates;
-    const size_t bytes = bytes_of(step);
-    if (bytes > room) {
-      if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
-      return;
-    }
-    const Candidate candidate = {step, planned_time(step, cluster), bytes};
-    keep(result.fastest, candidate, most, [](const Candidate& c) { return c.time.forecast.seconds; });
-    keep(result.cheapest, candidate, most, &Candidate::device_hours);
+    if (!fits(step, bytes_of.at_least(step))) return;
+    Candidate c = {step, planned_time(step, rented.cluster, run)};
+    if (!is_among(result.fastest, c, seconds) && !is_among(result.cheapest, c, &Candidate::device_hours)) return;
+    c.bytes = bytes_of.exactly(step);
+    if (!fits(step, c.bytes)) return;
+    c.cluster = rented.cluster.name;
+    keep(result.fastest, c, most, seconds);
+    keep(result.cheapest, c, most, &Candidate::device_hours);
   });
 }
 
@@ -120,15 +130,23 @@ std::string options_text(const PlannedStep& s) {
   return text;
 }
 
-std::string table_title() { return "ranks    ms a step     tokens/s   MFU %      memory    hours/B  dollars/B"; }
-
-std::string table_row(const Candidate& c) {
-  const Forecast& f = c.time.forecast;
-  char row[160], dollars[32] = "?";
-  if (c.time.price > 0) std::snprintf(dollars, sizeof dollars, "%.2f", c.time.dollars_per_billion_tokens(c.time.price));
-  std::snprintf(row, sizeof row, "%5d %12.1f %12s %7.1f %11s %10.2f %10s", c.step.mesh.ranks(), 1e3 * f.seconds,
-                with_commas(f.tokens_per_s).c_str(), 100 * f.mfu, bytes_text(c.bytes).c_str(), c.device_hours(), dollars);
-  return row;
+std::string table_of(const std::vector<Candidate>& candidates) {
+  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B",
+                                                 "days", "dollars", "spot days", "dollars", ""}};
+  const auto number = [](double value, int digits) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.*f", digits, value);
+    return std::string(text);
+  };
+  for (const Candidate& c : candidates) {
+    const PlannedTime& t = c.time;
+    const auto priced = [&](const Rent& rent, double value, int digits) { return rent.price > 0 ? number(value, digits) : "?"; };
+    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * t.forecast.seconds, 1), with_commas(t.forecast.tokens_per_s),
+                    number(100 * t.forecast.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
+                    priced(t.demand, c.device_hours() * t.demand.price, 2), number(t.days(t.demand), 2), priced(t.demand, t.dollars(t.demand), 0),
+                    priced(t.spot, t.days(t.spot), 2), priced(t.spot, t.dollars(t.spot), 0), c.command});
+  }
+  return table_text(rows, 10);
 }
 
 std::string nothing_fits_text(const SearchResult& result, size_t room) {
@@ -138,21 +156,18 @@ std::string nothing_fits_text(const SearchResult& result, size_t room) {
          bytes_text(c.bytes) + " on each, " + bytes_text(c.bytes - room) + " too much: take more ranks, or devices with more memory";
 }
 
-std::string text_of(const SearchResult& result, double seconds, const std::function<std::string(const Candidate&)>& command) {
-  using Object = nlohmann::ordered_json;
-  const auto list = [&](const std::vector<Candidate>& candidates) {
-    Object all = Object::array();
-    for (const Candidate& c : candidates)
-      all.push_back({{"ranks", c.step.mesh.ranks()},
-                     {"command", command(c)},
-                     {"memory", c.bytes},
-                     {"step_ms", 1e3 * c.time.forecast.seconds},
-                     {"tokens_per_s", c.time.forecast.tokens_per_s},
-                     {"mfu", c.time.forecast.mfu},
-                     {"device_hours_per_billion_tokens", c.device_hours()},
-                     {"dollars_per_billion_tokens", c.time.price > 0 ? Object(c.time.dollars_per_billion_tokens(c.time.price)) : Object()}});
-    return all;
-  };
-  return Object{{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
-                {"fastest", list(result.fastest)}, {"cheapest", list(result.cheapest)}}.dump();
+nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const Candidate& c : candidates) {
+    all.push_back({{"cluster", c.cluster}, {"ranks", c.step.mesh.ranks()}, {"command", c.command}, {"memory", c.bytes}});
+    all.back().update(object_of(c.time));
+    all.back()["device_hours_per_billion_tokens"] = c.device_hours();
+  }
+  return all;
+}
+
+std::string text_of(const SearchResult& result, double seconds) {
+  const nlohmann::ordered_json object = {{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
+                                         {"fastest", objects_of(result.fastest)}, {"cheapest", objects_of(result.cheapest)}};
+  return object.dump();
 }

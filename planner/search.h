@@ -12,13 +12,19 @@ struct Candidate {
   PlannedStep step;
   PlannedTime time;
   size_t bytes = 0;  // of its largest rank
+  std::string cluster = {}, command = {};
 
-  double device_hours() const { return time.dollars_per_billion_tokens(1); }  // for a billion tokens
+  double device_hours() const { return time.device_hours(1e9); }  // for a billion tokens
+};
+
+// The bytes of a candidate's largest rank: exactly, and how many these are at least, which is known at once.
+struct CandidateBytes {
+  std::function<size_t(const PlannedStep&)> exactly, at_least;
 };
 
 struct SearchResult {
   std::vector<Candidate> fastest, cheapest;  // the best first
-  size_t candidates = 0, too_large = 0;
+  size_t candidates = 0, too_large = 0;      // of these, as far as they had to be known
   Candidate smallest = {};  // of those that are too large, without its time
 };
 
@@ -29,27 +35,28 @@ bool can_train(const PlannedStep& step);
 // and storage types are those of `base`.
 void for_each_candidate(const PlannedStep& base, int ranks, const std::function<void(const PlannedStep&)>& visit);
 
-// Adds the candidates of so many ranks to the result, of which each list keeps `most`. room: bytes that a rank may use;
-// bytes_of: those that the largest rank would.
-void search(SearchResult& result, const PlannedStep& base, const Cluster& cluster, int ranks, size_t room,
-            const std::function<size_t(const PlannedStep&)>& bytes_of, size_t most = 10);
-
-// A row of a table, below table_title(): time, tokens/s, MFU, memory, device hours and dollars for a billion tokens.
-std::string table_row(const Candidate& candidate);
-std::string table_title();
-
-// The options of a candidate, as on the command line.
-std::string options_text(const PlannedStep& step);
-
-// What is missing if no candidate fits into so many bytes.
-std::string nothing_fits_text(const SearchResult& result, size_t room);
-
-// One JSON object: candidates, too_large, seconds; fastest and cheapest, lists of objects. command: of a candidate.
-std::string text_of(const SearchResult& result, double seconds, const std::function<std::string(const Candidate&)>& command);
-
-// The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The whole is last.
+// Some devices of a cluster.
 struct Rented {
   Cluster cluster;
   int ranks;
 };
+
+// The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The whole is last.
 std::vector<Rented> parts_of(const Cluster& cluster);
+
+// Adds the candidates of these devices to the result, of which each list keeps `most`. room: bytes that a rank may use.
+void search(SearchResult& result, const PlannedStep& base, const Rented& rented, const PlannedRun& run, size_t room,
+            const CandidateBytes& bytes, size_t most = 10);
+
+// The options of a candidate, as on the command line.
+std::string options_text(const PlannedStep& step);
+
+// A table of candidates, with titles.
+std::string table_of(const std::vector<Candidate>& candidates);
+
+// What is missing if no candidate fits into so many bytes.
+std::string nothing_fits_text(const SearchResult& result, size_t room);
+
+// As JSON: a list of objects; and the whole result, an object with candidates, too_large, seconds, fastest and cheapest.
+nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates);
+std::string text_of(const SearchResult& result, double seconds);

@@ -2,8 +2,10 @@
 // interactive.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -23,6 +25,22 @@ inline std::string duration(double seconds) {
   char text[64];
   if (s >= 3600) std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
   else std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
+  return text;
+}
+
+// Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its left.
+// indent: of all rows but the first.
+inline std::string table_text(const std::vector<std::vector<std::string>>& rows, size_t indent) {
+  std::string text;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (r > 0) text += '\n' + std::string(indent, ' ');
+    for (size_t c = 0; c < rows[r].size(); ++c) {
+      size_t width = 0;
+      for (const auto& row : rows) width = std::max(width, row[c].size());
+      const std::string space(c + 1 < rows[r].size() ? width - rows[r][c].size() : 0, ' ');
+      text += (c > 0 ? "  " : "") + space + rows[r][c];
+    }
+  }
   return text;
 }
 

@@ -1,23 +1,44 @@
-// The dense peak rates of devices, by name, from NVIDIA's data sheets. The MFU is computed with them.
+// GPUs by name, from NVIDIA's data sheets: MFU is computed with their peak rates, and plans with all of it.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
+#include <sstream>
 #include <string>
 
-struct PeakRate {
-  const char* name;   // part of the device's name
-  double bf16, fp32;  // FLOP/s, dense; fp32 without TF32
+struct DeviceSheet {
+  const char* name;
+  double bf16, fp32;  // TFLOP/s, dense; fp32 without TF32
+  double bandwidth;   // of memory, TB/s
+  double memory;      // GiB that the driver reports
 };
 
-// The peak FLOP/s of this device and dtype, 0 if unknown. The first match counts, so longer names come first.
+// The first match counts, so longer names come first.
+inline constexpr DeviceSheet device_sheets[] = {
+    {"B200", 2250, 80, 8.0, 178.3},       {"GH200", 989, 67, 4.0, 94.5},      {"H200 NVL", 835, 60, 4.8, 139.8},
+    {"H200", 989, 67, 4.8, 139.8},        {"H100 PCIe", 756, 51, 2.0, 79.1},  {"H100 NVL", 835, 60, 3.9, 93.1},
+    {"H100", 989, 67, 3.35, 79.1},        {"H800", 989, 67, 3.35, 79.1},      {"A100-80", 312, 19.5, 2.039, 79.1},
+    {"A100-40", 312, 19.5, 1.555, 39.4},  {"A800", 312, 19.5, 2.039, 79.1},   {"L40S", 362, 91.6, 0.864, 44.4},
+    {"RTX 4090", 165.2, 82.6, 1.008, 23.5}, {"RTX 3090", 71, 35.6, 0.936, 23.6}, {"L4", 121, 30.3, 0.3, 22.0}};
+
+// Does the name that a driver reports have each word of the table's? "NVIDIA A100-SXM4-80GB": A100-80.
+inline bool is_called(std::string reported, std::string name) {
+  std::ranges::replace(reported, '-', ' ');
+  std::ranges::replace(name, '-', ' ');
+  std::istringstream words(name);
+  const auto has = [&](const std::string& word) { return (' ' + reported + ' ').find(' ' + word) != std::string::npos; };
+  for (std::string word; words >> word;)
+    if (!has(word + ' ') && !has(word + "GB ")) return false;
+  return true;
+}
+
+// The device that is called so, in this table or by its driver; null: it is not known.
+inline const DeviceSheet* find_device(const std::string& name) {
+  const auto found = std::ranges::find_if(device_sheets, [&](const DeviceSheet& sheet) { return is_called(name, sheet.name); });
+  return found == std::end(device_sheets) ? nullptr : found;
+}
+
+// The peak FLOP/s of this device and dtype, 0 if unknown.
 inline double peak_flops(const std::string& device, bool is_fp32) {
-  static const PeakRate rates[] = {
-      {"B200", 2250e12, 80e12},       {"GH200", 989e12, 67e12},   {"H200 NVL", 835e12, 60e12},
-      {"H200", 989e12, 67e12},        {"H100 PCIe", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12},
-      {"H100", 989e12, 67e12},        {"H800", 989e12, 67e12},    {"A100", 312e12, 19.5e12},
-      {"A800", 312e12, 19.5e12},      {"L40S", 362e12, 91.6e12},  {"L4", 121e12, 30.3e12},
-      {"RTX 4090", 165e12, 82.6e12},  {"RTX 3090", 71e12, 35.6e12}};
-  for (const PeakRate& rate : rates)
-    if (device.find(rate.name) != std::string::npos) return is_fp32 ? rate.fp32 : rate.bf16;
-  return 0;
+  const DeviceSheet* sheet = find_device(device);
+  return sheet ? 1e12 * (is_fp32 ? sheet->fp32 : sheet->bf16) : 0;
 }

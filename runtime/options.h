@@ -28,7 +28,9 @@ struct Options {
   std::string resume_from;
 
   int seq_len = 0, micro_batch = 4, global_batch = 0;
+  int samples_alone = 0;  // of a step of one rank, if the number of ranks determines global_batch; 0: --global-batch does
   Schedule schedule;
+  bool steps_given = false;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, grad_clip = 1.0;
 
   std::string dtype = "fp32", recompute = "none", attention = "auto";
@@ -66,6 +68,8 @@ struct Options {
   std::string mesh;     // auto: the planner's search chooses how ranks split the work
   std::string cluster;  // that is planned for; empty: this device
   int ranks = 0;        // that are planned for; 0: the cluster's devices, else those that were started
+  double days = 0, budget = 0;    // goals of a plan; 0: none
+  double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
 
   uint64_t seed = 1337;
   bool profile = false;
@@ -91,6 +95,9 @@ template <class... Parts>
 std::optional<Options> parse_options(int argc, char** argv);
 
 // ---- what several options mean together
+
+// The names of GPT-3's models (arXiv:2005.14165), from small to large.
+std::vector<std::string> gpt3_models();
 
 // The shape that the options give. data_vocabulary: the vocabulary if no option gives one. Fills in o.seq_len.
 ModelShape shape_of(Options& o, int data_vocabulary);

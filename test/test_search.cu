@@ -62,7 +62,7 @@ TEST_CASE("candidates a second") {
   const ModelShape shape = {40, 40, 5120, 50257, 2048};
   const Options o = options_of(shape, model_makers().begin()->first.c_str(), 2048, 512);
   Cluster cluster;
-  cluster.device = device_named("H100");
+  cluster.device = load_cluster("data/clusters/8xh100.json").device;
   cluster.devices_per_host = 8, cluster.hosts = 16;
   cluster.inside = {"NVLink", 450e9, 3e-6}, cluster.between = {"InfiniBand", 400e9, 5e-6};
   CandidateMemory memory(o, shape, false);

@@ -1,0 +1,74 @@
+// --plan --days, --plan --budget, as the program does them.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "planner/goals.h"
+#include "planner/program.cuh"
+
+// A model by its name, with steps of its critical batch (a power of two of samples), unless --global-batch says otherwise.
+inline Options options_for(Options o, const std::string& model, ModelShape& shape) {
+  o.model = model;
+  shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
+  const double parameters = double(TensorList(shape).parameters());
+  const double samples = critical_batch(expected_loss(parameters, suitable_tokens(parameters))) / o.seq_len;
+  if (!o.global_batch)
+    for (o.global_batch = 1; 2 * o.global_batch <= samples;) o.global_batch *= 2;
+  o.micro_batch = 1;
+  complete_options(o, 1);
+  return o;
+}
+
+// Adds a row for the fastest way to train on a part of this cluster: the smallest part that meets the goal. with_whole: if none
+// does, the whole cluster gets the row.
+inline void add_row(GoalPlan& plan, const Options& o, const ModelShape& shape, const Cluster& cluster, const Goal& goal, bool with_whole) {
+  for (const Rented& part : parts_of(cluster)) {
+    const bool is_wanted = with_whole && part.ranks == cluster.devices();
+    if (!is_wanted && !goal.may_be_met(part, plan.run, o.dtype == "fp32")) continue;
+    const SearchResult found = search_meshes(o, shape, device_of(cluster), {part}, 1);
+    if (found.fastest.empty() || !(is_wanted || goal.is_met(found.fastest[0].time))) continue;
+    plan.rows.push_back(found.fastest[0]);
+    plan.is_met |= goal.is_met(found.fastest[0].time);
+    return;
+  }
+}
+
+inline void print_goals(const Options& given, const std::vector<std::string>& words) {
+  const Goal goal = {given.days, given.budget};
+  const std::vector<Cluster> clusters = given.cluster.empty() ? example_clusters() : std::vector<Cluster>{given_cluster(given)};
+  const std::string where = given.cluster.empty() ? "any cluster of data/clusters" : "the cluster " + clusters[0].name;
+  if (!given.cluster.empty() && given.budget > 0 && clusters[0].price == 0)
+    usage_error("--budget ", given.budget, ": ", where, " has no price: write price_per_device_hour into a copy of its file");
+  const bool has_model = given.model_given || given.layers || given.heads || given.channels || !given.init.empty();
+  std::vector<std::string> models = has_model ? std::vector<std::string>{given.model} : gpt3_models();
+  Options o;
+  ModelShape shape;
+  GoalPlan plan;
+  while (!models.empty() && !plan.is_met) {  // the largest first
+    o = options_for(given, models.back(), shape);
+    plan = {models.back(), planned_run(o, shape)};
+    models.pop_back();
+    std::set<std::string> done;  // more of the same devices would cost as much
+    for (const Cluster& c : clusters) {
+      if (done.contains(c.device.name)) continue;
+      add_row(plan, o, shape, c, goal, has_model && !given.cluster.empty());
+      if (!plan.rows.empty() && plan.rows.back().cluster == c.name) done.insert(c.device.name);
+    }
+  }
+  if (!plan.is_met && (given.steps_given || plan.rows.empty()))
+    fail(goal.text(), ": no part of ", where, " trains ", plan.model, " on ", with_commas(plan.run.tokens), " tokens within that: raise the goal",
+         given.steps_given ? ", or lower --steps" : "");
+  sort_rows(plan, goal);
+  std::vector<std::string> with_model = words;
+  if (!has_model) with_model.insert(with_model.begin(), {"--model", plan.model});
+  for (Candidate& c : plan.rows) c.command = command_of(c, with_model);
+  if (given.json) {
+    std::printf("%s\n", text_of(plan, goal).c_str());
+    return;
+  }
+  describe_model(o, TensorList(shape));
+  std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(tokens_per_step(o)).c_str());
+  std::printf("%s\n", goal_lines(plan, goal).c_str());
+}

@@ -1,0 +1,34 @@
+#include "planner/rules.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "runtime/console.h"
+
+double suitable_tokens(double parameters) { return 20 * parameters; }
+
+double expected_loss(double parameters, double tokens) {
+  return 1.69 + 406.4 / std::pow(parameters, 0.34) + 410.7 / std::pow(tokens, 0.28);
+}
+
+double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }
+
+Saving saving_for(double seconds, double mean) {
+  constexpr double restart = 300;  // a new host, the program's start, the checkpoint's way back: assumed
+  const double x = seconds / (2 * mean);
+  const double interval = x < 1 ? std::sqrt(2 * seconds * mean) * (1 + std::sqrt(x) / 3 + x / 9) - seconds : mean;
+  return {interval, 1 - interval / (mean * std::exp(restart / mean) * std::expm1((interval + seconds) / mean))};
+}
+
+std::string batch_hint(double samples, double before, double seq_len, double parameters, double tokens, double learning_rate) {
+  const double loss = expected_loss(parameters, tokens), times = samples / before;
+  char text[512];
+  std::snprintf(text, sizeof text,
+                "hint      a step's %s tokens are %s the critical batch size, about %.2g million tokens at a loss of %.2f "
+                "(arXiv:1812.06162, 2001.08361)\n"
+                "hint      if --lr %g is right for %g samples, %.3g is for these by the square-root rule (Adam, arXiv:2205.10287), "
+                "%.3g by the linear one (1706.02677); nothing was changed",
+                with_commas(samples * seq_len).c_str(), samples * seq_len > critical_batch(loss) ? "above" : "below",
+                critical_batch(loss) / 1e6, loss, learning_rate, before, learning_rate * std::sqrt(times), learning_rate * times);
+  return text;
+}

@@ -1,0 +1,184 @@
+// What several options mean together: the shape of the model, and whether ranks can split it.
+#include "runtime/options.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "processes/error.h"
+
+namespace {
+
+// Layers, heads, channels and positions, from small to large.
+const std::vector<std::pair<std::string, ModelShape>> named_shapes = {
+    {"gpt2", {12, 12, 768, 0, 1024}},        {"gpt2-medium", {24, 16, 1024, 0, 1024}}, {"gpt2-large", {36, 20, 1280, 0, 1024}},
+    {"gpt2-xl", {48, 25, 1600, 0, 1024}},    {"gpt3-125m", {12, 12, 768, 0, 2048}},    {"gpt3-350m", {24, 16, 1024, 0, 2048}},
+    {"gpt3-760m", {24, 16, 1536, 0, 2048}},  {"gpt3-1.3b", {24, 16, 2048, 0, 2048}},   {"gpt3-2.7b", {32, 32, 2560, 0, 2048}},
+    {"gpt3-6.7b", {32, 32, 4096, 0, 2048}},  {"gpt3-13b", {40, 40, 5120, 0, 2048}},    {"gpt3-175b", {96, 96, 12288, 0, 2048}}};
+
+// positions is 0 if it is the sequence length.
+ModelShape named_shape(const std::string& name) {
+  for (const auto& [known, shape] : named_shapes)
+    if (known == name) return shape;
+  const bool numbered = name.size() >= 2 && name.size() <= 4 && name[0] == 'd' &&
+                        name.find_first_not_of("0123456789", 1) == std::string::npos;
+  const int depth = numbered ? std::stoi(name.substr(1)) : 0;
+  if (depth == 0) usage_error("--model ", excerpt(name), " is unknown: give gpt2, gpt3-125m, ... (--help) or dN");
+  return {depth, depth, 64 * depth, 0, 0};
+}
+
+// "1, 2, 3 or 6"; those from `least` on.
+std::string divisors(int number, int least = 1) {
+  std::vector<int> all;
+  for (int d = least; d <= number; ++d)
+    if (number % d == 0) all.push_back(d);
+  std::string text;
+  for (size_t i = 0; i < all.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + std::to_string(all[i]);
+  return text;
+}
+
+// ranks: those that train on different samples.
+void check_batch(const Options& o, int ranks) {
+  const int64_t at_once = int64_t(o.micro_batch) * ranks;
+  if (o.global_batch % at_once == 0) return;
+  if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
+  usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
+              ranks, o.tp * o.cp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
+              ", or another number of ranks");
+}
+
+// ranks: those that train on different samples.
+void check_pipeline(const Options& o, int ranks) {
+  const int micro_batches = o.global_batch / (o.micro_batch * ranks);
+  if (o.pp_schedule == "interleaved" && micro_batches % o.pp != 0 && !o.generate)
+    usage_error("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", micro_batches,
+                " micro-batches, no multiple of --pp ", o.pp, ": choose --global-batch ",
+                (micro_batches / o.pp + 1) * o.pp * o.micro_batch * ranks, ", or another schedule");
+  if (o.pp_schedule == "zb" && o.zero >= 2)
+    usage_error("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 and 3 send "
+                "them away at one; choose --zero 0 or 1, or another schedule");
+  if (o.pp_schedule == "zb" && o.recompute != "none")
+    usage_error("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, need all "
+                "activations; leave --recompute out, or choose another schedule");
+}
+
+}  // namespace
+
+std::vector<std::string> gpt3_models() {
+  std::vector<std::string> names;
+  for (const auto& [name, shape] : named_shapes)
+    if (name.starts_with("gpt3-")) names.push_back(name);
+  return names;
+}
+
+ModelShape shape_of(Options& o, int data_vocabulary) {
+  ModelShape shape = named_shape(o.model);
+  if (o.seq_len == 0) o.seq_len = o.positions ? o.positions : shape.positions ? shape.positions : 256;
+  if (o.layers) shape.layers = o.layers;
+  if (o.heads) shape.heads = o.heads;
+  if (o.channels) shape.channels = o.channels;
+  shape.vocabulary = o.vocabulary ? o.vocabulary : data_vocabulary;
+  shape.positions = o.positions ? o.positions : shape.positions ? shape.positions : o.seq_len;
+  return shape;
+}
+
+void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder) {
+  auto check = [&](const char* flag, int wanted, int found) {
+    if (wanted && wanted != found)
+      usage_error(flag, " ", wanted, ": the weights in ", folder, " have ", found, "; leave out ", flag);
+  };
+  check("--layers", o.layers, loaded.layers);
+  check("--heads", o.heads, loaded.heads);
+  check("--channels", o.channels, loaded.channels);
+  check("--vocab", o.vocabulary, loaded.vocabulary);
+  check("--positions", o.positions, loaded.positions);
+  if (!o.model_given) return;
+  const ModelShape named = named_shape(o.model);
+  auto differs = [](int asked_for, int named, int found) { return !asked_for && named != found; };
+  if (differs(o.layers, named.layers, loaded.layers) || differs(o.heads, named.heads, loaded.heads) ||
+      differs(o.channels, named.channels, loaded.channels))
+    usage_error("--model ", o.model, ": the weights in ", folder, " have ", loaded.layers, " layers, ", loaded.heads,
+                " heads, ", loaded.channels, " channels; leave out --model");
+}
+
+void check_shape(const ModelShape& s, int seq_len) {
+  if (s.channels % s.heads != 0)
+    usage_error("--heads ", s.heads, " do not divide --channels ", s.channels, ": choose a divisor");
+  if (s.head_size() < 16 || s.head_size() > 128)
+    usage_error("--channels ", s.channels, " over --heads ", s.heads, " gives head size ", s.head_size(),
+                ": choose heads of 16 to 128 channels");
+  if (seq_len > s.positions)
+    usage_error("--seq-len ", seq_len, " is longer than the model's ", s.positions,
+                " positions: lower it, or raise --positions of a fresh model");
+}
+
+void check_mesh(const Options& o, const ModelShape& s) {
+  if (s.layers < o.pp * o.pp_chunks)
+    usage_error("--pp ", o.pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
+                o.pp * o.pp_chunks, " layers or more, and the model has ", s.layers, ": lower ",
+                o.pp_chunks > 1 ? "one of them" : "it");
+  if (s.heads % o.tp != 0)
+    usage_error("--tp ", o.tp, " does not divide the model's ", s.heads, " heads: choose ", divisors(s.heads));
+  const bool is_ring = o.cp_method == "ring";
+  if (o.cp > 1 && !is_ring && s.heads / o.tp % o.cp != 0)
+    usage_error("--cp-method ulysses: --cp ", o.cp, " does not divide the ", s.heads / o.tp, " heads",
+                o.tp > 1 ? " of a --tp rank" : "", ": choose ", s.heads > o.tp ? divisors(s.heads / o.tp, 2) + ", or " : "",
+                "--cp-method ring");
+  const int parts = o.cp == 1 ? 1 : is_ring ? 2 * o.cp : o.cp;  // of a sample
+  const auto seq_len_for = [&](const char* flag, int divisor) {
+    return (o.seq_len < divisor ? std::string(": lower ") + flag + ", or choose --seq-len " : ": choose --seq-len ") +
+           std::to_string(std::max(o.seq_len / divisor, 1) * divisor);
+  };
+  if (o.seq_len % parts != 0)
+    usage_error("--cp ", o.cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ", o.seq_len,
+                seq_len_for("--cp", parts));
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp);
+  if (!o.generate && rows % o.tp != 0)
+    usage_error("--tp ", o.tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch,
+                " of --seq-len ", o.seq_len, o.cp > 1 ? " over --cp " + std::to_string(o.cp) : "",
+                seq_len_for("--tp", o.tp * parts));
+}
+
+void check_micro_batch(const Options& o) {
+  if (const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp); rows > std::numeric_limits<int>::max())
+    usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", rows,
+                " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
+}
+
+void complete_options(Options& o, int all_ranks) {
+  int ranks = all_ranks;  // those that are left for data parallelism
+  std::string over;
+  for (const auto& [flag, count] : {std::pair("--tp", o.tp), {"--cp", o.cp}, {"--pp", o.pp}}) {
+    if (ranks % count != 0)
+      usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ", divisors(ranks),
+                  ", or another number of ranks");
+    ranks /= count;
+    if (count > 1) over += (over.empty() ? " over " : " and ") + std::string(flag);
+  }
+  if (int64_t(o.micro_batch) * ranks * o.pp > most_samples)
+    usage_error("--micro-batch ", o.micro_batch, " on ", ranks * o.pp, " ranks is more than ", most_samples, " samples: lower it");
+  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = o.micro_batch * ranks * o.pp;
+  check_batch(o, ranks);
+  check_pipeline(o, ranks);
+  if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
+  if (o.stochastic_rounding && o.dtype != "bf16")
+    usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");
+  try {
+    validate(o.schedule);
+  } catch (const std::exception& error) {
+    usage_error(error.what());
+  }
+  if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
+  if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
+  if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh.empty())
+    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh auto: give one of them too");
+  if (!o.ceilings.empty() && !o.cluster.empty())
+    usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of them out");
+  if (!o.trace.empty() && o.trace == o.trace_tensors)
+    usage_error("--trace and --trace-tensors both write ", excerpt(o.trace), ": give each a file of its own");
+  if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))
+    usage_error("--on-spike rollback goes back to a checkpoint: give --out and --checkpoint-every");
+  if (o.out.empty() && (o.checkpoint_every || (o.resume && o.resume_from.empty())))
+    usage_error("--out '' writes nothing: name a folder for checkpoints");
+}
