@@ -79,8 +79,9 @@ inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshSha
                    floats * sizeof(float));
 }
 
-// The bytes of the largest of all ranks. Ranks of a stage are alike, and so are stages with as many layers; those that come
-// later hold no more micro-batches. Stops at the first that needs more than `enough`.
+// The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint. Stages
+// with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that needs more than
+// `enough`.
 inline size_t largest_bytes(const Options& o, const ModelShape& shape, const MeshShape& mesh, bool is_here, size_t enough = SIZE_MAX) {
   const std::vector<Layers> dealt = deal_layers(shape, mesh.pp, o.pp_chunks);
   const auto same_layers = [&](int stage, int other) {

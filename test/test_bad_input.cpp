@@ -102,6 +102,13 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--mesh best", {"--mesh", "best", "auto"});
   for (const char* option : {"--tp 2", "--cp 2", "--pp 2", "--zero 1", "--micro-batch 2", "--recompute block"})
     refuses(std::string("--plan --cluster 4x4090 --mesh auto ") + option, {"--mesh auto --", "the search chooses that", "leave one of them out"});
+  refuses("--days 3", {"--days is for --plan"});
+  refuses("--plan --days 3 --tp 2", {"--days --tp: the search chooses that", "leave one of them out"});
+  for (const char* option : {"--ranks 2", "--train-minutes 2", "--mesh auto", "--ceilings text"})
+    shell.refuses(std::string("$GPT --plan --days 3 ") + option, 2, {"--", "leave one of them out"});
+  shell.refuses("$GPT --plan --budget 30 --cluster 8xl40s", 2, {"--budget 30: the cluster 8xl40s has no price", "price_per_device_hour"});
+  refuses("--plan --days 0", {"--days", "'0'", "from 0.001 to"});
+  refuses("--plan --checkpoint-seconds -1 --cluster 4x4090", {"--checkpoint-seconds", "'-1'"});
   refuses("--plan --ranks 0", {"--ranks", "'0'", "from 1 to 16384"});
   refuses("--plan --ranks 4 --tp 3", {"--tp 3 does not divide the number of ranks, 4: choose 1, 2 or 4"});
   refuses("--plan --ranks 2 --tp 2", {"--tp 2 does not divide the model's 1 heads: choose 1"});

@@ -14,7 +14,7 @@
 
 #include "dev/published_runs.h"
 #include "parallel/pipeline_simulator.h"
-#include "planner/search.h"
+#include "planner/goals.h"
 #include "processes/error.h"
 #include "runtime/options.h"
 #include "test/temporary_folder.h"
@@ -277,7 +277,7 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
   CHECK(refusal(with("/links/inside/speed", 7)) == "there is no key 'links.inside.speed'");
   CHECK(refusal(with("/name", 7)) == "\"name\" is '7', not a text");
   CHECK(refusal(with("/software", "torch")) == "\"software\" is '\"torch\"', not gpt.cu or megatron-2021");
-  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\" is '\"H1000\"', not one of B200, H200, H100, "));
+  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\" is '\"H1000\"', not one of B200, GH200, H200 NVL, H200, "));
   const nlohmann::json device = {{"name", "X1"}, {"fp32_tflops", 50}, {"bf16_tflops", 400}, {"memory_tb_per_s", 2}, {"memory_gib", 64}};
   CHECK(refusal(with("/device", device)) == "");
   for (const auto& [key, _] : device.items()) {
@@ -312,8 +312,9 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
   const Cluster host = cluster("8xh100");
   const PlannedStep base = small_search();
   const size_t room = size_t(60) << 20;
-  SearchResult found;
-  search(found, base, host, 8, room, rough_bytes);
+  SearchResult found, without_bound;
+  search(found, base, {host, 8}, {}, room, {rough_bytes, rough_bytes});
+  search(without_bound, base, {host, 8}, {}, room, {rough_bytes, [](const PlannedStep&) { return 0; }});
   size_t candidates = 0, too_large = 0;
   std::vector<double> seconds;
   PlannedStep s = base;
@@ -341,7 +342,11 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
   CHECK(too_large > candidates / 10);
   CHECK(too_large < candidates);
   REQUIRE(found.fastest.size() == 10);
-  for (size_t i = 0; i < 10; ++i) CHECK(found.fastest[i].time.forecast.seconds == seconds[i]);
+  REQUIRE(without_bound.fastest.size() == 10);
+  for (size_t i = 0; i < 10; ++i) {
+    CHECK(found.fastest[i].time.forecast.seconds == seconds[i]);
+    CHECK(without_bound.fastest[i].time.forecast.seconds == seconds[i]);
+  }
 }
 
 TEST_CASE("a search leaves out what training would refuse, and nothing else") {
@@ -383,4 +388,71 @@ TEST_CASE("parts of a cluster, and the cluster of a GPU that reports its name") 
   CHECK(cluster_of_device("NVIDIA GeForce RTX 4090", 1)->name == "4x4090");
   CHECK(!cluster_of_device("NVIDIA L40", 1));
   CHECK(!cluster_of_device("AMD EPYC", 1));
+}
+
+// ---- goals
+
+TEST_CASE("losses and critical batches are those of the papers' formulas") {
+  // Chinchilla itself, and GPT-3's smallest model, whose batch was 0.5 million tokens
+  CHECK(suitable_tokens(70e9) == 1.4e12);
+  CHECK(expected_loss(70e9, 1.4e12) == doctest::Approx(1.69 + 0.0834 + 0.1634).epsilon(0.001));
+  CHECK(critical_batch(2) == doctest::Approx(7.372e6).epsilon(0.001));
+  CHECK(critical_batch(expected_loss(125e6, 2.5e9)) == doctest::Approx(0.61e6).epsilon(0.05));
+}
+
+TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as much as a game of chance does") {
+  std::mt19937 random(1);
+  const double restart = 300;  // as in planner/rules.cpp
+  for (const auto& [save, mean] : {std::pair(1.0, 3600.0), {30.0, 3600.0}, {60.0, 86400.0}, {1000.0, 400.0}}) {
+    const Saving saving = saving_for(save, mean);
+    CAPTURE(save);
+    CAPTURE(mean);
+    const auto lost = [&](double interval) { return 1 - interval / (mean * std::exp(restart / mean) * std::expm1((interval + save) / mean)); };
+    CHECK(saving.lost == doctest::Approx(lost(saving.interval)));
+    for (double other : {0.5, 0.8, 1.25, 2.0})
+      if (save < mean) CHECK(saving.lost <= lost(other * saving.interval));
+    if (save >= mean) continue;
+    std::exponential_distribution<double> until_interrupted(1 / mean);
+    double all = 0;
+    const int intervals = 20000;
+    for (int done = 0; done < intervals;) {
+      double left = until_interrupted(random);
+      for (; done < intervals && left >= saving.interval + save; ++done) all += saving.interval + save, left -= saving.interval + save;
+      if (done == intervals) break;
+      all += left;
+      for (left = until_interrupted(random); left < restart; left = until_interrupted(random)) all += left;  // in the restart, too
+      all += restart;
+    }
+    CHECK(intervals * saving.interval / all == doctest::Approx(1 - saving.lost).epsilon(0.02));
+  }
+}
+
+TEST_CASE("a goal is met by the rent that trains more, and costs what the cheaper one does") {
+  PlannedTime time;
+  time.devices = 8, time.tokens = 1e9, time.forecast.tokens_per_s = 1e9 / 86400;  // a day
+  time.demand = {2, {600, 0.0}}, time.spot = {0.5, {600, 0.5}};                    // 384 dollars; two days, 192
+  CHECK(time.days(time.spot) == doctest::Approx(2));
+  CHECK(time.dollars(time.demand) == doctest::Approx(384));
+  CHECK(time.dollars(time.spot) == doctest::Approx(192));
+  CHECK(Goal{1.001, 0}.is_met(time));
+  CHECK(!Goal{0.999, 0}.is_met(time));
+  CHECK(Goal{1.5, 400}.least_dollars(time) == doctest::Approx(384));  // spot takes too long
+  CHECK(Goal{2.1, 400}.least_dollars(time) == doctest::Approx(192));
+  CHECK(Goal{0, 193}.is_met(time));
+  CHECK(!Goal{1.5, 200}.is_met(time));
+  CHECK(Goal{0, 38.4}.reach(time) == doctest::Approx(2e8));
+  CHECK(Goal{10, 384}.reach(time) == doctest::Approx(2e9));
+  CHECK(Goal{1.5, 400}.text() == "--days 1.5 --budget 400");
+  const Rented host = {cluster("8xa100-80"), 8};
+  const PlannedRun run = {1e9, 2e10};  // 1.2e20 FLOPs: 0.81 days of eight devices that multiply at 215 TFLOP/s
+  CHECK(Goal{0.82, 0}.may_be_met(host, run, false));
+  CHECK(!Goal{0.79, 0}.may_be_met(host, run, false));
+}
+
+TEST_CASE("advice on a batch names its rules and changes nothing") {
+  const std::string hint = batch_hint(64, 4, 1024, 125e6, 2.5e9, 6e-4);
+  CHECK(hint.find("65,536 tokens are below the critical batch size, about 0.62 million tokens at a loss of 3.37 ") != std::string::npos);
+  CHECK(hint.find("--lr 0.0006 is right for 4 samples, 0.0024 is for these by the square-root rule") != std::string::npos);
+  CHECK(hint.find("0.0096 by the linear one") != std::string::npos);
+  CHECK(batch_hint(6400, 4, 1024, 125e6, 2.5e9, 6e-4).find("are above the critical") != std::string::npos);
 }

@@ -490,7 +490,10 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   CHECK(run["ranks"] == plan["ranks"]);
   CHECK(plan["ranks"][0]["memory"].size() == 7);  // weights, gradients, optimizer, activations, workspace, cache, batches
   CHECK(plan["fits"] == true);
-  for (const char* unknown : {"step_ms", "tokens_per_s", "mfu", "cost"}) CHECK(plan[unknown].is_null());
+  for (const char* unknown : {"step_ms", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) {
+    REQUIRE(plan.contains(unknown));
+    CHECK(plan[unknown].is_null());
+  }
   const auto line_of = [](const std::string& text) {
     const size_t begin = text.find("memory ");
     return text.substr(begin, text.find('\n', begin) - begin);
@@ -507,7 +510,7 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   CHECK(contains(shell.output("$TINY --plan"), "vocabulary 50257"));
   CHECK(contains(shell.output("$GPT --plan --init $REFERENCE/tiny --seq-len 16"), "model     2 layers"));
   const std::string large = shell.output("$GPT --plan --model gpt3-13b --ranks 64 --tp 4 --pp 4 --zero 1");
-  CHECK(contains(large, "\n          3 "));
+  CHECK(contains(large, "\n              3  "));
   CHECK(contains(shell.output("$GPT --plan --model gpt3-13b --micro-batch 64"), "fits      no: rank 0 needs the most, "));
 }
 
@@ -524,6 +527,11 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   CHECK(plan["cost"]["dollars_per_hour"].get<double>() == doctest::Approx(2 * 0.6));
   CHECK(plan["cost"]["dollars_per_billion_tokens"].get<double>() == doctest::Approx(1.2 / 3600 * 1e9 / tokens_per_s));
   CHECK(plan["cost"]["spot_dollars_per_hour"].get<double>() == doctest::Approx(2 * 0.15));
+  const double devices_hours = plan["run"]["days"].get<double>() * 24 * 2;  // 20 tokens for each parameter
+  CHECK(plan["run"]["dollars"].get<double>() == doctest::Approx(devices_hours * 0.6));
+  CHECK(plan["run"]["spot_dollars"].get<double>() < plan["run"]["dollars"].get<double>());
+  CHECK(plan["run"]["spot_days"].get<double>() > plan["run"]["days"].get<double>());
+  CHECK(Json::parse(shell.output("$TINY --plan --cluster 4x4090 --dtype bf16 --ranks 2 --json --steps 7"))["run"]["tokens"] == 7 * 2 * 2 * 16);
   double sum = 0;
   for (const auto& [name, part] : plan["time"].items())
     if (name != "pp") sum += (part.is_object() ? part["exposed"] : part).get<double>();  // pp's lengthen the bubble
@@ -536,7 +544,9 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   CHECK(unpriced["cost"].is_null());
   const std::string text = shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --ranks 2");
   CHECK(contains(text, "too little; --tp 2 would help most, by "));
-  CHECK(contains(text, "cost      1.20 dollars an hour"));
+  CHECK(contains(text, " dollars, 1.20 an hour, "));
+  CHECK(contains(text, "\nhint      if --lr 0.0003 is right for 4 samples, 0.000424 is for these by the square-root rule"));
+  CHECK(!contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt2 --ranks 2 --global-batch 8"), "hint"));
 
   const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
   const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
@@ -566,19 +576,47 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
       for (const Json& rank : plan["ranks"]) largest = std::max(largest, rank["total"].get<size_t>());
       CHECK(c["memory"] == largest);
       CHECK(c["step_ms"].get<double>() == doctest::Approx(plan["step_ms"].get<double>()));
-      CHECK(c["dollars_per_billion_tokens"].get<double>() ==
+      CHECK(c["cost"]["dollars_per_billion_tokens"].get<double>() ==
             doctest::Approx(plan["cost"]["dollars_per_billion_tokens"].get<double>()).epsilon(1e-6));
     }
   }
   for (size_t i = 1; i < 10; ++i) {
     CHECK(found["fastest"][i - 1]["step_ms"] <= found["fastest"][i]["step_ms"]);
-    CHECK(found["cheapest"][i - 1]["dollars_per_billion_tokens"] <= found["cheapest"][i]["dollars_per_billion_tokens"]);
+    CHECK(found["cheapest"][i - 1]["device_hours_per_billion_tokens"] <= found["cheapest"][i]["device_hours_per_billion_tokens"]);
   }
   CHECK(found["fastest"][0]["ranks"] == 4);
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --mesh auto"), "\nsearched  "));
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-13b --dtype bf16 --mesh auto"),
                  "\nfits      none fits: the smallest, --global-batch 16 --micro-batch "));
   shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
+}
+
+TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapest") {
+  Workplace shell;
+  const std::string goal = "$GPT --plan --dtype bf16 --json ";
+  const Json days = Json::parse(shell.output(goal + "--model gpt3-350m --days 5 --cluster 8xa100-80"));
+  CHECK(days["meets_goal"] == true);
+  REQUIRE(days["rows"].size() == 1);
+  const Json& row = days["rows"][0];
+  CHECK(row["run"]["days"] <= 5);
+  CHECK(row["tokens_within_goal"].get<double>() == doctest::Approx(row["tokens_per_s"].get<double>() * 5 * 86400 * (1 - row["run"]["lost"].get<double>())));
+  CHECK(contains(row["command"], "./train_gpt --dtype bf16 --model gpt3-350m --global-batch 512 "));
+  const Json parts = Json::parse(shell.output(goal + "--model gpt3-350m --days 1 --cluster 8xa100-80"));
+  CHECK(parts["rows"][0]["ranks"] > row["ranks"]);  // sooner on more of the devices
+
+  // The largest model of GPT-3's whose tokens the budget pays, on any cluster; a smaller one for less
+  const Json large = Json::parse(shell.output(goal + "--budget 2000")), small = Json::parse(shell.output(goal + "--budget 100"));
+  CHECK(large["parameters"] > small["parameters"]);
+  CHECK(large["tokens"].get<double>() == doctest::Approx(20 * large["parameters"].get<double>()));
+  CHECK(std::min(large["rows"][0]["run"]["dollars"], large["rows"][0]["run"]["spot_dollars"]) <= 2000);
+  CHECK(contains(large["rows"][0]["command"], "--model " + large["model"].get<std::string>()));
+
+  const std::string unmet = shell.output("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --cluster 8xa100-80");
+  CHECK(contains(unmet, "goal      --days 1 is not met"));
+  CHECK(contains(unmet, "\nreach     8 of 8xa100-80: "));
+  shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --steps 1000000 --cluster 8xa100-80", 1,
+                {"--days 1: no part of the cluster 8xa100-80 trains gpt3-13b on ", "raise the goal, or lower --steps"});
+  shell.refuses("$GPT --plan --budget 0.01", 1, {"--budget 0.01: no part of any cluster of data/clusters trains gpt3-125m", "raise the goal"});
 }
 
 TEST_CASE("--mesh auto trains with the fastest mesh, by the rates that dev/ceilings measured") {
