@@ -96,16 +96,17 @@ inline size_t largest_bytes(const Options& o, const ModelShape& shape, const Mes
   return most;
 }
 
-// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages, and what they keep
-// for backward on the first stage, which has the most micro-batches in it.
+// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole blocks that ZeRO
+// gathers and reduces; and what blocks keep for backward on the first stage, which has the most micro-batches in it.
 inline size_t least_bytes(const Options& o, const PlannedStep& s) {
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / s.mesh.pp, pieces = s.mesh.dp * s.mesh.cp;
   const double parameters = 12 * C * C * s.shape.layers / s.mesh.pp / s.mesh.tp;
   const double weights = w, gradients = 4, optimizer = w == 4 || o.stochastic_rounding ? 8 : 12;
   const double state = weights / (s.zero == 3 ? pieces : 1) + gradients / (s.zero >= 2 ? pieces : 1) + optimizer / (s.zero >= 1 ? pieces : 1);
+  const double whole = std::min(layers, 2.) * 12 * C * C / s.mesh.tp * ((s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0));
   const double slots = s.mesh.pp == 1 ? 1 : s.pp_schedule == "gpipe" ? s.micro_batches() : std::min(s.micro_batches(), s.mesh.pp);
   const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : 1;  // of C elements for each row
-  return size_t(parameters * state + slots * layers * s.micro_batch * s.seq_len / s.mesh.cp * kept * C * w / s.mesh.tp);
+  return size_t(parameters * state + whole + slots * layers * s.micro_batch * s.seq_len / s.mesh.cp * kept * C * w / s.mesh.tp);
 }
 
 // The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's

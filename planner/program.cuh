@@ -38,10 +38,8 @@ inline Cluster given_cluster(const Options& o) {
   return cluster;
 }
 
-// The device of a cluster, which is not here. What stays for libraries is a guess.
-inline PlannedDevice device_of(const Cluster& cluster) {
-  return {cluster.device.name, size_t(cluster.device.memory), size_t(1) << 30, false};
-}
+// The device of a cluster, which is not here.
+inline PlannedDevice device_of(const Cluster& cluster) { return {cluster.device.name, size_t(cluster.device.memory), gpu_reserve, false}; }
 
 // By --ceilings; none: they are not given.
 inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {

@@ -100,7 +100,8 @@ inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
 // Bytes of device memory that must stay free when the model has allocated its own: for modules that CUDA loads at their
 // first kernel, local memory of kernels that spill registers, and NCCL's buffers. A device that uses the host's memory
 // leaves the host's reserve.
-inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : size_t(1) << 30; }
+constexpr size_t gpu_reserve = size_t(1) << 30;
+inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : gpu_reserve; }
 
 class DeviceMemory {
  public:
