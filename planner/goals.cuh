@@ -28,6 +28,7 @@ inline void add_row(GoalPlan& plan, const Options& o, const ModelShape& shape, c
     const bool is_wanted = with_whole && part.ranks == cluster.devices();
     if (!is_wanted && !goal.may_be_met(part, plan.run, o.dtype == "fp32")) continue;
     const SearchResult found = search_meshes(o, shape, device_of(cluster), {part}, 1);
+    if (is_wanted && found.fastest.empty()) fail(goal.text(), ": ", nothing_fits_text(found, device_of(cluster).room()));
     if (found.fastest.empty() || !(is_wanted || goal.is_met(found.fastest[0].time))) continue;
     plan.rows.push_back(found.fastest[0]);
     plan.is_met |= goal.is_met(found.fastest[0].time);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <optional>
@@ -94,8 +95,9 @@ inline PlannedRun planned_run(const Options& o, const ModelShape& shape) {
 // Advice if the number of ranks determines the samples of a step.
 inline void print_batch_hint(const Options& o, const ModelShape& shape, double tokens) {
   if (!o.samples_alone || o.global_batch == o.samples_alone) return;
-  const double parameters = double(TensorList(shape).parameters());
-  std::printf("%s\n", batch_hint(o.global_batch, o.samples_alone, o.seq_len, parameters, tokens, o.schedule.lr).c_str());
+  const double guessing = std::log(shape.vocabulary);  // no run ends worse
+  const double loss = std::min(expected_loss(double(TensorList(shape).parameters()), tokens), guessing);
+  std::printf("%s\n", batch_hint(o.global_batch, o.samples_alone, o.seq_len, loss, o.schedule.lr).c_str());
 }
 
 // ---- --mesh auto

@@ -21,4 +21,5 @@ struct Saving {
 Saving saving_for(double seconds, double mean);
 
 // Advice for a step of so many samples, if the learning rate was found with `before`; it is never followed silently. Two lines.
-std::string batch_hint(double samples, double before, double seq_len, double parameters, double tokens, double learning_rate);
+// loss: at the end
+std::string batch_hint(double samples, double before, double seq_len, double loss, double learning_rate);

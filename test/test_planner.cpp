@@ -450,9 +450,9 @@ TEST_CASE("a goal is met by the rent that trains more, and costs what the cheape
 }
 
 TEST_CASE("advice on a batch names its rules and changes nothing") {
-  const std::string hint = batch_hint(64, 4, 1024, 125e6, 2.5e9, 6e-4);
-  CHECK(hint.find("65,536 tokens are below the critical batch size, about 0.62 million tokens at a loss of 3.37 ") != std::string::npos);
+  const std::string hint = batch_hint(64, 4, 1024, 3.366, 6e-4);
+  CHECK(hint.find("65,536 tokens are below the critical batch size, about 620,000 tokens at a loss of 3.37 ") != std::string::npos);
   CHECK(hint.find("--lr 0.0006 is right for 4 samples, 0.0024 is for these by the square-root rule") != std::string::npos);
   CHECK(hint.find("0.0096 by the linear one") != std::string::npos);
-  CHECK(batch_hint(6400, 4, 1024, 125e6, 2.5e9, 6e-4).find("are above the critical") != std::string::npos);
+  CHECK(batch_hint(6400, 4, 1024, 3.366, 6e-4).find("are above the critical") != std::string::npos);
 }

@@ -616,6 +616,7 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   CHECK(contains(unmet, "\nreach     8 of 8xa100-80: "));
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --steps 1000000 --cluster 8xa100-80", 1,
                 {"--days 1: no part of the cluster 8xa100-80 trains gpt3-13b on ", "raise the goal, or lower --steps"});
+  shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 9 --cluster 4x4090", 1, {"--days 9: none fits: the smallest, ", " too much"});
   shell.refuses("$GPT --plan --budget 0.01", 1, {"--budget 0.01: no part of any cluster of data/clusters trains gpt3-125m", "raise the goal"});
 }
 
