@@ -127,8 +127,8 @@ inline const std::vector<PublishedRun>& published_runs() {
       megatron_2022(37.83, "attention", megatron("530B", 128, 20480, 105, 8, 35, 280, 280, 1, 3, 0, 0.12)),
       megatron_2022(39.1, "attention", megatron("530B, dp 8", 128, 20480, 105, 8, 35, 2240, 2240, 1, 3, 0, 0.12)),
       megatron_2022(71.49, "attention", megatron("1T", 160, 25600, 128, 8, 64, 512, 512, 1, 1, 0, 0.12)),
-      // Megatron-LM's README since 2024. Micro-batches and chunks are not known: without stages all of a rank's batch at once,
-      // with stages one sequence, and a layer a chunk. 23 and 7 layers a stage leave only that, or none.
+      // Megatron-LM's README since 2024. Micro-batches and chunks are not known: without stages all of a rank's batch at
+      // once, with stages one sequence, and a layer a chunk. 23 and 7 layers a stage leave only that, or none.
       megatron_core("H100 1.7B", 16, 2048, 24, 1, 1, 48, 192, 408.8, 0),
       megatron_core("H100 7.1B", 32, 4096, 30, 2, 1, 48, 192, 465.9, 0),
       megatron_core("H100 16B", 48, 6144, 32, 4, 1, 48, 192, 489.1, 0),

@@ -44,16 +44,16 @@ Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride,
 
 // ---- what a pass computes
 
-enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, step_kinds, tp_total = step_kinds, cp_total, weights, kinds };
+// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights is that
+// part of the products which zb delays, the gradients of weights.
+enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, tp_total, cp_total, weights, kinds };
 
-// Seconds of each kind. The first ones add up to the step. Of the others, tp_total and cp_total are communication with what
-// hides; weights is that part of the products which zb delays, the gradients of weights.
 struct Cost {
-  std::array<double, kinds> of = {};
+  std::array<double, kinds> of = {};  // seconds
 
   double& operator[](Kind kind) { return of[kind]; }
   double operator[](Kind kind) const { return of[kind]; }
-  double seconds() const { return std::accumulate(of.begin(), of.begin() + step_kinds, 0.0); }
+  double seconds() const { return std::accumulate(of.begin(), of.begin() + tp_total, 0.0); }
 };
 Cost sum(Cost a, const Cost& b, double times = 1) {
   for (size_t kind = 0; kind < kinds; ++kind) a.of[kind] += times * b.of[kind];
@@ -154,10 +154,11 @@ class Kernels {
     const Cost first = weight_product(C_, wide), last = weight_product(inner, C_);
     const double regathered = step_.recompute == "block" || whole_rows_ ? 0 : rows_;  // what LayerNorm wrote
     const double meanwhile = waits_ ? 0 : first.seconds();
-    Cost cost = last + between + sent(regathered, last.seconds() + between.seconds()) + first + layernorm_backward();
-    cost += product_and_rows(R_, C_, wide, meanwhile);
-    // Where each rank has whole rows, both of an all_reduce's halves follow the first product; the last one gathers nothing.
-    cost += whole_rows_ ? product(R_, inner, C_) + sent(rows_, std::max(0.0, meanwhile - rows_)) : product_and_rows(R_, inner, C_);
+    Cost cost = last + between + sent(regathered, last.seconds() + between.seconds());
+    cost += product_and_rows(R_, C_, wide, meanwhile) + first + layernorm_backward();
+    // Where each rank has whole rows, the last product gathers none, and the first one's sums are twice as many.
+    if (!whole_rows_) cost += product_and_rows(R_, inner, C_);
+    else cost += product(R_, inner, C_) + sent(rows_, std::max(0.0, meanwhile - rows_));
     cost[weights] = first[products] + last[products];
     return cost;
   }
@@ -238,7 +239,8 @@ Parameters parameters_of(const PlannedStep& step, int layers) {
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
-Forecast::Communication zero_communication(const PlannedStep& step, const Ring& ring, const Parameters& p, const StageTimes& first) {
+Forecast::Communication zero_communication(const PlannedStep& step, const Ring& ring, const Parameters& p,
+                                           const StageTimes& first) {
   const double g = step.reduce_dtype == "fp32" ? 4 : bytes_of(step.dtype);
   const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
   const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(bytes_of(step.dtype) * elements); };
@@ -254,9 +256,10 @@ Forecast::Communication zero_communication(const PlannedStep& step, const Ring& 
   return c;
 }
 
-// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of gradients, which
-// both ends have.
-void add_pipeline(Forecast& f, const PlannedStep& step, const Cluster& cluster, const std::vector<StageTimes>& stages, double wte) {
+// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of gradients,
+// which both ends have.
+void add_pipeline(Forecast& f, const PlannedStep& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
+                  double wte) {
   const MeshShape& mesh = step.mesh;
   if (mesh.pp == 1) return;
   const int A = step.micro_batches(), stage_ranks = mesh.ranks() / mesh.pp;
