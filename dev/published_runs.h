@@ -7,10 +7,11 @@
 
 #include "planner/forecast.h"
 
-// FLOPs of a step as 2104.04473 counts them, with recomputation
-inline double megatron_flops(const ModelShape& s, double T, double batch) {
-  const double L = s.layers, C = s.channels;
-  return 96 * batch * T * L * C * C * (1 + T / (6 * C) + s.vocabulary / (16 * L * C));
+// FLOPs of a step as Megatron-LM counts them: 2104.04473 with what is recomputed, later tables without
+inline double megatron_flops(const PlannedStep& step) {
+  const double T = step.seq_len, L = step.shape.layers, C = step.shape.channels, V = step.shape.vocabulary;
+  const double passes = step.recompute == "block" ? 4 : 3;
+  return step.global_batch * T * (passes * L * (24 * C * C + 4 * C * T) + 6 * C * V);
 }
 
 struct PublishedRun {
@@ -24,7 +25,7 @@ struct PublishedRun {
     const Forecast f = forecast(step, load_cluster("data/clusters/" + cluster + ".json"));
     const double devices = step.mesh.ranks();
     if (counts_tokens) return f.tokens_per_s / devices / 1e3;
-    return megatron_flops(step.shape, step.seq_len, step.global_batch) / f.seconds / devices / 1e12;
+    return megatron_flops(step) / f.seconds / devices / 1e12;
   }
   double error() const { return forecast_rate() / rate - 1; }
 };
@@ -39,6 +40,29 @@ inline PublishedRun megatron(const char* name, int heads, int channels, int laye
   step.dtype = "fp16", step.reduce_dtype = "bf16", step.recompute = "block";
   step.pp_schedule = chunks > 1 ? "interleaved" : "1f1b", step.pp_chunks = chunks;
   return {name, "selene-2021", step, rate, false, most};
+}
+
+// The same a year later, which took so many seconds a step; recompute: block, or attention with rows split over tp
+inline PublishedRun megatron_2022(double seconds, const char* recompute, PublishedRun run) {
+  run.cluster = "selene-2022", run.step.recompute = recompute;
+  run.rate = megatron_flops(run.step) / seconds / run.step.mesh.ranks() / 1e12;
+  return run;
+}
+inline PublishedRun zero3(PublishedRun run) {
+  run.step.zero = 3;
+  return run;
+}
+
+// Megatron-Core r0.8 on H100, V 131,072, T 4096, bf16, FlashAttention, all communication overlapped, nothing recomputed
+inline PublishedRun megatron_core(const char* name, int heads, int channels, int layers, int tp, int pp, int dp, int batch,
+                                  double rate, double most) {
+  PlannedStep step;
+  step.shape = {layers, heads, channels, 131072, 4096};
+  step.mesh = {tp, 1, dp, pp};
+  step.seq_len = 4096, step.micro_batch = pp > 1 ? 1 : batch / dp, step.global_batch = batch;
+  step.zero = 1;
+  if (pp > 1) step.pp_schedule = "interleaved", step.pp_chunks = layers / pp;
+  return {name, "768x8xh100", step, rate, false, most};
 }
 
 // GPT-2's shapes on H100, bf16, T 1024
@@ -77,10 +101,46 @@ inline const std::vector<PublishedRun>& published_runs() {
       megatron("310.1B", 128, 16384, 96, 8, 16, 1920, 2160, 1, 2, 155, 0.12),
       megatron("529.6B", 128, 20480, 105, 8, 35, 2520, 2520, 1, 3, 163, 0.12),
       megatron("1008B", 160, 25600, 128, 8, 64, 3072, 3072, 1, 1, 163, 0.12),
+      // The same paper's table 2: the same batch on more and more GPUs, not interleaved
+      megatron("174.6B, 384 GPUs", 96, 12288, 96, 8, 12, 384, 1536, 1, 1, 153, 0.12),
+      megatron("174.6B, 768 GPUs", 96, 12288, 96, 8, 12, 768, 1536, 1, 1, 149, 0.12),
+      megatron("174.6B, 1536 GPUs", 96, 12288, 96, 8, 12, 1536, 1536, 1, 1, 141, 0.12),
+      megatron("529.6B, 560 GPUs", 128, 20480, 105, 8, 35, 560, 2240, 1, 1, 171, 0.12),
+      megatron("529.6B, 1120 GPUs", 128, 20480, 105, 8, 35, 1120, 2240, 1, 1, 167, 0.12),
+      megatron("529.6B, 2240 GPUs", 128, 20480, 105, 8, 35, 2240, 2240, 1, 1, 159, 0.12),
+      // and with DeepSpeed's ZeRO 3 of that time
+      zero3(megatron("174.6B, ZeRO 3, 384 GPUs", 96, 12288, 96, 1, 1, 384, 1536, 4, 1, 144, 0)),
+      zero3(megatron("174.6B, ZeRO 3, 768 GPUs", 96, 12288, 96, 1, 1, 768, 1536, 2, 1, 88, 0)),
+      zero3(megatron("174.6B, ZeRO 3, 1536 GPUs", 96, 12288, 96, 1, 1, 1536, 1536, 1, 1, 44, 0)),
       // arXiv:2201.11990, section 2.4
       megatron("MT-NLG 530B, 280 hosts", 128, 20480, 105, 8, 35, 2240, 1920, 1, 1, 126, 0),
       megatron("MT-NLG 530B, 350 hosts", 128, 20480, 105, 8, 35, 2800, 1920, 1, 1, 121, 0),
       megatron("MT-NLG 530B, 420 hosts", 128, 20480, 105, 8, 35, 3360, 1920, 1, 1, 113, 0),
+      // arXiv:2205.05198, table 5: before, and with what the paper is about; 2,240 GPUs by its MFU, 42.1 and 54.2 % of 312
+      megatron_2022(1.42, "block", megatron("22B, recomputed", 64, 6144, 48, 8, 1, 8, 4, 4, 1, 0, 0.12)),
+      megatron_2022(18.13, "block", megatron("175B, recomputed", 96, 12288, 96, 8, 8, 64, 64, 1, 3, 0, 0.12)),
+      megatron_2022(49.05, "block", megatron("530B, recomputed", 128, 20480, 105, 8, 35, 280, 280, 1, 3, 0, 0.12)),
+      megatron_2022(50.4, "block", megatron("530B, recomputed, dp 8", 128, 20480, 105, 8, 35, 2240, 2240, 1, 3, 0, 0.12)),
+      megatron_2022(94.42, "block", megatron("1T, recomputed", 160, 25600, 128, 8, 64, 512, 512, 1, 1, 0, 0.12)),
+      megatron_2022(1.10, "attention", megatron("22B", 64, 6144, 48, 8, 1, 8, 4, 4, 1, 0, 0.12)),
+      megatron_2022(13.75, "attention", megatron("175B", 96, 12288, 96, 8, 8, 64, 64, 1, 3, 0, 0.12)),
+      megatron_2022(37.83, "attention", megatron("530B", 128, 20480, 105, 8, 35, 280, 280, 1, 3, 0, 0.12)),
+      megatron_2022(39.1, "attention", megatron("530B, dp 8", 128, 20480, 105, 8, 35, 2240, 2240, 1, 3, 0, 0.12)),
+      megatron_2022(71.49, "attention", megatron("1T", 160, 25600, 128, 8, 64, 512, 512, 1, 1, 0, 0.12)),
+      // Megatron-LM's README since 2024. Micro-batches and chunks are not known: without stages all of a rank's batch at
+      // once, with stages one sequence, and a layer a chunk. 23 and 7 layers a stage leave only that, or none.
+      megatron_core("H100 1.7B", 16, 2048, 24, 1, 1, 48, 192, 408.8, 0),
+      megatron_core("H100 7.1B", 32, 4096, 30, 2, 1, 48, 192, 465.9, 0),
+      megatron_core("H100 16B", 48, 6144, 32, 4, 1, 48, 192, 489.1, 0),
+      megatron_core("H100 32B", 56, 7168, 48, 8, 1, 48, 192, 459.6, 0.12),
+      megatron_core("H100 70B", 64, 8192, 84, 8, 2, 48, 384, 419.7, 0.12),
+      megatron_core("H100 119B", 80, 10240, 92, 8, 4, 48, 768, 420.5, 0.12),
+      megatron_core("H100 177B", 96, 12288, 96, 8, 6, 48, 1152, 432.8, 0.12),
+      megatron_core("H100 314B", 128, 16384, 96, 8, 8, 48, 1536, 474.4, 0.12),
+      megatron_core("H100 462B", 144, 18432, 112, 8, 16, 48, 3072, 459.9, 0.12),
+      // and MFU of the same 1,152 sequences on 96 to 4,608 of them
+      megatron_core("H100 177B, 96 GPUs", 96, 12288, 96, 8, 6, 2, 1152, 0.47 * 989, 0),
+      megatron_core("H100 177B, 4608 GPUs", 96, 12288, 96, 8, 6, 96, 1152, 0.42 * 989, 0.12),
       // published by the authors of llm.c and LLMQ; the batches of LLMQ are not known to us
       on_h100("llm.c 124M", 12, 12, 768, 8, 64, 512, 468),
       on_h100("llm.c 350M", 24, 16, 1024, 8, 64, 512, 188),

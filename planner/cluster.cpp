@@ -94,7 +94,8 @@ Cluster load_cluster(const std::filesystem::path& path) {
   if (file.has("source")) c.source = file.text("source");
   const std::string software = file.has("software") ? file.text("software") : "gpt.cu";
   if (software == "megatron-2021") c.software = Software::megatron_2021;
-  else if (software != "gpt.cu") file.refuse("software", "gpt.cu or megatron-2021");
+  else if (software == "megatron-2022") c.software = Software::megatron_2022;
+  else if (software != "gpt.cu") file.refuse("software", "gpt.cu, megatron-2022 or megatron-2021");
   file.end();
   return c;
 }

@@ -43,6 +43,7 @@ struct Link {
 enum class Software {
   gpt_cu,
   megatron_2021,  // attention's scores lie in memory; rows between products are not split over tp; nothing overlaps
+  megatron_2022,  // sums of rows hide behind gradients of weights; rows are split, if not whole blocks are recomputed
 };
 
 struct Cluster {

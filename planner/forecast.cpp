@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 #include "parallel/pipeline.h"
 
 namespace {
 
+double bytes_of(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // ---- communication
@@ -41,126 +44,84 @@ Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride,
 
 // ---- what a pass computes
 
-struct Cost {
-  double products = 0, attention = 0, memory = 0, launches = 0, tp_exposed = 0, cp_exposed = 0, tp = 0, cp = 0;
-  double weight = 0;  // of it: products for the gradients of weights, which zb delays
+// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights is that
+// part of the products which zb delays, the gradients of weights.
+enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, tp_total, cp_total, weights, kinds };
 
-  double seconds() const { return products + attention + memory + launches + tp_exposed + cp_exposed; }
+struct Cost {
+  std::array<double, kinds> of = {};  // seconds
+
+  double& operator[](Kind kind) { return of[kind]; }
+  double operator[](Kind kind) const { return of[kind]; }
+  double seconds() const { return std::accumulate(of.begin(), of.begin() + tp_total, 0.0); }
 };
-Cost sum(const Cost& a, const Cost& b, double times = 1) {
-  return {a.products + times * b.products,     a.attention + times * b.attention,   a.memory + times * b.memory,
-          a.launches + times * b.launches,     a.tp_exposed + times * b.tp_exposed, a.cp_exposed + times * b.cp_exposed,
-          a.tp + times * b.tp,                 a.cp + times * b.cp,                 a.weight + times * b.weight};
+Cost sum(Cost a, const Cost& b, double times = 1) {
+  for (size_t kind = 0; kind < kinds; ++kind) a.of[kind] += times * b.of[kind];
+  return a;
 }
 Cost operator+(const Cost& a, const Cost& b) { return sum(a, b); }
-Cost operator*(const Cost& c, double n) { return sum({}, c, n); }
+Cost operator*(const Cost& cost, double times) { return sum({}, cost, times); }
 Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
 
 // The kernels of a rank, in the order of gpt.cuh; FLOPs and bytes as dev/roofline.py has them.
 class Kernels {
  public:
-  Kernels(const PlannedStep& step, const Cluster& cluster)
-      : step_(step), device_(cluster.device), past_(cluster.software == Software::megatron_2021),
-        tp_(ring_of(cluster, 1, step.mesh.tp)), cp_(ring_of(cluster, step.mesh.tp, step.mesh.cp)) {
-    const bool is_fp32 = step.dtype == "fp32";
-    const double peak = device_.peak(is_fp32) / cluster.ranks_per_device;
-    product_ = peak * device_.product_share;
-    attention_forward_ = peak * device_.attention_forward;
-    attention_backward_ = peak * device_.attention_backward;
-    elements_ = device_.fp32 * device_.elements / cluster.ranks_per_device;
-    bandwidth_ = device_.bandwidth * device_.bandwidth_share / cluster.ranks_per_device;
-    row_ = device_.row * cluster.ranks_per_device;
-    w_ = is_fp32 ? 4 : 2;
-    N_ = step.mesh.tp, C_ = step.shape.channels, c_ = C_ / N_, T_ = step.seq_len;
-    R_ = double(step.micro_batch) * T_ / step.mesh.cp, r_ = past_ ? R_ : R_ / N_;
-    Vs_ = round_up((step.shape.vocabulary + step.mesh.tp - 1) / step.mesh.tp, 128);
-    accumulates_ = step.micro_batches() > 1;
-    pieces_ = past_ ? 1 : step.tp_pieces;
-    rows_ = tp_.gather(R_ * C_ * w_);
-  }
+  Kernels(const PlannedStep& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
 
   Cost forward() const { return activations() + product_and_rows(R_, C_, 4 * c_); }
-
   Cost backward() const {
-    Cost cost;
-    const bool block = step_.recompute == "block";
-    if (block) cost += past_ ? forward() : activations();
-    if (step_.recompute == "gelu") cost += gelu_forward();
-    const double regathered = block || past_ ? 0 : rows_;  // norm1 and norm2 are gathered again
-    const Cost down = weight_product(4 * c_, C_), up = weight_product(C_, 4 * c_);
-    const Cost projection = weight_product(c_, C_), qkv = weight_product(C_, 3 * c_);
-    const Cost attention = attention_backward();
-    cost += product_and_rows(R_, 4 * c_, C_) + elements(4 * R_ * c_, 20, 3);  // gelu_backward
-    cost += down + behind(regathered, down.seconds());
-    cost += product_and_rows(R_, C_, 4 * c_, past_ ? 0 : up.seconds()) + up;
-    cost += layernorm_backward();
-    cost += product_and_rows(R_, c_, C_);
-    cost += projection + attention + behind(regathered, projection.seconds() + attention.seconds());
-    cost += product_and_rows(R_, C_, 3 * c_, past_ ? 0 : qkv.seconds()) + qkv;
-    cost += layernorm_backward();
-    cost.weight = down.products + up.products + projection.products + qkv.products;
-    return cost;
+    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3);
+    return recomputed() + gelu_backward + half_backward(4 * c_, {}, 4 * c_) + half_backward(3 * c_, attention_backward(), c_);
   }
 
-  Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + exposed(rows_); }
-  Cost embedding_backward() const { return kernel(2 * R_ * C_, 2 * R_ * C_ * (w_ + 4)) + exposed(rows_); }
+  Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
+  Cost embedding_backward() const { return kernel(2 * R_ * C_, 2 * R_ * C_ * (w_ + 4)) + sent(rows_); }
 
   // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
   Cost head() const {
-    Cost cost = layernorm_forward() + exposed(past_ ? 0 : rows_);
-    cost += product(R_, Vs_, C_) + rows(R_, Vs_, 6, 2);
-    if (N_ > 1) cost += elements(R_ * Vs_, 2, 1) + exposed(tp_.gather(12 * R_ * N_));
-    cost += weight_product(Vs_, C_, false) + product(R_, C_, Vs_) + exposed(rows_) + layernorm_backward();
-    return cost;
+    Cost cost = layernorm_forward() + sent(whole_rows_ ? 0 : rows_) + product(R_, Vs_, C_) + elements(R_ * Vs_, 6, 2, R_);
+    if (N_ > 1) cost += elements(R_ * Vs_, 2, 1) + sent(tp_.gather(12 * R_ * N_));
+    return cost + weight_product(Vs_, C_, false) + product(R_, C_, Vs_) + sent(rows_) + layernorm_backward();
   }
 
   // Norm and AdamW of so many elements; each unit has launches of its own.
-  Cost update(double count, int units) const {
+  Cost update(double count, double units) const {
     Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, (w_ == 4 ? 28 : 30) * count);
-    cost.launches = 2 * units * device_.launch;
+    cost[launches] = 2 * units * device_.launch;
     return cost;
   }
 
  private:
-  Cost timed(double Cost::*kind, double flops, double rate, double bytes) const {
+  Cost timed(Kind kind, double seconds) const {
     Cost cost;
-    cost.*kind = std::max(flops / rate, bytes / bandwidth_);
-    cost.launches = device_.launch;
+    cost[kind] = seconds;
+    cost[launches] = device_.launch;
     return cost;
   }
-  Cost kernel(double flops, double bytes) const { return timed(&Cost::memory, flops, elements_, bytes); }
-  // `passes`: how often each of these elements is read or written
-  Cost elements(double count, double flops, double passes) const { return kernel(flops * count, passes * count * w_); }
-  // The same where sums over the elements of a row are needed.
-  Cost rows(double count, double columns, double flops, double passes) const {
-    Cost cost = elements(count * columns, flops, passes);
-    cost.memory += count * row_;
+  Cost kernel(double flops, double bytes) const { return timed(memory, std::max(flops / elements_, bytes / bandwidth_)); }
+  // `passes`: how often each of these elements is read or written; `rows`: over the elements of how many rows sums are needed
+  Cost elements(double count, double flops, double passes, double rows = 0) const {
+    Cost cost = kernel(flops * count, passes * count * w_);
+    cost[memory] += rows * device_.row * sharing_;
     return cost;
   }
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out` bytes an
   // element) when that is done.
   Cost product(double m, double n, double k, double out) const {
-    Cost cost;
-    cost.products = std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_) + m * n * out / bandwidth_;
-    cost.launches = device_.launch;
-    return cost;
+    return timed(products, std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_) + m * n * out / bandwidth_);
   }
   Cost product(double m, double n, double k) const { return product(m, n, k, w_); }
   // The gradients of a weight (inputs, outputs), which are added to those of the micro-batches before; and of its bias.
   Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
-    const Cost weight = product(inputs, outputs, R_, (past_ ? w_ : 4) * (accumulates_ ? 2 : 1));
+    const Cost weight = product(inputs, outputs, R_, (past_ ? w_ : 4) * (step_.micro_batches() > 1 ? 2 : 1));
     return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
   }
 
-  Cost exposed(double seconds) const {
+  // What tensor parallelism sends while something else is computed.
+  Cost sent(double seconds, double meanwhile = 0) const {
     Cost cost;
-    cost.tp = cost.tp_exposed = seconds;
-    return cost;
-  }
-  // Communication that goes on while something else is computed.
-  Cost behind(double communication, double computed) const {
-    Cost cost = exposed(communication);
-    if (device_.overlaps) cost.tp_exposed = std::max(0.0, communication - computed);
+    cost[tp_total] = seconds;
+    cost[tp_exposed] = device_.overlaps ? std::max(0.0, seconds - meanwhile) : seconds;
     return cost;
   }
   // A product whose rows are gathered before it, or whose sums are scattered after it, in pieces: one travels while another is
@@ -168,124 +129,187 @@ class Kernels {
   Cost product_and_rows(double m, double n, double k, double meanwhile = 0) const {
     Cost cost = product(m, n, k);
     if (N_ == 1) return cost;
-    const double alone = rows_ / pieces_ + (pieces_ - 1) * std::max(0.0, rows_ - cost.products) / pieces_;
-    cost.launches *= pieces_;
-    return cost + behind(rows_, rows_ - alone + meanwhile);
+    const double alone = rows_ / pieces_ + (pieces_ - 1) * std::max(0.0, rows_ - cost[products]) / pieces_;
+    cost[launches] *= pieces_;
+    return cost + sent(rows_, rows_ - alone + meanwhile);
   }
 
   Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
   // In the past bias, dropout and the sum had a kernel of their own.
-  Cost layernorm_forward() const { return rows(r_, C_, 8, past_ ? 6 : 4); }
-  Cost layernorm_backward() const { return rows(r_, C_, 20, past_ ? 6 : 4); }
+  Cost layernorm_forward() const { return elements(r_ * C_, 8, past_ ? 6 : 4, r_); }
+  Cost layernorm_backward() const { return elements(r_ * C_, 20, past_ ? 6 : 4, r_); }
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
     return layernorm_forward() * 2 + product_and_rows(R_, 3 * c_, C_) + attention_forward() +
            product_and_rows(R_, C_, c_) + product_and_rows(R_, 4 * c_, C_) + gelu_forward();
   }
-
-  Cost attention_forward() const {
-    return past_ ? scores(4, 6) : in_ring(timed(&Cost::attention, 2 * R_ * T_ * c_, attention_forward_, 4 * R_ * c_ * w_), w_);
+  Cost recomputed() const {
+    if (step_.recompute == "block") return past_ ? forward() : activations();
+    if (step_.recompute == "gelu") return gelu_forward();
+    return step_.recompute == "attention" ? attention_forward() : Cost();
   }
-  Cost attention_backward() const {
-    return past_ ? scores(8, 10) : in_ring(timed(&Cost::attention, 7 * R_ * T_ * c_, attention_backward_, 8 * R_ * c_ * w_), w_ + 4);
-  }
-  // Whole products of queries and keys, whose (B,NH,T,T) scores are written and read so many times, and the mask of their
-  // dropout, a byte each, once.
-  Cost scores(double products, double passes) const {
-    Cost cost = timed(&Cost::attention, products * R_ * T_ * c_, product_, 0);
-    cost.attention += R_ * T_ * step_.shape.heads / N_ * (passes * w_ + 1) / bandwidth_;
+  // The backward of half a block: LayerNorm, a product with `wide` columns, `between`, a product of `inner` columns.
+  Cost half_backward(double wide, const Cost& between, double inner) const {
+    const Cost first = weight_product(C_, wide), last = weight_product(inner, C_);
+    const double regathered = step_.recompute == "block" || whole_rows_ ? 0 : rows_;  // what LayerNorm wrote
+    const double meanwhile = waits_ ? 0 : first.seconds();
+    Cost cost = last + between + sent(regathered, last.seconds() + between.seconds());
+    cost += product_and_rows(R_, C_, wide, meanwhile) + first + layernorm_backward();
+    // Where each rank has whole rows, the last product gathers none, and the first one's sums are twice as many.
+    if (!whole_rows_) cost += product_and_rows(R_, inner, C_);
+    else cost += product(R_, inner, C_) + sent(rows_, std::max(0.0, meanwhile - rows_));
+    cost[weights] = first[products] + last[products];
     return cost;
   }
-  // Context parallelism: keys and values travel behind the attention to the last ones, with so many bytes an element, and the
-  // last gradients come home behind nothing. In Ulysses four tensors travel before and after attention.
-  Cost in_ring(Cost attention, double bytes) const {
-    const double hops = cp_.ranks - 1, hop = cp_.send(2 * R_ * c_ * bytes);
-    if (hops == 0) return attention;
+
+  Cost attention_forward() const { return past_ ? scores(4, 6) : fused_attention(2, device_.attention_forward, 4, w_); }
+  Cost attention_backward() const { return past_ ? scores(8, 10) : fused_attention(7, device_.attention_backward, 8, w_ + 4); }
+  // Whole products of queries and keys, whose (B,NH,T,T) scores are written and read so many times, and the mask of their
+  // dropout, a byte each, once.
+  Cost scores(double flops, double passes) const {
+    const double bytes = R_ * T_ * step_.shape.heads / N_ * (passes * w_ + 1);
+    return timed(attention, flops * R_ * T_ * c_ / product_ + bytes / bandwidth_);
+  }
+  // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the last ones,
+  // `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel before and after.
+  Cost fused_attention(double flops, double share, double tensors, double bytes) const {
+    Cost cost = timed(attention, std::max(flops * R_ * T_ * c_ / (peak_ * share), tensors * R_ * c_ * w_ / bandwidth_));
+    if (cp_.ranks == 1) return cost;
     const bool ulysses = step_.cp_method == "ulysses";
-    attention.cp = attention.cp_exposed = ulysses ? cp_.gather(4 * R_ * c_ * w_) : hops * hop;
-    if (ulysses) return attention;
-    const double home = bytes > w_ ? cp_.send(2 * R_ * c_ * 4) : 0;
-    if (device_.overlaps)
-      attention.cp_exposed = std::min(attention.cp, hops * std::max(0.0, hop - attention.attention / cp_.ranks) + home);
-    attention.launches *= cp_.ranks;
-    return attention;
+    const double hops = cp_.ranks - 1, hop = cp_.send(2 * R_ * c_ * bytes), home = bytes > w_ ? cp_.send(2 * R_ * c_ * 4) : 0;
+    cost[cp_total] = cost[cp_exposed] = ulysses ? cp_.gather(4 * R_ * c_ * w_) : hops * hop;
+    if (ulysses) return cost;
+    const double waits = hops * std::max(0.0, hop - cost[attention] / cp_.ranks) + home;
+    if (device_.overlaps) cost[cp_exposed] = std::min(cost[cp_total], waits);
+    cost[launches] *= cp_.ranks;
+    return cost;
   }
 
   const PlannedStep& step_;
-  const Device& device_;
-  bool past_, accumulates_;
-  Ring tp_, cp_;
-  double product_, attention_forward_, attention_backward_, elements_, bandwidth_, row_;
-  double w_, N_, C_, c_, T_, R_, r_, Vs_, pieces_;
-  double rows_;  // to gather or scatter (R,C)
+  const Cluster& cluster_;
+  const Device& device_ = cluster_.device;
+  // What published runs did otherwise (Software)
+  bool past_ = cluster_.software != Software::gpt_cu, waits_ = cluster_.software == Software::megatron_2021;
+  bool whole_rows_ = waits_ || (past_ && step_.recompute == "block");
+  double sharing_ = cluster_.ranks_per_device;
+  double peak_ = device_.peak(step_.dtype == "fp32") / sharing_, product_ = peak_ * device_.product_share;
+  double elements_ = device_.fp32 * device_.elements / sharing_;
+  double bandwidth_ = device_.bandwidth * device_.bandwidth_share / sharing_;
+  double w_ = bytes_of(step_.dtype), N_ = step_.mesh.tp, C_ = step_.shape.channels, c_ = C_ / N_, T_ = step_.seq_len;
+  double R_ = double(step_.micro_batch) * T_ / step_.mesh.cp, r_ = whole_rows_ ? R_ : R_ / N_;
+  double Vs_ = round_up((step_.shape.vocabulary + step_.mesh.tp - 1) / step_.mesh.tp, 128);
+  double pieces_ = past_ ? 1 : step_.tp_pieces;
+  Ring tp_ = ring_of(cluster_, 1, step_.mesh.tp), cp_ = ring_of(cluster_, step_.mesh.tp, step_.mesh.cp);
+  double rows_ = tp_.gather(R_ * C_ * w_);  // seconds to gather or scatter (R,C)
 };
 
-// ---- data parallelism
+// ---- stages
 
+struct Passes {
+  Cost forward, backward;
+  StageTimes times() const { return {forward.seconds(), backward.seconds(), backward[weights]}; }
+};
+
+// What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are alike but
+// for their layers.
+std::vector<Passes> passes_of(const Kernels& kernels, const std::vector<int>& layers) {
+  const Passes block = {kernels.forward(), kernels.backward()};
+  std::vector<Passes> stages;
+  for (int count : layers) stages.push_back({block.forward * count, block.backward * count});
+  stages.front().forward += kernels.embedding_forward();
+  stages.front().backward += kernels.embedding_backward();
+  stages.back().backward += kernels.head();
+  return stages;
+}
+
+// ---- what is not of one stage alone
+
+bool overlaps(const Cluster& cluster) { return cluster.device.overlaps && cluster.software == Software::gpt_cu; }
+
+// The parameters of a rank of the first stage, which ends last: behind it nothing hides.
 struct Parameters {
   double embedding, block, blocks;
   double all() const { return embedding + block * blocks; }
 };
+Parameters parameters_of(const PlannedStep& step, int layers) {
+  const double C = step.shape.channels, tp = step.mesh.tp;
+  return {double(round_up(step.shape.vocabulary, 128)) * C / tp + double(step.shape.positions) * C,
+          12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
+}
 
-// What a step of a rank gathers and reduces for ZeRO. forward, backward: of one micro-batch
-Forecast::Communication zero_communication(const PlannedStep& step, const Ring& ring, const Parameters& p, double forward,
-                                           double backward, bool overlaps) {
-  const double w = step.dtype == "fp32" ? 4 : 2, g = step.reduce_dtype == "fp32" ? 4 : w, A = step.micro_batches();
-  if (ring.ranks == 1) return {};
-  const double reduce_block = ring.gather(g * p.block) * (step.zero == 0 ? 2 : 1), gather_block = ring.gather(w * p.block);
-  const double reduce_embedding = ring.gather(g * p.embedding) * (step.zero == 0 ? 2 : 1);
-  const double gather_embedding = ring.gather(w * p.embedding);
-  const double reduce = p.blocks * reduce_block, gather = p.blocks * gather_block;
-  // For the last reductions no backward is left, and for the first gather no update.
-  const double tail = reduce_block + reduce_embedding, first = step.zero == 0 ? 0 : gather_block;
+// What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
+Forecast::Communication zero_communication(const PlannedStep& step, const Ring& ring, const Parameters& p,
+                                           const StageTimes& first) {
+  const double g = step.reduce_dtype == "fp32" ? 4 : bytes_of(step.dtype);
+  const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
+  const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(bytes_of(step.dtype) * elements); };
+  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.block);
+  const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
+  const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
-  if (step.zero < 2) {
-    c.total = reduce + reduce_embedding;
-    c.exposed = std::max(tail, c.total - backward);
-    if (step.zero == 1) c.total += gather + gather_embedding, c.exposed += std::max(first, gather - forward);
-  } else {
-    const bool gathers = step.zero == 3;
-    const double later_gathers = gathers ? gather * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
-    c.total = A * reduce + reduce_embedding + gather + gather_embedding + (2 * A - 1) * later_gathers;
-    c.exposed = std::max(tail, reduce + later_gathers + reduce_embedding - backward) + std::max(first, gather - forward);
-    c.exposed += (A - 1) * (std::max(0.0, later_gathers - forward) + std::max(0.0, reduce + later_gathers - backward));
-  }
-  if (!overlaps) c.exposed = c.total;
+  c.total = times * reduced + reduce(p.embedding) + gathered + gather(p.embedding) + (2 * times - 1) * again;
+  // For the last reductions no backward is left, and for the first gather no update.
+  c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
+  c.exposed += std::max(gather(p.block), gathered - first.forward);
+  c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
   return c;
 }
 
-struct Share {
-  const char* name;
-  double seconds;
-};
+// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of gradients,
+// which both ends have.
+void add_pipeline(Forecast& f, const PlannedStep& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
+                  double wte) {
+  const MeshShape& mesh = step.mesh;
+  if (mesh.pp == 1) return;
+  const int A = step.micro_batches(), stage_ranks = mesh.ranks() / mesh.pp;
+  const double rows = double(step.micro_batch) * step.seq_len / mesh.cp * step.shape.channels / mesh.tp * bytes_of(step.dtype);
+  const double message = ring_of(cluster, stage_ranks, mesh.pp).send(rows), messages = 2.0 * A * step.pp_chunks * message;
+  const double ends = 2 * ring_of(cluster, mesh.ranks() - stage_ranks, 2, mesh.ranks()).gather(wte);
+  const auto seconds = [&](double sent) { return pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, sent); };
+  f.pp = {messages + ends, seconds(message) - seconds(0) + (overlaps(cluster) ? 0 : messages) + ends};
+  f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
+}
+
+using Share = std::pair<const char*, double>;
 std::array<Share, 6> shares_of(const Forecast& f) {
   const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
   return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update}, {"communication", communication},
            {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
 }
 
+// The step, when all parts of it are known, and what follows.
+void add_rates(Forecast& f, const PlannedStep& step, const Cluster& cluster) {
+  for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
+  f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
+  const ModelShape& s = step.shape;
+  const double L = s.layers, C = s.channels, tokens = double(step.global_batch) * step.seq_len;
+  const double parameters = (s.vocabulary + s.positions) * C + L * (12 * C * C + 13 * C) + 2 * C;
+  f.tokens_per_s = tokens / f.seconds;
+  f.model_flops = tokens * (6 * parameters + 6 * L * C * step.seq_len);
+  const double devices = double(step.mesh.ranks()) / cluster.ranks_per_device, peak = cluster.device.peak(step.dtype == "fp32");
+  if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);
+}
+
 }  // namespace
 
 double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks, int micro_batches,
                         double message) {
-  const double A = micro_batches, p = double(stages.size()), v = chunks;
-  double all = 0, weight = 0, slowest = 0, slowest_forward = 0, slowest_backward = 0;
-  for (const StageTimes& s : stages) {
-    all += s.sum(), weight += s.weight;
-    slowest = std::max(slowest, s.sum());
-    slowest_forward = std::max(slowest_forward, s.forward), slowest_backward = std::max(slowest_backward, s.backward);
-  }
+  const double A = micro_batches, p = double(stages.size());
+  const auto most = [&](auto part) { return std::invoke(part, std::ranges::max(stages, {}, part)); };
+  const double slowest = most(&StageTimes::sum), forward = most(&StageTimes::forward), backward = most(&StageTimes::backward);
+  double all = 0, weight = 0;
+  for (const StageTimes& s : stages) all += s.sum(), weight += s.weight;
   const double messages = 2 * (p - 1) * message;
   if (p == 1) return A * slowest;
-  if (schedule == "gpipe") return all + (A - 1) * (slowest_forward + slowest_backward) + messages;
+  if (schedule == "gpipe") return all + (A - 1) * (forward + backward) + messages;
   // What fills and drains is a chunk of each other stage. Later messages hide behind the other chunks.
-  if (schedule == "interleaved") return A * slowest + (all - slowest) / v + messages * (v + 1) / 2;
+  if (schedule == "interleaved") return A * slowest + (all - slowest) / chunks + messages * (chunks + 1) / 2;
   // A backward of stage 0 waits until its forward has passed all stages and come back; p are on their way at a time. zb's
   // weights do not delay it, and fill what is idle at the end.
   const double way = all - (schedule == "zb" ? weight : 0) + messages;
   if (schedule == "1f1b") return way + (A - 1) * std::max(slowest, way / p);
-  const double fills = std::min({slowest_forward, slowest_backward - weight / p, weight / p}) * (std::min(A, p) - 1);
+  const double fills = std::min({forward, backward - weight / p, weight / p}) * (std::min(A, p) - 1);
   return way * (p - 1) / p + A * std::max(slowest, way / p) - fills;
 }
 
@@ -300,63 +324,24 @@ Forecast forecast(const PlannedStep& step, const Cluster& cluster) {
   const ModelShape& s = step.shape;
   const MeshShape& mesh = step.mesh;
   const Kernels kernels(step, cluster);
-  const bool past = cluster.software == Software::megatron_2021, overlaps = cluster.device.overlaps && !past;
-  const int p = mesh.pp, A = step.micro_batches();
-  const double C = s.channels, tp = mesh.tp, w = step.dtype == "fp32" ? 4 : 2;
-
-  // Stages: the first one has the embedding, the last one the head. All others are alike but for their layers.
-  const Cost forward = kernels.forward(), backward = kernels.backward();
-  const Cost embedding = kernels.embedding_forward(), embedding_backward = kernels.embedding_backward(), head = kernels.head();
-  const std::vector<int> layers = deal(s.layers, p, step.pp_chunks, s.vocabulary / (12.0 * C));
-  const double layer_f = forward.seconds(), layer_b = backward.seconds();
-  std::vector<StageTimes> stages(size_t(p), StageTimes{});
-  int slowest = 0;
-  for (int i = 0; i < p; ++i) {
-    StageTimes& stage = stages[size_t(i)];
-    stage = {layers[size_t(i)] * layer_f, layers[size_t(i)] * layer_b, layers[size_t(i)] * backward.weight};
-    if (i == 0) stage.forward += embedding.seconds(), stage.backward += embedding_backward.seconds();
-    if (i == p - 1) stage.backward += head.seconds();
-    if (stage.sum() > stages[size_t(slowest)].sum()) slowest = i;
-  }
-  const double own_layers = layers[size_t(slowest)];
-  Cost own = (forward + backward) * own_layers;
-  if (slowest == 0) own += embedding + embedding_backward;
-  if (slowest == p - 1) own += head;
-  own = own * A;
-
+  const std::vector<int> layers = deal(s.layers, mesh.pp, step.pp_chunks, s.vocabulary / (12.0 * s.channels));
+  const std::vector<Passes> stages = passes_of(kernels, layers);
+  std::vector<StageTimes> times;
+  for (const Passes& stage : stages) times.push_back(stage.times());
+  const Passes& own = stages[size_t(std::ranges::max_element(times, {}, &StageTimes::sum) - times.begin())];
+  const Cost cost = (own.forward + own.backward) * step.micro_batches();
   Forecast f;
-  f.products = own.products, f.attention = own.attention, f.memory = own.memory, f.launches = own.launches;
-  f.tp = {own.tp, own.tp_exposed}, f.cp = {own.cp, own.cp_exposed};
+  f.products = cost[products], f.attention = cost[attention], f.memory = cost[memory], f.launches = cost[launches];
+  f.tp = {cost[tp_total], cost[tp_exposed]}, f.cp = {cost[cp_total], cost[cp_exposed]};
 
-  const int stage_ranks = mesh.tp * mesh.cp * mesh.dp;
-  const Ring next = ring_of(cluster, stage_ranks, p), data = ring_of(cluster, mesh.tp, mesh.cp * mesh.dp);
-  const double message = next.send(double(step.micro_batch) * step.seq_len / mesh.cp * C / tp * w);
-  const double without = pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, 0);
-  const double pipeline = pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, message);
-  f.bubble = pipeline - A * stages[size_t(slowest)].sum();
-  f.pp = {p > 1 ? 2.0 * A * step.pp_chunks * message : 0, pipeline - without};
-  if (!overlaps) f.bubble += f.pp.total, f.pp.exposed += f.pp.total;
-
-  // Stage 0 ends last: behind it nothing hides. Both ends have wte.
-  const Parameters own_parameters = {double(round_up(s.vocabulary, 128)) * C / tp + double(s.positions) * C,
-                                     12 * C * C / tp + (7 / tp + 6) * C, double(layers[0])};
-  f.dp = zero_communication(step, data, own_parameters, stages[0].forward, stages[0].backward, overlaps);
-  if (p > 1) {
-    const double pieces = step.zero == 0 ? 1 : data.ranks;
-    const double ends = 2 * ring_of(cluster, stage_ranks * (p - 1), 2, stage_ranks * p).gather(4 * own_parameters.embedding / pieces);
-    f.pp.total += ends, f.pp.exposed += ends, f.bubble += ends;
-  }
-  const double updated = own_parameters.all() / (step.zero == 0 ? 1 : data.ranks);
-  const Cost update = kernels.update(updated, int(own_parameters.blocks) + 2);
-  f.update = update.memory, f.launches += update.launches;
-  f.seconds = own.seconds() + f.bubble + f.dp.exposed + f.update + update.launches;
-
-  const double tokens = double(step.global_batch) * step.seq_len;
-  const double parameters = (s.vocabulary + s.positions) * C + s.layers * (12 * C * C + 13 * C) + 2 * C;
-  f.tokens_per_s = tokens / f.seconds;
-  f.model_flops = tokens * (6 * parameters + 6.0 * s.layers * C * step.seq_len);
-  const double devices = double(mesh.ranks()) / cluster.ranks_per_device, peak = cluster.device.peak(step.dtype == "fp32");
-  if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);
-  f.limit = std::ranges::max(shares_of(f), {}, &Share::seconds).name;
+  const Parameters first = parameters_of(step, layers[0]);
+  const Ring data = ring_of(cluster, mesh.tp, mesh.cp * mesh.dp);
+  const double pieces = step.zero == 0 ? 1 : data.ranks;
+  f.dp = zero_communication(step, data, first, times[0]);
+  if (!overlaps(cluster)) f.dp.exposed = f.dp.total;
+  add_pipeline(f, step, cluster, times, 4 * first.embedding / pieces);
+  const Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
+  f.update = update[memory], f.launches += update[launches];
+  add_rates(f, step, cluster);
   return f;
 }
