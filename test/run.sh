@@ -84,7 +84,7 @@ if command -v mpirun > /dev/null; then
         for ranks in 2 4; do run test_context_parallel $schedule $ranks; done
         run test_zero $schedule 3 --test-case='*take turns*'
         for ranks in 2 4; do run test_tensor_parallel $schedule $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
-        run test_meshes $schedule 4 --test-case='any number*,the gradients*,*few tokens*'
+        run test_meshes $schedule 4 --test-case='any number*,every schedule*,the gradients*,*few tokens*'
         run ladder_all_reduce $schedule 3 --check
       done ;;
   esac

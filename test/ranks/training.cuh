@@ -20,9 +20,10 @@ constexpr ModelShape deep = {5, 1, 16, 61, 8};   // more blocks than the ring ha
 inline Mesh& mesh() { return ranks().mesh; }
 inline Communicator& dp() { return mesh().data(); }
 
-// Samples of a step: of 1, 2, 3, 4 or 8 ranks each has at least two micro-batches of two.
+// Samples of a step: of 1, 2, 3, 4 or 8 data-parallel ranks each has at least two micro-batches of two.
+inline int (*usual_global_batch)() = [] { return std::max(24, 4 * ranks().control->size()); };
 inline int chosen_global_batch = 0;  // instead of that, if not 0
-inline int global_batch() { return chosen_global_batch ? chosen_global_batch : std::max(24, 4 * ranks().control->size()); }
+inline int global_batch() { return chosen_global_batch ? chosen_global_batch : usual_global_batch(); }
 
 // Learnable, and different for each sample.
 inline std::vector<int> sample_tokens(const ModelShape& shape, size_t sample) {
