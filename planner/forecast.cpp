@@ -69,7 +69,8 @@ class Kernels {
     attention_backward_ = peak * device_.attention_backward;
     elements_ = device_.fp32 * device_.elements / cluster.ranks_per_device;
     bandwidth_ = device_.bandwidth * device_.bandwidth_share / cluster.ranks_per_device;
-    row_ = device_.row * cluster.ranks_per_device;
+    norm_row_ = device_.norm_row * cluster.ranks_per_device, loss_row_ = device_.loss_row * cluster.ranks_per_device;
+    keys_ = step.seq_len + device_.attention_block;
     w_ = is_fp32 ? 4 : 2;
     N_ = step.mesh.tp, C_ = step.shape.channels, c_ = C_ / N_, T_ = step.seq_len;
     R_ = double(step.micro_batch) * T_ / step.mesh.cp, r_ = past_ ? R_ : R_ / N_;
@@ -108,7 +109,7 @@ class Kernels {
   // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
   Cost head() const {
     Cost cost = layernorm_forward() + exposed(past_ ? 0 : rows_);
-    cost += product(R_, Vs_, C_) + rows(R_, Vs_, 6, 2);
+    cost += product(R_, Vs_, C_) + rows(R_, Vs_, 6, 2, loss_row_ * std::clamp(Vs_ * w_ / 2048, 1.0, 8.0));
     if (N_ > 1) cost += elements(R_ * Vs_, 2, 1) + exposed(tp_.gather(12 * R_ * N_));
     cost += weight_product(Vs_, C_, false) + product(R_, C_, Vs_) + exposed(rows_) + layernorm_backward();
     return cost;
@@ -131,10 +132,10 @@ class Kernels {
   Cost kernel(double flops, double bytes) const { return timed(&Cost::memory, flops, elements_, bytes); }
   // `passes`: how often each of these elements is read or written
   Cost elements(double count, double flops, double passes) const { return kernel(flops * count, passes * count * w_); }
-  // The same where sums over the elements of a row are needed.
-  Cost rows(double count, double columns, double flops, double passes) const {
+  // The same where sums over the elements of a row are needed, which take so many seconds.
+  Cost rows(double count, double columns, double flops, double passes, double row) const {
     Cost cost = elements(count * columns, flops, passes);
-    cost.memory += count * row_;
+    cost.memory += count * row;
     return cost;
   }
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out` bytes an
@@ -175,8 +176,8 @@ class Kernels {
 
   Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
   // In the past bias, dropout and the sum had a kernel of their own.
-  Cost layernorm_forward() const { return rows(r_, C_, 8, past_ ? 6 : 4); }
-  Cost layernorm_backward() const { return rows(r_, C_, 20, past_ ? 6 : 4); }
+  Cost layernorm_forward() const { return rows(r_, C_, 8, past_ ? 6 : 4, norm_row_); }
+  Cost layernorm_backward() const { return rows(r_, C_, 20, past_ ? 6 : 4, norm_row_); }
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
@@ -185,10 +186,10 @@ class Kernels {
   }
 
   Cost attention_forward() const {
-    return past_ ? scores(4, 6) : in_ring(timed(&Cost::attention, 2 * R_ * T_ * c_, attention_forward_, 4 * R_ * c_ * w_), w_);
+    return past_ ? scores(4, 6) : in_ring(timed(&Cost::attention, 2 * R_ * keys_ * c_, attention_forward_, 4 * R_ * c_ * w_), w_);
   }
   Cost attention_backward() const {
-    return past_ ? scores(8, 10) : in_ring(timed(&Cost::attention, 7 * R_ * T_ * c_, attention_backward_, 8 * R_ * c_ * w_), w_ + 4);
+    return past_ ? scores(8, 10) : in_ring(timed(&Cost::attention, 7 * R_ * keys_ * c_, attention_backward_, 8 * R_ * c_ * w_), w_ + 4);
   }
   // Whole products of queries and keys, whose (B,NH,T,T) scores are written and read so many times, and the mask of their
   // dropout, a byte each, once.
@@ -216,7 +217,7 @@ class Kernels {
   const Device& device_;
   bool past_, accumulates_;
   Ring tp_, cp_;
-  double product_, attention_forward_, attention_backward_, elements_, bandwidth_, row_;
+  double product_, attention_forward_, attention_backward_, elements_, bandwidth_, norm_row_, loss_row_, keys_;
   double w_, N_, C_, c_, T_, R_, r_, Vs_, pieces_;
   double rows_;  // to gather or scatter (R,C)
 };
