@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The planner's forecasts for the CPU device beside the clock: twelve runs, by what dev/ceilings alone has measured.
 
-dev/ceilings measures this machine before the runs and after them. A run's forecast is the mean of the two that
-`train_gpt --plan --json --ceilings FILE` makes with these; its time is the median of the steps after the first. How far
-the two measurements are apart says how steady the machine was: on one that others use, too, all of this says little.
+dev/ceilings measures this machine before each four runs, and after the last. A run's forecast is the mean of the two that
+`train_gpt --plan --json --ceilings FILE` makes with the measurements before and after it; its time is the median of the
+steps after the first. How far the measurements are apart says how steady the machine was: on one that others use, too,
+all of this says little.
 
 Ranks start as dev/cluster/mpirun.sh starts them, and share the cores. Kendall's tau compares the order of meshes: of pairs
 of runs with the same model and batch, whose times are more than a tenth apart, those that the forecast has in the same
@@ -23,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RUNS_A_ROUND = 4
 MESHES = "--model d4 --global-batch 8"  # of these runs the order is compared
 # (ranks, options)
 RUNS = [(1, f"{MESHES} --micro-batch 4"),
@@ -37,6 +39,10 @@ RUNS = [(1, f"{MESHES} --micro-batch 4"),
         (2, "--model gpt2 --vocab 50257 --seq-len 64 --micro-batch 4 --dtype bf16 --zero 1"),
         (1, "--layers 4 --heads 8 --channels 512 --vocab 8192 --seq-len 128 --dtype bf16"),
         (1, "--layers 6 --heads 6 --channels 384 --seq-len 512 --micro-batch 2 --dtype fp16 --recompute gelu")]
+
+
+def options_of(text):
+  return ["--train", str(ROOT / "README.md"), *text.split()]
 
 
 def output_of(command):
@@ -77,17 +83,19 @@ def main():
   parser.add_argument("--steps", type=int, default=8, help="of a run; the first is left out")
   a = parser.parse_args()
   build = a.build.resolve()
+  files, rows = [], []
   with tempfile.TemporaryDirectory() as folder:
-    before = measure_ceilings(build, Path(folder) / "before.json")
-    runs = []
-    for ranks, text in RUNS:
-      options = ["--train", str(ROOT / "README.md"), *text.split()]
-      runs.append((ranks, text, options, measured_ms(build, ranks, options, a.steps)))
-      print(f"{len(runs)} of {len(RUNS)}", end="\r", file=sys.stderr)
-    after = measure_ceilings(build, Path(folder) / "after.json")
-    rows = [(ranks, text, ms, *(forecast_ms(build, ranks, options, file) for file in (before, after)))
-            for ranks, text, options, ms in runs]
-    print(before.read_text() + after.read_text())
+    measure = lambda: files.append(measure_ceilings(build, Path(folder) / f"{len(files)}.json"))
+    for i, (ranks, text) in enumerate(RUNS):
+      if i % RUNS_A_ROUND == 0:
+        measure()
+      print(f"run {i + 1} of {len(RUNS)}: {text}", file=sys.stderr)
+      rows.append((ranks, text, measured_ms(build, ranks, options_of(text), a.steps)))
+    measure()
+    for i, (ranks, text, ms) in enumerate(rows):
+      before = i // RUNS_A_ROUND
+      rows[i] += tuple(forecast_ms(build, ranks, options_of(text), file) for file in files[before:before + 2])
+    print(*(file.read_text() for file in files), sep="")
 
   print("| ranks | options | step, ms | forecast, ms | error | by the ceilings before, after |\n|--:|---|--:|--:|--:|--:|")
   errors, meshes = [], []
