@@ -319,25 +319,36 @@ bool dnnl_multiplies() {
   return works;
 }
 
+template <class To, class From>
+void convert(To* to, const From* from, size_t count) {
+  constexpr size_t part = 1 << 14;
+  parallel_for((count + part - 1) / part, 1, [&](size_t i) {
+    const size_t first = i * part, last = std::min(count, first + part);
+    for (size_t j = first; j < last; ++j) to[j] = To(float(from[j]));
+  });
+}
+
+// The result is valid until the next call with the same scratch.
 template <class In>
-std::vector<float> widen(const In* values, size_t count) {
-  std::vector<float> wide(count);
-  parallel_for(count, 1 << 16, [&](size_t i) { wide[i] = float(values[i]); });
+const float* widen(Scratch& scratch, const In* values, size_t count) {
+  float* wide = scratch.of<float>(count);
+  convert(wide, values, count);
   return wide;
 }
 
 template <class In, class Out>
 void gemm_widened(Out* d, const In* a, const In* b, const In* bias, const GemmShape& s) {
-  std::vector<float> wide_a = widen(a, size_t(s.m) * s.k), wide_b = widen(b, size_t(s.k) * s.n);
-  std::vector<float> wide_bias = widen(bias, bias ? s.n : 0);
-  const float* float_bias = bias ? wide_bias.data() : nullptr;
+  static Scratch scratch_a, scratch_b, scratch_bias, scratch_d;
+  const float *wide_a = widen(scratch_a, a, size_t(s.m) * s.k), *wide_b = widen(scratch_b, b, size_t(s.k) * s.n);
+  const float* wide_bias = bias ? widen(scratch_bias, bias, s.n) : nullptr;
   if constexpr (std::is_same_v<Out, float>) {
-    gemm_tiles(d, wide_a.data(), wide_b.data(), float_bias, s);
+    gemm_tiles(d, wide_a, wide_b, wide_bias, s);
   } else {
-    std::vector<float> wide_d = widen(d, s.accumulate ? size_t(s.m) * s.n : 0);
-    wide_d.resize(size_t(s.m) * s.n);
-    gemm_tiles(wide_d.data(), wide_a.data(), wide_b.data(), float_bias, s);
-    parallel_for(wide_d.size(), 1 << 16, [&](size_t i) { d[i] = Out(wide_d[i]); });
+    const size_t count = size_t(s.m) * s.n;
+    float* wide_d = scratch_d.of<float>(count);
+    if (s.accumulate) convert(wide_d, d, count);
+    gemm_tiles(wide_d, wide_a, wide_b, wide_bias, s);
+    convert(d, wide_d, count);
   }
 }
 

@@ -21,11 +21,6 @@ constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e
 constexpr double gpu_products = 0.69, gpu_bandwidth = 4.3 / 4.8, gpu_attention_forward = 291.0 / 989,
                  gpu_attention_backward = 363.0 / 989, gpu_launch = 2e-6, gpu_links = 0.8;
 
-// What dev/ceilings does not measure of the CPU device: shares of the products' rate, and what the fibers of a block take to
-// sum up a row, as `--profile` shows them of one thread (planner/forecast.md).
-constexpr double cpu_attention_forward = 0.16, cpu_attention_backward = 0.28, cpu_elements = 0.2, cpu_launch = 1e-7,
-                 cpu_row = 3.5e-6;
-
 Device gpu(const std::string& name, double fp32, double bf16, double bandwidth, double memory) {
   Device d = {name, fp32 * tera, bf16 * tera, bandwidth * tera, memory * gib};
   d.product_share = gpu_products;
@@ -127,21 +122,29 @@ std::optional<Cluster> cluster_of_device(const std::string& reported, int device
 }
 
 Device device_of(const Ceilings& ceilings) {
-  Device d = {"measured", ceilings.product, ceilings.product, ceilings.copy, 0};
-  d.attention_forward = cpu_attention_forward;
-  d.attention_backward = cpu_attention_backward;
-  d.elements = cpu_elements;
-  d.launch = cpu_launch;
-  d.row = cpu_row;
-  d.overlaps = false;
+  Device d = {"measured", ceilings.product, ceilings.product, ceilings.update, 0};
+  d.attention_forward = ceilings.attention_forward / ceilings.product;
+  d.attention_backward = ceilings.attention_backward / ceilings.product;
+  d.attention_block = 64;
+  d.elements = ceilings.gelu / ceilings.product;
+  d.launch = ceilings.launch;
+  d.norm_row = ceilings.norm_row, d.loss_row = ceilings.loss_row;
+  d.overlaps = !ceilings.integrated;
   return d;
 }
 
 Cluster cluster_of(const Ceilings& ceilings, int ranks) {
   Cluster c;
+  if (ceilings.integrated) {
+    c.ranks_per_device = ranks;
+    c.inside = {"memory", ceilings.copy / 4, 1e-4};  // two copies; a rank that waits sleeps for so long (cpu/cuda_runtime.cpp)
+  } else if (ranks > 1) {
+    const auto known = cluster_of_device(ceilings.device, ranks);
+    if (!known) fail("what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: give a --cluster instead of --ceilings");
+    c = *known;
+    c.price = c.spot_price = 0;
+  }
   c.name = "this machine";
   c.device = device_of(ceilings);
-  c.ranks_per_device = ranks;
-  c.inside = {"memory", ceilings.copy / 4, 2e-5};
   return c;
 }

@@ -27,7 +27,8 @@ struct Device {
   // arithmetic on single elements.
   double product_share = 1, bandwidth_share = 1, attention_forward = 1, attention_backward = 1, elements = 1;
   double launch = 0;     // from the end of a kernel to the start of the next one
-  double row = 0;        // of a kernel that sums up rows: what each row takes besides
+  double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
+  int attention_block = 0;  // queries that see the same keys: causal attention computes so many more of them than T
   bool overlaps = true;  // communication goes on while kernels run
 
   double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }
@@ -78,5 +79,6 @@ std::optional<Cluster> cluster_of_device(const std::string& reported, int device
 // A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
 Device device_of(const Ceilings& ceilings);
 
-// The CPU of this machine, which all ranks share. Messages are copies in its memory.
+// This machine. Its ranks share an integrated device, as the CPU is; messages are copies in its memory. Else each has a device,
+// with the links of data/clusters; fails if none has such devices.
 Cluster cluster_of(const Ceilings& ceilings, int ranks);

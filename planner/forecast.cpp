@@ -79,7 +79,7 @@ class Kernels {
 
   // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
   Cost head() const {
-    Cost cost = layernorm_forward() + sent(whole_rows_ ? 0 : rows_) + product(R_, Vs_, C_) + elements(R_ * Vs_, 6, 2, R_);
+    Cost cost = layernorm_forward() + sent(whole_rows_ ? 0 : rows_) + product(R_, Vs_, C_) + elements(R_ * Vs_, 6, 2, R_ * loss_row_);
     if (N_ > 1) cost += elements(R_ * Vs_, 2, 1) + sent(tp_.gather(12 * R_ * N_));
     return cost + weight_product(Vs_, C_, false) + product(R_, C_, Vs_) + sent(rows_) + layernorm_backward();
   }
@@ -99,10 +99,10 @@ class Kernels {
     return cost;
   }
   Cost kernel(double flops, double bytes) const { return timed(memory, std::max(flops / elements_, bytes / bandwidth_)); }
-  // `passes`: how often each of these elements is read or written; `rows`: over the elements of how many rows sums are needed
-  Cost elements(double count, double flops, double passes, double rows = 0) const {
+  // `passes`: how often each of these elements is read or written; `sums`: seconds that sums over rows take besides
+  Cost elements(double count, double flops, double passes, double sums = 0) const {
     Cost cost = kernel(flops * count, passes * count * w_);
-    cost[memory] += rows * device_.row * sharing_;
+    cost[memory] += sums * sharing_;
     return cost;
   }
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out` bytes an
@@ -136,8 +136,8 @@ class Kernels {
 
   Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
   // In the past bias, dropout and the sum had a kernel of their own.
-  Cost layernorm_forward() const { return elements(r_ * C_, 8, past_ ? 6 : 4, r_); }
-  Cost layernorm_backward() const { return elements(r_ * C_, 20, past_ ? 6 : 4, r_); }
+  Cost layernorm_forward() const { return elements(r_ * C_, 8, past_ ? 6 : 4, r_ * device_.norm_row); }
+  Cost layernorm_backward() const { return elements(r_ * C_, 20, past_ ? 6 : 4, r_ * device_.norm_row); }
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
@@ -174,7 +174,7 @@ class Kernels {
   // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the last ones,
   // `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel before and after.
   Cost fused_attention(double flops, double share, double tensors, double bytes) const {
-    Cost cost = timed(attention, std::max(flops * R_ * T_ * c_ / (peak_ * share), tensors * R_ * c_ * w_ / bandwidth_));
+    Cost cost = timed(attention, std::max(flops * R_ * (T_ + device_.attention_block) * c_ / (peak_ * share), tensors * R_ * c_ * w_ / bandwidth_));
     if (cp_.ranks == 1) return cost;
     const bool ulysses = step_.cp_method == "ulysses";
     const double hops = cp_.ranks - 1, hop = cp_.send(2 * R_ * c_ * bytes), home = bytes > w_ ? cp_.send(2 * R_ * c_ * 4) : 0;
@@ -199,6 +199,7 @@ class Kernels {
   double w_ = bytes_of(step_.dtype), N_ = step_.mesh.tp, C_ = step_.shape.channels, c_ = C_ / N_, T_ = step_.seq_len;
   double R_ = double(step_.micro_batch) * T_ / step_.mesh.cp, r_ = whole_rows_ ? R_ : R_ / N_;
   double Vs_ = round_up((step_.shape.vocabulary + step_.mesh.tp - 1) / step_.mesh.tp, 128);
+  double loss_row_ = device_.loss_row * std::clamp(Vs_ * w_ / 2048, 1.0, 8.0);
   double pieces_ = past_ ? 1 : step_.tp_pieces;
   Ring tp_ = ring_of(cluster_, 1, step_.mesh.tp), cp_ = ring_of(cluster_, step_.mesh.tp, step_.mesh.cp);
   double rows_ = tp_.gather(R_ * C_ * w_);  // seconds to gather or scatter (R,C)

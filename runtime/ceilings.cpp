@@ -17,5 +17,8 @@ Ceilings load_ceilings(const std::filesystem::path& path, const std::string& dty
   const nlohmann::json measured_on = file.value("device", nlohmann::json());
   if (measured_on != device)
     fail(path, ": was measured on ", excerpt(measured_on.dump()), ", and this is ", excerpt(device), cure);
-  return {rate(file, "copy_bytes_per_s"), rate(file.value("flops_per_s", nlohmann::json()), dtype)};
+  const auto of_dtype = [&](const std::string& key) { return rate(file.value(key, nlohmann::json()), dtype); };
+  return {rate(file, "copy_bytes_per_s"), of_dtype("flops_per_s"), rate(file, "update_bytes_per_s"), rate(file, "launch_s"),
+          of_dtype("attention_forward_flops_per_s"), of_dtype("attention_backward_flops_per_s"), of_dtype("gelu_flops_per_s"),
+          of_dtype("norm_row_s"), of_dtype("loss_row_s"), device, file.value("integrated", nlohmann::json()) == 1};
 }

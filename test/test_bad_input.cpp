@@ -273,8 +273,7 @@ TEST_CASE("--ceilings: the table has the share of them, and a file that was not 
   CHECK(contains(shell.output("$TEXT --out '' --profile"), "first 2 steps are not measured"));
   CHECK(!contains(out, "of ceiling"));
   const size_t name = out.find("device    ") + 10;
-  const Json here = {{"device", out.substr(name, out.find('\n', name) - name)},
-                     {"copy_bytes_per_s", 1e12}, {"flops_per_s", {{"fp32", 1e15}}}};
+  const Json here = made_up_ceilings(out.substr(name, out.find('\n', name) - name));
   auto changed = [&](const std::string& change) {
     Json ceilings = here;
     ceilings.merge_patch(Json::parse(change));

@@ -29,6 +29,9 @@ PlannedStep gpt2(int micro_batch = 64) {
   return step;
 }
 
+// What dev/ceilings might measure of a CPU.
+Ceilings measured(bool integrated, const char* device) { return {3e10, 4e11, 8e10, 1e-7, 6e10, 1e11, 6e10, 9e-7, 3e-6, device, integrated}; }
+
 Cluster cluster(const char* name) { return load_cluster("data/clusters/" + std::string(name) + ".json"); }
 
 // The line with which a cluster is refused; empty: it is accepted.
@@ -238,7 +241,7 @@ TEST_CASE("what changes when one thing changes") {
     CHECK(ulysses.cp.exposed == ulysses.cp.total);
   }
   SUBCASE("ranks that share a device share its rates") {
-    const Ceilings ceilings = {2e10, 1e11};
+    const Ceilings ceilings = measured(true, "AMD EPYC");
     PlannedStep s = gpt2(4);
     s.dtype = "fp32", s.seq_len = 64;
     const double alone = forecast(s, cluster_of(ceilings, 1)).seconds;
@@ -247,6 +250,38 @@ TEST_CASE("what changes when one thing changes") {
     CHECK(shared.seconds > 2 * alone);
     CHECK(shared.dp.exposed == shared.dp.total);  // the CPU device's threads do both
   }
+}
+
+TEST_CASE("of what dev/ceilings measured, each rate changes what it is the rate of, and nothing else") {
+  PlannedStep step = gpt2(4);
+  step.dtype = "fp32", step.seq_len = 64;
+  const Ceilings ceilings = measured(true, "AMD EPYC");
+  const Forecast before = forecast(step, cluster_of(ceilings, 1));
+  const auto with_half = [&](double Ceilings::*rate) {
+    Ceilings slower = ceilings;
+    slower.*rate /= 2;
+    return forecast(step, cluster_of(slower, 1));
+  };
+  const double R = 4 * 64, layers = step.shape.layers, tiles = layers * R * (64 + 64) * 768;
+  CHECK(before.attention == doctest::Approx(tiles * (2 / ceilings.attention_forward + 7 / ceilings.attention_backward)));
+  CHECK(with_half(&Ceilings::attention_forward).attention - before.attention == doctest::Approx(tiles * 2 / ceilings.attention_forward));
+  CHECK(with_half(&Ceilings::product).attention == doctest::Approx(before.attention));
+  CHECK(with_half(&Ceilings::product).products > 1.8 * before.products);
+  CHECK(with_half(&Ceilings::update).update == doctest::Approx(2 * before.update));
+  CHECK(with_half(&Ceilings::launch).launches == doctest::Approx(before.launches / 2));
+  // Two LayerNorms a layer and the last one, forward and backward; a row of many logits is summed up by eight warps.
+  CHECK(before.memory - with_half(&Ceilings::norm_row).memory == doctest::Approx(R * (4 * layers + 2) * ceilings.norm_row / 2));
+  CHECK(before.memory - with_half(&Ceilings::loss_row).memory == doctest::Approx(R * 8 * ceilings.loss_row / 2));
+}
+
+TEST_CASE("ranks that do not share a device have the links that data/clusters knows of it") {
+  const Cluster two = cluster_of(measured(false, "NVIDIA H100 80GB HBM3"), 2);
+  CHECK(two.ranks_per_device == 1);
+  CHECK(two.inside.kind == "NVLink");
+  CHECK(two.device.overlaps);
+  CHECK(two.price == 0);
+  CHECK(cluster_of(measured(false, "NVIDIA T4"), 1).devices() == 1);
+  CHECK(attempt([] { cluster_of(measured(false, "NVIDIA T4"), 2); }).find("devices 'NVIDIA T4' is not known") != std::string::npos);
 }
 
 TEST_CASE("a forecast is fast enough to search with") {

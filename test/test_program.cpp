@@ -551,11 +551,13 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   CHECK(!contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt2 --ranks 2 --global-batch 8"), "hint"));
 
   const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
-  const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
-  shell.output("echo '" + marks.dump() + "' > marks.json");
+  shell.output("echo '" + made_up_ceilings(device).dump() + "' > marks.json");
   const Json here = Json::parse(shell.output("$TINY --plan --ceilings marks.json --json"));
   CHECK(here["step_ms"] > 0);
   CHECK(here["cost"].is_null());
+  const Json old = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
+  shell.output("echo '" + old.dump() + "' > old.json");
+  shell.refuses("$TINY --plan --ceilings old.json", 1, {"old.json", "update_bytes_per_s", "measure it again with dev/ceilings"});
 }
 
 TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands that the program plans the same way") {
@@ -625,8 +627,7 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
 TEST_CASE("--mesh auto trains with the fastest mesh, by the rates that dev/ceilings measured") {
   Workplace shell;
   const std::string device = Json::parse(shell.output("$TINY --plan --json"))["device"]["name"];
-  const Json marks = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"flops_per_s", {{"fp32", 1e11}}}};
-  shell.output("echo '" + marks.dump() + "' > marks.json");
+  shell.output("echo '" + made_up_ceilings(device).dump() + "' > marks.json");
   const std::string train = "$GPT --train text --layers 2 --heads 2 --channels 32 --seq-len 16 --steps 2 --out '' --mesh auto ";
   const std::string out = shell.output(train + "--global-batch 6 --ceilings marks.json");
   CHECK(contains(out, "auto      --global-batch 6 --micro-batch "));
