@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """The planner's forecasts for the CPU device beside the clock: twelve runs, by what dev/ceilings alone has measured.
 
-dev/ceilings measures this machine before each four runs, and after the last. A run's forecast is the mean of the two that
-`train_gpt --plan --json --ceilings FILE` makes with the measurements before and after it; its time is the median of the
-steps after the first. How far the measurements are apart says how steady the machine was: on one that others use, too,
-all of this says little.
+Other programs, and other virtual machines, take parts of a machine for seconds or minutes. So all is measured in several
+rounds, dev/ceilings before each one and after the last, and both sides are the least disturbed: of each rate the highest,
+of a run the fastest step (the first of a start is left out). The medians of all steps are printed beside them.
 
 Ranks start as dev/cluster/mpirun.sh starts them, and share the cores. Kendall's tau compares the order of meshes: of pairs
 of runs with the same model and batch, whose times are more than a tenth apart, those that the forecast has in the same
@@ -24,8 +23,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS_A_ROUND = 4
 MESHES = "--model d4 --global-batch 8"  # of these runs the order is compared
+TIMES = {"launch_s", "norm_row_s", "loss_row_s"}  # of what dev/ceilings prints; all else are rates, or do not change
 # (ranks, options)
 RUNS = [(1, f"{MESHES} --micro-batch 4"),
         (2, f"{MESHES} --micro-batch 4"),
@@ -54,9 +53,18 @@ def output_of(command):
   return done.stdout
 
 
-def measure_ceilings(build, path):
-  path.write_text(output_of([build / "ceilings"]))
-  return path
+def best_of(measurements):
+  """The highest of each rate (per second), the least of each time."""
+  first = measurements[0]
+  if isinstance(first, dict):
+    return {key: best_of([m[key] for m in measurements]) if key not in TIMES else least_of([m[key] for m in measurements])
+            for key in first}
+  return max(measurements)
+
+
+def least_of(measurements):
+  first = measurements[0]
+  return {key: min(m[key] for m in measurements) for key in first} if isinstance(first, dict) else min(measurements)
 
 
 def forecast_ms(build, ranks, options, ceilings):
@@ -65,9 +73,10 @@ def forecast_ms(build, ranks, options, ceilings):
 
 
 def measured_ms(build, ranks, options, steps):
+  """Milliseconds of each step but the first."""
   start = ["env", f"GPT_PROGRAM={build / 'train_gpt'}", ROOT / "dev/cluster/mpirun.sh", ranks]
   printed = output_of([*(start if ranks > 1 else [build / "train_gpt"]), *options, "--out", "", "--steps", steps])
-  return statistics.median([float(ms) for ms in re.findall(r"^step .* ([\d.]+) ms \|", printed, re.MULTILINE)][1:])
+  return [float(ms) for ms in re.findall(r"^step .* ([\d.]+) ms \|", printed, re.MULTILINE)][1:]
 
 
 def kendalls_tau(times):
@@ -80,32 +89,32 @@ def kendalls_tau(times):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--build", type=Path, default=ROOT / "build/cpu", help="where train_gpt and ceilings are")
-  parser.add_argument("--steps", type=int, default=8, help="of a run; the first is left out")
+  parser.add_argument("--steps", type=int, default=8, help="of a start of a run; the first is left out")
+  parser.add_argument("--rounds", type=int, default=3)
   a = parser.parse_args()
   build = a.build.resolve()
-  files, rows = [], []
-  with tempfile.TemporaryDirectory() as folder:
-    measure = lambda: files.append(measure_ceilings(build, Path(folder) / f"{len(files)}.json"))
-    for i, (ranks, text) in enumerate(RUNS):
-      if i % RUNS_A_ROUND == 0:
-        measure()
-      print(f"run {i + 1} of {len(RUNS)}: {text}", file=sys.stderr)
-      rows.append((ranks, text, measured_ms(build, ranks, options_of(text), a.steps)))
+  measure = lambda: ceilings.append(json.loads(output_of([build / "ceilings"])))
+  ceilings, steps = [], [[] for _ in RUNS]
+  for number in range(a.rounds):
+    print(f"round {number + 1} of {a.rounds}", file=sys.stderr)
     measure()
-    for i, (ranks, text, ms) in enumerate(rows):
-      before = i // RUNS_A_ROUND
-      rows[i] += tuple(forecast_ms(build, ranks, options_of(text), file) for file in files[before:before + 2])
-    print(*(file.read_text() for file in files), sep="")
+    for (ranks, text), own in zip(RUNS, steps):
+      own += measured_ms(build, ranks, options_of(text), a.steps)
+  measure()
+  with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    file.write(json.dumps(best_of(ceilings)))
+    file.flush()
+    forecasts = [forecast_ms(build, ranks, options_of(text), file.name) for ranks, text in RUNS]
 
-  print("| ranks | options | step, ms | forecast, ms | error | by the ceilings before, after |\n|--:|---|--:|--:|--:|--:|")
+  print("Ceilings: " + json.dumps(best_of(ceilings)) + "\n")
+  print("| ranks | options | fastest step, ms | forecast, ms | error | median step, ms |\n|--:|---|--:|--:|--:|--:|")
   errors, meshes = [], []
-  for ranks, text, ms, *forecasts in rows:
-    mean = statistics.mean(forecasts)
-    errors.append(abs(mean / ms - 1))
+  for (ranks, text), own, forecast in zip(RUNS, steps, forecasts):
+    error = forecast / min(own) - 1
+    errors.append(abs(error))
     if text.startswith(MESHES):
-      meshes.append((ms, mean))
-    print(f"| {ranks} | `{text}` | {ms:.0f} | {mean:.0f} | {100 * (mean / ms - 1):+.0f} % | "
-          f"{', '.join(f'{forecast:.0f}' for forecast in forecasts)} |")
+      meshes.append((min(own), forecast))
+    print(f"| {ranks} | `{text}` | {min(own):.0f} | {forecast:.0f} | {100 * error:+.0f} % | {statistics.median(own):.0f} |")
   tau, pairs = kendalls_tau(meshes)
   print(f"\nThe errors' median is {100 * statistics.median(errors):.0f} %, the largest {100 * max(errors):.0f} %. "
         f"Kendall's tau of {len(meshes)} meshes is {tau:.2f}, over the {pairs} pairs that are more than 10 % apart.")
