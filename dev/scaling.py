@@ -81,7 +81,7 @@ def parse_arguments():
   parser.add_argument("--steps", type=int, default=5, help="timed steps of a run")
   parser.add_argument("--warmup", type=int, default=2, help="steps before them")
   parser.add_argument("--rounds", type=int, default=1, help="in each of them every run takes its turn")
-  parser.add_argument("--ceilings", type=Path, help="what dev/ceilings.cu measured, for the forecast")
+  parser.add_argument("--ceilings", type=Path, help="what dev/ceilings.cu measured, with all cores, for the forecast")
   parser.add_argument("--folder", type=Path, help="for data and runs; several hosts must share its disk")
   parser.add_argument("--json", type=Path, help="file to write")
   parser.add_argument("--plot", type=Path, help="picture to write")
@@ -225,8 +225,8 @@ def main():
         execute(a, run, options + run.options, Path(folder) / "run")
     results, alone, together = [], None, None
     for run in runs:
-      told = forecast(a, run, options + run.options) if run.threads == a.threads else None
-      results.append(result_of(run, alone, together, told))
+      fills = a.on_gpu or run.ranks * run.threads >= CORES  # --ceilings are those of all cores
+      results.append(result_of(run, alone, together, forecast(a, run, options + run.options) if fills else None))
       if run.mode == "alone":
         alone, together = results[-1]["step_ms"], None
       elif run.ranks == 1:
