@@ -94,7 +94,9 @@ int train(Job& job) {
   const RankPlan own = allocated(*model, job.mesh, control.rank(), batches.buffers(), checkpoints.snapshot_bytes());
   std::optional<Plan> plan = gathered_plan(control, device, own);
   describe(job, *model, data, memory_text(*plan), step);
-  print_batch_hint(o, shape, double(o.schedule.steps) * job.tokens_per_step());
+  PlannedRun run = planned_run(o, shape);
+  run.tokens = double(o.schedule.steps) * job.tokens_per_step();
+  print_batch_hint(o, run);
   if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);

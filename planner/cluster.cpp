@@ -75,6 +75,7 @@ Cluster load_cluster(const std::filesystem::path& path) {
   c.device = read_device(file);
   c.devices_per_host = file.count("devices_per_host");
   c.hosts = file.count("hosts");
+  if (int64_t(c.devices_per_host) * c.hosts > 1 << 14) file.refuse("hosts", "so many that there are 16384 devices at most");
   c.link_share = gpu_links;
   if (c.devices() > 1 || file.has("links")) {
     JsonFields links = file.object("links");

@@ -31,7 +31,7 @@ struct Ring {
 Ring ring_of(const Cluster& c, int stride, int size, int all) {
   if (size == 1) return {};
   const int host = c.ranks_per_host();
-  if (all <= host) return {double(size), c.inside.bandwidth * c.link_share / c.ranks_per_device, c.inside.latency};
+  if (all <= host && (c.hosts == 1 || host % all == 0)) return {double(size), c.inside.bandwidth * c.link_share / c.ranks_per_device, c.inside.latency};
   const int members = std::clamp(host / stride, 1, size), rings = host / members;
   double bandwidth = c.between.bandwidth / rings;
   if (members > 1) bandwidth = std::min(bandwidth, c.inside.bandwidth / c.ranks_per_device);

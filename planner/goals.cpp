@@ -51,7 +51,7 @@ std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
   const auto tokens_text = [&](double tokens) {
     char text[160];
     std::snprintf(text, sizeof text, "%s tokens, %.3g for each parameter: loss about %.2f", with_commas(tokens).c_str(), tokens / parameters,
-                  expected_loss(parameters, tokens));
+                  plan.run.loss(tokens));
     return std::string(text);
   };
   std::string lines = "run       " + tokens_text(plan.run.tokens) + " (arXiv:2203.15556)\ngoal      " + goal.text() +
@@ -66,7 +66,7 @@ std::string text_of(const GoalPlan& plan, const Goal& goal) {
   for (size_t i = 0; i < rows.size(); ++i)
     rows[i]["tokens_within_goal"] = goal.reach(plan.rows[i].time), rows[i]["meets_goal"] = goal.is_met(plan.rows[i].time);
   const nlohmann::ordered_json object = {{"model", plan.model}, {"parameters", plan.run.parameters}, {"tokens", plan.run.tokens},
-                                         {"expected_loss", expected_loss(plan.run.parameters, plan.run.tokens)},
+                                         {"expected_loss", plan.run.loss(plan.run.tokens)},
                                          {"meets_goal", plan.is_met}, {"rows", rows}};
-  return object.dump();
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a command may hold any bytes
 }

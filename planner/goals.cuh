@@ -12,8 +12,8 @@
 inline Options options_for(Options o, const std::string& model, ModelShape& shape) {
   o.model = model;
   shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
-  const double parameters = double(TensorList(shape).parameters());
-  const double samples = critical_batch(expected_loss(parameters, suitable_tokens(parameters))) / o.seq_len;
+  const PlannedRun run = planned_run(o, shape);
+  const double samples = critical_batch(run.loss(suitable_tokens(run.parameters))) / o.seq_len;
   if (!o.global_batch)
     for (o.global_batch = 1; 2 * o.global_batch <= samples;) o.global_batch *= 2;
   o.micro_batch = 1;
@@ -24,11 +24,13 @@ inline Options options_for(Options o, const std::string& model, ModelShape& shap
 // Adds a row for the fastest way to train on a part of this cluster: the smallest part that meets the goal. with_whole: if none
 // does, the whole cluster gets the row.
 inline void add_row(GoalPlan& plan, const Options& o, const ModelShape& shape, const Cluster& cluster, const Goal& goal, bool with_whole) {
+  PlannedRun multiplied = plan.run;
+  multiplied.parameters -= double(shape.positions) * shape.channels;
   for (const Rented& part : parts_of(cluster)) {
     const bool is_wanted = with_whole && part.ranks == cluster.devices();
-    if (!is_wanted && !goal.may_be_met(part, plan.run, o.dtype == "fp32")) continue;
+    if (!is_wanted && !goal.may_be_met(part, multiplied, o.dtype == "fp32")) continue;
     const SearchResult found = search_meshes(o, shape, device_of(cluster), {part}, 1);
-    if (is_wanted && found.fastest.empty()) fail(goal.text(), ": ", nothing_fits_text(found, device_of(cluster).room()));
+    if (is_wanted && found.fastest.empty()) fail(goal.text(), ": ", nothing_fits_text(found, device_of(cluster)));
     if (found.fastest.empty() || !(is_wanted || goal.is_met(found.fastest[0].time))) continue;
     plan.rows.push_back(found.fastest[0]);
     plan.is_met |= goal.is_met(found.fastest[0].time);
@@ -38,9 +40,9 @@ inline void add_row(GoalPlan& plan, const Options& o, const ModelShape& shape, c
 
 inline void print_goals(const Options& given, const std::vector<std::string>& words) {
   const Goal goal = {given.days, given.budget};
-  const std::vector<Cluster> clusters = given.cluster.empty() ? example_clusters() : std::vector<Cluster>{given_cluster(given)};
+  const std::vector<Cluster> clusters = given.cluster.empty() ? example_clusters() : std::vector<Cluster>{find_cluster(given.cluster)};
   const std::string where = given.cluster.empty() ? "any cluster of data/clusters" : "the cluster " + clusters[0].name;
-  if (!given.cluster.empty() && given.budget > 0 && clusters[0].price == 0)
+  if (!given.cluster.empty() && given.budget > 0 && clusters[0].price == 0 && clusters[0].spot_price == 0)
     usage_error("--budget ", given.budget, ": ", where, " has no price: write price_per_device_hour into a copy of its file");
   const bool has_model = given.model_given || given.layers || given.heads || given.channels || !given.init.empty();
   std::vector<std::string> models = has_model ? std::vector<std::string>{given.model} : gpt3_models();

@@ -1,8 +1,8 @@
 #include "planner/plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <functional>
 #include <iomanip>
 #include <map>
 #include <sstream>
@@ -34,29 +34,26 @@ Object milliseconds(const Forecast& f) {
 
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
 
-// What each rent gives: the second one's keys have spot_ before them, and are null if it has no price.
-template <class Values>
-void add_rents(Object& object, const PlannedTime& time, Values values) {
-  for (const auto& [prefix, rent] : {std::pair("", time.demand), {"spot_", time.spot}})
-    for (const auto& [key, value] : values(rent)) object[prefix + std::string(key)] = *prefix && !rent.price ? Object() : known(value);
+// A value for each rent. That of spot has spot_ before its key; null: it has no price.
+void add_rents(Object& object, const PlannedTime& time, const std::string& key, const std::function<double(const Rent&)>& value) {
+  object[key] = known(value(time.demand));
+  object["spot_" + key] = time.spot.price > 0 ? known(value(time.spot)) : Object();
 }
 
 Object cost_of(const PlannedTime& time) {
-  if (time.demand.price == 0) return {};
+  if (time.demand.price == 0 && time.spot.price == 0) return {};
   Object object = {{"devices", time.devices}};
-  add_rents(object, time, [&](const Rent& rent) {
-    return std::array{std::pair("dollars_per_hour", time.devices * rent.price),
-                      std::pair("dollars_per_billion_tokens", time.device_hours(1e9) * rent.price)};
-  });
+  add_rents(object, time, "dollars_per_hour", [&](const Rent& rent) { return time.devices * rent.price; });
+  add_rents(object, time, "dollars_per_billion_tokens", [&](const Rent& rent) { return time.device_hours(1e9) * rent.price; });
   return object;
 }
 
 Object run_of(const PlannedTime& time) {
   Object object = {{"tokens", time.tokens}};
-  add_rents(object, time, [&](const Rent& rent) {
-    return std::array{std::pair("days", time.days(rent)), std::pair("dollars", time.dollars(rent)),
-                      std::pair("checkpoint_minutes", rent.saving.interval / 60), std::pair("lost", rent.saving.lost)};
-  });
+  add_rents(object, time, "days", [&](const Rent& rent) { return time.days(rent); });
+  add_rents(object, time, "dollars", [&](const Rent& rent) { return time.dollars(rent); });
+  add_rents(object, time, "checkpoint_minutes", [](const Rent& rent) { return rent.saving.interval / 60; });
+  add_rents(object, time, "lost", [](const Rent& rent) { return rent.saving.lost; });
   return object;
 }
 
@@ -161,9 +158,13 @@ PlannedTime planned_time(const PlannedStep& step, const Cluster& c, const Planne
   constexpr double copied = 17.5e9;  // bytes/s of a snapshot (dev/results/2026-11-21-faults.md)
   const double ranks = step.mesh.ranks(), hosts = std::ceil(ranks / c.ranks_per_host());
   const double save = run.save_seconds > 0 ? run.save_seconds : 12 * run.parameters / ranks / copied;
-  const auto rent = [&](double price, double hours) { return Rent{price, saving_for(save, hours * 3600 / hosts)}; };
-  return {forecast(step, c), ranks / c.ranks_per_device, run.tokens, rent(c.price, c.hours), rent(c.spot_price, c.spot_hours)};
+  const Forecast f = forecast(step, c);
+  const double tokens = run.seconds > 0 ? run.seconds * f.tokens_per_s : run.tokens;
+  const auto rent = [&](double price, double hours) { return Rent{price, saving_for(save, hours * 3600 / hosts, tokens / f.tokens_per_s)}; };
+  return {f, ranks / c.ranks_per_device, tokens, rent(c.price, c.hours), rent(c.spot_price, c.spot_hours)};
 }
+
+double PlannedRun::loss(double tokens) const { return std::min(expected_loss(parameters, tokens), std::log(vocabulary)); }
 
 std::string time_text(const PlannedTime& time, double tokens_per_step) {
   const Forecast& f = time.forecast;
@@ -174,12 +175,16 @@ std::string time_text(const PlannedTime& time, double tokens_per_step) {
   text << "\nlimit     " << f.explanation() << "\nrun       " << with_commas(time.tokens) << " tokens";
   for (const auto& [name, rent] : {std::pair("", time.demand), {"spot: ", time.spot}}) {
     if (*name && !rent.price) continue;
-    text << (*name ? "\n          " : ": ") << name << time.days(rent) << " days, " << 100 * rent.saving.lost
-         << " % of them lost to interruptions with --checkpoint-every "
-         << with_commas(std::max(1., rent.saving.interval * f.tokens_per_s / tokens_per_step));
+    text << (*name ? "\n          " : ": ") << name;
+    if (rent.saving.lost == 1) {
+      text << "saving and restarting would take all of the time";
+      continue;
+    }
+    text << std::setprecision(2) << time.days(rent) << " days, " << 100 * rent.saving.lost << " % of them lost to interruptions with --checkpoint-every "
+         << std::max(1ll, std::llround(rent.saving.interval * f.tokens_per_s / tokens_per_step));
     if (rent.price)
-      text << "; " << with_commas(time.dollars(rent)) << " dollars, " << std::setprecision(2) << time.devices * rent.price << " an hour, "
-           << time.device_hours(1e9) * rent.price << " for a billion tokens" << std::setprecision(1);
+      text << "; " << with_commas(time.dollars(rent)) << " dollars, " << time.devices * rent.price << " an hour, "
+           << time.device_hours(1e9) * rent.price << " for a billion tokens";
   }
   return text.str();
 }

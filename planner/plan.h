@@ -16,7 +16,8 @@
 //     host         object: bytes of pinned memory of the host, by category
 //   step_ms, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
-//     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of these, or null
+//     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of these. null:
+//                  not known, or the run never ends
 //   time         what step_ms consists of (planner/forecast.h), or null: object of milliseconds; of communication total and
 //                exposed
 //   limit        what of this takes the most, in a sentence, or null
@@ -56,8 +57,12 @@ struct RankPlan {
 
 // The whole run.
 struct PlannedRun {
-  double parameters = 0, tokens = 0;
+  double parameters = 0, vocabulary = 2, tokens = 0;
+  double seconds = 0;       // of training, which then determine the tokens; 0: they are given
   double save_seconds = 0;  // that training waits for a checkpoint; 0: by the bytes of a rank (planner/rules.md)
+
+  // After so many tokens: expected_loss, and no worse than guessing.
+  double loss(double tokens) const;
 };
 
 // Devices at a price: what it is, and how often they are interrupted.

@@ -21,22 +21,10 @@ inline MeshShape mesh_shape_of(const Options& o, int ranks) {
   return shape;
 }
 
-// What is planned for: the device of each rank, and the cluster, if its rates are known.
-struct Target {
-  PlannedDevice device;
-  std::optional<Cluster> cluster;
-};
-
 inline std::string device_name() {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
   return properties.name;
-}
-
-inline Cluster given_cluster(const Options& o) {
-  Cluster cluster;
-  if (const std::string problem = attempt([&] { cluster = find_cluster(o.cluster); }); !problem.empty()) usage_error(problem);
-  return cluster;
 }
 
 // The device of a cluster, which is not here.
@@ -46,19 +34,6 @@ inline PlannedDevice device_of(const Cluster& cluster) { return {cluster.device.
 inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {
   if (o.ceilings.empty()) return {};
   return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
-}
-
-inline Target target_of(const Options& o, const std::optional<Cluster>& cluster, int ranks) {
-  if (cluster) return {device_of(*cluster), cluster};
-  return {this_device(device_name(), ranks), measured_cluster(o, device_name(), ranks)};
-}
-
-// So many ranks of a cluster: its hosts one after the other, or some devices of the first one.
-inline Cluster with_devices(Cluster cluster, int ranks) {
-  if (cluster.ranks_per_device > 1) return cluster;
-  cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
-  cluster.hosts = ceil_div(ranks, cluster.devices_per_host);
-  return cluster;
 }
 
 // Which change of one option saves the most, if a plan for so many ranks does not fit.
@@ -86,18 +61,17 @@ inline std::string advice(const Options& o, const ModelShape& shape, int ranks, 
   return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= plan.device.room() ? ", and it fits" : ", and not enough");
 }
 
-// The run of these options: --steps, or, if that is not given, tokens that suit the model.
+// The run of these options: --steps or --train-minutes, or else tokens that suit the model.
 inline PlannedRun planned_run(const Options& o, const ModelShape& shape) {
   const double parameters = double(TensorList(shape).parameters());
-  return {parameters, o.steps_given ? double(o.schedule.steps) * tokens_per_step(o) : suitable_tokens(parameters), o.checkpoint_seconds};
+  const double tokens = o.steps_given ? double(o.schedule.steps) * tokens_per_step(o) : suitable_tokens(parameters);
+  return {parameters, double(shape.vocabulary), tokens, 60 * o.train_minutes, o.checkpoint_seconds};
 }
 
 // Advice if the number of ranks determines the samples of a step.
-inline void print_batch_hint(const Options& o, const ModelShape& shape, double tokens) {
-  if (!o.samples_alone || o.global_batch == o.samples_alone) return;
-  const double guessing = std::log(shape.vocabulary);  // no run ends worse
-  const double loss = std::min(expected_loss(double(TensorList(shape).parameters()), tokens), guessing);
-  std::printf("%s\n", batch_hint(o.global_batch, o.samples_alone, o.seq_len, loss, o.schedule.lr).c_str());
+inline void print_batch_hint(const Options& o, const PlannedRun& run) {
+  if (o.samples_alone && o.global_batch != o.samples_alone)
+    std::printf("%s\n", batch_hint(o.global_batch, o.samples_alone, o.seq_len, run.loss(run.tokens), o.schedule.lr).c_str());
 }
 
 // ---- --mesh auto
@@ -112,14 +86,16 @@ inline void fix_batch(Options& o, int ranks) {
 // a search: there its workspace is the formula's at first.
 inline SearchResult search_meshes(const Options& o, const ModelShape& shape, const PlannedDevice& device, const std::vector<Rented>& parts,
                                   size_t most = 10) {
-  const auto bytes = [&](const PlannedStep& s, bool is_here) {
+  const auto bytes = [&](PlannedStep s, bool is_here) {
+    const int enough = 4 * s.mesh.pp;  // micro-batches: with more of them, a stage but gpipe's holds no more at a time
+    if (s.pp_schedule != "gpipe") s.global_batch = s.micro_batch * s.mesh.dp * std::min(s.micro_batches(), enough);
     return largest_bytes(options_with(o, s), shape, s.mesh, is_here, device.room());
   };
   const CandidateBytes bytes_of = {[&](const PlannedStep& s) { return bytes(s, device.is_here && !has_library_attention); },
                                    [&](const PlannedStep& s) { return least_bytes(o, s); }};
   SearchResult result;
   const PlannedRun run = planned_run(o, shape);
-  for (const Rented& rented : parts) search(result, planned_step(o, shape, {}), rented, run, device.room(), bytes_of, most);
+  for (const Rented& part : parts) search(result, planned_step(o, shape, {}), part, run, device.room(), bytes_of, most);
   if (result.fastest.empty() && result.too_large) result.smallest.bytes = bytes_of.exactly(result.smallest.step);
   if (device.is_here && has_library_attention)
     for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest}) {
@@ -129,40 +105,48 @@ inline SearchResult search_meshes(const Options& o, const ModelShape& shape, con
   return result;
 }
 
-// The command line that trains with a candidate: the words of this one, without those of the plan.
+// As a shell needs it.
+inline std::string quoted(const std::string& word) {
+  if (!word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:+-") == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + '\'';
+}
+
+// The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
 inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
   std::string text = c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + " ./train_gpt" : "./train_gpt";
   const std::set<std::string> flags = {"--plan", "--json"},
                               with_value = {"--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch", "--checkpoint-seconds", "--days", "--budget"};
+  bool has_length = false;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string flag = words[i].substr(0, words[i].find('='));
+    has_length |= flag == "--steps" || flag == "--train-minutes";
     if (with_value.contains(words[i])) ++i;
-    else if (!flags.contains(flag) && !with_value.contains(flag)) text += ' ' + words[i];
+    else if (!flags.contains(flag) && !with_value.contains(flag)) text += ' ' + quoted(words[i]);
   }
-  return text + ' ' + options_text(c.step);
+  const double steps = std::ceil(c.time.tokens / (double(c.step.global_batch) * c.step.seq_len));
+  return text + ' ' + options_text(c.step) + (has_length ? "" : " --steps " + std::to_string(std::llround(steps)));
 }
 
-inline void print_search(const Options& o, const ModelShape& shape, const Target& target, int ranks,
+inline void print_search(const Options& o, const ModelShape& shape, const PlannedDevice& device, const std::vector<Rented>& parts,
                          const std::vector<std::string>& words) {
-  if (!target.cluster) usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
-  const bool by_parts = !o.cluster.empty() && !o.ranks;
-  const std::vector<Rented> parts = by_parts ? parts_of(*target.cluster) : std::vector<Rented>{{with_devices(*target.cluster, ranks), ranks}};
   const Clock::time_point begin = Clock::now();
-  SearchResult result = search_meshes(o, shape, target.device, parts);
+  SearchResult result = search_meshes(o, shape, device, parts);
   const double seconds = seconds_since(begin);
   for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
     for (Candidate& c : *list) c.command = command_of(c, words);
   if (o.json) {
-    std::printf("%s\n", text_of(result, seconds).c_str());
+    std::printf("%s\n", text_of(result, seconds, device).c_str());
     return;
   }
   describe_model(o, TensorList(shape));
-  print_batch_hint(o, shape, planned_run(o, shape).tokens);
+  print_batch_hint(o, planned_run(o, shape));
   std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n", with_commas(double(result.candidates)).c_str(),
-              seconds, with_commas(double(result.too_large)).c_str(), target.device.name.c_str());
-  if (result.fastest.empty()) std::printf("fits      %s\n", nothing_fits_text(result, target.device.room()).c_str());
+              seconds, with_commas(double(result.too_large)).c_str(), device.name.c_str());
+  if (result.fastest.empty()) std::printf("fits      %s\n", nothing_fits_text(result, device).c_str());
   else std::printf("fastest   %s\n", table_of(result.fastest).c_str());
-  if (by_parts && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest).c_str());
+  if (parts.size() > 1 && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest).c_str());
 }
 
 // Chooses the fastest mesh for the ranks that were started, the same on all. Collective.
@@ -176,8 +160,8 @@ inline void choose_mesh(Options& o, Control& control) {
   std::optional<Cluster> cluster = measured_cluster(o, name, control.size());
   if (!cluster) cluster = cluster_of_device(name, control.size());
   if (!cluster) usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
-  const SearchResult result = search_meshes(o, shape, device, {{with_devices(*cluster, control.size()), control.size()}}, 1);
-  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device.room()));
+  const SearchResult result = search_meshes(o, shape, device, {with_devices(*cluster, control.size())}, 1);
+  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device));
   const Candidate& best = result.fastest[0];
   o = options_with(o, best.step);
   std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s candidates\n", options_text(best.step).c_str(),
@@ -187,7 +171,7 @@ inline void choose_mesh(Options& o, Control& control) {
 // Prints the plan of training with these options. ranks: those that were started; words: of the command line.
 inline void print_plan(Options& o, int ranks, const std::vector<std::string>& words) {
   std::optional<Cluster> cluster;
-  if (!o.cluster.empty()) cluster = given_cluster(o);
+  if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
   if (cluster && o.ranks > cluster->devices())
     usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(), " devices; lower it");
   if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
@@ -195,10 +179,16 @@ inline void print_plan(Options& o, int ranks, const std::vector<std::string>& wo
   complete_options(o, o.mesh.empty() ? ranks : 1);
   const MeshShape mesh = mesh_shape_of(o, ranks);
   const ModelShape shape = decide_shape(o, o.init, false, o.train.empty() ? Datasets() : open_data(o));
-  const Target target = target_of(o, cluster, ranks);
-  if (!o.mesh.empty()) return print_search(o, shape, target, ranks, words);
-  Plan plan = plan_of_memory(o, shape, mesh, target.device);
-  if (target.cluster) plan.time = planned_time(planned_step(o, shape, mesh), *target.cluster, planned_run(o, shape));
+  const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
+  const bool by_parts = cluster && !o.ranks;
+  if (!cluster) cluster = measured_cluster(o, device.name, ranks);
+  if (!o.mesh.empty()) {
+    if (!cluster) usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
+    return print_search(o, shape, device, by_parts ? parts_of(*cluster) : std::vector{with_devices(*cluster, ranks)}, words);
+  }
+  Plan plan = plan_of_memory(o, shape, mesh, device);
+  const PlannedRun run = planned_run(o, shape);
+  if (cluster) plan.time = planned_time(planned_step(o, shape, mesh), with_devices(*cluster, ranks).cluster, run);
   if (!plan.fits()) plan.advice = advice(o, shape, ranks, plan);
   if (o.json) {
     std::printf("%s\n", text_of(plan).c_str());
@@ -207,7 +197,7 @@ inline void print_plan(Options& o, int ranks, const std::vector<std::string>& wo
   describe_model(o, TensorList(shape));
   describe_mesh(o, mesh);
   describe_batch(o);
-  print_batch_hint(o, shape, planned_run(o, shape).tokens);
+  print_batch_hint(o, run);
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
   if (plan.time) std::printf("%s\n", time_text(*plan.time, tokens_per_step(o)).c_str());
 }

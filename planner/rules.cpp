@@ -1,5 +1,6 @@
 #include "planner/rules.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -13,11 +14,13 @@ double expected_loss(double parameters, double tokens) {
 
 double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }
 
-Saving saving_for(double seconds, double mean) {
+Saving saving_for(double seconds, double mean, double run) {
   constexpr double restart = 300;  // a new host, the program's start, the checkpoint's way back: assumed
   const double x = seconds / (2 * mean);
-  const double interval = x < 1 ? std::sqrt(2 * seconds * mean) * (1 + std::sqrt(x) / 3 + x / 9) - seconds : mean;
-  return {interval, 1 - interval / (mean * std::exp(restart / mean) * std::expm1((interval + seconds) / mean))};
+  const double best = x < 1 ? std::sqrt(2 * seconds * mean) * (1 + std::sqrt(x) / 3 + x / 9) - seconds : mean;
+  const double interval = std::min(best, run);
+  const double trained = interval / (mean * std::exp(restart / mean) * std::expm1((interval + seconds) / mean));
+  return {interval, trained > 0.01 ? 1 - trained : 1};
 }
 
 std::string batch_hint(double samples, double before, double seq_len, double loss, double learning_rate) {

@@ -15,10 +15,10 @@ double critical_batch(double loss);
 // How often to save, and what is lost all the same.
 struct Saving {
   double interval = 0;  // seconds from a checkpoint to the next one
-  double lost = 0;      // share of all time: saving, restarts, and steps trained again
+  double lost = 0;      // share of all time: saving, restarts, and steps trained again; 1: the run never ends
 };
-// seconds: that training waits for a checkpoint; mean: until an interruption (Young 1974, Daly 2006)
-Saving saving_for(double seconds, double mean);
+// seconds: that training waits for a checkpoint; mean: until an interruption (Young 1974, Daly 2006); run: the whole of training
+Saving saving_for(double seconds, double mean, double run);
 
 // Advice for a step of so many samples, if the learning rate was found with `before`; it is never followed silently. Two lines.
 // loss: at the end

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 
@@ -14,8 +15,11 @@ namespace {
 
 std::vector<int> divisors(int number, int most) {
   std::vector<int> all;
-  for (int d = 1; d <= std::min(number, most); ++d)
-    if (number % d == 0) all.push_back(d);
+  for (int d = 1; int64_t(d) * d <= number; ++d)
+    if (number % d == 0) all.insert(all.end(), {d, number / d});
+  std::ranges::sort(all);
+  all.erase(std::ranges::unique(all).begin(), all.end());
+  std::erase_if(all, [&](int d) { return d > most; });
   return all;
 }
 
@@ -32,12 +36,15 @@ std::vector<Schedule> schedules_of(int stages, int layers) {
   return all;
 }
 
-// Puts the candidate where it belongs among those that are kept, the smallest key first.
+// Candidates that are kept, the smallest key first.
 template <class Key>
-void keep(std::vector<Candidate>& kept, const Candidate& candidate, size_t most, Key key) {
-  if (kept.size() == most && std::invoke(key, candidate) >= std::invoke(key, kept.back())) return;
-  const auto at = std::ranges::upper_bound(kept, std::invoke(key, candidate), {}, key);
-  kept.insert(at, candidate);
+bool belongs(const std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key) {
+  return kept.size() < most || std::invoke(key, c) < std::invoke(key, kept.back());
+}
+template <class Key>
+void keep(std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key) {
+  if (!belongs(kept, c, most, key)) return;
+  kept.insert(std::ranges::upper_bound(kept, std::invoke(key, c), {}, key), c);
   if (kept.size() > most) kept.pop_back();
 }
 
@@ -67,9 +74,10 @@ void for_each_candidate(const PlannedStep& base, int ranks, const std::function<
   };
   const auto try_batches = [&] {
     if (s.global_batch % s.mesh.dp != 0) return;
+    const std::vector<int> micro_batches = divisors(s.global_batch / s.mesh.dp, 1 << 20);
     for (const auto& [schedule, chunks] : schedules_of(s.mesh.pp, s.shape.layers)) {
       s.pp_schedule = schedule, s.pp_chunks = chunks;
-      for (const int micro_batch : divisors(s.global_batch / s.mesh.dp, 1 << 20)) s.micro_batch = micro_batch, try_each_way();
+      for (const int micro_batch : micro_batches) s.micro_batch = micro_batch, try_each_way();
     }
   };
   for (const int tp : divisors(ranks, std::min(most_split, s.shape.heads)))
@@ -91,14 +99,11 @@ void search(SearchResult& result, const PlannedStep& base, const Rented& rented,
     return false;
   };
   const auto seconds = [](const Candidate& c) { return c.time.forecast.seconds; };
-  const auto is_among = [&](const std::vector<Candidate>& kept, const Candidate& c, auto key) {
-    return kept.size() < most || std::invoke(key, c) < std::invoke(key, kept.back());
-  };
   for_each_candidate(base, rented.ranks, [&](const PlannedStep& step) {
     ++result.candidates;
     if (!fits(step, bytes_of.at_least(step))) return;
     Candidate c = {step, planned_time(step, rented.cluster, run)};
-    if (!is_among(result.fastest, c, seconds) && !is_among(result.cheapest, c, &Candidate::device_hours)) return;
+    if (!belongs(result.fastest, c, most, seconds) && !belongs(result.cheapest, c, most, &Candidate::device_hours)) return;
     c.bytes = bytes_of.exactly(step);
     if (!fits(step, c.bytes)) return;
     c.cluster = rented.cluster.name;
@@ -107,14 +112,19 @@ void search(SearchResult& result, const PlannedStep& base, const Rented& rented,
   });
 }
 
+Rented with_devices(const Cluster& cluster, int ranks) {
+  Rented part = {cluster, ranks};
+  if (cluster.ranks_per_device > 1) return part;
+  part.cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
+  part.cluster.hosts = (ranks - 1) / part.cluster.devices_per_host + 1;
+  return part;
+}
+
 std::vector<Rented> parts_of(const Cluster& cluster) {
   std::vector<Rented> parts;
-  const auto add = [&](int devices, int hosts) {
-    parts.push_back({cluster, devices * hosts});
-    parts.back().cluster.devices_per_host = devices, parts.back().cluster.hosts = hosts;
-  };
-  for (const int devices : divisors(cluster.devices_per_host, cluster.devices_per_host - 1)) add(devices, 1);
-  for (const int hosts : divisors(cluster.hosts, cluster.hosts)) add(cluster.devices_per_host, hosts);
+  const int host = cluster.devices_per_host;
+  for (const int devices : divisors(host, host - 1)) parts.push_back(with_devices(cluster, devices));
+  for (const int hosts : divisors(cluster.hosts, cluster.hosts)) parts.push_back(with_devices(cluster, hosts * host));
   return parts;
 }
 
@@ -134,8 +144,8 @@ std::string table_of(const std::vector<Candidate>& candidates) {
   std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B",
                                                  "days", "dollars", "spot days", "dollars", ""}};
   const auto number = [](double value, int digits) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.*f", digits, value);
+    char text[400];
+    std::snprintf(text, sizeof text, std::isinf(value) ? "never" : "%.*f", digits, value);
     return std::string(text);
   };
   for (const Candidate& c : candidates) {
@@ -149,11 +159,13 @@ std::string table_of(const std::vector<Candidate>& candidates) {
   return table_text(rows, 10);
 }
 
-std::string nothing_fits_text(const SearchResult& result, size_t room) {
+std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device) {
   const Candidate& c = result.smallest;
   if (result.too_large == 0) return "there is no way to train on so many ranks: choose another number, or another --global-batch";
   return "none fits: the smallest, " + options_text(c.step) + " on " + std::to_string(c.step.mesh.ranks()) + " ranks, needs " +
-         bytes_text(c.bytes) + " on each, " + bytes_text(c.bytes - room) + " too much: take more ranks, or devices with more memory";
+         bytes_text(c.bytes) + " on each, and " + bytes_text(device.reserve) + " are left to libraries; " + device.name + " has " +
+         bytes_text(device.bytes) + ", " + bytes_text(c.bytes + device.reserve - device.bytes) +
+         " too little: take more ranks, or devices with more memory";
 }
 
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
@@ -166,8 +178,9 @@ nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
   return all;
 }
 
-std::string text_of(const SearchResult& result, double seconds) {
-  const nlohmann::ordered_json object = {{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
-                                         {"fastest", objects_of(result.fastest)}, {"cheapest", objects_of(result.cheapest)}};
-  return object.dump();
+std::string text_of(const SearchResult& result, double seconds, const PlannedDevice& device) {
+  nlohmann::ordered_json object = {{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
+                                   {"fastest", objects_of(result.fastest)}, {"cheapest", objects_of(result.cheapest)}};
+  if (result.fastest.empty()) object["problem"] = nothing_fits_text(result, device);
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a command may hold any bytes
 }

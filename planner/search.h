@@ -41,6 +41,9 @@ struct Rented {
   int ranks;
 };
 
+// So many ranks: hosts one after the other, or some devices of the first one.
+Rented with_devices(const Cluster& cluster, int ranks);
+
 // The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The whole is last.
 std::vector<Rented> parts_of(const Cluster& cluster);
 
@@ -54,9 +57,12 @@ std::string options_text(const PlannedStep& step);
 // A table of candidates, with titles.
 std::string table_of(const std::vector<Candidate>& candidates);
 
-// What is missing if no candidate fits into so many bytes.
-std::string nothing_fits_text(const SearchResult& result, size_t room);
+// What is missing if no candidate fits.
+std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device);
 
-// As JSON: a list of objects; and the whole result, an object with candidates, too_large, seconds, fastest and cheapest.
+// As JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the keys of plan.h from
+// step_ms on, and device_hours_per_billion_tokens.
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates);
-std::string text_of(const SearchResult& result, double seconds);
+
+// The whole result, an object: candidates, too_large, seconds that the search took, fastest and cheapest; if nothing fits, problem.
+std::string text_of(const SearchResult& result, double seconds, const PlannedDevice& device);

@@ -25,7 +25,7 @@ class JsonFields {
   }
   double rate(const std::string& key, double most = 1e9) {
     const nlohmann::json& found = value(key);
-    if (!found.is_number() || !(found > 0 && found <= most)) refuse(key, most == 1 ? "a number above 0, 1 at most" : "a number above 0");
+    if (!found.is_number() || !(found > 1e-6 && found <= most)) refuse(key, most == 1 ? "a number above 0, 1 at most" : "a number above 0");
     return found.get<double>();
   }
   int count(const std::string& key) {

@@ -264,7 +264,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
                   "; leave one of them out");
   for (const char* flag : {"--mesh", "--ranks", "--ceilings", "--train-minutes"})
     if (app.count(flag) && has_goal)
-      usage_error(search, " ", flag, ": a goal is planned for all ways to rent a cluster; leave one of them out");
+      usage_error(o.days > 0 ? "--days " : "--budget ", flag, ": a goal is planned for all ways to rent a cluster; leave one of them out");
   if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
   if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");
   if (app.count("--steps") && app.count("--train-minutes"))

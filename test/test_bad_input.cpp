@@ -95,8 +95,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--ranks 4", {"--ranks is for --plan"});
   refuses("--json", {"--json is for --plan"});
   refuses("--cluster 4x4090", {"--cluster is for --plan"});
-  refuses("--plan --cluster nowhere", {"--cluster 'nowhere': no such file"});
-  refuses("--plan --cluster text", {"text: "});
+  shell.refuses("$GPT --plan --cluster nowhere", 1, {"--cluster 'nowhere': no such file"});
+  shell.refuses("$GPT --plan --cluster text", 1, {"text: "});
   refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices"});
   refuses("--plan --cluster 4x4090 --ceilings marks.json", {"--ceilings 'marks.json'", "--cluster", "leave one of them out"});
   refuses("--mesh best", {"--mesh", "best", "auto"});

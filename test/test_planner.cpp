@@ -170,6 +170,17 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
   }
 }
 
+TEST_CASE("a group that lies across two hosts sends over the links between them") {
+  Cluster hosts = cluster("16x8xa100-80");
+  PlannedStep step = gpt2(6);
+  step.seq_len = step.shape.positions = 1020, step.mesh.tp = 6;
+  const Cluster one = with_devices(hosts, 6).cluster;
+  hosts.between.bandwidth /= 100;
+  CHECK(forecast(step, with_devices(hosts, 6).cluster).tp.total == forecast(step, one).tp.total);
+  step.mesh.dp = 4, step.global_batch = 24;
+  CHECK(forecast(step, with_devices(hosts, 24).cluster).tp.total > 10 * forecast(step, one).tp.total);  // ranks 6 to 11
+}
+
 TEST_CASE("what changes when one thing changes") {
   const Cluster host = cluster("8xa100-80"), hosts = cluster("16x8xa100-80");
   PlannedStep step;
@@ -322,6 +333,7 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
   CHECK(refusal(without("/links/between")) == "\"links.between\" is missing");
   CHECK(refusal(without("/links/inside/gb_per_s")) == "\"links.inside.gb_per_s\" is missing");
   CHECK(refusal(with("/hosts", 1.5)) == "\"hosts\" is '1.5', not a whole number from 1 to 1000000");
+  CHECK(refusal(with("/hosts", 3000)) == "\"hosts\" is '3000', not so many that there are 16384 devices at most");
   CHECK(refusal(with("/hosts", 0)) == "\"hosts\" is '0', not a whole number from 1 to 1000000");
   CHECK(refusal(with("/links/inside/gb_per_s", "450")) == "\"links.inside.gb_per_s\" is '\"450\"', not a number above 0");
   CHECK(refusal(with("/links/inside/latency_us", -1)) == "\"links.inside.latency_us\" is '-1', not a number above 0");
@@ -441,6 +453,10 @@ TEST_CASE("parts of a cluster, and the cluster of a GPU that reports its name") 
   CHECK(cluster_of_device("NVIDIA GeForce RTX 4090", 1)->name == "4x4090");
   CHECK(!cluster_of_device("NVIDIA L40", 1));
   CHECK(!cluster_of_device("AMD EPYC", 1));
+  const auto [part, some] = with_devices(cluster("16x8xa100-80"), 20);
+  CHECK(some == 20);
+  CHECK(part.devices_per_host == 8);
+  CHECK(part.hosts == 3);
 }
 
 // ---- goals
@@ -457,7 +473,7 @@ TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as 
   std::mt19937 random(1);
   const double restart = 300;  // as in planner/rules.cpp
   for (const auto& [save, mean] : {std::pair(1.0, 3600.0), {30.0, 3600.0}, {60.0, 86400.0}, {1000.0, 400.0}}) {
-    const Saving saving = saving_for(save, mean);
+    const Saving saving = saving_for(save, mean, 1e12);
     CAPTURE(save);
     CAPTURE(mean);
     const auto lost = [&](double interval) { return 1 - interval / (mean * std::exp(restart / mean) * std::expm1((interval + save) / mean)); };
@@ -478,6 +494,8 @@ TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as 
     }
     CHECK(intervals * saving.interval / all == doctest::Approx(1 - saving.lost).epsilon(0.02));
   }
+  CHECK(saving_for(10, 1e6, 60).interval == 60);  // a short run saves once
+  CHECK(saving_for(10, 30, 1e12).lost == 1);      // ten times as long until a restarted job trains
 }
 
 TEST_CASE("a goal is met by the rent that trains more, and costs what the cheaper one does") {
@@ -497,7 +515,7 @@ TEST_CASE("a goal is met by the rent that trains more, and costs what the cheape
   CHECK(Goal{10, 384}.reach(time) == doctest::Approx(2e9));
   CHECK(Goal{1.5, 400}.text() == "--days 1.5 --budget 400");
   const Rented host = {cluster("8xa100-80"), 8};
-  const PlannedRun run = {1e9, 2e10};  // 1.2e20 FLOPs: 0.81 days of eight devices that multiply at 215 TFLOP/s
+  const PlannedRun run = {1e9, 50257, 2e10};  // 1.2e20 FLOPs: 0.81 days of eight devices that multiply at 215 TFLOP/s
   CHECK(Goal{0.82, 0}.may_be_met(host, run, false));
   CHECK(!Goal{0.79, 0}.may_be_met(host, run, false));
 }

@@ -592,6 +592,11 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --mesh auto"), "\nsearched  "));
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-13b --dtype bf16 --mesh auto"),
                  "\nfits      none fits: the smallest, --global-batch 16 --micro-batch "));
+  const std::string words = shell.output("$GPT --plan --cluster 4x4090 --mesh auto --ranks 2 --steps=7 --out 'it'\\''s $here'");
+  CHECK(contains(words, "mpirun -np 2 ./train_gpt --steps=7 --out 'it'\\''s $here' --global-batch 8 --micro-batch "));
+  const Json timed = Json::parse(shell.output("$GPT --plan --cluster 4x4090 --ranks 2 --train-minutes 10 --json"));
+  CHECK(timed["run"]["tokens"].get<double>() == doctest::Approx(600 * timed["tokens_per_s"].get<double>()));
+  CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --mesh auto --json --model gpt3-13b --out $'\\xff'"), "\"problem\":\"none fits: "));
   shell.refuses("$GPT --plan --mesh auto", 2, {"--plan --mesh auto", "--cluster", "--ceilings"});
 }
 
@@ -605,6 +610,7 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   CHECK(row["run"]["days"] <= 5);
   CHECK(row["tokens_within_goal"].get<double>() == doctest::Approx(row["tokens_per_s"].get<double>() * 5 * 86400 * (1 - row["run"]["lost"].get<double>())));
   CHECK(contains(row["command"], "./train_gpt --dtype bf16 --model gpt3-350m --global-batch 512 "));
+  CHECK(contains(row["command"], " --steps " + std::to_string(std::lround(std::ceil(days["tokens"].get<double>() / (512 * 2048))))));
   const Json parts = Json::parse(shell.output(goal + "--model gpt3-350m --days 1 --cluster 8xa100-80"));
   CHECK(parts["rows"][0]["ranks"] > row["ranks"]);  // sooner on more of the devices
 
@@ -620,7 +626,7 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   CHECK(contains(unmet, "\nreach     8 of 8xa100-80: "));
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --steps 1000000 --cluster 8xa100-80", 1,
                 {"--days 1: no part of the cluster 8xa100-80 trains gpt3-13b on ", "raise the goal, or lower --steps"});
-  shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 9 --cluster 4x4090", 1, {"--days 9: none fits: the smallest, ", " too much"});
+  shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 9 --cluster 4x4090", 1, {"--days 9: none fits: the smallest, ", " too little: "});
   shell.refuses("$GPT --plan --budget 0.01", 1, {"--budget 0.01: no part of any cluster of data/clusters trains gpt3-125m", "raise the goal"});
 }
 
