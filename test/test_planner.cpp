@@ -387,7 +387,7 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
     for (s.mesh.cp = 1; s.mesh.cp <= 8; ++s.mesh.cp)
       for (s.mesh.dp = 1; s.mesh.dp <= 8; ++s.mesh.dp)
         for (s.mesh.pp = 1; s.mesh.pp <= 8; ++s.mesh.pp)
-          for (const char* method : {"ring", "ulysses"})
+          for (const char* method : s.mesh.ranks() == 8 ? std::vector{"ring", "ulysses"} : std::vector<const char*>())
             for (const char* schedule : {"1f1b", "gpipe", "zb", "interleaved"})
               for (s.pp_chunks = 1; s.pp_chunks <= 8; ++s.pp_chunks)
                 for (s.micro_batch = 1; s.micro_batch <= 24; ++s.micro_batch)
@@ -395,7 +395,7 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
                     for (const char* recompute : {"none", "gelu", "block"}) {
                       s.cp_method = method, s.pp_schedule = schedule, s.recompute = recompute;
                       const auto& [tp, cp, dp, pp] = s.mesh;
-                      if (tp * cp * dp * pp != 8 || (cp == 1 && s.cp_method != "ring") || (pp == 1 && s.pp_schedule != "1f1b")) continue;
+                      if ((cp == 1 && s.cp_method != "ring") || (pp == 1 && s.pp_schedule != "1f1b")) continue;
                       if ((s.pp_chunks > 1) != (s.pp_schedule == "interleaved") || (dp * cp == 1 && s.zero > 0) || !can_train(s)) continue;
                       ++candidates;
                       if (rough_bytes(s) > room) ++too_large;
