@@ -94,9 +94,7 @@ int train(Job& job) {
   const RankPlan own = allocated(*model, job.mesh, control.rank(), batches.buffers(), checkpoints.snapshot_bytes());
   std::optional<Plan> plan = gathered_plan(control, device, own);
   describe(job, *model, data, memory_text(*plan), step);
-  PlannedRun run = planned_run(o, shape);
-  run.tokens = double(o.schedule.steps) * job.tokens_per_step();
-  print_batch_hint(o, run);
+  print_batch_hint(o, planned_run(o, shape));
   if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
@@ -208,9 +206,7 @@ int generate(Job& job) {
 int run(const Options& options, Control& control, Mesh& mesh) {
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, mesh.device()));
-  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, properties.name};
+  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device())};
   control.while_waiting([stream] { is_ready(stream); });
   Circle stage;  // whose ranks choose algorithms together
   if (const int stages = mesh.shape().pp; stages > 1) {
@@ -241,8 +237,7 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   if (options->plan) {
     const std::vector<std::string> words(argv + 1, argv + argc);
-    const bool has_goal = options->days > 0 || options->budget > 0;
-    if (control.rank() == 0) has_goal ? print_goals(*options, words) : print_plan(*options, control.size(), words);
+    if (control.rank() == 0) options->has_goal() ? print_goals(*options, words) : print_plan(*options, control.size(), words);
     return 0;
   }
   if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control); });

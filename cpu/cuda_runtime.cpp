@@ -311,7 +311,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
   const pid_t process = getpid();
   std::memcpy(properties->uuid.bytes, &process, sizeof process);
-  properties->integrated = 1;
   return cudaSuccess;
 }
 

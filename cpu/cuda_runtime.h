@@ -183,7 +183,6 @@ struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;  // each process has a device of its own
   int l2CacheSize;  // 0: there is none
-  int integrated;   // 1: ranks of this host share it, and its memory
 };
 
 const char* cudaGetErrorName(cudaError_t error);

@@ -128,7 +128,7 @@ void measure() {
     std::printf(R"("%s": {"fp32": %.4g, "bf16": %.4g, "fp16": %.4g}, )", name, fp32.*rate, bf16.*rate, fp16.*rate);
   };
   std::printf(R"({"device": "%s", "integrated": %d, "copy_bytes_per_s": %.4g, "update_bytes_per_s": %.4g, "launch_s": %.4g, )",
-              properties.name, properties.integrated, copy, update_rate(stream), launch_seconds(stream));
+              properties.name, device_attribute(cudaDevAttrIntegrated), copy, update_rate(stream), launch_seconds(stream));
   print("flops_per_s", &Rates::product);
   print("attention_forward_flops_per_s", &Rates::attention_forward);
   print("attention_backward_flops_per_s", &Rates::attention_backward);

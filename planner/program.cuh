@@ -21,9 +21,9 @@ inline MeshShape mesh_shape_of(const Options& o, int ranks) {
   return shape;
 }
 
-inline std::string device_name() {
+inline std::string device_name(int device = 0) {
   cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
   return properties.name;
 }
 
@@ -61,10 +61,10 @@ inline std::string advice(const Options& o, const ModelShape& shape, int ranks, 
   return "; " + best + " would help most, by " + bytes_text(now - least) + (least <= plan.device.room() ? ", and it fits" : ", and not enough");
 }
 
-// The run of these options: --steps or --train-minutes, or else tokens that suit the model.
+// The run of these options: their steps, or --train-minutes. A plan without either has tokens that suit the model.
 inline PlannedRun planned_run(const Options& o, const ModelShape& shape) {
   const double parameters = double(TensorList(shape).parameters());
-  const double tokens = o.steps_given ? double(o.schedule.steps) * tokens_per_step(o) : suitable_tokens(parameters);
+  const double tokens = !o.plan || o.steps_given ? double(o.schedule.steps) * tokens_per_step(o) : suitable_tokens(parameters);
   return {parameters, double(shape.vocabulary), tokens, 60 * o.train_minutes, o.checkpoint_seconds};
 }
 

@@ -255,15 +255,14 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (app.count(flag) && !o.plan) usage_error(flag, " is for --plan: add that, or leave it out");
   for (const char* flag : {"--generate", "--resume"})
     if (app.count(flag) && o.plan) usage_error("--plan ", flag, ": a plan is for training from the start; leave one of them out");
-  const bool has_goal = o.days > 0 || o.budget > 0;
   const char* search = !o.mesh.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
   for (const char* flag : {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
                            "--micro-batch", "--recompute", "--generate"})
-    if (app.count(flag) && (has_goal || !o.mesh.empty()))
+    if (app.count(flag) && (o.has_goal() || !o.mesh.empty()))
       usage_error(search, " ", flag, flag == std::string("--generate") ? ": a mesh is chosen for training" : ": the search chooses that",
                   "; leave one of them out");
   for (const char* flag : {"--mesh", "--ranks", "--ceilings", "--train-minutes"})
-    if (app.count(flag) && has_goal)
+    if (app.count(flag) && o.has_goal())
       usage_error(o.days > 0 ? "--days " : "--budget ", flag, ": a goal is planned for all ways to rent a cluster; leave one of them out");
   if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
   if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");

@@ -69,6 +69,7 @@ struct Options {
   std::string cluster;  // that is planned for; empty: this device
   int ranks = 0;        // that are planned for; 0: the cluster's devices, else those that were started
   double days = 0, budget = 0;    // goals of a plan; 0: none
+  bool has_goal() const { return days > 0 || budget > 0; }
   double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
 
   uint64_t seed = 1337;
