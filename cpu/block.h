@@ -14,7 +14,7 @@
 #include "cpu/context.h"
 #include "cpu/device.h"
 #include "cpu/sanitizers.h"
-#include "cpu/schedule.h"
+#include "cpu/switches.h"
 
 namespace cpu {
 

@@ -19,9 +19,11 @@
 #include <functional>
 #include <source_location>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #include "cpu/counting.h"
+#include "cpu/switches.h"
 #include "cpu/vector_types.h"
 
 typedef struct CUstream_st* cudaStream_t;
@@ -40,6 +42,8 @@ struct Launch {
   dim3 grid, block;
   size_t shared_bytes;
   unsigned cluster;  // number of blocks, neighbours along x, that run together
+  cudaStream_t stream;
+  const void* code;  // the kernel's; different kernels have different ones
   void (*run_threads)(const void* body) = nullptr;  // runs threads on the calling fiber until none is left for it
   const void* body = nullptr;
 };
@@ -58,7 +62,13 @@ inline bool next_thread() {
 void run_grid(const Launch& launch);
 inline std::function<void(const Launch&)> rehearsal;  // if set, grids are not run, but given to it (dev/launches.cu)
 bool is_device_memory(const void* p);  // does p point into memory that cudaMalloc returned?
-bool check_launch(const Launch& launch);  // false: the configuration is impossible; sets cudaGetLastError's value
+bool check_launch(const Launch& launch);  // false: the launch is impossible; sets cudaGetLastError's value
+bool is_foreign(const void* p);  // does p point into the memory of another device than this thread's?
+void refuse_foreign_memory();    // sets cudaGetLastError's value
+
+// Called before a kernel or a library's product is issued. Under GPT_CPU_LAZY=1 it waits for the device when that is the
+// first time: on a GPU a kernel that is loaded at its first launch may do so. variant: one of those that `code` has.
+void load(const void* code, size_t variant);
 
 // An operation that is issued to a stream runs at once, or stays in the stream's queue for later (cuda_runtime.cpp);
 // enqueue decides. `poll` starts or continues it, and returns true when it has finished.
@@ -94,14 +104,28 @@ void share_memory(size_t ranks);
 void* dynamic_shared_memory();
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
+// What tells a kernel from the others: a function's address, or (of a lambda, whose type is its own) that of its type's name.
+template <class Body>
+const void* code_of(const Body& body) {
+  if constexpr (std::is_pointer_v<Body>) return reinterpret_cast<const void*>(body);
+  else return &typeid(Body);
+}
+
+template <class Argument>
+bool is_foreign_pointer(const Argument& argument) {
+  if constexpr (std::is_pointer_v<Argument>) return is_foreign(argument);
+  else return false;
+}
+
 // The source filter replaces `kernel<<<grid, block, shared, stream>>>` by a call of this; `(arguments...)` follows.
 // Each thread of the grid calls body(arguments...).
 template <class Body>
 auto launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
               cudaStream_t stream = nullptr, unsigned cluster = 1) {
   return [=](auto... arguments) {
-    Launch launch{kernel, grid, block, shared_bytes, cluster};
+    Launch launch{kernel, grid, block, shared_bytes, cluster, stream, code_of(body)};
     if (!check_launch(launch)) return;
+    if (switches().devices > 1 && (is_foreign_pointer(arguments) || ...)) return refuse_foreign_memory();
     auto run = [=]() mutable {
       auto thread = [&] { body(arguments...); };
       launch.body = &thread;

@@ -2,7 +2,7 @@
 # asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb.
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
-DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime nccl $(if $(filter counts,$(VARIANT)),access_counts))
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime memory streams switches nccl $(if $(filter counts,$(VARIANT)),access_counts))
 
 FLAGS_fast := -O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
 ifneq ($(filter x86_64 aarch64,$(HOST_ARCH)),)

@@ -1,0 +1,153 @@
+// Memory of the CPU device: that of its devices, and the host's pinned memory.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "cpu/host_memory.h"
+#include "cpu/streams.h"
+#include "cpu/switches.h"
+
+namespace cpu {
+namespace {
+
+constexpr size_t huge_page = 2 << 20;
+
+struct Allocation {
+  size_t bytes;
+  int device;
+};
+using Allocations = std::map<const char*, Allocation>;  // by address
+
+std::mutex memory_mutex;
+Allocations device_memory, pinned_memory;
+std::optional<size_t> share;  // bytes of the host's memory that this process may allocate; set before the first one
+
+// The allocation that p points into, and the bytes from p to its end; none: p points into none.
+std::optional<Allocation> rest_of_allocation(const void* p) {
+  std::lock_guard lock(memory_mutex);
+  const auto after = device_memory.upper_bound(static_cast<const char*>(p));
+  if (after == device_memory.begin()) return {};
+  const auto& [start, allocation] = *std::prev(after);
+  const size_t offset = size_t(static_cast<const char*>(p) - start);
+  if (offset >= allocation.bytes) return {};
+  return Allocation{allocation.bytes - offset, allocation.device};
+}
+
+cudaError_t allocate(void** pointer, size_t alignment, size_t bytes, Allocations& allocations) {
+  call_driver();
+  if (switches().loads_late) drain_device();
+  if (posix_memalign(pointer, alignment, bytes) != 0) return remember(cudaErrorMemoryAllocation);
+  std::lock_guard lock(memory_mutex);
+  allocations[static_cast<char*>(*pointer)] = {bytes, current_device()};
+  return cudaSuccess;
+}
+
+cudaError_t free_allocation(void* pointer, Allocations& allocations) {
+  if (!pointer) return cudaSuccess;
+  cudaDeviceSynchronize();
+  std::lock_guard lock(memory_mutex);
+  if (!allocations.erase(static_cast<char*>(pointer))) return remember(cudaErrorInvalidValue);
+  std::free(pointer);
+  return cudaSuccess;
+}
+
+// The free bytes of this process's share of the host's memory. Allocations count at once, although the operating system
+// counts memory only when it is used.
+size_t free_bytes() {
+  std::lock_guard lock(memory_mutex);
+  if (!share) share = host_memory_left();
+  size_t used = 0;
+  for (const Allocations* allocations : {&device_memory, &pinned_memory})
+    for (const auto& [start, allocation] : *allocations) used += allocation.bytes;
+  return std::min({host_memory_left(), process_memory_left(), *share - std::min(*share, used)});
+}
+
+}  // namespace
+
+bool is_device_memory(const void* p) { return rest_of_allocation(p).has_value(); }
+
+bool is_foreign(const void* p) {
+  const auto rest = rest_of_allocation(p);
+  return rest && rest->device != current_device();
+}
+
+bool is_out_of_bounds(const void* p, size_t bytes) {
+  const auto rest = rest_of_allocation(p);
+  return rest && (bytes > rest->bytes || rest->device != current_device());
+}
+
+void share_memory(size_t ranks) {
+  std::lock_guard lock(memory_mutex);
+  share = host_memory_left() / ranks;
+}
+
+}  // namespace cpu
+
+using cpu::remember, cpu::is_out_of_bounds;
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  cpu::call_driver();
+  *free_bytes = cpu::free_bytes();
+  *total_bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  *pointer = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);
+  const size_t alignment = bytes >= cpu::huge_page ? cpu::huge_page : 256;
+  const cudaError_t error = cpu::allocate(pointer, alignment, bytes, cpu::device_memory);
+  if (error != cudaSuccess) return error;
+  ++cpu::counts.allocations;
+  cpu::counts.allocated_bytes += bytes;
+  // Huge pages: with 4 KB pages, streaming kernels spend much of their time on address translation.
+  if (alignment == cpu::huge_page) madvise(*pointer, bytes, MADV_HUGEPAGE);
+  if (cpu::streams_are_deferred()) std::memset(*pointer, 0xff, bytes);  // NaN, because nothing may rely on zeros
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* pointer) { return cpu::free_allocation(pointer, cpu::device_memory); }
+
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  if (bytes > cpu::free_bytes()) return remember(cudaErrorMemoryAllocation);  // it cannot be paged out
+  return cpu::allocate(pointer, 256, std::max<size_t>(bytes, 1), cpu::pinned_memory);
+}
+
+cudaError_t cudaFreeHost(void* pointer) { return cpu::free_allocation(pointer, cpu::pinned_memory); }
+
+// Copies as late as any other operation of the stream, for pinned and for pageable memory. CUDA says that copies of
+// pageable memory "might be synchronous", so no program may rely on that.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, cudaMemcpyDefault, stream);
+}
+
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind, cudaStream_t stream) {
+  if (!cpu::is_here(stream)) return remember(cudaErrorInvalidResourceHandle);
+  if (rows == 0) return cudaSuccess;
+  if (width > to_pitch || width > from_pitch || is_out_of_bounds(to, (rows - 1) * to_pitch + width) ||
+      is_out_of_bounds(from, (rows - 1) * from_pitch + width))
+    return remember(cudaErrorInvalidValue);
+  ++cpu::counts.copies;
+  cpu::counts.copied_bytes += rows * width;
+  cpu::enqueue(stream, [=] {
+    for (size_t row = 0; row < rows && width > 0; ++row)
+      std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    return true;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  if (!cpu::is_here(stream)) return remember(cudaErrorInvalidResourceHandle);
+  if (is_out_of_bounds(to, bytes)) return remember(cudaErrorInvalidValue);
+  ++cpu::counts.memsets;
+  cpu::enqueue(stream, [=] { return std::memset(to, value, bytes), true; });
+  return cudaSuccess;
+}

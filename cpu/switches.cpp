@@ -1,0 +1,48 @@
+#include "cpu/switches.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "cpu/device.h"
+
+namespace cpu {
+namespace {
+
+std::string variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text ? text : "";
+}
+
+Schedule read_schedule() {
+  const std::string value = variable("GPT_CPU_SCHEDULE");
+  if (value.empty() || value == "forward") return {};
+  if (value == "reverse") return {Order::reverse};
+  uint64_t seed;
+  char rest;
+  if (std::sscanf(value.c_str(), "random:%" SCNu64 "%c", &seed, &rest) == 1) return {Order::random, seed};
+  fatal("GPT_CPU_SCHEDULE is '%s'; give forward, reverse or random:SEED", value.c_str());
+}
+
+// A number from `least` to `most`, or `otherwise` if the variable is not set.
+size_t read_number(const char* name, size_t least, size_t most, size_t otherwise) {
+  const std::string value = variable(name);
+  if (value.empty()) return otherwise;
+  const bool is_number = value.size() < 10 && value.find_first_not_of("0123456789") == std::string::npos;
+  const size_t number = is_number ? std::stoul(value) : 0;
+  if (is_number && number >= least && number <= most) return number;
+  fatal("%s is '%s'; give a number from %zu to %zu", name, value.c_str(), least, most);
+}
+
+}  // namespace
+
+const Switches& switches() {
+  static const Switches instance = {.schedule = read_schedule(),
+                                    .longest_queue = read_number("GPT_CPU_QUEUE", 1, 1'000'000, SIZE_MAX),
+                                    .loads_late = read_number("GPT_CPU_LAZY", 0, 1, 0) == 1,
+                                    .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0))};
+  return instance;
+}
+
+}  // namespace cpu

@@ -1,0 +1,44 @@
+// What the environment asks of the CPU device: an order (cpu/device.h), and to be as strict as a GPU in one more way
+// (cpu/README.md says what each switch finds). All are read at the first CUDA call; an unknown value ends the program.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cpu {
+
+enum class Order { forward, reverse, random };
+
+struct Schedule {
+  Order order = Order::forward;
+  uint64_t seed = 0;
+};
+
+struct Switches {
+  Schedule schedule;                     // GPT_CPU_SCHEDULE=forward|reverse|random:SEED
+  size_t longest_queue = SIZE_MAX;       // GPT_CPU_QUEUE=N: a launch waits while its stream has N operations pending
+  bool loads_late = false;               // GPT_CPU_LAZY=1: a kernel's first launch waits until the device is idle
+  int devices = 0;                       // GPT_CPU_DEVICES=N: the processes of a host have N devices; 0: each its own
+};
+
+const Switches& switches();
+
+inline const Schedule& schedule() { return switches().schedule; }
+
+// splitmix64 (Steele, Lea, Flood 2014): small, and every seed is a good one.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+  }
+  int below(int n) { return int((next() >> 32) * uint64_t(n) >> 32); }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace cpu
