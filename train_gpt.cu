@@ -171,9 +171,12 @@ int train(Job& job) {
       telemetry.show_progress(step);
     }
   };
-  // If the data turn out to be bad, the steps that were started before are still good, and are finished and logged.
-  const auto finish_steps = [&] { while (in_flight.count() > 0) finish_step(); };
-  end_job_on_error(control, loop, finish_steps);
+  // If the data turn out to be bad, the steps that were started before are still good, and are logged. No rank may be met
+  // any more: the others may wait for this one's part of a step that it cannot start.
+  const auto log_steps = [&] {
+    while (in_flight.count() > 0 && in_flight.ends_within(10)) telemetry.finished(in_flight.finish(), step, false);
+  };
+  end_job_on_error(control, loop, log_steps);
   checkpoints.complete();
   telemetry.summarize(step);
   if (!stopping) return 0;
@@ -223,6 +226,11 @@ int run(const Options& options, Control& control, Mesh& mesh) {
   return code;
 }
 
+void check_pipeline(const Control& control) {
+  if (const std::string problem = pipeline_problem(); !problem.empty()) usage_error("--pp: ", problem);
+  if (const std::string advice = pipeline_advice(); control.rank() == 0 && !advice.empty()) print_error("--pp: " + advice);
+}
+
 int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", program_checksum(), "start the same build on every host");
@@ -240,11 +248,12 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
     if (control.rank() == 0) options->has_goal() ? print_goals(*options, words) : print_plan(*options, control.size(), words);
     return 0;
   }
-  if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control); });
+  const int device = take_device(control, options->share_gpu);
+  if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
   complete_options(*options, control.size());
-  const MeshShape shape = mesh_shape_of(*options, control.size());
+  if (options->pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, shape, options->share_gpu, recorder);
+  Mesh mesh(control, mesh_shape_of(*options, control.size()), device, recorder);
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;
@@ -257,7 +266,11 @@ int main(int argc, char** argv) {
   FlightRecorder recorder;
   Control alone;
   std::unique_ptr<Control> control;
-  end_job_on_error(alone, [&] { control = start_control(find_launch()); });
+  end_job_on_error(alone, [&] {
+    const Launch launch = find_launch();
+    prepare_cuda(launch);
+    control = start_control(launch);
+  });
   int code = 0;
   end_job_on_error(*control, [&] {
     code = run_rank(argc, argv, *control, recorder);

@@ -23,37 +23,10 @@
 #include <vector>
 
 #include "parallel/collectives.cuh"
+#include "parallel/device.cuh"
 #include "parallel/mesh_shape.h"
 #include "parallel/pipeline.h"
 #include "processes/control.h"
-#include "processes/device_choice.h"
-
-// Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective.
-inline int take_device(Control& control, const MeshShape& shape, bool may_share) {
-  // Streams that share a queue of the device wait for each other: the default is 8 queues.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  // A kernel that is loaded at its first launch may wait for all work of the device, so for a message that is expected
-  // from another stage, which may wait for what comes after this launch: a pipeline loads all kernels at the start.
-  if (shape.pp > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
-  const cudaError_t error = cudaGetDeviceCount(&mine.count);
-  if (error != cudaSuccess) mine.count = 0;
-  if (mine.count > 0) {
-    cudaDeviceProp properties;
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-    for (unsigned char byte : properties.uuid.bytes) mine.first += std::to_string(byte) + " ";
-  }
-  std::vector<SeenDevices> all;
-  for (const std::string& text : control.all_gather(text_of(mine))) all.push_back(seen_devices(text));
-  if (mine.count == 0)
-    throw std::runtime_error(std::string("this is the GPU build and no GPU can be used (") + cudaGetErrorString(error) +
-                             "): check nvidia-smi, or build for the CPU with `make cpu`");
-  const DeviceChoice choice = choose_device(all, control.rank(), may_share);
-  // NCCL refuses two ranks on one GPU of a host. Ranks that say they are on different hosts may share it, over sockets.
-  if (choice.shared) setenv("NCCL_HOSTID", ("rank" + std::to_string(control.rank())).c_str(), 1);
-  CUDA_CHECK(cudaSetDevice(choice.device));
-  return choice.device;
-}
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one device
 // at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all ranks of a
@@ -101,10 +74,9 @@ class Mesh {
   // One rank, alone.
   Mesh() { stay_alone(); }
 
-  // `control` and `recorder` outlive the mesh. Collective.
-  Mesh(Control& control, const MeshShape& shape, bool share_gpu, FlightRecorder& recorder)
-      : shape_(shape), place_(place_of(control.rank(), shape)), device_(take_device(control, shape, share_gpu)), control_(&control),
-        recorder_(&recorder) {
+  // device: the one that take_device has chosen. `control` and `recorder` outlive the mesh. Collective.
+  Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder)
+      : shape_(shape), place_(place_of(control.rank(), shape)), device_(device), control_(&control), recorder_(&recorder) {
     if (control.size() > 1) comm_ = connect_all();
     if (control.size() > 1) streams_ = std::make_shared<CommunicationStreams>();
     make_groups();

@@ -149,12 +149,12 @@ inline void print_search(const Options& o, const ModelShape& shape, const Planne
   if (parts.size() > 1 && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest).c_str());
 }
 
-// Chooses the fastest mesh for the ranks that were started, the same on all. Collective.
-inline void choose_mesh(Options& o, Control& control) {
+// Chooses the fastest mesh for the ranks that were started, the same on all. device_taken: by this rank.
+// Collective.
+inline void choose_mesh(Options& o, Control& control, int device_taken) {
   fix_batch(o, control.size());
   const ModelShape shape = decide_shape(o, o.init, false, open_data(o));
-  // Only rank 0 asks how much is free: that takes memory of device 0, which the others leave alone.
-  const std::string name = device_name();
+  const std::string name = device_name(device_taken);
   const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
   const PlannedDevice device = {name, std::stoull(control.all_gather(own)[0]), memory_reserve()};
   std::optional<Cluster> cluster = measured_cluster(o, name, control.size());

@@ -5,11 +5,13 @@
 #pragma once
 
 #include <deque>
+#include <thread>
 
 #include "kernels/device/event.cuh"
 #include "model.cuh"
 #include "runtime/guard.h"
 #include "runtime/report.h"
+#include "training/job.cuh"
 
 // The results of a step that has ended.
 struct FinishedStep {
@@ -48,6 +50,17 @@ class StepsInFlight {
     end_[turn_].record(stream);
     mesh_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
     started_.push_back({turn_, traffic_, step, learning_rate, limits});
+  }
+
+  // Waits for the oldest step in flight, for so many seconds at most. Returns whether it has ended.
+  bool ends_within(double seconds) const {
+    const Clock::time_point begin = Clock::now();
+    while (!is_ready(end_[started_.front().turn])) {
+      if (seconds_since(begin) > seconds) return false;
+      is_ready(model_.stream());  // the CPU device's streams go on while the host calls
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
   }
 
   // Waits for the oldest step in flight.

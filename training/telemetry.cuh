@@ -98,14 +98,14 @@ class Telemetry {
   }
   void end_step() { Profiler::instance().enabled = false; }
 
-  // given: number of steps that the device has been given so far.
-  void finished(const FinishedStep& step, size_t given) {
+  // given: number of steps that the device has been given so far; meets: the other ranks call this, too.
+  void finished(const FinishedStep& step, size_t given, bool meets = true) {
     const StepResult& result = step.result;
     const Options& o = job_.options;
     const bool printed = result.step % o.log_every == 0 || result.step == o.schedule.steps;
     shortest_ = std::min(shortest_, result.seconds);
     bar_.hide();
-    report_.step(result, traffic_of(step.traffic, printed), bill_, printed, seconds_left(given));
+    report_.step(result, traffic_of(step.traffic, printed && meets), bill_, printed, seconds_left(given));
     if (tracing_.wanted()) tracing_.take();
   }
 

@@ -58,7 +58,7 @@ constexpr cudaDataType data_type = std::is_same_v<Float, float>           ? CUDA
                                    : std::is_same_v<Float, __nv_bfloat16> ? CUDA_R_16BF
                                                                       : CUDA_R_16F;
 
-// The handle and the workspace that products on one stream share.
+// The handle and the workspace that products on one stream share. Both belong to a device.
 struct Context {
   Context() { CUBLAS_CHECK(cublasLtCreate(&handle)); }
   void* workspace() {
@@ -71,8 +71,10 @@ struct Context {
 };
 
 inline Context& context() {
-  static Context instance;
-  return instance;
+  static std::map<int, Context> instances;
+  int device = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  return instances[device];
 }
 
 // What is done with a product before it is written to memory.

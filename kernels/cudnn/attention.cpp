@@ -60,7 +60,7 @@ struct Plan {
   Graph forward, backward;
 };
 
-// What all plans share, during the whole run.
+// What all plans of a device share, during the whole run: cuDNN's handle belongs to a device.
 struct Context {
   cudnnHandle_t handle = nullptr;
   std::map<Shape, Plan> plans;
@@ -69,10 +69,12 @@ struct Context {
   size_t lent_bytes = 0, own_bytes = 0;
 };
 
-// It is never destroyed, because at exit the library may be unloaded before it.
+// That of the current device. It is never destroyed, because at exit the library may be unloaded before it.
 Context& context() {
-  static Context& instance = *new Context;
-  return instance;
+  static auto& instances = *new std::map<int, Context>;
+  int device = 0;
+  cudaGetDevice(&device);
+  return instances[device];
 }
 
 template <class Float>

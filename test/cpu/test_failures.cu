@@ -4,13 +4,11 @@
 // look at its exit code and messages. Which mistakes are found depends on how this file is built: out of bounds with
 // VARIANT=asan, races with VARIANT=tsan, everything else always.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <sys/wait.h>
-
-#include <filesystem>
 #include <stdexcept>
 #include <string>
 
 #include "kernels/device/hopper.cuh"
+#include "test/cpu/child.h"
 #include "test/kernel_test.cuh"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -287,25 +285,8 @@ ExitCode run_program(const std::string& name) {
   return right;
 }
 
-struct Outcome {
-  int code;  // as the shell has it: 128 + signal for a crash
-  std::string output;
-
-  bool mentions(const std::string& text) const { return output.find(text) != std::string::npos; }
-};
-
 Outcome run(const std::string& program, const std::string& schedule = "forward") {
-  const std::string executable = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string environment = "GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1 TSAN_OPTIONS=history_size=7";
-  const std::string command =
-      "ulimit -c 0; " + environment + " timeout 60 '" + executable + "' --program " + program + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Outcome outcome;
-  for (char text[256]; fgets(text, sizeof text, pipe);) outcome.output += text;
-  const int status = pclose(pipe);
-  outcome.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  return outcome;
+  return run_child(program, "GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1 TSAN_OPTIONS=history_size=7");
 }
 
 std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }

@@ -18,7 +18,7 @@
 struct Ranks {
   FlightRecorder recorder;
   Control* control;
-  Mesh mesh{*control, {.dp = control->size()}, true, recorder};
+  Mesh mesh{*control, {.dp = control->size()}, take_device(*control, true), recorder};
   explicit Ranks(Control& started) : control(&started) {
     control->watch(recorder, 60, 120);
     control->while_waiting([] { is_ready(test_stream()); });
@@ -50,7 +50,9 @@ inline double transport_bytes() {
 int main(int argc, char** argv) {
   Control alone, *reporter = &alone;
   try {
-    Control& control = *start_control(find_launch()).release();
+    const Launch launch = find_launch();
+    prepare_cuda(launch);
+    Control& control = *start_control(launch).release();
     reporter = &control;
     all_ranks = new Ranks(control);
     doctest::Context context(argc, argv);

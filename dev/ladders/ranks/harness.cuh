@@ -390,6 +390,7 @@ int run_ranks(int count, char** arguments) {
   std::unique_ptr<Control> control;
   try {
     const Launch launch = find_launch();
+    prepare_cuda(launch);
     std::vector<std::string> names;
     for (const auto& rung : Ladder::template rungs<float>()) names.push_back(rung.name);
     CollectiveOptions options;

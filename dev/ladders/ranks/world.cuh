@@ -15,7 +15,7 @@ namespace ladder {
 class World {
  public:
   World(Control& control, bool share_gpu) : control_(control) {
-    take_device(control, {}, share_gpu);
+    take_device(control, share_gpu);
     ncclUniqueId id{};
     if (rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     const std::string of_rank_0 = control.all_gather(std::string(id.internal, sizeof id.internal))[0];

@@ -72,7 +72,10 @@ struct MatrixLayout {
 struct MatmulPreference {
   uint64_t attributes[6] = {};
 };
-using cublasLtHandle_t = void*;
+struct cublasLtContext {
+  int device;  // a handle is for one device
+};
+using cublasLtHandle_t = cublasLtContext*;
 using cublasLtMatmulDesc_t = MatmulDesc*;
 using cublasLtMatrixLayout_t = MatrixLayout*;
 using cublasLtMatmulPreference_t = MatmulPreference*;
@@ -106,7 +109,11 @@ inline const char* cublasLtGetStatusString(cublasStatus_t status) {
   return status == CUBLAS_STATUS_EXECUTION_FAILED ? "execution failed" : "not supported";
 }
 inline size_t cublasLtGetVersion() { return fake_library.version; }
-inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return *handle = nullptr, CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = new cublasLtContext;
+  cudaGetDevice(&(*handle)->device);
+  return CUBLAS_STATUS_SUCCESS;
+}
 
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t, cudaDataType) {
   *desc = new MatmulDesc;
@@ -220,11 +227,14 @@ inline void fake_product(const MatmulDesc& desc, const MatrixLayout& a_layout, c
   }
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void*, const void* a,
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void*, const void* a,
                                      cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
                                      const void* beta, const void*, cublasLtMatrixLayout_t, void* d,
                                      cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
                                      void* workspace, size_t, cudaStream_t stream) {
+  int device = 0;
+  cudaGetDevice(&device);
+  if (handle->device != device) return CUBLAS_STATUS_EXECUTION_FAILED;
   const int number = int(algorithm->data[0]), epilogue = int(desc->attributes[CUBLASLT_MATMUL_DESC_EPILOGUE]);
   if (fake_library.failures.contains(epilogue)) return fake_library.failures[epilogue];
   if (fake_library.failing.contains(number)) return fake_library.failing[number];

@@ -4,6 +4,8 @@
 
 namespace {
 
+[[maybe_unused]] const int two_devices = setenv("GPT_CPU_DEVICES", "2", 1);  // read at the first CUDA call
+
 constexpr int bias_epilogue = CUBLASLT_EPILOGUE_BIAS;
 
 // Everything is as at the start of a program; shapes must still be new ones, as plans are kept.
@@ -197,4 +199,19 @@ TEST_CASE("a workspace that was taken back is not used any more") {
   use_gemm_workspace(nullptr);
   product.multiply();
   CHECK(fake_library.workspace == own);
+}
+
+TEST_CASE("a handle is of the device that it was made on: each device has its own") {
+  const Fresh fresh;
+  for (int device : {0, 1, 0}) {
+    CUDA_CHECK(cudaSetDevice(device));
+    cudaStream_t stream;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const Buffer<float> a(std::vector<float>(3 * 5, 2)), b(std::vector<float>(5 * 7, 3)), d(3 * 7);
+    gemm<float, float>(d, a, b, nullptr, {3, 7, 5}, stream);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CHECK(d.get() == std::vector<float>(3 * 7, 30));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+  }
+  CUDA_CHECK(cudaSetDevice(0));
 }
