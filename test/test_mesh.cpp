@@ -187,6 +187,30 @@ TEST_CASE("one rank's bad data: all wait for the checkpoint that is being writte
   CHECK(shell.exists("run/step_000000" + std::to_string(steps)));
 }
 
+TEST_CASE("one rank's error is told in its own words, whatever the others' launches wait for" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  put(shell / "text", some_text(2020) + "\x80" + some_text(2000));  // in the samples of the last ranks
+  const std::string job = " $TINY --layers 4 --heads 2 --channels 32 --share-gpu --train text --vocab 128 --schedule constant --steps 999 --out '' "
+                          "--collective-timeout 20 ";
+  // On the CPU device a launch waits where twenty are pending, as it does on a GPU where a thousand are.
+  for (const auto& [ranks, mesh] : {std::pair("2", "--zero 3"), {"4", "--tp 2 --zero 3"}, {"4", "--pp 2"}, {"4", "--cp 2"}})
+    shell.ranks_refuse(std::string("GPT_CPU_QUEUE=20 $MPIRUN ") + ranks + job + mesh, {"text: token 2020 has id 128", "vocabulary"});
+}
+
+TEST_CASE("each rank takes its own device, before CUDA is asked for anything" * doctest::skip(!mpirun_found || is_gpu_build())) {
+  RankWorkplace shell;
+  const std::string job = "$TEXT --steps 2 --out '' ";
+  CHECK(contains(shell.output("GPT_CPU_DEVICES=2 $MPIRUN 2 " + job), "step     2/2"));
+  CHECK(contains(shell.output("GPT_CPU_DEVICES=1 $MPIRUN 2 " + job + "--share-gpu"), "step     2/2"));
+  shell.ranks_refuse("GPT_CPU_DEVICES=1 $MPIRUN 2 " + job, {"2 ranks", "1 GPU", "--share-gpu"});
+  const std::string pipeline = job + "--layers 2 --pp 2 ";
+  CHECK(contains(shell.output("GPT_CPU_DEVICES=2 $MPIRUN 2 " + pipeline), "step     2/2"));
+  shell.ranks_refuse("NCCL_LAUNCH_ORDER_IMPLICIT=1 $MPIRUN 2 " + pipeline, {"--pp: NCCL_LAUNCH_ORDER_IMPLICIT=1", "unset it"}, 2);
+  const auto said = shell("CUDA_MODULE_LOADING=LAZY $MPIRUN 2 " + pipeline);
+  CHECK(said.code == 0);
+  CHECK(contains(said.error, "CUDA_MODULE_LOADING is 'LAZY', and several ranks need EAGER: it is used"));
+}
+
 TEST_CASE("a plan for four ranks, made by one, is what four ranks allocate" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string options = " --share-gpu --layers 4 --heads 2 --channels 32 --tp 2 --pp 2 --pp-schedule interleaved --dtype bf16 --out run ";

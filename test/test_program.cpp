@@ -7,15 +7,6 @@
 #include "test/bounds.h"
 #include "test/workplace.h"
 
-namespace {
-
-bool is_gpu_build() {
-  const char* build = std::getenv("GPT_BUILD");
-  return build && contains(build, "gpu");
-}
-
-}  // namespace
-
 TEST_CASE("run folders: a run is never lost by mistake") {
   Workplace shell;
   const std::string train = "$TEXT --steps 4 --checkpoint-every 2 --out run ";

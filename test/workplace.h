@@ -21,6 +21,11 @@
 
 using Json = nlohmann::json;
 
+inline bool is_gpu_build() {
+  const char* build = std::getenv("GPT_BUILD");
+  return build && contains(build, "gpu");
+}
+
 // As dev/ceilings prints it, for one storage type.
 inline Json made_up_ceilings(const std::string& device) {
   Json made_up = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"update_bytes_per_s", 2e10}, {"launch_s", 1e-6}};

@@ -8,9 +8,9 @@
 
 #include "kernels/device/check.cuh"
 
-// function: declared in cuda.h, for its type alone; version: the first that has it, 12000 being 12.0.
+// version: the first that has the function, 12000 being 12.0.
 template <class Function>
-Function* driver_function(Function*, const char* name, unsigned version) {
+Function* driver_function(const char* name, unsigned version) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
