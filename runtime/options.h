@@ -61,7 +61,7 @@ struct Options {
   int zero = 0;
   std::string reduce_dtype = "fp32";
   bool share_gpu = false, check_ranks = false;
-  double collective_timeout = 600;
+  double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
 
   bool plan = false, json = false;
