@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
+# More: bench, ladders, machine-code, shakespeare, test-strict, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
 # compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
@@ -81,6 +81,10 @@ train:
 test: $(DEVICE)-tests
 	@test/run.sh $(BUILD)
 
+# the CPU device as strict as a GPU is, in all the ways that cpu/README.md lists
+test-strict: cpu-tests
+	@GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring test/run.sh build/cpu
+
 # several hosts, Slurm, killed ranks: needs root
 test-cluster: all
 	@test/cluster/run.sh
@@ -139,5 +143,5 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code always all cpu gpu cpu-tests gpu-tests tests program train test test-cluster test-faults test-sanitize test-race run fuzz \
+.PHONY: machine-code always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

@@ -4,7 +4,8 @@
 #   test/run.sh build/cpu
 #
 # Tests in test/ranks/ are started by mpirun, on several numbers of ranks.
-# On the CPU device, tests of kernels run under permuted schedules too: a missing barrier or event then fails.
+# On the CPU device, tests of kernels run under permuted schedules too: a missing barrier or event then fails. Some of those
+# of ranks run under the switches of cpu/README.md too, `make test-strict` runs all of them so.
 build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
 counts=$(mktemp -d)
@@ -22,8 +23,8 @@ case $build in
 esac
 
 run_one() {
-  local ranks=${3:-} label=$1${3:+, $3 ranks} start=$SECONDS found launcher=()
-  local log="$build/$1${ranks:+-$ranks}${2:+-${2/:/-}}.log"
+  local ranks=${3:-} label=$1${3:+, $3 ranks}${strictly:+, $strictly} start=$SECONDS found launcher=()
+  local log="$build/$1${ranks:+-$ranks}${2:+-${2/:/-}}${strictly:+-$strictly}.log"
   if [ -n "$ranks" ]; then launcher=("${mpirun[@]}" -np "$ranks"); fi
   GPT_CPU_SCHEDULE=$2 GPT_BUILD=$build "${launcher[@]}" "$build/$1" "${@:4}" > "$log" 2>&1
   local status=$?
@@ -40,6 +41,11 @@ run_scheduled() {  # name, options: on the CPU device, under each schedule
   case $build in
     build/cpu*) for schedule in reverse random:1; do run "$1" $schedule "" "${@:2}"; done ;;
   esac
+}
+
+strictly=
+run_strictly() {  # name, number of ranks, options
+  strictly=strictly GPT_CPU_QUEUE=1000 GPT_CPU_LAZY=1 GPT_CPU_DEVICES=8 GPT_CPU_NCCL=ring run "$1" "" "${@:2}"
 }
 
 for name in "${beside[@]}"; do run_one "$name" "" & done
