@@ -244,7 +244,7 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   complete_options(*options, control.size());
   const MeshShape shape = mesh_shape_of(*options, control.size());
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, shape, options->share_gpu, recorder);
+  Mesh mesh(control, shape, options->share_gpu, recorder, options->cp_method == "ulysses");
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;
