@@ -70,6 +70,7 @@ int train(Job& job) {
   const std::filesystem::path folder = checkpoint ? copies.folder_of(checkpoint->folder) : std::filesystem::path(o.init);
 
   // ---- the model, and the state that training changes
+  if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   const ModelShape shape = decide_shape(o, folder, checkpoint.has_value(), data);
   const PlannedDevice device = this_device(job.device);
   const std::unique_ptr<Model> model = build_model_to_train(o, shape, job.mesh, job.stream);
@@ -95,7 +96,6 @@ int train(Job& job) {
   std::optional<Plan> plan = gathered_plan(control, device, own);
   describe(job, *model, data, memory_text(*plan), step);
   print_batch_hint(o, planned_run(o, shape));
-  if (o.check_ranks) check_ranks(o.dtype, control, job.mesh.world(), job.stream);
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
@@ -253,7 +253,7 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
   complete_options(*options, control.size());
   if (options->pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, mesh_shape_of(*options, control.size()), device, recorder);
+  Mesh mesh(control, mesh_shape_of(*options, control.size()), device, recorder, options->cp_method == "ulysses");
   int code = 0;
   end_job_on_error(control, [&] { code = run(*options, control, mesh); });
   return code;

@@ -3,23 +3,29 @@
 // A collective is a list of steps. A step may start transfers. The next step runs when the stream is polled and MPI
 // says that these transfers are complete. A rank sends as many bytes as the bandwidth-optimal algorithms: (N−1)/N of
 // the buffer for reduce_scatter and for all_gather, twice that for all_reduce, directly to the rank that needs them.
+//
+// GPT_CPU_NCCL=ring makes it as strict as NCCL is (the list is in cpu/nccl.h). GPT_CPU_NCCL_FAULT=split:N makes the
+// N-th ncclCommSplit of rank 1 fail, so that a test sees what becomes of the other ranks.
 #include "cpu/nccl.h"
 
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "cpu/cuda_bf16.h"
-#include "cpu/cuda_fp16.h"
-#include "cpu/workers.h"
+#include "cpu/nccl_sums.h"
+#include "cpu/switches.h"
 
 #ifdef GPT_MPI
 #include <mpi.h>
@@ -28,7 +34,10 @@
 // Without MPI, and in a process that MPI has not started, there is one rank, which sends nothing.
 struct ncclComm {
   int rank = 0, size = 1;
-  int issued = 0;  // number of collectives so far
+  int issued = 0;     // number of collectives so far
+  int in_flight = 0;  // operations that have been issued and have not finished
+  size_t launches = cpu::counts.launches;           // of kernels, by this process, before the communicator was made
+  std::set<std::pair<std::string, int>> connected;  // calls, and their size class or peer: see Connection
 #ifdef GPT_MPI
   MPI_Comm mpi = MPI_COMM_NULL;
   ~ncclComm() {
@@ -50,6 +59,12 @@ ncclResult_t refuse(ncclResult_t result, std::string reason) {
   return result;
 }
 
+// NCCL_RUNTIME_CONNECT: does a communicator connect at its first operation, or when it is made? Read once, as NCCL does.
+bool connects_at_first() {
+  static const char* const value = std::getenv("NCCL_RUNTIME_CONNECT");
+  return !value || std::strcmp(value, "0") != 0;
+}
+
 // ---- transfers
 
 class Transfers {
@@ -60,6 +75,7 @@ class Transfers {
   // A send of NCCL may wait until the other rank receives. This one always does, because a program that relies on MPI's
   // buffers here might wait for ever there.
   static Transfers of_pair(ncclComm* comm) { return {comm, pair_tag}; }
+  ncclComm* comm() const { return comm_; }
 
 #ifdef GPT_MPI
   void send(const void* data, size_t bytes, int peer) {
@@ -75,6 +91,10 @@ class Transfers {
     for (size_t first = 0; first < bytes; first += part_bytes)
       MPI_Irecv(to + first, part(bytes, first), MPI_BYTE, peer, tag_, comm_->mpi, &requests_.emplace_back());
   }
+
+  // An empty message, which does not count. The sender waits for the receiver, too.
+  void send_sign(int peer) { MPI_Issend(nullptr, 0, MPI_BYTE, peer, tag_, comm_->mpi, &requests_.emplace_back()); }
+  void receive_sign(int peer) { MPI_Irecv(nullptr, 0, MPI_BYTE, peer, tag_, comm_->mpi, &requests_.emplace_back()); }
 
   bool complete() {
     if (requests_.empty()) return true;  // with one rank, MPI may not have been started
@@ -93,6 +113,8 @@ class Transfers {
 #else
   void send(const void*, size_t, int) {}
   void receive(void*, size_t, int) {}
+  void send_sign(int) {}
+  void receive_sign(int) {}
   bool complete() { return true; }
 
  private:
@@ -108,13 +130,13 @@ class Transfers {
 // A collective: its remaining steps, and the transfers under way.
 class Collective {
  public:
-  explicit Collective(Transfers transfers) : transfers_(std::move(transfers)) {}
+  explicit Collective(Transfers transfers) : transfers_(std::move(transfers)) { ++transfers_.comm()->in_flight; }
   void add_step(std::function<void(Transfers&)> step) { steps_.push_back(std::move(step)); }
 
   // Runs all steps that can run now. Returns true if the collective has finished.
   bool poll() {
     while (transfers_.complete()) {
-      if (next_ == steps_.size()) return true;
+      if (next_ == steps_.size()) return --transfers_.comm()->in_flight, true;
       steps_[next_++](transfers_);
     }
     return false;
@@ -126,55 +148,9 @@ class Collective {
   size_t next_ = 0;
 };
 
-// ---- element types and sums
-
-size_t bytes_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclUint8: return 1;
-    case ncclFloat16: case ncclBfloat16: return 2;
-    case ncclUint64: case ncclFloat64: return 8;
-    default: return 4;
-  }
-}
-
-template <class Sum>
-Sum combine(Sum a, Sum b, ncclRedOp_t operation) {
-  if (operation == ncclMax) return std::max(a, b);
-  if (operation == ncclMin) return std::min(a, b);
-  return a + b;
-}
-
-// out = sources[0] ∘ sources[1] ∘ ..., in this order, in type Sum. `out` may be one of the sources.
-template <class T, class Sum>
-void reduce(void* out, const std::vector<const char*>& sources, size_t count, ncclRedOp_t operation) {
-  constexpr size_t block = 1024;
-  cpu::parallel_for((count + block - 1) / block, 16, [&](size_t number) {
-    const size_t first = number * block, n = std::min(block, count - first);
-    const auto values = [&](size_t source) { return reinterpret_cast<const T*>(sources[source]) + first; };
-    Sum sums[block];
-    std::copy_n(values(0), n, sums);
-    for (size_t s = 1; s < sources.size(); ++s)
-      for (size_t i = 0; i < n; ++i) sums[i] = combine(sums[i], Sum(values(s)[i]), operation);
-    if (operation == ncclAvg)
-      for (size_t i = 0; i < n; ++i) sums[i] /= Sum(sources.size());
-    for (size_t i = 0; i < n; ++i) static_cast<T*>(out)[first + i] = T(sums[i]);
-  });
-}
-
-void reduce(void* out, const std::vector<const char*>& sources, size_t count, ncclDataType_t type,
-            ncclRedOp_t operation) {
-  switch (type) {
-    case ncclUint8: return reduce<uint8_t, int>(out, sources, count, operation);
-    case ncclInt32: return reduce<int, int>(out, sources, count, operation);
-    case ncclUint64: return reduce<uint64_t, uint64_t>(out, sources, count, operation);
-    case ncclFloat16: return reduce<__half, float>(out, sources, count, operation);
-    case ncclBfloat16: return reduce<__nv_bfloat16, float>(out, sources, count, operation);
-    case ncclFloat32: return reduce<float, float>(out, sources, count, operation);
-    case ncclFloat64: return reduce<double, double>(out, sources, count, operation);
-  }
-}
-
 // ---- the collectives
+
+using cpu::bytes_of, cpu::SumOrder, cpu::switches;
 
 struct Data {
   const char* send;
@@ -190,8 +166,8 @@ size_t piece_count(size_t count, size_t length, int r) {
 }
 
 // send: `total` elements in pieces of d.count, one per rank. d.receive becomes the reduction of piece number `rank` of
-// all ranks.
-void reduce_pieces(Collective& collective, const ncclComm& comm, Data d, size_t total) {
+// all ranks. first_rank: where a ring adds this piece's first block.
+void reduce_pieces(Collective& collective, const ncclComm& comm, Data d, size_t total, int first_rank) {
   const int rank = comm.rank, size = comm.size;
   const size_t width = bytes_of(d.type), chunk = chunk_bytes / width;
   auto arrived = std::make_shared<std::vector<char>>();  // one chunk from each rank
@@ -213,7 +189,8 @@ void reduce_pieces(Collective& collective, const ncclComm& comm, Data d, size_t 
       std::vector<const char*> sources;
       for (int peer = 0; peer < size; ++peer) sources.push_back(arrived->data() + peer * n * width);
       sources[rank] = d.send + (rank * d.count + first) * width;
-      if (n) reduce(d.receive + first * width, sources, n, d.type, d.operation);
+      const SumOrder order = {switches().sums_in_a_ring, size_t(first_rank) + first / cpu::sum_block};
+      if (n) cpu::reduce(d.receive + first * width, sources, n, d.type, d.operation, order);
     });
   }
 }
@@ -234,17 +211,91 @@ void gather_pieces(Collective& collective, const ncclComm& comm, Data d, size_t 
   });
 }
 
+// ---- what NCCL connects at the first use
+
+// Blocks the host, but not the device: streams go on only while the host asks for one of them.
+void wait_for(Transfers& transfers) {
+  static const cudaStream_t empty = [] {
+    cudaStream_t stream;
+    return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), stream;
+  }();
+  for (; !transfers.complete(); std::this_thread::sleep_for(std::chrono::microseconds(50))) cudaStreamQuery(empty);
+}
+
+// Is complete when all ranks of the communicator have called it.
+Transfers meet_all(ncclComm* comm) {
+  Transfers meeting = Transfers::of_collective(comm);
+  for (int peer = 0; peer < comm->size; ++peer)
+    if (peer != comm->rank) meeting.send_sign(peer), meeting.receive_sign(peer);
+  return meeting;
+}
+
+// What a call needs. For a collective NCCL chooses Ring, Tree or PAT by its size, and connects all ranks of each of
+// them when it is chosen first (enqueue.cc of NCCL 2.30), unless NCCL_RUNTIME_CONNECT=0. A send or a receive needs one
+// peer, which is connected at the first call in any case.
+struct Connection {
+  ncclComm* comm;
+  const char* call;
+  size_t bytes;
+  int peer = -1;  // -1: a collective
+
+  bool is_pair() const { return peer >= 0; }
+  // The peer; or which algorithm may be chosen, from small messages to large ones.
+  int kind() const { return is_pair() ? peer : bytes <= (64 << 10) ? 0 : bytes <= (16 << 20) ? 1 : 2; }
+  bool is_needed() const { return comm->size > 1 && (is_pair() || connects_at_first()); }
+
+  Transfers begin() const {
+    if (!is_pair()) return meet_all(comm);
+    Transfers meeting = Transfers::of_pair(comm);
+    if (std::strcmp(call, "ncclSend") == 0) meeting.send_sign(peer);
+    else meeting.receive_sign(peer);
+    return meeting;
+  }
+
+  std::string what_is_wrong() const {
+    const std::string number = std::to_string(is_pair() ? peer : comm->size);
+    return "GPT_CPU_NCCL=ring: " + std::string(call) + (is_pair() ? " with rank " + number : " of " + number + " ranks") +
+           ", of " + std::to_string(bytes) + " bytes, is the first of its kind and size on its communicator, and comes "
+           "after a kernel: NCCL connects there, in the middle of a step. Try it out when the mesh is made" +
+           (is_pair() ? "" : ", or set NCCL_RUNTIME_CONNECT=0");
+  }
+};
+
+// A communicator may connect until the process launches its next kernel. Later a model has taken the memory that was
+// left, and the host must not wait for other ranks, which may wait for what it issues next.
+ncclResult_t connect(const std::vector<Connection>& connections) {
+  if (!switches().sums_in_a_ring) return ncclSuccess;
+  std::vector<Transfers> meetings;
+  for (const Connection& connection : connections) {
+    ncclComm& comm = *connection.comm;
+    const std::pair<std::string, int> kind = {connection.call, connection.kind()};
+    if (!connection.is_needed() || comm.connected.contains(kind)) continue;
+    if (cpu::counts.launches != comm.launches) return refuse(ncclInvalidUsage, connection.what_is_wrong());
+    comm.connected.insert(kind);
+    meetings.push_back(connection.begin());
+  }
+  for (Transfers& meeting : meetings) wait_for(meeting);
+  return ncclSuccess;
+}
+
 // ---- issuing
 
 struct Group {
   int depth = 0;
   std::map<cudaStream_t, std::vector<Collective>> issued;
+  std::vector<Connection> connections;
 } group;
 
-ncclResult_t issue(cudaStream_t stream, Collective collective) {
-  if (group.depth) group.issued[stream].push_back(std::move(collective));
-  else cpu::enqueue(stream, [collective = std::move(collective)]() mutable { return collective.poll(); });
-  return ncclSuccess;
+ncclResult_t issue(cudaStream_t stream, Collective collective, const Connection& connection) {
+  if (group.depth) {
+    group.issued[stream].push_back(std::move(collective));
+    group.connections.push_back(connection);
+    return ncclSuccess;
+  }
+  const ncclResult_t connected = connect({connection});
+  if (connected == ncclSuccess)
+    cpu::enqueue(stream, [collective = std::move(collective)]() mutable { return collective.poll(); });
+  return connected;
 }
 
 Data data(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t operation = ncclSum) {
@@ -258,24 +309,25 @@ ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDa
   const size_t piece = (count + comm->size - 1) / comm->size;
   char* own = static_cast<char*>(receive) + std::min(count, comm->rank * piece) * bytes_of(type);
   Collective all_reduce(Transfers::of_collective(comm));
-  reduce_pieces(all_reduce, *comm, data(send, own, piece, type, operation), count);
+  reduce_pieces(all_reduce, *comm, data(send, own, piece, type, operation), count, 1);
   gather_pieces(all_reduce, *comm, data(own, receive, piece, type), count);
-  return issue(stream, std::move(all_reduce));
+  return issue(stream, std::move(all_reduce), {comm, "ncclAllReduce", count * bytes_of(type)});
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t receive_count, ncclDataType_t type,
                                ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
   Collective reduce_scatter(Transfers::of_collective(comm));
   const Data d = data(send, receive, receive_count, type, operation);
-  reduce_pieces(reduce_scatter, *comm, d, receive_count * comm->size);
-  return issue(stream, std::move(reduce_scatter));
+  reduce_pieces(reduce_scatter, *comm, d, receive_count * comm->size, comm->rank + 1);
+  const size_t bytes = receive_count * comm->size * bytes_of(type);
+  return issue(stream, std::move(reduce_scatter), {comm, "ncclReduceScatter", bytes});
 }
 
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
   Collective all_gather(Transfers::of_collective(comm));
   gather_pieces(all_gather, *comm, data(send, receive, send_count, type), send_count * comm->size);
-  return issue(stream, std::move(all_gather));
+  return issue(stream, std::move(all_gather), {comm, "ncclAllGather", send_count * comm->size * bytes_of(type)});
 }
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
@@ -286,21 +338,21 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
     for (int step = 1; step < size; ++step) transfers.send(send, bytes, (root + step) % size);
     if (receive != send) std::memcpy(receive, send, bytes);
   });
-  return issue(stream, std::move(broadcast));
+  return issue(stream, std::move(broadcast), {comm, "ncclBroadcast", count * bytes_of(type)});
 }
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   Collective sending(Transfers::of_pair(comm));
   sending.add_step([=](Transfers& transfers) { transfers.send(send, count * bytes_of(type), peer); });
-  return issue(stream, std::move(sending));
+  return issue(stream, std::move(sending), {comm, "ncclSend", count * bytes_of(type), peer});
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   Collective receiving(Transfers::of_pair(comm));
   receiving.add_step([=](Transfers& transfers) { transfers.receive(receive, count * bytes_of(type), peer); });
-  return issue(stream, std::move(receiving));
+  return issue(stream, std::move(receiving), {comm, "ncclRecv", count * bytes_of(type), peer});
 }
 
 ncclResult_t ncclGroupStart() {
@@ -312,7 +364,9 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (group.depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--group.depth) return ncclSuccess;
-  for (auto& [stream, issued] : std::exchange(group.issued, {}))
+  auto all_issued = std::exchange(group.issued, {});
+  if (connect(std::exchange(group.connections, {})) != ncclSuccess) return ncclInvalidUsage;
+  for (auto& [stream, issued] : all_issued)
     cpu::enqueue(stream, [parts = issued]() mutable {
       std::erase_if(parts, [](Collective& part) { return part.poll(); });
       return parts.empty();
@@ -326,7 +380,8 @@ namespace {
 
 #ifdef GPT_MPI
 ncclComm* new_comm(MPI_Comm mpi) {
-  auto* comm = new ncclComm{.mpi = mpi};
+  auto* comm = new ncclComm;
+  comm->mpi = mpi;
   MPI_Comm_rank(mpi, &comm->rank);
   MPI_Comm_size(mpi, &comm->size);
   return comm;
@@ -380,12 +435,22 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId, int) {
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
+  static int splits = 0;
+  if (++splits == switches().failing_split && comm->rank == 1)
+    return refuse(ncclSystemError, "split " + std::to_string(splits) + " fails, as GPT_CPU_NCCL_FAULT says");
+  if (switches().sums_in_a_ring && comm->in_flight)
+    return refuse(ncclInvalidUsage, "GPT_CPU_NCCL=ring: " + std::to_string(comm->in_flight) + " operations of the "
+                                    "communicator are under way: wait for its streams before you split it");
   if (comm->size > 1) *part = new_part(*comm, color, key);
   else *part = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (comm && comm->size > 1 && switches().sums_in_a_ring) {  // NCCL may wait for the other ranks
+    Transfers meeting = meet_all(comm);
+    wait_for(meeting);
+  }
   delete comm;
   return ncclSuccess;
 }
@@ -399,7 +464,9 @@ ncclResult_t ncclCommCount(ncclComm_t comm, int* count) { return *count = comm->
 
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) { return *rank = comm->rank, ncclSuccess; }
 
-const char* ncclGetErrorString(ncclResult_t result) { return result == ncclSuccess ? "no error" : "invalid usage"; }
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclSuccess ? "no error" : result == ncclSystemError ? "unhandled system error" : "invalid usage";
+}
 
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 

@@ -1,16 +1,23 @@
 // NCCL's interface, with NCCL's names, for ranks without a GPU: the data is sent over MPI (cpu/nccl.cpp). All names
 // mean what NVIDIA's NCCL user guide says; a name that is missing here is a compile error.
 //
-// As with NCCL, a call only issues the operation to its stream. Unlike NCCL, sums are always added in rank order (in
-// float for 16-bit types, rounded once). So a result depends neither on how a buffer is cut nor on whether all_reduce
-// or reduce_scatter computes it, and ZeRO stages 0 and 1 can be compared bit for bit.
+// As with NCCL, a call only issues the operation to its stream, and all ranks get the same bits. NCCL promises no more
+// about sums: they are rounded to the element type at each addition, in an order that depends on the collective, on the
+// size of the buffer, on the place in it and on the machines. A program that relies on more is wrong on some GPUs.
+//
+//   GPT_CPU_NCCL=direct   (default) Sums are added in rank order, in float for 16-bit types, and rounded once.
+//   GPT_CPU_NCCL=ring     As strict as NCCL:
+//     - Sums are rounded at each hop of a ring, which begins at another rank for each block (cpu/nccl_sums.h).
+//     - What NCCL connects at its first use blocks the host until all ranks are there. It is refused after the process
+//       has launched a kernel: then a model has taken the memory that was left, and others may wait for this host.
+//     - A communicator is not split while operations on it are under way, and its ranks end it together.
 #pragma once
 
 #include <cstddef>
 
 #include "cpu/cuda_runtime.h"
 
-enum ncclResult_t { ncclSuccess, ncclInvalidUsage, ncclInProgress };
+enum ncclResult_t { ncclSuccess, ncclSystemError, ncclInvalidUsage, ncclInProgress };
 enum ncclDataType_t { ncclUint8, ncclInt32, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16,
                       ncclFloat = ncclFloat32 };
 enum ncclRedOp_t { ncclSum, ncclMax, ncclMin, ncclAvg };

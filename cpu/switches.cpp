@@ -35,13 +35,29 @@ size_t read_number(const char* name, size_t least, size_t most, size_t otherwise
   fatal("%s is '%s'; give a number from %zu to %zu", name, value.c_str(), least, most);
 }
 
+bool read_is_ring() {
+  const std::string value = variable("GPT_CPU_NCCL");
+  if (value.empty() || value == "direct" || value == "ring") return value == "ring";
+  fatal("GPT_CPU_NCCL is '%s'; give direct or ring", value.c_str());
+}
+
+int read_failing_split() {
+  const std::string value = variable("GPT_CPU_NCCL_FAULT");
+  int number = 0;
+  char rest;
+  if (value.empty() || (std::sscanf(value.c_str(), "split:%d%c", &number, &rest) == 1 && number > 0)) return number;
+  fatal("GPT_CPU_NCCL_FAULT is '%s'; give split:N, with N from 1", value.c_str());
+}
+
 }  // namespace
 
 const Switches& switches() {
   static const Switches instance = {.schedule = read_schedule(),
                                     .longest_queue = read_number("GPT_CPU_QUEUE", 1, 1'000'000, SIZE_MAX),
                                     .loads_late = read_number("GPT_CPU_LAZY", 0, 1, 0) == 1,
-                                    .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0))};
+                                    .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0)),
+                                    .sums_in_a_ring = read_is_ring(),
+                                    .failing_split = read_failing_split()};
   return instance;
 }
 

@@ -19,6 +19,8 @@ struct Switches {
   size_t longest_queue = SIZE_MAX;       // GPT_CPU_QUEUE=N: a launch waits while its stream has N operations pending
   bool loads_late = false;               // GPT_CPU_LAZY=1: a kernel's first launch waits until the device is idle
   int devices = 0;                       // GPT_CPU_DEVICES=N: the processes of a host have N devices; 0: each its own
+  bool sums_in_a_ring = false;           // GPT_CPU_NCCL=direct|ring: ring is as strict as NCCL (cpu/nccl.h)
+  int failing_split = 0;                 // GPT_CPU_NCCL_FAULT=split:N: the N-th ncclCommSplit of rank 1 fails; 0: none
 };
 
 const Switches& switches();

@@ -225,7 +225,8 @@ class Communicator {
     call.front().sequence = recorder_->enter(name, bytes, 1, group_);
     KernelRange range(name, stream_, share * double(bytes), 0);
     call.front().start.record(stream_);
-    check_nccl(issue(), name);
+    if (const ncclResult_t result = issue(); result != ncclSuccess)
+      check_nccl(result, (std::string(name) + " in the group " + group_).c_str());
     call.front().end.record(stream_);
     pending_.splice(pending_.end(), call);
     traffic_[count_].bytes_sent[name] += share * double(bytes);

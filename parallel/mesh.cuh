@@ -74,11 +74,11 @@ class Mesh {
   // One rank, alone.
   Mesh() { stay_alone(); }
 
-  // device: the one that take_device has chosen. `control` and `recorder` outlive the mesh. Collective.
-  Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder)
-      : shape_(shape), place_(place_of(control.rank(), shape)), device_(device), control_(&control), recorder_(&recorder) {
-    if (control.size() > 1) comm_ = connect_all();
-    if (control.size() > 1) streams_ = std::make_shared<CommunicationStreams>();
+  // device: the one that take_device has chosen. all_to_all: ranks that split a sequence will send to all others, as Ulysses
+  // does, and not only to the next one, as in a ring. `control` and `recorder` outlive the mesh. Collective.
+  Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder, bool all_to_all = true)
+      : shape_(shape), all_to_all_(all_to_all), place_(place_of(control.rank(), shape)), device_(device), control_(&control),
+        recorder_(&recorder) {
     make_groups();
   }
 
@@ -157,6 +157,10 @@ class Mesh {
   NcclComm connect_all() {
     // Sums that NVSwitch makes (NVLS) are not the same bits in every call: https://github.com/NVIDIA/nccl/issues/1497
     setenv("NCCL_NVLS_ENABLE", "0", 0);
+    // NCCL can sum and gather in several ways (Ring, Tree, PAT). By default it connects the ranks for each of them when a
+    // buffer's size asks for it first: in the middle of a step it would block the host until the whole group is there, and
+    // take memory. With 0 it connects for all of them here. (Sends and receives connect at their first call: try_out.)
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     ncclUniqueId id{};
     if (control_->rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     const std::string of_rank_0 = control_->all_gather(std::string(id.internal, sizeof id.internal))[0];
@@ -180,11 +184,10 @@ class Mesh {
     return parts_.emplace_back(comm, ncclCommDestroy);
   }
 
-  std::unique_ptr<Communicator> group(const char* name, NcclComm comm, cudaStream_t stream) {
+  void make_group(std::unique_ptr<Communicator>& group, const char* name, const NcclComm& comm, cudaStream_t stream) {
     const bool is_connected = world_->size() > 1 && comm == comm_;
-    auto communicator = std::make_unique<Communicator>(name, std::move(comm), stream, *recorder_);
-    if (!is_connected) connect(*communicator);
-    return communicator;
+    group = std::make_unique<Communicator>(name, comm, stream, *recorder_);
+    if (!is_connected) connect(*group);
   }
 
   // The ranks with the same part of the model, and which of them this one is.
@@ -198,29 +201,35 @@ class Mesh {
     for (auto& lane : lanes_) lane = std::make_unique<Lane>();
   }
 
-  void make_groups() {
+  // If this fails on one rank, the others wait for it in NCCL, so the job must end here. If the exception left the
+  // constructor, destructors of members would wait for the other ranks first, and nobody would learn the reason.
+  void make_groups() try {
     stay_alone();
     control_->name_stages(shape_.pp > 1 ? shape_.ranks() / shape_.pp : 0);
     const int ranks = control_->size();
     if (ranks == 1) return;
-    world_ = group("world", comm_, streams_->outer);
-    if (data_ranks() == ranks) data_ = group("data", comm_, streams_->outer);
+    if (!comm_) comm_ = connect_all();
+    if (!streams_) streams_ = std::make_shared<CommunicationStreams>();
+    make_group(world_, "world", comm_, streams_->outer);
+    if (data_ranks() == ranks) make_group(data_, "data", comm_, streams_->outer);
     else if (data_ranks() > 1)
-      data_ = group("data", split(place_.tp + shape_.tp * place_.pp, data_rank()), streams_->outer);
-    if (shape_.tp > 1) tp_ = group("tp", split(control_->rank() / shape_.tp, place_.tp), streams_->inner);
+      make_group(data_, "data", split(place_.tp + shape_.tp * place_.pp, data_rank()), streams_->outer);
+    if (shape_.tp > 1) make_group(tp_, "tp", split(control_->rank() / shape_.tp, place_.tp), streams_->inner);
     if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
+  } catch (const std::exception& error) {
+    control_->fail(error.what());
   }
 
-  // Keys go round in a ring, or heads to all.
+  // Keys go round in a ring, or heads to all. For each peer that it sends to, NCCL takes memory: some 150 MiB.
   void make_context_group() {
     const auto& [tp, cp, dp, pp] = place_;
-    cp_ = group("cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp), streams_->inner);
+    make_group(cp_, "cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp), streams_->inner);
     const size_t ranks = size_t(shape_.cp);
     try_out(*cp_, 2 * ranks, [&, rank = cp](float* data) {
       cp_->send_receive(data, (rank + 1) % int(ranks), data + 1, (rank + int(ranks) - 1) % int(ranks), 1);
-      cp_->all_to_all(data, MessageOrder::by_rank, data + ranks, MessageOrder::by_rank, 1, 1);
+      if (all_to_all_) cp_->all_to_all(data, MessageOrder::by_rank, data + ranks, MessageOrder::by_rank, 1, 1);
     });
   }
 
@@ -229,7 +238,7 @@ class Mesh {
   void make_pipeline_groups() {
     const int stages = shape_.pp, stage = place_.pp, place = control_->rank() % (shape_.ranks() / stages);
     const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage);
-    if (is_end()) ends_ = group("ends", ends, streams_->outer);
+    if (is_end()) make_group(ends_, "ends", ends, streams_->outer);
     const int out = stage, in = (stage + stages - 1) % stages;  // this stage's two edges
     const auto turn_of = [&](int edge) { return stages % 2 && edge == stages - 1 ? 2 : edge % 2; };
     for (int turn = 0; turn < 2 + stages % 2; ++turn) {
@@ -248,8 +257,8 @@ class Mesh {
     }
   }
 
-  // Issues a first call of each kind, on `count` zeros. NCCL connects ranks and takes memory at a first call, and the model
-  // must see how much is left after that (kernels/device/memory.cuh).
+  // Issues a first call of each kind, on `count` zeros. At a first send or receive NCCL connects the two ranks and takes
+  // memory, and the model must see how much is left after that (kernels/device/memory.cuh).
   template <class Issue>
   static void try_out(Communicator& group, size_t count, Issue issue) {
     float* data = nullptr;
@@ -289,6 +298,7 @@ class Mesh {
   }
 
   MeshShape shape_;
+  bool all_to_all_ = true;
   MeshPlace place_ = {};
   bool is_imagined_ = false;
   int device_ = 0;

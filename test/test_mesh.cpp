@@ -329,6 +329,31 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   CHECK(shell.output("ls") == "elsewhere\nnothing\nother\nrun\ntext\n");
 }
 
+// GPT_CPU_NCCL=ring refuses what NCCL would connect after the first kernel (cpu/nccl.h).
+TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  // Units of 200 KB: NCCL may choose other algorithms for them than for what is tried out.
+  const std::string job = " $MPIRUN 4 $GPT --share-gpu --train text --layers 2 --heads 4 --channels 64 --seq-len 16 --micro-batch 2 "
+                          "--global-batch 16 --steps 2 --out '' ";
+  shell.ranks_refuse("GPT_CPU_NCCL=ring NCCL_RUNTIME_CONNECT=1" + job,
+                     {"all_reduce in the group data: ", "GPT_CPU_NCCL=ring: ncclAllReduce of 4 ranks, of ", " bytes, is the first of its "
+                      "kind and size", "set NCCL_RUNTIME_CONNECT=0"});
+  for (const char* mesh : {"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses", "--cp 4",
+                           "--tp 2 --pp 2 --sample-every 1 --sample-len 3"}) {
+    CAPTURE(mesh);
+    shell.output("GPT_CPU_NCCL=ring" + job + mesh);
+  }
+}
+
+// Without the catch in Mesh rank 1 would wait for the others in ncclCommDestroy, and they for it in ncclCommSplit.
+TEST_CASE("a mesh that fails half-way on one rank ends the job with its reason" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const double start = steady_seconds();
+  shell.ranks_refuse("GPT_CPU_NCCL=ring GPT_CPU_NCCL_FAULT=split:2 $MPIRUN 4 $TEXT --share-gpu --tp 2 --out ''",
+                     {"rank 1 (host ", "ncclCommSplit: unhandled system error: split 2 fails"});
+  CHECK(steady_seconds() - start < 20);
+}
+
 TEST_CASE("a rank of a pipeline that dies or hangs: its stage, and what the others wait for" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string job = "$MPIRUN 3 \"$(dirname \"$GPT\")/test_collectives\" -ns -tc='a rank of a pipeline ";

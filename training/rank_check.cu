@@ -22,7 +22,6 @@ class RankCheck {
   RankCheck(Control& control, Communicator& communicator, cudaStream_t stream)
       : control_(control), communicator_(communicator), stream_(stream) {
     CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
-    fill(reinterpret_cast<Float*>(memory_), reinterpret_cast<float*>(memory_ + bytes));
   }
   ~RankCheck() { cudaFree(memory_); }
   RankCheck(const RankCheck&) = delete;
@@ -32,13 +31,14 @@ class RankCheck {
     RankSpeed mine;
     Float* data = reinterpret_cast<Float*>(memory_);
     const int n = 2048;
+    mine.link = control_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
+    fill(data, reinterpret_cast<float*>(memory_ + bytes));
     mine.product = 2.0 * n * n * n / best_seconds(stream_, [&] {
       linear_forward<Float>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, stream_);
     });
     mine.copy = 2.0 * bytes / best_seconds(stream_, [&] {
       CUDA_CHECK(cudaMemcpyAsync(memory_, memory_ + bytes, bytes, cudaMemcpyDeviceToDevice, stream_));
     });
-    mine.link = control_.size() > 1 ? time_links() : 0;
     std::string text(sizeof mine, 0);
     std::memcpy(text.data(), &mine, sizeof mine);
     report(control_.all_gather(text));

@@ -184,5 +184,9 @@ TEST_CASE("a value that is not understood is refused in one line") {
     CHECK(refusal("GPT_CPU_QUEUE=" + std::string(value)) ==
           "GPT_CPU_QUEUE is '" + std::string(value) + "'; give a number from 1 to 1000000\n");
   CHECK(refusal("GPT_CPU_LAZY=yes") == "GPT_CPU_LAZY is 'yes'; give a number from 0 to 1\n");
+  CHECK(refusal("GPT_CPU_NCCL=rings") == "GPT_CPU_NCCL is 'rings'; give direct or ring\n");
+  for (const char* value : {"split:0", "split:2nd", "2"})
+    CHECK(refusal("GPT_CPU_NCCL_FAULT=" + std::string(value)) ==
+          "GPT_CPU_NCCL_FAULT is '" + std::string(value) + "'; give split:N, with N from 1\n");
   CHECK(refusal("GPT_CPU_DEVICES=65") == "GPT_CPU_DEVICES is '65'; give a number from 1 to 64\n");
 }

@@ -1,10 +1,14 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
-// so that every sum is exact in every type, so nothing is tolerated.
+// so that every sum is exact in every type, so nothing is tolerated. One test rounds. With GPT_CPU_NCCL=ring, those whose
+// names begin with "strict" say what the CPU device is strict about.
 #include <csignal>
 #include <deque>
 #include <set>
 
+#include "kernels/cast.cuh"
+#include "processes/text.h"
 #include "test/ranks/ranks.cuh"
+#include "test/temporary_folder.h"
 
 namespace {
 
@@ -191,6 +195,35 @@ TEST_CASE_TEMPLATE("all_to_all: each rank's messages, by rank or by message, and
       }
 }
 
+// NCCL adds in rings, or trees: in any order, and each of the N − 1 additions rounds the sum so far, which is no larger than
+// the sum of the magnitudes.
+TEST_CASE_TEMPLATE("any sums: N − 1 roundings, and the same bits on all ranks, in every call", T, float, __nv_bfloat16, __half) {
+  const size_t piece = 5003, count = piece * size_t(size());
+  std::vector<double> sums(count), magnitudes(count);
+  for (int from = 0; from < size(); ++from) {
+    const std::vector<double> values = as_double(random_values<T>(count, 1, 0, unsigned(from)));
+    for (size_t i = 0; i < count; ++i) sums[i] += values[i], magnitudes[i] += std::abs(values[i]);
+  }
+  const Buffer<T> send(random_values<T>(count, 1, 0, unsigned(rank()))), reduced(count), again(count), scattered(piece);
+  const auto check = [&](const char* name, const std::vector<double>& actual, size_t first) {
+    double worst = 0;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double share = std::abs(actual[i] - sums[first + i]) / (std::max(size() - 1, 1) * rounding<T> * magnitudes[first + i]);
+      if (!(share <= worst)) worst = std::isnan(share) ? INFINITY : share;
+    }
+    CHECK_WITHIN(name, worst, 1);
+  };
+  NCCL_CHECK(ncclAllReduce(send, reduced, count, nccl_type<T>, ncclSum, comm(), test_stream()));
+  NCCL_CHECK(ncclAllReduce(send, again, count, nccl_type<T>, ncclSum, comm(), test_stream()));
+  NCCL_CHECK(ncclReduceScatter(send, scattered, piece, nccl_type<T>, ncclSum, comm(), test_stream()));
+  check("all_reduce", reduced.numbers(), 0);
+  check("reduce_scatter", scattered.numbers(), size_t(rank()) * piece);
+  CHECK(same_bits(again.get(), reduced.get()));
+  const std::vector<T> mine = reduced.get();
+  const std::string bits(reinterpret_cast<const char*>(mine.data()), count * sizeof(T));
+  for (const std::string& other : ranks().control->all_gather(xxh3(bits))) CHECK(other == xxh3(bits));
+}
+
 TEST_CASE("a group of collectives") {
   Buffer<float> sum(std::vector<float>{1}), largest(std::vector<float>{float(rank())});
   NCCL_CHECK(ncclGroupStart());
@@ -246,10 +279,25 @@ TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch,
     if (entry.sequence <= 5) seen.insert(entry.name);
   CHECK(seen == std::set<std::string>{"ncclCommInitRank", "all_reduce", "reduce_scatter", "all_gather", "broadcast"});
   CHECK(std::getenv("NCCL_NVLS_ENABLE"));
+  CHECK(std::getenv("NCCL_RUNTIME_CONNECT"));
   int priority, least, greatest;
   CUDA_CHECK(cudaStreamGetPriority(ranks().mesh.data().stream(), &priority));
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   CHECK(priority == greatest);
+}
+
+TEST_CASE("ranks of a stage choose the algorithms of products together, and those of another mesh for themselves") {
+  const auto choice = [](Mesh& mesh) {
+    choose_together(mesh);
+    return gemm_choices().choose("a product", [] { return std::to_string(rank()); });
+  };
+  for (int stages : {1, 2, 3, 4, 8}) {
+    if (size() % stages) continue;
+    Mesh mesh(ranks().mesh, {.dp = size() / stages, .pp = stages}), alone;
+    CHECK(choice(mesh) == std::to_string(mesh.stage_ranks()[0]));
+    CHECK(choice(alone) == std::to_string(rank()));
+    CHECK(choice(mesh) == std::to_string(mesh.stage_ranks()[0]));
+  }
 }
 
 TEST_CASE("the communicator counts what is sent") {
@@ -398,7 +446,99 @@ TEST_CASE("a rank of a pipeline hangs" * doctest::skip()) {
   leave_a_pipeline([] { pause(); });
 }
 
-#if !defined(__CUDACC__)  // NCCL may keep what is small in buffers of its own
+#if !defined(__CUDACC__)
+
+namespace {
+
+// The CPU device is as strict as NCCL (cpu/nccl.h).
+bool is_strict() {
+  const char* mode = std::getenv("GPT_CPU_NCCL");
+  return mode && std::string(mode) == "ring";
+}
+
+// Element i as a ring sums it that begins at rank `first`.
+template <class T>
+T ring_sum(const std::vector<std::vector<T>>& values, size_t first, size_t i) {
+  T sum = values[first % values.size()][i];
+  for (size_t hop = 1; hop < values.size(); ++hop)
+    sum = from_float<T>(to_float(sum) + to_float(values[(first + hop) % values.size()][i]));
+  return sum;
+}
+
+}  // namespace
+
+// Blocks of 1,024 elements take turns; those of a piece of reduce_scatter begin after the rank that gets it.
+TEST_CASE_TEMPLATE("strict: sums are those of rings, bit for bit", T, float, __nv_bfloat16, __half) {
+  if (!is_strict()) return;
+  const size_t piece = over_a_chunk<T>, count = piece * size_t(size());
+  std::vector<std::vector<T>> all;
+  for (int from = 0; from < size(); ++from) all.push_back(random_values<T>(count, 1, 0, unsigned(from)));
+  const Buffer<T> send(all[size_t(rank())]), reduced(count), scattered(piece);
+  NCCL_CHECK(ncclAllReduce(send, reduced, count, nccl_type<T>, ncclSum, comm(), test_stream()));
+  NCCL_CHECK(ncclReduceScatter(send, scattered, piece, nccl_type<T>, ncclSum, comm(), test_stream()));
+  std::vector<T> wanted(count), of_piece(piece);
+  for (size_t i = 0; i < count; ++i) wanted[i] = ring_sum(all, 1 + i % piece / 1024, i);
+  for (size_t i = 0, begin = size_t(rank()) * piece; i < piece; ++i)
+    of_piece[i] = ring_sum(all, size_t(rank()) + 1 + i / 1024, begin + i);
+  CHECK(same(reduced, wanted));
+  CHECK(same(scattered, of_piece));
+}
+
+TEST_CASE("strict: a first send blocks the host until it is received, and is refused after a kernel") {
+  if (!is_strict() || size() == 1) return;
+  ncclComm_t part;
+  NCCL_CHECK(ncclCommSplit(comm(), 0, rank(), &part, nullptr));
+  Buffer<float> data(64);
+  Control& control = *ranks().control;
+  const auto send = [&](int from, int to) {
+    const bool sends = rank() == from;
+    if (sends) return ncclSend(data, 1, ncclFloat, to, part, test_stream());
+    return rank() == to ? ncclRecv(data, 1, ncclFloat, from, part, test_stream()) : ncclSuccess;
+  };
+  double seconds[2];
+  for (double& of_call : seconds) {
+    control.barrier();
+    if (rank() == 1) usleep(100000);
+    const double start = steady_seconds();
+    NCCL_CHECK(send(0, 1));
+    of_call = steady_seconds() - start;
+    CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  if (rank() == 0) CHECK(seconds[0] > 0.08);
+  if (rank() == 0) CHECK(seconds[1] < 0.08);
+  const Buffer<__nv_bfloat16> narrow(64);
+  cast(narrow.data(), data.data(), 64, test_stream());
+  NCCL_CHECK(send(0, 1));
+  const bool is_first = rank() <= 1;
+  CHECK((send(1, 0) == ncclSuccess) == !is_first);
+  if (is_first) CHECK(contains(ncclGetLastError(part), ", of 4 bytes, is the first of its kind and size on its communicator"));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  NCCL_CHECK(ncclAllReduce(data, data, 1, ncclFloat, ncclSum, part, test_stream()));  // the mesh has seen to these
+  CUDA_CHECK(cudaDeviceSynchronize());
+  NCCL_CHECK(ncclCommDestroy(part));
+}
+
+TEST_CASE("strict: no split while the communicator is busy; all ranks end it together") {
+  if (!is_strict() || size() == 1) return;
+  Buffer<float> data(std::vector<float>{1});
+  Control& control = *ranks().control;
+  ncclComm_t part = nullptr;
+  const auto sum = [&] { NCCL_CHECK(ncclAllReduce(data, data, 1, ncclFloat, ncclSum, comm(), test_stream())); };
+  CUDA_CHECK(cudaDeviceSynchronize());
+  if (rank() == 0) sum();
+  if (rank() == 0) CHECK(ncclCommSplit(comm(), 0, 0, &part, nullptr) == ncclInvalidUsage);
+  control.barrier();
+  if (rank()) sum();
+  CUDA_CHECK(cudaDeviceSynchronize());
+  NCCL_CHECK(ncclCommSplit(comm(), 0, rank(), &part, nullptr));
+  control.barrier();
+  if (rank() == 1) usleep(100000);
+  const double start = steady_seconds();
+  NCCL_CHECK(ncclCommDestroy(part));
+  if (rank() == 0) CHECK(steady_seconds() - start > 0.08);
+}
+
+// NCCL may keep what is small in buffers of its own.
 TEST_CASE("a send lasts until the other rank receives, however small it is") {
   if (size() == 1) return;
   Mesh mesh(ranks().mesh, {.pp = size()});

@@ -100,6 +100,7 @@ TEST_CASE_TEMPLATE("a pipeline of all ranks has the bits of one rank: the first 
                    __nv_bfloat16) {
   if (rank_count() == 1) return;
   AllStages mesh;
+  const Untimed same_algorithms;
   for (const std::string& schedule : schedules) {
     CAPTURE(schedule);
     pipeline_schedule = schedule;
@@ -411,10 +412,13 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     CAPTURE(seed);
     Control& control = *ranks().control;
     RandomJob random(100 * unsigned(rank_count()) + seed);
+    Mesh alone;
+    choose_together(alone);
     const auto before = allocations();
     const RankPlan plan = planned(random.o, random.shape, random.mesh, control.rank());
     CHECK(allocations() == before);
     Mesh mesh(ranks().mesh, random.mesh);
+    choose_together(mesh);
     const auto first = allocations();
     const std::unique_ptr<Model> model = build_model_to_train(random.o, random.shape, mesh, test_stream());
     Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), ""};
