@@ -1,6 +1,9 @@
 // Every mesh that splits the sequence, or has stages, beside one rank: every schedule, both methods. test_tensor_parallel
 // has the others, of tp and dp alone.
+#include <map>
 #include <random>
+#include <set>
+#include <tuple>
 
 #include "test/ranks/formulas.cuh"
 #include "planner/memory.cuh"
@@ -146,6 +149,76 @@ TEST_CASE("any number of micro-batches") {
       if (mesh.place().pp == 0) wanted = train<float>(of_one, alone, some_steps);
       CHECK_WITHIN("losses", largest_difference(curve.losses, all_values(wanted.losses)), 1e-5);
       CHECK_WITHIN("norms", largest_difference(curve.norms, all_values(wanted.norms)), 1e-5);
+    }
+  chosen_global_batch = 0;
+}
+
+namespace {
+
+using ActionKey = std::tuple<std::string, int, int>;  // work, micro-batch, chunk
+
+ActionKey key_of(const Action& action) { return {name_of(action.work), action.micro_batch, action.chunk}; }
+
+// How many receives each of the actions posts, as the simulator plays them.
+std::map<ActionKey, int> posted_in_simulator(const Actions& actions) {
+  std::map<ActionKey, int> posted;
+  bool own_is_posted = false;
+  for (const Action& action : actions) {
+    for (Message message : receives_to_post(action, own_is_posted)) posted[key_of(action)] += message != Message::none;
+    own_is_posted = action.next_receives != Message::none;
+  }
+  return posted;
+}
+
+// The same in a trace of the actions. Their receives must come before all else that an action issues.
+std::map<ActionKey, int> posted_in_program(Model& model, Mesh& mesh, const Actions& actions) {
+  Profiler& profiler = Profiler::instance();
+  profiler.take_timeline();
+  profiler.trace = true;
+  MicroBatches batches(model, mesh, 0, true);
+  model.begin_sums();
+  for (const Action& action : actions) {
+    const Batch batch = batches.batch(action);
+    profiler.context = {.micro_batch = action.micro_batch, .work = name_of(action.work), .chunk = action.chunk};
+    model.run(batch);
+  }
+  profiler.context = {};
+  model.update({}, 1);
+  profiler.trace = false;
+  std::map<ActionKey, int> posted;
+  std::set<ActionKey> computing;
+  for (const TracedRange& range : profiler.take_timeline().ranges) {
+    if (!range.context.work) continue;
+    const ActionKey key = {range.context.work, range.context.micro_batch, range.context.chunk};
+    if (range.name != std::string("receive")) {
+      computing.insert(key);
+      continue;
+    }
+    CHECK(!computing.contains(key));
+    ++posted[key];
+  }
+  for (const Action& action : actions) posted.try_emplace(key_of(action), 0);
+  return posted;
+}
+
+}  // namespace
+
+TEST_CASE("every action posts the receives that the simulator plays, zero bubble's too, before its work") {
+  const int stages = rank_count();
+  if (stages == 1) return;
+  AllStages mesh;
+  for (const std::string& schedule : schedules)
+    for (int micro_batches : {1, 2 * stages}) {
+      if (schedule == "interleaved" && micro_batches % stages) continue;
+      CAPTURE(schedule);
+      CAPTURE(micro_batches);
+      pipeline_schedule = schedule;
+      chosen_global_batch = micro_batches;
+      const int chunks = schedule == "interleaved" ? 2 : 1;
+      const ModelOptions options = {.shape = tiny(2 * stages), .micro_batch = 1, .chunks = chunks};
+      const std::unique_ptr<Model> model = model_of<float>(options, mesh);
+      const Actions actions = schedule_of(options, mesh);
+      CHECK(posted_in_program(*model, mesh, actions) == posted_in_simulator(actions));
     }
   chosen_global_batch = 0;
 }
