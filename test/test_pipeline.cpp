@@ -229,9 +229,10 @@ namespace {
 
 // All schedules and lists of forwards, of p stages.
 void for_all_lists(int p, const std::function<void(const Pipeline&, const std::vector<Actions>&)>& work) {
-  const std::vector<Pipeline> kinds = {{"gpipe", p, 1, 0},       {"1f1b", p, 1, 0},        {"zb", p, 1, 0},
-                                       {"interleaved", p, 2, 0}, {"interleaved", p, 3, 0}, {"", p, 1, 0},
-                                       {"", p, 2, 0}};
+  std::vector<Pipeline> kinds = {{"", p, 1, 0}, {"", p, 2, 0}};
+  for (const auto& [schedule, _] : pipeline_schedules)
+    for (int chunks : schedule == "interleaved" ? std::set{2, 3} : std::set{1})
+      kinds.push_back({schedule, p, chunks, 0});
   for (Pipeline pipeline : kinds)
     for (int A : std::set<int>{1, 2, 3, p - 1, p, p + 1, 2 * p, 4 * p}) {
       if (A < 1 || (pipeline.schedule == "interleaved" && A % p != 0)) continue;
@@ -262,14 +263,17 @@ TEST_CASE("a wait for the device at any one action stops no step; were every rec
   int places = 0, deadly = 0;
   for (int p = 2; p <= 6; ++p)
     for_all_lists(p, [&](const Pipeline& pipeline, const std::vector<Actions>& lists) {
+      const std::set<std::string> counted = {"", "gpipe", "1f1b", "interleaved", "zb"};  // and others may be added
+      const bool is_counted = counted.contains(pipeline.schedule);
       std::vector<Actions> all_ahead = lists;
       for (Actions& actions : all_ahead)
         for (size_t i = 0; i + 1 < actions.size(); ++i) actions[i].next_receives = actions[i + 1].receives;
       for (int stage = 0; stage < p; ++stage)
-        for (size_t i = 0; i < lists[size_t(stage)].size(); ++i, ++places) {
+        for (size_t i = 0; i < lists[size_t(stage)].size(); ++i) {
           CHECK(!is_deadly(lists, pipeline, stage, i));
           const bool posts_more = all_ahead[size_t(stage)][i] != lists[size_t(stage)][i];
-          deadly += posts_more && is_deadly(all_ahead, pipeline, stage, i);
+          places += is_counted;
+          deadly += is_counted && posts_more && is_deadly(all_ahead, pipeline, stage, i);
         }
     });
   CHECK(places == 15210);
