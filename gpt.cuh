@@ -143,6 +143,8 @@ class GPT final : public Model {
   // What only one rank may add to a sum over the tensor-parallel ranks: the others add zeros.
   const Float* once(const Float* bias) const { return tp_.rank() == 0 ? bias : no_bias_; }
 
+  void post_receives(const Batch& batch) override { links_.post(batch.action, sizes(batch).elements()); }
+
   // ---- forward
 
   void forward_pass(const Batch& batch) override {
@@ -153,7 +155,6 @@ class GPT final : public Model {
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
     texts_.begin(batch.cached, batch.added, batch.positions);
-    links_.post(batch.action, s.elements());
     if (chunk.first == 0) embedding(batch, a.blocks[0].input, s);                       // (r,C)
     else std::swap(a.blocks[0].input, links_.received(Message::activation));            // (r,C)
     Residual<Float> x = {a.blocks[0].input, nullptr};                                   // (r,C)
@@ -265,7 +266,6 @@ class GPT final : public Model {
     const Sizes s = sizes(batch);
     const Layers& chunk = chunk_of(batch);
     Activations<Float>& a = activations_of(batch);
-    links_.post(batch.action, s.elements());
     if (is_last(chunk)) {
       clear_embedding_gradients(batch);
       head(batch);

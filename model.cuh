@@ -114,8 +114,9 @@ class Model {
     reduced_ = false;
   }
 
-  // Does the batch's action.
+  // Does the batch's action. Whatever its work is, the receives that go with it are posted first.
   void run(const Batch& batch) {
+    post_receives(batch);
     switch (batch.action.work) {
       case Work::forward: return forward(batch);
       case Work::backward:
@@ -175,6 +176,7 @@ class Model {
       : options_(options), list_(options.shape, mesh.tp().size(), mesh.tp().rank(), own_chunks(options, mesh)), mesh_(mesh),
         stream_(stream) {}
 
+  virtual void post_receives(const Batch& batch) = 0;
   virtual void forward_pass(const Batch& batch) = 0;
   virtual void backward_pass(const Batch& batch) = 0;
   virtual void weight_pass(const Batch& batch) = 0;

@@ -16,6 +16,7 @@
 #include "training/checkpoints.cuh"
 #include "training/generation.cuh"
 #include "training/rank_check.cuh"
+#include "training/rehearsal.cuh"
 #include "training/sync_check.cuh"
 #include "training/telemetry.cuh"
 #include "training/time_budget.cuh"
@@ -79,16 +80,19 @@ int train(Job& job) {
   TrainingState state = {job, data, *model, copies, Guard(o.guard), {}};
   if (checkpoint) load_checkpoint(state, *checkpoint);
   else start_afresh(state);
-  if (o.train_minutes > 0 && !checkpoint) end_job_on_error(control, [&] { choose_steps(state, batches); });
+  const std::filesystem::path tokenizer_folder = !folder.empty() ? folder : std::filesystem::path(o.out);
+  std::optional<Sampler> sampler;
+  if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
+  end_job_on_error(control, [&] {
+    if (needs_rehearsal(job.mesh)) rehearse_training(job, *model, batches.buffers(), sampler);
+    if (o.train_minutes > 0 && !checkpoint) choose_steps(state, batches);
+  });
   const Actions schedule = job.schedule();
   Guard& guard = state.guard;
   const size_t steps = o.schedule.steps;     // steps of the whole run
   const size_t& step = state.progress.step;  // steps done: the one that begins is number step + 1
 
-  // ---- sampling and checkpoints. What may still fail comes before the run folder is changed.
-  const std::filesystem::path tokenizer_folder = !folder.empty() ? folder : std::filesystem::path(o.out);
-  std::optional<Sampler> sampler;
-  if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
+  // ---- checkpoints. What may still fail comes before the run folder is changed.
   copies.release();  // the weights and the tokenizer have been read
   Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
@@ -198,7 +202,9 @@ int generate(Job& job) {
   const std::unique_ptr<Model> model = build_model(o, shape, job.mesh, job.stream, false, o.samples);
   load_initial_weights(job, *model, folder);
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
-  const std::string speed = generate_texts(sampler_of(o, shape, folder), o.samples, TokenByToken(*model, buffers));
+  const Sampler sampler = sampler_of(o, shape, folder);
+  if (needs_rehearsal(job.mesh)) rehearse_generation(job, *model, buffers, sampler);
+  const std::string speed = generate_texts(sampler, o.samples, TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only
   tracing.finish();
   return 0;

@@ -124,6 +124,12 @@ class Mesh {
   Lane& from_next() { return *lanes_[2]; }
   Lane& to_previous() { return *lanes_[3]; }
 
+  // While a rehearsal lasts (training/rehearsal.cuh), lanes are silent, and the flight recorder forgets.
+  void rehearse(bool lasts) {
+    for (auto& lane : lanes_) lane->silence(lasts);
+    recorder_->rehearse(lasts);
+  }
+
   // Do ranks send to each other in the middle of forward and backward, apart from weights and gradients?
   bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
 

@@ -50,6 +50,9 @@ class Parameters {
   virtual void clear() = 0;
   // Draws initial weights from the seed. For training only: the gradients serve as workspace, and are zero afterwards.
   virtual void initialize() = 0;
+  // Sets the gradients to zero, and forgets which units have been gathered: as if there had been no pass since the last
+  // update. To be called when the device is idle.
+  virtual void forget_passes() = 0;
   // Sets the number of updates applied so far, and the loss scale for the next step.
   virtual void set_progress(size_t updates, const LossScale& scale) = 0;
   // Copies a slice to host memory, on the stream: `to` is filled when the caller has waited for the stream.

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <string>
@@ -41,7 +42,7 @@ struct Action {
   int chunk = 0;    // which of this stage's chunks
   int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
   Message receives = Message::none, sends = Message::none;
-  Message next_receives = Message::none;  // what the next action receives: posted before this one computes
+  Message next_receives = Message::none;  // what the next action receives, if that is posted together with this action
   bool operator==(const Action&) const = default;
 };
 using Actions = std::vector<Action>;
@@ -127,15 +128,35 @@ inline const std::map<std::string, Actions (*)(const Stage&, int)> pipeline_sche
 // ---- what follows from the order
 
 // The neighbours' messages. The first chunk of the model has the tokens, the last one the loss: they need none.
+//
+// The receive of the next action is posted together with this action, so that its message travels while this one
+// computes. But not if that message may depend on what this action sends: then the device would wait for a message that
+// cannot come before this action has ended. Nothing is gained by posting it, and a kernel that waits until the device
+// is idle, as the first launch of one that is loaded late does, would wait forever. There are two such cases. The next
+// action has the same micro-batch. Or all forwards come first, and this is the last of them: the next stage may do them
+// all before it sends the first gradient.
 inline Actions with_messages(Actions actions, const Stage& stage) {
+  const auto is_forward = [](const Action& a) { return a.work == Work::forward; };
   for (Action& a : actions) {
-    const bool forward = a.work == Work::forward, first = stage.is_first(a.chunk), last = stage.is_last(a.chunk);
+    const bool forward = is_forward(a), first = stage.is_first(a.chunk), last = stage.is_last(a.chunk);
     if (a.work == Work::weight) continue;
     if (!(forward ? first : last)) a.receives = forward ? Message::activation : Message::gradient;
     if (!(forward ? last : first)) a.sends = forward ? Message::activation : Message::gradient;
   }
-  for (size_t i = 0; i + 1 < actions.size(); ++i) actions[i].next_receives = actions[i + 1].receives;
+  const bool all_forwards_first = std::ranges::is_partitioned(actions, is_forward);
+  for (size_t i = 0; i + 1 < actions.size(); ++i) {
+    Action &a = actions[i], &next = actions[i + 1];
+    const bool is_last_forward = all_forwards_first && is_forward(a) && !is_forward(next);
+    if (a.micro_batch != next.micro_batch && !is_last_forward) a.next_receives = next.receives;
+  }
   return actions;
+}
+
+// The receives that are posted when an action is issued, before its work, whatever that is: the action's own, unless it
+// has been posted together with the action before, and that of the next action. The program (stage_links.cuh) and the
+// simulator (pipeline_simulator.h) both ask here.
+inline std::array<Message, 2> receives_to_post(const Action& action, bool own_is_posted) {
+  return {own_is_posted ? Message::none : action.receives, action.next_receives};
 }
 
 // Forward takes the lowest free slot, which is free again after backward or weight.

@@ -3,9 +3,11 @@
 //
 // A stage computes its actions in order, one at a time. Messages travel in four lanes of a stage: activations from the
 // previous and to the next one, gradients from the next and to the previous one.
-//   - When an action is issued, its receive and that of the action after it are posted. They begin when all actions
-//     before it have ended.
-//   - An action computes when the action before it has ended and its message is there.
+//   - When an action is issued, receives are posted: its own, and mostly that of the action after it (receives_to_post,
+//     pipeline.h, which the program asks too). They begin when all actions before it have ended.
+//   - An action computes when the action before it has ended and its message is there. It may also have to wait for the
+//     device, as a kernel does that is loaded at its first launch, or an allocation: until all receives that the stage
+//     has posted, and all its sends, are complete.
 //   - It ends, and its own message can be sent, when it has computed and the send before in the same lane is complete:
 //     there is one buffer to send from for each direction.
 //   - Sends are synchronous, as NCCL's: a message travels when sender and receiver are there, and both wait until then.
@@ -14,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -41,6 +44,9 @@ struct PipelineCosts {
 
 // one: all messages of a stage wait in one queue, and receives are not posted ahead. It shows why there are four lanes.
 enum class Lanes { four, one };
+
+// Does action number `action` of this stage wait for the device before it computes? Empty: none does.
+using WaitsForDevice = std::function<bool(int stage, size_t action)>;
 
 struct PlayedStep {
   struct Span {
@@ -92,11 +98,12 @@ inline std::string mistake_in(const Actions& actions, const Stage& stage, int mi
 class PipelineSimulator {
  public:
   // lists: of each stage
-  PipelineSimulator(const std::vector<Actions>& lists, int chunks, const PipelineCosts& costs, Lanes lanes)
-      : costs_(costs), lanes_(lanes) {
+  PipelineSimulator(const std::vector<Actions>& lists, int chunks, const PipelineCosts& costs, Lanes lanes,
+                    const WaitsForDevice& waits)
+      : costs_(costs), lanes_(lanes), waits_(waits) {
     for (const Actions& actions : lists) {
       const Stage stage = {int(lists.size()), int(stages_.size()), chunks};
-      stages_.push_back({stage, actions, std::vector<size_t>(actions.size())});
+      stages_.push_back({stage, actions, std::vector<size_t>(actions.size(), not_posted)});
       step_.spans.emplace_back();
     }
   }
@@ -137,13 +144,15 @@ class PipelineSimulator {
     Transfer* first() { return complete < transfers.size() ? &transfers[complete] : nullptr; }
     double free() const { return complete > 0 ? transfers[complete - 1].end : 0; }
   };
+  static constexpr size_t not_posted = size_t(-1);
   struct StageState {
     Stage stage;
     const Actions& actions;
-    std::vector<size_t> receives;  // by action: where in its queue
-    size_t next = 0, posted = 0;   // actions that have been issued, whose receives have been posted
-    double end = 0;                // of the last action
-    std::map<Message, size_t> sent = {};  // where in its queue the last one is
+    std::vector<size_t> receives;           // by action: where in its queue, or not_posted
+    size_t next = 0, issued = 0;            // so many actions have ended, and have been issued
+    double end = 0;                         // of the last action
+    std::map<Message, size_t> posted = {};  // the receives of this message of so many actions have been posted
+    std::map<Message, size_t> sent = {};    // where in its queue the last one is
     std::array<Queue, 4> queues = {};
   };
 
@@ -155,23 +164,36 @@ class PipelineSimulator {
     return stages_[size_t((s.stage.number + step) % stages)];
   }
 
-  void post_receives(StageState& s) {
-    const size_t ahead = lanes_ == Lanes::four ? 2 : 1;
-    for (; s.posted < std::min(s.next + ahead, s.actions.size()); ++s.posted) {
-      const Action& a = s.actions[s.posted];
-      if (a.receives == Message::none) continue;
-      std::vector<Transfer>& transfers = queue(s, false, a.receives).transfers;
-      s.receives[s.posted] = transfers.size();
-      transfers.push_back({false, a.receives, &a, s.stage.in_model(a.chunk), s.end});
-    }
+  // Posts what goes with the next action. One queue would stop sends if receives were posted ahead in it.
+  void issue(StageState& s) {
+    if (s.issued > s.next) return;
+    const Action& a = s.actions[s.issued];
+    const auto [own, ahead] = receives_to_post(a, s.receives[s.issued++] != not_posted);
+    post(s, own);
+    if (lanes_ == Lanes::four) post(s, ahead);
+  }
+
+  // Posts the next receive of this message, as a lane keeps its order.
+  void post(StageState& s, Message message) {
+    size_t& i = s.posted[message];
+    while (i < s.actions.size() && s.actions[i].receives != message) ++i;
+    if (message == Message::none || i == s.actions.size()) return;
+    std::vector<Transfer>& transfers = queue(s, false, message).transfers;
+    s.receives[i] = transfers.size();
+    transfers.push_back({false, message, &s.actions[i], s.stage.in_model(s.actions[i].chunk), s.end});
+    ++i;
   }
 
   // Computes the next action, if what it waits for is there.
   bool compute(StageState& s) {
     if (s.next == s.actions.size()) return false;
-    post_receives(s);
+    issue(s);
     const Action& a = s.actions[s.next];
     double begin = s.end;
+    if (waits_for_device(s)) {
+      if (std::ranges::any_of(s.queues, &Queue::first)) return false;
+      for (const Queue& queue : s.queues) begin = std::max(begin, queue.free());
+    }
     if (a.receives != Message::none) {
       const Transfer& message = queue(s, false, a.receives).transfers[s.receives[s.next]];
       if (!message.complete) return false;
@@ -194,6 +216,8 @@ class PipelineSimulator {
     ++s.next;
     return true;
   }
+
+  bool waits_for_device(const StageState& s) const { return waits_ && waits_(s.stage.number, s.next); }
 
   // Delivers this stage's next message, if both ends are there.
   bool deliver(StageState& s, Message message) {
@@ -232,6 +256,7 @@ class PipelineSimulator {
   std::string what_holds_up(StageState& s) {
     const Action& a = s.actions[s.next];
     const std::string name = name_of(a, s.stage);
+    if (waits_for_device(s)) return "for its device before " + name;
     if (a.receives == Message::none || queue(s, false, a.receives).transfers[s.receives[s.next]].complete)
       return "after " + name + ", until its last send is complete";
     const Transfer* first = queue(s, false, a.receives).first();
@@ -243,12 +268,13 @@ class PipelineSimulator {
 
   const PipelineCosts& costs_;
   Lanes lanes_;
+  const WaitsForDevice& waits_;
   std::vector<StageState> stages_;
   PlayedStep step_;
 };
 
 // lists: of all stages; chunks: of each of them
 inline PlayedStep play(const std::vector<Actions>& lists, int chunks, const PipelineCosts& costs,
-                       Lanes lanes = Lanes::four) {
-  return PipelineSimulator(lists, chunks, costs, lanes).play();
+                       Lanes lanes = Lanes::four, const WaitsForDevice& waits = {}) {
+  return PipelineSimulator(lists, chunks, costs, lanes, waits).play();
 }

@@ -10,9 +10,10 @@
 // So whoever sends and receives on one stream may wait for a neighbour that waits for him; on four streams no schedule
 // of pipeline.h does (pipeline_simulator.h).
 //
-// A receive is posted one action ahead, and a send is given its buffer and not waited for: only the send after it is to wait,
-// in the same direction. So a direction has two buffers for what comes and one for what goes. Nothing is copied: a buffer
-// is exchanged for that of the model that the message is for, or comes from.
+// A receive is posted one action ahead, if its message cannot depend on that action (with_messages, pipeline.h). A send
+// is given its buffer and not waited for: only the next send in the same direction waits. So a direction has two
+// buffers for what comes and one for what goes. Nothing is copied: a buffer is exchanged for that of the model that the
+// message is for, or comes from.
 #pragma once
 
 #include <utility>
@@ -36,11 +37,12 @@ class StageLinks {
     }
   }
 
-  // Posts the receives of an action and of the one after it. To be called before the action's work is issued. count: elements
-  // of a message.
+  // Posts the receives that go with an action (receives_to_post, pipeline.h). To be called for each action, before its
+  // work is issued. count: elements of a message.
   void post(const Action& action, size_t count) {
-    if (action.receives != Message::none && direction(action.receives).posted == 0) post(direction(action.receives), count);
-    if (action.next_receives != Message::none) post(direction(action.next_receives), count);
+    const bool own_is_posted = action.receives != Message::none && direction(action.receives).posted > 0;
+    for (Message message : receives_to_post(action, own_is_posted))
+      if (message != Message::none) post(direction(message), count);
   }
 
   // The buffer of the message that arrives next, in which the stream will find it. The caller may keep the buffer, and give

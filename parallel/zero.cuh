@@ -72,11 +72,15 @@ class ParameterStore final : public Parameters {
   void clear() override {
     clear(weights_, shards_.all_whole());
     clear(weight_pieces_, shards_.all_pieces());
-    clear(gradients_, gradient_total());
     clear(masters_, own_total());
     for (float* state : states_) clear(state, own_total());
-    for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
     if (options_.training) set_progress(0, options_.loss_scale);
+    forget_passes();
+  }
+
+  void forget_passes() override {
+    clear(gradients_, gradient_total());
+    for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
     weights_changed();
   }
 

@@ -4,10 +4,16 @@
 #include <iomanip>
 #include <sstream>
 
+void FlightRecorder::rehearse(bool lasts) {
+  const std::lock_guard lock(mutex_);
+  rehearses_ = lasts;
+}
+
 uint64_t FlightRecorder::enter(const char* name, size_t bytes, double patience, const char* group) {
   const std::lock_guard lock(mutex_);
   ++last_;
-  entries_[last_ % capacity] = {last_, group, ++numbers_[group], name, bytes, steady_seconds(), {}, patience};
+  const uint64_t number = ++numbers_[rehearses_][group];
+  entries_[last_ % capacity] = {last_, group, number, name, bytes, steady_seconds(), {}, patience, rehearses_};
   return last_;
 }
 
@@ -21,7 +27,7 @@ std::vector<FlightRecorder::Entry> FlightRecorder::entries() const {
   const std::lock_guard lock(mutex_);
   std::vector<Entry> result;
   for (uint64_t i = last_ - std::min(last_, uint64_t(capacity)) + 1; i <= last_; ++i)
-    result.push_back(entries_[i % capacity]);
+    if (const Entry& entry = entries_[i % capacity]; !entry.rehearsed || !entry.left) result.push_back(entry);
   return result;
 }
 

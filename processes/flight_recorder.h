@@ -35,7 +35,12 @@ class FlightRecorder {
     double entered = 0;
     std::optional<double> left;
     double patience = 1;  // it may take so many times the usual time-out: 10 if files are read or written meanwhile
+    bool rehearsed = false;
   };
+
+  // While a rehearsal lasts (training/rehearsal.cuh), what is entered is recorded until it has left, for whoever looks
+  // for the cause of a hang. Then it is forgotten: it counts neither among the last collectives nor in their numbers.
+  void rehearse(bool lasts);
 
   // Records that a collective begins. Returns its sequence number.
   uint64_t enter(const char* name, size_t bytes, double patience = 1, const char* group = "");
@@ -52,7 +57,8 @@ class FlightRecorder {
   mutable std::mutex mutex_;
   std::vector<Entry> entries_ = std::vector<Entry>(capacity);
   uint64_t last_ = 0;
-  std::map<std::string, uint64_t> numbers_;  // by group
+  bool rehearses_ = false;
+  std::map<std::string, uint64_t> numbers_[2];  // by group; the second one is of a rehearsal
 };
 
 // The summary of a flight record that ranks send to rank 0.

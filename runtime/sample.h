@@ -35,6 +35,7 @@ class Sampler {
   std::vector<std::string> texts(uint64_t number, int count, const NextLogits& next_logits, const Show& show = {}) const;
 
   size_t prompt_tokens() const { return prompt_.size(); }
+  size_t length() const { return length_; }
 
  private:
   Tokenizer tokenizer_;

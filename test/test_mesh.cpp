@@ -131,6 +131,45 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   }
 }
 
+// GPT_CPU_LAZY=1 makes a pipeline rehearse before its first step (training/rehearsal.cuh), as it does on GPUs.
+TEST_CASE("a pipeline that rehearses has the same metrics, checkpoints, traces, texts" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 4 --heads 2 --channels 32 --seq-len 16 "
+                          "--global-batch 8 --steps 3 --val text --val-every 2 --val-batches 1 --sample-every 2 "
+                          "--sample-len 20";
+  for (std::string options : {" --pp 2 --tp 2 --pp-schedule interleaved --zero 1", " --pp 4 --pp-schedule zb",
+                              " --pp 2 --cp 2 --pp-schedule gpipe --zero 3 --no-cache",
+                              " --pp 2 --zero 2 --recompute block"}) {
+    CAPTURE(options);
+    const auto is_time = [](const std::string& key) {
+      return std::set<std::string>{"comm_exposed_ms", "comm_ms", "device_hours", "flops_per_s", "hours", "lost_s",
+                                   "ranks", "step_ms", "tokens_per_s"}.contains(key);
+    };
+    const auto run = [&](const std::string& before, const std::string& out) {
+      shell.output("rm -rf " + out + " && " + before + job + options + " --out " + out + " --trace " + out + ".json");
+      std::vector<std::string> lines;
+      for (const Json& line : shell.metrics(out)) {
+        Json kept;
+        for (const auto& [key, value] : line.items())
+          if (!is_time(key)) kept[key] = value;
+        lines.push_back(kept.dump());
+      }
+      std::map<std::string, int> traced;  // launches of each kernel and collective
+      for (const Json& event : Json::parse(shell.content(out + ".json"))["traceEvents"])
+        if (event["ph"] == "X") ++traced[event["name"]];
+      return std::pair(lines, traced);
+    };
+    const auto wanted = run("", "plain"), actual = run("GPT_CPU_LAZY=1 ", "rehearsed");
+    CHECK(actual.first == wanted.first);
+    CHECK((actual.second == wanted.second));
+    shell.output("diff -r plain/step_00000003 rehearsed/step_00000003");
+  }
+  const std::string generate = "$MPIRUN 4 $GPT --share-gpu --generate --init plain/step_00000003 --seq-len 16 "
+                               "--samples 3 --sample-len 30 --prompt line --pp 2 --pp-schedule ";
+  for (std::string options : {"interleaved --tp 2", "1f1b --cp 2 --no-cache"})
+    CHECK(shell.output("GPT_CPU_LAZY=1 " + generate + options) == shell.output(generate + options));
+}
+
 TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, from which a run goes on with the same bits" *
           doctest::skip(!mpirun_found)) {
   RankWorkplace shell;

@@ -200,14 +200,109 @@ TEST_CASE("messages by hand") {
   };
   using Expected = std::vector<std::vector<Message>>;
   CHECK(messages(make_schedule("1f1b", {}, 1)) == Expected{{none, none, none}, {none, none, none}});
-  CHECK(messages(make_schedule("1f1b", {2, 0}, 1)) == Expected{{none, activation, gradient}, {gradient, none, none}});
+  CHECK(messages(make_schedule("1f1b", {2, 0}, 3)) == Expected{{none, activation, none},      // F0
+                                                               {none, activation, gradient},  // F1
+                                                               {gradient, none, none},        // B0
+                                                               {none, activation, gradient},  // F2
+                                                               {gradient, none, gradient},    // B1
+                                                               {gradient, none, none}});      // B2
+  CHECK(messages(make_schedule("zb", {2, 0}, 2))[3] == std::vector{none, none, gradient});    // W0, before I1
+  // What depends on an action is not posted together with it: here the next one has its micro-batch
+  CHECK(messages(make_schedule("1f1b", {2, 0}, 1)) == Expected{{none, activation, none}, {gradient, none, none}});
   CHECK(messages(make_schedule("1f1b", {2, 1}, 1)) == Expected{{activation, none, none}, {none, gradient, none}});
   CHECK(messages(make_schedule("zb", {3, 1}, 1)) ==
-        Expected{{activation, activation, gradient}, {gradient, gradient, none}, {none, none, none}});
+        Expected{{activation, activation, none}, {gradient, gradient, none}, {none, none, none}});
+  // ... and here the other stage does all its forwards before it sends the first gradient.
+  CHECK(messages(make_schedule("gpipe", {2, 0}, 2)) == Expected{{none, activation, none}, {none, activation, none},
+                                                                {gradient, none, gradient}, {gradient, none, none}});
   const Actions of_two_chunks = make_schedule("interleaved", {2, 0, 2}, 2);
   CHECK(name_of(of_two_chunks[2], {2, 0, 2}) == "F0 of chunk 1");
   CHECK(messages(of_two_chunks)[2] == std::vector{activation, activation, activation});
-  CHECK(messages(forwards({2, 0, 2}, 1)) == Expected{{none, activation, activation}, {activation, activation, none}});
+  CHECK(messages(forwards({2, 0, 2}, 1)) == Expected{{none, activation, none}, {activation, activation, none}});
+  CHECK(messages(forwards({2, 1}, 2)) == Expected{{activation, none, activation}, {activation, none, none}});
+}
+
+// ---- waits for the device: a kernel that is loaded at its first launch, or an allocation, waits until the device is
+// idle. A receive that has been posted is work, too.
+
+namespace {
+
+// All schedules and lists of forwards, of p stages.
+void for_all_lists(int p, const std::function<void(const Pipeline&, const std::vector<Actions>&)>& work) {
+  std::vector<Pipeline> kinds = {{"", p, 1, 0}, {"", p, 2, 0}};
+  for (const auto& [schedule, _] : pipeline_schedules)
+    for (int chunks : schedule == "interleaved" ? std::set{2, 3} : std::set{1})
+      kinds.push_back({schedule, p, chunks, 0});
+  for (Pipeline pipeline : kinds)
+    for (int A : std::set<int>{1, 2, 3, p - 1, p, p + 1, 2 * p, 4 * p}) {
+      if (A < 1 || (pipeline.schedule == "interleaved" && A % p != 0)) continue;
+      pipeline.micro_batches = A;
+      std::vector<Actions> lists;
+      for (int r = 0; r < p && pipeline.schedule.empty(); ++r) lists.push_back(forwards({p, r, pipeline.chunks}, A));
+      CAPTURE(pipeline.schedule);
+      CAPTURE(p);
+      CAPTURE(pipeline.chunks);
+      CAPTURE(A);
+      work(pipeline, lists.empty() ? lists_of(pipeline) : lists);
+    }
+}
+
+struct Places {
+  int deadly = 0, all = 0;
+};
+
+// Is one wait for the device, at this action of this stage, deadly?
+bool is_deadly(const std::vector<Actions>& lists, const Pipeline& pipeline, int stage, size_t action) {
+  const auto waits = [&](int number, size_t which) { return number == stage && which == action; };
+  return play(lists, pipeline.chunks, equal_costs(pipeline, {1, 1, 1}), Lanes::four, waits).problem != "";
+}
+
+}  // namespace
+
+TEST_CASE("a wait for the device at any one action stops no step; were every receive posted ahead, 228 would") {
+  int places = 0, deadly = 0;
+  for (int p = 2; p <= 6; ++p)
+    for_all_lists(p, [&](const Pipeline& pipeline, const std::vector<Actions>& lists) {
+      const std::set<std::string> counted = {"", "gpipe", "1f1b", "interleaved", "zb"};  // and others may be added
+      const bool is_counted = counted.contains(pipeline.schedule);
+      std::vector<Actions> all_ahead = lists;
+      for (Actions& actions : all_ahead)
+        for (size_t i = 0; i + 1 < actions.size(); ++i) actions[i].next_receives = actions[i + 1].receives;
+      for (int stage = 0; stage < p; ++stage)
+        for (size_t i = 0; i < lists[size_t(stage)].size(); ++i) {
+          CHECK(!is_deadly(lists, pipeline, stage, i));
+          const bool posts_more = all_ahead[size_t(stage)][i] != lists[size_t(stage)][i];
+          places += is_counted;
+          deadly += is_counted && posts_more && is_deadly(all_ahead, pipeline, stage, i);
+        }
+    });
+  CHECK(places == 15210);
+  CHECK(deadly == 228);
+}
+
+TEST_CASE("kernels that are loaded at their first launch, on all stages, stop no step") {
+  for (int p = 2; p <= 8; ++p)
+    for_all_lists(p, [&](const Pipeline& pipeline, const std::vector<Actions>& lists) {
+      for (bool by_chunk : {false, true}) {
+        const auto is_first = [&](int stage, size_t number) {
+          const Actions& actions = lists[size_t(stage)];
+          const Action& action = actions[number];
+          return std::none_of(actions.begin(), actions.begin() + long(number), [&](const Action& earlier) {
+            return earlier.work == action.work && (!by_chunk || earlier.chunk == action.chunk);
+          });
+        };
+        const PipelineCosts costs = equal_costs(pipeline, {1, 1, 1});
+        CHECK(play(lists, pipeline.chunks, costs, Lanes::four, is_first).problem == "");
+      }
+    });
+}
+
+TEST_CASE("what waits for the device is named") {
+  std::vector<Actions> lists = lists_of({"1f1b", 2, 1, 1});
+  lists[0][0].next_receives = Message::gradient;
+  const auto first = [](int stage, size_t action) { return stage == 0 && action == 0; };
+  CHECK(play(lists, 1, {std::vector<ChunkCosts>(2, {1, 1, 1})}, Lanes::four, first).problem ==
+        "stage 0 waits for its device before F0; stage 1 waits to receive for F0");
 }
 
 TEST_CASE("with all messages in one queue gpipe ends, but 1f1b, interleaved and zb wait forever") {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
+#include <utility>
 
 #include "kernels/gemm_choices.cuh"
 #include "runtime/sample.h"
@@ -27,17 +29,41 @@ class TokenByToken {
   TokenByToken(Model& model, BatchBuffers& buffers) : model_(model), buffers_(buffers) {}
 
   std::vector<std::vector<float>> operator()(const std::vector<std::vector<int>>& texts) {
-    const size_t tokens = texts[0].size(), first = first_seen(tokens, size_t(model_.options().seq_len));
+    return compute(next_pass(texts[0].size()), texts);
+  }
+
+  // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
+  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0.
+  void rehearse(size_t prompt, size_t count, int texts) {
+    std::set<std::pair<int, bool>> done;
+    for (size_t tokens = prompt; tokens < prompt + count; ++tokens)
+      if (const Pass pass = next_pass(tokens); done.insert({pass.count, pass.decodes}).second)
+        compute(pass, std::vector(size_t(texts), std::vector<int>(tokens)));
+  }
+
+ private:
+  // Of the texts' tokens, `count` from `begin` on are computed; the text that the model sees begins at `first`.
+  struct Pass {
+    size_t first, begin;
+    int count;
+    bool decodes;
+  };
+
+  // For texts that have grown to so many tokens.
+  Pass next_pass(size_t tokens) {
+    const size_t first = first_seen(tokens, size_t(model_.options().seq_len));
     const bool decodes = model_.options().cached_positions > 0 && known_ > 0 && first == first_ && tokens == known_ + 1;
     first_ = first;
     known_ = tokens;
     const size_t begin = decodes ? tokens - 1 : first;
-    const int count = int(tokens - begin);
-    run(texts, begin, count, int(begin - first));
-    return last_logits(int(texts.size()), count, decodes);
+    return {first, begin, int(tokens - begin), decodes};
   }
 
- private:
+  std::vector<std::vector<float>> compute(const Pass& pass, const std::vector<std::vector<int>>& texts) {
+    run(texts, pass.begin, pass.count, int(pass.begin - pass.first));
+    return last_logits(int(texts.size()), pass.count, pass.decodes);
+  }
+
   // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a rank has
   // one row of each text, they are neighbours, and the head computes them together.
   std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {

@@ -27,6 +27,10 @@ constexpr float log2_e = 1.4426950408889634f;
 
 #if defined(__CUDACC__)
 
+// May a kernel's first launch, or a library's first product, take time and wait for the device? (Even a program that
+// loads all its kernels at the start has libraries that load theirs later.)
+inline bool loads_kernels_late() { return true; }
+
 constexpr int pack_bytes = 16;  // the widest load or store of a thread
 constexpr bool has_tensor_cores = true;
 constexpr int long_row_block = 512;  // threads that share a row of thousands of elements

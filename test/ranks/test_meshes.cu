@@ -1,10 +1,14 @@
 // Every mesh that splits the sequence, or has stages, beside one rank: every schedule, both methods. test_tensor_parallel
 // has the others, of tp and dp alone.
+#include <map>
 #include <random>
+#include <set>
+#include <thread>
+#include <tuple>
 
 #include "test/ranks/formulas.cuh"
 #include "planner/memory.cuh"
-#include "training/generation.cuh"
+#include "training/rehearsal.cuh"
 
 namespace {
 
@@ -153,6 +157,76 @@ TEST_CASE("any number of micro-batches") {
 
 namespace {
 
+using ActionKey = std::tuple<std::string, int, int>;  // work, micro-batch, chunk
+
+ActionKey key_of(const Action& action) { return {name_of(action.work), action.micro_batch, action.chunk}; }
+
+// How many receives each of the actions posts, as the simulator plays them.
+std::map<ActionKey, int> posted_in_simulator(const Actions& actions) {
+  std::map<ActionKey, int> posted;
+  bool own_is_posted = false;
+  for (const Action& action : actions) {
+    for (Message message : receives_to_post(action, own_is_posted)) posted[key_of(action)] += message != Message::none;
+    own_is_posted = action.next_receives != Message::none;
+  }
+  return posted;
+}
+
+// The same in a trace of the actions. Their receives must come before all else that an action issues.
+std::map<ActionKey, int> posted_in_program(Model& model, Mesh& mesh, const Actions& actions) {
+  Profiler& profiler = Profiler::instance();
+  profiler.take_timeline();
+  profiler.trace = true;
+  MicroBatches batches(model, mesh, 0, true);
+  model.begin_sums();
+  for (const Action& action : actions) {
+    const Batch batch = batches.batch(action);
+    profiler.context = {.micro_batch = action.micro_batch, .work = name_of(action.work), .chunk = action.chunk};
+    model.run(batch);
+  }
+  profiler.context = {};
+  model.update({}, 1);
+  profiler.trace = false;
+  std::map<ActionKey, int> posted;
+  std::set<ActionKey> computing;
+  for (const TracedRange& range : profiler.take_timeline().ranges) {
+    if (!range.context.work) continue;
+    const ActionKey key = {range.context.work, range.context.micro_batch, range.context.chunk};
+    if (range.name != std::string("receive")) {
+      computing.insert(key);
+      continue;
+    }
+    CHECK(!computing.contains(key));
+    ++posted[key];
+  }
+  for (const Action& action : actions) posted.try_emplace(key_of(action), 0);
+  return posted;
+}
+
+}  // namespace
+
+TEST_CASE("every action posts the receives that the simulator plays, zero bubble's too, before its work") {
+  const int stages = rank_count();
+  if (stages == 1) return;
+  AllStages mesh;
+  for (const std::string& schedule : schedules)
+    for (int micro_batches : {1, 2 * stages}) {
+      if (schedule == "interleaved" && micro_batches % stages) continue;
+      CAPTURE(schedule);
+      CAPTURE(micro_batches);
+      pipeline_schedule = schedule;
+      chosen_global_batch = micro_batches;
+      const int chunks = schedule == "interleaved" ? 2 : 1;
+      const ModelOptions options = {.shape = tiny(2 * stages), .micro_batch = 1, .chunks = chunks};
+      const std::unique_ptr<Model> model = model_of<float>(options, mesh);
+      const Actions actions = schedule_of(options, mesh);
+      CHECK(posted_in_program(*model, mesh, actions) == posted_in_simulator(actions));
+    }
+  chosen_global_batch = 0;
+}
+
+namespace {
+
 void check_first_gradients(Mesh& mesh, const ModelOptions& options, const std::vector<float>& wanted) {
   const std::unique_ptr<Model> model = model_of<float>(options, mesh);
   train_step(*model, mesh, 0);
@@ -237,6 +311,104 @@ TEST_CASE("text: the logits after a few tokens and after many are those of one r
       check_logits(actual[i], wanted[i], logit_bound(shape));
     }
   });
+}
+
+// ---- the rehearsal of a pipeline
+
+namespace {
+
+using Bytes = std::map<std::string, std::map<std::string, double>>;  // by group and collective
+
+// What a model computes and sends.
+struct Outcome {
+  std::vector<float> losses, norms, gradients, state, logits;
+  std::vector<Bytes> sent;  // by step
+  bool operator==(const Outcome&) const = default;
+};
+
+std::vector<float> own_gradients(const Parameters& store) {
+  std::vector<float> all;
+  for (const Slice& slice : store.own_slices()) {
+    const std::vector<float> values = values_of(store, slice, State::gradient);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+Outcome outcome_of(Model& model, Mesh& mesh) {
+  Outcome outcome;
+  StepsInFlight in_flight(model, mesh);
+  for (size_t step = 0; step < some_steps; ++step) {
+    in_flight.begin(false, false);
+    train_step(model, mesh, step);
+    in_flight.end(step + 1, 0, {});
+    const FinishedStep finished = in_flight.finish();
+    outcome.losses.push_back(float(finished.result.loss));
+    outcome.norms.push_back(float(finished.result.norm));
+    outcome.sent.emplace_back();
+    for (const auto& [group, sent] : mesh.take_traffic(finished.traffic)) outcome.sent.back()[group] = sent.bytes_sent;
+  }
+  outcome.losses.push_back(validation_loss(model, mesh));
+  outcome.gradients = own_gradients(model.store());
+  outcome.state = own_state(model.store());
+  outcome.logits = next_logits(model, 3, 6);
+  return outcome;
+}
+
+// The last entries of the flight recorder: group, number and name.
+std::vector<std::string> last_records() {
+  std::vector<std::string> all;
+  for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+    all.push_back(std::string(entry.group) + " #" + std::to_string(entry.number) + " " + entry.name);
+  return {all.end() - std::min<long>(20, long(all.size())), all.end()};
+}
+
+// Rehearses as the program does, with everybody watching.
+void rehearse_and_watch(Model& model, Mesh& mesh) {
+  Profiler& profiler = Profiler::instance();
+  int heard = 0;
+  profiler.enabled = profiler.trace = true;
+  profiler.listener = [&](auto...) { ++heard; };
+  const std::vector<std::string> before = last_records();
+  const int P = model.options().seq_len;
+  rehearse(mesh, model, [&] {
+    BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
+    rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
+    TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2), model.options().samples);
+    CUDA_CHECK(cudaDeviceSynchronize());
+  });
+  profiler.enabled = profiler.trace = false;
+  profiler.listener = nullptr;
+  CHECK(heard == 0);
+  CHECK(profiler.collect().empty());
+  CHECK(profiler.take_timeline().ranges.empty());
+  for (int wait = 0; wait < 100 && last_records() != before; ++wait)  // until the mesh's own thread has looked
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(last_records() == before);
+  const std::vector<float> gradients = own_gradients(model.store());
+  CHECK(std::ranges::count(gradients, 0.0f) == long(gradients.size()));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a rehearsed pipeline has the same bits and sends the same bytes, and nothing shows it", T, float,
+                   __nv_bfloat16) {
+  const ModelShape shape = tiny(std::max(2 * rank_count(), 4));
+  for_meshes(shape, rank_count() <= 4 ? 4 : 1, [&](Mesh& mesh, int turn) {
+    if (mesh.shape().pp == 1) return;
+    ModelOptions options = options_of(shape, mesh, turn);
+    options.samples = 1;
+    options.cached_positions = turn % 3 ? shape.positions : 0;
+    options.store.stochastic_rounding = !std::is_same_v<T, float> && turn % 2;
+    const std::unique_ptr<Model> plain = model_of<T>(options, mesh);
+    const Outcome wanted = outcome_of(*plain, mesh);
+    const std::unique_ptr<Model> rehearsed = model_of<T>(options, mesh);
+    rehearse_and_watch(*rehearsed, mesh);
+    const Outcome actual = outcome_of(*rehearsed, mesh);
+    CHECK(actual.losses == wanted.losses);
+    CHECK(actual.sent == wanted.sent);
+    CHECK((actual == wanted));
+  }, every_few());
 }
 
 // ---- decisions and copies
