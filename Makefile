@@ -6,8 +6,8 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
-# compile_commands.json.
+# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-faults, test-cluster, test-sanitize, test-race, fuzz,
+# gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -122,6 +122,12 @@ machine-code:
 	@command -v cuobjdump /usr/local/cuda/bin/cuobjdump >/dev/null || $(MAKE) --no-print-directory build/cuobjdump
 	@python3 dev/machine_code.py $(OPTIONS)
 
+# Does an instruction use registers of asynchronous products that are not done? dev/wgmma_hazards.py
+wgmma-hazards:
+	@$(MAKE) --no-print-directory DEVICE=gpu ARCHS=90a build/gpu/product_kernels.cubin
+	@command -v cuobjdump /usr/local/cuda/bin/cuobjdump >/dev/null || $(MAKE) --no-print-directory build/cuobjdump
+	@python3 dev/wgmma_hazards.py build/gpu/product_kernels.cubin
+
 # kernels from naive to fast: dev/ladders/README.md
 ladders: packages-are-there
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(patsubst %,$(BUILD)/%,$(LADDERS) $(RANK_LADDERS))
@@ -139,5 +145,5 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code always all cpu gpu cpu-tests gpu-tests tests program train test test-cluster test-faults test-sanitize test-race run fuzz \
+.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-cluster test-faults test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects
