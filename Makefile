@@ -6,8 +6,8 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, shakespeare, test-strict, test-faults, test-cluster, test-sanitize, test-race, fuzz, gpu-tests, clean,
-# compile_commands.json.
+# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-faults, test-cluster, test-sanitize,
+# test-race, fuzz, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -57,7 +57,8 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 # kernels none.
 WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_sync_check test_counts test_search
 $(WITH_MODEL:%=$(BUILD)/%): $(MODELS)
-$(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_parallel test_tp_checkpoint test_strict ladder_all_reduce): $(DEVICE_LIBRARY) $(HOST_LIBRARY)
+$(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_parallel test_tp_checkpoint test_strict ladder_all_reduce \
+  collectives): $(DEVICE_LIBRARY) $(HOST_LIBRARY)
 LADDER_OBJECTS := $(patsubst dev/ladders/%.cpp,$(HOST_BUILD)/ladder_%.o,$(wildcard dev/ladders/*.cpp))
 $(addprefix $(BUILD)/,$(LADDERS) $(RANK_LADDERS)): $(LADDER_OBJECTS)
 # Tests have one main() between them; those of ranks bring their own.
@@ -126,6 +127,12 @@ machine-code:
 	@command -v cuobjdump /usr/local/cuda/bin/cuobjdump >/dev/null || $(MAKE) --no-print-directory build/cuobjdump
 	@python3 dev/machine_code.py $(OPTIONS)
 
+# Does an instruction use registers of asynchronous products that are not done? dev/wgmma_hazards.py
+wgmma-hazards:
+	@$(MAKE) --no-print-directory DEVICE=gpu ARCHS=90a build/gpu/product_kernels.cubin
+	@command -v cuobjdump /usr/local/cuda/bin/cuobjdump >/dev/null || $(MAKE) --no-print-directory build/cuobjdump
+	@python3 dev/wgmma_hazards.py build/gpu/product_kernels.cubin
+
 # kernels from naive to fast: dev/ladders/README.md
 ladders: packages-are-there
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(patsubst %,$(BUILD)/%,$(LADDERS) $(RANK_LADDERS))
@@ -143,5 +150,6 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults test-sanitize test-race run fuzz \
+.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
+  test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

@@ -4,14 +4,10 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
-inline bool loads_kernels_late() {
-  const char* lazy = std::getenv("GPT_CPU_LAZY");
-  return lazy && *lazy == '1';
-}
+inline bool loads_kernels_late() { return cpu::switches().loads_late; }
 
 #if defined(CPU_LIKE_A_GPU)  // counts what the threads of a GPU would do
 constexpr int pack_bytes = 16;

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 # The most basic first: where one fails, the later ones mean less.
-PARTS = ["build", "kernels", "training", "ceilings", "bench", "torch", "sanitizers", "ladders", "ranks", "tests", "torch_all",
-         "sanitizers_all"]
+PARTS = ["build", "kernels", "training", "ceilings", "bench", "scale", "torch", "sanitizers", "ladders", "ranks", "tests",
+         "torch_all", "sanitizers_all"]
 WARNINGS = {
   "build": "Not everything was built: what follows may be of other programs, or missing.",
   "kernels": "A kernel computes something wrong: until it is right, all numbers below mean nothing.",

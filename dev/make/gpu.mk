@@ -33,6 +33,11 @@ $(BUILD)/$(2)%.o: $(1)%.cu $(ATTENTION_CHOICE)
 	$(NVCC) $$(GPU_FLAGS) -MMD -MP -MF $$(@:.o=.d) -c -o $$@ $$<
 endef
 $(eval $(call compile,))
+# Machine code alone, for one of ARCHS. It is made to be read: as for training, whatever else is compiled in a hurry.
+$(BUILD)/%.cubin: override GPU_OPTIMIZE := -O3
+$(BUILD)/%.cubin: dev/%.cu $(ATTENTION_CHOICE)
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) -MMD -MP -MF $(@:.cubin=.d) -cubin -o $@ $<
 $(BUILD)/train_gpt.o: GPU_OPTIMIZE := -O1  # it has no kernels
 $(foreach folder,training/ test/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))

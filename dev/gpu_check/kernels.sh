@@ -1,0 +1,71 @@
+# shellcheck shell=bash disable=SC2154  # dev/gpu_check.sh sets these names
+# Sourced by dev/gpu_check.sh: the parts `build` and `kernels`.
+
+part_build() {
+  check "program, tests and ladders" 3600 make -j "$(nproc)" "$device-tests"
+  check "ceilings, collectives" 600 make "DEVICE=$device" "$build/ceilings" "$build/collectives" "$build/collectives"
+}
+
+kernel_tests() {
+  local kernel test
+  for kernel in kernels/device/*.cuh kernels/*.cuh; do
+    test=test_$(basename "$kernel" .cuh)
+    if [ -f "test/$test.cu" ]; then echo "$build/$test"; fi
+  done | awk '!seen[$0]++'
+}
+
+# A test that runs by itself. If it fails it runs again under memcheck.
+alone() {  # label, seconds, test and its options
+  local sanitizer
+  check "$@"
+  if grep -q '^status failed' "$file.result" && sanitizer=$(find_tool compute-sanitizer); then
+    check "$1, under memcheck" 200 "$sanitizer" --tool memcheck "${@:3}"
+  fi
+}
+
+# What is newest comes first, one program at a time, so that a hang is seen where it is. In test_hopper, a failure of
+# "multiply_m64k16" names the layout that is wrong, one of "two blocks share a tile" the address in a descriptor.
+check_hopper() {
+  local i
+  alone "Hopper's instructions" 60 "$build/test_hopper"
+  alone "attention on Hopper" 200 "$build/test_attention" '-tc=attention on Hopper*'
+  alone "attention, all other" 100 "$build/test_attention" '-tce=attention on Hopper*'
+  # Several programs at once make blocks come in other orders. Nothing but this shows on a GPU that dQ is added up in order,
+  # and that no register is used too early (dev/wgmma_hazards.py).
+  for i in 1 2 3; do start "the same bits under load, $i of 3" 120 "$build/test_attention" '-tc=*the same bits each time*'; done
+  wait_for_started
+}
+
+# Attention by Hopper's instructions beside the kernels for all cards, and the library.
+time_attention() {
+  local pass why
+  for pass in forward backward; do
+    check "attention $pass: how fast" 120 "$build/ladder_attention_$pass" --rung tensor_cores --rung hopper --rung library \
+      --csv "$results/attention_$pass.csv"
+  done
+  why=$(why_no_counters)
+  if [ -n "$why" ]; then leave_out "attention by Nsight Compute" "$why"
+  else check "attention by Nsight Compute" 300 count_attention "$(find_tool ncu)" "$results/attention"
+  fi
+}
+count_attention() {  # the profiler, where its report goes
+  set -ex
+  "$1" --clock-control none --set full --force-overwrite --launch-count 2 --kernel-name 'regex:forward_kernel|gradients_kernel' \
+    --export "$2" "$build/ladder_attention_backward" --rung hopper --once --shape batch=16,seq_len=1024,heads=12
+  "$1" --import "$2.ncu-rep" --page details
+}
+
+part_kernels() {
+  local tests test hopper=''
+  tests=$(kernel_tests)
+  if is_hopper && [[ $tests = */test_hopper* ]]; then hopper=yes; fi
+  if [ -n "$hopper" ]; then
+    check_hopper
+    tests=$(grep -vE '/test_(hopper|attention)$' <<< "$tests")
+  fi
+  for test in $tests; do start "$(basename "$test")" 120 "$test"; done
+  wait_for_started
+  if [ -n "$hopper" ]; then time_attention; fi
+}
+
+export -f count_attention

@@ -1,0 +1,112 @@
+# shellcheck shell=bash disable=SC2154  # dev/gpu_check.sh sets these names
+# Sourced by dev/gpu_check.sh: the part `scale`, what only a machine with several GPUs can tell. Hangs are among what is
+# looked for, so each check has a short time. The CPU device tries the part itself, with eight ranks and a tiny model.
+
+# The largest power of two that is not above the number of GPUs, so that layers and heads can be divided.
+count_ranks() {
+  local gpus=8 count=1
+  if [ "$device" = gpu ]; then gpus=$(nvidia-smi --list-gpus | wc -l); fi
+  while [ $((2 * count)) -le "$gpus" ]; do count=$((2 * count)); done
+  echo "$count"
+}
+
+on_all() {  # options of train_gpt
+  set -ex
+  GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@"
+}
+
+# All that NCCL says goes to a file; printed is what it found and chose, once: version, networks, rings and trees, how a
+# channel reaches the next GPU. --check-ranks times the link from each rank to the next.
+what_nccl_says() {
+  set -ex
+  NCCL_DEBUG=INFO GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --check-ranks > "$results/nccl.log" 2>&1 || {
+    cat "$results/nccl.log"; return 1; }
+  sed -nE 's/.*NCCL INFO //; /NCCL version|NET\/|Using network|NVLS|Channel [0-9]+[\/: ].*(via|\[)|Connected all|GB\/s/p' \
+    "$results/nccl.log" | sort | uniq -c | sort -rn | head -100
+  sed -n '/TFLOP/,/^[^0-9r]/p' "$results/nccl.log"
+}
+
+# Without overlap a step takes as long as the kernels and the collectives of a GPU together; --profile has both.
+time_step() {  # label, options
+  local label=$1 nsys
+  check "$label" 240 on_all "${@:2}" --steps 8
+  check "$label: its kernels" 240 on_all "${@:2}" --steps 4 --profile
+  if nsys=$(find_tool nsys); then check "$label: by nsys" 300 under_nsys "$nsys" "$file" "${@:2}" --steps 3; fi
+}
+under_nsys() {  # the program, where its report goes, options of train_gpt
+  set -ex
+  GPT_PROGRAM=$build/train_gpt "$1" profile --trace cuda,nvtx --force-overwrite true --output "$2" "$launcher" "$ranks" "${@:3}"
+  "$1" stats --report cuda_gpu_kern_sum "$2.nsys-rep"
+}
+
+# Text from a pipeline of two stages with two chunks each. (A kernel that is loaded late stops such a pipeline for good.)
+generates_from_interleaved() {  # options
+  set -ex
+  GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --pp 2 --pp-schedule interleaved --steps 2 --overwrite --out "$runs/text"
+  GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" --generate --resume "$runs/text" --pp 2 --pp-schedule interleaved \
+    --sample-len 32
+}
+
+# Which processes use which GPU while it runs: each must have one of its own, and none may be on the first GPU as well.
+chooses_a_mesh() {  # options
+  set -ex
+  GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" --mesh auto "$@" &
+  local job=$! bus_ids
+  if [[ $build != *cpu ]]; then
+    for _ in $(seq 60); do
+      sleep 2
+      if ! kill -0 $job 2> /dev/null; then break; fi
+      bus_ids=$(nvidia-smi --query-compute-apps=gpu_bus_id,pid,used_memory --format=csv,noheader)
+      if [ "$(wc -l <<< "$bus_ids")" -gt "$ranks" ]; then echo "more contexts than ranks:"; echo "$bus_ids"; kill $job; return 1; fi
+    done
+  fi
+  wait $job
+}
+
+# A token that is not in the vocabulary, in what one of the data-parallel ranks reads after a few steps: the job must end at
+# once and say so, not after --collective-timeout.
+reports_a_bad_token() {  # options
+  set -ex
+  local text="$runs/bad_token"
+  { head -c 3000 README.md | tr -d '\200-\377'; printf '\200'; head -c 3000 README.md | tr -d '\200-\377'; } > "$text"
+  if GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --train "$text" --vocab 128 --steps 999 > "$text.log" 2>&1; then return 1; fi
+  tail -5 "$text.log"
+  grep 'has id 128' "$text.log"
+}
+
+part_scale() {
+  local ctas schedule pieces job data model split
+  local -x ranks
+  ranks=$(count_ranks)
+  if [ "$ranks" -lt 2 ]; then leave_out "several ranks" "this machine has one GPU"; return; fi
+  job=(--train LICENSE --layers 8 --heads 8 --channels 256 --seq-len 64 --micro-batch 2 --steps 3 --out '')
+  if [ "$device" = cpu ]; then
+    local -x GPT_CPU_DEVICES=$ranks
+    data=("${job[@]}") model=("${job[@]}") split=("${job[@]}")
+  else  # sizes whose layers can be divided: gpt2-xl has 25 heads
+    data=(--train README.md --vocab 50257 --dtype bf16 --out '' --model gpt2-xl --micro-batch 16)
+    model=(--train README.md --vocab 50257 --dtype bf16 --out '' --model gpt3-1.3b --micro-batch 4)
+    if [ "$ranks" -ge 8 ]; then model+=(--model gpt3-6.7b); fi
+    split=("${model[@]}" --micro-batch 2 --global-batch 16)
+  fi
+
+  check "what NCCL says" 180 what_nccl_says "${job[@]}"
+  for ctas in 8 16 24 32; do
+    check "collectives with $ctas CTAs" 120 env "NCCL_MIN_CTAS=$ctas" "NCCL_MAX_CTAS=$ctas" "GPT_PROGRAM=$build/collectives" \
+      "$launcher" "$ranks"
+  done
+  time_step "dp $ranks, ZeRO 1" "${data[@]}" --zero 1
+  time_step "dp $ranks, ZeRO 3" "${data[@]}" --zero 3
+  for pieces in 1 2; do time_step "tp $ranks in $pieces pieces" "${model[@]}" --tp "$ranks" --tp-pieces $pieces; done
+  if [ "$ranks" -ge 4 ]; then time_step "pp $((ranks / 2)), tp 2" "${split[@]}" --pp $((ranks / 2)) --tp 2; fi
+
+  # As many stages as do not take all ranks; a global batch of one micro-batch for each pipeline.
+  for schedule in gpipe 1f1b zb; do
+    check "a pipeline with one micro-batch, $schedule" 120 on_all "${job[@]}" --pp $((ranks < 4 ? ranks : 4)) --pp-schedule $schedule
+  done
+  check "text from an interleaved pipeline" 180 generates_from_interleaved "${job[@]}"
+  check "--mesh auto" 180 chooses_a_mesh "${data[@]}" --steps 3
+  check "a bad token, and two ranks for each layer" 120 reports_a_bad_token "${job[@]}" --tp 2
+}
+
+export -f on_all what_nccl_says under_nsys generates_from_interleaved chooses_a_mesh reports_a_bad_token

@@ -1,0 +1,35 @@
+# shellcheck shell=bash disable=SC2154  # dev/gpu_check.sh sets these names
+# Sourced by dev/gpu_check.sh: the parts `tests`, `sanitizers` and `sanitizers_all`.
+
+part_tests() { check "all tests" 3600 test/run.sh "$build"; }
+
+# sanitize TOOLS PROGRAMS...: each tool over each program, and over a small training run.
+sanitize() {
+  local tools=$1 tool program sanitizer options
+  shift
+  if ! sanitizer=$(find_tool compute-sanitizer); then
+    leave_out "compute-sanitizer" "$(no_tool compute-sanitizer)"
+    return
+  fi
+  for tool in $tools; do
+    options=(--tool "$tool" --error-exitcode 3)
+    # Each array is an allocation of its own, so that a kernel that runs past its end is found.
+    start "$tool of training" 300 env GPT_SEPARATE_ARRAYS=1 "$sanitizer" "${options[@]}" "$build/train_gpt" --train LICENSE \
+      --layers 1 --heads 1 --channels 64 --seq-len 64 --micro-batch 2 --steps 2 --dtype bf16 --out ''
+    for program in "$@"; do
+      case $program in
+        */ladder_*) start "$tool of $(basename "$program")" 900 "$sanitizer" "${options[@]}" "$program" --check ;;
+        *) start "$tool of $(basename "$program")" 900 "$sanitizer" "${options[@]}" "$program" ;;
+      esac
+    done
+  done
+  wait_for_started
+}
+part_sanitizers() {
+  # shellcheck disable=SC2046  # several names
+  sanitize "memcheck racecheck" $(printf "$build/test_%s " gelu layernorm adamw cross_entropy embedding column_sum norm attention)
+}
+part_sanitizers_all() {
+  # shellcheck disable=SC2046
+  sanitize "memcheck racecheck initcheck" $(kernel_tests) $(ladders)
+}
