@@ -215,10 +215,8 @@ void gather_pieces(Collective& collective, const ncclComm& comm, Data d, size_t 
 
 // Blocks the host, but not the device: streams go on only while the host asks for one of them.
 void wait_for(Transfers& transfers) {
-  static const cudaStream_t empty = [] {
-    cudaStream_t stream;
-    return cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), stream;
-  }();
+  static cudaStream_t empty = nullptr;
+  if (!empty) cudaStreamCreateWithFlags(&empty, cudaStreamNonBlocking);
   for (; !transfers.complete(); std::this_thread::sleep_for(std::chrono::microseconds(50))) cudaStreamQuery(empty);
 }
 
@@ -254,9 +252,10 @@ struct Connection {
 
   std::string what_is_wrong() const {
     const std::string number = std::to_string(is_pair() ? peer : comm->size);
-    return "GPT_CPU_NCCL=ring: " + std::string(call) + (is_pair() ? " with rank " + number : " of " + number + " ranks") +
-           ", of " + std::to_string(bytes) + " bytes, is the first of its kind and size on its communicator, and comes "
-           "after a kernel: NCCL connects there, in the middle of a step. Try it out when the mesh is made" +
+    const std::string ranks = is_pair() ? " with rank " + number : " of " + number + " ranks";
+    return "GPT_CPU_NCCL=ring: " + std::string(call) + ranks + ", of " + std::to_string(bytes) + " bytes, is the first "
+           "of its kind and size on its communicator, and comes after a kernel: NCCL connects there, in the middle of a "
+           "step. Try it out when the mesh is made" +
            (is_pair() ? "" : ", or set NCCL_RUNTIME_CONNECT=0");
   }
 };

@@ -163,9 +163,10 @@ class Mesh {
   NcclComm connect_all() {
     // Sums that NVSwitch makes (NVLS) are not the same bits in every call: https://github.com/NVIDIA/nccl/issues/1497
     setenv("NCCL_NVLS_ENABLE", "0", 0);
-    // NCCL can sum and gather in several ways (Ring, Tree, PAT). By default it connects the ranks for each of them when a
-    // buffer's size asks for it first: in the middle of a step it would block the host until the whole group is there, and
-    // take memory. With 0 it connects for all of them here. (Sends and receives connect at their first call: try_out.)
+    // NCCL can sum and gather in several ways (Ring, Tree, PAT). By default it connects the ranks for each of them
+    // when a buffer's size asks for it first: in the middle of a step it would block the host until the whole group is
+    // there, and take memory. With 0 it connects for all of them here. (Sends and receives connect at their first
+    // call: try_out.)
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     ncclUniqueId id{};
     if (control_->rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
@@ -263,8 +264,8 @@ class Mesh {
     }
   }
 
-  // Issues a first call of each kind, on `count` zeros. At a first send or receive NCCL connects the two ranks and takes
-  // memory, and the model must see how much is left after that (kernels/device/memory.cuh).
+  // Issues a first call of each kind, on `count` zeros. At a first send or receive NCCL connects the two ranks and
+  // takes memory, and the model must see how much is left after that (kernels/device/memory.cuh).
   template <class Issue>
   static void try_out(Communicator& group, size_t count, Issue issue) {
     float* data = nullptr;

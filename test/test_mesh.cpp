@@ -372,11 +372,11 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
 TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   // Units of 200 KB: NCCL may choose other algorithms for them than for what is tried out.
-  const std::string job = " $MPIRUN 4 $GPT --share-gpu --train text --layers 2 --heads 4 --channels 64 --seq-len 16 --micro-batch 2 "
-                          "--global-batch 16 --steps 2 --out '' ";
+  const std::string job = " $MPIRUN 4 $GPT --share-gpu --train text --layers 2 --heads 4 --channels 64 --seq-len 16 "
+                          "--micro-batch 2 --global-batch 16 --steps 2 --out '' ";
   shell.ranks_refuse("GPT_CPU_NCCL=ring NCCL_RUNTIME_CONNECT=1" + job,
-                     {"all_reduce in the group data: ", "GPT_CPU_NCCL=ring: ncclAllReduce of 4 ranks, of ", " bytes, is the first of its "
-                      "kind and size", "set NCCL_RUNTIME_CONNECT=0"});
+                     {"all_reduce in the group data: ", "GPT_CPU_NCCL=ring: ncclAllReduce of 4 ranks, of ",
+                      " bytes, is the first of its kind and size", "set NCCL_RUNTIME_CONNECT=0"});
   for (const char* mesh : {"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses", "--cp 4",
                            "--tp 2 --pp 2 --sample-every 1 --sample-len 3"}) {
     CAPTURE(mesh);

@@ -11,6 +11,6 @@
 #include "parallel/collectives.cuh"
 #include "processes/control.h"
 
-// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. NCCL connects neighbours for it and takes memory, so it
-// comes before a model is built.
+// dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. NCCL connects neighbours for it and takes memory, so
+// it comes before a model is built.
 void check_ranks(const std::string& dtype, Control& control, Communicator& communicator, cudaStream_t stream);

@@ -29,9 +29,9 @@ struct Ranks {
 inline Ranks* all_ranks = nullptr;  // ended by hand, not by a destructor
 inline Ranks& ranks() { return *all_ranks; }
 
-// From here on the ranks of each stage of this mesh choose the algorithms of products together, as in train_gpt (run()).
-// Names have the mesh in them, because ranks that are alone, or in another mesh, choose without these. Without timing
-// (Untimed) all meshes take what the library recommends, so that their bits can be compared.
+// From here on the ranks of each stage of this mesh choose the algorithms of products together, as in train_gpt
+// (run()). Names have the mesh in them, because ranks that are alone, or in another mesh, choose without these.
+// Without timing (Untimed) all meshes take what the library recommends, so that their bits can be compared.
 inline void choose_together(Mesh& mesh) {
   GemmChoices& choices = gemm_choices();
   const auto& [tp, cp, dp, pp] = mesh.shape();

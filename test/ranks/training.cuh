@@ -356,9 +356,9 @@ inline void check_fp32_curve(const Curve& curve, const ModelShape& shape, size_t
 // root-mean-square. Over ten seeds, other micro-batches and meshes came to 0.8 to 1.15 times it, gradients that travel
 // in bf16 to 0.8 to 1.4 times it. Norms are compared as long as they are no chaos: after the warm-up one seed's are off
 // by 0.2 %, another's by 3 %. fp16 rounds by an eighth of what bf16 does.
-// Gradients that travel in bf16 are rounded by each of N ranks, and in a ring at each of N − 1 additions: a sum of k ranks is
-// k/N of the whole, or less, so all that comes to √(N/3) roundings of 0.17 %: 0.3 % for 8 ranks, beside the 1.3 % of the
-// gradients' own (test_model).
+// Gradients that travel in bf16 are rounded by each of N ranks, and in a ring at each of N − 1 additions: a sum of k
+// ranks is k/N of the whole, or less, so all that comes to √(N/3) roundings of 0.17 %: 0.3 % for 8 ranks, beside the
+// 1.3 % of the gradients' own (test_model).
 template <class T>
 void check_16_bit_curves(const std::vector<Curve>& curves, const ModelShape& shape) {
   const Curve& wanted = of_one_rank<float>(shape)[0];
@@ -373,11 +373,13 @@ void check_16_bit_curves(const std::vector<Curve>& curves, const ModelShape& sha
 // As check_16_bit_curves, over seeds instead of micro-batches, which do not change how rows are rounded, so that they say
 // nothing of chance: a seed's losses are off by 0.2 to 1.3e-5, and one mesh's by three times one rank's or by a third.
 //
-// Tensor-parallel ranks round each of the N terms of a product by rows, and each of the N − 1 partial sums that go round a
-// ring, where one rank rounds once. Terms of random sign are 1/√N of the sum S, k of them √(k/N)·S. So the variances of the
-// roundings, in units of the one rank's, are N·1/N for the terms and Σ k/N over k = 2 ... N for the sums: together
-// (N + 3)/2 − 1/N, which is 2 for N = 2 and 5.4 for N = 8. That happens in two of 15 places forward and two of 10 backward.
-// With N = 8 it makes √1.6 = 1.3 times the distance for losses and √1.9 = 1.4 for norms, of the 2 that are allowed.
+// Tensor-parallel ranks round each of the N terms of a product by rows, and each of the N − 1 partial sums that go
+// round a ring, where one rank rounds once. Terms of random sign are 1/√N of the sum S, k of them √(k/N)·S. So the
+// variances of the roundings, in units of the one rank's, are N·1/N for the terms and Σ k/N over k = 2 ... N for the
+// sums: together (N + 3)/2 − 1/N, which is 2 for N = 2 and 5.4 for N = 8. That happens in two of 15 places forward and
+// two of 10 backward. With N = 8 it makes √1.6 = 1.3 times the distance for losses and √1.9 = 1.4 for norms. Twice the
+// distance is allowed.
+//
 // options_of(shape, mesh, turn): of a run, for bf16; seeds take turns on the meshes.
 template <class OptionsOf>
 void check_bf16_curves(const ModelShape& shape, const std::vector<MeshShape>& mesh_shapes, OptionsOf options_of) {
