@@ -373,7 +373,7 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   rehearse(mesh, model, [&] {
     BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
     rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
-    TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2), model.options().samples);
+    TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2));
     CUDA_CHECK(cudaDeviceSynchronize());
   });
   profiler.enabled = profiler.trace = false;
