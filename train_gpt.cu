@@ -84,7 +84,7 @@ int train(Job& job) {
   std::optional<Sampler> sampler;
   if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
   end_job_on_error(control, [&] {
-    if (needs_rehearsal(job.mesh)) rehearse_training(job, *model, batches.buffers(), sampler);
+    rehearse(job, *model, batches.buffers(), sampler ? &*sampler : nullptr);
     if (o.train_minutes > 0 && !checkpoint) choose_steps(state, batches);
   });
   const Actions schedule = job.schedule();
@@ -203,7 +203,7 @@ int generate(Job& job) {
   load_initial_weights(job, *model, folder);
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
   const Sampler sampler = sampler_of(o, shape, folder);
-  if (needs_rehearsal(job.mesh)) rehearse_generation(job, *model, buffers, sampler);
+  rehearse(job, *model, buffers, &sampler);
   const std::string speed = generate_texts(sampler, o.samples, TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only
   tracing.finish();

@@ -642,6 +642,22 @@ TEST_CASE("the flight recorder keeps the last collectives") {
   CHECK(recorder.entries().back().entered == doctest::Approx(entered + 5));
 }
 
+TEST_CASE("the flight recorder shows what hangs in a rehearsal, and forgets what has left") {
+  FlightRecorder recorder;
+  recorder.leave(recorder.enter("broadcast", 4, 1, "tp"));
+  recorder.rehearse(true);
+  const uint64_t first = recorder.enter("all_gather", 64, 1, "tp"), second = recorder.enter("all_reduce", 64, 1, "tp");
+  CHECK(brief(recorder.entries(), 0).place == "in tp #1 all_gather of 64 bytes");
+  recorder.leave(first);
+  CHECK(brief(recorder.entries(), 0).place == "in tp #2 all_reduce of 64 bytes");
+  recorder.rehearse(false);
+  recorder.leave(second);
+  CHECK(recorder.entries().size() == 1);
+  CHECK(brief(recorder.entries(), 0).place == "not yet in tp #2");
+  recorder.enter("all_reduce", 32, 1, "tp");
+  CHECK(brief(recorder.entries(), 0).place == "in tp #2 all_reduce of 32 bytes");
+}
+
 TEST_CASE("a flight record in brief") {
   FlightRecorder recorder;
   CHECK(brief(recorder.entries(), 0).place == "not yet in #1");

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <set>
-#include <utility>
 
 #include "kernels/gemm_choices.cuh"
 #include "runtime/sample.h"
@@ -29,41 +29,27 @@ class TokenByToken {
   TokenByToken(Model& model, BatchBuffers& buffers) : model_(model), buffers_(buffers) {}
 
   std::vector<std::vector<float>> operator()(const std::vector<std::vector<int>>& texts) {
-    return compute(next_pass(texts[0].size()), texts);
-  }
-
-  // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
-  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0.
-  void rehearse(size_t prompt, size_t count, int texts) {
-    std::set<std::pair<int, bool>> done;
-    for (size_t tokens = prompt; tokens < prompt + count; ++tokens)
-      if (const Pass pass = next_pass(tokens); done.insert({pass.count, pass.decodes}).second)
-        compute(pass, std::vector(size_t(texts), std::vector<int>(tokens)));
-  }
-
- private:
-  // Of the texts' tokens, `count` from `begin` on are computed; the text that the model sees begins at `first`.
-  struct Pass {
-    size_t first, begin;
-    int count;
-    bool decodes;
-  };
-
-  // For texts that have grown to so many tokens.
-  Pass next_pass(size_t tokens) {
-    const size_t first = first_seen(tokens, size_t(model_.options().seq_len));
+    const size_t tokens = texts[0].size(), first = first_seen(tokens, size_t(model_.options().seq_len));
     const bool decodes = model_.options().cached_positions > 0 && known_ > 0 && first == first_ && tokens == known_ + 1;
     first_ = first;
     known_ = tokens;
     const size_t begin = decodes ? tokens - 1 : first;
-    return {first, begin, int(tokens - begin), decodes};
+    const int count = int(tokens - begin);
+    if (rehearsed_ && !rehearsed_->insert({count, decodes}).second) return {};
+    run(texts, begin, count, int(begin - first));
+    return last_logits(int(texts.size()), count, decodes);
   }
 
-  std::vector<std::vector<float>> compute(const Pass& pass, const std::vector<std::vector<int>>& texts) {
-    run(texts, pass.begin, pass.count, int(pass.begin - pass.first));
-    return last_logits(int(texts.size()), pass.count, pass.decodes);
+  // Computes what it will be asked for when `count` tokens are drawn after a prompt, once for each number of tokens
+  // that a pass has: the prompt, one token, the second half of the positions. The tokens are 0.
+  void rehearse(size_t prompt, size_t count) {
+    rehearsed_.emplace();
+    for (size_t tokens = prompt; tokens < prompt + count; ++tokens)
+      (*this)(std::vector(size_t(model_.options().samples), std::vector<int>(tokens)));
+    rehearsed_.reset();
   }
 
+ private:
   // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a rank has
   // one row of each text, they are neighbours, and the head computes them together.
   std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {
@@ -100,4 +86,5 @@ class TokenByToken {
   Model& model_;
   BatchBuffers& buffers_;
   size_t first_ = 0, known_ = 0;  // the texts' tokens [first_, known_) have been computed
+  std::optional<std::set<std::pair<int, bool>>> rehearsed_;  // in a rehearsal: tokens of a pass, and does it decode
 };

@@ -9,14 +9,7 @@
 // 0, and what would arrive from other stages is zeros. No result, count or trace shows that there was a rehearsal.
 #pragma once
 
-#include <algorithm>
-#include <optional>
-#include <vector>
-
-#include "kernels/device/common.cuh"
 #include "training/generation.cuh"
-
-inline bool needs_rehearsal(const Mesh& mesh) { return mesh.shape().pp > 1 && loads_kernels_late(); }
 
 // passes(): the passes to rehearse. Collective.
 template <class Passes>
@@ -31,37 +24,30 @@ void rehearse(Mesh& mesh, Model& model, Passes passes) {
 
 // The passes of a step and of validation. Of the schedule the first two micro-batches are enough: the first overwrites
 // gradients, the second adds to them. buffers, loss_weight: those of the steps.
-inline void rehearse_step(Model& model, const Actions& schedule, BatchBuffers& buffers, float loss_weight) {
+inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, float loss_weight) {
   const int B = model.options().micro_batch, T = model.options().seq_len;
   const std::vector<int> tokens(size_t(B) * size_t(T));
   Batch batch = buffers.send(tokens.data(), tokens.data(), B, T, model.positions());
   batch.loss_weight = loss_weight;
-  const int last = std::min(std::ranges::max(schedule, {}, &Action::micro_batch).micro_batch, 1);
-  const auto run = [&](const Actions& actions) {
-    for (const Action& action : actions) {
-      if (action.micro_batch > last) continue;
-      batch.action = action;
-      batch.action.next_receives = Message::none;  // the next action may be left out
-      batch.first = action.micro_batch == 0;
-      batch.last = action.micro_batch == last;
-      model.run(batch);
-    }
+  std::erase_if(actions, [](const Action& action) { return action.micro_batch > 1; });
+  const auto run = [&](const Action& action) {
+    batch.action = action;
+    batch.action.next_receives = Message::none;  // the next action may have been left out
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch == std::ranges::max(actions, {}, &Action::micro_batch).micro_batch;
+    model.run(batch);
   };
-  run(schedule);
+  std::ranges::for_each(actions, run);
   batch.training = false;
-  run(forwards(model.stage(), 1));
+  std::ranges::for_each(forwards(model.stage(), 1), run);
 }
 
-// sampler: if text is sampled between steps.
-inline void rehearse_training(Job& job, Model& model, BatchBuffers& buffers, const std::optional<Sampler>& sampler) {
+// Rehearses what the program will do, if this device needs it. sampler: null if no text is sampled.
+inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sampler* sampler) {
+  if (job.mesh.shape().pp == 1 || !loads_kernels_late()) return;
   rehearse(job.mesh, model, [&] {
-    rehearse_step(model, job.schedule(), buffers, float(1 / job.tokens_per_step()));
-    if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length(), 1);
-  });
-}
-
-inline void rehearse_generation(Job& job, Model& model, BatchBuffers& buffers, const Sampler& sampler) {
-  rehearse(job.mesh, model, [&] {
-    TokenByToken(model, buffers).rehearse(sampler.prompt_tokens(), sampler.length(), job.options.samples);
+    const bool trains = model.options().store.training;
+    if (trains) rehearse_step(model, job.schedule(), buffers, float(1 / job.tokens_per_step()));
+    if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
   });
 }

@@ -370,16 +370,22 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   profiler.enabled = profiler.trace = true;
   profiler.listener = [&](auto...) { ++heard; };
   const std::vector<std::string> before = last_records();
-  const int P = model.options().seq_len;
+  const int P = model.options().seq_len, traffic = mesh.begin_traffic();
   rehearse(mesh, model, [&] {
     BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
     rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
-    TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2), model.options().samples);
+    TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2));
     CUDA_CHECK(cudaDeviceSynchronize());
   });
   profiler.enabled = profiler.trace = false;
   profiler.listener = nullptr;
   CHECK(heard == 0);
+  for (const auto& [group, sent] : mesh.take_traffic(traffic)) {
+    CAPTURE(group);
+    const bool is_lane = group.starts_with("from_") || group.starts_with("to_");
+    const bool takes_part = group == "tp" || group == "cp";
+    if (is_lane || takes_part) CHECK(sent.bytes_sent.empty() == is_lane);
+  }
   CHECK(profiler.collect().empty());
   CHECK(profiler.take_timeline().ranges.empty());
   for (int wait = 0; wait < 100 && last_records() != before; ++wait)  // until the mesh's own thread has looked
