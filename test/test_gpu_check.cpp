@@ -34,7 +34,8 @@ struct Tree {
   }
   // It notes its name and arguments.
   void set_programs(const std::vector<std::string>& names, const std::string& commands = "") {
-    for (const std::string& name : names) set_program(name, "echo " + name.substr(name.rfind('/') + 1) + " \"$@\" >> runs\n" + commands);
+    for (const std::string& name : names)
+      set_program(name, "echo " + name.substr(name.rfind('/') + 1) + " \"$@\" >> runs\n" + commands);
   }
 
   // Exit code of the script; what the tests of kernels did since the last call is in `ran`, sorted, and in `calls` in order.
@@ -122,7 +123,7 @@ TEST_CASE("gpu_check.sh goes on where it stopped" * doctest::skip(!python_found)
   CHECK(tree.ran == "\n");
 }
 
-TEST_CASE("gpu_check.sh kernels: Hopper's instructions come first, one at a time; its times come last" * doctest::skip(!python_found)) {
+TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; times last" * doctest::skip(!python_found)) {
   Tree tree;
   for (const char* kernel : {"device/hopper", "attention"}) put(tree.folder / "kernels" / (std::string(kernel) + ".cuh"), "");
   for (const char* test : {"hopper", "attention"}) put(tree.folder / "test" / ("test_" + std::string(test) + ".cu"), "");
@@ -151,31 +152,38 @@ TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * d
   // In Python only the report is real.
   tree.set_program("python", "if [ \"$1\" = dev/gpu_report.py ]; then exec python3 \"$@\"; fi\necho \"$@\" >> runs");
   CHECK(tree.check("training", "PYTHON=$PWD/python") == 0);
-  const std::string traced = " --steps 1 --trace-tensors build/cpu/check/runs/bf16.jsonl", cpu = "dev/compare.py dev/results/cpu-training/tensors.jsonl";
-  const std::string beside_the_cpu = cpu + " build/cpu/check/runs/bf16.jsonl --rtol 0.05\n", long_one = " --seq-len 512 --micro-batch 2 ";
-  CHECK_MESSAGE(in_order(tree.calls, {cpu, "--dtype fp32", traced + "\n", beside_the_cpu, traced + " --attention own\n", beside_the_cpu,
-                                      traced + " --attention hopper\n", beside_the_cpu,
-                                      long_one + "--attention own --trace-tensors build/cpu/check/runs/own.jsonl\n",
-                                      long_one + "--attention hopper --trace-tensors build/cpu/check/runs/hopper.jsonl\n",
-                                      "dev/compare.py build/cpu/check/runs/own.jsonl build/cpu/check/runs/hopper.jsonl --rtol 0.02\n",
-                                      "--dtype fp16", "--resume\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}), tree.calls);
+  const std::string traced = " --steps 1 --trace-tensors build/cpu/check/runs/bf16.jsonl";
+  const std::string cpu = "dev/compare.py dev/results/cpu-training/tensors.jsonl";
+  const std::string beside_the_cpu = cpu + " build/cpu/check/runs/bf16.jsonl --rtol 0.05\n";
+  const std::string trained = " --init build/cpu/check/runs/trained/step_00000040 --steps 1 --attention ";
+  CHECK_MESSAGE(in_order(tree.calls, {cpu, "--dtype fp32", traced + "\n", beside_the_cpu, traced + " --attention own\n",
+                                      beside_the_cpu, traced + " --attention hopper\n", beside_the_cpu,
+                                      "--dtype fp32 --out build/cpu/check/runs/trained", " --seq-len 512 ",
+                                      trained + "own --trace-tensors build/cpu/check/runs/own.jsonl\n",
+                                      trained + "hopper --trace-tensors build/cpu/check/runs/hopper.jsonl\n",
+                                      "dev/compare.py build/cpu/check/runs/own.jsonl build/cpu/check/runs/hopper.jsonl --rtol",
+                                      "--dtype fp16", "--resume\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
+                tree.calls);
 }
 
 TEST_CASE("gpu_check.sh scale: all of the first hour on several GPUs" * doctest::skip(!python_found)) {
   Tree tree;
   tree.set_programs({"build/cpu/ceilings"});
   const std::string refuses = "case \"$*\" in *--vocab\\ 128*) echo token 2749 has id 128; exit 1 ;; esac";
-  tree.set_programs({"dev/cluster/mpirun.sh"}, "echo $GPT_PROGRAM $GPT_CPU_DEVICES $NCCL_DEBUG$NCCL_MIN_CTAS-$NCCL_MAX_CTAS >> runs\n" + refuses);
+  tree.set_programs({"dev/cluster/mpirun.sh"},
+                    "echo $GPT_PROGRAM $GPT_CPU_DEVICES $NCCL_DEBUG$NCCL_MIN_CTAS-$NCCL_MAX_CTAS >> runs\n" + refuses);
   put(tree.folder / "README.md", std::string(4000, 'x'));
   CHECK(tree.check("scale") == 0);
   const std::string ranks = "mpirun.sh 8 ", program = "\nbuild/cpu/train_gpt 8 ";
-  CHECK_MESSAGE(in_order(tree.calls, {ranks, "--check-ranks", program + "INFO-\n",
-                                      "mpirun.sh 8\nbuild/cpu/collectives 8 8-8\n", "mpirun.sh 8\nbuild/cpu/collectives 8 16-16\n", "24-24\n", "32-32\n",
-                                      ranks, "--zero 1 --steps 8" + program + "-\n", "--zero 1 --steps 4 --profile\n", "--zero 3 --steps 8\n",
-                                      "--zero 3 --steps 4 --profile\n", "--tp 8 --tp-pieces 1 --steps 8\n", "--tp 8 --tp-pieces 2 --steps 8\n",
-                                      "--pp 4 --tp 2 --steps 8\n", "--pp 4 --pp-schedule gpipe\n", "--pp 4 --pp-schedule 1f1b\n",
-                                      "--pp 4 --pp-schedule zb\n", "--pp 2 --pp-schedule interleaved --steps 2", ranks + "--generate --resume",
-                                      "--pp 2 --pp-schedule interleaved", "\nceilings\n", ranks + "--mesh auto", "--ceilings", "--tp 2 --train"}), tree.calls);
+  const std::vector<std::string> first_hour = {
+      ranks, "--check-ranks", program + "INFO-\n",
+      "mpirun.sh 8\nbuild/cpu/collectives 8 8-8\n", "mpirun.sh 8\nbuild/cpu/collectives 8 16-16\n", "24-24\n", "32-32\n",
+      ranks, "--zero 1 --steps 8" + program + "-\n", "--zero 1 --steps 4 --profile\n", "--zero 3 --steps 8\n",
+      "--zero 3 --steps 4 --profile\n", "--tp 8 --tp-pieces 1 --steps 8\n", "--tp 8 --tp-pieces 2 --steps 8\n",
+      "--pp 4 --tp 2 --steps 8\n", "--pp 4 --pp-schedule gpipe\n", "--pp 4 --pp-schedule 1f1b\n", "--pp 4 --pp-schedule zb\n",
+      "--pp 2 --pp-schedule interleaved --steps 2", ranks + "--generate --resume", "--pp 2 --pp-schedule interleaved",
+      "\nceilings\n", ranks + "--mesh auto", "--ceilings", "--tp 2 --train"};
+  CHECK_MESSAGE(in_order(tree.calls, first_hour), tree.calls);
   CHECK(contains(tree.report, "22 passed, 0 failed, 0 unfinished, 0 left out."));
 
   // Text that does not come, a job that ends without a word of the bad token: only these fail.

@@ -81,11 +81,12 @@ reports_a_bad_token() {  # options
 }
 
 part_scale() {
-  local ctas schedule pieces job data model
+  local ctas schedule pieces shape job data model
   local -x ranks
   ranks=$(count_ranks)
   if [ "$ranks" -lt 2 ]; then leave_out "several ranks" "this machine has one GPU"; return; fi
-  job=(--train 'kernels/*.cuh' --layers 8 --heads 8 --channels 128 --seq-len 64 --steps 3 --out '')
+  shape=(--layers 8 --heads 8 --channels 128 --seq-len 64 --steps 3 --out '')
+  job=(--train 'kernels/*.cuh' "${shape[@]}")
   if [ "$device" = cpu ]; then
     local -x GPT_CPU_DEVICES=$ranks
     data=("${job[@]}") model=("${job[@]}")
@@ -117,7 +118,7 @@ part_scale() {
   check "text from an interleaved pipeline" 180 generates_from_interleaved "${job[@]}"
   check "the rates of a device, for --mesh auto" 120 "$build/ceilings"
   check "--mesh auto" 180 chooses_a_mesh "${data[@]}" --steps 3 --global-batch 16 --ceilings "$file.log"
-  check "a bad token, and two ranks for each layer" 120 reports_a_bad_token "${job[@]}" --tp 2
+  check "a bad token, and two ranks for each layer" 120 reports_a_bad_token "${shape[@]}" --tp 2
 }
 
 export -f on_all what_nccl_says under_nsys generates_from_interleaved chooses_a_mesh reports_a_bad_token
