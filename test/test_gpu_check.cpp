@@ -1,6 +1,7 @@
 // dev/gpu_check.sh, its report and dev/expected.py, in a folder whose programs are made up. Left out where there is no Python.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include <sys/wait.h>
@@ -17,8 +18,8 @@ struct Tree {
 
   Tree() {
     std::filesystem::create_directories(folder / "dev");
-    for (const char* script : {"gpu_check.sh", "gpu_report.py"})
-      std::filesystem::copy(std::string("dev/") + script, folder / "dev");
+    for (const char* script : {"gpu_check.sh", "gpu_check", "gpu_report.py"})
+      std::filesystem::copy(std::string("dev/") + script, folder / "dev" / script);
     set_test("first", "");
     set_test("second", "");
   }
@@ -26,23 +27,45 @@ struct Tree {
   void set_test(const std::string& name, const std::string& command) {
     put(folder / ("kernels/" + name + ".cuh"), "");
     put(folder / ("test/test_" + name + ".cu"), "");
-    const auto test = put(folder / ("build/cpu/test_" + name), "#!/bin/sh\necho " + name + " >> runs\n" + command + "\n");
-    std::filesystem::permissions(test, std::filesystem::perms::owner_all);
+    set_program("build/cpu/test_" + name, "echo " + name + " >> runs\n" + command);
+  }
+  void set_program(const std::string& name, const std::string& commands) {
+    std::filesystem::permissions(put(folder / name, "#!/bin/sh\n" + commands + "\n"), std::filesystem::perms::owner_all);
+  }
+  // It notes its name and arguments.
+  void set_programs(const std::vector<std::string>& names, const std::string& commands = "") {
+    for (const std::string& name : names)
+      set_program(name, "echo " + name.substr(name.rfind('/') + 1) + " \"$@\" >> runs\n" + commands);
   }
 
-  // Exit code of the script; what the tests of kernels did since the last call is in `ran`, sorted.
-  int check(const std::string& options) {
+  // Exit code of the script; what the tests of kernels did since the last call is in `ran`, sorted, and in `calls` in order.
+  int check(const std::string& options, const std::string& variables = "") {
     std::filesystem::remove(folder / "runs");
-    const int status = std::system(("cd '" + folder.path().string() + "' && DEVICE=cpu dev/gpu_check.sh " + options +
+    const int status = std::system(("cd '" + folder.path().string() + "' && DEVICE=cpu " + variables + " dev/gpu_check.sh " + options +
                                     " > out 2>&1; code=$?; sort runs 2> /dev/null | xargs > sorted; exit $code").c_str());
     output = content_of(folder / "out");
     ran = content_of(folder / "sorted");
+    calls = content_of(folder / "runs");
     report = content_of(folder / "build/cpu/check/report.md");
     return WEXITSTATUS(status);
   }
 
-  std::string output, ran, report;
+  std::string output, ran, calls, report;
 };
+
+// Do these come in this order?
+bool in_order(const std::string& text, const std::vector<std::string>& parts) {
+  size_t at = 0;
+  for (const std::string& part : parts) {
+    at = text.find(part, at);
+    if (at == std::string::npos) {
+      MESSAGE("missing, or too early: " << part);
+      return false;
+    }
+    at += part.size();
+  }
+  return true;
+}
 
 // The lines that dev/bench.py prints, of one model.
 std::string bench_log(const std::string& title, const std::string& attention) {
@@ -91,6 +114,84 @@ TEST_CASE("gpu_check.sh goes on where it stopped" * doctest::skip(!python_found)
   CHECK(tree.ran == "first second third\n");
   CHECK(contains(tree.output, "results of other sources: moved to build/cpu/check-"));
   CHECK(!std::filesystem::exists(tree.folder / "build/cpu/check/keep"));
+  for (const char* folder : {"planner", "a_new_one"}) {
+    put(tree.folder / folder / "source.cpp", "");
+    CHECK(tree.check("kernels") == 0);
+    CHECK_MESSAGE(contains(tree.output, "results of other sources"), folder);
+  }
+  CHECK(tree.check("kernels") == 0);
+  CHECK(tree.ran == "\n");
+}
+
+TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; times last" * doctest::skip(!python_found)) {
+  Tree tree;
+  for (const char* kernel : {"device/hopper", "attention"}) put(tree.folder / "kernels" / (std::string(kernel) + ".cuh"), "");
+  for (const char* test : {"hopper", "attention"}) put(tree.folder / "test" / ("test_" + std::string(test) + ".cu"), "");
+  tree.set_programs({"build/cpu/test_hopper", "build/cpu/test_attention", "build/cpu/ladder_attention_forward",
+                     "build/cpu/ladder_attention_backward"});
+  CHECK(tree.check("kernels") == 0);
+  const std::string bits = "test_attention -tc=*the same bits each time*\n";
+  CHECK_MESSAGE(in_order(tree.calls, {"test_hopper\n", "test_attention -tc=attention on Hopper*\n",
+                                      "test_attention -tce=attention on Hopper*\n", bits, bits, bits}), tree.calls);
+  const std::string rungs = " --rung tensor_cores --rung hopper --rung library --csv build/cpu/check/attention_";
+  for (const char* test : {"first\n", "second\n"})
+    CHECK_MESSAGE(in_order(tree.calls, {bits, bits, bits, test, "ladder_attention_forward" + rungs + "forward.csv\n",
+                                        "ladder_attention_backward" + rungs + "backward.csv\n"}), tree.calls);
+  CHECK(std::count(tree.calls.begin(), tree.calls.end(), '\n') == 10);
+  CHECK(contains(tree.report, "10 passed, 0 failed, 0 unfinished, 1 left out."));  // Nsight Compute
+
+  tree.set_program("build/cpu/test_hopper", "exit 1");  // later ones run all the same
+  CHECK(tree.check("--again kernels") == 1);
+  CHECK(std::count(tree.calls.begin(), tree.calls.end(), '\n') == 9);
+  CHECK(contains(tree.report, "- kernels: Hopper's instructions (failed: exit code 1"));
+}
+
+TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * doctest::skip(!python_found)) {
+  Tree tree;
+  tree.set_programs({"build/cpu/train_gpt", "build/cpu/ladder_matmul"});
+  // In Python only the report is real.
+  tree.set_program("python", "if [ \"$1\" = dev/gpu_report.py ]; then exec python3 \"$@\"; fi\necho \"$@\" >> runs");
+  CHECK(tree.check("training", "PYTHON=$PWD/python") == 0);
+  const std::string traced = " --steps 1 --trace-tensors build/cpu/check/runs/bf16.jsonl";
+  const std::string cpu = "dev/compare.py dev/results/cpu-training/tensors.jsonl";
+  const std::string beside_the_cpu = cpu + " build/cpu/check/runs/bf16.jsonl --rtol 0.05\n";
+  const std::string trained = " --init build/cpu/check/runs/trained/step_00000040 --steps 1 --attention ";
+  CHECK_MESSAGE(in_order(tree.calls, {cpu, "--dtype fp32", traced + "\n", beside_the_cpu, traced + " --attention own\n",
+                                      beside_the_cpu, traced + " --attention hopper\n", beside_the_cpu,
+                                      "--dtype fp32 --out build/cpu/check/runs/trained", " --seq-len 512 ",
+                                      trained + "own --trace-tensors build/cpu/check/runs/own.jsonl\n",
+                                      trained + "hopper --trace-tensors build/cpu/check/runs/hopper.jsonl\n",
+                                      "dev/compare.py build/cpu/check/runs/own.jsonl build/cpu/check/runs/hopper.jsonl --rtol",
+                                      "--dtype fp16", "--resume\n", "ladder_matmul --csv build/cpu/check/matmul.csv\n"}),
+                tree.calls);
+}
+
+TEST_CASE("gpu_check.sh scale: all of the first hour on several GPUs" * doctest::skip(!python_found)) {
+  Tree tree;
+  tree.set_programs({"build/cpu/ceilings"});
+  const std::string refuses = "case \"$*\" in *--vocab\\ 128*) echo token 2749 has id 128; exit 1 ;; esac";
+  tree.set_programs({"dev/cluster/mpirun.sh"},
+                    "echo $GPT_PROGRAM $GPT_CPU_DEVICES $NCCL_DEBUG$NCCL_MIN_CTAS-$NCCL_MAX_CTAS >> runs\n" + refuses);
+  put(tree.folder / "README.md", std::string(4000, 'x'));
+  CHECK(tree.check("scale") == 0);
+  const std::string ranks = "mpirun.sh 8 ", program = "\nbuild/cpu/train_gpt 8 ";
+  const std::vector<std::string> first_hour = {
+      ranks, "--check-ranks", program + "INFO-\n",
+      "mpirun.sh 8\nbuild/cpu/collectives 8 8-8\n", "mpirun.sh 8\nbuild/cpu/collectives 8 16-16\n", "24-24\n", "32-32\n",
+      ranks, "--zero 1 --steps 8" + program + "-\n", "--zero 1 --steps 4 --profile\n", "--zero 3 --steps 8\n",
+      "--zero 3 --steps 4 --profile\n", "--tp 8 --tp-pieces 1 --steps 8\n", "--tp 8 --tp-pieces 2 --steps 8\n",
+      "--pp 4 --tp 2 --steps 8\n", "--pp 4 --pp-schedule gpipe\n", "--pp 4 --pp-schedule 1f1b\n", "--pp 4 --pp-schedule zb\n",
+      "--pp 2 --pp-schedule interleaved --steps 2", ranks + "--generate --resume", "--pp 2 --pp-schedule interleaved",
+      "\nceilings\n", ranks + "--mesh auto", "--ceilings", "--tp 2 --train"};
+  CHECK_MESSAGE(in_order(tree.calls, first_hour), tree.calls);
+  CHECK(contains(tree.report, "22 passed, 0 failed, 0 unfinished, 0 left out."));
+
+  // Text that does not come, a job that ends without a word of the bad token: only these fail.
+  tree.set_programs({"dev/cluster/mpirun.sh"}, "case \"$*\" in *--generate* | *--vocab\\ 128*) exit 1 ;; esac");
+  CHECK(tree.check("--again scale") == 1);
+  CHECK(contains(tree.report, "20 passed, 2 failed, 0 unfinished"));
+  CHECK(contains(tree.report, "- scale: text from an interleaved pipeline (failed: exit code 1"));
+  CHECK(contains(tree.report, "- scale: a bad token, and two ranks for each layer (failed: exit code 1"));
 }
 
 TEST_CASE("gpu_check.sh: a failure stops nothing, and is named first" * doctest::skip(!python_found)) {

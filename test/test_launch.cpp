@@ -206,3 +206,18 @@ TEST_CASE("which device a rank takes") {
                                              "--share-gpu (slow; for tests)");
   CHECK_THROWS_WITH(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}), doctest::Contains("a has 2 ranks and 1 GPU: "));
 }
+
+TEST_CASE("mpirun.sh hands on what NCCL and MPI need to find fast networks") {
+  TemporaryFolder folder;
+  const auto mpirun = put(folder / "mpirun", "#!/bin/sh\necho \"$@\"\n");
+  std::filesystem::permissions(mpirun, std::filesystem::perms::owner_all);
+  const std::string path = folder.path().string();
+  std::system(("env -i PATH=\"" + path + ":$PATH\" HOSTS=node1:1,node2:1 GPT_PROGRAM=/bin/true FI_PROVIDER=efa UCX_TLS=rc "
+               "LD_LIBRARY_PATH=/opt/plugin NCCL_DEBUG=WARN OMP_NUM_THREADS=1 MY_LD_LIBRARY_PATH=x EDITOR=vi "
+               "dev/cluster/mpirun.sh 2 --steps 1 > '" + path + "/out' 2>&1").c_str());
+  const std::string out = content_of(folder / "out");
+  for (const char* name : {"FI_PROVIDER", "UCX_TLS", "LD_LIBRARY_PATH", "NCCL_DEBUG", "OMP_NUM_THREADS", "GPT_PROGRAM"})
+    CHECK_MESSAGE(contains(out, " -x " + std::string(name) + " "), out);
+  for (const char* name : {"MY_LD_LIBRARY_PATH", "EDITOR"}) CHECK_MESSAGE(!contains(out, " -x " + std::string(name)), out);
+  CHECK(contains(out, "/bin/true --steps 1\n"));
+}

@@ -1,6 +1,7 @@
 // Learning rate, metrics, bill, timeline files, rules for --out and --resume, guard, error lines: headers of runtime/.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <functional>
@@ -9,7 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -19,6 +23,7 @@
 #include "processes/error.h"
 #include "runtime/guard.h"
 #include "runtime/metrics.h"
+#include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
 #include "runtime/trace_file.h"
@@ -666,4 +671,24 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
   CHECK(judge(guard, 1, 1, true).reason == "");
   judge(guard, NAN, 1, false), judge(guard, NAN, 1, false);
   CHECK(is_line_with(error_of([&] { judge(guard, NAN, 1, false); }), "not finite", "the 2 steps before"));
+}
+
+// ---- the process ------------------------------------------------------------------------------------------
+
+TEST_CASE("the process may open as many files and sockets as the system allows") {
+  const pid_t child = fork();
+  if (child == 0) {
+    rlimit usual{}, now{};
+    getrlimit(RLIMIT_NOFILE, &usual);
+    usual.rlim_cur = 32;
+    setrlimit(RLIMIT_NOFILE, &usual);
+    prepare_process();
+    getrlimit(RLIMIT_NOFILE, &now);
+    bool can_open = true;
+    for (rlim_t i = 0; i < std::min<rlim_t>(usual.rlim_max, 200) - 64; ++i) can_open &= open("/dev/null", O_RDONLY) >= 0;
+    _exit(now.rlim_cur == usual.rlim_max && now.rlim_max == usual.rlim_max && can_open ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WEXITSTATUS(status) == 0);
 }

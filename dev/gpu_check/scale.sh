@@ -42,7 +42,8 @@ under_nsys() {  # the program, where its report goes, options of train_gpt
 # Text from a pipeline of two stages with two chunks each. (A kernel that is loaded late stops such a pipeline for good.)
 generates_from_interleaved() {  # options
   set -ex
-  GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --pp 2 --pp-schedule interleaved --steps 2 --overwrite --out "$runs/text"
+  GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --pp 2 --pp-schedule interleaved --steps 2 --overwrite \
+    --out "$runs/text"
   GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" --generate --resume "$runs/text" --pp 2 --pp-schedule interleaved \
     --sample-len 32
 }
@@ -57,7 +58,11 @@ chooses_a_mesh() {  # options
       sleep 2
       if ! kill -0 $job 2> /dev/null; then break; fi
       bus_ids=$(nvidia-smi --query-compute-apps=gpu_bus_id,pid,used_memory --format=csv,noheader)
-      if [ "$(wc -l <<< "$bus_ids")" -gt "$ranks" ]; then echo "more contexts than ranks:"; echo "$bus_ids"; kill $job; return 1; fi
+      if [ "$(wc -l <<< "$bus_ids")" -gt "$ranks" ]; then
+        printf 'more contexts than ranks:\n%s\n' "$bus_ids"
+        kill $job
+        return 1
+      fi
     done
   fi
   wait $job
@@ -69,25 +74,26 @@ reports_a_bad_token() {  # options
   set -ex
   local text="$runs/bad_token"
   { head -c 3000 README.md | tr -d '\200-\377'; printf '\200'; head -c 3000 README.md | tr -d '\200-\377'; } > "$text"
-  if GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --train "$text" --vocab 128 --steps 999 > "$text.log" 2>&1; then return 1; fi
+  if GPT_PROGRAM=$build/train_gpt "$launcher" "$ranks" "$@" --train "$text" --vocab 128 --micro-batch 2 --steps 999 \
+    > "$text.log" 2>&1; then return 1; fi
   tail -5 "$text.log"
   grep 'has id 128' "$text.log"
 }
 
 part_scale() {
-  local ctas schedule pieces job data model split
+  local ctas schedule pieces shape job data model
   local -x ranks
   ranks=$(count_ranks)
   if [ "$ranks" -lt 2 ]; then leave_out "several ranks" "this machine has one GPU"; return; fi
-  job=(--train LICENSE --layers 8 --heads 8 --channels 256 --seq-len 64 --micro-batch 2 --steps 3 --out '')
+  shape=(--layers 8 --heads 8 --channels 128 --seq-len 64 --steps 3 --out '')
+  job=(--train 'kernels/*.cuh' "${shape[@]}")
   if [ "$device" = cpu ]; then
     local -x GPT_CPU_DEVICES=$ranks
-    data=("${job[@]}") model=("${job[@]}") split=("${job[@]}")
-  else  # sizes whose layers can be divided: gpt2-xl has 25 heads
-    data=(--train README.md --vocab 50257 --dtype bf16 --out '' --model gpt2-xl --micro-batch 16)
-    model=(--train README.md --vocab 50257 --dtype bf16 --out '' --model gpt3-1.3b --micro-batch 4)
+    data=("${job[@]}") model=("${job[@]}")
+  else  # gpt2-xl has 25 heads, which cannot be divided
+    data=(--train 'kernels/*.cuh' --vocab 50257 --dtype bf16 --out '' --model gpt2-xl)
+    model=(--train 'kernels/*.cuh' --vocab 50257 --dtype bf16 --out '' --model gpt3-1.3b)
     if [ "$ranks" -ge 8 ]; then model+=(--model gpt3-6.7b); fi
-    split=("${model[@]}" --micro-batch 2 --global-batch 16)
   fi
 
   check "what NCCL says" 180 what_nccl_says "${job[@]}"
@@ -95,18 +101,24 @@ part_scale() {
     check "collectives with $ctas CTAs" 120 env "NCCL_MIN_CTAS=$ctas" "NCCL_MAX_CTAS=$ctas" "GPT_PROGRAM=$build/collectives" \
       "$launcher" "$ranks"
   done
-  time_step "dp $ranks, ZeRO 1" "${data[@]}" --zero 1
-  time_step "dp $ranks, ZeRO 3" "${data[@]}" --zero 3
-  for pieces in 1 2; do time_step "tp $ranks in $pieces pieces" "${model[@]}" --tp "$ranks" --tp-pieces $pieces; done
-  if [ "$ranks" -ge 4 ]; then time_step "pp $((ranks / 2)), tp 2" "${split[@]}" --pp $((ranks / 2)) --tp 2; fi
+  time_step "dp $ranks, ZeRO 1" "${data[@]}" --micro-batch 16 --zero 1
+  time_step "dp $ranks, ZeRO 3" "${data[@]}" --micro-batch 16 --zero 3
+  for pieces in 1 2; do
+    time_step "tp $ranks in $pieces pieces" "${model[@]}" --micro-batch 4 --tp "$ranks" --tp-pieces $pieces
+  done
+  if [ "$ranks" -ge 4 ]; then
+    time_step "pp $((ranks / 2)), tp 2" "${model[@]}" --micro-batch 2 --global-batch 16 --pp $((ranks / 2)) --tp 2
+  fi
 
   # As many stages as do not take all ranks; a global batch of one micro-batch for each pipeline.
   for schedule in gpipe 1f1b zb; do
-    check "a pipeline with one micro-batch, $schedule" 120 on_all "${job[@]}" --pp $((ranks < 4 ? ranks : 4)) --pp-schedule $schedule
+    check "a pipeline with one micro-batch, $schedule" 120 on_all "${job[@]}" --pp $((ranks < 4 ? ranks : 4)) \
+      --pp-schedule $schedule
   done
   check "text from an interleaved pipeline" 180 generates_from_interleaved "${job[@]}"
-  check "--mesh auto" 180 chooses_a_mesh "${data[@]}" --steps 3
-  check "a bad token, and two ranks for each layer" 120 reports_a_bad_token "${job[@]}" --tp 2
+  check "the rates of a device, for --mesh auto" 120 "$build/ceilings"
+  check "--mesh auto" 180 chooses_a_mesh "${data[@]}" --steps 3 --global-batch 16 --ceilings "$file.log"
+  check "a bad token, and two ranks for each layer" 120 reports_a_bad_token "${shape[@]}" --tp 2
 }
 
 export -f on_all what_nccl_says under_nsys generates_from_interleaved chooses_a_mesh reports_a_bad_token
