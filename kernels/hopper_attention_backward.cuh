@@ -240,7 +240,7 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
   constexpr int Q = tile_queries<HS>, parts = Q / part_rows;
   const AttentionSizes& sizes = problem.sizes;
   const bool is_first_lane = threadIdx.x % 32 == 0;
-  const int consumer = threadIdx.x / warpgroup - 1, own_row = consumer * group_rows;
+  const int consumer = warpgroup_index() - 1, own_row = consumer * group_rows;
   const int warp_row = threadIdx.x % warpgroup / 32 * warp_rows, first_key = tile.first + own_row + warp_row;
   const Float* own_keys = shared.keys.elements + own_row * box_columns;
   const Float* own_values = shared.values.elements + own_row * box_columns;
@@ -325,12 +325,12 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
   __syncthreads();
   const KeyTile<tile_queries<HS>> tile(sizes, shared.number);
   if (threadIdx.x < warpgroup) {
-    give_registers<24>();
+    give_registers<producer_registers>();
     if (tile.start >= sizes.queries) return;  // no query sees these keys: their gradients are zero
     if (threadIdx.x < 32) produce(shared, problem, tile);
     if (threadIdx.x == 32) add_queries(shared, problem, tile);
   } else {
-    take_registers<240>();
+    take_registers<consumer_registers>();
     auto rows = [&](const Heads<Gradient>& heads) {
       return HeadRows<Gradient>{heads.data + tile.sample * heads.strides.sample +
                                     tile.head % sizes.heads * sizes.head_size,
