@@ -1,7 +1,7 @@
 // Hopper's asynchronous instructions, each in one function: those of a copy engine (TMA) and of tensor cores (wgmma),
 // which both work at the same time as the threads, and of barriers in shared memory, by which threads wait for them.
 // Only this file and kernels/device/instructions.cuh ask which device they are compiled for. The code exists only for
-// sm_90a: on other GPUs each function stops the kernel (trap), so the host asks has_wgmma() before it launches a kernel
+// sm_90a: in other code each function stops the kernel (trap), so the host asks has_wgmma() before it launches a kernel
 // that calls one. The CPU device has all of them.
 //
 // Barriers (PTX ISA, "mbarrier"). A barrier counts arrivals of threads and bytes of copies. When none of either is
