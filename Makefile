@@ -62,7 +62,7 @@ $(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_par
 LADDER_OBJECTS := $(patsubst dev/ladders/%.cpp,$(HOST_BUILD)/ladder_%.o,$(wildcard dev/ladders/*.cpp))
 $(addprefix $(BUILD)/,$(LADDERS) $(RANK_LADDERS)): $(LADDER_OBJECTS)
 # Tests have one main() between them; those of ranks bring their own.
-$(addprefix $(BUILD)/,$(TESTS) $(filter-out test_failures test_strict,$(CPU_TESTS)) test_faults): $(HOST_BUILD)/main.o
+$(addprefix $(BUILD)/,$(TESTS) $(filter-out %failures test_strict,$(CPU_TESTS)) test_faults): $(HOST_BUILD)/main.o
 -include $(wildcard $(BUILD)/*.d $(HOST_BUILD)/*.d)
 
 # ---- what people run
@@ -103,7 +103,7 @@ test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_access_counts,$(CPU_TESTS)) $(LADDERS)"
 # (the + hands make's job slots on to the script)
 test-race:
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures $(LADDERS) $(RANK_LADDERS)"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"
 	+@test/remove_barriers.sh
 	+@test/remove_events.sh
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)

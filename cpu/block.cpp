@@ -193,14 +193,24 @@ void BlockRunner::leave_plain_loop() {
   make_all_runnable(current_ + 1, threads_);
 }
 
-void BlockRunner::wait(Location where, const char* what) {
+void BlockRunner::wait(Location where, const char* what, const void* awaited) {
+  if (plain_loop) leave_plain_loop();
   fiber_of_[current_] = running_;
   where_[current_] = where;
   waits_for_[current_] = what;
+  awaited_[current_] = awaited;
   int thread = pick();
   if (thread < 0) return jump(&main_);  // the worker's stack does background work, or reports a deadlock
   set_current(thread);
   jump(fiber_for(thread));
+}
+
+void BlockRunner::wake(const void* awaited) {
+  for (int t = 0; t < threads_; ++t)
+    if (awaited_[t] == awaited) {
+      awaited_[t] = nullptr;
+      make_runnable(t / warp_size, 1u << t % warp_size);
+    }
 }
 
 void BlockRunner::sync_threads(Location where) {
@@ -229,82 +239,6 @@ void BlockRunner::sync_warp(uint32_t mask, Location where) {
   sanitizers::acquire(barrier);
 }
 
-// ---- asynchronous work
-
-void BlockRunner::defer(Work kind, std::function<void()> work) {
-  deferred(kind).open.push_back(std::move(work));
-  ++pending_work_;
-}
-
-void BlockRunner::commit(Work kind) {
-  DeferredWork& work = deferred(kind);
-  work.committed.push_back(std::move(work.open));
-  work.open.clear();
-}
-
-void BlockRunner::finish(Work kind, size_t but) {
-  auto& groups = deferred(kind).committed;
-  for (; groups.size() > but; groups.erase(groups.begin())) {
-    for (auto& work : groups.front()) work();
-    pending_work_ -= int(groups.front().size());
-  }
-}
-
-void BlockRunner::do_in_background(std::function<void()> work) {
-  sanitizers::release(&background_);
-  background_.push_back(std::move(work));
-}
-
-void BlockRunner::do_background_work() {
-  const int last = int(background_.size()) - 1;
-  const int index = order_ == Order::forward ? 0 : order_ == Order::reverse ? last : random_.below(last + 1);
-  const auto work = std::move(background_[index]);
-  background_.erase(background_.begin() + index);
-  sanitizers::acquire(&background_);
-  work();
-}
-
-void BlockRunner::arrive(Barrier& barrier, int arrivals, int expected_bytes) {
-  sanitizers::release(&barrier);
-  barrier.pending_arrivals -= arrivals;
-  barrier.pending_bytes += expected_bytes;
-  if (barrier.pending_arrivals < 0)
-    fatal("kernel %s, %s: more arrivals at an mbarrier than the %d it was made for", launch_->kernel,
-          name_of(running_thread()).c_str(), barrier.arrivals);
-  if (barrier.pending_arrivals || barrier.pending_bytes) return;
-  barrier.pending_arrivals = barrier.arrivals;
-  barrier.parity ^= 1;
-  for (int t = 0; t < threads_; ++t)
-    if (awaited_[t] == &barrier) {
-      awaited_[t] = nullptr;
-      make_runnable(t / warp_size, 1u << t % warp_size);
-    }
-}
-
-void BlockRunner::wait_for(Barrier& barrier, unsigned parity, Location where) {
-  if (plain_loop) leave_plain_loop();
-  while (barrier.parity == parity) {
-    awaited_[current_] = &barrier;
-    wait(where, "an mbarrier");
-  }
-  sanitizers::acquire(&barrier);
-}
-
-// An mbarrier whose first thread says how many come.
-void BlockRunner::meet_at(int number, int threads, bool waits, Location where) {
-  Barrier& barrier = numbered_[number == cluster_barrier ? 0 : block_][number];
-  if (barrier.arrivals != threads) {
-    if (barrier.arrivals != barrier.pending_arrivals)
-      fatal("kernel %s, %s: at %s:%u barrier %d is for %d threads, before it was for %d", launch_->kernel,
-            name_of(running_thread()).c_str(), where.file_name(), unsigned(where.line()), number, threads,
-            barrier.arrivals);
-    barrier.arrivals = barrier.pending_arrivals = int16_t(threads);
-  }
-  const unsigned parity = barrier.parity;
-  arrive(barrier, 1, 0);
-  if (waits) wait_for(barrier, parity, where);
-}
-
 // ---- one block
 
 void BlockRunner::prepare_shared_memory(size_t bytes) {
@@ -321,13 +255,11 @@ void BlockRunner::prepare_shared_memory(size_t bytes) {
 void* BlockRunner::shared_memory_of(int rank, void* shared) const {
   const ptrdiff_t offset = static_cast<char*>(shared) - shared_.get() - block_ * ptrdiff_t(shared_stride_);
   if (offset < 0 || offset >= ptrdiff_t(launch_->shared_bytes))
-    fatal("kernel %s: a block reaches memory of another that is not dynamic shared memory", launch_->kernel);
-  if (rank >= blocks_)
-    fatal("kernel %s: reaches block %d of a cluster of %d", launch_->kernel, rank, blocks_);
+    refuse({}, "a block reaches memory of another that is not dynamic shared memory");
+  if (rank >= blocks_) refuse({}, "reaches block %d of a cluster of %d", rank, blocks_);
   const bool* ended = ended_ + rank * block_threads_;
   if (std::all_of(ended, ended + block_threads_, std::identity()))
-    fatal("kernel %s, %s: reaches shared memory of block %d of its cluster, which has ended", launch_->kernel,
-          name_of(current_).c_str(), rank);
+    refuse({}, "reaches shared memory of block %d of its cluster, which has ended", rank);
   return shared_.get() + rank * shared_stride_ + offset;
 }
 
@@ -350,7 +282,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   warps_ = (threads_ + warp_size - 1) / warp_size;
   finished_ = 0;
   std::fill_n(at_barrier_, blocks_, 0);
-  for (int block = 0; block < blocks_; ++block) std::fill_n(numbered_[block], numbered_barriers, Barrier{});
+  begin_asynchronous(blocks_);
   shared_stride_ = (launch.shared_bytes + 1023) / 1024 * 1024;
   prepare_shared_memory((blocks_ - 1) * shared_stride_ + launch.shared_bytes);
 
@@ -367,23 +299,22 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread seems to have started another
     for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
     for (auto& fiber : fibers_) idle_.push_back(fiber.get());
-    background_.reserve(256);  // here, so that no CUDA thread frees memory of another
   }
   counting::begin_block(shared_.get(), shared_bytes_, threads_);
   jump(idle_fiber());
   plain_loop = false;
   while (finished_ != threads_) {  // no thread can run
-    if (background_.empty()) report_deadlock();
-    do_background_work();
+    const int works = background_work();
+    if (works == 0) report_deadlock();
+    do_background_work(order_ == Order::forward ? 0 : order_ == Order::reverse ? works - 1 : random_.below(works));
     if ((next_ = pick()) < 0) continue;
     set_current(next_);
     jump(fiber_for(next_));
   }
   counting::end_block();
-  if (pending_work_ || !background_.empty())
-    fatal("kernel %s: a thread ends without waiting for its asynchronous work", launch_->kernel);
+  sanitizers::acquire(launch_);  // all accesses of the threads come before the block's memory is freed
+  end_asynchronous();
   if (sanitizers::fiber_per_thread) {
-    sanitizers::acquire(launch_);  // all accesses of the threads come before the block's memory is freed
     idle_.clear();
     fibers_.clear();
   }

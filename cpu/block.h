@@ -19,7 +19,6 @@
 namespace cpu {
 
 constexpr int max_threads = 1024, max_blocks = 8;  // of a cluster
-constexpr int cluster_barrier = 0;                 // the number of a numbered barrier that kernels do not use
 constexpr int warp_size = 32, max_warps = max_threads / warp_size;
 constexpr size_t guard_bytes = 64 * 1024;  // a multiple of every page size; -fstack-clash-protection skips no page
 
@@ -46,35 +45,27 @@ struct Rendezvous {
   uint32_t mask = 0, arrived = 0, barriers = 0;  // barriers: number of completed __syncwarp calls
 };
 
-// Asynchronous work of one kind that a thread has not waited for.
-struct DeferredWork {
-  using Group = std::vector<std::function<void()>>;
-  Group open;
-  std::vector<Group> committed;
-};
-
 class BlockRunner {
  public:
   void run_block(const Launch& launch, uint3 index, uint64_t seed);
   bool next_thread();
   void sync_threads(Location where);
-  void sync_cluster(Location where) { meet_at(cluster_barrier, threads_, true, where); }
   void sync_warp(uint32_t mask, Location where);
   template <class Combine>
   void collective(uint32_t mask, uint64_t value, int source_lane, Location where, Combine combine);
 
+  // The running thread waits until wake() is called for the same thing. `what`: for the report of a deadlock.
+  void wait(Location where, const char* what, const void* awaited = nullptr);
+  void wake(const void* awaited);
+
+  const Launch& launch() const { return *launch_; }
   uint64_t result() const { return results_[current_]; }
+  int threads() const { return threads_; }
   int running_thread() const { return plain_loop ? thread_rank() : current_; }
   int block_in_cluster() const { return block_; }
+  std::string name_of(int thread) const;
   void* shared_memory() { return shared_.get() + block_ * shared_stride_; }
   void* shared_memory_of(int rank, void* shared) const;
-  void defer(Work kind, std::function<void()> work);
-  void commit(Work kind);
-  void finish(Work kind, size_t but);
-  void do_in_background(std::function<void()> work);
-  void arrive(Barrier& barrier, int arrivals, int expected_bytes);
-  void wait_for(Barrier& barrier, unsigned parity, Location where);
-  void meet_at(int number, int threads, bool waits, Location where);
   [[noreturn]] void run_fiber();
 
  private:
@@ -88,15 +79,11 @@ class BlockRunner {
   void leave_plain_loop();
   int pick();
   void set_current(int thread);
-  void wait(Location where, const char* what);
-  void do_background_work();
-  DeferredWork& deferred(Work kind) { return deferred_[running_thread()][size_t(kind)]; }
   void jump(Fiber* to);
   Fiber* idle_fiber();
   Fiber* fiber_for(int thread) { return fiber_of_[thread] ? fiber_of_[thread] : idle_fiber(); }
   uint32_t missing_lanes(int waiting) const;
   [[noreturn]] void report_deadlock() const;
-  std::string name_of(int thread) const;
 
   const Launch* launch_ = nullptr;
   int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0;
@@ -124,11 +111,7 @@ class BlockRunner {
   bool ended_[max_threads];
   uint64_t values_[max_threads], results_[max_threads];
   int source_lanes_[max_threads];
-  const Barrier* awaited_[max_threads] = {};
-  Barrier numbered_[max_blocks][numbered_barriers];
-  DeferredWork deferred_[max_threads][3];
-  int pending_work_ = 0;  // number of deferred pieces of work, of all threads
-  std::vector<std::function<void()>> background_;
+  const void* awaited_[max_threads] = {};
   Rendezvous rendezvous_[max_warps][warp_size];
 
   // Objects that represent the barriers of each block and of each rendezvous in the race detector. Each has two, which
@@ -142,6 +125,12 @@ class BlockRunner {
 // The runner of the calling thread's block.
 extern constinit thread_local BlockRunner* current_runner;
 
+// What the threads of the worker's block have started (cpu/asynchronous.cpp).
+void begin_asynchronous(int blocks);
+void end_asynchronous();
+int background_work();                 // pieces of work that belong to no thread
+void do_background_work(int number);
+
 // Each lane in `mask` gives `value` and waits for the others. The last lane to arrive calls combine(values, results,
 // source lanes) for the warp. (Returning result() from here makes waiting 40% slower with g++ 12.)
 template <class Combine>
@@ -150,9 +139,8 @@ void BlockRunner::collective(uint32_t mask, uint64_t value, int source_lane, Loc
   int warp = current_ / warp_size, lane = current_ % warp_size, first = warp * warp_size;
   Rendezvous& here = rendezvous_[warp][mask ? lowest(mask) : 0];
   if (!(mask >> lane & 1) || (here.arrived && here.mask != mask))
-    fatal("kernel %s, %s: at %s:%u lane %d calls a warp collective with mask %#x%s", launch_->kernel,
-          name_of(current_).c_str(), where.file_name(), unsigned(where.line()), lane, mask,
-          mask >> lane & 1 ? ", other lanes of it with another mask" : ", which does not name the lane itself");
+    refuse(where, "lane %d calls a warp collective with mask %#x%s", lane, mask,
+           mask >> lane & 1 ? ", other lanes of it with another mask" : ", which does not name the lane itself");
   here.mask = mask;
   here.arrived |= 1u << lane;
   values_[current_] = value;

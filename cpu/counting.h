@@ -32,6 +32,11 @@ struct Hidden {
   ~Hidden();
 };
 
+// Hopper's engines see what a thread has written to shared memory only after share_with_engines().
+void share_with_engines();
+void engines_write(const void* p, size_t bytes);
+bool engines_may_read(const void* p, size_t bytes);
+
 #else
 
 struct Calls {};
@@ -44,6 +49,9 @@ inline void record(Event, const void*, size_t, const void* = nullptr) {}
 struct Hidden {
   ~Hidden() {}
 };
+inline void share_with_engines() {}
+inline void engines_write(const void*, size_t) {}
+inline bool engines_may_read(const void*, size_t) { return true; }
 
 #endif
 

@@ -73,7 +73,7 @@ bool check_launch(const Launch& launch) {
   bool grid_fits = grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
   bool block_fits = threads > 0 && threads <= 1024 && block.z <= 64;
   bool makes_clusters = launch.cluster == 1 || (launch.cluster && grid.x % launch.cluster == 0 && threads % 32 == 0);
-  bool memory_fits = launch.shared_bytes <= size_t(cpu_max_dynamic_shared_bytes);
+  bool memory_fits = may_have_its_shared_memory(launch);
   if (!grid_fits || !block_fits || !makes_clusters) remember(cudaErrorInvalidConfiguration);
   else if (!memory_fits) remember(cudaErrorInvalidValue);
   const bool fits = grid_fits && block_fits && makes_clusters && memory_fits;
@@ -173,7 +173,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrIntegrated: *value = 1; break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = cpu_max_dynamic_shared_bytes; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(cpu::most_shared_bytes); break;
     default: return remember(cudaErrorInvalidValue);
   }
   return cudaSuccess;

@@ -284,15 +284,15 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   const dim3 cluster = config->numAttrs ? config->attrs->val.clusterDim : dim3();
-  cpu::launcher("of cudaLaunchKernelEx", kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                config->stream, cluster.y == 1 && cluster.z == 1 ? cluster.x : 0)(Parameters(arguments)...);
+  cpu::launcher("of cudaLaunchKernelEx", kernel, cpu::address_of(kernel), config->gridDim, config->blockDim,
+                config->dynamicSmemBytes, config->stream,
+                cluster.y == 1 && cluster.z == 1 ? cluster.x : 0)(Parameters(arguments)...);
   return cudaPeekAtLastError();
 }
 
-// Dynamic shared memory up to the limit of a block on Hopper needs no opt-in here; more is refused, as on Hopper.
-constexpr int cpu_max_dynamic_shared_bytes = 227 * 1024;
-
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) {
-  return bytes <= cpu_max_dynamic_shared_bytes ? cudaSuccess : cudaErrorInvalidValue;
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  if (bytes < 0 || size_t(bytes) > cpu::most_shared_bytes) return cudaErrorInvalidValue;
+  cpu::allowed_shared_bytes(cpu::address_of(kernel)) = size_t(bytes);
+  return cudaSuccess;
 }

@@ -10,6 +10,8 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <numeric>
 #include <vector>
 
@@ -34,6 +36,16 @@ void fatal(const char* format, ...) {
   std::vfprintf(stderr, format, arguments);
   std::fputc('\n', stderr);
   std::_Exit(1);
+}
+
+void refuse(Location where, const char* format, ...) {
+  char message[512], place[256] = "";
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(message, sizeof message, format, arguments);
+  if (where.line()) std::snprintf(place, sizeof place, "at %s:%u ", where.file_name(), unsigned(where.line()));
+  const BlockRunner& runner = *current_runner;
+  fatal("kernel %s, %s: %s%s", runner.launch().kernel, runner.name_of(runner.running_thread()).c_str(), place, message);
 }
 
 namespace {
@@ -73,6 +85,7 @@ void combine_lanes(T (&lanes)[warp_size], Reduction reduction) {
 
 bool next_thread_slow() { return current_runner->next_thread(); }
 void* dynamic_shared_memory() { return current_runner->shared_memory(); }
+size_t dynamic_shared_bytes() { return current_runner->launch().shared_bytes; }
 
 void sync_threads(Location where) {
   record(Event::barrier, nullptr, 1, __builtin_return_address(0));
@@ -84,7 +97,7 @@ void* shared_memory_of(int rank, void* shared) { return current_runner->shared_m
 
 void sync_cluster(Location where) {
   record(Event::barrier, nullptr, 1, __builtin_return_address(0));
-  current_runner->sync_cluster(where);
+  meet_at(cluster_barrier, current_runner->threads(), true, where);
 }
 
 void sync_warp(uint32_t mask, Location where) { current_runner->sync_warp(mask, where); }
@@ -147,14 +160,23 @@ void warp_instruction(void* lane, size_t bytes, void (*execute)(void* lanes), Lo
   current_runner->collective(0xffffffffu, to_bits(lane), 0, where, combine);
 }
 
-void defer(Work kind, std::function<void()> work) { current_runner->defer(kind, std::move(work)); }
-void commit(Work kind) { current_runner->commit(kind); }
-void finish(Work kind, size_t but) { current_runner->finish(kind, but); }
-void do_in_background(std::function<void()> work) { current_runner->do_in_background(std::move(work)); }
-void arrive(Barrier& barrier, int arrivals, int bytes) { current_runner->arrive(barrier, arrivals, bytes); }
-void wait(Barrier& barrier, unsigned parity, Location where) { current_runner->wait_for(barrier, parity, where); }
-void meet_at(int number, int threads, bool waits, Location where) {
-  current_runner->meet_at(number, threads, waits, where);
+// ---- how much dynamic shared memory a kernel may have
+
+size_t& allowed_shared_bytes(const void* kernel) {
+  static std::mutex mutex;
+  static std::map<const void*, size_t> allowed;
+  std::lock_guard lock(mutex);
+  return allowed.try_emplace(kernel, usual_shared_bytes).first->second;
+}
+
+bool may_have_its_shared_memory(const Launch& launch) {
+  const size_t wanted = launch.shared_bytes;
+  const size_t most = wanted <= usual_shared_bytes ? wanted : allowed_shared_bytes(launch.address);
+  if (wanted > most && wanted <= most_shared_bytes)
+    std::fprintf(stderr, "kernel %s: a launch with %zu bytes of dynamic shared memory, where %zu are allowed: call "
+                         "cudaFuncSetAttribute for it before, here and there with all template arguments\n",
+                 launch.kernel, wanted, most);
+  return wanted <= most;
 }
 
 // ---- one grid

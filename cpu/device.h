@@ -13,6 +13,7 @@
 // A correct kernel gives the same result under each schedule; a kernel with a missing barrier does not.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -39,6 +40,7 @@ using Location = std::source_location;
 
 struct Launch {
   const char* kernel;
+  const void* address;  // of the kernel; null: unknown
   dim3 grid, block;
   size_t shared_bytes;
   unsigned cluster;  // number of blocks, neighbours along x, that run together
@@ -69,6 +71,12 @@ void refuse_foreign_memory();    // sets cudaGetLastError's value
 // Called before a kernel or a library's product is issued. Under GPT_CPU_LAZY=1 it waits for the device when that is the
 // first time: on a GPU a kernel that is loaded at its first launch may do so. variant: one of those that `code` has.
 void load(const void* code, size_t variant);
+
+// Dynamic shared memory: a kernel may have so many bytes if nobody has asked for more (cudaFuncSetAttribute), and the
+// most that anybody can ask for, as on Hopper.
+constexpr size_t usual_shared_bytes = 48 * 1024, most_shared_bytes = 227 * 1024;
+size_t& allowed_shared_bytes(const void* kernel);
+bool may_have_its_shared_memory(const Launch& launch);  // if it may not, but might, says so
 
 // An operation that is issued to a stream runs at once, or stays in the stream's queue for later (cuda_runtime.cpp);
 // enqueue decides. `poll` starts or continues it, and returns true when it has finished.
@@ -102,14 +110,20 @@ inline Counts counts;
 void share_memory(size_t ranks);
 
 void* dynamic_shared_memory();
+size_t dynamic_shared_bytes();
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// What tells a kernel from the others: a function's address, or (of a lambda, whose type is its own) that of its type's name.
-template <class Body>
-const void* code_of(const Body& body) {
-  if constexpr (std::is_pointer_v<Body>) return reinterpret_cast<const void*>(body);
-  else return &typeid(Body);
-}
+constexpr auto address_of = []<class... Parameters>(void (*kernel)(Parameters...)) {
+  return reinterpret_cast<const void*>(kernel);
+};
+// The launcher's `body` and `address` of a kernel. The address is null if template arguments are left out.
+#define CPU_KERNEL(...)                                                                                             \
+  [=](auto... cpu_arguments) { __VA_ARGS__(cpu_arguments...); }, [=](auto cpu_address_of) -> const void* {          \
+    if constexpr (requires { cpu_address_of(__VA_ARGS__); }) return cpu_address_of(__VA_ARGS__); else return nullptr; \
+  }(::cpu::address_of)
+
+// As fatal. The message begins with the kernel, the thread and, if it is given, the caller's line.
+[[noreturn]] void refuse(Location where, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 template <class Argument>
 bool is_foreign_pointer(const Argument& argument) {
@@ -120,10 +134,11 @@ bool is_foreign_pointer(const Argument& argument) {
 // The source filter replaces `kernel<<<grid, block, shared, stream>>>` by a call of this; `(arguments...)` follows.
 // Each thread of the grid calls body(arguments...).
 template <class Body>
-auto launcher(const char* kernel, Body body, dim3 grid, dim3 block, size_t shared_bytes = 0,
+auto launcher(const char* kernel, Body body, const void* address, dim3 grid, dim3 block, size_t shared_bytes = 0,
               cudaStream_t stream = nullptr, unsigned cluster = 1) {
   return [=](auto... arguments) {
-    Launch launch{kernel, grid, block, shared_bytes, cluster, stream, code_of(body)};
+    // Without an address, the type of the body tells a kernel from the others.
+    Launch launch{kernel, address, grid, block, shared_bytes, cluster, stream, address ? address : &typeid(Body)};
     if (!check_launch(launch)) return;
     if (switches().devices > 1 && (is_foreign_pointer(arguments) || ...)) return refuse_foreign_memory();
     auto run = [=]() mutable {
@@ -200,8 +215,9 @@ void warp_instruction(Lane& lane, Execute, Location where) {
 // ---- asynchronous work: a kernel starts it and waits for it later. It is done as late as is allowed.
 
 // Work of one kind, in groups: `defer` adds work to the open group, `commit` ends the group, and `finish` does all
-// groups of this thread, in order, except for the last `but` groups.
-enum class Work { copies, stores, products };
+// groups of this thread, in order, except for the last `but` groups. Stores read shared memory, and leave a piece of
+// work that writes what they have read to global memory; at the block's end all of these are done.
+enum class Work { copies, stores, writes, products };
 void defer(Work kind, std::function<void()> work);
 void commit(Work kind);
 void finish(Work kind, size_t but = 0);
@@ -214,14 +230,22 @@ void do_in_background(std::function<void()> work);
 struct Barrier {
   int16_t arrivals;  // number of arrivals in each phase
   int16_t pending_arrivals;
-  int32_t pending_bytes : 31;
-  uint32_t parity : 1;  // of the current phase
+  int32_t pending_bytes : 22;
+  uint32_t phase : 10;  // that is under way; its last bit is the parity
 };
+constexpr int most_pending_bytes = (1 << 20) - 1;
 void arrive(Barrier& barrier, int arrivals, int expected_bytes);
 void wait(Barrier& barrier, unsigned parity, Location where);  // waits until the phase of this parity has ended
 
-constexpr int numbered_barriers = 16;
+constexpr int numbered_barriers = 16, cluster_barrier = -1;  // a kernel's have the numbers 1 to 15
 void meet_at(int number, int threads, bool waits, Location where);  // comes to a numbered barrier
+
+// Warpgroups of 128 threads. A product is its descriptors and its shape.
+using Product = std::array<uint64_t, 3>;
+void order_registers();
+void start_product(const Product& product, Location where);
+// Gives back registers of the thread above `count`, or waits until it can have so many.
+void set_registers(int count, int at_launch, bool gives, Location where);
 
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline int lane() { return thread_rank() & 31; }

@@ -10,16 +10,17 @@
 // `<<<`. From there it walks back over the template arguments to the kernel's name, and on to the matching
 // `>>>`. Text is inserted or replaced at three places, and everything between them stays as it was written:
 //
-//     ::cpu::launcher("scale", [=](auto... cpu_arguments) {      before the name
+//     ::cpu::launcher("scale", CPU_KERNEL(                       before the name
 //     scale<float>
-//     (cpu_arguments...); },                                     for <<<
+//     ),                                                         for <<<
 //     blocks, 256, 0, stream
 //     )                                                          for >>>
 //     (x, n);
 //
 // So a launch becomes a call of `launcher` (cpu/device.h) with the kernel's name for messages, a function
-// that runs one thread of the kernel, and the configuration; what it returns is called with the kernel's
-// arguments. These pass through `auto...`: write nullptr, not 0, for a pointer.
+// that runs one thread of the kernel and the kernel's address (both made by the macro), and the configuration;
+// what it returns is called with the kernel's arguments. These pass through `auto...`: write nullptr, not 0,
+// for a pointer.
 //
 // The second form is dynamic shared memory, whose size only the launch knows:
 //
@@ -303,8 +304,8 @@ class Rewriter {
     if (count < 1 || count > 4) refuse_launch(launch, std::to_string(count) + " expressions in '<<<...>>>'");
     const size_t after = next(end + 2);
     if (text(after) != "(") refuse_launch(end, quoted(after) + " after '>>>'");
-    tokens_[begin].output.insert(0, "::cpu::launcher(\"" + name + "\", [=](auto... cpu_arguments) { ");
-    tokens_[launch].output = "(cpu_arguments...); }, ";
+    tokens_[begin].output.insert(0, "::cpu::launcher(\"" + name + "\", CPU_KERNEL(");
+    tokens_[launch].output = "), ";
     tokens_[end].output = ')';
     for (const size_t at : {end + 1, end + 2}) tokens_[at].output.clear();
   }

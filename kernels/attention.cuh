@@ -314,7 +314,7 @@ bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& s
 // Why kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
 template <class Float>
 std::string hopper_attention_problem(int head_size) {
-  if (!has_wgmma()) return "this GPU is not of compute capability 9.0";
+  if (!has_wgmma()) return "this GPU is not of compute capability 9.0, or the program not built for it (ARCHS=90a)";
   if (sizeof(Float) != 2) return "it has no fp32";
   if (!flash_attention_fits(head_size, head_size))
     return "its head sizes are multiples of 8 up to 128, and this is " + std::to_string(head_size);

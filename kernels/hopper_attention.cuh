@@ -54,6 +54,8 @@ constexpr int warpgroup = 128, consumers = 2, threads = (1 + consumers) * warpgr
 constexpr int group_rows = 64, tile_rows = 128;  // queries of a consumer; queries, keys or values of a tile
 constexpr int warp_rows = 16, consumer_warps = consumers * warpgroup / 32;
 static_assert(tile_rows == consumers * group_rows);
+constexpr int producer_registers = 24, consumer_registers = 240;  // of each thread
+static_assert(producer_registers + consumers * consumer_registers == (1 + consumers) * registers_at_launch(threads));
 
 // HS / 64 boxes, which follow each other.
 template <class Float, int HS, int rows = tile_rows>
@@ -208,10 +210,10 @@ __device__ inline void pass_turn(int consumer) { announce_at(2 - consumer, consu
 // Called by a consumer: out and lse of 64 queries.
 template <class Float, int HS>
 __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& queries, Turn<slot_count<HS>>& slot,
-                              const Problem& problem, const Work& work, float* lse, float scale,
+                              const Problem& problem, const Work& work, float* lse, float scale, int consumer,
                               Barrier* last_queries) {
   const AttentionSizes& sizes = problem.sizes;
-  const int consumer = threadIdx.x / warpgroup - 1, lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32;
   const int warp_row = (threadIdx.x - warpgroup) / 32 * warp_rows, first_query = work.first + warp_row;
   const float factor = scale * log2_e;
   const Float* own_queries = queries.elements + consumer * group_rows * box_columns;
@@ -283,14 +285,14 @@ __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& querie
 
 template <class Float, int HS>
 __device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem, float* lse, float scale) {
-  const int consumer = threadIdx.x / warpgroup - 1;
+  const int consumer = warpgroup_index() - 1;
   Turn<query_tiles> queries;
   Turn<slot_count<HS>> slot;
   Barrier* last_queries = nullptr;
   if (consumer == 1) pass_turn(consumer);  // the first turn is consumer 0's
   for_each_tile(problem, [&](const Work& work) {
     wait(shared.queries_full[queries.index], queries.parity);
-    attend(shared, shared.queries[queries.index], slot, problem, work, lse, scale, last_queries);
+    attend(shared, shared.queries[queries.index], slot, problem, work, lse, scale, consumer, last_queries);
     last_queries = &shared.queries_empty[queries.index];
     queries.next();
   });
@@ -315,12 +317,11 @@ forward_kernel(const __grid_constant__ Problem problem, float* lse, float scale)
     share_barriers();
   }
   __syncthreads();
-  // 65,536 registers are 168 for each of 384 threads; 128·24 + 256·240 are as many.
   if (threadIdx.x < warpgroup) {
-    give_registers<24>();
+    give_registers<producer_registers>();
     if (threadIdx.x == 0) produce(shared, problem);
   } else {
-    take_registers<240>();
+    take_registers<consumer_registers>();
     consume(shared, problem, lse, scale);
   }
 }

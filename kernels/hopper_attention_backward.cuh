@@ -240,7 +240,7 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
   constexpr int Q = tile_queries<HS>, parts = Q / part_rows;
   const AttentionSizes& sizes = problem.sizes;
   const bool is_first_lane = threadIdx.x % 32 == 0;
-  const int consumer = threadIdx.x / warpgroup - 1, own_row = consumer * group_rows;
+  const int consumer = warpgroup_index() - 1, own_row = consumer * group_rows;
   const int warp_row = threadIdx.x % warpgroup / 32 * warp_rows, first_key = tile.first + own_row + warp_row;
   const Float* own_keys = shared.keys.elements + own_row * box_columns;
   const Float* own_values = shared.values.elements + own_row * box_columns;
@@ -265,7 +265,8 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
   for (int first = tile.start; first < sizes.queries; first += Q, dq_turn.next()) {
     const Stage<Float, HS>& stage = shared.stages[turn.index];
     float ds[1][part_rows / 8][4], dq[dq_side / 8][4];
-    uint32_t left_p[part_rows / 16][4], left_ds[part_rows / 16][4];
+    // One left_p for each part: while one is computed, dV may still be computed from the other.
+    uint32_t left_p[parts][part_rows / 16][4], left_ds[part_rows / 16][4];
 #pragma unroll
     for (int part = 0; part < parts; ++part) wait_for_products(p[part][0]);
 #pragma unroll
@@ -275,8 +276,8 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
       const float2* statistics = shared.statistics[turn.index] + part * part_rows;
       start_transposed<Float, HS>(ds[0], own_values, douts);
       compute_p(p[part], first_key, first + part * part_rows, statistics, sizes, problem.scale * log2_e);
-      round_left<Float>(left_p, p[part][0]);
-      start_sum<Float, HS>(dv[0], left_p, douts);
+      round_left<Float>(left_p[part], p[part][0]);
+      start_sum<Float, HS>(dv[0], left_p[part], douts);
       wait_for_products<1>(ds[0]);
       for_each_element([&](Place at, float& x, float p) { x = p * (x - statistics[at.column].y); }, ds, p[part]);
       round_left<Float>(left_ds, ds[0]);
@@ -325,12 +326,12 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
   __syncthreads();
   const KeyTile<tile_queries<HS>> tile(sizes, shared.number);
   if (threadIdx.x < warpgroup) {
-    give_registers<24>();
+    give_registers<producer_registers>();
     if (tile.start >= sizes.queries) return;  // no query sees these keys: their gradients are zero
     if (threadIdx.x < 32) produce(shared, problem, tile);
     if (threadIdx.x == 32) add_queries(shared, problem, tile);
   } else {
-    take_registers<240>();
+    take_registers<consumer_registers>();
     auto rows = [&](const Heads<Gradient>& heads) {
       return HeadRows<Gradient>{heads.data + tile.sample * heads.strides.sample +
                                     tile.head % sizes.heads * sizes.head_size,

@@ -29,7 +29,7 @@ __device__ void make_barriers(Barrier* barriers, int count, int arrivals) {
 }  // namespace
 
 TEST_CASE("which device this is") {
-  if (!has_wgmma()) MESSAGE("left out: all tests of this file, because this GPU is not of compute capability 9.0");
+  if (!has_wgmma()) MESSAGE("left out: all tests of this file, because this GPU is not of compute capability 9.0, or they are not built for it");
 }
 
 // ---- barriers
@@ -484,7 +484,10 @@ __global__ void products_kernel(float* sums, const __grid_constant__ TensorMap a
     else if constexpr (left == Left::along_k)
       multiply_m64k16<T, b_along_n>(sum, along_k(a_box, k * bytes_of_16_along_k), columns, add || k > 0);
     else multiply_m64k16<T, b_along_n, true>(sum, along_m(a_box, k * bytes_of_16_along_n), columns, add || k > 0);
-    if (k == 1) commit_products();
+    if (k == 1) {
+      commit_products();
+      order_registers();
+    }
   }
   commit_products();
   wait_for_products<1>();

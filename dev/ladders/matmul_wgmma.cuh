@@ -64,6 +64,8 @@ constexpr int tile_rows = 128, step = 64;  // of a tile of C, and how much of K 
 constexpr int group_rows = 16;             // tiles that lie together
 constexpr int warpgroup = 128, threads = 3 * warpgroup, consumers = 2;
 constexpr int warp_rows = 16, product_rows = 64;  // of a product's 64 rows of C, a warp has 16
+constexpr int producer_registers = 40, consumer_registers = 232;  // of each thread
+static_assert(producer_registers + consumers * consumer_registers == (1 + consumers) * registers_at_launch(threads));
 
 struct SharedTile {
   static constexpr int columns = 256, stages = 4;
@@ -296,12 +298,11 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
     share_barriers();
   }
   sync<Way>();  // the barriers of all are made
-  // 65,536 registers are 168 for each of 384 threads; 128·40 + 256·232 are as many.
   if (threadIdx.x < warpgroup) {
-    give_registers<40>();
+    give_registers<producer_registers>();
     if (threadIdx.x == 0) produce<Way>(shared, a, b, problem);
   } else {
-    take_registers<232>();
+    take_registers<consumer_registers>();
     consume<Way>(shared, c, problem);
   }
   if constexpr (Way::blocks > 1) sync_cluster();  // another block may still release a stage here

@@ -2,7 +2,8 @@
 # asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb.
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
-DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block workers cuda_runtime memory streams switches nccl $(if $(filter counts,$(VARIANT)),access_counts))
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block asynchronous workers cuda_runtime memory streams switches nccl \
+  $(if $(filter counts,$(VARIANT)),access_counts))
 
 FLAGS_fast := -O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
 ifneq ($(filter x86_64 aarch64,$(HOST_ARCH)),)
@@ -53,7 +54,8 @@ $(BUILD)/%.o: test/cpu/%.cpp
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
 $(patsubst %,$(BUILD)/%.o,train_gpt tensor_log test_collectives test_context_parallel test_tp_checkpoint test_determinism test_ring test_search rank_check sync_check): FLAGS_fast := -O1
-$(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes test_sync_check test_counts test_trace test_failures test_device test_strict): FLAGS_fast := -O0
+$(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes test_sync_check test_counts test_trace test_failures \
+  test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
 $(BUILD)/test_cublaslt.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
 $(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu

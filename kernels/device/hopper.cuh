@@ -1,7 +1,7 @@
 // Hopper's asynchronous instructions, each in one function: those of a copy engine (TMA) and of tensor cores (wgmma),
 // which both work at the same time as the threads, and of barriers in shared memory, by which threads wait for them.
 // Only this file and kernels/device/instructions.cuh ask which device they are compiled for. The code exists only for
-// sm_90a: on other GPUs each function stops the kernel (trap), so the host asks has_wgmma() before it launches a kernel
+// sm_90a: in other code each function stops the kernel (trap), so the host asks has_wgmma() before it launches a kernel
 // that calls one. The CPU device has all of them.
 //
 // Barriers (PTX ISA, "mbarrier"). A barrier counts arrivals of threads and bytes of copies. When none of either is
@@ -81,10 +81,13 @@ struct StackPlace {
   int outer, inner, row, column;
 };
 
-inline bool has_wgmma() {
-  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-}
+// The 64 bits of a box above.
+struct MatrixDescriptor {
+  uint64_t bits;
+};
+
+// The registers that a thread of a kernel of __launch_bounds__(threads, 1) has at first, if it uses all 65,536 of an SM.
+constexpr int registers_at_launch(int threads) { return threads < 256 ? 256 : 65536 / threads / 8 * 8; }
 
 // Launches a kernel whose blocks are clusters of so many; `blocks`, of all, is a multiple of that.
 template <class... Parameters>
@@ -109,9 +112,20 @@ void launch_clusters(int blocks_in_cluster, void (*kernel)(Parameters...), int b
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER_ASM(...) __trap()
+constexpr int probe_threads = 32;
 #else
 #define HOPPER_ASM(...) asm volatile(__VA_ARGS__)
+constexpr int probe_threads = 64;
 #endif
+
+// Is the code that this card would run that of sm_90a? A program may have none of it, or PTX of an older architecture.
+// The attributes of this kernel tell: its limit of threads is another one in other code.
+static __global__ void __launch_bounds__(probe_threads) wgmma_probe() {}
+inline bool has_wgmma_code() {
+  cudaFuncAttributes attributes;
+  CUDA_CHECK(cudaFuncGetAttributes(&attributes, wgmma_probe));
+  return attributes.maxThreadsPerBlock == 64;
+}
 
 // ---- barriers
 
@@ -325,16 +339,8 @@ __device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shar
 
 // ---- products
 
-struct MatrixDescriptor {
-  uint64_t bits;
-};
-
-// An offset that is known when this is compiled costs one addition, because both halves are computed for themselves.
-__device__ inline MatrixDescriptor describe(const void* box, int offset, int bytes_to_next_box) {
-  const uint32_t lower = (shared_address(box) >> 4) + (offset >> 4) + (bytes_to_next_box >> 4 << 16);
-  const uint32_t upper = bytes_of_8_rows >> 4 | 1u << 30;
-  return {uint64_t(upper) << 32 | lower};
-}
+// Where the engines find it in shared memory: bits 0..23 are the place in a block's, bits 24.. the block of the cluster.
+__device__ inline uint32_t address_for_engines(const void* shared) { return shared_address(shared); }
 
 __device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { HOPPER_ASM("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -446,6 +452,25 @@ __device__ inline void take_registers() {
 #else
 #include "cpu/hopper.h"
 #endif
+
+// Do the card and the program have the instructions of this file?
+inline bool has_wgmma() {
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && has_wgmma_code();
+}
+
+// The number of the thread's warpgroup in its block. All lanes take that of lane 0, so that the compiler knows that what
+// is computed from it is the same for the whole warp.
+__device__ inline int warpgroup_index() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0); }
+
+// The address is cut to its 14 bits: those above are the block's number in the cluster. An offset that is known when
+// this is compiled costs one addition, because both halves are computed for themselves.
+__device__ inline MatrixDescriptor describe(const void* box, int offset, int bytes_to_next_box) {
+  const uint32_t start = (address_for_engines(box) & 0x3ffff) >> 4;
+  const uint32_t lower = start + (offset >> 4) + (bytes_to_next_box >> 4 << 16);
+  const uint32_t upper = bytes_of_8_rows >> 4 | 1u << 30;
+  return {uint64_t(upper) << 32 | lower};
+}
 
 // ---- the ways in which an operand's box, or its row of boxes, can lie; `offset` in bytes
 

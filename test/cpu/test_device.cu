@@ -83,12 +83,15 @@ TEST_CASE("launches that no GPU accepts") {
   CHECK(error_of(0, 32, 0) == cudaErrorInvalidConfiguration);
   CHECK(error_of(1, 0, 0) == cudaErrorInvalidConfiguration);
   CHECK(error_of({1, 65536}, 32, 0) == cudaErrorInvalidConfiguration);
+  CHECK(error_of(1, 32, 48 * 1024 + 1) == cudaErrorInvalidValue);  // nobody has asked for more than 48 KB
   CHECK(error_of(1, 32, 227 * 1024 + 1) == cudaErrorInvalidValue);
   cudaLaunchAttribute cluster{cudaLaunchAttributeClusterDimension, {2}};
   const cudaLaunchConfig_t three_blocks{3, 32, 0, nullptr, &cluster, 1};
   CHECK(cudaLaunchKernelEx(&three_blocks, index_kernel, nullptr, false) == cudaErrorInvalidConfiguration);
   CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
-  CHECK(cudaFuncSetAttribute(index_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024) == cudaSuccess);
+  const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  CHECK(cudaFuncSetAttribute(index_kernel, attribute, 227 * 1024 + 1) == cudaErrorInvalidValue);
+  CHECK(cudaFuncSetAttribute(index_kernel, attribute, 227 * 1024) == cudaSuccess);
 }
 
 // ---- barriers and shared memory

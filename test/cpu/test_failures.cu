@@ -1,14 +1,13 @@
 // What the CPU device must find: deadlocks, missing barriers and waits, accesses out of bounds, races, stack overflows.
 //
-// Each mistake is a small program inside this one: the tests start `test_failures --program NAME` under a schedule and
-// look at its exit code and messages. Which mistakes are found depends on how this file is built: out of bounds with
-// VARIANT=asan, races with VARIANT=tsan, everything else always.
+// Which mistakes are found depends on how this file is built: out of bounds with VARIANT=asan, races with VARIANT=tsan,
+// everything else always. What concerns Hopper's instructions is in test_hopper_failures.cu.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <stdexcept>
 #include <string>
 
 #include "kernels/device/hopper.cuh"
-#include "test/cpu/child.h"
+#include "test/cpu/failing_programs.h"
 #include "test/kernel_test.cuh"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -25,8 +24,6 @@ constexpr bool finds_races = false;
 namespace {
 
 constexpr int n = 64;  // threads a block
-
-enum ExitCode { right = 0, wrong = 3 };
 
 // ---- barriers that somebody never reaches
 
@@ -285,13 +282,7 @@ ExitCode run_program(const std::string& name) {
   return right;
 }
 
-Outcome run(const std::string& program, const std::string& schedule = "forward") {
-  return run_child(program, "GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1 TSAN_OPTIONS=history_size=7");
-}
-
 std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
-
-const std::vector<std::string> schedules = {"forward", "reverse", "random:1", "random:2", "random:3"};
 
 }  // namespace
 
@@ -366,7 +357,7 @@ TEST_CASE("a box has not arrived before the thread waits for it") {
     CHECK(outcome.code == 1);
     CHECK(outcome.mentions("waits for an mbarrier at " + here(missing_bytes_line) + " (64 of 64 threads wait"));
   }
-  CHECK(run("barrier_not_made").mentions("an mbarrier is used before it is made"));
+  CHECK(run("barrier_not_made").mentions("thread (0,0,0): an mbarrier is used before it is made"));
 }
 
 TEST_CASE("in a cluster, a barrier that a thread never reaches, and memory that is not there, are reported") {

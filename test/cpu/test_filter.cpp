@@ -83,8 +83,7 @@ std::string refused(const std::string& source) {
 
 // A launch of `call`, the kernel with its template arguments, as the filter writes it.
 std::string launch(const std::string& name, const std::string& call, const std::string& configuration) {
-  const std::string body = "[=](auto... cpu_arguments) { " + call + "(cpu_arguments...); }";
-  return "::cpu::launcher(\"" + name + "\", " + body + ", " + configuration + ")";
+  return "::cpu::launcher(\"" + name + "\", CPU_KERNEL(" + call + "), " + configuration + ")";
 }
 
 void check_unchanged(const std::string& source) { CHECK(filtered(source) == source); }
@@ -251,6 +250,7 @@ TEST_CASE("a name with quotes, and files that cannot be used") {
 const std::string stand_in = R"(#pragma once
 #include <cstdio>
 inline int thread;
+#define CPU_KERNEL(...) [=](auto... arguments) { __VA_ARGS__(arguments...); }
 namespace cpu {
 template <class Body>
 auto launcher(const char* name, Body body, int grid, int block) {

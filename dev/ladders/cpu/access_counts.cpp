@@ -198,11 +198,41 @@ struct Block {
 
 constinit thread_local Block* block = nullptr;  // null: this worker counts nothing now
 
+// Who wrote the bytes of the block's shared memory last, whether accesses are counted or not. A thread gets another
+// stamp whenever it shares what it has written with Hopper's engines, so a byte whose stamp is still its writer's has
+// not been shared.
+struct Writers {
+  const Range thread_locals = Program().thread_locals;
+  Range dynamic_shared;
+  std::vector<uint64_t> of_dynamic, of_thread_locals = std::vector<uint64_t>(thread_locals.bytes);
+  uint64_t stamps[max_threads] = {}, last = 0;
+  int hidden = 0;
+
+  void begin(Range shared, int threads) {
+    dynamic_shared = shared;
+    of_dynamic.resize(std::max(of_dynamic.size(), shared.bytes));
+    for (int t = 0; t < threads; ++t) renew(t);
+  }
+  void renew(int thread) { stamps[thread] = ++last * max_threads + uint64_t(thread); }
+
+  // The stamps of memory from p on; null: it is not shared.
+  uint64_t* at(const void* p) {
+    const char* byte = static_cast<const char*>(p);
+    if (dynamic_shared.contains(p)) return &of_dynamic[size_t(byte - dynamic_shared.begin)];
+    return thread_locals.contains(p) ? &of_thread_locals[size_t(byte - thread_locals.begin)] : nullptr;
+  }
+};
+
+constinit thread_local Writers* writers = nullptr;  // null: this worker runs no block
+
 }  // namespace
 
 namespace counting {
 
 void begin_block(const void* shared, size_t shared_bytes, int threads) {
+  thread_local Writers writers_of_worker;
+  writers = &writers_of_worker;
+  writers->begin({static_cast<const char*>(shared), shared_bytes}, threads);
   if (!is_on) return;
   thread_local Block instance;
   block = &instance;
@@ -211,6 +241,7 @@ void begin_block(const void* shared, size_t shared_bytes, int threads) {
 }
 
 void end_block() {
+  writers = nullptr;
   if (!block) return;
   meet_block();
   std::lock_guard lock(all_mutex);
@@ -240,12 +271,30 @@ void meet_warp(int warp, uint32_t mask) {
 
 Hidden::Hidden() {
   if (block) ++block->hidden;
+  if (writers) ++writers->hidden;
 }
 Hidden::~Hidden() {
   if (block) --block->hidden;
+  if (writers) --writers->hidden;
+}
+
+void share_with_engines() { writers->renew(current_runner->running_thread()); }
+
+void engines_write(const void* p, size_t bytes) {
+  if (uint64_t* stamps = writers->at(p)) std::fill_n(stamps, bytes, 0);
+}
+
+bool engines_may_read(const void* p, size_t bytes) {
+  const uint64_t* stamps = writers->at(p);
+  return !stamps || std::none_of(stamps, stamps + bytes, [](uint64_t stamp) {
+    return stamp == writers->stamps[stamp % max_threads];
+  });
 }
 
 void record(Event event, const void* address, size_t size, const void* caller) {
+  if (writers && !writers->hidden && event == Event::store)
+    if (uint64_t* stamps = writers->at(address))
+      std::fill_n(stamps, size, writers->stamps[current_runner->running_thread()]);
   if (!block || block->hidden) return;
   if (!caller) caller = __builtin_return_address(0);
   const bool is_access = event < Event::barrier, shared = is_access && block->is_shared(address);
