@@ -255,8 +255,7 @@ struct Connection {
     const std::string ranks = is_pair() ? " with rank " + number : " of " + number + " ranks";
     return "GPT_CPU_NCCL=ring: " + std::string(call) + ranks + ", of " + std::to_string(bytes) + " bytes, is the first "
            "of its kind and size on its communicator, and comes after a kernel: NCCL connects there, in the middle of a "
-           "step. Try it out when the mesh is made" +
-           (is_pair() ? "" : ", or set NCCL_RUNTIME_CONNECT=0");
+           "step. Try it out when the mesh is made" + (is_pair() ? "" : ", or set NCCL_RUNTIME_CONNECT=0");
   }
 };
 

@@ -23,7 +23,10 @@ class RankCheck {
       : control_(control), communicator_(communicator), stream_(stream) {
     CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
   }
-  ~RankCheck() { cudaFree(memory_); }
+  ~RankCheck() {
+    use_gemm_workspace(nullptr);
+    cudaFree(memory_);
+  }
   RankCheck(const RankCheck&) = delete;
   RankCheck& operator=(const RankCheck&) = delete;
 
@@ -33,6 +36,8 @@ class RankCheck {
     const int n = 2048;
     mine.link = control_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
     fill(data, reinterpret_cast<float*>(memory_ + bytes));
+    gemm_choices().use_library(gemm_library());
+    use_gemm_workspace(memory_ + bytes);  // the model's is not there yet
     mine.product = 2.0 * n * n * n / best_seconds(stream_, [&] {
       linear_forward<Float>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, stream_);
     });
