@@ -45,7 +45,7 @@ struct Launch {
   size_t shared_bytes;
   unsigned cluster;  // number of blocks, neighbours along x, that run together
   cudaStream_t stream;
-  const void* code;  // the kernel's; different kernels have different ones
+  const void* code;  // tells the kernel from others: its address, or something in its place
   void (*run_threads)(const void* body) = nullptr;  // runs threads on the calling fiber until none is left for it
   const void* body = nullptr;
 };

@@ -63,6 +63,7 @@
 #include <type_traits>
 
 #include "kernels/device/common.cuh"
+#include "kernels/device/driver.cuh"
 
 constexpr int box_columns = 64;                // of 2 bytes
 constexpr int bytes_of_8_rows = 8 * 128;       // of a box, after which the permutation repeats
@@ -108,7 +109,6 @@ void launch_clusters(int blocks_in_cluster, void (*kernel)(Parameters...), int b
 
 #if defined(__CUDACC__)
 
-#include <cuda.h>
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER_ASM(...) __trap()
@@ -208,26 +208,12 @@ __device__ inline void announce_at(int number, int threads) {
 
 using TensorMap = CUtensorMap;  // a kernel takes it as `const __grid_constant__ TensorMap`
 
-// The driver's function, without linking to the driver.
-inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-  CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
-#else
-  CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found));
-#endif
-  if (found != cudaDriverEntryPointSuccess)
-    throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: install one for CUDA 12.0 or later");
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-}
-
 // `rank` dimensions, the innermost first; strides, in bytes, from the second on.
 template <class T>
 TensorMap encode_tensor_map(const T* tensor, int rank, const cuuint64_t* size, const cuuint64_t* stride,
                             const cuuint32_t* box) {
   static_assert(sizeof(T) == 2);
-  static const auto encode = tensor_map_encoder();
+  static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", 12000);
   constexpr auto type =
       std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint32_t step[] = {1, 1, 1, 1};
