@@ -109,7 +109,6 @@ void launch_clusters(int blocks_in_cluster, void (*kernel)(Parameters...), int b
 
 #if defined(__CUDACC__)
 
-
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HOPPER_ASM(...) __trap()
 constexpr int probe_threads = 32;
