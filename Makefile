@@ -100,7 +100,7 @@ $(BUILD)/failing_io.so: test/faults/failing_io.c
 # the CPU device under sanitizers
 KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
 test-sanitize:
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_access_counts,$(CPU_TESTS)) $(LADDERS)"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_access_%,$(CPU_TESTS)) $(LADDERS)"
 # (the + hands make's job slots on to the script)
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"

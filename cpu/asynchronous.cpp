@@ -40,12 +40,9 @@ struct Asynchronous {
 };
 thread_local Asynchronous state;
 
-DeferredWork& deferred(Work kind) { return state.deferred[current_runner->running_thread()][size_t(kind)]; }
-
-Member& member() {
-  state.has_warpgroups = true;
-  return state.members[current_runner->running_thread()];
-}
+int thread() { return current_runner->running_thread(); }
+DeferredWork& deferred(Work kind) { return state.deferred[thread()][size_t(kind)]; }
+Member& member() { return state.has_warpgroups = true, state.members[thread()]; }
 
 // At the block's end.
 void end_warpgroups() {
@@ -64,7 +61,10 @@ void end_warpgroups() {
 // ---- asynchronous work
 
 void begin_asynchronous(int blocks) {
-  if (sanitizers::fiber_per_thread) state.background.reserve(256);  // here, so that no CUDA thread frees memory of another
+  if (sanitizers::fiber_per_thread) {  // so that no CUDA thread frees memory of another
+    state.background.reserve(256);
+    for (auto& products : state.products) products.reserve(4096);
+  }
   for (int block = 0; block < blocks; ++block)
     for (Barrier& barrier : state.numbered[block]) barrier = {};
 }
@@ -165,7 +165,7 @@ void meet_at(int number, int threads, bool waits, Location where) {
 void order_registers() { member().is_ordered = true; }
 
 void start_product(const Product& product, Location where) {
-  auto& products = state.products[current_runner->running_thread() / warpgroup_size];
+  auto& products = state.products[thread() / warpgroup_size];
   if (const unsigned threads = blockDim.x * blockDim.y * blockDim.z; threads % warpgroup_size)
     refuse(where, "starts a product in a block of %u threads; give whole warpgroups of %d", threads, warpgroup_size);
   if (!member().is_ordered)

@@ -147,7 +147,8 @@ void start_store(const void* shared, int bytes, Write write) {
   if (!cpu::counting::engines_may_read(shared, bytes))
     cpu::refuse({}, "the copy engine reads what threads have written without share_with_engines(): call it after");
   const auto* elements = static_cast<const Element*>(shared);
-  cpu::defer(cpu::Work::stores, [=, read = std::vector<Element>(elements, elements + bytes / sizeof(Element))]() mutable {
+  std::vector<Element> read(elements, elements + bytes / sizeof(Element));
+  cpu::defer(cpu::Work::stores, [write, elements, read = std::move(read)]() mutable {
     const cpu::counting::Hidden hidden;
     for (size_t i = 0; i < read.size(); ++i)
       if (std::memcmp(&read[i], elements + i, sizeof(Element)) != 0) std::memset(&read[i], 0xff, sizeof(Element));
@@ -246,8 +247,8 @@ struct Operand {
     const int start = bytes(0) - first_dynamic_place, end = start + offset(lines - 1, 15) + 2;
     const bool is_permuted = matrix.bits >> 62 == 1, is_first_row = start % 1024 < 128;
     if (start < 0 || end > int(cpu::dynamic_shared_bytes()) || !is_permuted || !is_first_row)
-      cpu::refuse(where, "a product reads bytes %d to %d of dynamic shared memory by mode %d: give a box of this block, "
-                         "at a multiple of 1,024 bytes, and mode 1", start, end, int(matrix.bits >> 62));
+      cpu::refuse(where, "a product reads bytes %d to %d of dynamic shared memory by mode %d: give a box of this "
+                         "block, at a multiple of 1,024 bytes, and mode 1", start, end, int(matrix.bits >> 62));
     data = static_cast<char*>(cpu::dynamic_shared_memory()) + start;
     for (int i = threadIdx.x % 128; i < lines * 16; i += 128)  // each thread looks at a part
       if (!cpu::counting::engines_may_read(place(i / 16, i % 16), 2))

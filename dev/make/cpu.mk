@@ -68,7 +68,7 @@ ifeq ($(VARIANT),)
 COUNTS := $(MAKE) --no-print-directory DEVICE=cpu VARIANT=counts
 counting-device:
 	+@$(COUNTS) device-objects
-$(LADDERS:%=$(BUILD)/%) $(BUILD)/test_access_counts $(BUILD)/launches: $(BUILD)/%: counting-device
+$(LADDERS:%=$(BUILD)/%) $(BUILD)/test_access_counts $(BUILD)/test_access_engines $(BUILD)/launches: $(BUILD)/%: counting-device
 	+@$(COUNTS) $(BUILD)-counts/$*
 	@mkdir -p $(@D); ln -f $(BUILD)-counts/$* $@
 endif

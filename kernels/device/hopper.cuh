@@ -87,7 +87,7 @@ struct MatrixDescriptor {
   uint64_t bits;
 };
 
-// The registers that a thread of a kernel of __launch_bounds__(threads, 1) has at first, if it uses all 65,536 of an SM.
+// The registers that a thread has at first, in a kernel of __launch_bounds__(threads, 1) that uses all 65,536.
 constexpr int registers_at_launch(int threads) { return threads < 256 ? 256 : 65536 / threads / 8 * 8; }
 
 // Launches a kernel whose blocks are clusters of so many; `blocks`, of all, is a multiple of that.
@@ -324,7 +324,7 @@ __device__ inline void share_with_engines() { HOPPER_ASM("fence.proxy.async.shar
 
 // ---- products
 
-// Where the engines find it in shared memory: bits 0..23 are the place in a block's, bits 24.. the block of the cluster.
+// Where the engines find it: bits 0..23 are the place in a block's shared memory, bits 24.. the block of the cluster.
 __device__ inline uint32_t address_for_engines(const void* shared) { return shared_address(shared); }
 
 __device__ inline void order_registers() { HOPPER_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -444,8 +444,8 @@ inline bool has_wgmma() {
          device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && has_wgmma_code();
 }
 
-// The number of the thread's warpgroup in its block. All lanes take that of lane 0, so that the compiler knows that what
-// is computed from it is the same for the whole warp.
+// The number of the thread's warpgroup in its block. All lanes take that of lane 0, so that the compiler knows that
+// what is computed from it is the same for the whole warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0); }
 
 // The address is cut to its 14 bits: those above are the block's number in the cluster. An offset that is known when
