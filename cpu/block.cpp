@@ -314,6 +314,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   counting::end_block();
   sanitizers::acquire(launch_);  // all accesses of the threads come before the block's memory is freed
   end_asynchronous();
+  sanitizers::release(launch_);  // its writes, too, come before what the host does next
   if (sanitizers::fiber_per_thread) {
     idle_.clear();
     fibers_.clear();
