@@ -92,7 +92,10 @@ if command -v mpirun > /dev/null; then
         for ranks in 2 4; do run test_tensor_parallel $schedule $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
         run test_meshes $schedule 4 --test-case='any number*,every schedule*,the gradients*,*few tokens*'
         run ladder_all_reduce $schedule 3 --check
-      done ;;
+      done
+      run_strictly test_collectives 3
+      run_strictly test_zero 3 --test-case='*take turns*'
+      run_strictly test_meshes 4 --test-case='any number*,every schedule*,text*' ;;
   esac
 else
   echo "mpirun is not here: the tests of several ranks are left out"
