@@ -14,6 +14,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "cpu/sanitizers.h"
 #include "cpu/streams.h"
@@ -30,10 +31,9 @@ thread_local int device = 0;  // the current one
 // The variables CUDA_* of the environment.
 std::map<std::string, std::string> cuda_variables() {
   std::map<std::string, std::string> variables;
-  for (char** one = environ; *one; ++one) {
-    const std::string text = *one;
-    if (text.starts_with("CUDA_")) variables[text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
-  }
+  for (char** one = environ; *one; ++one)
+    if (const std::string_view text = *one; text.starts_with("CUDA_"))
+      variables.emplace(text.substr(0, text.find('=')), text.substr(text.find('=') + 1));
   return variables;
 }
 
