@@ -40,11 +40,13 @@ struct FilePlan {
 
 // Allocates memory for a snapshot of so many floats; returns null if there is too little.
 using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
+// (g++ 11 has no std::make_shared for arrays.)
+inline std::shared_ptr<float[]> allocate_zeros(size_t floats) { return std::shared_ptr<float[]>(new float[floats]()); }
 
 class CheckpointWriter {
  public:
   CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks,
-                   Allocate allocate = [](size_t floats) { return std::make_shared<float[]>(floats); });
+                   Allocate allocate = allocate_zeros);
   ~CheckpointWriter();
 
   bool under_way() const { return thread_.joinable(); }

@@ -1,5 +1,8 @@
 // The bound of an error. test/README.md has all of them: where each comes from, and how much of it is ever used.
 //
+// About, for values that a test computes in another way: value == about(wanted, bound) where |value - wanted| is at most
+// bound*|wanted|. (doctest::Approx adds 1 to |wanted|: to it, 1e-6 and 2e-6 are the same.)
+//
 // With GPT_SHARES=FILE in the environment, tests write there which share of each bound their errors take, so that the
 // table can be made again on any machine:
 //
@@ -11,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <ostream>
 #include <string>
 
 // error / bound; infinite for what is no number. The largest so far of each quantity are written to the file.
@@ -32,3 +36,15 @@ inline double share_of_bound(const std::string& quantity, double error, double b
 #define CHECK_WITHIN(quantity, ...)                                                                           \
   CHECK(share_of_bound(doctest::getContextOptions()->currentTest->m_name + std::string(": ") + (quantity), \
                        __VA_ARGS__) <= 1)
+
+struct About {
+  double wanted, bound;
+  friend bool operator==(double value, const About& about) {
+    return value == about.wanted || std::abs(value - about.wanted) <= about.bound * std::abs(about.wanted);
+  }
+  friend std::ostream& operator<<(std::ostream& out, const About& about) {
+    return out << about.wanted << " ± " << about.bound * std::abs(about.wanted);
+  }
+};
+// The usual bound is that of one value rounded to float32, a few times.
+inline About about(double wanted, double bound = 1e-6) { return {wanted, bound}; }

@@ -7,6 +7,7 @@
 
 #include "test/bounds.h"
 #include "test/buffer.cuh"
+#include "test/skip.h"
 
 // The work stream of a test: not the null stream, so that permuted schedules defer what is issued to it.
 inline cudaStream_t test_stream() {
@@ -26,6 +27,5 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 #define CHECK_CLOSE(actual, expected, floor, tolerance) CHECK_WITHIN(#actual, worst_error(actual, expected, floor), tolerance)
 
-TYPE_TO_STRING(float);
 TYPE_TO_STRING(__nv_bfloat16);
 TYPE_TO_STRING(__half);

@@ -1,3 +1,5 @@
 // main() of all test programs but those of several ranks (test/ranks/ranks.cuh): compiled once.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include <doctest/doctest.h>
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "test/run_cases.h"
+
+int main(int argument_count, char** arguments) { return run_cases(argument_count, arguments); }

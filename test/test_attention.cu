@@ -201,7 +201,7 @@ TEST_CASE_TEMPLATE("attention of rectangles", T, float, __nv_bfloat16, __half) {
   check<T, float>({1, 37, 150, 1, 17}, body, {alone, unaligned, unaligned});  // nobody sees the last keys
   check<T>({2, 33, 33, 1, 64}, body, halves);
   check<T>({1, 20, 30, 1, 40, true, 50}, body);                               // all keys come before the first query
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   check<T>({1, 1, 130, 2, 32, false}, body, cache);                           // one query
   check<T>({2, 70, 1, 2, 16, false}, body, cache);                            // one key
   check<T>({2, 70, 1, 2, 16}, body);
@@ -218,7 +218,7 @@ TEST_CASE_TEMPLATE("attention of rectangles on tensor cores", T, __nv_bfloat16, 
   check<T, float>({2, 37, 101, 1, 64, false}, body, cache);
   check<T>({1, 50, 5, 1, 128}, body, halves);
   check<T>({1, 5, 140, 1, 64}, body, cache);  // nobody sees the keys of the last block
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   check<T>({1, 1, 70, 1, 16, false}, body, cache);
   check<T>({1, 70, 1, 1, 64, false}, body, halves);
   check<T>({1, 131, 37, 1, 64, false}, body, halves);
@@ -234,12 +234,12 @@ TEST_CASE("attention on Hopper" * on_hopper) {
   const Body body = Body::hopper;
   const Layouts cache{alone, spaced, spaced};
   check<T, float>({1, 200, 133, 1, 80, false}, body, cache);  // head size padded to 128; backward, 4 tiles of queries
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   check<T>(square(1, 130, 3, 64), body);                      // two tiles of queries and keys; blocks do one head or two
   check<T>({1, 20, 140, 1, 8, true, 50}, body, cache);        // nobody sees the last tile of keys
   check<__half>(square(1, 9, 2, 8), body);
   check_non_finite<T>(square(1, 9, 2, 8), body, NAN, 1);
-  if (!has_tensor_cores) return;  // to play them takes long
+  if (!has_tensor_cores) return skip("to play tensor cores takes long");
   for (int head_size : {64, 128}) {
     check<T>(square(2, 300, 3, head_size), body);
     check<__half>(square(1, 700, 2, head_size), body);
@@ -260,7 +260,7 @@ TEST_CASE("attention on Hopper: keys past the last count for nothing" * on_hoppe
 }
 
 TEST_CASE("attention on Hopper: the same bits each time" * on_hopper) {
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   const Sizes s = has_tensor_cores ? square(16, 1024, 12, 64) : square(1, 130, 1, 8);
   const auto [qkv, dout] = Inputs<__nv_bfloat16>(s);
   const Results first = run(s, Body::hopper, qkv, dout);
@@ -328,7 +328,7 @@ void check_parts(const Sizes& s, int cut) {
 TEST_CASE_TEMPLATE("attention: parts of the keys, merged by their lse, are attention over all", T, float,
                    __nv_bfloat16, __half) {
   check_parts<T>({1, 33, 66, 2, 40, true, 33}, 33);   // before the diagonal, and on it: what a ring computes
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   check_parts<T>({2, 37, 101, 2, 64, false}, 41);
   check_parts<T>({2, 37, 101, 2, 64, true, 64}, 41);  // the second part's diagonal begins inside of it
 }
@@ -411,7 +411,7 @@ TEST_CASE("eight rows of a tile's chunk share no bank of shared memory") {
 }
 
 TEST_CASE_TEMPLATE("attention: infinity and NaN come through", T, __nv_bfloat16, __half) {
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   for (Body body : {Body::chosen, Body::tensor_cores, Body::hopper})
     for (float value : {float(INFINITY), float(NAN)})
       for (int part : {0, 1, 2, 3})
@@ -453,14 +453,14 @@ TEST_CASE("attention by a library: where there is one, it does gpt2's shape") {
 
 TEST_CASE_TEMPLATE("attention by a library: infinity and NaN come through", T, __nv_bfloat16, __half) {
   const Sizes s = square(1, 72, 2, 64);
-  if (!plan<T>(s)) return;
+  if (!plan<T>(s)) return skip("no library here does attention");
   for (float value : {float(INFINITY), float(NAN)})
     for (int part : {0, 1, 2, 3}) check_non_finite<T>(s, Body::library, value, part);
 }
 
 TEST_CASE_TEMPLATE("attention by a library: the same bits each time", T, __nv_bfloat16, __half) {
   const Sizes s = square(4, 512, 4, 64);
-  if (!plan<T>(s)) return;
+  if (!plan<T>(s)) return skip("no library here does attention");
   const auto [qkv, dout] = Inputs<T>(s);
   const Results first = run(s, Body::library, qkv, dout);
   for (int i = 0; i < 5; ++i) {

@@ -141,7 +141,7 @@ TEST_CASE("a checkpoint that no memory was left for does not keep the next one f
   int calls = 0;
   CheckpointWriter writer(folder.path(), size_t(5'000'000'000), {}, [&](size_t floats) {
     if (calls++ == 0) throw std::runtime_error("no memory");
-    return std::make_shared<float[]>(floats);
+    return allocate_zeros(floats);
   });
   CHECK(writer.begin(1, content("{}")) == "no memory");
   CHECK(writer.begin(2, content("{}")) == "");
@@ -259,7 +259,7 @@ std::vector<Outcome> save_in_blocks(const TemporaryFolder& folder, const std::st
     });
     mine.slices = slices_in_blocks(rank);
     CheckpointWriter writer("run", size_t(5'000'000'000), group, [&](size_t floats) {
-      return has(roomless, rank) ? nullptr : std::make_shared<float[]>(floats);
+      return has(roomless, rank) ? nullptr : allocate_zeros(floats);
     });
     writer.reserve(mine.slices);
     writer.find_slow_ranks();

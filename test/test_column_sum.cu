@@ -52,7 +52,7 @@ TEST_CASE_TEMPLATE("column sums", T, float, __nv_bfloat16, __half) {
   check<T>(130, 12);          // packs of 16 bytes in float only
   check<T>(130, 48);          // packs of 64 bytes in float only
   check<T>(64 * 64, 32);
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   check<T>(64 * 64 + 1, 51);
   check<T>(64 * 64 * 64 + 1, 3);
 }

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "test/bounds.h"
 #include "test/ranks.h"
 
 namespace {
@@ -639,7 +640,7 @@ TEST_CASE("the flight recorder keeps the last collectives") {
 
   const double entered = entries.back().entered;
   recorder.forgive(5);
-  CHECK(recorder.entries().back().entered == doctest::Approx(entered + 5));
+  CHECK(recorder.entries().back().entered == about(entered + 5));
 }
 
 TEST_CASE("the flight recorder shows what hangs in a rehearsal, and forgets what has left") {

@@ -72,7 +72,7 @@ TEST_CASE("a step that is not finite, or beyond its limits, is left out") {
   const std::vector<float> gradients(1000, 0.1f);  // norm 3.16
   const float nan = NAN, infinity = INFINITY;
   CHECK(norm_of(gradients, 0, 2, {3, 4}).factor == 1);
-  CHECK(norm_of(gradients, 1, 3, {3, 4}).factor == doctest::Approx(1 / std::sqrt(10.0)));
+  CHECK(norm_of(gradients, 1, 3, {3, 4}).factor == about(1 / std::sqrt(10.0)));
   for (float loss : {nan, infinity, -infinity, 3.5f}) CHECK(norm_of(gradients, 1, loss, {3, 4}).factor == GradientSummary::left_out);
   CHECK(norm_of(gradients, 1, 2, {3, 3}).factor == GradientSummary::left_out);
   for (float bad : {nan, infinity, -infinity}) {

@@ -16,6 +16,7 @@
 
 #include "parallel/pipeline_simulator.h"
 #include "runtime/trace_file.h"
+#include "test/bounds.h"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -121,7 +122,7 @@ TEST_CASE("every schedule ends, with the bubble of its formula") {
       REQUIRE(step.problem == "");
       const std::optional<double> bubble = bubble_by_formula(pipeline, costs);
       for (double idle : step.idle)
-        if (bubble) CHECK(idle == doctest::Approx(*bubble).epsilon(1e-9));
+        if (bubble) CHECK(idle == about(*bubble, 1e-9));
     }
   });
 }
@@ -160,7 +161,7 @@ TEST_CASE("validation: forwards of any number of micro-batches in any chunks end
         const PipelineCosts costs = equal_costs({"", p, v, micro_batches}, {1, 1, 1});
         const PlayedStep step = play(lists, v, costs);
         CHECK(step.problem == "");
-        if (micro_batches % p == 0) CHECK(step.end == doctest::Approx(micro_batches + (p - 1.0) / v));
+        if (micro_batches % p == 0) CHECK(step.end == about(micro_batches + (p - 1.0) / v));
         for (const Actions& actions : lists) {
           std::vector<int> next(static_cast<size_t>(v));
           for (const Action& a : actions) {
@@ -432,7 +433,7 @@ TEST_CASE("layers are dealt out to all chunks, and no other way has a faster slo
         CHECK(std::accumulate(counts.begin(), counts.end(), 0) == layers);
         CHECK(std::is_sorted(counts.begin(), counts.end() - 1));
         if (chunks > 1) CHECK(counts[counts.size() - 2] - counts[0] <= 1);
-        CHECK(slowest(shape, counts) == doctest::Approx(best(shape, {}, layers, chunks)));
+        CHECK(slowest(shape, counts) == about(best(shape, {}, layers, chunks)));
       }
 }
 
@@ -462,7 +463,7 @@ TEST_CASE("of stages with several chunks the slowest stage is as fast as it can 
             const double others = stages > 1 ? std::ceil(double(layers - last) / (stages - 1)) : 0;
             if (stages > 1 || last == layers) least = std::min(least, std::max(others, last + vocabulary / (12.0 * 64)));
           }
-          CHECK(slowest(shape, of_stages) == doctest::Approx(least));
+          CHECK(slowest(shape, of_stages) == about(least));
           for (int stage = 0; stage + 1 < stages; ++stage)  // without a head
             CHECK(dealt[size_t((chunks - 1) * stages + stage)].count - dealt[size_t(stage)].count <= 1);
         }

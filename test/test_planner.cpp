@@ -17,6 +17,7 @@
 #include "planner/goals.h"
 #include "processes/error.h"
 #include "runtime/options.h"
+#include "test/bounds.h"
 #include "test/temporary_folder.h"
 
 namespace {
@@ -66,21 +67,21 @@ TEST_CASE("operations take as long as dev/roofline.md says") {
   h200.device.product_share = 790.0 / 989;
   h200.device.launch = 0;
   const Forecast f = forecast(gpt2(), h200);
-  CHECK(1e3 * f.attention == doctest::Approx(4.25 + 11.93).epsilon(0.005));
+  CHECK(1e3 * f.attention == about(4.25 + 11.93, 0.005));
   // 30 ms are those of kernels that move bytes; of the update 0.99 are
   const double memory = 0.07 + 2.29 + 2.25 + 3.07 + 2.34 + 2.53 + 3.37 + 0.14, written_by_products = 5.8;
-  CHECK(1e3 * f.memory == doctest::Approx(memory).epsilon(0.01));
-  CHECK(1e3 * f.update == doctest::Approx(0.12 + 0.87).epsilon(0.02));
+  CHECK(1e3 * f.memory == about(memory, 0.01));
+  CHECK(1e3 * f.update == about(0.12 + 0.87, 0.02));
   const double products = 94.75 - memory - 4.25 - 11.93 - 0.12 - 0.87 - 0.02;
-  CHECK(1e3 * f.products == doctest::Approx(products + written_by_products).epsilon(0.02));
-  CHECK(f.model_flops / (64 * 1024) == doctest::Approx(6 * 124439808.0 + 6.0 * 12 * 768 * 1024));
+  CHECK(1e3 * f.products == about(products + written_by_products, 0.02));
+  CHECK(f.model_flops / (64 * 1024) == about(6 * 124439808.0 + 6.0 * 12 * 768 * 1024));
 }
 
 TEST_CASE("parts add up to the step, and its limit is the largest of them") {
   for (const PublishedRun& run : published_runs()) {
     const Forecast f = forecast(run.step, cluster(run.cluster.c_str()));
     const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed;
-    CHECK(f.products + f.attention + f.memory + f.launches + f.bubble + f.update + communication == doctest::Approx(f.seconds));
+    CHECK(f.products + f.attention + f.memory + f.launches + f.bubble + f.update + communication == about(f.seconds));
     for (double part : {f.products, f.attention, f.memory, f.launches, f.bubble, f.update}) CHECK(part >= 0);
     for (const Forecast::Communication& c : {f.tp, f.cp, f.dp}) CHECK(c.exposed <= c.total * (1 + 1e-9));
     CHECK(f.limit == std::string("products"));
@@ -116,7 +117,7 @@ TEST_CASE("pipelines take what the simulator plays, within a few per cent") {
               const PlayedStep played = play(lists, v, costs);
               REQUIRE(played.problem == "");
               const double most = schedule == std::string("gpipe") ? 1e-9 : schedule == std::string("1f1b") ? 0.01 : 0.045;
-              CHECK(pipeline_seconds(schedule, stages, v, micro_batches, message) == doctest::Approx(played.end).epsilon(most));
+              CHECK(pipeline_seconds(schedule, stages, v, micro_batches, message) == about(played.end, most));
             }
 }
 
@@ -130,12 +131,12 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
   SUBCASE("rows of tensor parallelism") {
     step.mesh.tp = 4, step.shape.vocabulary = 50176;
     const double rows = 3.0 / 4 * R * C * w, losses = 12 * R * 3;
-    CHECK(1e9 * forecast(step, host).tp.total == doctest::Approx(A * (rows * (10 * L + 4) + losses)));
+    CHECK(1e9 * forecast(step, host).tp.total == about(A * (rows * (10 * L + 4) + losses)));
     step.recompute = "block";
-    CHECK(1e9 * forecast(step, host).tp.total == doctest::Approx(A * (rows * (11 * L + 4) + losses)));
+    CHECK(1e9 * forecast(step, host).tp.total == about(A * (rows * (11 * L + 4) + losses)));
     host.software = Software::megatron_2021;  // an all_reduce is two; none is gathered again, all is computed again
     const double before = forecast(step, host).memory;
-    CHECK(1e9 * forecast(step, host).tp.total == doctest::Approx(A * (rows * (12 * L + 3) + losses)));
+    CHECK(1e9 * forecast(step, host).tp.total == about(A * (rows * (12 * L + 3) + losses)));
     host.software = Software::gpt_cu;
     CHECK(before > 1.5 * forecast(step, host).memory);  // LayerNorms of all rows on each rank
     // Later its sums in backward hid behind gradients of weights, if links were fast enough.
@@ -145,27 +146,27 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
     };
     CHECK(tp(Software::megatron_2021, 1e13).exposed == tp(Software::megatron_2021, 1e13).total);
     const double hidden = tp(Software::megatron_2021, 1e13).exposed - tp(Software::megatron_2022, 1e13).exposed;
-    CHECK(1e13 * hidden == doctest::Approx(A * rows * 4 * L));
-    CHECK(1e9 * tp(Software::megatron_2022, 1e9).total == doctest::Approx(A * (rows * (12 * L + 3) + losses)));
+    CHECK(1e13 * hidden == about(A * rows * 4 * L));
+    CHECK(1e9 * tp(Software::megatron_2022, 1e9).total == about(A * (rows * (12 * L + 3) + losses)));
     CHECK(forecast(step, host).memory == before);
     step.recompute = "attention";  // rows are split as in gpt.cu, scores written and read
     const Forecast later = forecast(step, host);
-    CHECK(1e9 * later.tp.total == doctest::Approx(A * (rows * (10 * L + 4) + losses)));
+    CHECK(1e9 * later.tp.total == about(A * (rows * (10 * L + 4) + losses)));
     CHECK(1.5 * later.memory < before);
     CHECK(later.dp.exposed == later.dp.total);
     step.recompute = "none";
     const double recomputed = later.attention - forecast(step, host).attention;
-    CHECK(recomputed / later.attention == doctest::Approx(13.0 / (13 + 13 + 21)).epsilon(0.02));  // passes of scores: 6, 6, 10
+    CHECK(recomputed / later.attention == about(13.0 / (13 + 13 + 21), 0.02));  // passes of scores: 6, 6, 10
   }
   SUBCASE("keys and values of the ring, heads of Ulysses") {
     step.mesh.cp = 4, step.micro_batch = 2;
-    CHECK(1e9 * forecast(step, host).cp.total == doctest::Approx(A * L * 3 * 2 * R / 4 * C * (2 * w + 4)));
+    CHECK(1e9 * forecast(step, host).cp.total == about(A * L * 3 * 2 * R / 4 * C * (2 * w + 4)));
     step.cp_method = "ulysses";
-    CHECK(1e9 * forecast(step, host).cp.total == doctest::Approx(A * L * 3 / 4 * 8 * R / 4 * C * w));
+    CHECK(1e9 * forecast(step, host).cp.total == about(A * L * 3 / 4 * 8 * R / 4 * C * w));
   }
   SUBCASE("messages of a pipeline, and both ends' gradients of wte") {
     step.mesh.pp = 4;
-    CHECK(1e9 * forecast(step, host).pp.total == doctest::Approx(A * 2 * R * C * w + 4 * E));
+    CHECK(1e9 * forecast(step, host).pp.total == about(A * 2 * R * C * w + 4 * E));
     CHECK(std::isfinite(forecast(step, host).seconds));  // all of it is in one host
   }
 }
@@ -204,7 +205,7 @@ TEST_CASE("what changes when one thing changes") {
   SUBCASE("ZeRO 1 updates pieces, 2 and 3 send more") {
     PlannedStep pieces = step;
     pieces.zero = 1;
-    CHECK(forecast(pieces, host).update == doctest::Approx(forecast(step, host).update / 8));
+    CHECK(forecast(pieces, host).update == about(forecast(step, host).update / 8));
     CHECK(forecast(pieces, host).seconds < base);
     const auto sent = [&](int zero) {
       PlannedStep s = step;
@@ -212,14 +213,14 @@ TEST_CASE("what changes when one thing changes") {
       return forecast(s, host).dp.total;
     };
     // By the table of parallel/README.md: 8Ψ, 6Ψ, (4A+2)Ψ, 8AΨ of bf16, with A = 8
-    CHECK(sent(1) / sent(0) == doctest::Approx(6.0 / 8).epsilon(0.02));
-    CHECK(sent(2) / sent(0) == doctest::Approx(34.0 / 8).epsilon(0.04));
-    CHECK(sent(3) / sent(0) == doctest::Approx(64.0 / 8).epsilon(0.08));
+    CHECK(sent(1) / sent(0) == about(6.0 / 8, 0.02));
+    CHECK(sent(2) / sent(0) == about(34.0 / 8, 0.04));
+    CHECK(sent(3) / sent(0) == about(64.0 / 8, 0.08));
   }
   SUBCASE("bf16 gradients travel in half the time") {
     PlannedStep s = step;
     s.reduce_dtype = "bf16";
-    CHECK(forecast(s, host).dp.total == doctest::Approx(forecast(step, host).dp.total / 2).epsilon(0.01));
+    CHECK(forecast(s, host).dp.total == about(forecast(step, host).dp.total / 2, 0.01));
   }
   SUBCASE("tensor parallelism is for the inside of a host, and pieces hide what it sends") {
     const auto split = [](PlannedStep& s) { s.mesh = {8, 1, 1, 1}; };
@@ -239,7 +240,7 @@ TEST_CASE("what changes when one thing changes") {
     wide.global_batch = 128, narrow.global_batch = 16;
     // The narrow one's weights are an eighth, and so is what its ring has of the links.
     const double per_rank = (127.0 / 128) / (15.0 / 16);
-    CHECK(forecast(wide, hosts).dp.total == doctest::Approx(forecast(narrow, hosts).dp.total * per_rank).epsilon(0.05));
+    CHECK(forecast(wide, hosts).dp.total == about(forecast(narrow, hosts).dp.total * per_rank, 0.05));
   }
   SUBCASE("the ring hides its keys behind attention to long sequences, Ulysses never") {
     PlannedStep s = step;
@@ -274,15 +275,15 @@ TEST_CASE("of what dev/ceilings measured, each rate changes what it is the rate 
     return forecast(step, cluster_of(slower, 1));
   };
   const double R = 4 * 64, layers = step.shape.layers, tiles = layers * R * (64 + 64) * 768;
-  CHECK(before.attention == doctest::Approx(tiles * (2 / ceilings.attention_forward + 7 / ceilings.attention_backward)));
-  CHECK(with_half(&Ceilings::attention_forward).attention - before.attention == doctest::Approx(tiles * 2 / ceilings.attention_forward));
-  CHECK(with_half(&Ceilings::product).attention == doctest::Approx(before.attention));
+  CHECK(before.attention == about(tiles * (2 / ceilings.attention_forward + 7 / ceilings.attention_backward)));
+  CHECK(with_half(&Ceilings::attention_forward).attention - before.attention == about(tiles * 2 / ceilings.attention_forward));
+  CHECK(with_half(&Ceilings::product).attention == about(before.attention));
   CHECK(with_half(&Ceilings::product).products > 1.8 * before.products);
-  CHECK(with_half(&Ceilings::update).update == doctest::Approx(2 * before.update));
-  CHECK(with_half(&Ceilings::launch).launches == doctest::Approx(before.launches / 2));
+  CHECK(with_half(&Ceilings::update).update == about(2 * before.update));
+  CHECK(with_half(&Ceilings::launch).launches == about(before.launches / 2));
   // Two LayerNorms a layer and the last one, forward and backward; a row of many logits is summed up by eight warps.
-  CHECK(before.memory - with_half(&Ceilings::norm_row).memory == doctest::Approx(R * (4 * layers + 2) * ceilings.norm_row / 2));
-  CHECK(before.memory - with_half(&Ceilings::loss_row).memory == doctest::Approx(R * 8 * ceilings.loss_row / 2));
+  CHECK(before.memory - with_half(&Ceilings::norm_row).memory == about(R * (4 * layers + 2) * ceilings.norm_row / 2));
+  CHECK(before.memory - with_half(&Ceilings::loss_row).memory == about(R * 8 * ceilings.loss_row / 2));
 }
 
 TEST_CASE("ranks that do not share a device have the links that data/clusters knows of it") {
@@ -464,9 +465,9 @@ TEST_CASE("parts of a cluster, and the cluster of a GPU that reports its name") 
 TEST_CASE("losses and critical batches are those of the papers' formulas") {
   // Chinchilla itself, and GPT-3's smallest model, whose batch was 0.5 million tokens
   CHECK(suitable_tokens(70e9) == 1.4e12);
-  CHECK(expected_loss(70e9, 1.4e12) == doctest::Approx(1.69 + 0.0834 + 0.1634).epsilon(0.001));
-  CHECK(critical_batch(2) == doctest::Approx(7.372e6).epsilon(0.001));
-  CHECK(critical_batch(expected_loss(125e6, 2.5e9)) == doctest::Approx(0.61e6).epsilon(0.05));
+  CHECK(expected_loss(70e9, 1.4e12) == about(1.69 + 0.0834 + 0.1634, 0.001));
+  CHECK(critical_batch(2) == about(7.372e6, 0.001));
+  CHECK(critical_batch(expected_loss(125e6, 2.5e9)) == about(0.61e6, 0.05));
 }
 
 TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as much as a game of chance does") {
@@ -477,7 +478,7 @@ TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as 
     CAPTURE(save);
     CAPTURE(mean);
     const auto lost = [&](double interval) { return 1 - interval / (mean * std::exp(restart / mean) * std::expm1((interval + save) / mean)); };
-    CHECK(saving.lost == doctest::Approx(lost(saving.interval)));
+    CHECK(saving.lost == about(lost(saving.interval)));
     for (double other : {0.5, 0.8, 1.25, 2.0})
       if (save < mean) CHECK(saving.lost <= lost(other * saving.interval));
     if (save >= mean) continue;
@@ -492,7 +493,7 @@ TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as 
       for (left = until_interrupted(random); left < restart; left = until_interrupted(random)) all += left;  // in the restart, too
       all += restart;
     }
-    CHECK(intervals * saving.interval / all == doctest::Approx(1 - saving.lost).epsilon(0.02));
+    CHECK(intervals * saving.interval / all == about(1 - saving.lost, 0.02));
   }
   CHECK(saving_for(10, 1e6, 60).interval == 60);  // a short run saves once
   CHECK(saving_for(10, 30, 1e12).lost == 1);      // ten times as long until a restarted job trains
@@ -502,17 +503,17 @@ TEST_CASE("a goal is met by the rent that trains more, and costs what the cheape
   PlannedTime time;
   time.devices = 8, time.tokens = 1e9, time.forecast.tokens_per_s = 1e9 / 86400;  // a day
   time.demand = {2, {600, 0.0}}, time.spot = {0.5, {600, 0.5}};                    // 384 dollars; two days, 192
-  CHECK(time.days(time.spot) == doctest::Approx(2));
-  CHECK(time.dollars(time.demand) == doctest::Approx(384));
-  CHECK(time.dollars(time.spot) == doctest::Approx(192));
+  CHECK(time.days(time.spot) == about(2));
+  CHECK(time.dollars(time.demand) == about(384));
+  CHECK(time.dollars(time.spot) == about(192));
   CHECK(Goal{1.001, 0}.is_met(time));
   CHECK(!Goal{0.999, 0}.is_met(time));
-  CHECK(Goal{1.5, 400}.least_dollars(time) == doctest::Approx(384));  // spot takes too long
-  CHECK(Goal{2.1, 400}.least_dollars(time) == doctest::Approx(192));
+  CHECK(Goal{1.5, 400}.least_dollars(time) == about(384));  // spot takes too long
+  CHECK(Goal{2.1, 400}.least_dollars(time) == about(192));
   CHECK(Goal{0, 193}.is_met(time));
   CHECK(!Goal{1.5, 200}.is_met(time));
-  CHECK(Goal{0, 38.4}.reach(time) == doctest::Approx(2e8));
-  CHECK(Goal{10, 384}.reach(time) == doctest::Approx(2e9));
+  CHECK(Goal{0, 38.4}.reach(time) == about(2e8));
+  CHECK(Goal{10, 384}.reach(time) == about(2e9));
   CHECK(Goal{1.5, 400}.text() == "--days 1.5 --budget 400");
   const Rented host = {cluster("8xa100-80"), 8};
   const PlannedRun run = {1e9, 50257, 2e10};  // 1.2e20 FLOPs: 0.81 days of eight devices that multiply at 215 TFLOP/s

@@ -142,7 +142,7 @@ TEST_CASE("ring: every query meets each key that it sees in one step, and all st
 TEST_CASE_TEMPLATE("ring: attention of all ranks is attention over all tokens", T, float, __nv_bfloat16, __half) {
   check<T>(2, 1, 1, 16);
   check<T>(3, 3, 2, 16);
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   check<T>(2, 33, 2, 64);
   check<T>(3, 8, 3, 17);  // packs of one element
   check<T>(3, 33, 2, 128);

@@ -28,6 +28,7 @@
 #include "runtime/schedule.h"
 #include "runtime/trace_file.h"
 #include "runtime/trainer_state.h"
+#include "test/bounds.h"
 #include "test/temporary_folder.h"
 
 // ---- learning rate ----------------------------------------------------------------------------------------
@@ -35,13 +36,13 @@
 TEST_CASE("cosine with warmup") {
   Schedule schedule = {.kind = "cosine", .lr = 1.0, .min_lr = 0.1, .steps = 12, .warmup = 4};
   validate(schedule);
-  CHECK(learning_rate(schedule, 0) == doctest::Approx(0.25));
-  CHECK(learning_rate(schedule, 3) == doctest::Approx(1.0));
-  CHECK(learning_rate(schedule, 4) == doctest::Approx(1.0));
-  CHECK(learning_rate(schedule, 6) == doctest::Approx(0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2));
-  CHECK(learning_rate(schedule, 8) == doctest::Approx(0.55));
-  CHECK(learning_rate(schedule, 12) == doctest::Approx(0.1));
-  CHECK(learning_rate(schedule, 1000) == doctest::Approx(0.1));
+  CHECK(learning_rate(schedule, 0) == about(0.25));
+  CHECK(learning_rate(schedule, 3) == about(1.0));
+  CHECK(learning_rate(schedule, 4) == about(1.0));
+  CHECK(learning_rate(schedule, 6) == about(0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2));
+  CHECK(learning_rate(schedule, 8) == about(0.55));
+  CHECK(learning_rate(schedule, 12) == about(0.1));
+  CHECK(learning_rate(schedule, 1000) == about(0.1));
   schedule.warmup = 0;
   CHECK(learning_rate(schedule, 0) == 1.0);
   schedule.warmup = schedule.steps;
@@ -58,8 +59,8 @@ TEST_CASE("constant and wsd") {
   validate(schedule);
   CHECK(learning_rate(schedule, 1) == 0.5);
   CHECK(learning_rate(schedule, 16) == 0.5);
-  CHECK(learning_rate(schedule, 17) == doctest::Approx(0.25));
-  CHECK(learning_rate(schedule, 19) == doctest::Approx(0.5 * (1 - std::sqrt(0.75))));
+  CHECK(learning_rate(schedule, 17) == about(0.25));
+  CHECK(learning_rate(schedule, 19) == about(0.5 * (1 - std::sqrt(0.75))));
   CHECK(learning_rate(schedule, 20) == 0);
   CHECK(learning_rate(schedule, 25) == 0);
 }
@@ -214,30 +215,29 @@ nlohmann::json bill_after(const std::string& line, double price, int devices) {
 }  // namespace
 
 TEST_CASE("what was paid stays paid, on other devices and at another price") {
-  const auto about = [](double value) { return doctest::Approx(value).epsilon(1e-3); };
   const std::string paid = R"({"step": 9, "hours": 10, "device_hours": 80, "cost": 160})";
   nlohmann::json fields = bill_after(paid, 5, 2);
-  CHECK(fields["hours"] == about(10));
-  CHECK(fields["device_hours"] == about(80));
-  CHECK(fields["cost"] == about(160));
+  CHECK(fields["hours"] == about(10, 1e-3));
+  CHECK(fields["device_hours"] == about(80, 1e-3));
+  CHECK(fields["cost"] == about(160, 1e-3));
   CHECK(!fields.contains("unpriced_device_hours"));
 
   fields = bill_after(paid, 0, 2);  // --price was left out
-  CHECK(fields["cost"] == about(160));
+  CHECK(fields["cost"] == about(160, 1e-3));
   CHECK(fields["unpriced_device_hours"].get<double>() > 0);
   CHECK(fields["unpriced_device_hours"].get<double>() < 0.01);
   CHECK(bill_after(fields.dump(), 5, 2)["unpriced_device_hours"] == fields["unpriced_device_hours"]);
 
   fields = bill_after(R"({"step": 9, "hours": 10, "device_hours": 80})", 5, 2);  // or comes late
   CHECK(fields["cost"].get<double>() < 0.01);
-  CHECK(fields["unpriced_device_hours"] == about(80));
+  CHECK(fields["unpriced_device_hours"] == about(80, 1e-3));
 
   // Older metrics: devices as many as now.
   fields = bill_after(R"({"step": 9, "hours": 10, "cost": 160})", 5, 2);
-  CHECK(fields["device_hours"] == about(20));
-  CHECK(fields["cost"] == about(160));
+  CHECK(fields["device_hours"] == about(20, 1e-3));
+  CHECK(fields["cost"] == about(160, 1e-3));
   CHECK(!fields.contains("unpriced_device_hours"));
-  CHECK(bill_after(R"({"step": 9, "hours": 10})", 5, 2)["unpriced_device_hours"] == about(20));
+  CHECK(bill_after(R"({"step": 9, "hours": 10})", 5, 2)["unpriced_device_hours"] == about(20, 1e-3));
   CHECK(!bill_after(R"({"step": 9, "hours": 10})", 0, 2).contains("cost"));
 }
 
@@ -250,15 +250,15 @@ TEST_CASE("what is undone is lost: by a rollback, or by a restart") {
   put(path, lines);
   Bill bill(1, 1);
   bill.add_rollback(path, 1, 0.5);
-  CHECK(bill.lost.rollbacks == doctest::Approx(3.5));
+  CHECK(bill.lost.rollbacks == about(3.5));
   CHECK(bill.lost.restarts == 0);
   nlohmann::ordered_json line = {{"step", 1}};
   bill.add_to(line);
   put(path, lines + line.dump() + "\n");
   Bill resumed(1, 1);
   resumed.restore(path, 3);
-  CHECK(resumed.lost.rollbacks == doctest::Approx(3.5));
-  CHECK(resumed.lost.restarts == doctest::Approx(1));
+  CHECK(resumed.lost.rollbacks == about(3.5));
+  CHECK(resumed.lost.restarts == about(1));
 }
 
 // ---- the files of --trace -----------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ bool agree(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE_TEMPLATE("cross-entropy of a shared vocabulary", T, float, __nv_bfloat16, __half) {
   check<T>({1, 211, 2, 128});
   check<T>({1, 10007, 4, 2528});  // several packs a thread
-  if (!large_shapes) return;
+  if (!large_shapes) return skip("this build is too slow for large shapes");
   for (int ranks : {1, 2, 3, 4, 8}) check<T>({5, 211, ranks, round_up(ceil_div(211, ranks), 32)});  // 8: the last has none
   check<T>({5, 211, 3, 128});      // as the model cuts it
   check<T>({16, 211, 3, 96, 71});  // padding on every rank

@@ -11,7 +11,7 @@ struct Verdict {
   void add(bool is_right) { ++(is_right ? passed : failed); }
   // As doctest says it, for test/run.sh.
   void print() const {
-    std::printf("[ladder] test cases: %d | %d passed | %d failed\n", passed + failed, passed, failed);
+    std::printf("cases: %d passed, %d failed, 0 skipped\n", passed, failed);
   }
 };
 

@@ -7,6 +7,7 @@
 #include "kernels/device/hopper.cuh"
 #include "test/cpu/failing_programs.h"
 #include "test/kernel_test.cuh"
+#include "test/run_cases.h"
 
 namespace {
 
@@ -219,7 +220,7 @@ std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string
 
 int main(int argument_count, char** arguments) {
   if (argument_count == 3 && arguments[1] == std::string("--program")) return run_program(arguments[2]);
-  return doctest::Context(argument_count, arguments).run();
+  return run_cases(argument_count, arguments);
 }
 
 TEST_CASE("more than 48 KB of dynamic shared memory must be asked for, for this very kernel") {

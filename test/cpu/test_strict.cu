@@ -11,6 +11,7 @@
 #include "parallel/device.cuh"
 #include "test/cpu/child.h"
 #include "test/kernel_test.cuh"
+#include "test/run_cases.h"
 
 namespace {
 
@@ -129,7 +130,7 @@ std::string output(const std::string& program, const std::string& environment) {
 }  // namespace
 
 int main(int argument_count, char** arguments) {
-  if (argument_count != 3 || arguments[1] != std::string("--program")) return doctest::Context(argument_count, arguments).run();
+  if (argument_count != 3 || arguments[1] != std::string("--program")) return run_cases(argument_count, arguments);
   programs.at(arguments[2])();
   std::fflush(stdout);
   _exit(0);  // streams and events end with the process, which is no leak

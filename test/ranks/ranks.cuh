@@ -15,6 +15,7 @@
 #include "processes/launch.h"
 #include "parallel/mesh.cuh"
 #include "test/kernel_test.cuh"
+#include "test/run_cases.h"
 
 struct Ranks {
   FlightRecorder recorder;
@@ -72,6 +73,7 @@ int main(int argc, char** argv) {
   Control alone, *reporter = &alone;
   try {
     const Launch launch = find_launch();
+    if (launch.size == 1) throw std::runtime_error("needs several ranks: mpirun -np 3 " + std::string(argv[0]));
     prepare_cuda(launch);
     Control& control = *start_control(launch).release();
     reporter = &control;
@@ -80,7 +82,7 @@ int main(int argc, char** argv) {
     std::ostringstream log;  // of ranks whose success goes without saying
     if (control.rank()) context.setCout(&log);
     context.setOption("no-colors", true);
-    const int failed = context.run();
+    const int failed = run_cases(context, control.rank() ? log : std::cout);
     if (failed && control.rank()) std::fprintf(stderr, "rank %d: %s\n", control.rank(), log.str().c_str());
     std::string others;
     const std::vector<std::string> results = control.all_gather(std::to_string(failed));

@@ -127,7 +127,6 @@ TEST_CASE("losses and norms are those of one rank, on every mesh") {
 // ---- gradients
 
 TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
-  if (rank_count() == 1) return;
   const ModelShape& shape = shape_for_ranks();
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
   int turn = rank_count();
@@ -257,7 +256,6 @@ TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochas
 // roundings to bf16, some 2 %, so that of all signs some 1 % are open. Random numbers that depend on the mesh would round a
 // third of all weights to the other side.
 TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
-  if (rank_count() == 1) return;
   const ModelShape shape = with_layers(small_shape(), 1);
   const StoreOptions store = {.stochastic_rounding = true};
   const std::vector<float> wanted = first_step_of_one_rank<__nv_bfloat16>(shape, State::weight, store);

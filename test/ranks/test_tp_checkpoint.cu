@@ -126,7 +126,7 @@ void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
       update(s);
       // Rank 1 has no room for a snapshot.
       CheckpointWriter writer(folder / "many", size_t(5'000'000'000), group, [](size_t floats) {
-        return ranks().control->rank() == 1 ? nullptr : std::make_shared<float[]>(floats);
+        return ranks().control->rank() == 1 ? nullptr : allocate_zeros(floats);
       });
       CHECK(writer.begin(1, content(s, group.chunk_bytes / sizeof(float))) == "");
       CHECK(writer.complete() == "");

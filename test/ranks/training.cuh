@@ -383,7 +383,6 @@ void check_16_bit_curves(const std::vector<Curve>& curves, const ModelShape& sha
 // options_of(shape, mesh, turn): of a run, for bf16; seeds take turns on the meshes.
 template <class OptionsOf>
 void check_bf16_curves(const ModelShape& shape, const std::vector<MeshShape>& mesh_shapes, OptionsOf options_of) {
-  if (mesh_shapes.empty()) return;
   constexpr int seeds = 12;
   std::vector<Curve> wanted(seeds), own(seeds), found;
   Mesh alone;
