@@ -41,7 +41,7 @@ class CountCases : public doctest::IReporter {
   void log_assert(const doctest::AssertData&) override {}
   void log_message(const doctest::MessageData&) override {}
   void test_case_skipped(const doctest::TestCaseData& data) override {
-    if (data.m_skip) cases.skipped.push_back(std::string(data.m_name) + ": a program is missing");
+    if (data.m_skip) cases.skipped.push_back(std::string(data.m_name) + ": what it is for is not here");
   }
 
  private:

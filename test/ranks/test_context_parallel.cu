@@ -26,10 +26,15 @@ struct Job {
   }
 };
 
+// Of this rank among all.
 Job job_of(ContextMethod method, int batch, int own_rows, int head_size) {
   const int heads = 2 * size(), seq_len = own_rows * size();
   return {square_attention(batch, seq_len, heads, head_size), square_attention(batch, own_rows, heads, head_size),
           positions_of(method, seq_len, size(), ranks().control->rank())};
+}
+Job job_of_one_rank(ContextMethod method) {
+  const AttentionSizes all = square_attention(2, 9, 2, 16);
+  return {all, all, positions_of(method, 9, 1, 0)};
 }
 
 // What a model has of a layer, on this rank. Its own tensors are (R,c), and the same number of elements by heads.
@@ -179,7 +184,7 @@ TEST_CASE("one rank sends, copies and needs nothing") {
   Mesh alone;
   for (ContextMethod method : {METHODS}) {
     ContextParallel<float> cp(alone.cp(), method, test_stream());
-    const Job job = job_of(method, 2, 9, 16);
+    const Job job = job_of_one_rank(method);
     Layer<float> layer(job, 1);
     CHECK(cp.rows_of_qkv(layer.own_qkv) == layer.own_qkv.data());
     Profiler::instance().enabled = true;
