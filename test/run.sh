@@ -36,10 +36,10 @@ run_one() {
   if [ "$f" -gt 0 ]; then echo "$line"$'\n'"$(cat "$log")"; else echo "$line"; fi
 }
 
-run_scheduled() {  # name, options: on the CPU device, under each schedule
-  run "$1" "" "" "${@:2}"
+run_scheduled() {  # name, schedules of the CPU device that it runs under, too; options
+  run "$1" "" "" "${@:3}"
   case $build in
-    build/cpu*) for schedule in reverse random:1; do run "$1" $schedule "" "${@:2}"; done ;;
+    build/cpu*) for schedule in $2; do run "$1" "$schedule" "" "${@:3}"; done ;;
   esac
 }
 
@@ -56,27 +56,26 @@ for source in test/test_*.cu test/test_*.cpp test/cpu/test_*.cu test/cpu/test_*.
   case $build-$source in
     build/gpu*-test/cpu/*) ;;
     *test_counts.cu | *test_cublaslt.cu | *test_gemm.cu) run "$name" "" ;;  # no kernels, or such as have tests of their own
-    *.cu) run_scheduled "$name" ;;
+    *.cu) run_scheduled "$name" "reverse random:1" ;;
     *) run "$name" "" ;;
   esac
 done
-for source in dev/ladders/*.cu; do run_scheduled "ladder_$(basename "${source%.cu}")" --check; done
+for source in dev/ladders/*.cu; do run_scheduled "ladder_$(basename "${source%.cu}")" random:1 --check; done
 
 # More ranks than cores: each has one thread, and sleeps when it waits. Without a GPU three jobs at a time, which keep two
-# cores busy; ranks that are alone run beside what comes before.
+# cores busy.
 mpirun=(env OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 if command -v mpirun > /dev/null; then
-  wait
   case $build in build/cpu*) at_once=3 ;; esac
-  for ranks in 2 3 8; do run test_collectives "" $ranks; done
-  for ranks in 2 3 4 8; do run test_context_parallel "" $ranks; done
-  for ranks in 2 3 8; do run test_zero "" $ranks; done
-  for ranks in 2 3 8; do run test_sync_check "" $ranks; done
+  for ranks in 8 6 3 2; do run test_meshes "" $ranks; done  # the longest first
+  for ranks in 8 3; do run test_tensor_parallel "" $ranks; done
+  for ranks in 8 3; do run test_zero "" $ranks; done
+  for ranks in 8 4 3 2; do run test_context_parallel "" $ranks; done
+  for ranks in 8 3 2; do run test_collectives "" $ranks; done
+  for ranks in 8 3; do run test_sync_check "" $ranks; done
   run test_tp_checkpoint "" 6
-  for ranks in 3 6 8; do run test_tensor_parallel "" $ranks; done
-  for ranks in 2 3 6 8; do run test_meshes "" $ranks; done
-  for ranks in 2 3 5 8; do run ladder_all_reduce "" $ranks --check --share-gpu; done
+  for ranks in 8 3; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)
       for schedule in reverse random:1; do

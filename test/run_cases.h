@@ -49,11 +49,13 @@ class CountCases : public doctest::IReporter {
 };
 REGISTER_LISTENER("cases", 1, CountCases);
 
-// Runs the cases, and says in the last line how they ended, which test/run.sh adds up. Returns the exit code.
-inline int run_cases(doctest::Context& context, std::ostream& out = std::cout) {
+// Runs the cases, and says in the last line how they ended, which test/run.sh adds up. Returns the exit code. compare:
+// ranks' lists of cases without an assertion.
+inline int run_cases(doctest::Context& context, std::ostream& out = std::cout, void (*compare)() = [] {}) {
   const int code = context.run();
   if (context.shouldExit()) return code;  // it listed something
   if (!cases.passed && !cases.failed && cases.skipped.empty() && cases.empty.empty()) cases.empty.push_back("this selection");
+  compare();
   for (const std::string& name : cases.empty) out << "failed: there is no assertion in " << name << "\n";
   for (const std::string& name : cases.skipped) out << "skipped: " << name << "\n";
   const size_t failed = size_t(cases.failed) + cases.empty.size();

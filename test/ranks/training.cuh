@@ -232,17 +232,17 @@ struct Difference {
 // Gradients, or weights, after a first step on one rank: all tensors, one after the other. Rank 0 computes them.
 template <class T>
 std::vector<float> first_step_of_one_rank(const ModelShape& shape, State state, const StoreOptions& store = {}) {
-  std::vector<float> all;
-  if (ranks().control->rank() == 0) {
+  return from_rank_0([&] {
     Mesh alone;
     const std::unique_ptr<Model> model = model_of<T>(shape, alone, 2, store);
     train_step(*model, alone, 0);
+    std::vector<float> all;
     for (const Slice& slice : model->store().own_slices()) {
       const std::vector<float> values = values_of(model->store(), slice, state);
       all.insert(all.end(), values.begin(), values.end());
     }
-  }
-  return all_values(all);
+    return all;
+  });
 }
 
 // Where a tensor begins among them.
