@@ -70,7 +70,8 @@ __device__ inline float rstd_of(float squared_deviations, int channels) {
   return 1.0f / sqrtf(warp_reduce_sum(squared_deviations) / channels + layernorm_epsilon);
 }
 
-// One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load the row's last one instead.
+// One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load weights instead: another lane's pack
+// of the row may be written meanwhile, where sum is residual.
 template <int packs, class Float, int N>
 __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row) {
   const int first = threadIdx.x % 32 * N;
@@ -78,9 +79,9 @@ __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row) 
   float x[packs][N] = {}, sum = 0, squares = 0;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
-    const int c = min(first + p * 32 * N, row.channels - N);
-    residual[p] = load_pack<N>(row.residual + c);
-    if (row.branch) branch[p] = load_pack<N>(row.branch + c);
+    const int c = first + p * 32 * N;
+    residual[p] = load_pack<N>(c < row.channels ? row.residual + c : row.weight);
+    if (row.branch) branch[p] = load_pack<N>(c < row.channels ? row.branch + c : row.weight);
   }
 #pragma unroll
   for (int p = 0; p < packs; ++p)
