@@ -35,7 +35,7 @@ struct FaultyPlace : Workplace {
   std::vector<Json> bits(const std::string& out) const {
     std::vector<Json> lines = metrics(out);
     for (Json& line : lines)
-      for (const char* traffic : {"comm_bytes", "comm_ms", "comm_exposed_ms", "ranks"}) line.erase(traffic);
+      for (const char* traffic : {"comm_bytes", "comm_bytes_by_group", "comm_ms", "comm_exposed_ms", "ranks"}) line.erase(traffic);
     return lines;
   }
   // Everything that has a checkpoint's name is one, down to the last byte.
