@@ -105,14 +105,6 @@ inline SearchResult search_meshes(const Options& o, const ModelShape& shape, con
   return result;
 }
 
-// As a shell needs it.
-inline std::string quoted(const std::string& word) {
-  if (!word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:+-") == std::string::npos) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-  return text + '\'';
-}
-
 // The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
 inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
   std::string text = c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + " ./train_gpt" : "./train_gpt";

@@ -3,10 +3,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <langinfo.h>
+#include <locale.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 inline std::string with_commas(double number) {
@@ -28,6 +34,15 @@ inline std::string duration(double seconds) {
   return text;
 }
 
+// As a shell needs it.
+inline std::string quoted(const std::string& word) {
+  const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:+-";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + '\'';
+}
+
 // Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its left.
 // indent: of all rows but the first.
 inline std::string table_text(const std::vector<std::vector<std::string>>& rows, size_t indent) {
@@ -44,6 +59,62 @@ inline std::string table_text(const std::vector<std::vector<std::string>>& rows,
   return text;
 }
 
+// A curve of all values so far that fits into a line of text. Each point is the mean of equally many values.
+class Sparkline {
+ public:
+  void add(double value) {
+    if (!std::isfinite(value)) return;
+    sum_ += value;
+    if (++count_ < each_) return;
+    points_.push_back(std::exchange(sum_, 0) / double(std::exchange(count_, 0)));
+    if (points_.size() < most_points) return;
+    for (size_t i = 0; i < most_points / 2; ++i) points_[i] = (points_[2 * i] + points_[2 * i + 1]) / 2;
+    points_.resize(most_points / 2);
+    each_ *= 2;
+  }
+
+  // In `width` characters, from the first value to the last; before the first value empty.
+  std::string text(size_t width, bool utf8) const {
+    if (points_.empty()) return "";
+    std::vector<double> heights(width);
+    for (size_t i = 0; i < width; ++i) {
+      const size_t begin = i * points_.size() / width, end = std::max(begin + 1, (i + 1) * points_.size() / width);
+      heights[i] = std::accumulate(points_.begin() + long(begin), points_.begin() + long(end), 0.0) / double(end - begin);
+    }
+    const auto [least, most] = std::ranges::minmax(heights);
+    std::string text;
+    for (const double height : heights) {
+      const size_t level = most > least ? size_t(7.999 * (height - least) / (most - least)) : 0;
+      text += utf8 ? std::string("▁▂▃▄▅▆▇█").substr(3 * level, 3) : std::string(1, "_.:-=+*#"[level]);
+    }
+    return text;
+  }
+
+ private:
+  static constexpr size_t most_points = 256;
+  std::vector<double> points_;
+  double sum_ = 0;
+  size_t count_ = 0, each_ = 1;  // values in sum_, and in each point
+};
+
+// A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because some
+// terminals begin a new line after it.
+inline std::string progress_text(size_t step, size_t steps, double seconds_left, const Sparkline& losses, size_t columns, bool utf8) {
+  const std::string numbers = std::to_string(step) + '/' + std::to_string(steps) + ", " + duration(seconds_left) + " left";
+  const size_t room = columns - std::min(columns, numbers.size() + 5);  // beside brackets, spaces and the last column
+  const size_t curve = std::min<size_t>(room / 2, 24), width = std::min<size_t>(room - curve, 40);
+  if (width < 4) return numbers.substr(0, std::max<size_t>(columns, 1) - 1);
+  const size_t filled = steps ? width * step / steps : width;
+  return '[' + std::string(filled, '#') + std::string(width - filled, '.') + "] " + numbers + ' ' + losses.text(curve, utf8);
+}
+
+inline bool terminal_has_utf8() {
+  const locale_t locale = newlocale(LC_CTYPE_MASK, "", nullptr);  // the environment's; null: it is not installed
+  const bool utf8 = locale && std::string(nl_langinfo_l(CODESET, locale)) == "UTF-8";
+  if (locale) freelocale(locale);
+  return utf8;
+}
+
 // One line at the bottom of an interactive terminal; log lines go above it.
 class ProgressBar {
  public:
@@ -51,12 +122,14 @@ class ProgressBar {
   ProgressBar(size_t steps, bool wanted) : steps_(steps), interactive_(wanted && isatty(STDOUT_FILENO)) {}
   ~ProgressBar() { hide(); }
 
+  void add(double loss) { losses_.add(loss); }
+
   void show(size_t step, double seconds_left) {
     if (!interactive_) return;
-    constexpr int width = 40;
-    const int filled = steps_ ? int(width * step / steps_) : width;
-    std::printf("\r\033[K[%s%s] %zu/%zu, %s left", std::string(size_t(filled), '#').c_str(),
-                std::string(size_t(width - filled), '.').c_str(), step, steps_, duration(seconds_left).c_str());
+    winsize size = {};
+    ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+    const size_t columns = size.ws_col ? size.ws_col : 80;
+    std::printf("\r\033[K%s", progress_text(step, steps_, seconds_left, losses_, columns, utf8_).c_str());
     std::fflush(stdout);
     visible_ = true;
   }
@@ -68,5 +141,6 @@ class ProgressBar {
 
  private:
   size_t steps_;
-  bool interactive_, visible_ = false;
+  bool interactive_, utf8_ = terminal_has_utf8(), visible_ = false;
+  Sparkline losses_;
 };

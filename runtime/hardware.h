@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <sstream>
 #include <string>
 
@@ -41,4 +42,13 @@ inline const DeviceSheet* find_device(const std::string& name) {
 inline double peak_flops(const std::string& device, bool is_fp32) {
   const DeviceSheet* sheet = find_device(device);
   return sheet ? 1e12 * (is_fp32 ? sheet->fp32 : sheet->bf16) : 0;
+}
+
+// Advice for a run in this storage type, if another one is faster on this device; else empty.
+inline std::string dtype_hint(const std::string& device, const std::string& dtype) {
+  const double times = peak_flops(device, false) / peak_flops(device, true);  // NaN if the device is not known
+  if (dtype != "fp32" || !(times > 1)) return "";
+  char text[128];
+  std::snprintf(text, sizeof text, "hint      products of bf16 have %.3g times the peak of fp32 on this device: try --dtype bf16", times);
+  return text;
 }

@@ -1,4 +1,4 @@
-// Learning rate, metrics, bill, timeline files, rules for --out and --resume, guard, error lines: headers of runtime/.
+// Learning rate, terminal, metrics, bill, timeline files, rules for --out and --resume, guard, error lines: headers of runtime/.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,8 +21,11 @@
 #include "runtime/arithmetic.h"
 #include "runtime/bill.h"
 #include "processes/error.h"
+#include "runtime/console.h"
 #include "runtime/guard.h"
+#include "runtime/hardware.h"
 #include "runtime/metrics.h"
+#include "runtime/next_commands.h"
 #include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
@@ -85,6 +88,62 @@ TEST_CASE("contradictory schedules are refused") {
   CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5}), "--schedule wsd", "--cooldown N"));
   CHECK(is_line_with(refusal({.kind = "wsd", .steps = 5, .warmup = 3, .cooldown = 3}), "--cooldown 3"));
   CHECK(refusal({.kind = "wsd", .steps = 6, .warmup = 3, .cooldown = 3}) == "");
+}
+
+// ---- the terminal -----------------------------------------------------------------------------------------
+
+namespace {
+
+Sparkline sparkline_of(const std::vector<double>& values) {
+  Sparkline line;
+  for (const double value : values) line.add(value);
+  return line;
+}
+
+// Letters, not bytes, of UTF-8.
+size_t letters(const std::string& text) {
+  return size_t(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+TEST_CASE("a sparkline shows the whole run, from its first value to its last, in a fixed width") {
+  CHECK(sparkline_of({}).text(8, true).empty());
+  CHECK(sparkline_of({1, 2, 3, 4, 5, 6, 7, 8}).text(8, true) == "▁▂▃▄▅▆▇█");
+  CHECK(sparkline_of({8, 7, 6, 5, 4, 3, 2, 1}).text(8, false) == "#*+=-:._");
+  CHECK(sparkline_of({5, 5, 5}).text(6, true) == "▁▁▁▁▁▁");
+  CHECK(sparkline_of({2, 1}).text(4, true) == "██▁▁");
+  CHECK(sparkline_of({3, std::nan(""), 2, INFINITY, 1}).text(3, false) == "#-_");
+  std::vector<double> values;  // of a long run: what is kept of it stays small, and no part is lost
+  for (int i = 0; i < 100'000; ++i) values.push_back(i < 25'000 ? 4 : i < 50'000 ? 3 : i < 75'000 ? 2 : 1);
+  CHECK(sparkline_of(values).text(8, false) == "##++::__");
+}
+
+TEST_CASE("the progress bar fits into any terminal") {
+  const Sparkline losses = sparkline_of({4, 3, 2, 1});
+  CHECK(progress_text(1, 4, 61, losses, 50, false) == "[###............] 1/4, 1m01s left ####++++::::___");
+  CHECK(contains(progress_text(1, 4, 61, losses, 80, true), "█"));
+  CHECK(progress_text(0, 0, 0, {}, 80, true).starts_with("[###"));
+  for (size_t columns = 0; columns < 200; ++columns) {
+    CAPTURE(columns);
+    CHECK(letters(progress_text(999'999'999, 1'000'000'000, 1e6, losses, columns, true)) < std::max<size_t>(columns, 1));
+    CHECK(letters(progress_text(3, 9, 5, losses, columns, true)) < std::max<size_t>(columns, 1));
+  }
+}
+
+TEST_CASE("fp32 on a device whose bf16 is faster: one line with the factor") {
+  CHECK(dtype_hint("NVIDIA H200", "fp32") ==
+        "hint      products of bf16 have 14.8 times the peak of fp32 on this device: try --dtype bf16");
+  CHECK(contains(dtype_hint("NVIDIA GeForce RTX 4090", "fp32"), " 2 times "));
+  for (const char* dtype : {"bf16", "fp16"}) CHECK(dtype_hint("NVIDIA H200", dtype).empty());
+  for (const char* unknown : {"AMD EPYC", "Tesla V100", ""}) CHECK(dtype_hint(unknown, "fp32").empty());
+}
+
+TEST_CASE("the command of a longer run: the same words, but those that would start it anew") {
+  CHECK(longer_run({"./train_gpt", "--train", "a/[!s]*", "it's", "--steps", "9", "--overwrite", "--lr=2e-3"}, 18) ==
+        "./train_gpt --train 'a/[!s]*' 'it'\\''s' --lr=2e-3 --resume --steps 18");
+  CHECK(longer_run({"a b/gpt", "--resume", "--train-minutes=2", "--out", ""}, 4) == "'a b/gpt' --out '' --resume --steps 4");
+  CHECK(longer_run({"gpt", "--resume", "old", "--shuffle", "--resume"}, 4) == "gpt --shuffle --resume --steps 4");
 }
 
 // ---- metrics ----------------------------------------------------------------------------------------------

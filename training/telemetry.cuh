@@ -105,6 +105,7 @@ class Telemetry {
     const bool printed = result.step % o.log_every == 0 || result.step == o.schedule.steps;
     shortest_ = std::min(shortest_, result.seconds);
     bar_.hide();
+    bar_.add(result.loss);
     report_.step(result, traffic_of(step.traffic, printed && meets), bill_, printed, seconds_left(given));
     if (tracing_.wanted()) tracing_.take();
   }
