@@ -58,11 +58,12 @@ struct Batch {
   float loss_weight = 0;      // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss
 };
 
-// The sums over all ranks that every step needs: the loss, and two votes (training/steps_in_flight.cuh).
+// The sums over all ranks that every step needs: the loss, and votes (training/steps_in_flight.cuh).
 struct StepSums {
   float loss = 0;
   float stop = 0;   // number of ranks that were asked to stop
   float saved = 0;  // number of ranks that have written their part of the checkpoint under way
+  float sample = 0;  // 1: a sample is due by rank 0's clock
 };
 
 // The chunks of layers of this rank's pipeline stage.
@@ -218,7 +219,7 @@ class Model {
     reduced_ = true;
     CUDA_CHECK(cudaMemcpyAsync(reduced_sums_, sums_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
     mesh_.world().after(stream_);
-    static_assert(sizeof(StepSums) == 3 * sizeof(float));  // so that one collective adds up all of it
+    static_assert(sizeof(StepSums) == 4 * sizeof(float));  // so that one collective adds up all of it
     mesh_.world().all_reduce(&reduced_sums_->loss, sizeof(StepSums) / sizeof(float));
   }
 

@@ -10,6 +10,7 @@
 #include "processes/agreement.h"
 #include "processes/launch.h"
 #include "runtime/interruption.h"
+#include "runtime/next_commands.h"
 #include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
@@ -82,10 +83,10 @@ int train(Job& job) {
   else start_afresh(state);
   const std::filesystem::path tokenizer_folder = !folder.empty() ? folder : std::filesystem::path(o.out);
   std::optional<Sampler> sampler;
-  if (o.sample_every) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
+  if (o.samples_in_training()) sampler.emplace(sampler_of(o, shape, tokenizer_folder));
   end_job_on_error(control, [&] {
     rehearse(job, *model, batches.buffers(), sampler ? &*sampler : nullptr);
-    if (o.train_minutes > 0 && !checkpoint) choose_steps(state, batches);
+    if (o.train_minutes > 0 && !checkpoint) choose_steps(state, batches, sampler ? &*sampler : nullptr);
   });
   const Actions schedule = job.schedule();
   Guard& guard = state.guard;
@@ -100,6 +101,7 @@ int train(Job& job) {
   std::optional<Plan> plan = gathered_plan(control, device, own);
   describe(job, *model, data, memory_text(*plan), step);
   print_batch_hint(o, planned_run(o, shape));
+  if (const std::string hint = dtype_hint(job.device, o.dtype); !hint.empty() && !checkpoint) std::printf("%s\n", hint.c_str());
   if (step >= steps) {
     std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
     return 0;
@@ -113,14 +115,15 @@ int train(Job& job) {
   Telemetry telemetry(job, *model, tracing, bill, step);
   StepsInFlight in_flight(*model, job.mesh, o.dtype == "fp16");
   Interruption interruption(o.max_hours);
-  bool stopping = false;
+  bool stopping = false, sample_due = false;  // sample_due: by --sample-seconds
+  Clock::time_point sampled = Clock::now();
 
   const auto validates = [&] { return data.validation && (step == steps || divides(o.val_every, step)); };
   const auto saves = [&] { return !o.out.empty() && (step == steps || stopping || divides(o.checkpoint_every, step)); };
   // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first.
   const auto most_in_flight = [&]() -> size_t {
     const bool needs_result = step == steps || stopping || tracing.wanted() || validates() || saves() ||
-                              divides(o.check_sync, step) || divides(o.sample_every, step);
+                              divides(o.check_sync, step) || sample_due || divides(o.sample_every, step);
     return needs_result ? 0 : 1;
   };
 
@@ -131,6 +134,7 @@ int train(Job& job) {
     if (lock && plan) write_plan(o.out, *plan);  // a run that fails in its first step leaves nothing behind
     plan.reset();
     stopping |= finished.stop && step < steps;
+    sample_due |= finished.sample;
     if (finished.saved) checkpoints.complete();
     const StepResult& result = finished.result;
     const Guard::Judgement judgement = guard.judge(result.loss, result.norm, result.applied, finished.limits);
@@ -152,9 +156,10 @@ int train(Job& job) {
       // What the device itself refuses to apply. With --on-spike log that is only what is not finite.
       const StepLimits enforced = guard.prevents_updates() ? limits : StepLimits{};
       telemetry.begin_step(step + 1);
-      // Zeroes the step's sums on the device, and puts this rank's two votes beside the loss: was it asked to stop, and
-      // has it written its part of the checkpoint?
-      in_flight.begin(interruption.asked(), checkpoints.is_written());
+      // Zeroes the step's sums on the device, and puts this rank's votes beside the loss: was it asked to stop, has it
+      // written its part of the checkpoint, and (rank 0 decides) are --sample-seconds over?
+      const bool wants_sample = job.is_first() && o.sample_seconds > 0 && seconds_since(sampled) >= o.sample_seconds;
+      in_flight.begin(interruption.asked(), checkpoints.is_written(), wants_sample);
       Batches::Samples samples = batches.of_step(state.progress);
       for (const Action& action : schedule) model->run(samples.batch(action));  // forward and backward, in this order
       model->update(adamw_at(o, learning_rate), float(o.grad_clip), enforced);
@@ -171,7 +176,11 @@ int train(Job& job) {
         const AddTime timer(bill.lost.evaluation);
         telemetry.validated(step, validation_loss(*model, batches, o.val_batches));
       }
-      if (divides(o.sample_every, step)) telemetry.sampled(sampler->text(step, TokenByToken(*model, batches.buffers())));
+      if ((sample_due && !stopping) || divides(o.sample_every, step)) {
+        telemetry.sampled(sampler->text(step, TokenByToken(*model, batches.buffers())));
+        sample_due = false;
+        sampled = Clock::now();
+      }
       telemetry.show_progress(step);
     }
   };
@@ -183,7 +192,10 @@ int train(Job& job) {
   end_job_on_error(control, loop, log_steps);
   checkpoints.complete();
   telemetry.summarize(step);
-  if (!stopping) return 0;
+  if (!stopping) {
+    if (!o.out.empty()) std::printf("%s", next_commands(o, control.size()).c_str());
+    return 0;
+  }
   std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), step,
               o.out.empty() ? "" : ", and saved: go on with --resume");
   return interrupted_exit_code;

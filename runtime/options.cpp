@@ -196,6 +196,8 @@ void add_run_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Sampling");
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
   app.add_option("--sample-every", o.sample_every, "steps between samples; 0: none")->check(count);
+  app.add_option("--sample-seconds", o.sample_seconds, "seconds between the end of a sample and the next; 0: none")
+      ->check(in_range(0., 1e7));
   app.add_option("--sample-len", o.sample_len, "tokens a sample")->check(count);
   app.add_option("--prompt", o.prompt, "text that a sample continues")->type_name("TEXT");
   app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->check(in_range(0., 100.));
@@ -229,6 +231,7 @@ void usage_error_with(const std::string& text) { throw UsageError(text); }
 
 std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
+  o.words.assign(argv, argv + argc);
   o.schedule.steps = 100;
   CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -265,7 +268,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
     if (app.count(flag) && o.has_goal())
       usage_error(o.days > 0 ? "--days " : "--budget ", flag, ": a goal is planned for all ways to rent a cluster; leave one of them out");
   if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
-  if (o.no_cache && !o.generate && !o.sample_every) usage_error("--no-cache needs --generate or --sample-every: nothing else has a cache");
+  if (o.no_cache && !o.generate && !o.samples_in_training())
+    usage_error("--no-cache needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
   if (app.count("--steps") && app.count("--train-minutes"))
     usage_error("--steps and --train-minutes both say how long to train: give one of them");
   if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");

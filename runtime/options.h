@@ -17,6 +17,8 @@
 struct Options {
   static constexpr size_t most_steps = 1'000'000'000;
 
+  std::vector<std::string> words;  // of the command line, the program's name first
+
   std::vector<std::string> train, val;
   bool shuffle = false;
 
@@ -48,6 +50,8 @@ struct Options {
   double train_minutes = 0, max_hours = 0, price = 0;
 
   size_t sample_every = 0, sample_len = 256;
+  double sample_seconds = 0;
+  bool samples_in_training() const { return sample_every > 0 || sample_seconds > 0; }
   std::string prompt;
   bool generate = false;
   double temperature = 0.8;

@@ -65,7 +65,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
        {"--vocab 1", "--layers 9999999", "--micro-batch 2.5", "--steps 0", "--steps -1", "--steps ",
         "--steps 1e3", "--steps 99999999999999999999", "--warmup -1", "--lr nan", "--lr inf", "--lr -1e-3",
         "--lr ", "--eps 0", "--weight-decay nan", "--beta2 1", "--grad-clip -1", "--seed -1", "--keep 0",
-        "--val-batches x", "--sample-len -1", "--temperature nan", "--top-k -1", "--top-p 0", "--top-p 1.1", "--samples 0"}) {
+        "--val-batches x", "--sample-len -1", "--sample-seconds -1", "--sample-seconds nan", "--temperature nan", "--top-k -1", "--top-p 0", "--top-p 1.1", "--samples 0"}) {
     const size_t space = number.find(' ');
     const std::string option = number.substr(0, space), value = number.substr(space + 1);
     refuses(option + " '" + value + "'", {option + ": '" + value + "' is no", "number from"});
@@ -91,6 +91,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
   for (std::string planned : {"--fp8", "--offload optimizer"})
     refuses(planned, {planned, "not there yet", "leave the option out"});
+
+  refuses("--no-cache", {"--no-cache needs --generate, --sample-every or --sample-seconds"});
 
   refuses("--ranks 4", {"--ranks is for --plan"});
   refuses("--json", {"--json is for --plan"});

@@ -392,6 +392,77 @@ TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is
   shell.refuses(train + "--train-minutes 0.01 --warmup 100000000 --out d", 2, {"--train-minutes 0.01 is", "--warmup"});
 }
 
+TEST_CASE("--sample-seconds: samples by the clock, which change no bit, and the planned time holds them") {
+  Workplace shell;
+  const auto samples = [](const std::string& out) {
+    size_t lines = 0;
+    for (size_t at = 0; (at = out.find("---\nline", at)) != std::string::npos; ++at) ++lines;
+    return lines;
+  };
+  const std::string train = "$TEXT --steps 300 --val text --prompt line --sample-len 30 --checkpoint-every 100 ";
+  const std::string often = shell.output(train + "--out a --sample-seconds 0.001");
+  CHECK(samples(often) > 2);
+  CHECK(samples(often) <= 150);  // at most one in two steps
+  CHECK(samples(shell.output(train + "--out b")) == 0);
+  CHECK(shell.same_metrics("a", "b"));
+  shell.output("cmp a/step_00000300/model.safetensors b/step_00000300/model.safetensors");
+  CHECK(samples(shell.output(train + "--out '' --checkpoint-every 0 --sample-seconds 1e6 --sample-every 100")) == 3);
+  shell.output("rm -r a/step_00000300 && " + train + "--out a --resume --sample-seconds 0.01");
+  CHECK(shell.same_metrics("a", "b"));
+
+  const auto memory = [&](const std::string& options) { return Json::parse(shell.output("$TEXT --plan --json " + options))["ranks"]; };
+  CHECK(memory("--sample-seconds 9") == memory("--sample-every 1"));
+  CHECK(memory("--sample-seconds 0") != memory("--sample-every 1"));
+
+  const auto steps = [&](const std::string& options) {
+    shell.output("$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --sample-len 100 --no-cache "
+                 "--train-minutes 0.02 --overwrite --out timed " + options);
+    return shell.metrics("timed").size();
+  };
+  const size_t most = steps("--sample-seconds 1e6");
+  CHECK(3 * steps("--sample-seconds 0.001") < most);
+  CHECK(3 * steps("--sample-every 1") < most);
+}
+
+TEST_CASE("a terminal shows the progress and the curve of the losses, as wide as it is" * doctest::skip(std::system("command -v script >/dev/null") != 0)) {
+  Workplace shell;
+  const auto shown = [&](const std::string& environment, int columns) {
+    return shell.output("export TERM=dumb " + environment + "; script -qec \"stty cols " + std::to_string(columns) +
+                        "; $TEXT --steps 40 --lr 1e-2 --log-every 100 --out ''\" /dev/null");
+  };
+  const std::string wide = shown("LC_ALL=C.UTF-8", 100), plain = shown("LC_ALL=C", 100), narrow = shown("LC_ALL=C.UTF-8", 20);
+  CHECK(contains(wide, "] 39/40, "));
+  CHECK(contains(wide, "█"));
+  CHECK(contains(wide, "▁"));
+  CHECK(!contains(plain, "█"));
+  CHECK(contains(plain, " left #"));
+  CHECK(contains(narrow, "\033[K39/40, 0m00s left"));
+}
+
+TEST_CASE("the end of a run says what to try next, in commands that work as they are") {
+  Workplace shell;
+  const auto command = [](const std::string& out, const std::string& title) {
+    const size_t begin = out.find("\n" + title);
+    return begin == std::string::npos ? "" : out.substr(begin + 11, out.find('\n', begin + 11) - begin - 11);
+  };
+  shell.output("cp text \"it's [a] text\"");
+  const std::string out = shell.output("$TINY --train \"it's [[]a] text\" --sample-len 5 --out \"a 'run'\" --overwrite");
+  CHECK(shell.output(command(out, "to sample ") + " --sample-len 7").size() == 8);
+  const std::string longer = shell.output(command(out, "to extend "));
+  CHECK(shell.metrics("a 'run'").size() == 4);
+  CHECK(contains(command(longer, "to extend "), " --resume --steps 8"));
+  const std::string plot = command(out, "to plot   ");
+  CHECK(contains(plot, "dev/plot.py"));
+  if (std::system("python3 -c 'import matplotlib' 2>/dev/null") == 0) {
+    shell.output(plot);
+    CHECK(shell.exists("a 'run'/plot.png"));
+  } else {
+    CHECK(contains(shell(plot).error, "matplotlib"));
+  }
+  CHECK(command(shell.output("$TEXT --out ''"), "to ").empty());
+  CHECK(command(shell("$TEXT --steps 99999 --max-hours 0.0001 --out stopped").out, "to ").empty());
+}
+
 TEST_CASE("a spike: logged, left out, or rolled back from") {
   Workplace shell;
   // Repetition, which the model learns, then noise.

@@ -1,4 +1,4 @@
-// Generates text from the model, for --sample-every and --generate.
+// Generates text from the model, for --sample-every, --sample-seconds and --generate.
 #pragma once
 
 #include <algorithm>

@@ -95,5 +95,5 @@ inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& sh
 
 inline std::unique_ptr<Model> build_model_to_train(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
                                                    const std::optional<LibraryWorkspaces>& elsewhere = {}) {
-  return build_model(o, shape, mesh, stream, true, o.sample_every ? 1 : 0, elsewhere);
+  return build_model(o, shape, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
 }

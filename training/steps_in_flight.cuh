@@ -20,6 +20,7 @@ struct FinishedStep {
   int traffic;         // its number for Mesh::take_traffic()
   bool stop;           // at least one rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way
+  bool sample;         // --sample-seconds are over
 };
 
 class StepsInFlight {
@@ -31,10 +32,10 @@ class StepsInFlight {
   size_t count() const { return started_.size(); }
   static size_t pinned_bytes() { return 2 * sizeof(Told); }
 
-  // To be called before the step's first batch. stop, saved: this rank's votes.
-  void begin(bool stop, bool saved) {
+  // To be called before the step's first batch. stop, saved, sample: this rank's votes.
+  void begin(bool stop, bool saved, bool sample = false) {
     turn_ ^= 1;
-    told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f};
+    told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f, .sample = sample ? 1.0f : 0.0f};
     traffic_ = mesh_.begin_traffic();
     begin_[turn_].record(model_.stream());
     model_.begin_sums(&told_[turn_].votes);
@@ -80,7 +81,8 @@ class StepsInFlight {
             .limits = started.limits,
             .traffic = started.traffic,
             .stop = sums.stop > 0,
-            .saved = sums.saved == float(mesh_.world().size())};
+            .saved = sums.saved == float(mesh_.world().size()),
+            .sample = sums.sample > 0};
   }
 
   // Waits for all steps in flight, and drops their results.

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "runtime/schedule.h"
+#include "training/generation.cuh"
 #include "training/state.cuh"
 
-// Sets the schedule's number of steps. Rank 0's clock decides for all ranks.
-inline void choose_steps(TrainingState& state, Batches& batches) {
+// Sets the schedule's number of steps. Rank 0's clock decides for all ranks. sampler: null if no text is sampled.
+inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* sampler) {
   Options& o = state.job.options;
   Model& model = state.model;
   const Unobserved unobserved;  // traces must not show steps that are undone
@@ -33,9 +34,14 @@ inline void choose_steps(TrainingState& state, Batches& batches) {
     validation_loss(model, batches, 1);
     validation = double(o.val_batches) * seconds_since(start);
   }
+  const Clock::time_point start = Clock::now();
+  if (sampler) sampler->text(0, TokenByToken(model, batches.buffers()));
+  const double sample = seconds_since(start);
   start_afresh(state);
   const double left = 60 * o.train_minutes - seconds_since(begin);
-  const size_t steps = steps_within(left, seconds[measured / 2], validation, o.val_every);
+  const double each = seconds[measured / 2] + (o.sample_every ? sample / double(o.sample_every) : 0);
+  const double share = o.sample_seconds > 0 ? o.sample_seconds / (o.sample_seconds + sample) : 1;  // of the time without samples
+  const size_t steps = steps_within(left * share, each, validation, o.val_every);
   o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);
   try {
     validate(o.schedule);
