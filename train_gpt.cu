@@ -10,7 +10,6 @@
 #include "processes/agreement.h"
 #include "processes/launch.h"
 #include "runtime/interruption.h"
-#include "runtime/next_commands.h"
 #include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
@@ -192,10 +191,8 @@ int train(Job& job) {
   end_job_on_error(control, loop, log_steps);
   checkpoints.complete();
   telemetry.summarize(step);
-  if (!stopping) {
-    if (!o.out.empty()) std::printf("%s", next_commands(o, control.size()).c_str());
-    return 0;
-  }
+  if (!stopping && !o.out.empty()) std::printf("%s", next_commands(o, control.size()).c_str());
+  if (!stopping) return 0;
   std::printf("%s: stopped after step %zu%s\n", interruption.reason().c_str(), step,
               o.out.empty() ? "" : ", and saved: go on with --resume");
   return interrupted_exit_code;

@@ -5,17 +5,27 @@ metrics.jsonl holds one JSON object per line; runtime/report.h lists the keys. A
 is drawn as a gap. The last line may be incomplete, after a crash or while the job is running; then it is left out. Both
 are reported.
 
-Usage: python dev/plot.py OUT... [--output plot.png]
+The loss of each step is faint, and above it lies its mean over a fiftieth of the run. The axis of the loss is
+logarithmic if the loss has fallen to less than a third. The suffix of --output determines the format: png, svg, pdf.
+
+Usage: python3 dev/plot.py OUT... [--output OUT/plot.png]
 """
 import argparse
 import json
 import sys
 from pathlib import Path
 
-import matplotlib
-
+try:
+  import matplotlib
+except ImportError:
+  sys.exit("error: a picture needs matplotlib: python3 -m pip install matplotlib")
 matplotlib.use("Agg")  # draw into a file: no display needed
 import matplotlib.pyplot as plt  # noqa: E402  after the choice of backend
+import numpy as np  # noqa: E402  matplotlib brings it along
+
+# The colours of Okabe and Ito, which people with any kind of colour vision can tell apart; without the yellow, which is
+# too pale for a line on white.
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000"]
 
 
 def read_metrics(run):
@@ -52,17 +62,41 @@ def series(run, rows, key):
   return steps, [float("nan") if value is None else value for value in values]
 
 
+def color_of(number):
+  return COLORS[number % len(COLORS)]
+
+
 # What is drawn below the losses, where a run has it.
 LOWER_PANELS = {"lr": "learning rate", "tokens_per_s": "tokens/s"}
 
 
+def smoothed(values):
+  """The mean of each value and its neighbours, a fiftieth of all values together; gaps are left out of it."""
+  reach = len(values) // 100
+  known = np.isfinite(values)
+  sums = np.cumsum(np.r_[0, np.where(known, values, 0)])
+  counts = np.cumsum(np.r_[0, known])
+  begin = np.maximum(np.arange(len(values)) - reach, 0)
+  end = np.minimum(np.arange(len(values)) + reach + 1, len(values))
+  return np.where(known, (sums[end] - sums[begin]) / np.maximum(counts[end] - counts[begin], 1), np.nan)
+
+
 def draw_losses(panel, runs):
   """The line of the first of several runs is broad, so that both can be seen where another lies on it."""
+  drawn = []
   for number, (run, rows) in enumerate(runs.items()):
-    color, width = f"C{number}", 4 if number == 0 and len(runs) > 1 else 1
-    panel.plot(*series(run, rows, "loss"), color=color, linewidth=width, alpha=1 / width ** 0.5, label=f"{run} train")
+    color, width = color_of(number), 4 if number == 0 and len(runs) > 1 else 1.5
+    steps, losses = series(run, rows, "loss")
+    panel.plot(steps, losses, color=color, linewidth=0.7, alpha=0.3)
+    panel.plot(steps, smoothed(losses), color=color, linewidth=width, alpha=0.6 if width == 4 else 1, label=f"{run} train")
+    drawn += losses
     if any("val_loss" in row for row in rows):
       panel.plot(*series(run, rows, "val_loss"), "o--", color=color, markersize=4, label=f"{run} validation")
+  if np.nanmin(drawn, initial=np.inf) > 0 and np.nanmax(drawn, initial=0) > 3 * np.nanmin(drawn, initial=np.inf):
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
   panel.set_ylabel("loss, nats per token")
   panel.legend()
 
@@ -76,7 +110,7 @@ def draw(folders, output):
   draw_losses(losses, runs)
   for panel, key in zip(lower, keys):
     for number, (run, rows) in enumerate(runs.items()):
-      panel.plot(*series(run, rows, key), color=f"C{number}")
+      panel.plot(*series(run, rows, key), color=color_of(number), linewidth=1)
     panel.set_ylabel(LOWER_PANELS[key])
     if key == "tokens_per_s":
       panel.set_ylim(bottom=0)
@@ -93,9 +127,9 @@ def draw(folders, output):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("runs", metavar="OUT", nargs="+", type=Path, help="folder with metrics.jsonl")
-  parser.add_argument("--output", type=Path, default=Path("plot.png"), help="default %(default)s")
+  parser.add_argument("--output", type=Path, help="png, svg or pdf; default: plot.png in the first run's folder")
   arguments = parser.parse_args()
-  draw(arguments.runs, arguments.output)
+  draw(arguments.runs, arguments.output or arguments.runs[0] / "plot.png")
 
 
 if __name__ == "__main__":

@@ -106,19 +106,14 @@ inline SearchResult search_meshes(const Options& o, const ModelShape& shape, con
 }
 
 // The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
-inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
-  std::string text = c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + " ./train_gpt" : "./train_gpt";
-  const std::set<std::string> flags = {"--plan", "--json"},
-                              with_value = {"--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch", "--checkpoint-seconds", "--days", "--budget"};
-  bool has_length = false;
-  for (size_t i = 0; i < words.size(); ++i) {
-    const std::string flag = words[i].substr(0, words[i].find('='));
-    has_length |= flag == "--steps" || flag == "--train-minutes";
-    if (with_value.contains(words[i])) ++i;
-    else if (!flags.contains(flag) && !with_value.contains(flag)) text += ' ' + quoted(words[i]);
-  }
+inline std::string command_of(const Candidate& c, std::vector<std::string> words) {
+  words.insert(words.begin(), "./train_gpt");
+  const auto is_length = [](const std::string& word) { return word.starts_with("--steps") || word.starts_with("--train-minutes"); };
   const double steps = std::ceil(c.time.tokens / (double(c.step.global_batch) * c.step.seq_len));
-  return text + ' ' + options_text(c.step) + (has_length ? "" : " --steps " + std::to_string(std::llround(steps)));
+  return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
+         command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch", "--checkpoint-seconds",
+                          "--days", "--budget"}, words) +
+         ' ' + options_text(c.step) + (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
 }
 
 inline void print_search(const Options& o, const ModelShape& shape, const PlannedDevice& device, const std::vector<Rented>& parts,

@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <numeric>
+#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <langinfo.h>
@@ -43,6 +42,17 @@ inline std::string quoted(const std::string& word) {
   return text + '\'';
 }
 
+// A command line of these words, but the options that are named in `left_out`, and their values.
+inline std::string command_without(const std::set<std::string>& left_out, const std::vector<std::string>& words) {
+  std::string text;
+  bool leaves_out = false;
+  for (const std::string& word : words) {
+    if (word.starts_with("--")) leaves_out = left_out.contains(word.substr(0, word.find('=')));
+    if (!leaves_out) text += (text.empty() ? "" : " ") + quoted(word);
+  }
+  return text;
+}
+
 // Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its left.
 // indent: of all rows but the first.
 inline std::string table_text(const std::vector<std::vector<std::string>>& rows, size_t indent) {
@@ -59,31 +69,24 @@ inline std::string table_text(const std::vector<std::vector<std::string>>& rows,
   return text;
 }
 
-// A curve of all values so far that fits into a line of text. Each point is the mean of equally many values.
+// A curve of all values so far that fits into a line of text.
 class Sparkline {
  public:
   void add(double value) {
-    if (!std::isfinite(value)) return;
-    sum_ += value;
-    if (++count_ < each_) return;
-    points_.push_back(std::exchange(sum_, 0) / double(std::exchange(count_, 0)));
-    if (points_.size() < most_points) return;
-    for (size_t i = 0; i < most_points / 2; ++i) points_[i] = (points_[2 * i] + points_[2 * i + 1]) / 2;
-    points_.resize(most_points / 2);
-    each_ *= 2;
+    if (std::isfinite(value)) sums_.push_back(sums_.back() + value);
   }
 
-  // In `width` characters, from the first value to the last; before the first value empty.
+  // In `width` characters, from the first value to the last, each the mean of its part of them; without a value empty.
   std::string text(size_t width, bool utf8) const {
-    if (points_.empty()) return "";
-    std::vector<double> heights(width);
-    for (size_t i = 0; i < width; ++i) {
-      const size_t begin = i * points_.size() / width, end = std::max(begin + 1, (i + 1) * points_.size() / width);
-      heights[i] = std::accumulate(points_.begin() + long(begin), points_.begin() + long(end), 0.0) / double(end - begin);
+    const size_t count = sums_.size() - 1;
+    std::vector<double> heights(count > 0 ? width : 0);
+    for (size_t i = 0; i < heights.size(); ++i) {
+      const size_t begin = i * count / width, end = std::max(begin + 1, (i + 1) * count / width);
+      heights[i] = (sums_[end] - sums_[begin]) / double(end - begin);
     }
-    const auto [least, most] = std::ranges::minmax(heights);
     std::string text;
     for (const double height : heights) {
+      const auto [least, most] = std::ranges::minmax(heights);
       const size_t level = most > least ? size_t(7.999 * (height - least) / (most - least)) : 0;
       text += utf8 ? std::string("▁▂▃▄▅▆▇█").substr(3 * level, 3) : std::string(1, "_.:-=+*#"[level]);
     }
@@ -91,10 +94,7 @@ class Sparkline {
   }
 
  private:
-  static constexpr size_t most_points = 256;
-  std::vector<double> points_;
-  double sum_ = 0;
-  size_t count_ = 0, each_ = 1;  // values in sum_, and in each point
+  std::vector<double> sums_ = {0};  // of the first values: none, one, two, ...
 };
 
 // A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because some
@@ -108,11 +108,10 @@ inline std::string progress_text(size_t step, size_t steps, double seconds_left,
   return '[' + std::string(filled, '#') + std::string(width - filled, '.') + "] " + numbers + ' ' + losses.text(curve, utf8);
 }
 
+// To be called once: what it asks for is not given back.
 inline bool terminal_has_utf8() {
   const locale_t locale = newlocale(LC_CTYPE_MASK, "", nullptr);  // the environment's; null: it is not installed
-  const bool utf8 = locale && std::string(nl_langinfo_l(CODESET, locale)) == "UTF-8";
-  if (locale) freelocale(locale);
-  return utf8;
+  return locale && std::string(nl_langinfo_l(CODESET, locale)) == "UTF-8";
 }
 
 // One line at the bottom of an interactive terminal; log lines go above it.
@@ -122,7 +121,7 @@ class ProgressBar {
   ProgressBar(size_t steps, bool wanted) : steps_(steps), interactive_(wanted && isatty(STDOUT_FILENO)) {}
   ~ProgressBar() { hide(); }
 
-  void add(double loss) { losses_.add(loss); }
+  void add(double loss) { if (interactive_) losses_.add(loss); }
 
   void show(size_t step, double seconds_left) {
     if (!interactive_) return;

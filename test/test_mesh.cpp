@@ -313,6 +313,17 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   CHECK(shell.output("$MPIRUN 2" + generate) == sample);
 }
 
+TEST_CASE("--sample-seconds: the clock of rank 0 decides for all ranks, and changes no bit" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 2 --heads 2 --channels 32 --tp 2 --pp 2 --steps 30 ";
+  const std::string out = shell.output(job + "--sample-seconds 0.001 --sample-len 3 --prompt line --out a");
+  const size_t first = out.find("---\nline");
+  REQUIRE(first != std::string::npos);
+  CHECK(contains(out.substr(first + 1), "---\nline"));
+  shell.output(job + "--out b");
+  CHECK(largest_difference(shell.metrics("a"), shell.metrics("b"), "loss") == 0);
+}
+
 TEST_CASE("--trace-tensors: tensor-parallel ranks and stages together write what one rank writes" *
           doctest::skip(!mpirun_found || !python_found)) {
   RankWorkplace shell;

@@ -445,19 +445,20 @@ TEST_CASE("the end of a run says what to try next, in commands that work as they
     const size_t begin = out.find("\n" + title);
     return begin == std::string::npos ? "" : out.substr(begin + 11, out.find('\n', begin + 11) - begin - 11);
   };
-  shell.output("cp text \"it's [a] text\"");
+  shell.output("cp text \"it's [a] text\" && ln -s \"$REFERENCE/../../dev\" dev");
   const std::string out = shell.output("$TINY --train \"it's [[]a] text\" --sample-len 5 --out \"a 'run'\" --overwrite");
   CHECK(shell.output(command(out, "to sample ") + " --sample-len 7").size() == 8);
   const std::string longer = shell.output(command(out, "to extend "));
   CHECK(shell.metrics("a 'run'").size() == 4);
   CHECK(contains(command(longer, "to extend "), " --resume --steps 8"));
   const std::string plot = command(out, "to plot   ");
-  CHECK(contains(plot, "dev/plot.py"));
   if (std::system("python3 -c 'import matplotlib' 2>/dev/null") == 0) {
-    shell.output(plot);
-    CHECK(shell.exists("a 'run'/plot.png"));
+    CHECK(shell.output(plot) == "wrote a 'run'/plot.png\n");
+    CHECK(shell.content("a 'run'/plot.png").starts_with("\x89PNG"));
+    shell.output(plot + " --output drawn.svg");
+    CHECK(contains(shell.content("drawn.svg"), "<svg"));
   } else {
-    CHECK(contains(shell(plot).error, "matplotlib"));
+    CHECK(shell(plot).error == "error: a picture needs matplotlib: python3 -m pip install matplotlib\n");
   }
   CHECK(command(shell.output("$TEXT --out ''"), "to ").empty());
   CHECK(command(shell("$TEXT --steps 99999 --max-hours 0.0001 --out stopped").out, "to ").empty());

@@ -25,7 +25,6 @@
 #include "runtime/guard.h"
 #include "runtime/hardware.h"
 #include "runtime/metrics.h"
-#include "runtime/next_commands.h"
 #include "runtime/process.h"
 #include "runtime/run_folder.h"
 #include "runtime/schedule.h"
@@ -139,11 +138,12 @@ TEST_CASE("fp32 on a device whose bf16 is faster: one line with the factor") {
   for (const char* unknown : {"AMD EPYC", "Tesla V100", ""}) CHECK(dtype_hint(unknown, "fp32").empty());
 }
 
-TEST_CASE("the command of a longer run: the same words, but those that would start it anew") {
-  CHECK(longer_run({"./train_gpt", "--train", "a/[!s]*", "it's", "--steps", "9", "--overwrite", "--lr=2e-3"}, 18) ==
-        "./train_gpt --train 'a/[!s]*' 'it'\\''s' --lr=2e-3 --resume --steps 18");
-  CHECK(longer_run({"a b/gpt", "--resume", "--train-minutes=2", "--out", ""}, 4) == "'a b/gpt' --out '' --resume --steps 4");
-  CHECK(longer_run({"gpt", "--resume", "old", "--shuffle", "--resume"}, 4) == "gpt --shuffle --resume --steps 4");
+TEST_CASE("a command line for a shell, without some options and their values") {
+  const auto rest = [](const std::vector<std::string>& words) { return command_without({"--steps", "--resume", "--overwrite"}, words); };
+  CHECK(rest({"./train_gpt", "--train", "a/[!s]*", "it's", "--steps", "9", "--overwrite", "--lr=2e-3"}) ==
+        "./train_gpt --train 'a/[!s]*' 'it'\\''s' --lr=2e-3");
+  CHECK(rest({"a b/gpt", "--resume", "--steps=2", "--out", "", "--resume", "old"}) == "'a b/gpt' --out ''");
+  CHECK(rest({"gpt", "--prompt=--steps", "--prompt", "-1\n"}) == "gpt --prompt=--steps --prompt '-1\n'");
 }
 
 // ---- metrics ----------------------------------------------------------------------------------------------

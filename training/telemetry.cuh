@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -76,6 +77,15 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::printf(", learning rate %g (%s), output %s\n", o.schedule.lr, o.schedule.kind.c_str(),
               o.out.empty() ? "none" : o.out.c_str());
   std::fflush(stdout);
+}
+
+// What to try after a run: commands for a shell in the folder where the run was started.
+inline std::string next_commands(const Options& o, int ranks) {
+  const std::string out = quoted(o.out), dtype = o.dtype == "fp32" ? "" : " --dtype " + o.dtype;
+  return "to sample " + quoted(o.words[0]) + " --generate --resume " + out + " --seq-len " + std::to_string(o.seq_len) + dtype +
+         "\nto extend " + command_without({"--steps", "--train-minutes", "--resume", "--overwrite"}, o.words) + " --resume --steps " +
+         std::to_string(std::min(2 * o.schedule.steps, Options::most_steps)) + (ranks > 1 ? "  # on every rank" : "") +
+         (std::filesystem::exists("dev/plot.py") ? "\nto plot   python3 dev/plot.py " + out : "") + '\n';
 }
 
 class Telemetry {
