@@ -315,8 +315,8 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
 
 TEST_CASE("--sample-seconds: the clock of rank 0 decides for all ranks, and changes no bit" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
-  const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 2 --heads 2 --channels 32 --tp 2 --pp 2 --steps 30 ";
-  const std::string out = shell.output(job + "--sample-seconds 0.001 --sample-len 3 --prompt line --out a");
+  const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 2 --heads 2 --channels 32 --tp 2 --pp 2 --steps 60 ";
+  const std::string out = shell.output(job + "--sample-seconds 0.03 --sample-len 3 --prompt line --out a");
   const size_t first = out.find("---\nline");
   REQUIRE(first != std::string::npos);
   CHECK(contains(out.substr(first + 1), "---\nline"));
