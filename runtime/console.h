@@ -108,10 +108,11 @@ inline std::string progress_text(size_t step, size_t steps, double seconds_left,
   return '[' + std::string(filled, '#') + std::string(width - filled, '.') + "] " + numbers + ' ' + losses.text(curve, utf8);
 }
 
-// To be called once: what it asks for is not given back.
 inline bool terminal_has_utf8() {
   const locale_t locale = newlocale(LC_CTYPE_MASK, "", nullptr);  // the environment's; null: it is not installed
-  return locale && std::string(nl_langinfo_l(CODESET, locale)) == "UTF-8";
+  const bool utf8 = locale && std::string(nl_langinfo_l(CODESET, locale)) == "UTF-8";
+  if (locale) freelocale(locale);
+  return utf8;
 }
 
 // One line at the bottom of an interactive terminal; log lines go above it.
@@ -121,7 +122,9 @@ class ProgressBar {
   ProgressBar(size_t steps, bool wanted) : steps_(steps), interactive_(wanted && isatty(STDOUT_FILENO)) {}
   ~ProgressBar() { hide(); }
 
-  void add(double loss) { if (interactive_) losses_.add(loss); }
+  void add(double loss) {
+    if (interactive_) losses_.add(loss);
+  }
 
   void show(size_t step, double seconds_left) {
     if (!interactive_) return;
