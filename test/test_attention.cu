@@ -431,13 +431,17 @@ bool plan(const Sizes& s, const Layouts& layouts = {}) {
   return problem.empty();
 }
 
+const char* no_library = "no library here does attention";
+
 TEST_CASE_TEMPLATE("attention by a library", T, __nv_bfloat16, __half) {
+  if (!has_library_attention) return skip(no_library);
   for (const Sizes& s : {square(2, 128, 2, 64), square(1, 256, 3, 128), square(2, 200, 3, 64), square(1, 129, 2, 128),
                          square(2, 37, 3, 8), square(1, 70, 2, 40), square(1, 50, 2, 80), square(1, 1, 1, 64)})
     if (plan<T>(s)) check<T>(s, Body::library);
 }
 
 TEST_CASE_TEMPLATE("attention of rectangles by a library", T, __nv_bfloat16, __half) {
+  if (!has_library_attention) return skip(no_library);
   const Layouts halves{second_half, first_half, alone}, cache{alone, spaced, spaced};
   for (const Layouts& layouts : {halves, cache})
     for (const Sizes& s : {Sizes{2, 64, 128, 2, 64, false}, {2, 128, 64, 2, 64, false}, {1, 37, 101, 2, 128, false},
@@ -453,14 +457,14 @@ TEST_CASE("attention by a library: where there is one, it does gpt2's shape") {
 
 TEST_CASE_TEMPLATE("attention by a library: infinity and NaN come through", T, __nv_bfloat16, __half) {
   const Sizes s = square(1, 72, 2, 64);
-  if (!plan<T>(s)) return skip("no library here does attention");
+  if (!plan<T>(s)) return skip(no_library);
   for (float value : {float(INFINITY), float(NAN)})
     for (int part : {0, 1, 2, 3}) check_non_finite<T>(s, Body::library, value, part);
 }
 
 TEST_CASE_TEMPLATE("attention by a library: the same bits each time", T, __nv_bfloat16, __half) {
   const Sizes s = square(4, 512, 4, 64);
-  if (!plan<T>(s)) return skip("no library here does attention");
+  if (!plan<T>(s)) return skip(no_library);
   const auto [qkv, dout] = Inputs<T>(s);
   const Results first = run(s, Body::library, qkv, dout);
   for (int i = 0; i < 5; ++i) {

@@ -121,8 +121,8 @@ TEST_CASE("every schedule ends, with the bubble of its formula") {
       const PlayedStep step = play(lists, pipeline.chunks, equal_costs(pipeline, costs));
       REQUIRE(step.problem == "");
       const std::optional<double> bubble = bubble_by_formula(pipeline, costs);
-      for (double idle : step.idle)
-        if (bubble) CHECK(idle == about(*bubble, 1e-9));
+      if (!bubble) continue;
+      for (double idle : step.idle) CHECK(std::abs(idle - *bubble) <= 1e-9 * step.end);  // it may be 0
     }
   });
 }
