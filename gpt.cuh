@@ -105,6 +105,7 @@ class GPT final : public Model {
         texts_.lay_out(arena, list_.chunks(), options_.samples, options_.cached_positions, largest().NH, largest().HS);
       });
     if (mesh.is_imagined()) return;
+    if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
     memory_.allocate();
     store_.clear();
     if (no_bias_) CUDA_CHECK(cudaMemsetAsync(no_bias_, 0, size_t(options.shape.channels) * sizeof(Float), stream));

@@ -39,6 +39,8 @@ void end_job_on_error(Control& control, Work work, Last last) {
     work();
   } catch (const UsageError& error) {
     fail(error, 2);
+  } catch (const std::filesystem::filesystem_error& error) {
+    fail(std::runtime_error(excerpt(error.path1().native()) + ": " + error.code().message() + ": check this path"), 1);
   } catch (const std::exception& error) {
     fail(error, 1);
   }
@@ -96,15 +98,15 @@ int train(Job& job) {
   copies.release();  // the weights and the tokenizer have been read
   Checkpoints checkpoints(state, bill, checkpoint, tokenizer_folder);
   if (o.resume && !checkpoint) std::printf("--resume: no checkpoint in %s, starting afresh\n", o.out.c_str());
+  if (step >= steps) {
+    std::printf("finished: the checkpoint has %zu of %zu steps; a larger --steps goes on\n", step, steps);
+    return 0;
+  }
   const RankPlan own = allocated(*model, job.mesh, control.rank(), batches.buffers(), checkpoints.snapshot_bytes());
   std::optional<Plan> plan = gathered_plan(control, device, own);
   describe(job, *model, data, memory_text(*plan), step);
   print_batch_hint(o, planned_run(o, shape));
   if (const std::string hint = dtype_hint(job.device, o.dtype); !hint.empty() && !checkpoint) std::printf("%s\n", hint.c_str());
-  if (step >= steps) {
-    std::printf("finished: the checkpoint has %zu of %zu steps\n", step, steps);
-    return 0;
-  }
 
   // ---- the run folder, logs, signals
   job.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
@@ -170,6 +172,7 @@ int train(Job& job) {
       while (in_flight.count() > most_in_flight() && !rolled_back) rolled_back = !finish_step();
       if (rolled_back) continue;
       if (divides(o.check_sync, step)) check_sync(control, model->store(), step, job.stream);
+      if (saves() && job.is_first()) data.train->require_unchanged();
       if (saves()) checkpoints.save(step == steps || stopping);
       if (validates()) {
         const AddTime timer(bill.lost.evaluation);
@@ -202,18 +205,20 @@ int train(Job& job) {
 int generate(Job& job) {
   Options& o = job.options;
   Tracing tracing(job);
-  const std::filesystem::path folder = weights_folder(o);
+  const std::optional<Checkpoint> checkpoint = generating_checkpoint(job);
+  const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
   const ModelShape shape = loaded_shape(o, folder);
   check_shape(shape, o.seq_len);
   check_mesh(o, shape);
   o.micro_batch = o.samples;
   check_micro_batch(o);
   const std::unique_ptr<Model> model = build_model(o, shape, job.mesh, job.stream, false, o.samples);
-  load_initial_weights(job, *model, folder);
+  if (checkpoint) load_model_weights(*model, folder);
+  else load_initial_weights(job, *model, folder);
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
   const Sampler sampler = sampler_of(o, shape, folder);
   rehearse(job, *model, buffers, &sampler);
-  const std::string speed = generate_texts(sampler, o.samples, TokenByToken(*model, buffers));
+  const std::string speed = generate_texts(sampler, o.samples, size_t(o.seq_len), TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only
   tracing.finish();
   return 0;
@@ -255,13 +260,12 @@ int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder) 
     usage_error(difference.what());
   }
   std::optional<Options> options = parse_options(argc, argv);
-  if (!options) return 0;
+  if (!options) return require_printed(), 0;
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   if (options->plan) {
-    const std::vector<std::string> words(argv + 1, argv + argc);
-    if (control.rank() == 0) options->has_goal() ? print_goals(*options, words) : print_plan(*options, control.size(), words);
-    return 0;
+    if (control.rank() == 0) options->has_goal() ? print_goals(*options) : print_plan(*options, control.size());
+    return require_printed(), 0;
   }
   const int device = take_device(control, options->share_gpu);
   if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });

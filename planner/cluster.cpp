@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "runtime/files.h"
@@ -65,6 +66,17 @@ std::vector<std::filesystem::path> example_folders() {
   return {examples, program / examples, program / "../.." / examples};
 }
 
+// Those of the first folder that has any.
+std::vector<std::filesystem::path> example_files() {
+  std::vector<std::filesystem::path> files;
+  std::error_code not_there;
+  for (const auto& folder : example_folders())
+    if (files.empty())
+      for (const auto& entry : std::filesystem::directory_iterator(folder, not_there)) files.push_back(entry.path());
+  std::ranges::sort(files);
+  return files;
+}
+
 }  // namespace
 
 Cluster load_cluster(const std::filesystem::path& path) {
@@ -75,7 +87,8 @@ Cluster load_cluster(const std::filesystem::path& path) {
   c.device = read_device(file);
   c.devices_per_host = file.count("devices_per_host");
   c.hosts = file.count("hosts");
-  if (int64_t(c.devices_per_host) * c.hosts > 1 << 14) file.refuse("hosts", "so many that there are 16384 devices at most");
+  if (int64_t(c.devices_per_host) * c.hosts > 1 << 14) 
+    file.refuse("hosts", "from 1 to " + std::to_string((1 << 14) / c.devices_per_host) + ", with 16384 devices at most");
   c.link_share = gpu_links;
   if (c.devices() > 1 || file.has("links")) {
     JsonFields links = file.object("links");
@@ -100,19 +113,17 @@ Cluster find_cluster(const std::string& name) {
   if (std::filesystem::is_regular_file(name)) return load_cluster(name);
   for (const auto& folder : example_folders())
     if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
-  fail("--cluster ", excerpt(name), ": no such file, and none in data/clusters: see planner/forecast.md");
+  std::string known;
+  for (const auto& path : example_files()) known += (known.empty() ? "" : ", ") + path.stem().string();
+  fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters", known.empty() ? ", which is not here either: give a file's path" : ": " + known);
 }
 
 std::vector<Cluster> example_clusters() {
-  for (const auto& folder : example_folders()) {
-    if (!std::filesystem::is_directory(folder)) continue;
-    std::vector<Cluster> all;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) all.push_back(load_cluster(entry.path()));
-    std::erase_if(all, [](const Cluster& c) { return c.software != Software::gpt_cu; });
-    std::ranges::sort(all, {}, [](const Cluster& c) { return std::pair(c.devices(), c.name); });
-    return all;
-  }
-  return {};
+  std::vector<Cluster> all;
+  for (const auto& path : example_files()) all.push_back(load_cluster(path));
+  std::erase_if(all, [](const Cluster& c) { return c.software != Software::gpt_cu; });
+  std::ranges::sort(all, {}, [](const Cluster& c) { return std::pair(c.devices(), c.name); });
+  return all;
 }
 
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices) {

@@ -38,7 +38,7 @@ inline void add_row(GoalPlan& plan, const Options& o, const ModelShape& shape, c
   }
 }
 
-inline void print_goals(const Options& given, const std::vector<std::string>& words) {
+inline void print_goals(const Options& given) {
   const Goal goal = {given.days, given.budget};
   const std::vector<Cluster> clusters = given.cluster.empty() ? example_clusters() : std::vector<Cluster>{find_cluster(given.cluster)};
   const std::string where = given.cluster.empty() ? "any cluster of data/clusters" : "the cluster " + clusters[0].name;
@@ -64,9 +64,8 @@ inline void print_goals(const Options& given, const std::vector<std::string>& wo
     fail(goal.text(), ": no part of ", where, " trains ", plan.model, " on ", with_commas(plan.run.tokens), " tokens within that: raise the goal",
          given.steps_given ? ", or lower --steps" : "");
   sort_rows(plan, goal);
-  std::vector<std::string> with_model = words;
-  if (!has_model) with_model.insert(with_model.begin(), {"--model", plan.model});
-  for (Candidate& c : plan.rows) c.command = command_of(c, with_model);
+  if (!has_model) o.words.insert(o.words.begin() + 1, {"--model", plan.model});
+  for (Candidate& c : plan.rows) c.command = command_of(c, o.words);
   if (given.json) {
     std::printf("%s\n", text_of(plan, goal).c_str());
     return;

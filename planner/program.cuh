@@ -106,8 +106,7 @@ inline SearchResult search_meshes(const Options& o, const ModelShape& shape, con
 }
 
 // The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
-inline std::string command_of(const Candidate& c, std::vector<std::string> words) {
-  words.insert(words.begin(), "./train_gpt");
+inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
   const auto is_length = [](const std::string& word) { return word.starts_with("--steps") || word.starts_with("--train-minutes"); };
   const double steps = std::ceil(c.time.tokens / (double(c.step.global_batch) * c.step.seq_len));
   return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
@@ -116,13 +115,13 @@ inline std::string command_of(const Candidate& c, std::vector<std::string> words
          ' ' + options_text(c.step) + (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
 }
 
-inline void print_search(const Options& o, const ModelShape& shape, const PlannedDevice& device, const std::vector<Rented>& parts,
-                         const std::vector<std::string>& words) {
+inline void print_search(const Options& o, const ModelShape& shape, const PlannedDevice& device,
+                         const std::vector<Rented>& parts) {
   const Clock::time_point begin = Clock::now();
   SearchResult result = search_meshes(o, shape, device, parts);
   const double seconds = seconds_since(begin);
   for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
-    for (Candidate& c : *list) c.command = command_of(c, words);
+    for (Candidate& c : *list) c.command = command_of(c, o.words);
   if (o.json) {
     std::printf("%s\n", text_of(result, seconds, device).c_str());
     return;
@@ -155,8 +154,8 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
               1e3 * best.time.forecast.seconds, with_commas(double(result.candidates)).c_str());
 }
 
-// Prints the plan of training with these options. ranks: those that were started; words: of the command line.
-inline void print_plan(Options& o, int ranks, const std::vector<std::string>& words) {
+// Prints the plan of training with these options. ranks: those that were started.
+inline void print_plan(Options& o, int ranks) {
   std::optional<Cluster> cluster;
   if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
   if (cluster && o.ranks > cluster->devices())
@@ -171,7 +170,7 @@ inline void print_plan(Options& o, int ranks, const std::vector<std::string>& wo
   if (!cluster) cluster = measured_cluster(o, device.name, ranks);
   if (!o.mesh.empty()) {
     if (!cluster) usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
-    return print_search(o, shape, device, by_parts ? parts_of(*cluster) : std::vector{with_devices(*cluster, ranks)}, words);
+    return print_search(o, shape, device, by_parts ? parts_of(*cluster) : std::vector{with_devices(*cluster, ranks)});
   }
   Plan plan = plan_of_memory(o, shape, mesh, device);
   const PlannedRun run = planned_run(o, shape);

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -61,7 +60,7 @@ bool can_train(const PlannedStep& s) {
   if (cp > 1 && !is_ring && m.heads / tp % cp != 0) return false;
   if (s.seq_len % (cp == 1 ? 1 : is_ring ? 2 * cp : cp) != 0) return false;
   const int64_t rows = int64_t(s.micro_batch) * (s.seq_len / cp);
-  return rows % tp == 0 && rows <= std::numeric_limits<int>::max();
+  return rows % tp == 0 && rows <= most_rows;
 }
 
 void for_each_candidate(const PlannedStep& base, int ranks, const std::function<void(const PlannedStep&)>& visit) {
@@ -74,7 +73,7 @@ void for_each_candidate(const PlannedStep& base, int ranks, const std::function<
   };
   const auto try_batches = [&] {
     if (s.global_batch % s.mesh.dp != 0) return;
-    const std::vector<int> micro_batches = divisors(s.global_batch / s.mesh.dp, 1 << 20);
+    const std::vector<int> micro_batches = divisors(s.global_batch / s.mesh.dp, most_micro_batch);
     for (const auto& [schedule, chunks] : schedules_of(s.mesh.pp, s.shape.layers)) {
       s.pp_schedule = schedule, s.pp_chunks = chunks;
       for (const int micro_batch : micro_batches) s.micro_batch = micro_batch, try_each_way();

@@ -141,9 +141,10 @@ void check_mesh(const Options& o, const ModelShape& s) {
 }
 
 void check_micro_batch(const Options& o) {
-  if (const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp); rows > std::numeric_limits<int>::max())
-    usage_error("--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", rows,
-                " tokens at a time, more than ", std::numeric_limits<int>::max(), ": lower one of them");
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp), most = o.generate ? std::numeric_limits<int>::max() : most_rows;
+  if (rows > most)
+    usage_error(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", rows,
+                " tokens at a time, more than ", most, ": lower one of them");
 }
 
 void complete_options(Options& o, int all_ranks) {

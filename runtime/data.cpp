@@ -6,17 +6,21 @@
 #include <exception>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include <glob.h>
 #include <sys/resource.h>
 
 #include "processes/error.h"
-#include "processes/text.h"
 
 namespace {
 
 constexpr size_t header_bytes = 256 * sizeof(int32_t);
 constexpr int32_t magic = 20240520, version = 1;
+
+constexpr size_t samples_looked_at = 64, sample_looked_at = 1025;  // samples, tokens of each: for identity()
+
+constexpr const char* must_stay = ": data must stay as they were when the run began: put the file back, and go on with --resume";
 
 // The regular files that match the patterns, in bytewise order. A file that several patterns match is listed once.
 std::vector<std::string> matching_files(const std::vector<std::string>& patterns) {
@@ -92,16 +96,18 @@ TokenData::TokenData(const std::vector<std::string>& patterns) : open_files_(ope
     if (is_shard(path) == is_text_) {
       fail("data mixes text and .bin token shards ('", paths.front(), "', '", path, "'): give one kind");
     }
+    const FileStamp stamp = stamp_of(path);
     const File file(path, for_reading);
     const size_t tokens_in_file = is_text_ ? file.size() : tokens_in_shard(file);
     if (tokens_in_file == 0) empty.push_back(path);
-    else files_.push_back({path, files_.empty() ? 0 : tokens(), tokens_in_file});
+    else files_.push_back({path, files_.empty() ? 0 : tokens(), tokens_in_file, stamp});
   }
   if (files_.empty())
     fail("data '", paths.front(), "'", paths.size() > 1 ? " and others hold" : " holds", " no tokens: give other files");
   if (!empty.empty())
     std::printf("data      left out, as there is nothing in it: %s%s\n", one_line(empty.front()).c_str(),
                 empty.size() > 1 ? (" and " + std::to_string(empty.size() - 1) + " more").c_str() : "");
+  for (size_t i = 0; i < samples_looked_at; ++i) looked_at_ += checksum(i);
 }
 
 size_t TokenData::samples(int T) const {
@@ -115,14 +121,20 @@ size_t TokenData::samples(int T) const {
   return count;
 }
 
-DataIdentity TokenData::identity() const {
-  const size_t length = std::clamp<size_t>(tokens(), 1, 1025), last = tokens() - length, looked_at = 64;
-  std::string checksums;
-  for (size_t i = 0; i < looked_at; ++i) {
-    const std::vector<int> sample = read(last * i / (looked_at - 1), length, 1 << 16);
-    checksums += xxh3({reinterpret_cast<const char*>(sample.data()), sample.size() * sizeof(int)});
-  }
-  return {tokens(), xxh3(checksums)};
+// Where the one that has this number, of the samples that identity() looks at, begins.
+size_t TokenData::looked_at(size_t number) const {
+  return (tokens() - std::min(tokens(), sample_looked_at)) * number / (samples_looked_at - 1);
+}
+
+std::string TokenData::checksum(size_t number) const {
+  const std::vector<int> sample = read(looked_at(number), std::min(tokens(), sample_looked_at), 1 << 16);
+  return xxh3({reinterpret_cast<const char*>(sample.data()), sample.size() * sizeof(int)});
+}
+
+void TokenData::require_unchanged() const {
+  for (size_t i = 0; i < samples_looked_at; ++i)
+    if (const std::string now = checksum(i); looked_at_.compare(i * now.size(), now.size(), now) != 0)
+      fail(file_at(looked_at(i)).path, ": holds other tokens than when the run began", must_stay);
 }
 
 std::string DataIdentity::text() const {
@@ -141,10 +153,15 @@ void TokenData::check_tokens(size_t samples, int T, int vocabulary) const {
   for (size_t position = 0; position < end; position += block) read(position, std::min(block, end - position), vocabulary);
 }
 
+// The file that holds this token of the whole sequence.
+const TokenData::TokenFile& TokenData::file_at(size_t position) const {
+  auto starts_later = [](size_t wanted, const TokenFile& file) { return wanted < file.first; };
+  return *(std::upper_bound(files_.begin(), files_.end(), position, starts_later) - 1);
+}
+
 // Tokens [position, position + count) of the whole sequence.
 std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary) const {
-  auto starts_later = [](size_t wanted, const TokenFile& file) { return wanted < file.first; };
-  auto file = std::upper_bound(files_.begin(), files_.end(), position, starts_later) - 1;
+  const TokenFile* file = &file_at(position);
   std::vector<int> tokens;
   tokens.reserve(count);
   for (; tokens.size() < count; ++file) {
@@ -161,8 +178,9 @@ void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t i
   try {
     opened(file).read((is_text_ ? 0 : header_bytes) + index * bytes_per_token, bytes.data(), bytes.size());
   } catch (const std::exception& error) {
-    fail(error.what(), ": data must stay as they were when the run began: put the file back, and go on with --resume");
+    fail(error.what(), must_stay);
   }
+  check_stamp(file);
   for (size_t i = 0; i < count; ++i) {
     const int token = is_text_ ? bytes[i] : bytes[2 * i] | bytes[2 * i + 1] << 8;
     if (token >= vocabulary)
@@ -170,6 +188,19 @@ void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t i
            ": give a fresh model --vocab ", token + 1, " or more, or data made for this vocabulary");
     tokens.push_back(token);
   }
+}
+
+// Fails if the file was changed after the run began. Bytes that were added at its end are left out.
+void TokenData::check_stamp(const TokenFile& file) const {
+  const FileStamp before = file.stamp, now = stamp_of(file.path);
+  if (now == before) return;
+  if (now.inode != before.inode || now.bytes <= before.bytes)
+    fail(file.path, ": was changed, replaced or removed after the run began", must_stay);
+  file.stamp = now;
+  if (std::exchange(file.has_grown, true)) return;
+  require_unchanged();
+  std::printf("data      %s has grown from %zu to %zu bytes: the run goes on without what was added, and --resume needs the file as it was\n",
+              one_line(file.path).c_str(), before.bytes, now.bytes);
 }
 
 const File& TokenData::opened(const TokenFile& file) const {

@@ -9,8 +9,8 @@
 // is tokens [i*T, i*T + T] of the sequence; inputs are its first T tokens, targets its last T, so that
 // neighbours share one token and n tokens hold floor((n - 1) / T) samples. A sample may span files.
 //
-// Files are opened when they are read, and a few stay open: there may be any number of them. A file that is cut short or
-// removed while a run reads it is an error.
+// Files are opened when they are read, and a few stay open: there may be any number of them. A file that is written to,
+// replaced or removed while a run reads it is an error, unless something was only added at its end: that is left out.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "processes/text.h"
 #include "runtime/files.h"
 
 // Tells whether two runs, or two ranks, have the same data.
@@ -43,7 +44,10 @@ class TokenData {
 
   size_t samples(int T) const;
 
-  DataIdentity identity() const;
+  DataIdentity identity() const { return {tokens(), xxh3(looked_at_)}; }
+
+  // Fails if the tokens that identity() looked at are others now.
+  void require_unchanged() const;
 
   // Reads sample number `sample` to inputs (T) and targets (T). Fails if a token is outside the vocabulary.
   void read_sample(size_t sample, int T, int vocabulary, int* inputs, int* targets) const;
@@ -56,14 +60,21 @@ class TokenData {
     std::string path;
     size_t first;   // position of its first token in the whole sequence
     size_t tokens;
+    mutable FileStamp stamp;
+    mutable bool has_grown = false;
   };
 
+  size_t looked_at(size_t number) const;
+  std::string checksum(size_t number) const;
+  void check_stamp(const TokenFile& file) const;
+  const TokenFile& file_at(size_t position) const;
   std::vector<int> read(size_t position, size_t count, int vocabulary) const;
   void append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary) const;
   const File& opened(const TokenFile& file) const;
 
   bool is_text_ = true;
   std::vector<TokenFile> files_;
+  std::string looked_at_;  // checksums of some tokens from all parts, one after another
   mutable std::vector<std::unique_ptr<File>> open_files_;  // file i, if it is open, is at i % open_files_.size()
 };
 

@@ -112,6 +112,12 @@ void File::set_past_cache(bool wanted) {
   past_cache_ = fcntl(descriptor_, F_SETFL, wanted ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && wanted;
 }
 
+FileStamp stamp_of(const std::filesystem::path& path) {
+  struct stat status;
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return {size_t(status.st_size), status.st_ino, status.st_mtim.tv_sec * int64_t(1'000'000'000) + status.st_mtim.tv_nsec};
+}
+
 std::string read_file(const std::filesystem::path& path) { return File(path, for_reading).content(); }
 
 bool holds_something_else(const std::filesystem::path& path, std::string_view beginning) {

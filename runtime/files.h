@@ -3,6 +3,7 @@
 // by a signal, and because the number of mappings is limited.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -54,6 +55,14 @@ class File {
   int descriptor_;
   bool past_cache_ = false;
 };
+
+// Tells whether a file was written to, or another one has taken its place. All zeros: there is none.
+struct FileStamp {
+  size_t bytes, inode;
+  int64_t modified_ns;
+  bool operator==(const FileStamp&) const = default;
+};
+FileStamp stamp_of(const std::filesystem::path& path);
 
 // Flags to open a regular file for reading. With O_NONBLOCK, opening a pipe does not wait for a writer; File::size()
 // then refuses the pipe.

@@ -25,7 +25,7 @@ class JsonFields {
   }
   double rate(const std::string& key, double most = 1e9) {
     const nlohmann::json& found = value(key);
-    if (!found.is_number() || !(found > 1e-6 && found <= most)) refuse(key, most == 1 ? "a number above 0, 1 at most" : "a number above 0");
+    if (!found.is_number() || !(found > 1e-6 && found <= most)) refuse(key, "a number above 0.000001, " + std::string(most == 1 ? "1" : "1e9") + " at most");
     return found.get<double>();
   }
   int count(const std::string& key) {
@@ -35,7 +35,7 @@ class JsonFields {
   }
   std::string text(const std::string& key) {
     if (!value(key).is_string()) refuse(key, "a text");
-    return object_[key].get<std::string>();
+    return one_line(object_[key].get<std::string>());  // it may reach a terminal
   }
   JsonFields object(const std::string& key) {
     if (!value(key).is_object()) refuse(key, "an object");

@@ -39,21 +39,6 @@ std::vector<std::string> names_of(const std::map<std::string, Value>& table) {
   return names;
 }
 
-// Flags of features that this version does not have yet. They are known, so that the error message says what is
-// missing. neutral: the value that needs no such feature.
-void add_planned_options(CLI::App& app) {
-  struct Planned {
-    const char *flag, *feature, *neutral;
-  };
-  static const Planned planned[] = {{"--offload", "offloading", "none"}};
-  for (const Planned& p : planned)
-    app.add_option_function<std::string>(p.flag, [p](const std::string& value) {
-      if (value != p.neutral)
-        usage_error(p.flag, " ", value, ": ", p.feature, " is not there yet; leave the option out");
-    })->group("")->expected(0, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_flag_callback("--fp8", [] { usage_error("--fp8: not there yet; leave the option out"); })->group("");
-}
-
 void add_data_and_model_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Data");
   app.add_option("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)")
@@ -94,7 +79,7 @@ void add_training_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Batch");
   app.add_option("--seq-len", o.seq_len, "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)")
       ->check(in_range(1, ModelShape::most_positions));
-  app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, 1 << 20));
+  app.add_option("--micro-batch", o.micro_batch, "samples at a time on each rank")->check(in_range(1, most_micro_batch));
   app.add_option("--global-batch", o.global_batch, "samples a step on all ranks (default: a micro-batch for each group of --tp · --cp ranks)")
       ->check(in_range(1, most_samples));
 
@@ -201,7 +186,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--sample-len", o.sample_len, "tokens a sample")->check(count);
   app.add_option("--prompt", o.prompt, "text that a sample continues")->type_name("TEXT");
   app.add_option("--temperature", o.temperature, "below 1 sharper, 0 always the likeliest token")->check(in_range(0., 100.));
-  app.add_option("--samples", o.samples, "texts that --generate draws, all at the same time")->check(in_range(1, 1 << 16));
+  app.add_option("--samples", o.samples, "texts that --generate draws, all at the same time")->check(in_range(1, most_micro_batch));
   app.add_flag("--no-cache", o.no_cache, "compute all tokens again for each new one: slow, to compare with");
   app.add_option("--top-p", o.top_p, "only the likeliest tokens that make this probability together; 1: all")
       ->check(in_range(1e-6, 1.));
@@ -225,6 +210,35 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
   }
 }
 
+// Refuses options that say nothing without another one, or beside it.
+void refuse_together(const CLI::App& app, const Options& o) {
+  const auto refuse = [&](bool wrong, std::initializer_list<const char*> flags, const std::string& why) {
+    for (const char* flag : flags)
+      if (const CLI::Option* option = app.get_option(flag); wrong && option->count() > 0)
+        usage_error(flag, option->get_items_expected_min() > 0 ? ' ' + option->results().back() : "", ' ', why);
+  };
+  refuse(o.dtype != "fp16", {"--loss-scale", "--loss-scale-window"}, "keeps small gradients of fp16: it needs --dtype fp16");
+  refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds"},
+         "is for --plan: add that, or leave it out");
+  refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
+  const std::string search = !o.mesh.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
+  const bool searches = !o.mesh.empty() || o.has_goal();
+  refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
+  refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero", "--micro-batch",
+                    "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
+  refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
+         "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
+  refuse(!o.generate, {"--samples"}, "needs --generate: training writes one sample at a time");
+  refuse(!o.generate && !o.samples_in_training(), {"--no-cache"},
+         "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
+  refuse(app.count("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
+  refuse(o.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
+  refuse(o.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
+  refuse(o.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");
+  refuse(o.pp_schedule != "interleaved", {"--pp-chunks"},
+         "needs --pp-schedule interleaved: with " + o.pp_schedule + " a stage has one chunk");
+}
+
 }  // namespace
 
 void usage_error_with(const std::string& text) { throw UsageError(text); }
@@ -239,7 +253,6 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_data_and_model_options(app, o);
   add_training_options(app, o);
   add_run_options(app, o);
-  add_planned_options(app);
   for (const char* files : {"--train", "--val"})
     app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->expected(1, 1 << 20)->allow_extra_args(false);  // otherwise CLI11 reads [a,b] as a list, not as a glob
@@ -252,34 +265,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }
-  for (const char* flag : {"--loss-scale", "--loss-scale-window"})
-    if (app.count(flag) && o.dtype != "fp16") usage_error(flag, " keeps small gradients of fp16: it needs --dtype fp16");
-  for (const char* flag : {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds"})
-    if (app.count(flag) && !o.plan) usage_error(flag, " is for --plan: add that, or leave it out");
-  for (const char* flag : {"--generate", "--resume"})
-    if (app.count(flag) && o.plan) usage_error("--plan ", flag, ": a plan is for training from the start; leave one of them out");
-  const char* search = !o.mesh.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
-  for (const char* flag : {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
-                           "--micro-batch", "--recompute", "--generate"})
-    if (app.count(flag) && (o.has_goal() || !o.mesh.empty()))
-      usage_error(search, " ", flag, flag == std::string("--generate") ? ": a mesh is chosen for training" : ": the search chooses that",
-                  "; leave one of them out");
-  for (const char* flag : {"--mesh", "--ranks", "--ceilings", "--train-minutes"})
-    if (app.count(flag) && o.has_goal())
-      usage_error(o.days > 0 ? "--days " : "--budget ", flag, ": a goal is planned for all ways to rent a cluster; leave one of them out");
-  if (app.count("--samples") && !o.generate) usage_error("--samples ", o.samples, " needs --generate: training writes one sample at a time");
-  if (o.no_cache && !o.generate && !o.samples_in_training())
-    usage_error("--no-cache needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
-  if (app.count("--steps") && app.count("--train-minutes"))
-    usage_error("--steps and --train-minutes both say how long to train: give one of them");
-  if (app.count("--tp-pieces") && o.tp == 1) usage_error("--tp-pieces ", o.tp_pieces, " needs --tp: with one rank for a layer no row is sent");
-  if (app.count("--cp-method") && o.cp == 1)
-    usage_error("--cp-method ", o.cp_method, " needs --cp: with one rank for a sample no token is elsewhere");
-  for (const char* flag : {"--pp-schedule", "--pp-chunks"})
-    if (app.count(flag) && o.pp == 1)
-      usage_error(flag, " ", app.get_option(flag)->results().back(), " needs --pp: with one stage there is no pipeline");
-  if (app.count("--pp-chunks") && o.pp_schedule != "interleaved")
-    usage_error("--pp-chunks ", o.pp_chunks, " needs --pp-schedule interleaved: with ", o.pp_schedule, " a stage has one chunk");
+  refuse_together(app, o);
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.resume = app.count("--resume") > 0;

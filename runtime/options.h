@@ -82,6 +82,8 @@ struct Options {
 };
 
 constexpr int most_samples = 1 << 24;  // per step
+// What launches hold (kernels/README.md): samples at a time, and their rows.
+constexpr int most_micro_batch = 65'535, most_rows = 64 * 65'535;
 
 struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
@@ -116,7 +118,7 @@ void check_shape(const ModelShape& s, int seq_len);
 // Fails if the ranks that --tp, --cp and --pp ask for cannot split this model and its micro-batches.
 void check_mesh(const Options& o, const ModelShape& s);
 
-// Fails if the micro-batch has too many rows: kernels count them as int.
+// Fails if the micro-batch has more rows than launches hold; generated text needs no gradients, and kernels count as int.
 void check_micro_batch(const Options& o);
 
 // Checks the batch and the schedule, and fills in defaults that follow from other options.

@@ -1,11 +1,16 @@
 // Settings of the process that the program makes before it does anything else.
 #pragma once
 
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include "processes/error.h"
 
 // Ignores SIGPIPE: the run goes on if the terminal, or the program that reads its output, is gone. Ignores SIGXFSZ: if
 // a file may not grow, write() returns an error, which names the file. Opens closed standard streams on /dev/null:
@@ -23,4 +28,16 @@ inline void prepare_process() {
     open_files.rlim_cur = open_files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &open_files);
   }
+}
+
+// Fails if what this process has printed as its result could not be written. If its reader has gone, the process ends as
+// others do then. Not for training, which goes on without a terminal.
+inline void require_printed() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  if (errno == EPIPE) {
+    std::signal(SIGPIPE, SIG_DFL);
+    std::raise(SIGPIPE);
+  }
+  fail("standard output: cannot write: ", errno ? std::strerror(errno) : "an earlier write failed", ": free space, or print elsewhere");
 }

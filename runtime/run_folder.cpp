@@ -107,7 +107,7 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
   std::optional<Checkpoint> checkpoint;
   if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
   if (!from.empty() && !checkpoint) {
-    fail("--resume ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders");
+    fail(start.option, " ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders, or --init");
   }
   if (out.empty()) return checkpoint;
   const bool goes_on = continues(out, start, checkpoint);
@@ -140,10 +140,10 @@ Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& 
     const std::filesystem::path& folder = candidates.back().folder;
     const std::string problem = damage(folder);
     if (problem.empty()) return candidates.back();
-    if (folder == start.resume_from) fail("--resume ", problem, ": name another checkpoint");
-    std::printf("skipping checkpoint %s: %s\n", folder.c_str(), problem.c_str());
+    if (folder == start.resume_from) fail(start.option, " ", problem, ": name another checkpoint");
+    std::fprintf(start.notes, "skipping checkpoint %s: %s\n", folder.c_str(), problem.c_str());
   }
-  fail("--resume: no checkpoint in ", run, " is whole: start afresh with --overwrite, or from weights with --init");
+  fail(start.option, ": no checkpoint in ", run, " is whole: take weights from elsewhere with --init, or train afresh with --overwrite");
 }
 
 void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint) {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -26,6 +27,8 @@ struct RunStart {
   bool resume = false;
   std::filesystem::path resume_from = {};  // the folder to resume from; empty: --out
   std::filesystem::path init = {};         // weights that must outlive --overwrite
+  const char* option = "--resume";         // that messages name
+  std::FILE* notes = stdout;               // where it is said that a checkpoint is skipped
 };
 
 // Makes sure that only one run at a time writes to a folder. The lock is on the folder itself, and the operating system

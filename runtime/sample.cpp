@@ -10,6 +10,8 @@
 #include <sstream>
 #include <utility>
 
+#include "runtime/process.h"
+
 namespace {
 
 // Draws a token id with probability softmax(logits / temperature), from the top_k most likely ones.
@@ -75,7 +77,7 @@ void print_sample(const std::string& text) {
   std::putchar('\n');
 }
 
-std::string generate_texts(const Sampler& sampler, int count, const NextLogits& next_logits) {
+std::string generate_texts(const Sampler& sampler, int count, size_t positions, const NextLogits& next_logits) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::time_point begin, Clock::time_point end) { return std::chrono::duration<double>(end - begin).count(); };
   const Clock::time_point begin = Clock::now();
@@ -88,7 +90,7 @@ std::string generate_texts(const Sampler& sampler, int count, const NextLogits& 
   };
   const auto show = [](const std::string& piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
+    require_printed();
   };
   const std::vector<std::string> texts = sampler.texts(0, count, timed, show);
   std::putchar('\n');
@@ -96,10 +98,14 @@ std::string generate_texts(const Sampler& sampler, int count, const NextLogits& 
     std::printf("---\n");
     print_sample(texts[i]);
   }
+  require_printed();
   if (steps < 2) return "";
   const double taken = seconds(prefilled, Clock::now()), tokens = double(steps - 1) * count;
   std::ostringstream line;
   line << std::fixed << std::setprecision(1) << tokens / taken << " tokens/s; the prompt took " << 1e3 * seconds(begin, prefilled)
-       << " ms for " << sampler.prompt_tokens() << " tokens";
+       << " ms for ";
+  if (const size_t unseen = first_seen(sampler.prompt_tokens(), positions))
+    line << "the last " << sampler.prompt_tokens() - unseen << " of its ";
+  line << sampler.prompt_tokens() << " tokens";
   return line.str();
 }

@@ -49,6 +49,13 @@ class Sampler {
 // Prints the text and a line end. The text may hold any byte, NUL included.
 void print_sample(const std::string& text);
 
+// The text that a model with so many positions sees of `tokens` tokens begins with this one. When its positions are full, it
+// goes on with the second half of them, so that the next half of its positions is free.
+inline size_t first_seen(size_t tokens, size_t positions) {
+  const size_t half = positions > 1 ? positions / 2 : 1;
+  return tokens <= positions ? 0 : (tokens - positions + half - 1) / half * half;
+}
+
 // Draws texts, and prints the first one as it grows, then the others, with a line of dashes between two texts. Returns a line
 // that says how fast that was.
-std::string generate_texts(const Sampler& sampler, int count, const NextLogits& next_logits);
+std::string generate_texts(const Sampler& sampler, int count, size_t positions, const NextLogits& next_logits);

@@ -31,10 +31,11 @@ std::string fingerprint(const std::filesystem::path& folder) {
 
 // Fails if another host has a newer checkpoint than rank 0: the run would go back, or start again, and nobody would
 // notice. steps: the newest step that each rank sees; empty: none.
-void refuse_newer_elsewhere(const std::filesystem::path& from, const std::vector<std::string>& steps, const RankGroup& ranks) {
+void refuse_newer_elsewhere(const RunStart& start, const std::filesystem::path& from, const std::vector<std::string>& steps,
+                            const RankGroup& ranks) {
   for (size_t rank = 1; rank < steps.size(); ++rank) {
     if (steps[rank].empty() || (!steps[0].empty() && std::stoull(steps[rank]) <= std::stoull(steps[0]))) continue;
-    fail("--resume: ", from, " holds step ", steps[rank], " on ", ranks.hosts[rank], " (rank ", rank, ") and ",
+    fail(start.option, ": ", from, " holds step ", steps[rank], " on ", ranks.hosts[rank], " (rank ", rank, ") and ",
          steps[0].empty() ? "no checkpoint" : "step " + steps[0], " on ", ranks.hosts[0], " (rank 0), whose folder counts: ",
          "start with ", ranks.hosts[rank], " as the first host, or copy the checkpoint to ", ranks.hosts[0],
          ", or remove it");
@@ -106,7 +107,7 @@ std::optional<Checkpoint> choose_shared_checkpoint(const std::filesystem::path& 
   const std::filesystem::path from = start.resume_from.empty() ? out : start.resume_from;
   std::optional<Checkpoint> seen;
   if (start.resume) attempt([&] { seen = find_checkpoint(from); });  // rank 0 reports errors, below
-  refuse_newer_elsewhere(from, ranks.all_gather(seen ? std::to_string(seen->step) : ""), ranks);
+  refuse_newer_elsewhere(start, from, ranks.all_gather(seen ? std::to_string(seen->step) : ""), ranks);
   std::optional<Checkpoint> found;
   if (ranks.is_first() || !start.resume) found = choose_checkpoint(out, start);
   const std::vector<Checkpoint> candidates = share(found ? with_earlier(*found) : std::vector<Checkpoint>(), ranks);

@@ -53,6 +53,15 @@ void report_other_validation(const nlohmann::json& trainer, const DataIdentity& 
               folder.c_str());
 }
 
+// Says that training longer than planned raises the learning rate, which had fallen for the planned end.
+void report_higher_rate(size_t planned, size_t step, const Schedule& schedule) {
+  Schedule before = schedule;
+  before.steps = planned;
+  if (planned > 0 && learning_rate(schedule, step) > learning_rate(before, step))
+    std::printf("--steps %zu instead of %zu raises the learning rate at step %zu from %g to %g (%s); --init starts a schedule of its own\n",
+                schedule.steps, planned, step + 1, learning_rate(before, step), learning_rate(schedule, step), schedule.kind.c_str());
+}
+
 }  // namespace
 
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data) {
@@ -77,6 +86,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   TrainerState state;
   state.samples = samples_of(trainer, step, options, folder);
   state.steps = steps_of(trainer, options, folder);
+  if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
   state.loss_scale = restored(loss_scale, trainer.value("loss_scale", nlohmann::json::object()));
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())

@@ -37,7 +37,12 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--channels 8", {"--channels 8", "head size 8", "16 to 128"});
   refuses("--positions 8", {"--seq-len 16", "8 positions", "--positions"});
   refuses("--model gpt5", {"--model", "gpt5", "gpt3-125m"});
-  refuses("--micro-batch 1048576 --seq-len 65536", {"--micro-batch 1048576", "--seq-len 65536", "lower"});
+  // What a launch can hold: a grid's third dimension, and the rows of column_sum.
+  refuses("--micro-batch 65536", {"--micro-batch: '65536' is no whole number from 1 to 65535"});
+  refuses("--plan --micro-batch 65536", {"--micro-batch: '65536'"});
+  refuses("--generate --samples 65536", {"--samples: '65536' is no whole number from 1 to 65535"});
+  for (const char* plan : {"", "--plan "})
+    refuses(plan + std::string("--micro-batch 65535 --seq-len 65"), {"--micro-batch 65535", "--seq-len 65", "more than 4194240", "lower"});
   refuses("--global-batch 3", {"--global-batch 3", "--micro-batch 2"});
   refuses("--warmup 3", {"--warmup 3", "--steps 2"});
   refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
@@ -89,23 +94,20 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--cp-method ulysses", {"--cp-method ulysses needs --cp"});
   refuses("--pp-chunks 2", {"--pp-chunks 2 needs --pp", "one stage"});
   refuses("--steps 010", {"--steps", "'010' begins with 0", "write 10"});
-  for (std::string planned : {"--fp8", "--offload optimizer"})
-    refuses(planned, {planned, "not there yet", "leave the option out"});
-
   refuses("--no-cache", {"--no-cache needs --generate, --sample-every or --sample-seconds"});
 
-  refuses("--ranks 4", {"--ranks is for --plan"});
+  refuses("--ranks 4", {"--ranks 4 is for --plan"});
   refuses("--json", {"--json is for --plan"});
-  refuses("--cluster 4x4090", {"--cluster is for --plan"});
-  shell.refuses("$GPT --plan --cluster nowhere", 1, {"--cluster 'nowhere': no such file"});
+  refuses("--cluster 4x4090", {"--cluster 4x4090 is for --plan"});
+  shell.refuses("$GPT --plan --cluster h200", 1, {"--cluster 'h200': no such file", "data/clusters: ", "4x4090, ", ", 8xh200, "});
   shell.refuses("$GPT --plan --cluster text", 1, {"text: "});
   refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices"});
   refuses("--plan --cluster 4x4090 --ceilings marks.json", {"--ceilings 'marks.json'", "--cluster", "leave one of them out"});
   refuses("--mesh best", {"--mesh", "best", "auto"});
   for (const char* option : {"--tp 2", "--cp 2", "--pp 2", "--zero 1", "--micro-batch 2", "--recompute block"})
-    refuses(std::string("--plan --cluster 4x4090 --mesh auto ") + option, {"--mesh auto --", "the search chooses that", "leave one of them out"});
-  refuses("--days 3", {"--days is for --plan"});
-  refuses("--plan --days 3 --tp 2", {"--days --tp: the search chooses that", "leave one of them out"});
+    refuses(std::string("--plan --cluster 4x4090 --mesh auto ") + option, {" beside --mesh auto: the search chooses that", "leave one of them out"});
+  refuses("--days 3", {"--days 3 is for --plan"});
+  refuses("--plan --days 3 --tp 2", {"--tp 2 beside --days: the search chooses that", "leave one of them out"});
   for (const char* option : {"--ranks 2", "--train-minutes 2", "--mesh auto", "--ceilings text"})
     shell.refuses(std::string("$GPT --plan --days 3 ") + option, 2, {"--", "leave one of them out"});
   shell.refuses("$GPT --plan --budget 30 --cluster selene-2021", 2, {"--budget 30: the cluster selene-2021 has no price", "price_per_device_hour"});
@@ -114,15 +116,15 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--plan --ranks 0", {"--ranks", "'0'", "from 1 to 16384"});
   refuses("--plan --ranks 4 --tp 3", {"--tp 3 does not divide the number of ranks, 4: choose 1, 2 or 4"});
   refuses("--plan --ranks 2 --tp 2", {"--tp 2 does not divide the model's 1 heads: choose 1"});
-  refuses("--plan --generate", {"--plan --generate", "leave one of them out"});
-  refuses("--plan --resume", {"--plan --resume", "leave one of them out"});
+  refuses("--plan --generate", {"--generate beside --plan", "leave one of them out"});
+  refuses("--plan --resume", {"--resume beside --plan", "leave one of them out"});
 
   shell.refuses("$GPT", 2, {"--train is missing"});
   shell.refuses("$GPT --train text --init $REFERENCE/tiny --seq-len 33", 2, {"--seq-len 33", "32 positions"});
   shell.refuses("$GPT --train text --init $REFERENCE/tiny --model gpt2", 2, {"--model gpt2", "2 layers"});
   CHECK(contains(shell.output("$GPT --help"), "--stochastic-rounding"));
   // Values that ask for nothing are let pass; of an option given twice the last counts.
-  const std::string neutral = "--tp 1 --pp 1 --cp 1 --zero 3 --offload none --reduce-dtype fp32 --steps 1";
+  const std::string neutral = "--tp 1 --pp 1 --cp 1 --zero 3 --reduce-dtype fp32 --steps 1";
   CHECK(contains(shell.output("$TEXT --out '' " + neutral), "step     1/1"));
 }
 
@@ -237,12 +239,32 @@ TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
 
 TEST_CASE("data that change while a run reads them end it with one line, after the steps before") {
   Workplace shell;
-  shell("$TEXT --schedule constant --steps 999999 --out run >out 2>error & \n"
-        "until [ -s run/metrics.jsonl ]; do sleep 0.01; done; truncate -s 1000 text; wait $!; echo $? >code");
-  CHECK(shell.content("code") == "1\n");
-  const std::string error = shell.content("error");
-  CHECK(is_line_with(error.substr(0, error.size() - 1), "train_gpt: text: cannot read", "the file ends", "put the file back"));
-  CHECK(shell.metrics("run").size() > 0);
+  const std::string until_begun = "until [ -s run/metrics.jsonl ]; do sleep 0.01; done; ";
+  const auto changed = [&](const std::string& train, const std::string& change) {
+    const std::string text = some_text(5000);
+    put(shell / "text", text);
+    shell("rm -rf run; " + train + " --schedule constant --out run >out 2>error & \n" + until_begun + change + "; wait $!; echo $? >code");
+    return shell.content("error");
+  };
+  for (const std::string change : {"truncate -s 1000 text", "tr a-z A-Z <text >other; cat other >text", "cp text other; mv other text", "rm text"}) {
+    const std::string error = changed("$TEXT --steps 999999", change);
+    CAPTURE(change);
+    CAPTURE(error);
+    CHECK(shell.content("code") == "1\n");
+    CHECK(is_line_with(error.substr(0, error.size() - 1), "train_gpt: text: ", "put the file back", "--resume"));
+    CHECK(shell.metrics("run").size() > 0);
+    CHECK(shell.output("ls run") == "metrics.jsonl\nplan.json\n");
+  }
+  // Data that no step has read are looked at before a checkpoint.
+  put(shell / "first", some_text(200000));
+  CHECK(contains(changed("$TINY --train first text --steps 3000", "tr a-z A-Z <text >other; cat other >text"), "train_gpt: text: was changed"));
+  CHECK(shell.metrics("run").size() == 3000);
+  CHECK(!shell.exists("run/step_00003000"));
+  // What is added at the end is left out.
+  const std::string grown = "echo more >>text; until grep -q grown out; do sleep 0.01; done; kill -TERM $!";
+  CHECK(changed("stdbuf -oL $TEXT --steps 999999", grown) == "");
+  CHECK(shell.content("code") == "75\n");
+  CHECK(contains(shell.content("out"), "data      text has grown from 5000 to 5005 bytes: the run goes on without what was added"));
 }
 
 TEST_CASE("an error in mid-run waits for the checkpoint that is being written") {
@@ -347,6 +369,8 @@ TEST_CASE("folders that cannot be written, memory that is not there, several ran
   Workplace shell;
   for (const char* out : {"text", "text/below", "/dev/full", "/proc/gpt"})
     shell.refuses("$TEXT --out " + std::string(out), 1, {"--out", out, "choose another --out"});
+  for (const char* option : {"--out ", "--resume ", "--init "})
+    shell.refuses("$TEXT " + std::string(option) + std::string(300, 'a'), 1, {"train_gpt: 'aaaa", "...': File name too long: check this path"});
   CHECK(shell.content("text") == some_text(5000));
   // Files of at most 10 KiB stand in for a full disk: the metrics fit, the checkpoint does not.
   const std::string small = "ulimit -f 20; ";
@@ -365,6 +389,8 @@ TEST_CASE("folders that cannot be written, memory that is not there, several ran
                 {"not enough memory", "GiB needed (weights ", "gradients ", "optimizer ", "activations ",
                  "workspace ", " free", "--micro-batch"});
   CHECK(!shell.exists("big"));
+  shell.output("$TINY --train text --positions 65536 --steps 1 --out long");
+  shell.refuses("$GPT --generate --out long --samples 30000", 1, {"not enough memory", "fewer --samples, a shorter --seq-len"});
   for (std::string variable : {"OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"})
     shell.refuses(variable + "=2 $TEXT --out ranks", 1, {variable, "RANK is not", "set both"});
   CHECK(!shell.exists("ranks"));

@@ -2,11 +2,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/resource.h>
@@ -35,6 +37,12 @@ Sample targets_of(const TokenData& data, size_t sample, int T, int vocabulary = 
   Sample inputs(T, -1), targets(T, -1);
   data.read_sample(sample, T, vocabulary, inputs.data(), targets.data());
   return targets;
+}
+
+std::string some_digits(size_t bytes) {
+  std::string text;
+  for (int i = 0; text.size() < bytes; ++i) text += std::to_string(i);
+  return text.substr(0, bytes);
 }
 
 TEST_CASE("text: bytes as tokens, targets shifted by one, neighbours share a token") {
@@ -115,22 +123,55 @@ TEST_CASE("more files than may be open at a time") {
   CHECK(again == all);
 }
 
-TEST_CASE("a file that is cut short or removed while it is in use is an error") {
+TEST_CASE("a file that is changed, cut short, replaced or removed while it is in use is an error") {
   TemporaryFolder folder;
-  const std::string large(100000, 'x'), path = put(folder / "a.txt", large), other = put(folder / "b.txt", large);
-  TokenData data({path, other});
-  CHECK(inputs_of(data, 90, 1000) == Sample(1000, 'x'));
-  REQUIRE(truncate(path.c_str(), 5000) == 0);
-  std::filesystem::remove(other);
-  CHECK(inputs_of(data, 3, 1000) == Sample(1000, 'x'));
-  CHECK(is_line_with(error_of([&] { inputs_of(data, 90, 1000); }), path, "the file ends", "--resume"));
-  CHECK(is_line_with(error_of([&] { inputs_of(data, 150, 1000); }), other, "No such file", "--resume"));
+  const std::string large(100000, 'x'), other(99999, 'y'), path = folder / "a.txt";
+  const auto refuses = [&](auto change, const std::string& reason, size_t sample = 90) {
+    put(path, large);
+    const TokenData data({path, put(folder / "b.txt", large)});
+    CHECK(inputs_of(data, sample, 1000) == Sample(1000, 'x'));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a tick of the file system's clock
+    change();
+    CHECK(inputs_of(data, 150, 1000) == Sample(1000, 'x'));  // of the other file
+    CHECK(is_line_with(error_of([&] { inputs_of(data, sample, 1000); }), path, reason, "put the file back", "--resume"));
+  };
+  const char* changed = "was changed, replaced or removed";
+  refuses([&] { truncate(path.c_str(), 5000); }, "the file ends");
+  refuses([&] { truncate(path.c_str(), 5000); }, changed, 3);
+  refuses([&] { put(path, other + 'y'); }, changed);
+  refuses([&] { std::filesystem::rename(put(folder / "c", other + 'y'), path); }, changed);
+  refuses([&] { std::filesystem::remove(path); }, changed);
+  refuses([&] { put(path, other + "yy"); }, "holds other tokens");  // it has grown, but is not what it was
+}
+
+TEST_CASE("a change that leaves no other trace is found in the samples; what is added at the end is left out") {
+  TemporaryFolder folder;
+  const std::string path = put(folder / "a.txt", some_digits(9000));
+  const TokenData data({path}), same({path});
+  const auto written = std::filesystem::last_write_time(path);
+  const auto overwrite = [&](size_t at, char byte) {
+    std::fstream(path, std::ios::in | std::ios::out).seekp(std::streamoff(at)) << byte;
+    std::filesystem::last_write_time(path, written);
+  };
+  data.require_unchanged();
+  overwrite(5000, 'x');
+  CHECK(is_line_with(error_of([&] { data.require_unchanged(); }), path, "holds other tokens", "--resume"));
+  overwrite(5000, some_digits(9000)[5000]);
+  const Sample before = inputs_of(data, 4, 1000);
+  for (int round = 0; round < 2; ++round) {
+    std::ofstream(path, std::ios::app) << "more";
+    CHECK(inputs_of(data, 4, 1000) == before);
+    CHECK(data.samples(1) == 8999);
+    data.require_unchanged();
+  }
+  CHECK(inputs_of(same, 4, 1000) == before);
+  overwrite(5000, 'x');
+  CHECK(is_line_with(error_of([&] { data.require_unchanged(); }), path, "--resume"));
 }
 
 TEST_CASE("other contents and another order of files are told apart") {
   TemporaryFolder folder;
-  std::string text;
-  for (int i = 0; i < 9000; ++i) text += std::to_string(i);
+  std::string text = some_digits(34890);
   auto identity = [&](const std::string& first, const std::string& second) {
     return TokenData({put(folder / "a", first), put(folder / "b", second)}).identity();
   };

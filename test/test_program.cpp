@@ -35,11 +35,14 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   CHECK(shell.output("ls run") == "metrics.jsonl\nnotes.txt\nplan.json\nstep_00000002\nstep_00000004\n");
   CHECK(shell.content("run/metrics.jsonl") == metrics);
   shell.refuses("$TEXT --out '' --resume nowhere", 1, {"--resume nowhere", "no checkpoint"});
-  CHECK(contains(shell.output(train + "--resume"), "finished"));
+  CHECK(contains(shell.output(train + "--resume"), "finished: the checkpoint has 4 of 4 steps"));
+  CHECK(!contains(shell.output(train + "--resume"), "\nsteps "));
   CHECK(contains(shell.output(train + "--resume run/step_00000002 --steps 2"), "finished"));
   CHECK(shell.content("run/metrics.jsonl") == metrics);
 
-  shell.output(train + "--resume run/step_00000002 --steps 6");
+  CHECK(contains(shell.output(train + "--resume run/step_00000002 --steps 6"),
+                 "--steps 6 instead of 4 raises the learning rate at step 3 from 0.00015 to 0.000225 (cosine)"));
+  CHECK(!contains(shell.output("$TEXT --out run --steps 6 --resume --checkpoint-every 2"), "raises"));
   CHECK(shell.output("cd run && echo *") == "metrics.jsonl notes.txt plan.json step_00000002 step_00000004 "
                                             "step_00000004.abandoned step_00000006\n");
   refuses(1, "--init run/step_00000006 --overwrite", {"--init run/step_00000006", "--overwrite would delete it"});
@@ -293,7 +296,10 @@ TEST_CASE("--generate: reproducible, greedy, longer than the positions") {
   shell.output("$TEXT --out other --steps 1 --seed 5");
   CHECK(greedy == shell.output(generate + "--temperature 0 --resume --init other/step_00000001"));
   CHECK(contains(shell.output("$TEXT --sample-every 1 --prompt 'lin' --out ''"), "---\nlin"));
-  shell.refuses("$GPT --generate --out nowhere", 1, {"nowhere", "no checkpoint", "--init"});
+  shell.refuses("$GPT --generate --out nowhere", 1, {"--out nowhere", "no checkpoint", "--init"});
+  shell.refuses("$GPT --generate --resume nowhere", 1, {"--resume nowhere", "no checkpoint"});
+  CHECK(contains(shell("$GPT --generate --out run --prompt 'line 1, line 2, line 3' --sample-len 3").error,
+                 " ms for the last 14 of its 22 tokens\n"));
   shell.refuses("$GPT --generate --out run --vocab 300", 2, {"--vocab 300", "have 256"});
 }
 
@@ -316,13 +322,23 @@ TEST_CASE("a damaged checkpoint is named, skipped and set aside; the one before 
   CHECK(shell.exists("b/step_00000008.abandoned"));
   shell.output("diff -r a/step_00000008 b/step_00000008");
 
+  flip("b/step_00000008/model.safetensors", 3000);
+  const std::string generate = "$GPT --generate --sample-len 9 ", text_of_6 = shell.output(generate + "--resume b/step_00000006");
+  for (const char* run : {"--resume b", "--out b", "--out b --resume"}) {
+    const Result generated = shell(generate + run);
+    CHECK(generated.out == text_of_6);
+    CHECK(contains(generated.error, "skipping checkpoint b/step_00000008: b/step_00000008/model.safetensors: bytes "));
+  }
+  shell.refuses(generate + "--resume b/step_00000008", 1, {"--resume b/step_00000008/model.safetensors", "damaged", "another"});
+
   flip("b/step_00000004/model.safetensors", 3000);
   shell.refuses(train + "b --resume b/step_00000004", 1, {"--resume b/step_00000004/model.safetensors", "damaged", "another"});
   shell.refuses("$TEXT --out c --init b/step_00000004", 1, {"--init b/step_00000004/model.safetensors", "damaged"});
   shell.refuses("$GPT --generate --out c --init b/step_00000004", 1, {"damaged"});
   CHECK(!shell.exists("c"));
   for (const char* step : {"2", "6", "8"}) flip("b/step_0000000" + std::string(step) + "/trainer.json", 5);
-  shell.refuses(train + "b --resume", 1, {"no checkpoint in b is whole", "--overwrite"});
+  shell.refuses(train + "b --resume", 1, {"--resume: no checkpoint in b is whole", "--init", "--overwrite"});
+  CHECK(contains(shell(generate + "--out b").error, "train_gpt: --out: no checkpoint in b is whole: "));
 }
 
 TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on with the same bits") {
@@ -368,6 +384,19 @@ TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
   CHECK(shell.metrics("closed").size() == 40);  // each line is JSON
 }
 
+TEST_CASE("results that cannot be printed are an error, and nobody computes what nobody reads") {
+  Workplace shell;
+  CHECK(shell("$TEXT --out run >/dev/full").code == 0);  // training needs no terminal
+  CHECK(shell.metrics("run").size() == 2);
+  for (const char* command : {"$GPT --help", "$TEXT --plan", "$TEXT --plan --json", "$GPT --plan --days 9 --model gpt3-125m",
+                              "$GPT --generate --out run --sample-len 3"})
+    shell.refuses(command + std::string(" >/dev/full"), 1, {"standard output: cannot write"});
+  const Result read = shell("{ $GPT --generate --out run --sample-len 100000000; echo $? >code; } | head -c 40");
+  CHECK(read.out.size() == 40);
+  CHECK(read.error == "");
+  CHECK(shell.content("code") == "141\n");
+}
+
 TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is told their number") {
   Workplace shell;
   const std::string train = "$GPT --layers 1 --heads 1 --channels 16 --seq-len 16 --micro-batch 2 --min-lr 1e-5 --train text ";
@@ -388,7 +417,7 @@ TEST_CASE("--train-minutes: as many steps as fit, and the curve of a run that is
   CHECK(planned(shell.output(train + "--train-minutes 0.01 --out c --resume")) == planned(stopped.out));
 
   shell.refuses(train + "--train-minutes 0.02 --out c --resume", 2, {"--train-minutes 0.02 is not what", "--steps"});
-  shell.refuses(train + "--train-minutes 1 --steps 5 --out d", 2, {"--steps and --train-minutes"});
+  shell.refuses(train + "--train-minutes 1 --steps 5 --out d", 2, {"--train-minutes 1 beside --steps"});
   shell.refuses(train + "--train-minutes 0.01 --warmup 100000000 --out d", 2, {"--train-minutes 0.01 is", "--warmup"});
 }
 
@@ -727,6 +756,14 @@ TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: 
   for (const char* file : {"model.safetensors", "optimizer.safetensors"})
     shell.output("cmp whole/step_00000002/" + std::string(file) + " parts/step_00000002/" + file);
   CHECK(contains(shell.output(train + "parts --steps 3 --warmup 0 --resume"), "steps     3 to 3"));
+  // A plan that just fits can be trained.
+  const std::string larger = train + "'' --micro-batch 16 --seq-len 128 ";
+  const auto planned = [&](size_t limit) { return Json::parse(shell.output(with_limit(limit, larger + "--plan --json"))); };
+  const Json plan = planned(2'000'000);
+  const size_t free = plan["device"]["bytes"], needed = plan["ranks"][0]["total"].get<size_t>() + 64 * megabyte * 1024;
+  const size_t just_enough = 2'000'000 - (free - needed) / 1024 + megabyte;
+  CHECK(planned(just_enough)["fits"] == true);
+  CHECK(contains(shell.output(with_limit(just_enough, larger)), "step     2/2"));
   shell.refuses(with_limit(kilobytes - 74 * megabyte, train + "none"), 1, {"not enough memory: ", "weights ", "64.0 MiB are left"});
   CHECK(!shell.exists("none"));
 }

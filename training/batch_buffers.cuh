@@ -33,7 +33,7 @@ class BatchBuffers {
       const std::vector<int*> arrays = sizes.lay_out(arena);
       for (size_t i = 0; i < arrays.size(); ++i) buffers_[i].device = arrays[i];
     });
-    memory_.allocate();
+    memory_.allocate(0);  // by now libraries may have taken some of the reserve that the model's memory has left to them
     for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].host = static_cast<int*>(pinned_.data()) + i * sizes.ints();
     CUDA_CHECK(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking));
     Profiler::instance().name_stream(copies_, "copies");

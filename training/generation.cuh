@@ -14,13 +14,6 @@ inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::
   return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
 }
 
-// The text that the model sees of `tokens` tokens begins with this one. When its positions are full, it goes on with the
-// second half of them, so that the next half of its positions is free.
-inline size_t first_seen(size_t tokens, size_t positions) {
-  const size_t half = std::max<size_t>(positions / 2, 1);
-  return tokens <= positions ? 0 : ceil_div(tokens - positions, half) * half;
-}
-
 // Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once: the
 // prompt together (prefill), then one token of each text at a time (decode), and when the positions are full the second
 // half of them anew. Without, it computes all tokens that it sees for each new one. Both see the same.

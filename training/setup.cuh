@@ -6,19 +6,21 @@
 #include <optional>
 
 #include "model.cuh"
-#include "runtime/run_folder.h"
+#include "runtime/shared_checkpoint.h"
 #include "runtime/tokenizer.h"
 #include "training/batches.cuh"
 #include "training/job.cuh"
 
-// The folder that --generate loads weights from. A checkpoint of --resume beats --init, as in training, so the command line
-// of a run that began with --init, with --generate added, shows what the run has learned.
-inline std::filesystem::path weights_folder(const Options& o) {
-  if (!o.init.empty() && !o.resume) return o.init;
-  const std::filesystem::path from = o.resume_from.empty() ? o.out : o.resume_from;
-  const std::optional<Checkpoint> found = find_checkpoint(from);
-  if (!found) fail("--generate: ", from, " holds no checkpoint; name one with --resume DIR or --init DIR");
-  return found->folder;
+// The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats --init, as
+// in training, so the command line of a run that began with --init, with --generate added, shows what the run has learned.
+// What is said goes to stderr, as stdout has the texts. Collective.
+inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
+  const Options& o = job.options;
+  if (!o.init.empty() && !o.resume) return {};
+  const bool by_out = o.resume_from.empty();
+  const RunStart start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
+                          .notes = job.is_first() ? stderr : stdout};
+  return choose_shared_checkpoint("", start, job.ranks);
 }
 
 // The shape of the weights in the folder. Sets the sequence length if no option gives it.

@@ -145,6 +145,8 @@ class DeviceMemory {
 
   size_t total() const { return total_of(categories_); }
 
+  const char* cure = "a smaller --micro-batch, --recompute block, or a smaller model";  // if it does not fit
+
  private:
   [[noreturn]] void refuse(size_t free_bytes, size_t reserve) const {
     std::string text = "not enough memory: " + bytes_text(total()) + " needed (";
@@ -152,7 +154,7 @@ class DeviceMemory {
       text += (&category == &categories_.front() ? "" : ", ") + category.name + " " + bytes_text(category.bytes);
     text += "), " + bytes_text(free_bytes) + " free";
     if (reserve > 0) text += ", of which " + bytes_text(reserve) + " are left to libraries";
-    throw std::runtime_error(text + ": try a smaller --micro-batch, --recompute block, or a smaller model");
+    throw std::runtime_error(text + ": try " + cure);
   }
 
   std::vector<Category> categories_;
