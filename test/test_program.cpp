@@ -686,7 +686,8 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt3-13b --dtype bf16 --mesh auto"),
                  "\nfits      none fits: the smallest, --global-batch 16 --micro-batch "));
   const std::string words = shell.output("$GPT --plan --cluster 4x4090 --mesh auto --ranks 2 --steps=7 --out 'it'\\''s $here'");
-  CHECK(contains(words, "mpirun -np 2 ./train_gpt --steps=7 --out 'it'\\''s $here' --global-batch 8 --micro-batch "));
+  CHECK(contains(words, "mpirun -np 2 "));
+  CHECK(contains(words, "train_gpt --steps=7 --out 'it'\\''s $here' --global-batch 8 --micro-batch "));
   const Json timed = Json::parse(shell.output("$GPT --plan --cluster 4x4090 --ranks 2 --train-minutes 10 --json"));
   CHECK(timed["run"]["tokens"].get<double>() == about(600 * timed["tokens_per_s"].get<double>()));
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --mesh auto --json --model gpt3-13b --out $'\\xff'"), "\"problem\":\"none fits: "));
@@ -702,7 +703,7 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   const Json& row = days["rows"][0];
   CHECK(row["run"]["days"] <= 5);
   CHECK(row["tokens_within_goal"].get<double>() == about(row["tokens_per_s"].get<double>() * 5 * 86400 * (1 - row["run"]["lost"].get<double>())));
-  CHECK(contains(row["command"], "./train_gpt --dtype bf16 --model gpt3-350m --global-batch 512 "));
+  CHECK(contains(row["command"], "train_gpt --dtype bf16 --model gpt3-350m --global-batch 512 "));
   CHECK(contains(row["command"], " --steps " + std::to_string(std::lround(std::ceil(days["tokens"].get<double>() / (512 * 2048))))));
   const Json parts = Json::parse(shell.output(goal + "--model gpt3-350m --days 1 --cluster 8xa100-80"));
   CHECK(parts["rows"][0]["ranks"] > row["ranks"]);  // sooner on more of the devices
