@@ -45,11 +45,14 @@ Fiber::Fiber(int number, void (*entry)()) {
   if (memory == MAP_FAILED || mprotect(memory, guard_bytes, PROT_NONE) != 0)
     fatal("cannot map %zu bytes for a fiber's stack: %s; give fewer OMP_NUM_THREADS, or raise vm.max_map_count",
           stack_bytes, strerror(errno));
-  // The tops of stacks are shifted by some cache lines: otherwise equal offsets in all stacks would use the same cache
-  // sets.
-  char* top = memory + guard_bytes + stack_bytes - (number % 32) * 192;
-  context = make_context(top, stack_bytes - (number % 32) * 192, entry);
   sanitizer.created(memory + guard_bytes, stack_bytes);
+  begin(number, entry);
+}
+
+// The tops of stacks are shifted by some cache lines: otherwise equal offsets in all stacks would use the same cache sets.
+void Fiber::begin(int number, void (*entry)()) {
+  const size_t used = stack_bytes - (number % 32) * 192;
+  context = make_context(memory + guard_bytes + used, used, entry);
 }
 
 Fiber::~Fiber() {
@@ -59,6 +62,14 @@ Fiber::~Fiber() {
 namespace {
 
 void fiber_entry() { current_runner->run_fiber(); }
+
+// For the race detector, which takes 0.1 ms to learn of a new fiber: a block's fibers are used again by the fourth block after
+// it. To the detector these two have an order; neighbours have none, nor have the threads of a block.
+std::vector<std::unique_ptr<Fiber>>& fibers_of_block() {
+  static std::vector<std::unique_ptr<Fiber>> kept[4];
+  static size_t turn = 0;
+  return kept[turn++ % 4];
+}
 
 }  // namespace
 
@@ -75,6 +86,7 @@ void BlockRunner::jump(Fiber* to) {
 
 void BlockRunner::run_fiber() {
   running_->sanitizer.arrived();
+  sanitizers::acquire(&launch_->grid);
   for (;;) {
     launch_->run_threads(launch_->body);
     // No more thread can start on this fiber: switch to one that was woken or, at the block's end, to the worker.
@@ -296,9 +308,15 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
     make_runnable(0, 1);
     set_current(pick());
   }
+  std::vector<std::unique_ptr<Fiber>>& kept = sanitizers::fiber_per_thread ? fibers_of_block() : fibers_;
   if (sanitizers::fiber_per_thread) {  // created here, so that no CUDA thread seems to have started another
-    for (int i = 0; i < threads_; ++i) fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
-    for (auto& fiber : fibers_) idle_.push_back(fiber.get());
+    fibers_.swap(kept);
+    for (int i = 0; i < threads_; ++i) {
+      if (i < int(fibers_.size())) fibers_[i]->begin(i, fiber_entry);
+      else fibers_.push_back(std::make_unique<Fiber>(i, fiber_entry));
+      idle_.push_back(fibers_[i].get());
+    }
+    sanitizers::release(&launch.grid);  // what the host has done comes before all threads
   }
   counting::begin_block(shared_.get(), shared_bytes_, threads_);
   jump(idle_fiber());
@@ -317,7 +335,7 @@ void BlockRunner::run_block(const Launch& launch, uint3 index, uint64_t seed) {
   sanitizers::release(launch_);  // its writes, too, come before what the host does next
   if (sanitizers::fiber_per_thread) {
     idle_.clear();
-    fibers_.clear();
+    fibers_.swap(kept);
   }
 }
 

@@ -30,6 +30,7 @@ struct Fiber {
   Fiber(int number, void (*entry)());
   Fiber() = default;  // the worker's own stack
   ~Fiber();
+  void begin(int number, void (*entry)());  // anew, whatever it ran before
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
