@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Is every barrier needed, and would its absence be found?
 #
-# Takes each __syncthreads() and __syncwarp() of kernels/ out in turn, in a copy of the sources under
-# build/remove_barriers, builds that kernel's test with ThreadSanitizer, and asks it to report a race with both source
-# lines. A barrier whose removal nobody detects is redundant and should go.
+# Puts each __syncthreads() and __syncwarp() of kernels/ behind a condition (test/removed_line.h), in a copy of the sources
+# under build/remove_barriers, builds the kernels' tests with ThreadSanitizer, and runs them without one barrier after
+# another: a race with both source lines is to be reported. A barrier whose removal nobody detects is redundant and should go.
 #
 #   test/remove_barriers.sh [kernels/FILE.cuh ...]      default: all files
 set -euo pipefail
 cd "$(dirname "$0")/.."
-files=("${@:-kernels/*.cuh kernels/device/*.cuh}")
+files=("$@")
+if [ $# -eq 0 ]; then files=(kernels/*.cuh kernels/device/*.cuh); fi
 copy=build/remove_barriers
-export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=7 halt_on_error=1'
-mkdir -p $copy/whole
+export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=4 halt_on_error=1'
+mkdir -p $copy
 cp -r Makefile cpu dev kernels test $copy
-cp -r kernels $copy/whole
 
 # The first report on standard input with both sides in kernels/: "FILE:LINE and FILE:LINE", preferably of file $1 and
 # not of a helper that it calls.
@@ -28,29 +28,37 @@ race_in() {
       if (!line || (index(place, file) == 1 && index(line, file) != 1)) line = place
     }'
 }
-
-removed=0 found=0
-for file in ${files[*]}; do
-  kernel=$(basename "$file" .cuh)
+test_of() {  # file
+  local kernel; kernel=$(basename "$1" .cuh)
   case $kernel in
-    common) test=test_cross_entropy ;;  # which uses both block reductions
-    flash_attention | hopper_attention*) test=test_attention ;;
-    *) test=test_$kernel ;;
+    common) echo test_cross_entropy ;;  # which uses both block reductions
+    flash_attention | hopper_attention*) echo test_attention ;;
+    *) echo "test_$kernel" ;;
   esac
-  for line in $(grep -nE '^[^/]*__sync(threads|warp)\(' "$copy/whole/$file" | cut -d: -f1); do
-    removed=$((removed + 1))
-    sed -E "${line}s/__sync(threads|warp)\([^)]*\);/;/" "$copy/whole/$file" > "$copy/$file"
-    make -s -C $copy DEVICE=cpu VARIANT=tsan "build/cpu-tsan/$test"
-    report=$(cd $copy && "build/cpu-tsan/$test" 2>&1 || true)
-    race=$(race_in "$file" <<< "$report")
-    if [ -n "$race" ]; then
-      found=$((found + 1))
-      echo "$file:$line: without this barrier, ThreadSanitizer finds a race of $race"
-    else
-      echo "$file:$line: without this barrier, $test runs clean: it is redundant, or the test does not reach it"
-    fi
+}
+
+places=() tests=()
+for file in "${files[@]}"; do
+  for line in $(grep -nE '^[^/]*__sync(threads|warp)\(' "$file" | cut -d: -f1); do
+    places+=("$file:$line") tests+=("$(test_of "$file")")
+    sed -Ei "${line}s/(__sync(threads|warp)\([^)]*\);)/{ if (removed_line != ${#places[@]}) \1 }/" "$copy/$file"
   done
-  cp "$copy/whole/$file" "$copy/$file"
 done
-echo "barriers removed: $removed, found missing: $found"
-[ "$removed" -eq "$found" ]
+names=$(printf '%s\n' "${tests[@]}" | sort -u)
+make -s -j2 -C $copy DEVICE=cpu VARIANT=tsan WARNINGS='-w -include test/removed_line.h' $(printf 'build/cpu-tsan/%s ' $names)
+for name in $names; do
+  (cd $copy && "build/cpu-tsan/$name") > $copy/log 2>&1 || { cat $copy/log; echo "$name fails with all barriers in place"; exit 1; }
+done
+found=0
+for i in "${!places[@]}"; do
+  report=$(cd $copy && GPT_REMOVED_LINE=$((i + 1)) "build/cpu-tsan/${tests[i]}" 2>&1 || true)
+  race=$(race_in "${places[i]%:*}" <<< "$report")
+  if [ -n "$race" ]; then
+    found=$((found + 1))
+    echo "${places[i]}: without this barrier, ThreadSanitizer finds a race of $race"
+  else
+    echo "${places[i]}: without this barrier, ${tests[i]} runs clean: it is redundant, or the test does not reach it"
+  fi
+done
+echo "barriers removed: ${#places[@]}, found missing: $found"
+[ ${#places[@]} -eq $found ]

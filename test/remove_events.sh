@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Is every event between streams needed, and would its absence be found?
 #
-# Takes each line that orders compute and communication out in turn, in a copy of the sources under build/remove_events,
-# and runs tests of data and context parallelism on three ranks, and some of tensor parallelism, its checkpoints and pipelines
-# on four, on the CPU device with streams in permuted order, until one of a few orders fails. A line that nobody misses is
-# redundant and should go.
+# Puts each line that orders compute and communication behind a condition (test/removed_line.h), in a copy of the sources
+# under build/remove_events, and runs tests of data and context parallelism on three ranks, and some of tensor parallelism,
+# its checkpoints and pipelines on four, on the CPU device without one of these lines after another, with streams in permuted
+# order, until one of a few orders fails. A line that nobody misses is redundant and should go.
 #
 #   test/remove_events.sh [FILE.cuh ...]      default: the store, tensor and context parallelism, links of stages,
 #                                             the collectives, the model, batches and steps
@@ -23,16 +23,21 @@ copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
-mkdir -p $copy/whole $copy/dev
-cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel processes runtime training test $copy
+mkdir -p $copy/dev
+cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel planner processes runtime training test $copy
 cp -r dev/make $copy/dev
-cp -r gpt.cuh model.cuh parallel training $copy/whole
 
+places=()
+for file in "${files[@]}"; do
+  for line in $(grep -nE "$events" "$file" | cut -d: -f1); do
+    places+=("$file:$line")
+    sed -Ei "${line}s#^(.*;)( *//.*)?\$#if (removed_line != ${#places[@]}) { \\1 }#" "$copy/$file"
+  done
+done
 # The tests use fp32 alone.
-build() {
-  make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS=-w build/cpu/test_zero build/cpu/test_tensor_parallel \
-    build/cpu/test_tp_checkpoint build/cpu/test_meshes build/cpu/test_context_parallel
-}
+make -s -j2 -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS='-w -include test/removed_line.h' \
+  build/cpu/test_{zero,tensor_parallel,tp_checkpoint,meshes,context_parallel}
+
 runs_clean() {  # schedule
   (cd $copy && export GPT_CPU_SCHEDULE=$1
    timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_zero -tc='*take turns' > log 2>&1 &&
@@ -48,24 +53,18 @@ failing_schedule() {
   done
 }
 
-build
 if [ -n "$(failing_schedule)" ]; then echo "the test fails with all events in place"; cat $copy/log; exit 1; fi
-removed=0 found=0
-for file in "${files[@]}"; do
-  for line in $(grep -nE "$events" "$copy/whole/$file" | cut -d: -f1); do
-    removed=$((removed + 1))
-    what=$(sed -n "${line}s/^ *//p" "$copy/whole/$file")
-    sed "${line}s/.*/;/" "$copy/whole/$file" > "$copy/$file"
-    build
-    schedule=$(failing_schedule)
-    if [ -n "$schedule" ]; then
-      found=$((found + 1))
-      echo "$file:$line: without $what the test fails (GPT_CPU_SCHEDULE=$schedule)"
-    else
-      echo "$file:$line: without $what the test runs clean: it is redundant, or the test does not reach it"
-    fi
-  done
-  cp "$copy/whole/$file" "$copy/$file"
+found=0
+for i in "${!places[@]}"; do
+  export GPT_REMOVED_LINE=$((i + 1))
+  line=${places[i]#*:} file=${places[i]%:*} schedule=$(failing_schedule)
+  what=$(sed -n "${line}s/^ *//p" "$file")
+  if [ -n "$schedule" ]; then
+    found=$((found + 1))
+    echo "${places[i]}: without $what the test fails (GPT_CPU_SCHEDULE=$schedule)"
+  else
+    echo "${places[i]}: without $what the test runs clean: it is redundant, or the test does not reach it"
+  fi
 done
-echo "events removed: $removed, found missing: $found"
-[ "$removed" -eq "$found" ]
+echo "events removed: ${#places[@]}, found missing: $found"
+[ ${#places[@]} -eq $found ]
