@@ -23,9 +23,11 @@ copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
-mkdir -p $copy/dev
-cp -r Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel planner processes runtime training test $copy
-cp -r dev/make $copy/dev
+# What is built already, but for the lines in question, need not be built again.
+mkdir -p $copy/dev $copy/build
+cp -rp Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel planner processes runtime training test $copy
+cp -rp dev/make $copy/dev
+for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
 
 places=()
 for file in "${files[@]}"; do
@@ -34,17 +36,25 @@ for file in "${files[@]}"; do
     sed -Ei "${line}s#^(.*;)( *//.*)?\$#if (removed_line != ${#places[@]}) { \\1 }#" "$copy/$file"
   done
 done
-# The tests use fp32 alone.
+
+# The tests that reach all of these files: ranks and cases of each. They use fp32 alone.
+declare -A tests=([context_parallel]=3)
+case ${files[*]} in
+  parallel/ulysses.cuh | parallel/ring_attention.cuh) ;;
+  *) tests+=([zero]="3 -tc=*take turns" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
+             [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;
+esac
+names=("${!tests[@]}")
 make -s -j2 -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS='-w -include test/removed_line.h' \
-  build/cpu/test_{zero,tensor_parallel,tp_checkpoint,meshes,context_parallel}
+  "${names[@]/#/build/cpu/test_}"
 
 runs_clean() {  # schedule
-  (cd $copy && export GPT_CPU_SCHEDULE=$1
-   timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_zero -tc='*take turns' > log 2>&1 &&
-   timeout 300 "${mpirun[@]}" -np 3 build/cpu/test_context_parallel > log 2>&1 &&
-   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tensor_parallel -tc='rows are*,the gradients*,*few tokens*' > log 2>&1 &&
-   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_tp_checkpoint > log 2>&1 &&
-   timeout 300 "${mpirun[@]}" -np 4 build/cpu/test_meshes -tc='any number*,the gradients*,*few tokens*' > log 2>&1)
+  local ranks options
+  for test in "${names[@]}"; do
+    read -r ranks options <<< "${tests[$test]}"
+    (cd $copy && GPT_CPU_SCHEDULE=$1 timeout 300 "${mpirun[@]}" -np "$ranks" "build/cpu/test_$test" ${options:+"$options"}) \
+      > $copy/log 2>&1 || return 1
+  done
 }
 # Prints the first schedule that fails.
 failing_schedule() {

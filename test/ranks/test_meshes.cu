@@ -85,7 +85,7 @@ void for_meshes(const std::vector<MeshShape>& shapes, int runs, Call work, int e
 
 // Eight ranks on few cores take their time: a few of their twenty meshes are enough where ranks only have to agree, and half
 // of them for what another case asks the other half.
-int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 3 : 5; }
+int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 3 : 7; }
 int every_second() { return rank_count() < 6 ? 1 : 2; }
 
 // A pipeline of all ranks.
