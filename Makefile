@@ -6,8 +6,8 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-faults, test-cluster, test-sanitize,
-# test-race, fuzz, gpu-tests, clean, compile_commands.json.
+# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-cluster,
+# test-sanitize, test-race, fuzz, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -101,6 +101,15 @@ test-faults: all
 $(BUILD)/failing_io.so: test/faults/failing_io.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 
+# Of each suite that `make test` leaves out a part, a minute in all: CI runs it, so that none rots unseen.
+test-slices: all
+	+@test/remove_barriers.sh kernels/layernorm.cuh
+	+@test/remove_events.sh parallel/ulysses.cuh
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
+	@FAULTS_COUNT=2 FAULTS_EVERY=60 $(MAKE) --no-print-directory test-faults
+	@if [ "$$(id -u)" = 0 ] && unshare --net true 2>/dev/null; then test/cluster/run.sh two_hosts; \
+	else echo "test-cluster is left out: it needs root, and network namespaces"; fi
+
 # the CPU device under sanitizers
 KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
 test-sanitize:
@@ -154,6 +163,6 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
+.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-slices test-cluster test-faults \
   test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

@@ -14,7 +14,9 @@ fail() { echo "test/cluster/run.sh: $*" >&2; exit 2; }
 
 [ "$(id -u)" = 0 ] || fail "needs root, for network namespaces and Slurm's daemons: sudo make test-cluster"
 missing=()
-for pair in mpirun:openmpi-bin slurmctld:slurm-wlm munged:munge ip:iproute2 pgrep:procps prlimit:util-linux; do
+programs=(mpirun:openmpi-bin ip:iproute2 pgrep:procps prlimit:util-linux)
+case " ${scenarios[*]} " in *" slurm "*) programs+=(slurmctld:slurm-wlm munged:munge) ;; esac
+for pair in "${programs[@]}"; do
   command -v "${pair%:*}" > /dev/null || missing+=("${pair#*:}")
 done
 if [ ${#missing[@]} -gt 0 ]; then

@@ -1,5 +1,5 @@
 // Nothing is lost: ranks that are killed at random moments, and disks that fail at every operation in turn.
-// FAULTS_COUNT: kills (default 12); FAULTS_SEED: which (default 1).
+// FAULTS_COUNT: kills (default 12); FAULTS_SEED: which (default 1); FAULTS_EVERY=60: each 60th operation fails (default: each).
 #include <doctest/doctest.h>
 
 #include <cerrno>
@@ -90,7 +90,7 @@ TEST_CASE("disks that fail at each operation in turn: training goes on where it 
   shell.output(train + "wanted");
   int faults = 0, survived = 0;
   for (const auto& [error, count] : {std::pair(ENOSPC, 1), {EIO, 1}, {EROFS, 1}, {ENOSPC, 1000000}})
-    for (int at = 1;; ++at) {
+    for (int at = 1;; at += number_of("FAULTS_EVERY", 1)) {
       CAPTURE(error);
       CAPTURE(at);
       const Result result =
