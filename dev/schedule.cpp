@@ -1,4 +1,4 @@
-// Plays a pipeline schedule in the simulator (parallel/pipeline_simulator.h) and prints when each stage does what, as
+// Plays a pipeline schedule in the simulator (dev/pipeline_simulator.h) and prints when each stage does what, as
 // JSON. dev/schedule.py draws it.
 //
 //   make build/host/schedule && build/host/schedule --schedule 1f1b --stages 4 --micro-batches 8
@@ -13,7 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "parallel/pipeline_simulator.h"
+#include "dev/pipeline_simulator.h"
 
 namespace {
 

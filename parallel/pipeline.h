@@ -10,7 +10,7 @@
 //   zb           ZB-H1, Qi et al., 2401.10241 (p-1)(F+I) - (min(A,p)-1)·min(F,I,W)      min(A, p)
 //
 // The bubble is how long each stage is idle: a step takes A(F+B) and the bubble. With A >= p, and W no longer than F
-// and I, that of zb is (p-1)(F+I-W). parallel/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them
+// and I, that of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them
 // to this table.
 //
 // In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. In that
@@ -154,7 +154,7 @@ inline Actions with_messages(Actions actions, const Stage& stage) {
 
 // The receives that are posted when an action is issued, before its work, whatever that is: the action's own, unless it
 // has been posted together with the action before, and that of the next action. The program (stage_links.cuh) and the
-// simulator (pipeline_simulator.h) both ask here.
+// simulator (dev/pipeline_simulator.h) both ask here.
 inline std::array<Message, 2> receives_to_post(const Action& action, bool own_is_posted) {
   return {own_is_posted ? Message::none : action.receives, action.next_receives};
 }

@@ -8,7 +8,7 @@
 //
 // These are the four lanes of a stage, each on a stream of its own (mesh.cuh). A message moves when both sides are there.
 // So whoever sends and receives on one stream may wait for a neighbour that waits for him; on four streams no schedule
-// of pipeline.h does (pipeline_simulator.h).
+// of pipeline.h does (dev/pipeline_simulator.h).
 //
 // A receive is posted one action ahead, if its message cannot depend on that action (with_messages, pipeline.h). A send
 // is given its buffer and not waited for: only the next send in the same direction waits. So a direction has two

@@ -14,7 +14,7 @@
 
 #include <doctest/doctest.h>
 
-#include "parallel/pipeline_simulator.h"
+#include "dev/pipeline_simulator.h"
 #include "runtime/trace_file.h"
 #include "test/bounds.h"
 #include "test/temporary_folder.h"

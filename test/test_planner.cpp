@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dev/published_runs.h"
-#include "parallel/pipeline_simulator.h"
+#include "dev/pipeline_simulator.h"
 #include "planner/goals.h"
 #include "processes/error.h"
 #include "runtime/options.h"
