@@ -192,6 +192,13 @@ TEST_CASE("which device a rank takes") {
     }
     return devices;
   };
+  const auto refusal = [&](const std::vector<SeenDevices>& all) {
+    try {
+      return choose(all);
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+  };
   const SeenDevices two{"a", "1", 2, "x"}, other{"b", "2", 2, "y"}, same_name{"a", "3", 2, "z"};
   CHECK(choose({two, two}) == "01");
   CHECK(choose({two, other, two, other}) == "0011");  // round-robin over hosts
@@ -199,12 +206,12 @@ TEST_CASE("which device a rank takes") {
   CHECK(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "y"}}) == "00");  // the launcher shows each its own
   CHECK(choose({{"a", "1", 3, "x"}, {"a", "1", 3, "y"}, {"a", "1", 3, "z"}}) == "000");  // its own first
   CHECK(choose({{"a", "1", 2, "x"}, {"b", "2", 2, "x"}, {"a", "1", 2, "y"}, {"b", "2", 2, "x"}}) == "0001");
-  CHECK_THROWS_WITH(choose({{"a", "1", 2, "x"}, {"a", "1", 2, "y"}, {"a", "1", 2, "x"}}), doctest::Contains("3 ranks and 2"));
+  CHECK(contains(refusal({{"a", "1", 2, "x"}, {"a", "1", 2, "y"}, {"a", "1", 2, "x"}}), "3 ranks and 2"));
   CHECK(choose({two, two, two}, true) == "0s1s0s");
   CHECK(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}, true) == "0s0s");
   CHECK_THROWS_WITH(choose({two, two, two}), "a has 3 ranks and 2 GPUs: start fewer ranks there, or let them share with "
                                              "--share-gpu (slow; for tests)");
-  CHECK_THROWS_WITH(choose({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}), doctest::Contains("a has 2 ranks and 1 GPU: "));
+  CHECK(contains(refusal({{"a", "1", 1, "x"}, {"a", "1", 1, "x"}}), "a has 2 ranks and 1 GPU: "));
 }
 
 TEST_CASE("mpirun.sh hands on what NCCL and MPI need to find fast networks") {
