@@ -7,7 +7,7 @@
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
 # More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-cluster,
-# test-sanitize, test-race, fuzz, gpu-tests, clean, compile_commands.json.
+# test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:

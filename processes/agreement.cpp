@@ -10,7 +10,7 @@
 namespace {
 
 // Joins texts, each followed by NUL. The texts may hold any byte except NUL.
-std::string joined(const std::vector<std::string>& texts) {
+std::string ended_by_nul(const std::vector<std::string>& texts) {
   std::string all;
   for (const std::string& text : texts) all += text + '\0';
   return all;
@@ -37,7 +37,7 @@ void require_agreement(Control& control, const std::string& name, const std::str
 
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure) {
-  const std::vector<std::string> all = control.all_gather(joined(mine));
+  const std::vector<std::string> all = control.all_gather(ended_by_nul(mine));
   for (int rank = 1; rank < control.size(); ++rank)
     if (all[size_t(rank)] != all[0])
       fail("ranks differ: ", name, " is ", listed(all[0]), " on rank 0 (", control.host(0), ") and ",

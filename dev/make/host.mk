@@ -25,3 +25,18 @@ $(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
 $(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
+
+# Does another compiler take the host's code? make syntax CXX=g++-11 (whichever) looks, and makes no objects. Of a folder
+# that makes no programs the sources are one text, for which the libraries' headers are read once; where that fails, as it
+# does for names that clash, the sources by themselves decide.
+SYNTAX := $(CXX) $(HOST_FLAGS) -fsyntax-only -x c++
+SYNTAX_FOLDERS := planner runtime processes dev/ladders
+SYNTAX_PROGRAMS := $(wildcard dev/*.cpp test/*.cpp test/faults/*.cpp)
+syntax: $(SYNTAX_FOLDERS:%=syntax-of-%) $(SYNTAX_PROGRAMS:%=syntax-of-%)
+	@echo "syntax: $(CXX) takes the host's code"
+$(SYNTAX_FOLDERS:%=syntax-of-%): syntax-of-%:
+	@printf '\043include "%s"\n' $(wildcard $*/*.cpp) | $(SYNTAX) - 2>/dev/null || \
+	  for source in $(wildcard $*/*.cpp); do $(SYNTAX) $$source || exit 1; done
+$(SYNTAX_PROGRAMS:%=syntax-of-%): syntax-of-%:
+	@$(SYNTAX) $*
+.PHONY: syntax $(SYNTAX_FOLDERS:%=syntax-of-%) $(SYNTAX_PROGRAMS:%=syntax-of-%)
