@@ -193,6 +193,20 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--top-k", o.top_k, "only the k likeliest tokens; 0: all")->check(in_range(0, ModelShape::most_vocabulary));
 }
 
+// CLI11 reads [a,b] as a list, and its newer releases [[aa]] as [a]. Here these are globs, or texts like others: a mark
+// before them keeps them as they are.
+constexpr char mark = '\x1f';
+
+std::string marked(std::string word) {
+  const size_t start = word.starts_with("--") ? word.find('=') + 1 : 0;
+  if (word.ends_with(']') && word[start] == '[') word.insert(start, 1, mark);
+  return word;
+}
+std::string unmarked(std::string word) {
+  if (word.starts_with(mark)) word.erase(0, 1);
+  return word;
+}
+
 // Refuses an empty value of these options, which is most likely a shell variable that is not set, and for the same reason
 // another option in the place of a value (`--out $OUT --shuffle`). CLI11 reads `--resume ''` like --resume, and takes the
 // next word as the value of `--init=`.
@@ -255,13 +269,21 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_run_options(app, o);
   for (const char* files : {"--train", "--val"})
     app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->expected(1, 1 << 20)->allow_extra_args(false);  // otherwise CLI11 reads [a,b] as a list, not as a glob
+        ->expected(1, 1 << 20);
+  for (CLI::Option* option : app.get_options())
+    if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
   refuse_missing_values(app, argc, argv);
+  std::vector<std::string> words;
+  for (const std::string& word : o.words) words.push_back(marked(word));
+  std::vector<const char*> pointers;
+  for (const std::string& word : words) pointers.push_back(word.c_str());
   try {
-    app.parse(argc, argv);
+    app.parse(argc, pointers.data());
   } catch (const CLI::CallForHelp&) {
     std::printf("%s", app.help().c_str());
     return {};
+  } catch (const CLI::ExtrasError&) {  // whose own text differs between releases
+    usage_error(excerpt(unmarked(app.remaining().front())), " is neither an option nor the value of one; train_gpt --help lists all options");
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }

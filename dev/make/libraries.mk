@@ -47,14 +47,23 @@ NEEDED = $(strip $(if $(shell command -v g++),,g++) $(MISSING_HEADERS) $(if $(fi
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,$(if $(shell command -v sudo),sudo,none))
 CUDA_VERSION = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
 CUDA_MAJOR = $(basename $(CUDA_VERSION))
+CAN_INSTALL = $(and $(filter-out none,$(or $(AS_ROOT),root)),$(shell command -v apt-get))
+# Three of the libraries are headers only, so they do without root, too; these releases were tried.
+WITHOUT_ROOT := 'CLI11, nlohmann-json and doctest are headers only. Without root, a folder of your own will do:' \
+  '  git clone -q --depth 1 --branch v2.7.2 https://github.com/CLIUtils/CLI11 "$$HOME/headers/CLI11"' \
+  '  git clone -q --depth 1 --branch v3.11.3 https://github.com/nlohmann/json "$$HOME/headers/json"' \
+  '  git clone -q --depth 1 --branch v2.5.2 https://github.com/doctest/doctest "$$HOME/headers/doctest"' \
+  '  export CPATH="$$HOME/headers/CLI11/include:$$HOME/headers/json/include:$$HOME/headers/doctest"'
+say_without_root = $(if $(filter libcli11-dev nlohmann-json3-dev doctest-dev,$(1)),printf '%s\n' $(WITHOUT_ROOT) >&2;)
 # for a CUDA toolkit that came without them
 WHEELS = $(if $(filter gpu,$(DEVICE)),$(if $(CUBLAS),,build/cuda) $(if $(NCCL),,build/nccl))
 
 deps:
 	@missing="$(MISSING)"; \
 	if [ -z "$$missing" ]; then :; \
-	elif [ "$(AS_ROOT)" = none ] || ! command -v apt-get >/dev/null; then \
-	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; exit 1; \
+	elif [ -z "$(CAN_INSTALL)" ]; then \
+	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; \
+	  $(call say_without_root,$(MISSING)) exit 1; \
 	else $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -y -q --no-install-recommends $$missing; fi
 	@if [ -n "$(NVCC)" ] && [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
 packages-are-there: build/packages-$(DEVICE)
@@ -63,7 +72,8 @@ build/packages-cpu build/packages-gpu:
 	@if [ $@ = build/packages-gpu ] && [ -z "$(NVCC)" ]; then \
 	  echo "gpu: nvcc is not found: install the CUDA toolkit, or build with make cpu" >&2; exit 1; fi
 	@if [ -n "$(NEEDED)$(strip $(WHEELS))" ]; then \
-	  echo "make: missing: $(NEEDED)$(WHEELS:build/%= NVIDIA's %): make deps$(DEVICE:%= DEVICE=%) installs what is missing" >&2; exit 1; fi
+	  echo "make: missing: $(NEEDED)$(WHEELS:build/%= NVIDIA's %): make deps$(DEVICE:%= DEVICE=%) installs what is missing" >&2; \
+	  $(if $(CAN_INSTALL),,$(call say_without_root,$(NEEDED))) exit 1; fi
 	@mkdir -p build && touch $@
 build/cuda: WHEEL = nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(CUDA_VERSION).*
 build/nccl: WHEEL = nvidia-nccl-cu$(CUDA_MAJOR)
