@@ -224,7 +224,7 @@ TEST_CASE("data that cannot be used: exit code 1, one line, nothing written") {
     refuses("--train text '" + word + "'", {"'" + word + "'", "matches no regular file"});
     refuses("--train='" + word + "'", {"'" + word + "'", "matches no regular file"});
     shell.refuses("$TEXT --model '" + word + "'", 2, {"--model '" + word + "'"});
-    shell.refuses("$TEXT '" + word + "'", 2, {"'" + word + "' is neither an option"});
+    shell.refuses("$TEXT --shuffle '" + word + "'", 2, {"'" + word + "' is neither an option"});
   }
   put(shell / "caf\xc3\xa9", some_text(100) + "caf\xc3\xa9" + some_text(5000));
   refuses("--train text --vocab 128 --val caf*", {"caf\xc3\xa9: token 103", "195", "127", "--vocab 196"});
