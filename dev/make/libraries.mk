@@ -54,7 +54,7 @@ WITHOUT_ROOT := 'CLI11, nlohmann-json and doctest are headers only. Without root
   '  git clone -q --depth 1 --branch v3.11.3 https://github.com/nlohmann/json "$$HOME/headers/json"' \
   '  git clone -q --depth 1 --branch v2.5.2 https://github.com/doctest/doctest "$$HOME/headers/doctest"' \
   '  export CPATH="$$HOME/headers/CLI11/include:$$HOME/headers/json/include:$$HOME/headers/doctest"'
-say_without_root = $(if $(filter libcli11-dev nlohmann-json3-dev doctest-dev,$(1)),printf '%s\n' $(WITHOUT_ROOT) >&2;)
+say_without_root = case "$$missing" in *cli11*|*json*|*doctest*) printf '%s\n' $(WITHOUT_ROOT) >&2 ;; esac
 # for a CUDA toolkit that came without them
 WHEELS = $(if $(filter gpu,$(DEVICE)),$(if $(CUBLAS),,build/cuda) $(if $(NCCL),,build/nccl))
 
@@ -63,7 +63,7 @@ deps:
 	if [ -z "$$missing" ]; then :; \
 	elif [ -z "$(CAN_INSTALL)" ]; then \
 	  echo "deps: missing $$missing: install these packages (apt-get install as root), then run make again" >&2; \
-	  $(call say_without_root,$(MISSING)) exit 1; \
+	  $(say_without_root); exit 1; \
 	else $(AS_ROOT) apt-get update -q && $(AS_ROOT) apt-get install -y -q --no-install-recommends $$missing; fi
 	@if [ -n "$(NVCC)" ] && [ -n "$(strip $(WHEELS))" ]; then $(MAKE) --no-print-directory $(WHEELS); fi
 packages-are-there: build/packages-$(DEVICE)
@@ -71,9 +71,9 @@ packages-are-there: build/packages-$(DEVICE)
 build/packages-cpu build/packages-gpu:
 	@if [ $@ = build/packages-gpu ] && [ -z "$(NVCC)" ]; then \
 	  echo "gpu: nvcc is not found: install the CUDA toolkit, or build with make cpu" >&2; exit 1; fi
-	@if [ -n "$(NEEDED)$(strip $(WHEELS))" ]; then \
-	  echo "make: missing: $(NEEDED)$(WHEELS:build/%= NVIDIA's %): make deps$(DEVICE:%= DEVICE=%) installs what is missing" >&2; \
-	  $(if $(CAN_INSTALL),,$(call say_without_root,$(NEEDED))) exit 1; fi
+	@missing="$(strip $(NEEDED)$(WHEELS:build/%= NVIDIA's %))"; if [ -n "$$missing" ]; then \
+	  echo "make: missing: $$missing: make deps$(DEVICE:%= DEVICE=%) $(if $(CAN_INSTALL),installs what is missing,says more)" >&2; \
+	  $(if $(CAN_INSTALL),,$(say_without_root);) exit 1; fi
 	@mkdir -p build && touch $@
 build/cuda: WHEEL = nvidia-cublas$(if $(filter 12,$(CUDA_MAJOR)),-cu12)==$(CUDA_VERSION).*
 build/nccl: WHEEL = nvidia-nccl-cu$(CUDA_MAJOR)
