@@ -283,7 +283,8 @@ std::optional<Options> parse_options(int argc, char** argv) {
     std::printf("%s", app.help().c_str());
     return {};
   } catch (const CLI::ExtrasError&) {  // whose own text differs between releases
-    usage_error(excerpt(unmarked(app.remaining().front())), " is neither an option nor the value of one; train_gpt --help lists all options");
+    usage_error(excerpt(unmarked(app.remaining().front())),
+                " is neither an option nor the value of one; train_gpt --help lists all options");
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }
