@@ -102,13 +102,18 @@ $(BUILD)/failing_io.so: test/faults/failing_io.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 
 # Of each suite that `make test` leaves out a part, a minute in all: CI runs it, so that none rots unseen.
-test-slices: all
-	+@test/remove_barriers.sh kernels/layernorm.cuh
-	+@test/remove_events.sh parallel/ulysses.cuh
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
+test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize
+slice-of-faults: all
 	@FAULTS_COUNT=2 FAULTS_EVERY=60 $(MAKE) --no-print-directory test-faults
+slice-of-cluster: all
 	@if [ "$$(id -u)" = 0 ] && unshare --net true 2>/dev/null; then test/cluster/run.sh two_hosts; \
 	else echo "test-cluster is left out: it needs root, and network namespaces"; fi
+slice-of-barriers:
+	+@test/remove_barriers.sh kernels/layernorm.cuh
+slice-of-events: all
+	+@test/remove_events.sh parallel/ulysses.cuh
+slice-of-sanitize:
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES=test_device
 
 # the CPU device under sanitizers
 KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
@@ -163,6 +168,7 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-slices test-cluster test-faults \
+.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
+  test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
   test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

@@ -45,7 +45,7 @@ for file in "${files[@]}"; do
   done
 done
 names=$(printf '%s\n' "${tests[@]}" | sort -u)
-make -s -j2 -C $copy DEVICE=cpu VARIANT=tsan WARNINGS='-w -include test/removed_line.h' $(printf 'build/cpu-tsan/%s ' $names)
+make -s -C $copy DEVICE=cpu VARIANT=tsan WARNINGS='-w -include test/removed_line.h' $(printf 'build/cpu-tsan/%s ' $names)
 for name in $names; do
   (cd $copy && "build/cpu-tsan/$name") > $copy/log 2>&1 || { cat $copy/log; echo "$name fails with all barriers in place"; exit 1; }
 done

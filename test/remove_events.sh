@@ -45,7 +45,7 @@ case ${files[*]} in
              [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;
 esac
 names=("${!tests[@]}")
-make -s -j2 -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS='-w -include test/removed_line.h' \
+make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS='-w -include test/removed_line.h' \
   "${names[@]/#/build/cpu/test_}"
 
 runs_clean() {  # schedule
