@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(decode_threads)
 decode_attention_kernel(float* parts, const Float* qkv, KeyValueCache<Float> cache, int keys, float scale) {
   constexpr int own_keys = decode_keys / decode_threads;  // of a thread
   __shared__ float maxima[decode_threads], partial_sums[decode_threads], probabilities[decode_keys];
-  alignas(64) __shared__ float sums[most_group_sums<N>];
+  alignas(128) __shared__ float sums[most_group_sums<N>];
   const int heads = gridDim.y, head = blockIdx.y, sample = blockIdx.z, head_size = cache.head_size;
   const int first = blockIdx.x * decode_keys, count = min(decode_keys, keys - first), thread = threadIdx.x;
   const Float* q = qkv + (size_t(sample) * 3 * cache.all_heads + cache.first_head + head) * head_size;
