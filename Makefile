@@ -126,7 +126,8 @@ test-race:
 	+@test/remove_events.sh
 run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
 	@export OMP_NUM_THREADS=1 GPT_SEPARATE_ARRAYS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
-	for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; $$test || exit 1; done
+	failed=; for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; $$test || failed="$$failed $$test"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 # the readers of files under libFuzzer, where clang is installed
 SECONDS ?= 5
