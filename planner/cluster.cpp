@@ -87,7 +87,7 @@ Cluster load_cluster(const std::filesystem::path& path) {
   c.device = read_device(file);
   c.devices_per_host = file.count("devices_per_host");
   c.hosts = file.count("hosts");
-  if (int64_t(c.devices_per_host) * c.hosts > 1 << 14) 
+  if (int64_t(c.devices_per_host) * c.hosts > 1 << 14)
     file.refuse("hosts", "from 1 to " + std::to_string((1 << 14) / c.devices_per_host) + ", with 16384 devices at most");
   c.link_share = gpu_links;
   if (c.devices() > 1 || file.has("links")) {
@@ -115,7 +115,8 @@ Cluster find_cluster(const std::string& name) {
     if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
   std::string known;
   for (const auto& path : example_files()) known += (known.empty() ? "" : ", ") + path.stem().string();
-  fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters", known.empty() ? ", which is not here either: give a file's path" : ": " + known);
+  fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters",
+       known.empty() ? ", which is not here either: give a file's path" : ": " + known);
 }
 
 std::vector<Cluster> example_clusters() {

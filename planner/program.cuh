@@ -107,12 +107,14 @@ inline SearchResult search_meshes(const Options& o, const ModelShape& shape, con
 
 // The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
 inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
-  const auto is_length = [](const std::string& word) { return word.starts_with("--steps") || word.starts_with("--train-minutes"); };
+  const auto is_length = [](const std::string& word) {
+    return word.starts_with("--steps") || word.starts_with("--train-minutes");
+  };
   const double steps = std::ceil(c.time.tokens / (double(c.step.global_batch) * c.step.seq_len));
   return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
-         command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch", "--checkpoint-seconds",
-                          "--days", "--budget"}, words) +
-         ' ' + options_text(c.step) + (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
+         command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch",
+                          "--checkpoint-seconds", "--days", "--budget"}, words) + ' ' + options_text(c.step) +
+         (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
 }
 
 inline void print_search(const Options& o, const ModelShape& shape, const PlannedDevice& device,

@@ -141,7 +141,8 @@ void check_mesh(const Options& o, const ModelShape& s) {
 }
 
 void check_micro_batch(const Options& o) {
-  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp), most = o.generate ? std::numeric_limits<int>::max() : most_rows;
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp);
+  const int64_t most = o.generate ? std::numeric_limits<int>::max() : most_rows;
   if (rows > most)
     usage_error(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", rows,
                 " tokens at a time, more than ", most, ": lower one of them");

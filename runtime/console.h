@@ -99,7 +99,8 @@ class Sparkline {
 
 // A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because some
 // terminals begin a new line after it.
-inline std::string progress_text(size_t step, size_t steps, double seconds_left, const Sparkline& losses, size_t columns, bool utf8) {
+inline std::string progress_text(size_t step, size_t steps, double seconds_left, const Sparkline& losses, size_t columns,
+                                 bool utf8) {
   const std::string numbers = std::to_string(step) + '/' + std::to_string(steps) + ", " + duration(seconds_left) + " left";
   const size_t room = columns - std::min(columns, numbers.size() + 5);  // beside brackets, spaces and the last column
   const size_t curve = std::min<size_t>(room / 2, 24), width = std::min<size_t>(room - curve, 40);

@@ -199,7 +199,8 @@ void TokenData::check_stamp(const TokenFile& file) const {
   file.stamp = now;
   if (std::exchange(file.has_grown, true)) return;
   require_unchanged();
-  std::printf("data      %s has grown from %zu to %zu bytes: the run goes on without what was added, and --resume needs the file as it was\n",
+  std::printf("data      %s has grown from %zu to %zu bytes: the run goes on without what was added, and --resume needs the "
+              "file as it was\n",
               one_line(file.path).c_str(), before.bytes, now.bytes);
 }
 

@@ -25,7 +25,8 @@ class JsonFields {
   }
   double rate(const std::string& key, double most = 1e9) {
     const nlohmann::json& found = value(key);
-    if (!found.is_number() || !(found > 1e-6 && found <= most)) refuse(key, "a number above 0.000001, " + std::string(most == 1 ? "1" : "1e9") + " at most");
+    if (!found.is_number() || !(found > 1e-6 && found <= most))
+      refuse(key, "a number above 0.000001, " + std::string(most == 1 ? "1" : "1e9") + " at most");
     return found.get<double>();
   }
   int count(const std::string& key) {

@@ -39,5 +39,6 @@ inline void require_printed() {
     std::signal(SIGPIPE, SIG_DFL);
     std::raise(SIGPIPE);
   }
-  fail("standard output: cannot write: ", errno ? std::strerror(errno) : "an earlier write failed", ": free space, or print elsewhere");
+  fail("standard output: cannot write: ", errno ? std::strerror(errno) : "an earlier write failed",
+       ": free space, or print elsewhere");
 }

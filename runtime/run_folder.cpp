@@ -143,7 +143,8 @@ Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& 
     if (folder == start.resume_from) fail(start.option, " ", problem, ": name another checkpoint");
     std::fprintf(start.notes, "skipping checkpoint %s: %s\n", folder.c_str(), problem.c_str());
   }
-  fail(start.option, ": no checkpoint in ", run, " is whole: take weights from elsewhere with --init, or train afresh with --overwrite");
+  fail(start.option, ": no checkpoint in ", run, " is whole: take weights from elsewhere with --init, or train afresh with ",
+       "--overwrite");
 }
 
 void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint) {

@@ -58,8 +58,10 @@ void report_higher_rate(size_t planned, size_t step, const Schedule& schedule) {
   Schedule before = schedule;
   before.steps = planned;
   if (planned > 0 && learning_rate(schedule, step) > learning_rate(before, step))
-    std::printf("--steps %zu instead of %zu raises the learning rate at step %zu from %g to %g (%s); --init starts a schedule of its own\n",
-                schedule.steps, planned, step + 1, learning_rate(before, step), learning_rate(schedule, step), schedule.kind.c_str());
+    std::printf("--steps %zu instead of %zu raises the learning rate at step %zu from %g to %g (%s); --init starts a schedule "
+                "of its own\n",
+                schedule.steps, planned, step + 1, learning_rate(before, step), learning_rate(schedule, step),
+                schedule.kind.c_str());
 }
 
 }  // namespace
