@@ -248,13 +248,13 @@ class GPT final : public Model {
     const float* loss_scale = &store_.summary()->scale.value;
     const int *targets = batch.targets + rows.first, Vs = list_.vocabulary_rows();
     if (tp_.size() == 1)
-      return cross_entropy(logits_, losses_ + rows.first, &sums_->loss, targets, rows.count, options_.shape.vocabulary, Vs,
+      return cross_entropy(logits_, losses_, &sums_->loss, targets, rows.count, options_.shape.vocabulary, Vs,
                            batch.loss_weight, loss_scale, batch.training, stream_);
     RowStatistics* const own = statistics_ + size_t(tp_.rank()) * rows.count;
     vocabulary_statistics(own, logits_, targets, rows.count, list_.vocabulary(), Vs, stream_);
     tp_.gather_values(&statistics_->exponentials.exponent, &own->exponentials.exponent, 3 * size_t(rows.count));
     float* const loss = tp_.rank() == 0 ? &sums_->loss : nullptr;  // of the sum over all ranks one rank's is enough
-    vocabulary_cross_entropy(logits_, losses_ + rows.first, loss, statistics_, tp_.size(), targets, rows.count,
+    vocabulary_cross_entropy(logits_, losses_, loss, statistics_, tp_.size(), targets, rows.count,
                              list_.vocabulary(), Vs, batch.loss_weight, loss_scale, batch.training, stream_);
   }
 
@@ -479,7 +479,7 @@ class GPT final : public Model {
     }
     if (!list_.is_last_stage()) return;
     logits_ = arena.take<Float>(size_t(logit_rows()) * Vs);
-    losses_ = arena.take<float>(rows);
+    losses_ = arena.take<float>(size_t(logit_rows()));
   }
 
   void lay_out_workspace(Arena& arena) {
@@ -521,7 +521,7 @@ class GPT final : public Model {
   TextCache<Float> texts_;
   std::vector<Activations<Float>> activations_;          // by slot
   Float* logits_ = nullptr;                              // (logit_rows,Vs)
-  float* losses_ = nullptr;                              // (R)
+  float* losses_ = nullptr;                              // (logit_rows)
   Float *branch_, *dnarrow_, *dfinal_norm_;              // (r,C) each; all three are the same memory
   Float *dstream_, *dwide_, *dqkv_;                      // (r,C) (R,4c) (R,3c); the last two are the same, or:
   Float* kept_[2] = {};                                  // (r,C) each, if weight_pass() will need what they hold

@@ -202,6 +202,7 @@ void TokenData::check_stamp(const TokenFile& file) const {
   std::printf("data      %s has grown from %zu to %zu bytes: the run goes on without what was added, and --resume needs the "
               "file as it was\n",
               one_line(file.path).c_str(), before.bytes, now.bytes);
+  std::fflush(stdout);
 }
 
 const File& TokenData::opened(const TokenFile& file) const {

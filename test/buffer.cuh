@@ -8,7 +8,7 @@
 
 #include "kernels/device/common.cuh"
 
-// ThreadSanitizer takes 0.4 ms for each CUDA thread: tests leave their large shapes out there.
+// ThreadSanitizer looks at each access: tests leave their large shapes out there.
 #if defined(CPU_THREAD_SANITIZER)
 constexpr bool large_shapes = false;
 #else

@@ -79,7 +79,7 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
   const double of_layers[] = {layers * r * (kept * C * w + 16 + 4 * heads),
                               layers * r * ((kept - 4) * C * w + 16 + 4 * heads) + r * 4 * C * w,
                               layers * r * C * w + r * ((kept - 1) * C * w + 16 + 4 * heads)};
-  const double of_head = slots * r * (2 * C * w + 8) + logit_rows * Vs * w + 4 * R;
+  const double of_head = slots * r * (2 * C * w + 8) + logit_rows * (Vs * w + 4);
   std::map<std::string, double> bytes = {
       {"activations", of_layers[int(options.recompute)] + (list.is_last_stage() ? of_head : 0)}};
   if (N > 1) bytes["tensor parallel"] = 3 * R * C * w + C * w + N * (12 * logit_rows + Vs * w);
