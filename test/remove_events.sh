@@ -18,7 +18,7 @@ if [ $# -eq 0 ]; then
 fi
 events='^ +((data_|tp_|ends_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
 events+='|if \(.*\) (ranks_|d\.to)\.wait\(|settle\(slot\)'
-events+='|(slot\.moved|order_|arrived|arrived_.*|gathered_|issued_.*|buffer.*\.copied|end_.*|d\.left|d\.arrived.*)\.record|CUDA_CHECK\(cuda(Stream(WaitEvent|Synchronize)|EventSynchronize))'
+events+='|(slot\.moved|order_|arrived|arrived_.*|gathered_|issued_.*|buffer.*\.copied|end_.*|d\.left|d\.arrived.*)\.record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi

@@ -1,5 +1,5 @@
 // What the operations of the ladders share: which sizes they take, the number of blocks for one thread per element, and
-// rounding.
+// rounding, and a maximum.
 #pragma once
 
 #include <stdexcept>
@@ -7,6 +7,16 @@
 
 #include "dev/ladders/options.h"
 #include "kernels/device/common.cuh"
+
+// The maximum over a block; every thread gets it. `scratch`: as block_reduce_sum's.
+__device__ inline float block_reduce_max(float value, float* scratch) {
+  value = warp_reduce_max(value);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = scratch[0];
+  for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) value = scratch[warp] > value ? scratch[warp] : value;
+  return value;
+}
 
 namespace ladder {
 

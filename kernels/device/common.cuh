@@ -149,7 +149,7 @@ __device__ inline void store(T* p, const float (&x)[N]) {
   store_pack(p, round_pack<T>(x));
 }
 
-// Sum and maximum over a block; every thread gets the result. `scratch`: 32 floats of shared memory that no thread has
+// Sum over a block; every thread gets the result. `scratch`: 32 floats of shared memory that no thread has
 // used since the last barrier. blockDim.x is a multiple of 32.
 __device__ inline float block_reduce_sum(float value, float* scratch) {
   value = warp_reduce_sum(value);
@@ -157,15 +157,6 @@ __device__ inline float block_reduce_sum(float value, float* scratch) {
   __syncthreads();
   value = 0;
   for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) value += scratch[warp];
-  return value;
-}
-
-__device__ inline float block_reduce_max(float value, float* scratch) {
-  value = warp_reduce_max(value);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = scratch[0];
-  for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) value = scratch[warp] > value ? scratch[warp] : value;
   return value;
 }
 
