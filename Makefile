@@ -117,8 +117,9 @@ slice-of-sanitize:
 
 # the CPU device under sanitizers (MPI leaks: where ranks are started, no leaks are looked for)
 KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev/ladders/%,$(SOURCES)))),$(TESTS))
+# (test_counts counts allocations of a layout in which arrays lie together, test_access_% is of another build)
 test-sanitize:
-	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_access_%,$(CPU_TESTS)) $(LADDERS)"
+	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_counts test_access_%,$(CPU_TESTS)) $(LADDERS)"
 # (the + hands make's job slots on to the script)
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"

@@ -662,9 +662,9 @@ TEST_CASE("the least of what is free, what each control group leaves, and this p
   for (const auto& [resource, left] : {std::pair(RLIMIT_AS, 700ul), {RLIMIT_DATA, 800ul}}) {
     rlimit before;
     getrlimit(resource, &before);
-    const rlimit small = {size_t(1) << 40, before.rlim_max};
+    const rlimit small = {size_t(1) << 50, before.rlim_max};
     setrlimit(resource, &small);
-    CHECK(process_memory_left(root.path()) == (size_t(1) << 40) - (1000 - left) * 1024);
+    CHECK(process_memory_left(root.path()) == (size_t(1) << 50) - (1000 - left) * 1024);
     setrlimit(resource, &before);
   }
 }
