@@ -1,6 +1,7 @@
 #include "planner/cluster.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -14,21 +15,50 @@ namespace {
 constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e-6;
 
 // What no data sheet says of a GPU. planner/forecast.md has the sources.
-//   products    the one number that is calibrated: so that the first row of 2104.04473's table is met
-//   bandwidth   a copy's 4.3 of an H200's 4.8 TB/s (dev/roofline.md)
-//   attention   of the products' peak: dev/roofline.py's 291 and 363 TFLOP/s of an H100's 989
-//   launch      from kernel to kernel in a recorded graph or a full stream
+//   products    of the peak: Hopper's by Megatron-Core's runs, the others' by the first row of 2104.04473's table
+//   bandwidth   assumed: nine tenths
+//   fp32        attention's share of the peak without tensor cores: assumed
+//   launch      from kernel to kernel in a recorded graph or a full stream: assumed
 //   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
-constexpr double gpu_products = 0.69, gpu_bandwidth = 4.3 / 4.8, gpu_attention_forward = 291.0 / 989,
-                 gpu_attention_backward = 363.0 / 989, gpu_launch = 2e-6, gpu_links = 0.8;
+constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3, gpu_launch = 2e-6,
+                 gpu_links = 0.8;
 
-Device gpu(const std::string& name, double fp32, double bf16, double bandwidth, double memory) {
-  Device d = {name, fp32 * tera, bf16 * tera, bandwidth * tera, memory * gib};
+// Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the CPU
+// device. What never ran gets the wider of both.
+constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"},
+                 elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
+
+Margin known_margin(const DeviceSheet& sheet) {
+  if (sheet.generation == Generation::hopper) return on_h100;
+  return std::string(sheet.name).starts_with("A100") || std::string(sheet.name) == "A800" ? on_a100 : elsewhere;
+}
+
+// Rates of the same kernels on a device with another peak, FLOP/s.
+AttentionRates scaled(const AttentionRates& published, double peak, double published_peak) {
+  return published * (tera * peak / published_peak);
+}
+
+Device gpu(const DeviceSheet& sheet) {
+  Device d = {sheet.name, sheet.fp32 * tera, sheet.bf16 * tera, sheet.bandwidth * tera, sheet.memory * gib};
+  d.sheet_fp32 = d.fp32, d.sheet_bf16 = d.bf16;
   d.product_share = gpu_products;
   d.bandwidth_share = gpu_bandwidth;
-  d.attention_forward = gpu_attention_forward;
-  d.attention_backward = gpu_attention_backward;
+  d.attention_fp32 = AttentionRates::flat(gpu_fp32_attention * d.fp32, gpu_fp32_attention * d.fp32);
+  d.own = d.hopper = d.library = scaled(flash_on_a100, sheet.bf16, 312);
   d.launch = gpu_launch;
+  d.margin = known_margin(sheet);
+  if (sheet.generation == Generation::ampere) return d;
+  d.product_share = hopper_products;
+  d.has_persistent_products = true;
+  d.own = scaled(flash_on_h100, 1, 1);
+  if (sheet.generation == Generation::hopper) {
+    d.own = scaled(flash_on_h100, sheet.bf16, 989);
+    d.hopper = scaled(hopper_on_h100, sheet.bf16, 989);
+    d.library = scaled(cudnn_on_hopper, sheet.bf16, 989);
+  } else {
+    d.hopper = d.own;
+    d.library = scaled(cudnn_on_blackwell, sheet.bf16, 2500);
+  }
   return d;
 }
 
@@ -44,11 +74,19 @@ Device read_device(JsonFields& file) {
   if (file.value("device").is_string()) {
     const DeviceSheet* sheet = find_device(file.text("device"));
     if (!sheet) file.refuse("device", "one of " + known_devices() + ", or an object with its rates");
-    return gpu(sheet->name, sheet->fp32, sheet->bf16, sheet->bandwidth, sheet->memory);
+    return gpu(*sheet);
   }
   JsonFields device = file.object("device");
-  Device d = gpu(device.text("name"), device.rate("fp32_tflops"), device.rate("bf16_tflops"), device.rate("memory_tb_per_s"),
-                 device.rate("memory_gib"));
+  const std::string name = device.text("name");
+  DeviceSheet sheet = {name.c_str(), device.rate("bf16_tflops"), device.rate("fp32_tflops"), device.rate("memory_tb_per_s"),
+                       device.rate("memory_gib")};
+  if (device.has("generation")) {
+    const std::string generation = device.text("generation");
+    if (generation == "hopper") sheet.generation = Generation::hopper;
+    else if (generation == "blackwell") sheet.generation = Generation::blackwell;
+    else if (generation != "ampere") device.refuse("generation", "ampere, hopper or blackwell");
+  }
+  Device d = gpu(sheet);
   if (device.has("product_share")) d.product_share = device.rate("product_share", 1);
   device.end();
   return d;
@@ -79,6 +117,12 @@ std::vector<std::filesystem::path> example_files() {
 
 }  // namespace
 
+std::string Margin::text() const {
+  char text[200];
+  std::snprintf(text, sizeof text, "%s: %+.0f to %+.0f %%", runs, 100 * shorter, 100 * longer);
+  return text;
+}
+
 Cluster load_cluster(const std::filesystem::path& path) {
   const nlohmann::json object = read_json_object(path);
   JsonFields file(path, object, cure);
@@ -101,10 +145,6 @@ Cluster load_cluster(const std::filesystem::path& path) {
     if (file.has(key)) *rate = file.rate(key);
   if (file.has("date")) c.date = file.text("date");
   if (file.has("source")) c.source = file.text("source");
-  const std::string software = file.has("software") ? file.text("software") : "gpt.cu";
-  if (software == "megatron-2021") c.software = Software::megatron_2021;
-  else if (software == "megatron-2022") c.software = Software::megatron_2022;
-  else if (software != "gpt.cu") file.refuse("software", "gpt.cu, megatron-2022 or megatron-2021");
   file.end();
   return c;
 }
@@ -122,7 +162,6 @@ Cluster find_cluster(const std::string& name) {
 std::vector<Cluster> example_clusters() {
   std::vector<Cluster> all;
   for (const auto& path : example_files()) all.push_back(load_cluster(path));
-  std::erase_if(all, [](const Cluster& c) { return c.software != Software::gpt_cu; });
   std::ranges::sort(all, {}, [](const Cluster& c) { return std::pair(c.devices(), c.name); });
   return all;
 }
@@ -136,13 +175,15 @@ std::optional<Cluster> cluster_of_device(const std::string& reported, int device
 
 Device device_of(const Ceilings& ceilings) {
   Device d = {"measured", ceilings.product, ceilings.product, ceilings.update, 0};
-  d.attention_forward = ceilings.attention_forward / ceilings.product;
-  d.attention_backward = ceilings.attention_backward / ceilings.product;
+  d.sheet_fp32 = peak_flops(ceilings.device, true), d.sheet_bf16 = peak_flops(ceilings.device, false);
+  // Measured as seven products, since our kernels compute two of backward's twice
+  d.own = d.hopper = d.library = d.attention_fp32 = AttentionRates::flat(ceilings.attention_forward, ceilings.attention_backward * 5 / 7);
   d.attention_block = 64;
   d.elements = ceilings.gelu / ceilings.product;
   d.launch = ceilings.launch;
   d.norm_row = ceilings.norm_row, d.loss_row = ceilings.loss_row;
   d.overlaps = !ceilings.integrated;
+  d.margin = ceilings.integrated ? on_cpu : elsewhere;
   return d;
 }
 

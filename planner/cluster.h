@@ -15,7 +15,16 @@
 #include <string>
 #include <vector>
 
+#include "planner/attention_rates.h"
 #include "runtime/ceilings.h"
+
+// How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
+struct Margin {
+  double shorter = 0, longer = 0;  // shares of the time: -0.1 and 0.3
+  const char* runs = "";           // which these are
+
+  std::string text() const;  // "published runs on H100: -10 to +30 %"
+};
 
 // FLOP/s, bytes/s, bytes and seconds. Rates are those of the data sheet, unless they were measured (device_of).
 struct Device {
@@ -23,28 +32,29 @@ struct Device {
   double fp32 = 0, bf16 = 0;  // of matrix products, dense; fp16 as bf16, fp32 without TF32
   double bandwidth = 0;       // of memory, bytes read and written
   double memory = 0;
-  // The shares of these rates that kernels reach: products, copies; of the dtype's rate, attention's two passes; of fp32's,
-  // arithmetic on single elements.
-  double product_share = 1, bandwidth_share = 1, attention_forward = 1, attention_backward = 1, elements = 1;
+  double sheet_fp32 = 0, sheet_bf16 = 0;  // what MFU is a share of; 0: not known
+  // The shares of these rates that kernels reach: products, copies; of fp32's, arithmetic on single elements.
+  double product_share = 1, bandwidth_share = 1, elements = 1;
+  // Attention by our own kernels, those for Hopper and a library, in 16 bits; and in fp32
+  AttentionRates own = {}, hopper = {}, library = {}, attention_fp32 = {};
   double launch = 0;     // from the end of a kernel to the start of the next one
   double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
   int attention_block = 0;  // queries that see the same keys: causal attention computes so many more of them than T
   bool overlaps = true;  // communication goes on while kernels run
+  bool has_persistent_products = false;  // a product keeps all multiprocessors until it ends
+  Margin margin = {};
 
   double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }
+  // kind: as of --attention
+  const AttentionRates& attention(const std::string& kind, bool is_fp32) const {
+    return is_fp32 ? attention_fp32 : kind == "own" ? own : kind == "hopper" ? hopper : library;
+  }
 };
 
 // In one direction.
 struct Link {
   std::string kind;
   double bandwidth = 0, latency = 0;
-};
-
-// Whose kernels are timed: ours, or those of published runs (planner/forecast.md).
-enum class Software {
-  gpt_cu,
-  megatron_2021,  // attention's scores lie in memory; rows between products are not split over tp; nothing overlaps
-  megatron_2022,  // sums of rows hide behind gradients of weights; rows are split, if not whole blocks are recomputed
 };
 
 struct Cluster {
@@ -57,7 +67,6 @@ struct Cluster {
   double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
   double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (planner/rules.md)
   std::string date, source;
-  Software software = Software::gpt_cu;
 
   int devices() const { return devices_per_host * hosts; }
   int ranks_per_host() const { return devices_per_host * ranks_per_device; }

@@ -21,7 +21,7 @@ struct PlannedStep {
   std::string dtype = "bf16", reduce_dtype = "fp32", recompute = "none";
   int zero = 0;
   int tp_pieces = 2;
-  std::string cp_method = "ring", pp_schedule = "1f1b";
+  std::string cp_method = "ring", pp_schedule = "1f1b", attention = "auto";
   int pp_chunks = 1;
   int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
 };

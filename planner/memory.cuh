@@ -55,7 +55,7 @@ inline size_t bytes_of_batches(const Model& model) {
 
 inline PlannedStep planned_step(const Options& o, const ModelShape& shape, const MeshShape& mesh) {
   return {shape, mesh, o.seq_len, o.micro_batch, o.global_batch, o.dtype, o.reduce_dtype, o.recompute, o.zero, o.tp_pieces,
-          o.cp_method, o.pp_schedule, o.pp_chunks};
+          o.cp_method, o.pp_schedule, o.attention, o.pp_chunks};
 }
 
 // The options of a step that differs from these in what a search chooses.

@@ -119,13 +119,14 @@ std::string text_of(const Plan& plan) {
                    {"ranks", ranks}};
   if (plan.time) object.update(object_of(*plan.time));
   else
-    for (const char* unknown : {"step_ms", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) object[unknown] = nullptr;
+    for (const char* unknown : {"step_ms", "margin", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) object[unknown] = nullptr;
   return object.dump();
 }
 
 Object object_of(const PlannedTime& time) {
   const Forecast& f = time.forecast;
-  return {{"step_ms", 1e3 * f.seconds}, {"tokens_per_s", f.tokens_per_s}, {"mfu", known(f.mfu)},       {"cost", cost_of(time)},
+  const auto& [shorter, longer, runs] = time.margin;
+  return {{"step_ms", 1e3 * f.seconds}, {"margin", {{"shorter", shorter}, {"longer", longer}, {"runs", runs}}}, {"tokens_per_s", f.tokens_per_s}, {"mfu", known(f.mfu)},       {"cost", cost_of(time)},
           {"run", run_of(time)},        {"time", milliseconds(f)},        {"limit", f.explanation()}};
 }
 
@@ -161,7 +162,7 @@ PlannedTime planned_time(const PlannedStep& step, const Cluster& c, const Planne
   const Forecast f = forecast(step, c);
   const double tokens = run.seconds > 0 ? run.seconds * f.tokens_per_s : run.tokens;
   const auto rent = [&](double price, double hours) { return Rent{price, saving_for(save, hours * 3600 / hosts, tokens / f.tokens_per_s)}; };
-  return {f, ranks / c.ranks_per_device, tokens, rent(c.price, c.hours), rent(c.spot_price, c.spot_hours)};
+  return {f, ranks / c.ranks_per_device, tokens, rent(c.price, c.hours), rent(c.spot_price, c.spot_hours), c.device.margin};
 }
 
 double PlannedRun::loss(double tokens) const { return std::min(expected_loss(parameters, tokens), std::log(vocabulary)); }
@@ -169,8 +170,8 @@ double PlannedRun::loss(double tokens) const { return std::min(expected_loss(par
 std::string time_text(const PlannedTime& time, double tokens_per_step) {
   const Forecast& f = time.forecast;
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step, " << with_commas(f.tokens_per_s)
-       << " tokens/s";
+  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step (" << time.margin.text() << "), "
+       << with_commas(f.tokens_per_s) << " tokens/s";
   if (f.mfu > 0) text << ", MFU " << 100 * f.mfu << " %";
   text << "\nlimit     " << f.explanation() << "\nrun       " << with_commas(time.tokens) << " tokens";
   for (const auto& [name, rent] : {std::pair("", time.demand), {"spot: ", time.spot}}) {
@@ -180,10 +181,12 @@ std::string time_text(const PlannedTime& time, double tokens_per_step) {
       text << "saving and restarting would take all of the time";
       continue;
     }
-    text << std::setprecision(2) << time.days(rent) << " days, " << 100 * rent.saving.lost << " % of them lost to interruptions with --checkpoint-every "
+    const auto& [shorter, longer, runs] = time.margin;
+    const double days = time.days(rent), dollars = time.dollars(rent);
+    text << std::setprecision(2) << days << " days (" << (1 + shorter) * days << " to " << (1 + longer) * days << "), " << 100 * rent.saving.lost << " % of them lost to interruptions with --checkpoint-every "
          << std::max(1ll, std::llround(rent.saving.interval * f.tokens_per_s / tokens_per_step));
     if (rent.price)
-      text << "; " << with_commas(time.dollars(rent)) << " dollars, " << time.devices * rent.price << " an hour, "
+      text << "; " << with_commas(dollars) << " dollars (" << with_commas((1 + shorter) * dollars) << " to " << with_commas((1 + longer) * dollars) << "), " << time.devices * rent.price << " an hour, "
            << time.device_hours(1e9) * rent.price << " for a billion tokens";
   }
   return text.str();

@@ -14,7 +14,8 @@
 //     memory       object: bytes on the device, by category
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
-//   step_ms, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
+//   step_ms, margin, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
+//     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs, which
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
 //     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of these. null:
 //                  not known, or the run never ends
@@ -76,6 +77,7 @@ struct PlannedTime {
   Forecast forecast;
   double devices = 1, tokens = 0;
   Rent demand, spot;
+  Margin margin = {};
 
   double device_hours(double tokens) const { return devices * tokens / forecast.tokens_per_s / 3600; }
   double days(const Rent& rent) const { return tokens / forecast.tokens_per_s / (1 - rent.saving.lost) / 86400; }

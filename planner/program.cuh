@@ -152,8 +152,8 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
   if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device));
   const Candidate& best = result.fastest[0];
   o = options_with(o, best.step);
-  std::printf("auto      %s: %.1f ms a step by forecast, the fastest of %s candidates\n", options_text(best.step).c_str(),
-              1e3 * best.time.forecast.seconds, with_commas(double(result.candidates)).c_str());
+  std::printf("auto      %s: %.1f ms a step by forecast (%s), the fastest of %s candidates\n", options_text(best.step).c_str(),
+              1e3 * best.time.forecast.seconds, best.time.margin.text().c_str(), with_commas(double(result.candidates)).c_str());
 }
 
 // Prints the plan of training with these options. ranks: those that were started.

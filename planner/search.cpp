@@ -140,7 +140,7 @@ std::string options_text(const PlannedStep& s) {
 }
 
 std::string table_of(const std::vector<Candidate>& candidates) {
-  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B",
+  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B",
                                                  "days", "dollars", "spot days", "dollars", ""}};
   const auto number = [](double value, int digits) {
     char text[400];
@@ -150,8 +150,9 @@ std::string table_of(const std::vector<Candidate>& candidates) {
   for (const Candidate& c : candidates) {
     const PlannedTime& t = c.time;
     const auto priced = [&](const Rent& rent, double value, int digits) { return rent.price > 0 ? number(value, digits) : "?"; };
-    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * t.forecast.seconds, 1), with_commas(t.forecast.tokens_per_s),
-                    number(100 * t.forecast.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
+    const std::string margin = number(100 * t.margin.shorter, 0) + " +" + number(100 * t.margin.longer, 0);
+    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * t.forecast.seconds, 1), margin,
+                    with_commas(t.forecast.tokens_per_s), number(100 * t.forecast.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
                     priced(t.demand, c.device_hours() * t.demand.price, 2), number(t.days(t.demand), 2), priced(t.demand, t.dollars(t.demand), 0),
                     priced(t.spot, t.days(t.spot), 2), priced(t.spot, t.dollars(t.spot), 0), c.command});
   }

@@ -23,6 +23,7 @@ struct Options {
   bool shuffle = false;
 
   std::string model = "d4";
+  bool is_dtype_chosen = false;  // by --plan, for devices elsewhere
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;

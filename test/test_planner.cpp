@@ -12,7 +12,7 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "dev/published_runs.h"
+#include "dev/published/runs.h"
 #include "dev/pipeline_simulator.h"
 #include "planner/goals.h"
 #include "processes/error.h"
@@ -53,18 +53,110 @@ nlohmann::json good_cluster() {
 
 }  // namespace
 
-TEST_CASE("forecasts of published runs are within their bounds") {
-  for (const PublishedRun& run : published_runs()) {
-    CAPTURE(run.name);
-    CAPTURE(run.forecast_rate());
-    if (run.most > 0) CHECK(std::abs(run.error()) <= run.most);
+TEST_CASE("of published runs no more are missed than planner/forecast.md says") {
+  // Source, rows, and of these within the bound, which is the same for all; the median error of unseen rows
+  struct Known {
+    const char* source;
+    size_t rows, within;
+    double median;
+  };
+  size_t rows = 0;
+  for (const auto& [source, count, within, median] :
+       {Known{"MPT H100", 70, 57, 0.030}, {"MPT A100-80", 61, 45, -0.085}, {"MPT A100-40", 78, 64, 0.033}, {"2104.04473", 16, 16, -0.004},
+        {"2104.04473 ZeRO 3", 6, 0, 0.740}, {"2201.11990", 3, 0, 0.198}, {"2205.05198", 10, 10, -0.043}, {"Megatron-Core", 11, 9, -0.025},
+        {"llm.c", 5, 5, -0.050}}) {
+    CAPTURE(source);
+    const Errors errors = errors_of(source);
+    CHECK(errors.all.size() == count);
+    CHECK(errors.within(bound) == within);
+    CHECK(errors_of(source, true).at(0.5) == about(median, 0.001 / std::abs(median)));
+    rows += count;
   }
+  CHECK(rows == published_runs().size());
+}
+
+TEST_CASE("the margins that are printed are those of published runs to which nothing was fitted") {
+  for (const auto& [device, known] : {std::pair("A100", "8xa100-80"), {"H100", "8xh100"}}) {
+    CAPTURE(known);
+    const Margin margin = cluster(known).device.margin;
+    const Errors errors = errors_on(device);
+    CHECK(errors.all.size() >= 40);
+    for (const auto& [printed, error] : {std::pair(-margin.shorter, -errors.at(0.05)), {margin.longer, errors.at(0.95)}}) {
+      CHECK(printed >= error);  // nine of ten are within, and the margin is rounded up to 5 %
+      CHECK(printed < error + 0.05);
+    }
+    const Margin other = cluster("4x4090").device.margin;  // on which nobody has published: the wider one
+    CHECK(other.shorter <= margin.shorter);
+    CHECK(other.longer >= margin.longer);
+  }
+  CHECK(cluster("8xh100").device.margin.text() == "published runs on H100: -20 to +20 %");
+}
+
+TEST_CASE("half of each source may be fitted to, always the same half") {
+  for (const std::string& source : sources()) {
+    const size_t all = errors_of(source).all.size();
+    CHECK(errors_of(source, false).all.size() == (all >= 8 ? all / 2 : 0));
+  }
+  std::string drawn;
+  for (const PublishedRun& run : published_runs())
+    if (run.source == "Megatron-Core") drawn += run.is_unseen ? '1' : '0';
+  CHECK(drawn == "01011010011");
+}
+
+TEST_CASE("attention is as fast as its table says, by who computes it, head size and length") {
+  const Device h100 = cluster("8xh100").device, a100 = cluster("8xa100-80").device, rtx = cluster("4x4090").device;
+  const auto forward = [](const AttentionRates& rates, double channels, double tokens) { return AttentionRates::at(rates.forward, channels, tokens) / 1e12; };
+  CHECK(forward(h100.library, 64, 1024) == about(288));
+  CHECK(forward(h100.library, 128, 8192) == about(644));
+  CHECK(forward(h100.library, 96, 8192) == about((379 + 644) / 2.0));
+  CHECK(forward(h100.library, 64, 1024 * std::sqrt(2)) == about((288 + 334) / 2.0));
+  CHECK(forward(h100.library, 128, 1 << 20) == about(673));  // beyond the table as at its end
+  CHECK(forward(h100.library, 128, 64) == about(315));
+  CHECK(forward(h100.library, 32, 1024) == about(144));
+  CHECK(forward(h100.own, 128, 4096) == about(319));
+  CHECK(forward(h100.hopper, 128, 4096) == about(579));
+  CHECK(forward(a100.own, 128, 4096) == about(190));
+  CHECK(forward(rtx.own, 128, 4096) == about(190 * 165.2 / 312));
+  PlannedStep step = gpt2();
+  const auto seconds = [&](const char* kind, const char* dtype) {
+    step.attention = kind, step.dtype = dtype;
+    return forecast(step, cluster("8xh100")).attention;
+  };
+  CHECK(seconds("own", "bf16") > 1.1 * seconds("hopper", "bf16"));
+  CHECK(seconds("hopper", "bf16") > seconds("cudnn", "bf16"));
+  CHECK(seconds("auto", "bf16") == seconds("cudnn", "bf16"));
+  CHECK(seconds("own", "fp32") == seconds("cudnn", "fp32"));  // without tensor cores
+  CHECK(seconds("own", "fp32") > 5 * seconds("own", "bf16"));
+}
+
+TEST_CASE("sums of tensor parallelism do not hide behind products that keep all multiprocessors") {
+  Cluster host = cluster("8xh100");
+  PlannedStep step = gpt2(16);
+  step.mesh.tp = 4;
+  CHECK(host.device.has_persistent_products);
+  const Forecast shown = forecast(step, host);
+  host.device.has_persistent_products = false;
+  const Forecast hidden = forecast(step, host);
+  CHECK(shown.tp.total == hidden.tp.total);
+  // Two sums of a layer forward and two backward: half of each was hidden, and all of what travels behind a weight's gradient
+  const double rows = 12 * 4 * 3.0 / 4 * 16 * 1024 * 768 * 2 / (450e9 * 0.8);
+  CHECK(shown.tp.exposed - hidden.tp.exposed > rows / 2);
+  CHECK(shown.tp.exposed - hidden.tp.exposed < rows * 1.1);
+}
+
+TEST_CASE("MFU is a share of the data sheet's peak, if the device has one") {
+  PlannedStep step = gpt2(4);
+  step.dtype = "fp32", step.seq_len = 64;
+  CHECK(forecast(step, cluster_of(measured(true, "AMD EPYC"), 1)).mfu == 0);
+  const Forecast f = forecast(step, cluster_of(measured(false, "NVIDIA H100 80GB HBM3"), 1));
+  CHECK(f.mfu == about(f.model_flops / f.seconds / 67e12));
 }
 
 TEST_CASE("operations take as long as dev/roofline.md says") {
   // Its rates and its kernels: an H200, results written while products are computed, no gaps.
   Cluster h200 = cluster("8xh200");
-  h200.device.product_share = 790.0 / 989;
+  h200.device.product_share = 790.0 / 989, h200.device.bandwidth_share = 4.3 / 4.8;
+  h200.device.library = AttentionRates::flat(291e12, 363e12 * 5 / 7);
   h200.device.launch = 0;
   const Forecast f = forecast(gpt2(), h200);
   CHECK(1e3 * f.attention == about(4.25 + 11.93, 0.005));
@@ -79,13 +171,13 @@ TEST_CASE("operations take as long as dev/roofline.md says") {
 
 TEST_CASE("parts add up to the step, and its limit is the largest of them") {
   for (const PublishedRun& run : published_runs()) {
-    const Forecast f = forecast(run.step, cluster(run.cluster.c_str()));
+    const Forecast f = forecast(run);
     const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed;
     CHECK(f.products + f.attention + f.memory + f.launches + f.bubble + f.update + communication == about(f.seconds));
     for (double part : {f.products, f.attention, f.memory, f.launches, f.bubble, f.update}) CHECK(part >= 0);
     for (const Forecast::Communication& c : {f.tp, f.cp, f.dp}) CHECK(c.exposed <= c.total * (1 + 1e-9));
-    CHECK(f.limit == std::string("products"));
   }
+  CHECK(forecast(gpt2(), cluster("8xh100")).limit == std::string("products"));
   Cluster slow = cluster("8xa100-80");
   slow.inside.bandwidth /= 1000;
   PlannedStep step = gpt2();
@@ -134,29 +226,25 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
     CHECK(1e9 * forecast(step, host).tp.total == about(A * (rows * (10 * L + 4) + losses)));
     step.recompute = "block";
     CHECK(1e9 * forecast(step, host).tp.total == about(A * (rows * (11 * L + 4) + losses)));
-    host.software = Software::megatron_2021;  // an all_reduce is two; none is gathered again, all is computed again
-    const double before = forecast(step, host).memory;
-    CHECK(1e9 * forecast(step, host).tp.total == about(A * (rows * (12 * L + 3) + losses)));
-    host.software = Software::gpt_cu;
+    const auto megatron = [&](int year) { return forecast(step, host, MegatronKernels(step, host, year)); };
+    const double before = megatron(2021).memory;  // an all_reduce is two; none is gathered again, all is computed again
+    CHECK(1e9 * megatron(2021).tp.total == about(A * (rows * (12 * L + 3) + losses)));
     CHECK(before > 1.5 * forecast(step, host).memory);  // LayerNorms of all rows on each rank
+    CHECK(1e9 * megatron(2022).tp.total == about(A * (rows * (12 * L + 3) + losses)));
+    CHECK(megatron(2022).memory == before);
     // Later its sums in backward hid behind gradients of weights, if links were fast enough.
-    const auto tp = [&](Software software, double bandwidth) {
-      host.software = software, host.inside.bandwidth = bandwidth;
-      return forecast(step, host).tp;
-    };
-    CHECK(tp(Software::megatron_2021, 1e13).exposed == tp(Software::megatron_2021, 1e13).total);
-    const double hidden = tp(Software::megatron_2021, 1e13).exposed - tp(Software::megatron_2022, 1e13).exposed;
-    CHECK(1e13 * hidden == about(A * rows * 4 * L));
-    CHECK(1e9 * tp(Software::megatron_2022, 1e9).total == about(A * (rows * (12 * L + 3) + losses)));
-    CHECK(forecast(step, host).memory == before);
+    host.inside.bandwidth = 1e13;
+    CHECK(megatron(2021).tp.exposed == megatron(2021).tp.total);
+    CHECK(1e13 * (megatron(2021).tp.exposed - megatron(2022).tp.exposed) == about(A * rows * 4 * L));
+    host.inside.bandwidth = 1e9;
     step.recompute = "attention";  // rows are split as in gpt.cu, scores written and read
-    const Forecast later = forecast(step, host);
+    const Forecast later = megatron(2022);
     CHECK(1e9 * later.tp.total == about(A * (rows * (10 * L + 4) + losses)));
     CHECK(1.5 * later.memory < before);
     CHECK(later.dp.exposed == later.dp.total);
     step.recompute = "none";
-    const double recomputed = later.attention - forecast(step, host).attention;
-    CHECK(recomputed / later.attention == about(13.0 / (13 + 13 + 21), 0.02));  // passes of scores: 6, 6, 10
+    const double recomputed = later.attention - megatron(2022).attention;
+    CHECK(recomputed / later.attention == about(13.0 / (13 + 13 + 19), 0.03));  // passes of scores: 6, 6, 9
   }
   SUBCASE("keys and values of the ring, heads of Ulysses") {
     step.mesh.cp = 4, step.micro_batch = 2;
@@ -299,8 +387,9 @@ TEST_CASE("ranks that do not share a device have the links that data/clusters kn
 }
 
 TEST_CASE("a forecast is fast enough to search with") {
-  PlannedStep step = published_runs()[9].step;
-  const Cluster selene = cluster("selene-2021");
+  PlannedStep step = gpt2(1);  // 1,008 billion parameters in 64 stages
+  step.shape = {128, 160, 25600, 51200, 2048}, step.seq_len = 2048, step.mesh = {8, 1, 6, 64}, step.global_batch = 3072;
+  const Cluster selene = cluster("400x8xa100-80");
   double fastest = 1;  // of ten rounds, as other programs may have the core
   for (int round = 0; round < 10; ++round) {
     const auto start = std::chrono::steady_clock::now();
@@ -345,10 +434,12 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
   CHECK(refusal(with("/price", 7)) == "there is no key 'price'");
   CHECK(refusal(with("/links/inside/speed", 7)) == "there is no key 'links.inside.speed'");
   CHECK(refusal(with("/name", 7)) == "\"name\" is '7', not a text");
-  CHECK(refusal(with("/software", "torch")) == "\"software\" is '\"torch\"', not gpt.cu, megatron-2022 or megatron-2021");
-  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\" is '\"H1000\"', not one of B200, GH200, H200 NVL, H200, "));
+  CHECK(refusal(with("/device", "H1000")).starts_with("\"device\" is '\"H1000\"', not one of GB300, GB200, B300, B200, GH200, H200 NVL, H200, "));
   const nlohmann::json device = {{"name", "X1"}, {"fp32_tflops", 50}, {"bf16_tflops", 400}, {"memory_tb_per_s", 2}, {"memory_gib", 64}};
   CHECK(refusal(with("/device", device)) == "");
+  nlohmann::json volta = device;
+  volta["generation"] = "volta";
+  CHECK(refusal(with("/device", volta)) == "\"device.generation\" is '\"volta\"', not ampere, hopper or blackwell");
   const TemporaryFolder folder;  // no text of the file can change the terminal
   const Cluster odd = load_cluster(put(folder / "odd.json", with("/device", device).dump().replace(with("/device", device).dump().find("X1"), 2, "\\u001b[31mX\\n")));
   CHECK(odd.device.name == "?[31mX?");

@@ -39,9 +39,9 @@ inline std::string pipeline_text(const Options& o) {
 
 inline void describe_model(const Options& o, const TensorList& list) {
   const ModelShape& s = list.shape();
-  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s\n", s.layers,
+  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s\n", s.layers,
               s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(list.parameters())).c_str(),
-              o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "");
+              o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "", o.is_dtype_chosen ? " (no --dtype was given)" : "");
 }
 
 inline void describe_mesh(const Options& o, const MeshShape& mesh) {
