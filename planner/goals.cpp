@@ -55,9 +55,13 @@ std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
     return std::string(text);
   };
   std::string lines = "run       " + tokens_text(plan.run.tokens) + " (arXiv:2203.15556)\ngoal      " + goal.text() +
-                      (plan.is_met ? " is met; the cheapest first\n          " : " is not met\n          ") + table_of(plan.rows);
-  for (const Candidate& c : plan.rows)
-    lines += "\nreach     " + std::to_string(c.step.mesh.ranks()) + " of " + c.cluster + ": " + tokens_text(goal.reach(c.time));
+                      (plan.is_met ? " is met, margins aside; the cheapest first\n          " : " is not met\n          ") + table_of(plan.rows);
+  for (const Candidate& c : plan.rows) {
+    const double tokens = goal.reach(c.time);
+    const auto& [shorter, longer, runs] = c.time.margin;
+    lines += "\nreach     " + std::to_string(c.step.mesh.ranks()) + " of " + c.cluster + ": " + tokens_text(tokens) + "; with its margin " +
+             with_commas(tokens / (1 + longer)) + " to " + with_commas(tokens / (1 + shorter)) + " tokens";
+  }
   return lines;
 }
 

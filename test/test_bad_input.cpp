@@ -111,7 +111,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--plan --days 3 --tp 2", {"--tp 2 beside --days: the search chooses that", "leave one of them out"});
   for (const char* option : {"--ranks 2", "--train-minutes 2", "--mesh auto", "--ceilings text"})
     shell.refuses(std::string("$GPT --plan --days 3 ") + option, 2, {"--", "leave one of them out"});
-  shell.refuses("$GPT --plan --budget 30 --cluster dev/published/selene.json", 2, {"--budget 30: the cluster selene has no price", "price_per_device_hour"});
+  shell.output(R"(echo '{"name": "mine", "device": "H100", "devices_per_host": 1, "hosts": 1}' > mine.json)");
+  shell.refuses("$GPT --plan --budget 30 --cluster mine.json", 2, {"--budget 30: the cluster mine has no price", "price_per_device_hour"});
   refuses("--plan --days 0", {"--days", "'0'", "from 0.001 to"});
   refuses("--plan --checkpoint-seconds -1 --cluster 4x4090", {"--checkpoint-seconds", "'-1'"});
   refuses("--plan --ranks 0", {"--ranks", "'0'", "from 1 to 16384"});

@@ -583,7 +583,7 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   CHECK(run["ranks"] == plan["ranks"]);
   CHECK(plan["ranks"][0]["memory"].size() == 7);  // weights, gradients, optimizer, activations, workspace, cache, batches
   CHECK(plan["fits"] == true);
-  for (const char* unknown : {"step_ms", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) {
+  for (const char* unknown : {"step_ms", "margin", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) {
     REQUIRE(plan.contains(unknown));
     CHECK(plan[unknown].is_null());
   }
@@ -617,6 +617,9 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   const double tokens_per_s = plan["tokens_per_s"], seconds = plan["step_ms"].get<double>() / 1000;
   CHECK(tokens_per_s * seconds == about(2 * 2 * 16));
   CHECK(plan["mfu"] > 0);
+  CHECK(plan["margin"] == Json{{"shorter", -0.2}, {"longer", 0.3}, {"runs", "published runs on A100 and H100"}});
+  CHECK(plan == Json::parse(shell.output("$TINY --plan --cluster 4x4090 --ranks 2 --json")));  // bf16 elsewhere, unless it is said
+  CHECK(contains(shell.output("$TINY --plan --cluster 4x4090"), "parameters, bf16 (no --dtype was given)\n"));
   CHECK(plan["cost"]["dollars_per_hour"].get<double>() == about(2 * 0.6));
   CHECK(plan["cost"]["dollars_per_billion_tokens"].get<double>() == about(1.2 / 3600 * 1e9 / tokens_per_s));
   CHECK(plan["cost"]["spot_dollars_per_hour"].get<double>() == about(2 * 0.15));
@@ -639,7 +642,13 @@ TEST_CASE("--plan --cluster says how long a step takes and what it costs; --ceil
   CHECK(unpriced["cost"].is_null());
   const std::string text = shell.output("$GPT --plan --cluster 4x4090 --model gpt3-1.3b --dtype bf16 --ranks 2");
   CHECK(contains(text, "too little; --tp 2 would help most, by "));
-  CHECK(contains(text, " dollars, 1.20 an hour, "));
+  CHECK(contains(text, " ms a step (published runs on A100 and H100: -20 to +30 %), "));
+  CHECK(contains(text, "), 1.20 an hour, "));
+  double days = 0, least_days = 0, most_days = 0;
+  REQUIRE(std::sscanf(text.substr(text.find(" tokens: ")).c_str(), " tokens: %lf days (%lf to %lf)", &days, &least_days, &most_days) == 3);
+  CHECK(least_days == about(0.8 * days, 0.01 / days));
+  CHECK(most_days == about(1.3 * days, 0.01 / days));
+  CHECK(!contains(text, "no --dtype"));
   CHECK(contains(text, "\nhint      if --lr 0.0003 is right for 4 samples, 0.000424 is for these by the square-root rule"));
   CHECK(!contains(shell.output("$GPT --plan --cluster 4x4090 --model gpt2 --ranks 2 --global-batch 8"), "hint"));
 
@@ -687,7 +696,7 @@ TEST_CASE("--plan --mesh auto lists what is fastest and cheapest, with commands 
                  "\nfits      none fits: the smallest, --global-batch 16 --micro-batch "));
   const std::string words = shell.output("$GPT --plan --cluster 4x4090 --mesh auto --ranks 2 --steps=7 --out 'it'\\''s $here'");
   CHECK(contains(words, "mpirun -np 2 "));
-  CHECK(contains(words, "train_gpt --steps=7 --out 'it'\\''s $here' --global-batch 8 --micro-batch "));
+  CHECK(contains(words, "train_gpt --steps=7 --out 'it'\\''s $here' --dtype bf16 --global-batch 8 --micro-batch "));
   const Json timed = Json::parse(shell.output("$GPT --plan --cluster 4x4090 --ranks 2 --train-minutes 10 --json"));
   CHECK(timed["run"]["tokens"].get<double>() == about(600 * timed["tokens_per_s"].get<double>()));
   CHECK(contains(shell.output("$GPT --plan --cluster 4x4090 --mesh auto --json --model gpt3-13b --out $'\\xff'"), "\"problem\":\"none fits: "));
