@@ -93,7 +93,7 @@ def load_encoding(folder):
   except (AssertionError, KeyError, ValueError) as error:
     sys.exit(f"error: --bpe {folder}: {merges} and {vocabulary} do not match ({error!r}): get both anew")
   if len(ranks) != END_OF_TEXT:
-    sys.exit(f"error: --bpe {folder}: {len(ranks)} tokens: GPT-2 has {END_OF_TEXT}, and <|endoftext|>")
+    sys.exit(f"error: --bpe {folder}: {len(ranks)} tokens: GPT-2 has {END_OF_TEXT}, and <|endoftext|>: give its own files")
   return tiktoken.Encoding("gpt2-from-files", pat_str=r50k_pat_str, mergeable_ranks=ranks,
                            special_tokens={"<|endoftext|>": END_OF_TEXT})
 
@@ -105,7 +105,7 @@ def split_tokenizer(path, folder):
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
   except (KeyError, TypeError, ValueError) as error:
-    sys.exit(f"error: --bpe: {path} is no tokenizer of GPT-2's kind ({error!r})")
+    sys.exit(f"error: --bpe: {path} is no tokenizer of GPT-2's kind ({error!r}): give one")
   (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
   return folder
 
@@ -208,7 +208,7 @@ def read_dataset(arguments):
     for number, row in enumerate(rows):
       yield text_of(row, arguments.field, f"{name} row {number}")
   except (OSError, ValueError) as error:  # not found, unknown configuration or split, network
-    sys.exit(f"error: --dataset {name}: {error}")
+    sys.exit(f"error: --dataset {name}: {' '.join(str(error).split())}: check its name, --config and --split")
 
 
 # ---- shards
@@ -296,7 +296,7 @@ def main():
   try:
     shards = write_shards(arguments, read_documents(arguments), shared_encoding)
   except OSError as error:
-    sys.exit(f"error: --output {arguments.output}: {error.strerror or error}: nothing was written")
+    sys.exit(f"error: --output {arguments.output}: {error.strerror or error}: check the folder and its space; nothing was written")
   except BrokenProcessPool:
     sys.exit(f"error: a process died, perhaps for want of memory: lower --processes {arguments.processes}")
   except KeyboardInterrupt:

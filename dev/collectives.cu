@@ -66,7 +66,7 @@ int main(int count, char** arguments) {
   std::unique_ptr<Control> control;
   try {
     const bool share_gpu = count == 2 && std::string(arguments[1]) == "--share-gpu";
-    if (count > 1 && !share_gpu) throw std::runtime_error("the only option is --share-gpu: several ranks on a GPU");
+    if (count > 1 && !share_gpu) fail(excerpt(arguments[1]), ": the only option is --share-gpu (several ranks on a GPU)");
     control = start_control(find_launch());
     control->watch(recorder, 60, 120);
     {

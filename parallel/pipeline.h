@@ -180,8 +180,8 @@ inline Actions make_schedule(const std::string& kind, const Stage& stage, int mi
   const auto schedule = pipeline_schedules.find(kind);
   if (schedule == pipeline_schedules.end()) fail("there is no pipeline schedule ", excerpt(kind));
   if (kind == "interleaved" && micro_batches % stage.stages != 0)
-    fail("interleaved: ", micro_batches, " micro-batches are no multiple of ", stage.stages, " stages");
-  if (kind != "interleaved" && stage.chunks > 1) fail(kind, ": a stage has one chunk, not ", stage.chunks);
+    fail("interleaved: ", micro_batches, " micro-batches are no multiple of ", stage.stages, " stages: choose a multiple");
+  if (kind != "interleaved" && stage.chunks > 1) fail(kind, ": a stage has one chunk, not ", stage.chunks, ": choose interleaved, or one");
   const bool alone = stage.stages == 1 && stage.chunks == 1;
   const Actions order = alone ? one_at_a_time(stage, micro_batches) : schedule->second(stage, micro_batches);
   return with_messages(with_slots(order), stage);
@@ -218,7 +218,8 @@ inline std::vector<int> deal(int layers, int parts, int least, double head) {
 // in each stage to its chunks; early stages have fewer, as they keep the most micro-batches. The head takes as long as
 // V/(12C) layers.
 inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int chunks = 1) {
-  if (stages * chunks > shape.layers) fail(shape.layers, " layers are too few for ", stages * chunks, " chunks");
+  if (stages * chunks > shape.layers)
+    fail(shape.layers, " layers are too few for --pp ", stages, " with --pp-chunks ", chunks, ": lower one of them");
   const double head = shape.vocabulary / (12.0 * shape.channels);
   const std::vector<int> of_stages = deal(shape.layers, stages, chunks, head);
   std::vector<std::vector<int>> of_chunks;  // by stage

@@ -155,8 +155,8 @@ Cluster find_cluster(const std::string& name) {
     if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
   std::string known;
   for (const auto& path : example_files()) known += (known.empty() ? "" : ", ") + path.stem().string();
-  fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters",
-       known.empty() ? ", which is not here either: give a file's path" : ": " + known);
+  fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters: give a file's path",
+       known.empty() ? "; data/clusters is not here" : ", or one of: " + known);
 }
 
 std::vector<Cluster> example_clusters() {
@@ -194,7 +194,7 @@ Cluster cluster_of(const Ceilings& ceilings, int ranks) {
     c.inside = {"memory", ceilings.copy / 4, 1e-4};  // two copies; a rank that waits sleeps for so long (cpu/cuda_runtime.cpp)
   } else if (ranks > 1) {
     const auto known = cluster_of_device(ceilings.device, ranks);
-    if (!known) fail("what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: give a --cluster instead of --ceilings");
+    if (!known) fail("--ceilings: what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: give a --cluster instead");
     c = *known;
     c.price = c.spot_price = 0;
   }

@@ -61,7 +61,7 @@ inline void print_goals(const Options& given) {
     }
   }
   if (!plan.is_met && (given.steps_given || plan.rows.empty()))
-    fail(goal.text(), ": no part of ", where, " trains ", plan.model, " on ", with_commas(plan.run.tokens), " tokens within that: raise the goal",
+    fail(goal.text(), ": no part of ", where, " trains ", plan.model, " on ", with_commas(plan.run.tokens), " tokens within that: raise --days or --budget",
          given.steps_given ? ", or lower --steps" : "");
   sort_rows(plan, goal);
   if (!has_model) o.words.insert(o.words.begin() + 1, {"--model", plan.model});

@@ -194,5 +194,5 @@ std::string time_text(const PlannedTime& time, double tokens_per_step) {
 
 void write_plan(const std::filesystem::path& out, const Plan& plan) {
   const std::string problem = attempt([&] { replace_file(plan_path(out), text_of(plan) + "\n"); });
-  if (!problem.empty()) print_error("the run's plan could not be written, training goes on: " + one_line(problem));
+  if (!problem.empty()) print_error("the run's plan could not be written, training goes on: " + one_line(problem) + ": check the folder and its space");
 }

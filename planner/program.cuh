@@ -161,7 +161,7 @@ inline void print_plan(Options& o, int ranks) {
   std::optional<Cluster> cluster;
   if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
   if (cluster && o.ranks > cluster->devices())
-    usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(), " devices; lower it");
+    usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(), " devices: give that many or fewer");
   if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
   if (!o.mesh.empty()) fix_batch(o, ranks);
   complete_options(o, o.mesh.empty() ? ranks : 1);

@@ -118,8 +118,8 @@ bool RendezvousServer::is_settled(Connection& connection) {
 std::string RendezvousServer::objection(int64_t rank, int64_t size) const {
   const int64_t expected = int64_t(peers_.size());
   if (size != expected)
-    return "it says there are " + std::to_string(size) + " ranks, rank 0 says " + std::to_string(expected);
-  if (rank < 1 || rank >= size) return "that rank cannot join " + std::to_string(size) + " ranks";
+    return "it says there are " + std::to_string(size) + " ranks, rank 0 says " + std::to_string(expected) + ": start all alike";
+  if (rank < 1 || rank >= size) return "that rank cannot join " + std::to_string(size) + " ranks: they count from 0";
   if (peers_[size_t(rank)].is_connected())
     return who(peers_, int(rank)) + " is there already: give each process its own RANK";
   return "";
@@ -178,7 +178,7 @@ bool RendezvousClient::try_to_join(const std::string& host, double deadline) {
 Peers RendezvousClient::wait_for_start(double timeout_s) {
   const std::optional<Frame> frame = next_frame(timeout_s + answer_patience_s);  // longer than rank 0 waits
   if (frame && frame->type == FrameType::verdict) _exit(std::stoi(frame->payload));  // rank 0 prints the reason
-  if (!frame || frame->type != FrameType::start) fail(who(peers_, rank_), ": rank 0 left before all ranks had come");
+  if (!frame || frame->type != FrameType::start) fail(who(peers_, rank_), ": rank 0 left before all ranks had come: see its own message");
   const nlohmann::json table = nlohmann::json::parse(frame->payload);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     peers_[rank].host = table.at(rank).at(0);

@@ -25,7 +25,7 @@ struct StoredTensor {
 void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
   if (stored.tensor->shape == wanted.shape) return;
   fail(stored.file->path(), ": tensor ", wanted.name, " has shape ", shape_text(stored.tensor->shape),
-       ", the model needs ", shape_text(wanted.shape));
+       ", the model needs ", shape_text(wanted.shape), ": check config.json");
 }
 
 // Fails if a value is not finite. One such value makes every loss NaN: the run would leave out all updates, and save
@@ -61,11 +61,11 @@ bool same_values(const StoredTensor& a, const StoredTensor& b) {
 std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
   std::vector<std::filesystem::path> files;
   const nlohmann::json json = read_json_object(index);
-  if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map");
+  if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map: get it again");
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     if (!is_file_name(name))
-      fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder");
+      fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder: get it again");
     files.push_back(index.parent_path() / name);
   }
   std::sort(files.begin(), files.end());
@@ -92,7 +92,7 @@ class WeightFiles {
     for (const CheckpointTensor& tensor : wanted) {
       auto found = stored_.find(tensor.name);
       if (found == stored_.end()) {
-        fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing");
+        fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing: check config.json and the files");
       }
       check_shape(found->second, tensor);
       unknown.erase(tensor.name);
@@ -119,7 +119,7 @@ class WeightFiles {
     bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     if (mask) return;
     if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
-      fail(file.path(), ": tensor ", excerpt(name), " is stored twice");
+      fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
     }
   }
 
@@ -129,7 +129,7 @@ class WeightFiles {
     auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
     if (head == stored_.end() || embedding == stored_.end()) return;
     if (!same_values(head->second, embedding->second)) {
-      fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head");
+      fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head: give such weights");
     }
     stored_.erase(head);
   }
@@ -238,30 +238,31 @@ void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
 
 void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
                     const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in) {
+  const char* by_init = ": start from its weights with --init";
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, StoredTensor> stored;
   for (const std::filesystem::path& path : find_tensor_files(folder, "optimizer")) {
     files.push_back(std::make_unique<SafetensorsFile>(path));
     for (const TensorInfo& tensor : files.back()->tensors()) stored[tensor.name] = {files.back().get(), &tensor};
   }
-  if (files.empty()) fail(folder, ": holds no optimizer.safetensors: start from its weights with --init");
+  if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
   for (State state : optimizer_states) {
     const std::string prefix = file_prefix(state);
     for (const CheckpointTensor& tensor : tensors) {
       const auto found = stored.find(prefix + tensor.name);
       if (found == stored.end())
-        fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing");
+        fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing", by_init);
       check_shape(found->second, tensor);
     }
     for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, state, copy_in);
   }
-  if (stored.size() != std::size(optimizer_states) * tensors.size()) fail(files[0]->path(), ": holds tensors of another model");
+  if (stored.size() != std::size(optimizer_states) * tensors.size()) fail(files[0]->path(), ": holds tensors of another model", by_init);
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {
   nlohmann::json trainer = read_json_object(folder / "trainer.json");
   if (!trainer.contains("step") || !trainer["step"].is_number_unsigned()) {
-    fail(folder, ": its trainer.json names no step: it is no checkpoint of this program");
+    fail(folder, ": its trainer.json names no step: resume from another checkpoint");
   }
   return trainer;
 }

@@ -135,7 +135,7 @@ void CheckpointWriter::prune(size_t keep, size_t keep_every) {
   finish_pruning();
   pruning_ = std::thread([this, keep, keep_every] {
     const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every); });
-    if (!problem.empty()) print_error("an old checkpoint could not be removed, training goes on: " + one_line(problem));
+    if (!problem.empty()) print_error("an old checkpoint could not be removed, training goes on: " + one_line(problem) + ": remove it yourself");
   });
 }
 

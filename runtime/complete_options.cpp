@@ -42,10 +42,12 @@ std::string divisors(int number, int least = 1) {
 void check_batch(const Options& o, int ranks) {
   const int64_t at_once = int64_t(o.micro_batch) * ranks;
   if (o.global_batch % at_once == 0) return;
-  if (ranks == 1) usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch);
+  const int64_t next = o.global_batch / at_once * at_once + at_once;
+  if (ranks == 1)
+    usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch, ": choose ", next,
+                ", or lower --micro-batch");
   usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
-              ranks, o.tp * o.cp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", o.global_batch / at_once * at_once + at_once,
-              ", or another number of ranks");
+              ranks, o.tp * o.cp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", next, ", or another number of ranks");
 }
 
 // ranks: those that train on different samples.

@@ -216,7 +216,7 @@ const File& TokenData::opened(const TokenFile& file) const {
 
 SampleOrder::SampleOrder(size_t samples, bool shuffle, uint64_t seed)
     : samples_(samples), shuffle_(shuffle), seed_(seed) {
-  if (samples == 0) fail("there are no samples to order");
+  if (samples == 0) fail("there are no samples to order: give more data");
   half_bits_ = (std::bit_width(samples - 1) + 1) / 2;
 }
 

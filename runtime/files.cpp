@@ -48,7 +48,7 @@ File::~File() {
 size_t File::size() const {
   struct stat status;
   if (fstat(descriptor_, &status) != 0) fail(path_, ": cannot read its size: ", std::strerror(errno));
-  if (!S_ISREG(status.st_mode)) fail(path_, ": is not a regular file");
+  if (!S_ISREG(status.st_mode)) fail(path_, ": is not a regular file: give one");
   return size_t(status.st_size);
 }
 
@@ -162,14 +162,15 @@ bool is_file_name(const std::string& name) {
 }
 
 nlohmann::json read_json_object(const std::filesystem::path& path) {
+  const char* get_again = ": correct it, or get it again";
   const std::string text = read_file(path);
-  if (nesting(text) > 32) fail(path, ": the JSON is nested more than 32 deep");
+  if (nesting(text) > 32) fail(path, ": the JSON is nested more than 32 deep", get_again);
   nlohmann::json result;
   try {
     result = nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    fail(path, ": is not valid JSON: ", excerpt(error.what()));
+    fail(path, ": is not valid JSON: ", excerpt(error.what()), get_again);
   }
-  if (!result.is_object()) fail(path, ": is not a JSON object");
+  if (!result.is_object()) fail(path, ": is not a JSON object", get_again);
   return result;
 }

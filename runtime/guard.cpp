@@ -68,9 +68,9 @@ nlohmann::json Guard::state() const {
           {"left_out", left_out_}, {"in_a_row", in_a_row_}, {"rollbacks", rollbacks_}};
 }
 
-void Guard::restore(const nlohmann::json& state) {
-  const auto check = [](bool valid) {
-    if (!valid) fail("trainer.json: its \"guard\" is not what this program writes: resume from another checkpoint");
+void Guard::restore(const nlohmann::json& state, const std::string& file) {
+  const auto check = [&](bool valid) {
+    if (!valid) fail(file, ": its \"guard\" is ", excerpt(state.dump()), ", not what this program writes: resume from another checkpoint");
   };
   for (const char* name : {"losses", "norms"}) {
     check(state.contains(name) && state[name].is_array());

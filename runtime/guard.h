@@ -73,7 +73,7 @@ class Guard {
 
   nlohmann::json state() const;
   // state: from a trainer.json, which is not trusted.
-  void restore(const nlohmann::json& state);
+  void restore(const nlohmann::json& state, const std::string& file);
 
  private:
   StepLimits spike_limits() const;

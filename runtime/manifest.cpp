@@ -100,7 +100,7 @@ void check_coverage(const std::filesystem::path& folder, const std::vector<Manif
   std::map<std::string, std::vector<Extent>> files;
   for (const Manifest& manifest : manifests) {
     if (manifest.step != manifests[0].step || manifest.ranks != int(manifests.size()))
-      fail(folder, ": ", manifest.name(), " is of another checkpoint");
+      fail(folder, ": ", manifest.name(), " is of step ", manifest.step, ", ", manifests[0].name(), " of step ", manifests[0].step);
     for (const Extent& extent : manifest.extents) files[extent.file].push_back(extent);
   }
   for (auto& [name, extents] : files) {

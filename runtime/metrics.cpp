@@ -61,7 +61,7 @@ void MetricsLog::append(const nlohmann::ordered_json& fields) {
   waiting_ += metrics_line(fields);
   try {
     flush();
-    if (is_in_trouble_) print_error(path_.string() + ": can be written again, no line is lost");
+    if (is_in_trouble_) print_error(one_line(path_.string()) + ": can be written again, no line is lost");
     is_in_trouble_ = false;
   } catch (const std::exception& error) {
     if (!is_in_trouble_) print_error(one_line(error.what()) + ": lines wait in memory, training goes on");
@@ -83,7 +83,7 @@ void MetricsLog::finish() {
     flush();
   } catch (const std::exception& error) {
     fail(error.what(), ": its last ", std::count(waiting_.begin(), waiting_.end(), '\n'),
-         " lines are lost; the checkpoint is not");
+         " lines are lost, the checkpoint is not: free space; --resume from an earlier step_ folder writes them again");
   }
 }
 
@@ -111,7 +111,7 @@ void MetricsLog::find_file() {
     cut(*found, resumed_step_ ? bytes_until(before, *resumed_step_) : 0);
   } else if (!file_->is_at(path_) && found->size() == 0) {  // is_at() is asked again, as one stat may have failed
     waiting_.insert(0, file_->content());
-    print_error(path_.string() + ": was deleted or moved during the run: it is made anew, with all its lines");
+    print_error(one_line(path_.string()) + ": was deleted or moved during the run: it is made anew, with all its lines");
   }
   file_ = std::move(found);
 }

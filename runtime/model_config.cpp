@@ -40,7 +40,7 @@ ModelShape load_shape(const std::filesystem::path& folder) {
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
     nlohmann::json found = config.value(key, when_missing);
     if (found != wanted) {
-      fail(path, ": ", key, " is ", excerpt(found.dump()), ", this trainer supports only ", wanted.dump());
+      fail(path, ": ", key, " is ", excerpt(found.dump()), ", this trainer supports only ", wanted.dump(), ": give such weights");
     }
   };
   require("model_type", "gpt2", nullptr);
@@ -54,7 +54,7 @@ ModelShape load_shape(const std::filesystem::path& folder) {
   auto extent = [&](const char* key, int when_missing, int most) {
     nlohmann::json found = config.value(key, nlohmann::json(when_missing));
     bool fits = found.is_number_integer() && found > 0 && found <= most;
-    if (!fits) fail(path, ": ", key, " is ", excerpt(found.dump()), ", not a size from 1 to ", most);
+    if (!fits) fail(path, ": ", key, " is ", excerpt(found.dump()), ", not a size from 1 to ", most, ": correct it");
     return found.get<int>();
   };
   ModelShape shape = {extent("n_layer", 12, ModelShape::most_layers),

@@ -1,5 +1,6 @@
 #include "runtime/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <map>
@@ -32,6 +33,13 @@ auto in_range(Number least, Number most) {
   };
 }
 
+// CLI11's IsMember, but for its error, "fp8 not in {...}": ours sound like this one.
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  return CLI::Validator([list = CLI::IsMember(names)](const std::string& text) {
+    return list(text).empty() ? "" : excerpt(text) + " is unknown: give one of " + list.get_description();
+  }, CLI::IsMember(names).get_description());
+}
+
 template <class Value>
 std::vector<std::string> names_of(const std::map<std::string, Value>& table) {
   std::vector<std::string> names;
@@ -58,16 +66,16 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   app.add_option("--positions", o.positions, "longest sequence (default: 1024 for gpt2, 2048 for gpt3, else --seq-len)")
       ->check(in_range(1, ModelShape::most_positions));
   app.add_option("--init", o.init, "start from the weights of a Hugging Face GPT-2 folder")->type_name("DIR");
-  app.add_option("--dtype", o.dtype, "fp32, bf16 or fp16 (weights, activations; sums and optimizer state stay fp32); --plan for other devices takes bf16")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--dtype", o.dtype, "fp32, bf16 or fp16 (weights, activations; sums and optimizer state stay fp32); a plan for other devices is for bf16")
+      ->check(one_of({"fp32", "bf16", "fp16"}));
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
   app.add_option("--logit-chunks", o.logit_chunks, "the logits' rows in so many parts, to save memory; 0: of 16,384 at most")
       ->check(in_range(0, 1 << 20));
   app.add_option("--recompute", o.recompute, "none, gelu or block: what backward computes again to save memory")
-      ->check(CLI::IsMember({"none", "gelu", "block"}));
+      ->check(one_of({"none", "gelu", "block"}));
   app.add_option("--attention", o.attention,
                  "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: cudnn where it is compiled in and can")
-      ->check(CLI::IsMember({"auto", "cudnn", "own", "hopper"}));
+      ->check(one_of({"auto", "cudnn", "own", "hopper"}));
 }
 
 void add_training_options(CLI::App& app, Options& o) {
@@ -130,7 +138,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Guards");
   GuardOptions& g = o.guard;
   app.add_option("--on-spike", g.on_spike, "a loss or norm far above the last ones: log it and train on, skip the update, or roll back")
-      ->check(CLI::IsMember({"log", "skip", "rollback"}));
+      ->check(one_of({"log", "skip", "rollback"}));
   app.add_option("--spike-z", g.z, "standard deviations above the mean that make a spike")->check(in_range(0.1, 1e6));
   app.add_option("--spike-window", g.window, "steps trained on that mean and deviation are of")->check(in_range(size_t(2), size_t(1) << 20));
   app.add_option("--max-rollbacks", g.most_rollbacks, "after which another spike ends the run")->check(count);
@@ -147,17 +155,17 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--cp", o.cp, "ranks that split each sample between them, so that none holds all its tokens")
       ->check(in_range(1, 1024));
   app.add_option("--cp-method", o.cp_method, "ring: keys travel from rank to rank; ulysses: a rank has all tokens of some heads")
-      ->check(CLI::IsMember({"ring", "ulysses"}));
+      ->check(one_of({"ring", "ulysses"}));
   app.add_option("--pp", o.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
       ->check(in_range(1, ModelShape::most_layers));
   app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
-      ->check(CLI::IsMember(names_of(pipeline_schedules)));
+      ->check(one_of(names_of(pipeline_schedules)));
   app.add_option("--pp-chunks", o.pp_chunks, "of layers, which each stage has in the interleaved schedule")
       ->check(in_range(2, ModelShape::most_layers))->default_str("2");
   app.add_option("--zero", o.zero, "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
       ->check(in_range(0, 3));
   app.add_option("--reduce-dtype", o.reduce_dtype, "in which gradients travel: fp32, or bf16 where --dtype is")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+      ->check(one_of({"fp32", "bf16"}));
   app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)");
   app.add_option("--collective-timeout", o.collective_timeout, "seconds after which a collective counts as hung; 0: never")
       ->check(in_range(0., 1e6));
@@ -168,7 +176,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Plan");
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
   app.add_option("--mesh", o.mesh, "auto: try all --tp, --cp, --pp, schedules, --zero, --micro-batch, --recompute; train with the fastest, "
-                 "or with --plan list ten")->check(CLI::IsMember({"auto"}));
+                 "or with --plan list ten")->check(one_of({"auto"}));
   app.add_option("--cluster", o.cluster, "that --plan is for: a file, or a name in data/clusters (default: this device)")->type_name("FILE");
   app.add_option("--ranks", o.ranks, "that --plan is for (default: the cluster's devices, else those that were started)")->check(in_range(1, 1 << 14))
       ->default_str("");

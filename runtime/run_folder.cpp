@@ -141,7 +141,7 @@ Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& 
     const std::string problem = damage(folder);
     if (problem.empty()) return candidates.back();
     if (folder == start.resume_from) fail(start.option, " ", problem, ": name another checkpoint");
-    std::fprintf(start.notes, "skipping checkpoint %s: %s\n", folder.c_str(), problem.c_str());
+    std::fprintf(start.notes, "skipping checkpoint %s: %s\n", one_line(folder.native()).c_str(), one_line(problem).c_str());
   }
   fail(start.option, ": no checkpoint in ", run, " is whole: take weights from elsewhere with --init, or train afresh with ",
        "--overwrite");

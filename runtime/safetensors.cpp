@@ -15,6 +15,8 @@
 
 namespace {
 
+constexpr const char* download_again = ": download or copy it again";
+
 // Reads and converts block by block, because a second copy of a large tensor may not fit into memory.
 template <float (*convert)(uint16_t)>
 void read_16_bit(const File& file, size_t offset, size_t count, float* to) {
@@ -66,11 +68,11 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   constexpr uint64_t longest_header = 100'000'000;  // the limit of the format's own library
   uint64_t header_bytes;
   const size_t size = file_.size();
-  if (size < sizeof header_bytes) fail(path_, ": has ", size, " bytes: it is cut short or no safetensors file");
+  if (size < sizeof header_bytes) fail(path_, ": has ", size, " bytes: it is cut short or no safetensors file", download_again);
   file_.read(0, &header_bytes, sizeof header_bytes);
   if (header_bytes > longest_header || header_bytes > size - sizeof header_bytes) {
     fail(path_, ": says its header has ", header_bytes, " bytes, the file has ", size,
-         " and a header at most ", longest_header, ": it is cut short or no safetensors file");
+         " and a header at most ", longest_header, ": it is cut short or no safetensors file", download_again);
   }
   data_begin_ = sizeof header_bytes + header_bytes;
   data_bytes_ = size - data_begin_;
@@ -115,7 +117,7 @@ void SafetensorsFile::read_header(std::string_view text) {
   auto on_event = [&](int depth, Event event, Json& parsed) {
     bool opens = event == Event::object_start || event == Event::array_start;
     bool no_object = event == Event::array_start || event == Event::value;
-    if (depth == 0 && no_object) fail(path_, ": header is no JSON object");
+    if (depth == 0 && no_object) fail(path_, ": header is no JSON object", download_again);
     if (depth == 1 && event == Event::key) {
       name = parsed.get<std::string>();
       values = 0;
@@ -131,7 +133,7 @@ void SafetensorsFile::read_header(std::string_view text) {
   try {
     std::ignore = Json::parse(text, on_event);
   } catch (const Json::exception& error) {
-    fail(path_, ": header is not valid JSON: ", excerpt(error.what()));
+    fail(path_, ": header is not valid JSON: ", excerpt(error.what()), download_again);
   }
 }
 
@@ -152,7 +154,7 @@ void SafetensorsFile::add_entry(const std::string& name, const nlohmann::json& e
     if (__builtin_mul_overflow(bytes, extent, &bytes)) refuse(name, "has a shape too large to count");
   }
   std::vector<size_t> offsets = sizes(name, entry, "data_offsets");
-  if (offsets.size() != 2) refuse(name, "must have two data_offsets");
+  if (offsets.size() != 2) refuse(name, "has " + std::to_string(offsets.size()) + " data_offsets, not two");
   tensor.begin = offsets[0];
   tensor.end = offsets[1];
   std::string range = "data_offsets " + std::to_string(tensor.begin) + " to " + std::to_string(tensor.end);
@@ -170,7 +172,7 @@ std::vector<size_t> SafetensorsFile::sizes(const std::string& name, const nlohma
   if (array == entry.end() || !array->is_array()) refuse(name, std::string("has no ") + field);
   std::vector<size_t> result;
   for (const auto& number : *array) {
-    if (!number.is_number_unsigned()) refuse(name, std::string("has a ") + field + " that is no count");
+    if (!number.is_number_unsigned()) refuse(name, "has " + excerpt(number.dump()) + " in its " + field + ", which is no count");
     result.push_back(number);
   }
   return result;
@@ -191,11 +193,11 @@ void SafetensorsFile::index_tensors() {
     position = tensor.end;
   }
   size_t rest = data_bytes_ - position;
-  if (rest > 0) fail(path_, ": ", rest, " bytes at its end belong to no tensor");
+  if (rest > 0) fail(path_, ": ", rest, " bytes at its end belong to no tensor", download_again);
 }
 
 [[noreturn]] void SafetensorsFile::refuse(const std::string& name, const std::string& defect) const {
-  fail(path_, ": ", excerpt(name), " ", defect);
+  fail(path_, ": ", excerpt(name), " ", defect, download_again);
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<NamedShape>& tensors,
@@ -245,7 +247,6 @@ void SafetensorsWriter::reserve(size_t bytes) {
   // Not every file system can do that. On others a full disk is noticed only while writing.
   if (error == EOPNOTSUPP || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
   if (error != 0) {
-    fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error),
-         ": free space or choose another --out");
+    fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error));
   }
 }

@@ -28,12 +28,12 @@ inline void validate(const Schedule& schedule) {
     fail("--schedule ", excerpt(kind), " is unknown: give cosine, constant or wsd");
   }
   if (!std::isfinite(lr) || lr < 0) fail("--lr ", lr, " is no learning rate: give a number from 0");
-  if (!(min_lr >= 0 && min_lr <= lr)) fail("--min-lr ", min_lr, " must lie between 0 and --lr ", lr);
-  if (warmup > steps) fail("--warmup ", warmup, " is longer than --steps ", steps);
-  if (cooldown > 0 && kind != "wsd") fail("--cooldown ", cooldown, " belongs to --schedule wsd, not ", kind);
+  if (!(min_lr >= 0 && min_lr <= lr)) fail("--min-lr ", min_lr, " does not lie between 0 and --lr ", lr, ": lower it, or raise --lr");
+  if (warmup > steps) fail("--warmup ", warmup, " is longer than --steps ", steps, ": lower it, or train longer");
+  if (cooldown > 0 && kind != "wsd") fail("--cooldown ", cooldown, " belongs to --schedule wsd, not ", kind, ": leave it out");
   if (cooldown == 0 && kind == "wsd") fail("--schedule wsd needs --cooldown N: the last steps, in which the rate falls");
   if (cooldown > steps - warmup) {
-    fail("--warmup ", warmup, " and --cooldown ", cooldown, " together are longer than --steps ", steps);
+    fail("--warmup ", warmup, " and --cooldown ", cooldown, " together are longer than --steps ", steps, ": lower one, or train longer");
   }
 }
 

@@ -63,7 +63,7 @@ struct FileSize {
 template <class Work>
 void copy_together(const RankGroup& ranks, Work work) {
   const std::string problem = attempt_together(ranks, work);
-  if (!problem.empty()) fail("a copy of the checkpoint for a host that does not see it: ", problem);
+  if (!problem.empty()) fail("a copy of the checkpoint for a host that does not see it: ", problem, ": put --out where all hosts see it");
 }
 
 // Collective: returns the files of rank 0's checkpoint on all ranks: its manifests, and the files that they list.

@@ -11,6 +11,8 @@
 
 namespace {
 
+constexpr const char* files_again = ": get the tokenizer's files again";
+
 enum CharacterClass { space, letter, digit, other };
 
 CharacterClass class_of(unsigned char c) {
@@ -54,7 +56,7 @@ std::pair<std::string, std::string> merge_of(const nlohmann::json& entry) {
     if (const size_t gap = text.find(' '); gap != std::string::npos) return {unspell(text.substr(0, gap)), unspell(text.substr(gap + 1))};
   }
   const bool pair = entry.is_array() && entry.size() == 2 && entry[0].is_string() && entry[1].is_string();
-  if (!pair) fail("merge ", excerpt(entry.dump()), " is not 'LEFT RIGHT'");
+  if (!pair) fail("merge ", excerpt(entry.dump()), " is not 'LEFT RIGHT'", files_again);
   return {unspell(entry[0].get<std::string>()), unspell(entry[1].get<std::string>())};
 }
 
@@ -169,7 +171,7 @@ void Tokenizer::read_merges(const std::filesystem::path& path) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.empty()) continue;
     size_t gap = line.find(' ');
-    if (gap == std::string::npos) fail(path, ": line ", number, " is not 'LEFT RIGHT'");
+    if (gap == std::string::npos) fail(path, ": line ", number, ", ", excerpt(line), ", is not 'LEFT RIGHT'", files_again);
     std::pair merge(unspell(line.substr(0, gap)), unspell(line.substr(gap + 1)));
     ranks_.emplace(std::move(merge), ranks_.size());
   }
@@ -182,7 +184,8 @@ void Tokenizer::read_all(const std::filesystem::path& path) {
     const nlohmann::json::json_pointer pointer(place);
     const nlohmann::json found = file.contains(pointer) ? file.at(pointer) : when_missing;
     if (found != wanted)
-      fail(path, ": ", place, " is ", excerpt(found.dump()), ", this program knows GPT-2's tokenizer only, where it is ", wanted.dump());
+      fail(path, ": ", place, " is ", excerpt(found.dump()), ", this program knows GPT-2's tokenizer only, where it is ", wanted.dump(),
+           ": remove the file, and texts are shown as ids");
   };
   require("/model/type", "BPE", nullptr);
   require("/model/ignore_merges", false, false);
@@ -202,26 +205,26 @@ void Tokenizer::read_all(const std::filesystem::path& path) {
 // vocabulary: {"SPELLED": ID, ...}; added: [{"id": ID, "content": "TEXT"}, ...], some of which may be in the
 // vocabulary, too.
 void Tokenizer::add_tokens(const std::filesystem::path& path, const nlohmann::json& vocabulary, const nlohmann::json& added) {
-  if (!vocabulary.is_object() || !added.is_array()) fail(path, ": holds no vocabulary: it is not a file of a tokenizer");
+  if (!vocabulary.is_object() || !added.is_array()) fail(path, ": holds no vocabulary", files_again);
   bytes_of_.resize(vocabulary.size() + added.size());
   const auto add = [&](const std::string& text, const nlohmann::json& id, bool again) {
     bool valid = id.is_number_unsigned() && id < bytes_of_.size() && !text.empty();
     valid = valid && (bytes_of_[id].empty() || (again && bytes_of_[id] == text));
-    if (!valid) fail(path, ": token ", excerpt(text), " has id ", excerpt(id.dump()), ", ids must be 0, 1, 2 ...");
+    if (!valid) fail(path, ": token ", excerpt(text), " has id ", excerpt(id.dump()), ", ids must be 0, 1, 2 ...", files_again);
     bytes_of_[id] = text;
     ids_[text] = id;
   };
   for (const auto& [spelled, id] : vocabulary.items()) add(unspell(spelled), id, false);
   for (const auto& token : added) {
     const bool valid = token.contains("id") && token.contains("content") && token["content"].is_string();
-    if (!valid) fail(path, ": added token ", excerpt(token.dump()), " lacks its id or its content");
+    if (!valid) fail(path, ": added token ", excerpt(token.dump()), " lacks its id or its content", files_again);
     add(token["content"], token["id"], true);
     added_.push_back(token["content"]);
   }
   if (ids_.contains("<|endoftext|>")) added_.push_back("<|endoftext|>");  // vocab.json doesn't tell
   while (!bytes_of_.empty() && bytes_of_.back().empty()) bytes_of_.pop_back();
   const auto gap = std::find(bytes_of_.begin(), bytes_of_.end(), "");
-  if (gap != bytes_of_.end()) fail(path, ": no token has id ", gap - bytes_of_.begin(), ", ids must be 0, 1, 2 ...");
+  if (gap != bytes_of_.end()) fail(path, ": no token has id ", gap - bytes_of_.begin(), ", ids must be 0, 1, 2 ...", files_again);
 }
 
 // Byte-pair encoding (Sennrich et al. 2016): joins the neighbours of lowest rank, as long as any neighbours can be
@@ -243,8 +246,9 @@ std::vector<std::string> Tokenizer::merged(std::string_view word) const {
 
 int Tokenizer::id_of(const std::string& symbol) const {
   auto found = ids_.find(symbol);
-  if (found == ids_.end() && !is_bytes()) fail(folder_, ": its vocabulary has no token ", excerpt(symbol));
+  if (found == ids_.end() && !is_bytes()) fail(folder_, ": its vocabulary has no token ", excerpt(symbol), ": give a --prompt without it");
   int id = is_bytes() ? static_cast<unsigned char>(symbol[0]) : found->second;
   if (id < vocabulary_) return id;
-  fail("text ", excerpt(symbol), " is token ", id, ", the vocabulary ends at ", vocabulary_ - 1);
+  fail("text ", excerpt(symbol), " is token ", id, ", the model's vocabulary ends at ", vocabulary_ - 1,
+       ": give another --prompt, or weights made for this tokenizer");
 }

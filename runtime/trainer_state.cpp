@@ -10,11 +10,11 @@
 
 namespace {
 
-LossScale restored(LossScale scale, const nlohmann::json& stored) {
+LossScale restored(LossScale scale, const nlohmann::json& stored, const std::string& file) {
   const auto number = [&](const char* name, double otherwise, double most) {
     const nlohmann::json value = stored.is_object() ? stored.value(name, nlohmann::json(otherwise)) : stored;
     if (!stored.is_object() || !value.is_number() || !(value >= 0 && value <= most))
-      fail("trainer.json: its \"loss_scale\" is not what this program writes: resume from another checkpoint");
+      fail(file, ": its \"loss_scale\" is ", excerpt(stored.dump()), ", not what this program writes: resume from another checkpoint");
     return value.get<double>();
   };
   scale.value = float(number("value", scale.value, LossScale::most));
@@ -82,14 +82,15 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data) {
   const nlohmann::json trainer = load_trainer(folder);
+  const std::string file = folder / "trainer.json";
   check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
   report_other_validation(trainer, data.val, folder);
-  if (trainer.contains("guard")) guard.restore(trainer["guard"]);
+  if (trainer.contains("guard")) guard.restore(trainer["guard"], file);
   TrainerState state;
   state.samples = samples_of(trainer, step, options, folder);
   state.steps = steps_of(trainer, options, folder);
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
-  state.loss_scale = restored(loss_scale, trainer.value("loss_scale", nlohmann::json::object()));
+  state.loss_scale = restored(loss_scale, trainer.value("loss_scale", nlohmann::json::object()), file);
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;

@@ -44,23 +44,24 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--generate --samples 65536", {"--samples: '65536' is no whole number from 1 to 65535"});
   for (const char* plan : {"", "--plan "})
     refuses(plan + std::string("--micro-batch 65535 --seq-len 65"), {"--micro-batch 65535", "--seq-len 65", "more than 4194240", "lower"});
-  refuses("--global-batch 3", {"--global-batch 3", "--micro-batch 2"});
-  refuses("--warmup 3", {"--warmup 3", "--steps 2"});
+  refuses("--global-batch 3", {"--global-batch 3", "--micro-batch 2: choose 4, or lower --micro-batch"});
+  refuses("--warmup 3", {"--warmup 3", "--steps 2: lower it, or train longer"});
   refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
   refuses("--schedule wsd", {"--schedule wsd", "--cooldown N"});
+  refuses("--cooldown 1", {"--cooldown 1 belongs to --schedule wsd, not cosine: leave it out"});
   for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
     refuses(std::string(option) + " ''", {option, "'' names nothing", "leave the option out"});
   refuses("--init= --overwrite", {"--init= ", "no value"});
   refuses("--prompt --shuffle", {"--prompt", "no value, but by --shuffle", "--prompt=--shuffle"});
   refuses("--trace file --trace-tensors file", {"--trace", "--trace-tensors", "'file'"});
-  refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003"});
+  refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003: lower it"});
   refuses("--val-every 2", {"--val-every 2", "--val FILES"});
-  refuses("--dtype int8", {"--dtype", "int8", "fp32", "fp16"});
+  refuses("--dtype int8", {"--dtype: 'int8' is unknown: give one of {fp32,bf16,fp16}; train_gpt --help lists all options"});
   refuses("--stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
   refuses("--loss-scale 8", {"--loss-scale", "--dtype fp16"});
   refuses("--dtype fp16 --stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
   refuses("--dtype fp16 --reduce-dtype bf16", {"--reduce-dtype bf16", "--dtype bf16"});
-  refuses("--recompute all", {"--recompute", "all", "none,gelu,block"});
+  refuses("--recompute all", {"--recompute: 'all' is unknown: give one of {none,gelu,block}"});
   refuses("--attention flash", {"--attention", "flash", "auto,cudnn,own"});
   refuses("--attention hopper", {"--attention hopper", "leave the option out"});  // fp32
   refuses("--attention cudnn", {"--attention cudnn", "cuDNN", "leave the option out"});  // fp32, on a GPU
@@ -100,9 +101,9 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--ranks 4", {"--ranks 4 is for --plan"});
   refuses("--json", {"--json is for --plan"});
   refuses("--cluster 4x4090", {"--cluster 4x4090 is for --plan"});
-  shell.refuses("$GPT --plan --cluster h200", 1, {"--cluster 'h200': no such file", "data/clusters: ", "4x4090, ", ", 8xh200, "});
+  shell.refuses("$GPT --plan --cluster h200", 1, {"--cluster 'h200': no such file", "data/clusters: give a file's path, or one of: ", "4x4090, ", ", 8xh200, "});
   shell.refuses("$GPT --plan --cluster text", 1, {"text: "});
-  refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices"});
+  refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices: give that many or fewer"});
   refuses("--plan --cluster 4x4090 --ceilings marks.json", {"--ceilings 'marks.json'", "--cluster", "leave one of them out"});
   refuses("--mesh best", {"--mesh", "best", "auto"});
   for (const char* option : {"--tp 2", "--cp 2", "--pp 2", "--zero 1", "--micro-batch 2", "--recompute block"})
@@ -320,7 +321,7 @@ TEST_CASE("--ceilings: the table has the share of them, and a file that was not 
   shell.refuses(run + " --ceilings nowhere", 1, {"nowhere", "cannot open"});
   refuses("", "", {"marks.json", "not valid JSON"});
   refuses(here.dump().substr(0, 40), "", {"marks.json", "not valid JSON"});
-  refuses("[]", "", {"marks.json", "not a JSON object"});
+  refuses("[]", "", {"marks.json", "not a JSON object: correct it, or get it again"});
   refuses(changed(R"({"device": "abacus"})"), "", {"marks.json", "abacus", "dev/ceilings.cu"});
   refuses(changed(R"({"copy_bytes_per_s": null})"), "", {"marks.json", "copy_bytes_per_s", "null"});
   refuses(changed(R"({"copy_bytes_per_s": "fast"})"), "", {"marks.json", "copy_bytes_per_s", "fast"});
@@ -344,7 +345,7 @@ TEST_CASE("a damaged --init folder is refused before anything is written") {
     put(shell / file, content);
     refuses(parts);
   };
-  refuses_file(weights, "short", {weights, "5 bytes", "no safetensors file"});
+  refuses_file(weights, "short", {weights, "5 bytes", "no safetensors file: download or copy it again"});
   refuses_file(weights, std::string(100, '\x7f'), {weights, "header has 9187201950435737471 bytes"});
   refuses_file(weights, shell.content(weights).substr(0, 5000), {weights, "lie outside the file's"});
   refuses_file(weights, std::string("\x40\x1f\0\0\0\0\0\0", 8) + std::string(8000, '['), {weights, "JSON"});
@@ -352,7 +353,7 @@ TEST_CASE("a damaged --init folder is refused before anything is written") {
   const std::string broken = shell.content(weights);
   refuses_file(weights, broken.substr(0, broken.size() - 4) + std::string("\0\0\xc0\x7f", 4), {weights, "element ", "is nan"});
   refuses_file(config, "{", {config, "JSON"});
-  refuses_file(config, R"({"model_type": "llama"})", {config, "llama", "gpt2"});
+  refuses_file(config, R"({"model_type": "llama"})", {config, "llama", "gpt2", "give such weights"});
   refuses_file(config, R"({"model_type": "gpt2", "n_layer": 500000000})", {config, "n_layer", "500000000"});
   shell.output("sed -i 's/\"n_layer\": 1/\"n_layer\": 2/' " + config), refuses({"tensor h.1.", "is missing"});
 
@@ -361,7 +362,7 @@ TEST_CASE("a damaged --init folder is refused before anything is written") {
     change_header(shell / weights, [&](Json& header) { change(header, header[name]); });
     refuses(parts);
   };
-  refuses_header({weights, "overlaps"}, [](Json&, Json& tensor) { tensor["data_offsets"] = {0, 4096}; });
+  refuses_header({weights, "overlaps", "download or copy it again"}, [](Json&, Json& tensor) { tensor["data_offsets"] = {0, 4096}; });
   refuses_header({weights, name, "99999"}, [](Json&, Json& tensor) { tensor["data_offsets"][1] = 99999; });
   refuses_header({weights, name}, [](Json&, Json& tensor) { tensor["data_offsets"][0] = -1; });
   refuses_header({"(64, 16)", "(16, 64)"}, [](Json&, Json& tensor) { tensor["shape"] = {64, 16}; });
@@ -382,7 +383,7 @@ TEST_CASE("folders that cannot be written, memory that is not there, several ran
   CHECK(shell.content("text") == some_text(5000));
   // Files of at most 10 KiB stand in for a full disk: the metrics fit, the checkpoint does not.
   const std::string small = "ulimit -f 20; ";
-  shell.refuses(small + "$TEXT --out run", 1, {"run/step_00000002", "reserve", "free space"});
+  shell.refuses(small + "$TEXT --out run", 1, {"run/step_00000002", "reserve", "check the folder and its space, and go on with --resume"});
   CHECK(shell.output("ls run") == "metrics.jsonl\nplan.json\n");
   CHECK(contains(shell.output("$TEXT --out run --resume"), "no checkpoint in run, starting afresh"));
   const Result full = shell(small + "$TEXT --steps 999 --out log");

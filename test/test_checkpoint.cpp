@@ -426,11 +426,11 @@ TEST_CASE("what does not fit is refused by name") {
     return rest;
   };
   put_model(folder / "missing", without(1));
-  CHECK(is_line_with(load_error(folder / "missing"), "missing", "wpe.weight", "(3, 4)"));
+  CHECK(is_line_with(load_error(folder / "missing"), "missing", "wpe.weight", "(3, 4)", "check config.json"));
   std::vector<NamedShape> stored = tensors;
   stored[2].shape = {12, 4};
   put_model(folder / "misshapen", stored);
-  CHECK(is_line_with(load_error(folder / "misshapen"), "h.0.attn.c_attn.weight", "(12, 4)", "(4, 12)"));
+  CHECK(is_line_with(load_error(folder / "misshapen"), "h.0.attn.c_attn.weight", "(12, 4)", "(4, 12)", "check config.json"));
   stored[2].shape = std::vector<size_t>(1000, 1);
   put_model(folder / "many axes", stored);
   CHECK(is_line_with(load_error(folder / "many axes"), "h.0.attn.c_attn.weight", "1, 1 ...), the model needs (4, 12)"));
@@ -441,11 +441,11 @@ TEST_CASE("what does not fit is refused by name") {
   stored = tensors;
   stored.push_back({"transformer.wte.weight", {10, 4}});
   put_model(folder / "twice", stored);
-  CHECK(is_line_with(load_error(folder / "twice"), "'wte.weight'", "twice"));
+  CHECK(is_line_with(load_error(folder / "twice"), "'wte.weight'", "twice: remove one"));
   stored = tensors;
   stored.push_back({"lm_head.weight", {10, 4}});
   put_model(folder / "untied", stored, "model.safetensors", "other head");
-  CHECK(is_line_with(load_error(folder / "untied"), "lm_head.weight differs"));
+  CHECK(is_line_with(load_error(folder / "untied"), "lm_head.weight differs", "give such weights"));
   put_model(folder / "heads", tensors);
   put(folder / "heads" / "config.json", config_of({1, 4, 4, 10, 3}).dump());
   CHECK(is_line_with(load_error(folder / "heads"), "4 heads", "model 2"));
@@ -459,7 +459,7 @@ TEST_CASE("folders without readable weights") {
   CHECK(is_line_with(load_error(folder.path()), "pytorch_model.bin", "save_pretrained"));
   std::filesystem::path index = folder / "model.safetensors.index.json";
   put(index, "{}");
-  CHECK(is_line_with(load_error(folder.path()), "no weight_map"));
+  CHECK(is_line_with(load_error(folder.path()), "no weight_map: get it again"));
   for (const char* name : {"\"../x.safetensors\"", "\"/x\"", "7", "\"\"", "\"two\\nlines\"", "\"\\u0000\""}) {
     put(index, std::string("{\"weight_map\": {\"wte.weight\": ") + name + "}}");
     CHECK(is_line_with(load_error(folder.path()), "'wte.weight'", "not a file of this folder"));
@@ -514,7 +514,7 @@ TEST_CASE("config.json: defaults of transformers, and what this trainer cannot r
   CHECK(read(R"({"model_type": "gpt2", "n_layer": 48, "n_head": 25, "n_embd": 1600, "n_inner": 6400,
       "resid_pdrop": 0.1})") == ModelShape{48, 25, 1600, 50257, 1024});
   CHECK(is_line_with(error_of([&] { read("{}"); }), "model_type is 'null'", "\"gpt2\""));
-  CHECK(is_line_with(error_of([&] { read(R"({"model_type": "llama"})"); }), "model_type", "llama"));
+  CHECK(is_line_with(error_of([&] { read(R"({"model_type": "llama"})"); }), "model_type", "llama", "give such weights"));
   CHECK(is_line_with(refusal(R"("activation_function": "relu")"), "activation_function", "relu", "gelu_new"));
   CHECK(is_line_with(refusal(R"("layer_norm_epsilon": 1e-6)"), "layer_norm_epsilon", "1e-06", "1e-05"));
   CHECK(is_line_with(refusal(R"("n_inner": 3073)"), "n_inner", "3073", "3072"));
@@ -562,6 +562,8 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
   CHECK(contains(damage_of(folder / "nothing"), "nothing"));
   put(folder / "bare" / "trainer.json", "{}");
   CHECK(contains(damage_of(folder / "bare"), "has no manifest"));
+  CHECK(is_line_with(error_of([&] { check_coverage(folder.path(), {{1, 0, 2, {}}, {3, 1, 2, {}}}); }),
+                     "manifest_00001_of_00002.json is of step 3, manifest_00000_of_00002.json of step 1"));
 }
 
 TEST_CASE("values that are not finite are refused, by file, tensor and element") {

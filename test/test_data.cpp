@@ -273,7 +273,7 @@ TEST_CASE("a text file over 2 GiB") {
 TEST_CASE("sample order without shuffling counts and wraps") {
   SampleOrder order(5, false, 1);
   for (size_t number = 0; number < 23; ++number) CHECK(order(number) == number % 5);
-  CHECK(is_line_with(error_of([] { SampleOrder(0, true, 1); }), "no samples"));
+  CHECK(is_line_with(error_of([] { SampleOrder(0, true, 1); }), "no samples to order: give more data"));
 }
 
 TEST_CASE("a shuffled epoch is a permutation, depends on seed and epoch only, and is reproducible") {

@@ -392,9 +392,10 @@ TEST_CASE("backwards of gpipe in the order of the last micro-batch first would e
 TEST_CASE("what a schedule cannot do is refused") {
   CHECK(error_of([] { make_schedule("2f2b", {2, 0}, 4); }) == "there is no pipeline schedule '2f2b'");
   CHECK(error_of([] { make_schedule("interleaved", {4, 0, 2}, 6); }) ==
-        "interleaved: 6 micro-batches are no multiple of 4 stages");
-  CHECK(error_of([] { make_schedule("1f1b", {4, 0, 2}, 8); }) == "1f1b: a stage has one chunk, not 2");
-  CHECK(error_of([] { deal_layers({3, 1, 64, 256, 64}, 4); }) == "3 layers are too few for 4 chunks");
+        "interleaved: 6 micro-batches are no multiple of 4 stages: choose a multiple");
+  CHECK(error_of([] { make_schedule("1f1b", {4, 0, 2}, 8); }) == "1f1b: a stage has one chunk, not 2: choose interleaved, or one");
+  CHECK(error_of([] { deal_layers({3, 1, 64, 256, 64}, 4); }) ==
+        "3 layers are too few for --pp 4 with --pp-chunks 1: lower one of them");
 }
 
 // How long the slowest chunk takes, in layers.

@@ -207,7 +207,7 @@ TEST_CASE("lines that the disk does not take wait in memory") {
   log.append({{"step", 1}, {"loss", 1.5}});
   CHECK(with_full_disk([&] { log.append({{"step", 2}}), log.append({{"step", 3}}); }) == "");
   CHECK(content_of(path) == one);
-  CHECK(is_line_with(with_full_disk([&] { log.finish(); }), "metrics.jsonl: cannot write: ", "its last 2 lines are lost"));
+  CHECK(is_line_with(with_full_disk([&] { log.finish(); }), "metrics.jsonl: cannot write: ", "its last 2 lines are lost", "free space; --resume from an earlier step_ folder"));
   log.go_back(2);
   CHECK(error_of([&] { log.finish(); }) == "");
   CHECK(content_of(path) == one + two);
@@ -544,7 +544,11 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
     CHECK(is_line_with(error_of([&] { load("samples", nlohmann::json::parse(samples)); }), "samples were taken, in 9 steps of 4"));
   CHECK(is_line_with(error_of([&] { load("step", 10); }), "holds step 10", "name"));  // a folder that was renamed
   for (const char* scale : {"null", "1", "[]", R"({"value": -1})", R"({"good_steps": "x"})"})
-    CHECK(is_line_with(error_of([&] { load("loss_scale", nlohmann::json::parse(scale)); }), "\"loss_scale\" is not what"));
+    CHECK(is_line_with(error_of([&] { load("loss_scale", nlohmann::json::parse(scale)); }), (folder / "trainer.json").string(),
+                       std::string("\"loss_scale\" is '") + nlohmann::json::parse(scale).dump() + "', not what", "resume from another"));
+  for (const char* guard : {"null", R"({"losses": 1})"})
+    CHECK(is_line_with(error_of([&] { load("guard", nlohmann::json::parse(guard)); }), (folder / "trainer.json").string(), "\"guard\" is '",
+                       "resume from another"));
 }
 
 TEST_CASE("an error is one line of valid UTF-8, whatever it quotes") {
@@ -700,11 +704,11 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     CHECK(fresh.left_out() == (applied ? 0 : 2));
 
     Guard resumed({kind, 3, 4, 3, 2});
-    resumed.restore(nlohmann::json::parse(fresh.state().dump()));
+    resumed.restore(nlohmann::json::parse(fresh.state().dump()), "");
     CHECK(resumed.state() == fresh.state());
     for (bool one : {false, true}) CHECK(resumed.limits(one).loss == fresh.limits(one).loss);
     fresh.count_rollback();
-    fresh.restore(resumed.state());
+    fresh.restore(resumed.state(), "");
     CHECK(fresh.rollbacks() == 1);
     fresh.count_rollback();
     CHECK(is_line_with(error_of([&] { fresh.count_rollback(); }), "after 2 rollbacks", "--max-rollbacks"));

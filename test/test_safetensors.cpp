@@ -107,19 +107,19 @@ TEST_CASE("every defect is named") {
   CHECK(defect("{}", 0) == "");
   SUBCASE("the file") {
     CHECK(is_line_with(defect_of_file(""), path, "0 bytes"));
-    CHECK(is_line_with(defect_of_file("1234567"), "7 bytes"));
+    CHECK(is_line_with(defect_of_file("1234567"), "7 bytes", "cut short", "download or copy it again"));
     CHECK(is_line_with(defect_of_file(std::string("\x05\0\0\0\0\0\0\0{}", 10)), "header has 5 bytes", "10"));
     CHECK(is_line_with(defect_of_file(std::string(8, '\xff') + "{}"), "header has 18446744073709551615"));
     CHECK(is_line_with(error_of([&] { SafetensorsFile(folder / "none"); }), "none", "No such file"));
-    CHECK(is_line_with(error_of([&] { SafetensorsFile(folder.path()); }), "not a regular file"));
+    CHECK(is_line_with(error_of([&] { SafetensorsFile(folder.path()); }), "not a regular file: give one"));
   }
   SUBCASE("the JSON") {
     for (const char* header : {"", "{", "{]", "nul", "{\"a\":}", "{\"a\xff\":{}}", "{}x", "{\"a\":1e999}"}) {
       CHECK(is_line_with(defect(header), path, "not valid JSON"));
     }
-    CHECK(is_line_with(defect("[]"), "no JSON object"));
+    CHECK(is_line_with(defect("[]"), "no JSON object: download or copy it again"));
     CHECK(is_line_with(defect("5"), "no JSON object"));
-    CHECK(is_line_with(defect("{\"a\":[]}"), "'a'", "no JSON object"));
+    CHECK(is_line_with(defect("{\"a\":[]}"), "'a'", "no JSON object: download or copy it again"));
     CHECK(is_line_with(defect("{\"a\\n\":7}"), "'a?'", "no JSON object"));
     CHECK(is_line_with(defect("{\"" + std::string(5000, 'n') + "\":7}"), "nnn...'"));
     CHECK(is_line_with(defect("{\"a\":{\"b\":{}}}"), "too deep"));
@@ -132,13 +132,13 @@ TEST_CASE("every defect is named") {
     CHECK(is_line_with(defect("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}"), "no shape"));
     CHECK(is_line_with(defect("{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}"), "no data_offsets"));
     CHECK(is_line_with(defect("{" + entry("a", "F99", "2", "0,8") + "}"), "unknown dtype 'F99'"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "-2", "0,8") + "}"), "shape that is no count"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "2.0", "0,8") + "}"), "shape that is no count"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "\"2\"", "0,8") + "}"), "shape that is no count"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "-2", "0,8") + "}"), "'a' has '-2' in its shape, which is no count"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "2.0", "0,8") + "}"), "in its shape, which is no count"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "\"2\"", "0,8") + "}"), "in its shape, which is no count"));
     CHECK(is_line_with(defect("{" + entry("a", "F32", "99999999999999999999", "0,8") + "}"), "no count"));
     CHECK(is_line_with(defect("{" + entry("a", "F32", "4611686018427387905", "0,4") + "}"), "too large"));
     CHECK(is_line_with(defect("{" + entry("a", "F32", "4294967296,4294967296", "0,0") + "}"), "too large"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "2", "0") + "}"), "two data_offsets"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "2", "0") + "}"), "1 data_offsets, not two"));
   }
   SUBCASE("where tensors lie") {
     CHECK(is_line_with(defect("{" + entry("a", "F32", "3", "0,8") + "}"), "0 to 8", "12 bytes"));

@@ -64,8 +64,8 @@ TEST_CASE("a small vocabulary: merges by rank, spelled bytes, added tokens") {
     CHECK(tokenizer.encode("").empty());
     CHECK(tokenizer.decode({5, 7, 4, 9, 10, 11}) == "ab ab\n\xe9\x80<|end|>");
     CHECK(tokenizer.decode({12, 0, 13}) == "12 a13 ");  // the model's vocabulary is larger
-    CHECK(is_line_with(error_of([&] { tokenizer.encode("abz"); }), "no token 'z'"));
-    CHECK(is_line_with(error_of([&] { Tokenizer(7, folder.path()).encode(" ab"); }), "token 7", "ends at 6"));
+    CHECK(is_line_with(error_of([&] { tokenizer.encode("abz"); }), "no token 'z': give a --prompt without it"));
+    CHECK(is_line_with(error_of([&] { Tokenizer(7, folder.path()).encode(" ab"); }), "token 7", "ends at 6: give another --prompt"));
   }
 }
 
@@ -76,13 +76,13 @@ TEST_CASE("decoding needs no merges, and bad files are refused") {
   CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()).encode("a"); }), "merges.txt"));
   for (const char* bad : {R"("a": 0, "b": 0)", R"("a": 1)", R"("a": -1)", R"("a": "x")", R"("": 0)"}) {
     put(folder / "vocab.json", std::string("{") + bad + "}");
-    CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "has id"));
+    CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "has id", "get the tokenizer's files again"));
   }
   put(folder / "vocab.json", "[");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "JSON"));
+  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "vocab.json", "JSON", "correct it, or get it again"));
   put(folder / "vocab.json", R"({"a": 0})");
   put(folder / "merges.txt", "#version: 0.2\nab\n");
-  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "merges.txt", "line 2"));
+  CHECK(is_line_with(error_of([&] { Tokenizer(300, folder.path()); }), "merges.txt", "line 2, 'ab', is not 'LEFT RIGHT': get"));
 }
 
 TEST_CASE("tokenizer.json, as transformers saves it instead of the two files") {
@@ -107,13 +107,13 @@ TEST_CASE("tokenizer.json, as transformers saves it instead of the two files") {
   const Tokenizer with_added = write(pairs, end + R"(, {"id": 8, "content": "<|end|>b"})", divides);
   CHECK(with_added.encode("ab<|end|>ab<|end|>bc") == Ids{5, 4, 5, 8, 2});
   CHECK(with_added.encode("<|end|>") == Ids{4});
-  CHECK(is_line_with(refusal(R"("bc")", end, divides), "tokenizer.json", "merge", "bc", "LEFT RIGHT"));
+  CHECK(is_line_with(refusal(R"("bc")", end, divides), "tokenizer.json", "merge", "bc", "LEFT RIGHT", "get the tokenizer's files again"));
   CHECK(is_line_with(refusal(R"(["b"])", end, divides), "tokenizer.json", "merge"));
   CHECK(is_line_with(refusal(pairs, R"({"id": 4, "content": "<|other|>"})", divides), "<|other|>", "has id '4'"));
   CHECK(is_line_with(refusal(pairs, R"({"id": 9, "content": "x"})", divides), "x", "has id '9'"));
   CHECK(is_line_with(refusal(pairs, end + R"(, {"id": 9, "content": "x"})", divides), "no token has id 8"));
   CHECK(is_line_with(refusal(pairs, "7", divides), "added token '7'"));
-  CHECK(is_line_with(refusal(pairs, end, R"("pre_tokenizer": {"type": "Metaspace"})"), "/pre_tokenizer/type", "Metaspace", "ByteLevel"));
+  CHECK(is_line_with(refusal(pairs, end, R"("pre_tokenizer": {"type": "Metaspace"})"), "/pre_tokenizer/type", "Metaspace", "ByteLevel", "remove the file"));
   CHECK(is_line_with(refusal(pairs, end, R"("model": {"type": "Unigram"})"), "/model/type", "Unigram"));
   CHECK(is_line_with(refusal(pairs, end, R"("model": [])"), "/model/type", "null"));
 

@@ -95,10 +95,10 @@ class Checkpoints {
   }
 
   void report_unsaved(const std::string& problem) const {
-    if (needed_) fail(problem);
+    if (needed_) fail(problem, ": check the folder and its space, and go on with --resume");
     if (state_.job.is_first())
       print_error("the checkpoint of step " + std::to_string(writer_.step()) + " could not be written, training goes on: " +
-                  one_line(problem));
+                  one_line(problem) + ": check the folder and its space");
   }
 
   TrainingState& state_;

@@ -43,7 +43,7 @@ int Options::parse(const std::string& operation, const std::vector<std::string>&
     if (!shape.empty()) usual.with(shape);
     for (const std::filesystem::path file : {csv, plot})
       if (file.has_parent_path() && !std::filesystem::is_directory(file.parent_path()))
-        throw std::invalid_argument(file.string() + ": there is no folder " + file.parent_path().string());
+        throw std::invalid_argument(file.string() + ": there is no folder " + file.parent_path().string() + ": create it");
     return go_on;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;

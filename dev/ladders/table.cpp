@@ -51,7 +51,7 @@ void Table::write_csv(const std::string& path) const {
   std::ofstream file(path);
   write_row(file, columns_);
   for (const auto& row : rows_) write_row(file, row);
-  if (!file.flush()) throw std::runtime_error("cannot write " + path);
+  if (!file.flush()) throw std::runtime_error("cannot write " + path + ": check the folder and its space");
 }
 
 void Table::print_row(const std::vector<std::string>& cells) const {

@@ -169,7 +169,7 @@ void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t s
     require(cudnnSetStream(context().handle, stream));
     require(graph.execute(context().handle, pointers, workspace()));
   } catch (const std::exception& error) {
-    throw std::runtime_error(library_attention_name() + ", " + what + ": " + error.what());
+    throw std::runtime_error(library_attention_name() + ", " + what + ": " + error.what() + ": try --attention own");
   }
 }
 
