@@ -356,7 +356,7 @@ void double_buffer(Matmul<T>& o, cudaStream_t stream) {
 // For gpt2's up projection C is four fifths of all bytes.
 //
 // A block's first copies and its stores still overlap with nothing, some 3,500 cycles of 23,000 at k = 768. So expect
-// half of 989 TFLOP/s, two thirds of the 790 that cuBLASLt reaches with wgmma (dev/roofline.md). This is not measured
+// half of 989 TFLOP/s, two thirds of the 790 that dev/roofline.md assumes for cuBLASLt with wgmma. None of it is measured
 // yet. The instructions of Ampere allow no more; the next rung uses Hopper's.
 
 constexpr int mma_threads = 256, mma_rows = 128, mma_columns = 256, mma_depth = 64;
@@ -492,7 +492,7 @@ std::vector<Rung<Matmul<T>>> Matmul<T>::rungs() {
   return {
       {"naive", "one thread per output; a warp has 32 rows of A: 33 sectors for 32 FMAs", naive<T>},
       {"coalesced", "a warp has 32 neighbouring columns of B: 3 sectors", coalesced<T>},
-      {"shared_tiles", "the 32×32 outputs of a block share what they read: 24 times fewer sectors", shared_tiles<T>},
+      {"shared_tiles", "the 32×32 outputs of a block share what they read: 23 times fewer sectors", shared_tiles<T>},
       {"register_tiles", "8×8 outputs per thread, 16 bytes per load: 16 times fewer wavefronts of shared memory",
        register_tiles<T>, has_chunks<T>},
       {"double_buffer", "cp.async brings the next tile while this one is used; half the barriers", double_buffer<T>,
