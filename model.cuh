@@ -1,6 +1,6 @@
-// The model's interface for the program, the same for every storage type. gpt.cuh has the maths: its class GPT defines
-// the passes that Model declares. The Makefile compiles gpt.cu once for each storage type, so an edit of the program does
-// not compile the kernels again. When the program starts, gpt.cu enters GPT<float>, GPT<bf16> and GPT<half> in
+// The model's interface for the program, the same for every storage type. gpt.cuh has the maths, and stage.cuh the class that
+// defines the passes that Model declares. The Makefile compiles gpt.cu once for each storage type, so an edit of the program does
+// not compile the kernels again. When the program starts, gpt.cu enters StageModel<float>, <bf16> and <half> in
 // model_makers(), and make_model() asks for one of them by the name of its type.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 #include "parallel/pipeline.h"
+#include "parallel/tokens.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C
 // elements per row and layer); all activations of a block except its input (C elements per row).
@@ -46,9 +47,7 @@ struct ModelOptions {
 
 // A micro-batch in the device's memory (training/batch_buffers.cuh puts it there).
 struct Batch {
-  const int* inputs = nullptr;   // (B,T)  token ids of this rank's rows
-  const int* targets = nullptr;  // (B,T)  the tokens that follow them
-  const int* order = nullptr;    // (B·T)  rows, sorted by token; all three are for the first and last chunk
+  Tokens tokens = {};            // for the first and last chunk
   int batch_size = 0;            // B
   Positions positions = {};      // of the rows, T for each sample
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
@@ -212,7 +211,7 @@ class Model {
       forward_graphs_.clear();
       backward_graphs_.clear();
     }
-    graphs[{batch.inputs, batch.first}].run(stream_, pass);
+    graphs[{batch.tokens.inputs, batch.first}].run(stream_, pass);
   }
 
   void reduce_sums() {
