@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "generation.cuh"
 #include "gpt.cuh"
+#include "kernels/device/graph.cuh"
 #include "kernels/residual.cuh"
 #include "model.cuh"
 #include "parallel/stage_links.cuh"
@@ -47,6 +49,26 @@ class StageModel final : public Model {
   }
 
   Parameters& store() override { return store_; }
+
+  void run(const Batch& batch) override {
+    set_rows(batch.batch_size, batch.positions);
+    links_.post(batch.action, elements());
+    if (batch.action.work == Work::forward) return forward(batch);
+    if (batch.action.work != Work::weight) return backward(batch);
+    store_.begin_micro_step(batch.first, batch.last);
+    weight_pass(batch);
+  }
+
+  void forward(const Batch& batch) override {
+    last_ = batch;
+    if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
+  }
+
+  void backward(const Batch& batch) override {
+    store_.begin_micro_step(batch.first, batch.last);
+    backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
+  }
 
   std::vector<float> logits(int first, int count, int cp_rank) override {
     set_rows(last_.batch_size, last_.positions);
@@ -88,14 +110,15 @@ class StageModel final : public Model {
   bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
-  void post_receives(const Batch& batch) override {
-    set_rows(batch.batch_size, batch.positions);
-    links_.post(batch.action, elements());
-  }
+  // A pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data. Batches differ by their
+  // memory, and by whether they overwrite the step's gradients or add to them.
+  using Key = std::tuple<const int*, bool, float>;
+  static Key key_of(const Batch& batch) { return {batch.tokens.inputs, batch.first, batch.loss_weight}; }
+  bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
 
   // ---- a pass
 
-  void forward_pass(const Batch& batch) override {
+  void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     set_rows(batch.batch_size, batch.positions);
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
@@ -121,11 +144,11 @@ class StageModel final : public Model {
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
     ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
-    head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, &sums_->loss);
+    head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
   // dX is the gradient of the loss with respect to X. In Work::input those of the blocks' matrices are left to weight_pass().
-  void backward_pass(const Batch& batch) override {
+  void backward_pass(const Batch& batch) {
     set_rows(batch.batch_size, batch.positions);
     attention_.begin(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
@@ -150,7 +173,7 @@ class StageModel final : public Model {
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
     ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
-    head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, &sums_->loss);  // (r,C)
+    head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit(), Pass::backward);
     final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
@@ -171,7 +194,7 @@ class StageModel final : public Model {
     CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
   }
 
-  void weight_pass(const Batch& batch) override {
+  void weight_pass(const Batch& batch) {
     set_rows(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
@@ -219,7 +242,7 @@ class StageModel final : public Model {
     if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(list_.vocabulary_rows()));
     on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()), linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
                                                  embedding_workspace(on_.R, on_.C())}));
-    lay_out_sums(arena);
+    sums_.lay_out(arena);
     gemm_workspace_ = arena.take<char>(options_.elsewhere ? options_.elsewhere->gemm : gemm_workspace_bytes);
     attention_.lay_out_workspace(arena);
   }
@@ -247,4 +270,6 @@ class StageModel final : public Model {
   Float *narrow_, *dstream_;    // (r,C) each
   Float* logit_row_ = nullptr;  // (N·Vs)
   char* gemm_workspace_;
+  Batch last_ = {};             // that of the last forward pass
+  RecordedWorks<Key> forward_graphs_, backward_graphs_;
 };
