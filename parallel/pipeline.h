@@ -234,3 +234,11 @@ inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int 
     }
   return dealt;
 }
+
+// The layers of a stage's chunks.
+inline std::vector<Layers> layers_of(const ModelShape& shape, const Stage& stage) {
+  const std::vector<Layers> all = deal_layers(shape, stage.stages, stage.chunks);
+  std::vector<Layers> own;
+  for (int chunk = 0; chunk < stage.chunks; ++chunk) own.push_back(all[size_t(stage.in_model(chunk))]);
+  return own;
+}

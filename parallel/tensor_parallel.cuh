@@ -61,6 +61,22 @@ class TensorParallel {
   int size() const { return ranks_.size(); }
   int rank() const { return ranks_.rank(); }
 
+  // rows, columns: of the largest matrix that is scattered
+  void lay_out(Arena& arena, int rows, int columns) {
+    exchange_ = arena.take<Float>(size_t(rows) * columns);
+    zeros_ = arena.take<Float>(size_t(columns));
+    columns_ = size_t(columns);
+  }
+  // To be called when memory has been allocated.
+  void clear() {
+    if (zeros_) CUDA_CHECK(cudaMemsetAsync(zeros_, 0, columns_ * sizeof(Float), stream_));
+  }
+
+  // A matrix for rows on their way: the terms of sums, and what layers gather for a moment.
+  Float* exchange() const { return exchange_; }
+  // What only one rank may add to a sum over the ranks: the others add zeros.
+  const Float* once(const Float* bias) const { return rank() == 0 ? bias : zeros_; }
+
   // Gathers the rows of all ranks, and calls use(gathered, piece) for one piece of them after the other. own (rows/N,
   // columns): this rank's rows; buffer (rows, columns): where to gather. Returns the gathered matrix (rows, columns),
   // which is `own` if there is one rank.
@@ -100,11 +116,10 @@ class TensorParallel {
     return all;
   }
 
-  // Starts to gather, and returns where. The rows are there when then_scatter() calls meanwhile(). is_there: they have
-  // been gathered into this buffer before.
-  const Float* start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
-    if (size() == 1) return own;
-    if (is_there) return buffer;
+  // Starts to gather. The rows are there after the next start_scatter(). is_there: they have been gathered into this buffer
+  // before.
+  void start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
+    if (size() == 1 || is_there) return;
     ranks_.after(stream_);
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
     for (size_t k = 0; k < pieces.size(); ++k) {
@@ -113,33 +128,31 @@ class TensorParallel {
     }
     gathered_.record(ranks_.stream());
     gathering_ = true;
-    return buffer;
   }
 
   // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term of
-  // the sum. Then meanwhile() is called, while the last pieces are still being added. own (rows/N, columns): the sum of
-  // this rank's rows; buffer (rows, columns): for the terms.
-  template <class Compute, class Meanwhile>
-  void then_scatter(Float* own, Float* buffer, int rows, int columns, Compute compute, Meanwhile meanwhile) {
-    if (size() == 1) {
-      compute(own, Rows{0, rows});
-      return meanwhile();
-    }
+  // the sum. own (rows/N, columns): the sum of this rank's rows, after finish_scatter(): until then the last pieces are
+  // still being added. What start_gather() has started is there before.
+  template <class Compute>
+  void start_scatter(Float* own, int rows, int columns, Compute compute) {
+    if (size() == 1) return compute(own, Rows{0, rows});
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
     for (size_t k = 0; k < pieces.size(); ++k) {
       const TraceScope scope(int(k), true);
-      compute(buffer, pieces[k]);
+      compute(exchange_, pieces[k]);
       ranks_.after(stream_);
-      ranks_.reduce_scatter(own_piece(own, columns, pieces[k]), static_cast<const Float*>(pieces[k].of(buffer, columns)),
+      ranks_.reduce_scatter(own_piece(own, columns, pieces[k]), static_cast<const Float*>(pieces[k].of(exchange_, columns)),
                             own_count(columns, pieces[k]));
     }
     if (std::exchange(gathering_, false)) ranks_.wait(stream_, gathered_);
-    meanwhile();
-    ranks_.wait_for_all(stream_);
+  }
+  void finish_scatter() {
+    if (size() > 1) ranks_.wait_for_all(stream_);
   }
   template <class Compute>
-  void then_scatter(Float* own, Float* buffer, int rows, int columns, Compute compute) {
-    then_scatter(own, buffer, rows, columns, compute, [] {});
+  void then_scatter(Float* own, int rows, int columns, Compute compute) {
+    start_scatter(own, rows, columns, compute);
+    finish_scatter();
   }
 
  private:
@@ -157,6 +170,8 @@ class TensorParallel {
   Communicator& ranks_;
   int pieces_;
   cudaStream_t stream_;
+  Float *exchange_ = nullptr, *zeros_ = nullptr;  // with one rank there are none
+  size_t columns_ = 0;
   std::vector<Event> arrived_;  // by piece: it has been gathered
   Event gathered_;              // what start_gather() started
   bool gathering_ = false;

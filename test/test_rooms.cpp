@@ -28,7 +28,7 @@ const std::vector<std::vector<std::string>> floors = {{"train_gpt.cu"},
                                                       {"cpu"}};
 
 std::string room_of(const std::string& file) {
-  for (const char* model : {"gpt.cu", "gpt.cuh", "model.cuh"})
+  for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "generation.cuh", "model.cuh", "model_options.h"})
     if (file == model) return "model";
   if (file.starts_with("kernels/device/")) return "kernels/device";
   return file.substr(0, file.find('/'));

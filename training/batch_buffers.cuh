@@ -68,7 +68,7 @@ class BatchBuffers {
     CUDA_CHECK(cudaMemcpyAsync(buffer.device, buffer.host, 3 * rows * sizeof(int), cudaMemcpyHostToDevice, copies_));
     buffer.copied.record(copies_);
     CUDA_CHECK(cudaStreamWaitEvent(stream_, buffer.copied));
-    return {.inputs = buffer.device, .targets = buffer.device + rows, .order = buffer.device + 2 * rows,
+    return {.tokens = {buffer.device, buffer.device + rows, buffer.device + 2 * rows},
             .batch_size = batch_size, .positions = positions, .training = targets != nullptr};
   }
 

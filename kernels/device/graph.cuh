@@ -3,6 +3,8 @@
 // sizes are recorded, too; the data behind the pointers may change.
 #pragma once
 
+#include <map>
+
 #include "kernels/device/common.cuh"
 
 class RecordedWork {
@@ -41,4 +43,20 @@ class RecordedWork {
 
   cudaGraphExec_t executable_ = nullptr;
   size_t calls_ = 0;
+};
+
+// Several pieces of work, each with what tells it from the others.
+template <class Key>
+class RecordedWorks {
+ public:
+  // Runs work(): as a graph, unless it is not the same every time (`changes`), or the profiler wants to see each launch.
+  template <class Work>
+  void run(const Key& key, bool changes, cudaStream_t stream, Work work) {
+    const Profiler& profiler = Profiler::instance();
+    if (changes || profiler.enabled || profiler.trace || profiler.listener) return work();
+    graphs_[key].run(stream, work);
+  }
+
+ private:
+  std::map<Key, RecordedWork> graphs_;
 };

@@ -1,0 +1,208 @@
+// The layers between which the residual stream runs, and how ranks share them. A block that is made of these layers says what
+// is computed, and nothing of who computes it.
+//
+//   LayerNorm      own rows (r,C), with the addition before it
+//   ColumnLinear   from own rows (r,C) to own columns (R,c) of the result: all_gather of the rows, product
+//   RowLinear      from own columns (R,c) to own rows (r,C) of the result: product, reduce_scatter of the sums
+//
+// R rows of a batch, C channels; N tensor-parallel ranks (tensor_parallel.cuh) have r = R/N rows and c = C/N columns each.
+// With one rank r = R, c = C, and nothing is copied or sent.
+#pragma once
+
+#include "kernels/layernorm.cuh"
+#include "kernels/linear.cuh"
+#include "parallel/tensor_parallel.cuh"
+#include "parallel/zero.cuh"
+
+// What the layers of a rank share.
+template <class Float>
+struct LayerContext {
+  ParameterStore<Float>& store;
+  const TensorList& list;
+  TensorParallel<Float>& tp;
+  cudaStream_t stream;
+  float* reductions = nullptr;  // workspace of sums over rows
+  int R = 0, r = 0;             // rows of the batch under way: all, and this rank's
+
+  int C() const { return list.shape().channels; }
+  int c() const { return C() / tp.size(); }
+};
+
+// The parameters of one unit (tensors.h) while it is computed.
+template <class Float>
+class UnitInUse {
+ public:
+  explicit UnitInUse(ParameterStore<Float>& store, const TensorList& list) : store_(store), list_(list) {}
+
+  // The pass comes to this unit, and needs its weights.
+  void begin(int unit, Pass pass) {
+    use(unit);
+    weights_ = store_.acquire(unit, pass);
+  }
+  // The same for a pass that needs no weights.
+  void use(int unit) { unit_ = unit; }
+
+  int number() const { return unit_; }
+  const Float* weight(int tensor) const { return weights_ + list_.tensors_of(unit_)[tensor].offset; }
+  float* gradient(int tensor) const { return store_.gradients(unit_).data + list_.tensors_of(unit_)[tensor].offset; }
+  // Are gradients added to those of the micro-batches before?
+  bool accumulates() const { return store_.gradients(unit_).accumulate; }
+  // All gradients of the micro-batch have been computed.
+  void gradients_ready() { store_.gradients_ready(unit_); }
+
+ private:
+  ParameterStore<Float>& store_;
+  const TensorList& list_;
+  int unit_ = 0;
+  const Float* weights_ = nullptr;
+};
+
+// The residual stream, as the sum of two tensors.
+template <class Float>
+struct Residual {
+  const Float* stream;            // (r,C)
+  const Float* branch = nullptr;  // (r,C)  output of the last attention or MLP, to be added to `stream`; null: nothing to add
+};
+
+// Of each row that a LayerNorm has normalised, for its backward.
+struct Moments {
+  float *mean, *rstd;  // (r) each
+};
+
+template <class Float>
+class LayerNorm {
+ public:
+  // weight, bias: numbers of the unit's tensors
+  LayerNorm(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias)
+      : on_(context), unit_(unit), weight_(weight), bias_(bias) {}
+
+  // out (r,C) = layernorm(sum), sum (r,C) = x.stream + x.branch. Without a branch x.stream itself is the sum.
+  void forward(Float* out, Float* sum, const Moments& moments, const Residual<Float>& x) const {
+    residual_layernorm_forward(out, sum, moments.mean, moments.rstd, x.stream, x.branch, unit_.weight(weight_),
+                               unit_.weight(bias_), on_.r, on_.C(), on_.stream);
+  }
+
+  // dsum (r,C) += the gradient through the norm, from dout (r,C). Adds to the gradients of weight and bias.
+  void backward(Float* dsum, const Float* dout, const Float* sum, const Moments& moments) const {
+    layernorm_backward(dsum, unit_.gradient(weight_), unit_.gradient(bias_), dout, sum, unit_.weight(weight_), moments.mean,
+                       moments.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream);
+  }
+
+ private:
+  LayerContext<Float>& on_;
+  UnitInUse<Float>& unit_;
+  int weight_, bias_;
+};
+
+// y = x·weight + bias; (inputs,outputs) is what this rank has of the weight.
+template <class Float>
+class Linear {
+ public:
+  Linear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int inputs, int outputs)
+      : on_(context), unit_(unit), weight_(weight), bias_(bias), inputs_(inputs), outputs_(outputs) {}
+  virtual ~Linear() = default;
+
+  // The gradients of weight and bias, from dout and x as the layer's own functions take them. are_there: what these
+  // functions have gathered for this batch is still there.
+  virtual void weight_gradient(const Float* dout, const Float* x, bool are_there) = 0;
+
+ protected:
+  // dout (R,outputs), x (R,inputs)
+  void add_weight_gradient(const Float* dout, const Float* x) {
+    linear_weight_gradient(unit_.gradient(weight_), unit_.gradient(bias_), dout, x, on_.R, inputs_, outputs_, unit_.accumulates(),
+                           on_.reductions, on_.stream);
+  }
+
+  LayerContext<Float>& on_;
+  UnitInUse<Float>& unit_;
+  int weight_, bias_, inputs_, outputs_;
+};
+
+// Each rank has some columns of the weight: x (r,C) → (R,outputs).
+template <class Float>
+class ColumnLinear final : public Linear<Float> {
+ public:
+  // are_recomputed: forward runs once more before backward, whose rows can be used again.
+  ColumnLinear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int outputs, bool are_recomputed)
+      : Linear<Float>(context, unit, weight, bias, context.C(), outputs), are_recomputed_(are_recomputed) {}
+
+  // rows: of all ranks, at most
+  void lay_out(Arena& arena, int rows) { rows_ = arena.take<Float>(size_t(rows) * inputs_); }
+  Float* rows() const { return rows_; }  // (R,C): this memory
+
+  void forward(Float* out, const Float* x) {
+    on_.tp.gather_then(rows_, x, on_.R, inputs_, [&](const Float* all, Rows rows) {
+      linear_forward(rows.of(out, outputs_), rows.of(all, inputs_), unit_.weight(weight_), unit_.weight(bias_), rows.count,
+                     inputs_, outputs_, on_.stream);
+    });
+  }
+  // out (R,outputs) = gelu(before), before (R,outputs) = x·weight + bias
+  void forward_gelu(Float* out, Float* before, const Float* x) {
+    on_.tp.gather_then(rows_, x, on_.R, inputs_, [&](const Float* all, Rows rows) {
+      linear_gelu_forward(rows.of(out, outputs_), rows.of(before, outputs_), rows.of(all, inputs_), unit_.weight(weight_),
+                          unit_.weight(bias_), rows.count, inputs_, outputs_, on_.stream);
+    });
+  }
+
+  // dx (r,C) from dout (R,outputs). It is there after finish(); in between its sums travel.
+  void start_input_gradient(Float* dx, const Float* dout) {
+    on_.tp.start_scatter(dx, on_.R, inputs_, [&](Float* terms, Rows rows) {
+      linear_input_gradient(rows.of(terms, inputs_), rows.of(dout, outputs_), unit_.weight(weight_), rows.count, inputs_,
+                            outputs_, on_.stream);
+    });
+  }
+  void finish_input_gradient() { on_.tp.finish_scatter(); }
+
+  // Starts to bring the rows that weight_gradient() will need; they are there after the next start_input_gradient().
+  void start_weight_gradient(const Float* x) { on_.tp.start_gather(rows_, x, on_.R, inputs_, are_recomputed_); }
+  void weight_gradient(const Float* dout, const Float* x, bool are_there) override {
+    if (!are_there) on_.tp.gather(rows_, x, on_.R, inputs_);
+    this->add_weight_gradient(dout, on_.tp.size() == 1 ? x : rows_);
+  }
+
+ private:
+  using Linear<Float>::on_, Linear<Float>::unit_, Linear<Float>::weight_, Linear<Float>::bias_, Linear<Float>::inputs_,
+      Linear<Float>::outputs_;
+  bool are_recomputed_;
+  Float* rows_ = nullptr;  // (R,C): x of all ranks
+};
+
+// Each rank has some rows of the weight: x (R,inputs) → (r,C).
+template <class Float>
+class RowLinear final : public Linear<Float> {
+ public:
+  RowLinear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int inputs)
+      : Linear<Float>(context, unit, weight, bias, inputs, context.C()) {}
+
+  void forward(Float* out, const Float* x) {
+    on_.tp.then_scatter(out, on_.R, outputs_, [&](Float* terms, Rows rows) {
+      linear_forward(rows.of(terms, outputs_), rows.of(x, inputs_), unit_.weight(weight_), on_.tp.once(unit_.weight(bias_)),
+                     rows.count, inputs_, outputs_, on_.stream);
+    });
+  }
+
+  // dx (R,inputs) from dout (r,C)
+  void input_gradient(Float* dx, const Float* dout) {
+    dout_ = on_.tp.gather_then(on_.tp.exchange(), dout, on_.R, outputs_, [&](const Float* all, Rows rows) {
+      linear_input_gradient(rows.of(dx, inputs_), rows.of(all, outputs_), unit_.weight(weight_), rows.count, inputs_, outputs_,
+                            on_.stream);
+    });
+  }
+  // The same where x = gelu(before): dbefore (R,inputs)
+  void input_gradient_gelu(Float* dbefore, const Float* dout, const Float* before) {
+    dout_ = on_.tp.gather_then(on_.tp.exchange(), dout, on_.R, outputs_, [&](const Float* all, Rows rows) {
+      linear_gelu_gradient(rows.of(dbefore, inputs_), rows.of(all, outputs_), unit_.weight(weight_), rows.of(before, inputs_),
+                           rows.count, inputs_, outputs_, on_.stream);
+    });
+  }
+
+  void weight_gradient(const Float* dout, const Float* x, bool are_there) override {
+    if (!are_there) dout_ = on_.tp.gather(on_.tp.exchange(), dout, on_.R, outputs_);
+    this->add_weight_gradient(dout_, x);
+  }
+
+ private:
+  using Linear<Float>::on_, Linear<Float>::unit_, Linear<Float>::weight_, Linear<Float>::bias_, Linear<Float>::inputs_,
+      Linear<Float>::outputs_;
+  const Float* dout_ = nullptr;  // (R,C): of all ranks, until the next layer exchanges rows
+};

@@ -1,0 +1,275 @@
+// Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers, between what comes and what goes. A chunk begins
+// with what the pipeline stage before has sent, or with the embedding, and ends by sending to the stage after, or with the
+// head (parallel/pipeline.h). With one stage there is one chunk, and nothing is sent.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "generation.cuh"
+#include "gpt.cuh"
+#include "kernels/device/graph.cuh"
+#include "kernels/residual.cuh"
+#include "model.cuh"
+#include "parallel/stage_links.cuh"
+
+template <class Float>
+class StageModel final : public Model {
+ public:
+  StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
+      : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream), tp_(mesh.tp(), options.tp_pieces, stream),
+        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
+        attention_(on_, mesh, attention_options(options), largest_attention()), ends_(store_, list_), final_(store_, list_),
+        embedding_(on_, ends_), block_(on_, attention_, options.recompute == Recompute::block),
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, ends_), later_(on_) {
+    gemm_choices().use_library(gemm_library());
+    if (has_library_attention) library_attention_ = library_attention_name();
+    attention_problem_ = attention_.problem();
+    set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
+    memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
+    memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
+    if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
+    if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
+    if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, elements()); });
+    if (options.cached_positions)
+      memory_.add("kv cache", [this](Arena& arena) {
+        attention_.lay_out_cache(arena, list_.chunks(), options_.samples, options_.cached_positions);
+      });
+    if (mesh.is_imagined()) return;
+    if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
+    memory_.allocate();
+    store_.clear();
+    tp_.clear();
+  }
+  ~StageModel() {
+    cudaStreamSynchronize(stream_);
+    use_gemm_workspace(nullptr);
+  }
+
+  Parameters& store() override { return store_; }
+
+  void run(const Batch& batch) override {
+    set_rows(batch.batch_size, batch.positions);
+    links_.post(batch.action, elements());
+    if (batch.action.work == Work::forward) return forward(batch);
+    if (batch.action.work != Work::weight) return backward(batch);
+    store_.begin_micro_step(batch.first, batch.last);
+    weight_pass(batch);
+  }
+
+  void forward(const Batch& batch) override {
+    last_ = batch;
+    if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
+  }
+
+  void backward(const Batch& batch) override {
+    store_.begin_micro_step(batch.first, batch.last);
+    backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
+  }
+
+  std::vector<float> logits(int first, int count, int cp_rank) override {
+    set_rows(last_.batch_size, last_.positions);
+    if (list_.is_last_stage()) ends_.begin(0, Pass::backward);
+    const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
+    return logits_of_rows(head_, tp_, mesh_, own, {first, count}, list_, logit_row_, cp_rank, stream_);
+  }
+
+ private:
+  // What a micro-batch keeps of one chunk of layers between forward and backward. The final norm's are used in the last chunk only.
+  struct Activations {
+    std::vector<BlockActivations<Float>> blocks;
+    Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
+    Moments final_moments;
+  };
+
+  static AttentionOptions attention_options(const ModelOptions& o) {
+    return {.method = o.context_method,
+            .library = o.library_attention,
+            .hopper = o.hopper_attention,
+            .training = o.store.training,
+            .library_workspace = o.elsewhere ? std::optional(o.elsewhere->attention) : std::nullopt};
+  }
+  // Of this rank's rows and heads in a full micro-batch.
+  AttentionSizes largest_attention() const {
+    const ModelShape& s = options_.shape;
+    return square_attention(options_.micro_batch, positions().length, s.heads / tp_.size(), s.head_size());
+  }
+
+  // In sampling B·T need not be a multiple of N: then R is B·T rounded up.
+  void set_rows(int samples, const Positions& positions) {
+    on_.R = round_up(samples * positions.length, tp_.size());
+    on_.r = on_.R / tp_.size();
+  }
+  size_t elements() const { return size_t(on_.r) * size_t(on_.C()); }  // of this rank's rows of the residual stream
+
+  bool is_pipeline() const { return mesh_.shape().pp > 1; }
+  const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
+  bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
+  Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
+
+  // A pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data. Batches differ by their
+  // memory, and by whether they overwrite the step's gradients or add to them.
+  using Key = std::tuple<const int*, bool, float>;
+  static Key key_of(const Batch& batch) { return {batch.tokens.inputs, batch.first, batch.loss_weight}; }
+  bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
+
+  // ---- a pass
+
+  void forward_pass(const Batch& batch) {
+    use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
+    set_rows(batch.batch_size, batch.positions);
+    attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
+    const Layers& chunk = chunk_of(batch);
+    Activations& a = activations_of(batch);
+    if (chunk.first == 0) {
+      ends_.begin(0, Pass::forward);
+      embedding_.forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
+    } else {
+      std::swap(a.blocks[0].input, links_.received(Message::activation));                // (r,C)
+    }
+    Residual<Float> x = {a.blocks[0].input};                                             // (r,C)
+    for (int i = 0; i < chunk.count; ++i) {
+      const TraceScope scope(chunk.first + i);
+      block_.unit.begin(chunk.first + i + 1, Pass::forward);
+      x = block_.forward(a.blocks[size_t(i)], x, narrow_);
+    }
+    if (!is_last(chunk)) {
+      residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
+      return links_.send(Message::activation, elements());
+    }
+    final_.begin(list_.final_norm_unit(), Pass::forward);
+    final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
+    if (batch.training || batch.loss_weight == 0) return;
+    ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
+    head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
+  }
+
+  // dX is the gradient of the loss with respect to X. In Work::input those of the blocks' matrices are left to weight_pass().
+  void backward_pass(const Batch& batch) {
+    set_rows(batch.batch_size, batch.positions);
+    attention_.begin(batch.batch_size, batch.positions);
+    const Layers& chunk = chunk_of(batch);
+    Activations& a = activations_of(batch);
+    if (is_last(chunk)) head_backward(batch, a);
+    else std::swap(dstream_, links_.received(Message::gradient));                        // (r,C)
+    for (int i = chunk.count - 1; i >= 0; --i) {
+      const TraceScope scope(chunk.first + i);
+      BlockActivations<Float>& block = a.blocks[size_t(i)];
+      block_.unit.begin(chunk.first + i + 1, Pass::backward);
+      if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
+      if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
+      later_.begin(batch.action.slot, i, batch.action.work == Work::input);
+      block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
+      if (later_.end()) block_.unit.gradients_ready();
+    }
+    if (chunk.first == 0) return embedding_backward(batch);
+    std::swap(dstream_, links_.to_send(Message::gradient));
+    links_.send(Message::gradient, elements());
+  }
+
+  void head_backward(const Batch& batch, const Activations& a) {
+    clear_embedding_gradients(batch);
+    ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
+    head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
+    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, elements() * sizeof(Float), stream_));
+    final_.begin(list_.final_norm_unit(), Pass::backward);
+    final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
+    final_.gradients_ready();
+    if (!list_.is_first_stage()) store_.gradients_ready(0);
+  }
+
+  void embedding_backward(const Batch& batch) {
+    if (!list_.is_last_stage()) clear_embedding_gradients(batch);
+    ends_.use(0);
+    embedding_.backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
+    store_.gradients_ready(0);
+  }
+
+  // Of the embedding's gradients a pipeline's first stage computes one part and its last stage another: the rest is zero.
+  void clear_embedding_gradients(const Batch& batch) {
+    if (!is_pipeline() || !batch.first) return;
+    CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
+  }
+
+  void weight_pass(const Batch& batch) {
+    set_rows(batch.batch_size, batch.positions);
+    const Layers& chunk = chunk_of(batch);
+    for (int i = chunk.count - 1; i >= 0; --i) {
+      const TraceScope scope(chunk.first + i);
+      block_.unit.use(chunk.first + i + 1);
+      later_.compute(batch.action.slot, i);
+      block_.unit.gradients_ready();
+    }
+  }
+
+  // ---- memory, for the largest micro-batch
+
+  int logit_rows() const { return ceil_div(on_.R, options_.logit_chunks); }
+  int most_layers() const { return std::ranges::max(list_.chunks(), {}, &Layers::count).count; }
+  Float* take_rows(Arena& arena) const { return arena.take<Float>(elements()); }  // (r,C)
+
+  // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as this
+  // rank's largest chunk.
+  void lay_out_activations(Arena& arena) {
+    activations_.resize(size_t(options_.slots));
+    for (Activations& slot : activations_) {
+      slot.blocks.resize(size_t(most_layers()));
+      for (BlockActivations<Float>& a : slot.blocks) {
+        const BlockActivations<Float>& first = activations_[0].blocks[0];
+        const bool is_first = &a == &first;
+        if (is_first || options_.recompute != Recompute::block) block_.lay_out(arena, a);
+        else a = first;
+        const bool has_gelu = is_first || options_.recompute == Recompute::none;
+        a.gelu = has_gelu ? arena.take<Float>(size_t(on_.R) * 4 * on_.c()) : first.gelu;
+        a.input = take_rows(arena);
+      }
+      if (!list_.is_last_stage()) continue;
+      for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = take_rows(arena);
+      for (float** values : {&slot.final_moments.mean, &slot.final_moments.rstd}) *values = arena.take<float>(size_t(on_.r));
+    }
+    if (list_.is_last_stage()) head_.lay_out_logits(arena, logit_rows());
+  }
+
+  void lay_out_workspace(Arena& arena) {
+    narrow_ = gradients_.narrow = take_rows(arena);  // never needed at the same time
+    dstream_ = take_rows(arena);
+    gradients_.up = gradients_.qkv = arena.take<Float>(size_t(on_.R) * 4 * on_.c());
+    if (options_.splits_backward) gradients_.qkv = arena.take<Float>(size_t(on_.R) * 3 * on_.c());
+    later_.lay_out(arena, options_.splits_backward, options_.slots, most_layers(), on_.r);
+    if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(list_.vocabulary_rows()));
+    on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()), linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
+                                                 embedding_workspace(on_.R, on_.C())}));
+    sums_.lay_out(arena);
+    gemm_workspace_ = arena.take<char>(options_.elsewhere ? options_.elsewhere->gemm : gemm_workspace_bytes);
+    attention_.lay_out_workspace(arena);
+  }
+
+  void lay_out_tensor_parallel(Arena& arena) {
+    for (ColumnLinear<Float>* layer : {&block_.qkv, &block_.up}) layer->lay_out(arena, on_.R);
+    tp_.lay_out(arena, on_.R, on_.C());
+    head_.lay_out_shared(arena, block_.qkv.rows(), logit_rows());
+    logit_row_ = arena.take<Float>(size_t(tp_.size()) * list_.vocabulary_rows());
+  }
+
+  ParameterStore<Float> store_;
+  TensorParallel<Float> tp_;
+  LayerContext<Float> on_;
+  StageLinks<Float> links_;
+  Attention<Float> attention_;
+  UnitInUse<Float> ends_, final_;  // the units of the embedding and of the last norm
+  Embedding<Float> embedding_;
+  TransformerBlock<Float> block_;  // takes the place of one layer after the other
+  LayerNorm<Float> final_norm_;
+  Head<Float> head_;
+  WeightGradients<Float> later_;
+  std::vector<Activations> activations_;  // by slot
+  BlockGradients<Float> gradients_;
+  Float *narrow_, *dstream_;    // (r,C) each
+  Float* logit_row_ = nullptr;  // (N·Vs)
+  char* gemm_workspace_;
+  Batch last_ = {};             // that of the last forward pass
+  RecordedWorks<Key> forward_graphs_, backward_graphs_;
+};
