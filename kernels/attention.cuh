@@ -24,12 +24,11 @@
 // The launchers at the end choose between four implementations. They take the first that can do the shape and type:
 //   1. a library's attention, for shapes that plan_attention() has prepared: kernels/cudnn/attention.h in a GPU
 //      build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others (kernels/library_attention.h)
-//   2. kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if use_hopper_attention() has asked for them
+//   2. kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if the body asks for them
 //   3. kernels/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
 //   4. the kernels below
-// The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large, and
-// use_library_attention_workspace() gives it one; null takes it away again. Without one it allocates its own. Its
-// backward pass computes S and dP only once: 5/2 of the FLOPs of forward.
+// The library may need a workspace for the planned shapes: library_attention_workspace_bytes() says how large. Its backward
+// pass computes S and dP only once: 5/2 of the FLOPs of forward.
 #pragma once
 
 #include <climits>
@@ -321,18 +320,6 @@ std::string hopper_attention_problem(int head_size) {
   return "";
 }
 
-// Whether this process uses it for heads that it can do. Backward it needs a workspace, of
-// hopper_attention_workspace() floats for the largest sizes.
-struct HopperChoice {
-  bool used = false;
-  float* workspace = nullptr;
-};
-inline HopperChoice& hopper_choice() {
-  static HopperChoice choice;
-  return choice;
-}
-inline void use_hopper_attention(bool used, float* workspace) { hopper_choice() = {used, workspace}; }
-
 // Says what is written, if it lies in one piece: the listener reads no rows with gaps between them.
 template <class T>
 void writes_heads(KernelRange& range, const Heads<T>& heads, int rows, const AttentionSizes& sizes) {
@@ -351,7 +338,7 @@ void writes_heads(KernelRange& range, const QkvHeads<T>& heads, const AttentionS
 // Computes out and lse (B,NH,queries) from q, k and v.
 template <class Float>
 void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                       const AttentionSizes& sizes, cudaStream_t stream) {
+                       const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body = {}) {
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_forward", stream, columns * 2 * (sizes.queries + seen) * sizeof(Float),
                     2 * columns * 2 * sizes.pairs());
@@ -360,9 +347,9 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
   const int head_size = sizes.head_size, unit = common_unit(head_size, out, qkv.q, qkv.k, qkv.v);
   if constexpr (sizeof(Float) == 2)
     if (attention_is_planned<Float>(sizes, strides_of(qkv, out)))
-      return library_attention_forward(out, lse, qkv, sizes, stream);
+      return library_attention_forward(out, lse, qkv, sizes, stream, body);
   if constexpr (sizeof(Float) == 2)
-    if (hopper_choice().used && flash_attention_fits(unit, head_size))
+    if (body.hopper && flash_attention_fits(unit, head_size))
       return hopper_attention_forward(out, lse, qkv, sizes, stream);
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream);
@@ -381,15 +368,14 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
 template <class Float, class Gradient>
 void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
                         const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                        const AttentionSizes& sizes, cudaStream_t stream) {
+                        const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body = {}) {
   constexpr bool same_type = std::is_same_v<Float, Gradient>;
   const AttentionStrides strides = strides_of(qkv, out);
   const bool planned =
       same_type && strides_of(dqkv, dout) == strides && attention_is_planned<Float>(sizes, strides);
   const int head_size = sizes.head_size;
   const int unit = common_unit(head_size, dqkv.q, dqkv.k, dqkv.v, dout, out, qkv.q, qkv.k, qkv.v);
-  const HopperChoice& hopper = hopper_choice();
-  const bool on_hopper = sizeof(Float) == 2 && hopper.used && hopper.workspace && flash_attention_fits(unit, head_size);
+  const bool on_hopper = sizeof(Float) == 2 && body.hopper && body.hopper_sums && flash_attention_fits(unit, head_size);
   const int products = planned || on_hopper ? 5 : 7;
   const double columns = double(sizes.batch) * sizes.channels(), seen = sizes.last_key(sizes.queries - 1) + 1;
   KernelRange range("attention_backward", stream,
@@ -398,10 +384,10 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
                     products * columns * 2 * sizes.pairs());
   writes_heads(range, dqkv, sizes);
   if constexpr (sizeof(Float) == 2 && same_type)
-    if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream);
+    if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream, body);
   if constexpr (sizeof(Float) == 2)
     if (on_hopper)
-      return hopper_attention_backward(dqkv, row_dots, hopper.workspace, dout, out, qkv, lse, sizes, stream);
+      return hopper_attention_backward(dqkv, row_dots, body.hopper_sums, dout, out, qkv, lse, sizes, stream);
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size))
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream);
@@ -434,17 +420,18 @@ bool attention_is_planned(int batch, int seq_len, int heads, int head_size) {
 
 template <class Float>
 void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,
-                       cudaStream_t stream) {
+                       cudaStream_t stream, const AttentionBody& body = {}) {
   const int channels = heads * head_size;
   attention_forward(packed_heads(out, seq_len, channels), lse, packed_qkv(qkv, seq_len, channels),
-                    square_attention(batch, seq_len, heads, head_size), stream);
+                    square_attention(batch, seq_len, heads, head_size), stream, body);
 }
 
 template <class Float>
 void attention_backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
-                        const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream) {
+                        const float* lse, int batch, int seq_len, int heads, int head_size, cudaStream_t stream,
+                        const AttentionBody& body = {}) {
   const int channels = heads * head_size;
   attention_backward(packed_qkv(dqkv, seq_len, channels), row_dots, packed_heads(dout, seq_len, channels),
                      packed_heads(out, seq_len, channels), packed_qkv(qkv, seq_len, channels), lse,
-                     square_attention(batch, seq_len, heads, head_size), stream);
+                     square_attention(batch, seq_len, heads, head_size), stream, body);
 }

@@ -163,9 +163,9 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
 // out (R,c) and lse (B,NH,S) are those of all keys; before that, `out` is where parts are computed.
 template <class Float>
 void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const Float* qkv, const Float* keys,
-                  const AttentionSizes& own, cudaStream_t stream) {
+                  const AttentionSizes& own, cudaStream_t stream, const AttentionBody& body = {}) {
   attention_forward(ring_rows(step, out, own), step.is_first() ? lse : part_lse, ring_heads(step, qkv, keys, own),
-                    ring_part(step, own).sizes, stream);
+                    ring_part(step, own).sizes, stream, body);
   merge_ring_part(step, out, lse, sums, part_lse, own, stream);
 }
 
@@ -175,12 +175,13 @@ void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, flo
 // row_dots: workspace (B,NH,S).
 template <class Float>
 void ring_backward(const RingStep& step, float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv,
-                   const Float* keys, const float* lse, const float* late_lse, const AttentionSizes& own, cudaStream_t stream) {
+                   const Float* keys, const float* lse, const float* late_lse, const AttentionSizes& own, cudaStream_t stream,
+                   const AttentionBody& body = {}) {
   const RingPart part = ring_part(step, own);
   QkvHeads<float> gradients = packed_qkv(dqkv, own.keys, own.channels());
   gradients.q = rows_from(gradients.q, part.first_query);
   attention_backward(gradients, row_dots, ring_rows(step, dout, own), ring_rows(step, out, own),
-                     ring_heads(step, qkv, keys, own), part.first_query ? late_lse : lse, part.sizes, stream);
+                     ring_heads(step, qkv, keys, own), part.first_query ? late_lse : lse, part.sizes, stream, body);
 }
 
 // One pack of part (R,3c) per thread.

@@ -37,11 +37,6 @@ class Attention {
     if (options.library) problem_ = cp_.plan(largest);
     if (options.hopper && !options.library_workspace) problem_ = hopper_attention_problem<Float>(largest.head_size);
   }
-  ~Attention() {
-    use_library_attention_workspace(nullptr, 0);
-    use_hopper_attention(false, nullptr);
-  }
-
   // Why what was asked for can't do this; empty: it can.
   const std::string& problem() const { return problem_; }
 
@@ -54,10 +49,11 @@ class Attention {
   }
   void lay_out_workspace(Arena& arena) {
     row_dots_ = arena.take<float>(size_t(on_.R) * size_t(largest_.heads));
-    library_bytes_ = options_.library_workspace.value_or(library_attention_workspace_bytes());
-    library_workspace_ = arena.take<char>(library_bytes_);
-    const bool needs_sums = uses_hopper() && options_.training;
-    hopper_workspace_ = arena.take<float>(needs_sums ? hopper_attention_workspace(cp_.largest_attention(largest_)) : 0);
+    body_.library_bytes = options_.library_workspace.value_or(library_attention_workspace_bytes());
+    body_.library_workspace = arena.take<char>(body_.library_bytes);
+    body_.hopper = options_.hopper && problem_.empty();
+    const bool needs_sums = body_.hopper && options_.training;
+    body_.hopper_sums = arena.take<float>(needs_sums ? hopper_attention_workspace(cp_.largest_attention(largest_)) : 0);
   }
   void lay_out_exchange(Arena& arena) { cp_.lay_out(arena, largest_, options_.training); }
   // For so many texts of so many tokens, of these layers.
@@ -73,8 +69,6 @@ class Attention {
   void begin_forward(int samples, const Positions& positions, int cached, int added) {
     begin(samples, positions);
     texts_.begin(cached, added, positions);
-    use_library_attention_workspace(library_workspace_, library_bytes_);  // another model of this process may have set its own
-    use_hopper_attention(uses_hopper(), hopper_workspace_);
   }
 
   // Where the product before forward() puts qkv (R,3c).
@@ -83,25 +77,22 @@ class Attention {
   // a.out (R,c) from input(a). number: of the layer
   void forward(int number, const AttentionActivations<Float>& a) {
     if (texts_.decodes()) return texts_.attend(a.out, number, input(a), now_.batch);
-    cp_.forward(a.out, a.of_heads, a.lse, a.qkv, now_);
+    cp_.forward(a.out, a.of_heads, a.lse, a.qkv, now_, body_);
     texts_.keep(number, cp_.kept_qkv(a.qkv, now_), now_.batch);
   }
 
   // dqkv (R,3c) from dout (R,c)
   void backward(Float* dqkv, const Float* dout, const AttentionActivations<Float>& a) {
-    cp_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_);
+    cp_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_);
   }
 
  private:
-  bool uses_hopper() const { return options_.hopper && problem_.empty(); }
-
   LayerContext<Float>& on_;
   AttentionOptions options_;
   AttentionSizes largest_, now_ = {};
   ContextParallel<Float> cp_;
   TextCache<Float> texts_;
   std::string problem_;
-  float *row_dots_ = nullptr, *hopper_workspace_ = nullptr;  // (B,NH/N,T)
-  char* library_workspace_ = nullptr;
-  size_t library_bytes_ = 0;
+  AttentionBody body_;
+  float* row_dots_ = nullptr;  // (B,NH/N,T)
 };

@@ -55,19 +55,19 @@ class RingAttention {
   }
 
   // out (R,c) and lse (B,NH,T/N) from qkv (R,3c).
-  void forward(Float* out, float* lse, const Float* qkv, const AttentionSizes& own) {
+  void forward(Float* out, float* lse, const Float* qkv, const AttentionSizes& own, const AttentionBody& body) {
     pack_keys(keys_[0], qkv, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
       const RingStep step = step_of(number);
       const TraceScope scope(number, !step.is_last());
       pass_keys_on(step, own);
-      ring_forward(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_);
+      ring_forward(step, out, lse, sums_, part_lse_, qkv, keys(step), own, stream_, body);
     }
   }
 
   // dqkv (R,3c) from dout (R,c) and the tensors of forward. row_dots: workspace (B,NH,T/N).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* out, const Float* qkv, const float* lse,
-                const AttentionSizes& own) {
+                const AttentionSizes& own, const AttentionBody& body) {
     pack_keys(keys_[0], qkv, own, stream_);
     copy_late_queries(part_lse_, lse, own, stream_);
     for (int number = 0; number < ranks_.size(); ++number) {
@@ -75,7 +75,7 @@ class RingAttention {
       const TraceScope scope(number, true);
       pass_keys_on(step, own);
       float* const gradients = step.is_first() ? sums_ : part_;
-      ring_backward(step, gradients, row_dots, dout, out, qkv, keys(step), lse, part_lse_, own, stream_);
+      ring_backward(step, gradients, row_dots, dout, out, qkv, keys(step), lse, part_lse_, own, stream_, body);
       if (step.is_first()) continue;
       if (number > 1) ranks_.wait(stream_, arrived_sums_);
       add_ring_part(step, sums_, keys_sums_[number % 2], part_, own, stream_);

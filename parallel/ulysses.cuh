@@ -53,22 +53,23 @@ class Ulysses {
 
   // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
   // qkv (B,T,3c/N).
-  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own) {
+  void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
+               const AttentionBody& body) {
     const AttentionSizes heads = of_own_heads(own);
     rows_to_heads(qkv, rows_, messages_, 3, own);
     attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
-                      heads.head_size, stream_);
+                      heads.head_size, stream_, body);
     heads_to_rows(out, heads_out, messages_, 1, own);
   }
 
   // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
   void backward(Float* dqkv, float* row_dots, const Float* dout, const Float* heads_out, const Float* qkv, const float* lse,
-                const AttentionSizes& own) {
+                const AttentionSizes& own, const AttentionBody& body) {
     const AttentionSizes heads = of_own_heads(own);
     Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
     rows_to_heads(heads_dout, dout, messages_, 1, own);
     attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
-                       heads.queries, heads.heads, heads.head_size, stream_);
+                       heads.queries, heads.heads, heads.head_size, stream_, body);
     heads_to_rows(dqkv, heads_dqkv, rows_, 3, own);
   }
 

@@ -65,8 +65,8 @@ struct Context {
   cudnnHandle_t handle = nullptr;
   std::map<Shape, Plan> plans;
   int64_t most_bytes = 0;  // the largest workspace that a plan needs
-  void *lent = nullptr, *own = nullptr;  // workspaces
-  size_t lent_bytes = 0, own_bytes = 0;
+  void* own = nullptr;  // a workspace
+  size_t own_bytes = 0;
 };
 
 // That of the current device. It is never destroyed, because at exit the library may be unloaded before it.
@@ -148,11 +148,11 @@ int64_t build(Graph& graph, const Shape& s) {
 
 // ---- running the graphs
 
-// A workspace large enough for every plan: the lent one, or one that is allocated here if none or too little is lent.
-void* workspace() {
+// A workspace large enough for every plan: the one that is given, or one that is allocated here if that is too small.
+void* workspace(const AttentionBody& body) {
   Context& c = context();
   const size_t needed = size_t(c.most_bytes);
-  if (c.lent_bytes >= needed) return c.lent;
+  if (body.library_bytes >= needed) return body.library_workspace;
   if (c.own_bytes >= needed) return c.own;
   cudaFree(c.own);
   c.own_bytes = 0;
@@ -164,10 +164,10 @@ void* workspace() {
   return c.own;
 }
 
-void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t stream) {
+void run(const char* what, const Graph& graph, Pointers pointers, cudaStream_t stream, const AttentionBody& body) {
   try {
     require(cudnnSetStream(context().handle, stream));
-    require(graph.execute(context().handle, pointers, workspace()));
+    require(graph.execute(context().handle, pointers, workspace(body)));
   } catch (const std::exception& error) {
     throw std::runtime_error(library_attention_name() + ", " + what + ": " + error.what() + ": try --attention own");
   }
@@ -212,26 +212,21 @@ bool library_attention_is_planned(const AttentionSizes& sizes, const AttentionSt
 
 size_t library_attention_workspace_bytes() { return context().most_bytes; }
 
-void use_library_attention_workspace(void* workspace, size_t bytes) {
-  context().lent = workspace;
-  context().lent_bytes = workspace ? bytes : 0;
-}
-
 template <class Float>
 void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                               const AttentionSizes& sizes, cudaStream_t stream) {
+                               const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body) {
   run("attention forward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))).forward,
-      {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, out.data}, {LSE, lse}}, stream);
+      {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, out.data}, {LSE, lse}}, stream, body);
 }
 
 template <class Float>
 void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
                                 const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                                const AttentionSizes& sizes, cudaStream_t stream) {
+                                const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body) {
   run("attention backward", context().plans.at(shape_of<Float>(sizes, strides_of(qkv, out))).backward,
       {{Q, pointer(qkv.q)}, {K, pointer(qkv.k)}, {V, pointer(qkv.v)}, {OUT, pointer(out)}, {DOUT, pointer(dout)},
        {LSE, const_cast<float*>(lse)}, {DQ, dqkv.q.data}, {DK, dqkv.k.data}, {DV, dqkv.v.data}},
-      stream);
+      stream, body);
 }
 
 // The instances that kernels/attention.cuh uses.
@@ -239,9 +234,9 @@ void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const F
   template std::string plan_library_attention<Float>(const AttentionSizes&, const AttentionStrides&);                 \
   template bool library_attention_is_planned<Float>(const AttentionSizes&, const AttentionStrides&);                  \
   template void library_attention_forward(const Heads<Float>&, float*, const QkvHeads<const Float>&,                  \
-                                          const AttentionSizes&, cudaStream_t);                                       \
+                                          const AttentionSizes&, cudaStream_t, const AttentionBody&);                 \
   template void library_attention_backward(const QkvHeads<Float>&, const Heads<const Float>&,                         \
                                            const Heads<const Float>&, const QkvHeads<const Float>&, const float*,     \
-                                           const AttentionSizes&, cudaStream_t);
+                                           const AttentionSizes&, cudaStream_t, const AttentionBody&);
 GPT_ATTENTION(__nv_bfloat16)
 GPT_ATTENTION(__half)

@@ -22,12 +22,11 @@ template <class Float>
 bool library_attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& strides);
 
 size_t library_attention_workspace_bytes();
-void use_library_attention_workspace(void* workspace, size_t bytes);
 
 template <class Float>
 void library_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
-                               const AttentionSizes& sizes, cudaStream_t stream);
+                               const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body);
 template <class Float>
 void library_attention_backward(const QkvHeads<Float>& dqkv, const Heads<const Float>& dout,
                                 const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
-                                const AttentionSizes& sizes, cudaStream_t stream);
+                                const AttentionSizes& sizes, cudaStream_t stream, const AttentionBody& body);

@@ -23,11 +23,10 @@ bool library_attention_is_planned(const AttentionSizes&, const AttentionStrides&
 }
 
 inline size_t library_attention_workspace_bytes() { return 0; }
-inline void use_library_attention_workspace(void*, size_t) {}
 
 template <class Float>
 void library_attention_forward(const Heads<Float>&, float*, const QkvHeads<const Float>&, const AttentionSizes&,
-                               cudaStream_t) {}
+                               cudaStream_t, const AttentionBody&) {}
 template <class Float>
 void library_attention_backward(const QkvHeads<Float>&, const Heads<const Float>&, const Heads<const Float>&,
-                                const QkvHeads<const Float>&, const float*, const AttentionSizes&, cudaStream_t) {}
+                                const QkvHeads<const Float>&, const float*, const AttentionSizes&, cudaStream_t, const AttentionBody&) {}
