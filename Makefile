@@ -57,7 +57,7 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 # kernels none.
 WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_sync_check test_counts test_search
 $(WITH_MODEL:%=$(BUILD)/%): $(MODELS)
-$(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_parallel test_tp_checkpoint test_strict ladder_all_reduce \
+$(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_parallel test_tp_checkpoint test_second_block test_strict ladder_all_reduce \
   collectives): $(DEVICE_LIBRARY) $(HOST_LIBRARY)
 LADDER_OBJECTS := $(patsubst dev/ladders/%.cpp,$(HOST_BUILD)/ladder_%.o,$(wildcard dev/ladders/*.cpp))
 $(addprefix $(BUILD)/,$(LADDERS) $(RANK_LADDERS)): $(LADDER_OBJECTS)

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "kernels/gelu.cuh"
+#include "model_options.h"
 #include "parallel/attention.cuh"
 #include "parallel/ends.cuh"
 #include "parallel/layers.cuh"
@@ -42,6 +43,31 @@ struct BlockGradients {
   Float* up;      // (R,4c)
   Float* qkv;     // (R,3c)
 };
+
+// Memory for them. first: the first block's activations; where backward computes some again, all blocks share those.
+template <class Float>
+void lay_out(Arena& arena, BlockActivations<Float>& a, const BlockActivations<Float>& first, Recompute recompute,
+             const LayerContext<Float>& on, const Attention<Float>& attention) {
+  const bool is_first = &a == &first;
+  const auto wide = [&] { return arena.take<Float>(size_t(on.R) * 4 * on.c()); };
+  if (is_first || recompute != Recompute::block) {
+    for (Float** rows : {&a.norm1, &a.middle, &a.norm2}) *rows = on.take_rows(arena);
+    for (Moments* moments : {&a.moments1, &a.moments2}) *moments = on.take_moments(arena);
+    attention.lay_out_activations(arena, a.attention);
+    a.up = wide();
+  } else {
+    a = first;
+  }
+  a.gelu = is_first || recompute == Recompute::none ? wide() : first.gelu;
+  a.input = on.take_rows(arena);
+}
+// narrow: memory for d.narrow. are_kept: `later` may keep some; else the other two are never needed at the same time.
+template <class Float>
+void lay_out(Arena& arena, BlockGradients<Float>& d, Float* narrow, const LayerContext<Float>& on, bool are_kept) {
+  d.narrow = narrow;
+  d.up = d.qkv = arena.take<Float>(size_t(on.R) * 4 * on.c());
+  if (are_kept) d.qkv = arena.take<Float>(size_t(on.R) * 3 * on.c());
+}
 
 template <class Float>
 class TransformerBlock {
@@ -95,17 +121,12 @@ class TransformerBlock {
     norm1.backward(dx, d.narrow, a.input, a.moments1);         // (r,C)
   }
 
-  // ---- memory
-
-  // What stays until backward, but for `input` and `gelu`, which stage.cuh decides on.
-  void lay_out(Arena& arena, Activations& a) const {
-    for (Float** rows : {&a.norm1, &a.middle, &a.norm2}) *rows = arena.take<Float>(size_t(on_.r) * on_.C());
-    for (float** values : {&a.moments1.mean, &a.moments1.rstd, &a.moments2.mean, &a.moments2.rstd}) *values = arena.take<float>(size_t(on_.r));
-    attention.lay_out_activations(arena, a.attention);
-    a.up = arena.take<Float>(size_t(on_.R) * 4 * on_.c());
+  void lay_out_shared(Arena& arena) {
+    for (ColumnLinear<Float>* layer : {&qkv, &up}) layer->lay_out(arena, on_.R);
   }
 
   int layer() const { return unit.number() - 1; }
+  static std::vector<TensorRow> tensors(size_t channels) { return block_tensors(channels); }
 
   UnitInUse<Float> unit;
   LayerNorm<Float> norm1, norm2;

@@ -75,8 +75,9 @@ class Model {
   virtual std::vector<float> logits(int first, int count, int cp_rank = 0) = 0;
 
  protected:
-  Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : options_(options), list_(options.shape, mesh.tp().size(), mesh.tp().rank(), layers_of(options.shape, mesh.stage(options.chunks))),
+  Model(const ModelOptions& options, Mesh& mesh, cudaStream_t stream, BlockTensors of_block)
+      : options_(options),
+        list_(options.shape, mesh.tp().size(), mesh.tp().rank(), layers_of(options.shape, mesh.stage(options.chunks)), of_block),
         mesh_(mesh), stream_(stream), sums_(mesh, stream) {}
 
   ModelOptions options_;

@@ -15,11 +15,12 @@
 #include "model.cuh"
 #include "parallel/stage_links.cuh"
 
-template <class Float>
+// Block: gpt.cuh's, or another one with the same functions (CONTRIBUTING.md).
+template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : Model(options, mesh, stream), store_(list_, options.store, memory_, mesh, stream), tp_(mesh.tp(), options.tp_pieces, stream),
+      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream), tp_(mesh.tp(), options.tp_pieces, stream),
         on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
         attention_(on_, mesh, attention_options(options), largest_attention()), ends_(store_, list_), final_(store_, list_),
         embedding_(on_, ends_), block_(on_, attention_, options.recompute == Recompute::block),
@@ -32,7 +33,7 @@ class StageModel final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
-    if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, elements()); });
+    if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
     if (options.cached_positions)
       memory_.add("kv cache", [this](Arena& arena) {
         attention_.lay_out_cache(arena, list_.chunks(), options_.samples, options_.cached_positions);
@@ -52,7 +53,7 @@ class StageModel final : public Model {
 
   void run(const Batch& batch) override {
     set_rows(batch.batch_size, batch.positions);
-    links_.post(batch.action, elements());
+    links_.post(batch.action, on_.elements());
     if (batch.action.work == Work::forward) return forward(batch);
     if (batch.action.work != Work::weight) return backward(batch);
     store_.begin_micro_step(batch.first, batch.last);
@@ -80,7 +81,7 @@ class StageModel final : public Model {
  private:
   // What a micro-batch keeps of one chunk of layers between forward and backward. The final norm's are used in the last chunk only.
   struct Activations {
-    std::vector<BlockActivations<Float>> blocks;
+    std::vector<typename Block<Float>::Activations> blocks;
     Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
     Moments final_moments;
   };
@@ -103,7 +104,6 @@ class StageModel final : public Model {
     on_.R = round_up(samples * positions.length, tp_.size());
     on_.r = on_.R / tp_.size();
   }
-  size_t elements() const { return size_t(on_.r) * size_t(on_.C()); }  // of this rank's rows of the residual stream
 
   bool is_pipeline() const { return mesh_.shape().pp > 1; }
   const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
@@ -138,7 +138,7 @@ class StageModel final : public Model {
     }
     if (!is_last(chunk)) {
       residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
-      return links_.send(Message::activation, elements());
+      return links_.send(Message::activation, on_.elements());
     }
     final_.begin(list_.final_norm_unit(), Pass::forward);
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
@@ -157,7 +157,7 @@ class StageModel final : public Model {
     else std::swap(dstream_, links_.received(Message::gradient));                        // (r,C)
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
-      BlockActivations<Float>& block = a.blocks[size_t(i)];
+      typename Block<Float>::Activations& block = a.blocks[size_t(i)];
       block_.unit.begin(chunk.first + i + 1, Pass::backward);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
@@ -167,14 +167,14 @@ class StageModel final : public Model {
     }
     if (chunk.first == 0) return embedding_backward(batch);
     std::swap(dstream_, links_.to_send(Message::gradient));
-    links_.send(Message::gradient, elements());
+    links_.send(Message::gradient, on_.elements());
   }
 
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
     ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
     head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
-    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, elements() * sizeof(Float), stream_));
+    CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit(), Pass::backward);
     final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
     final_.gradients_ready();
@@ -209,7 +209,6 @@ class StageModel final : public Model {
 
   int logit_rows() const { return ceil_div(on_.R, options_.logit_chunks); }
   int most_layers() const { return std::ranges::max(list_.chunks(), {}, &Layers::count).count; }
-  Float* take_rows(Arena& arena) const { return arena.take<Float>(elements()); }  // (r,C)
 
   // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as this
   // rank's largest chunk.
@@ -217,27 +216,18 @@ class StageModel final : public Model {
     activations_.resize(size_t(options_.slots));
     for (Activations& slot : activations_) {
       slot.blocks.resize(size_t(most_layers()));
-      for (BlockActivations<Float>& a : slot.blocks) {
-        const BlockActivations<Float>& first = activations_[0].blocks[0];
-        const bool is_first = &a == &first;
-        if (is_first || options_.recompute != Recompute::block) block_.lay_out(arena, a);
-        else a = first;
-        const bool has_gelu = is_first || options_.recompute == Recompute::none;
-        a.gelu = has_gelu ? arena.take<Float>(size_t(on_.R) * 4 * on_.c()) : first.gelu;
-        a.input = take_rows(arena);
-      }
+      for (auto& a : slot.blocks) lay_out(arena, a, activations_[0].blocks[0], options_.recompute, on_, attention_);
       if (!list_.is_last_stage()) continue;
-      for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = take_rows(arena);
-      for (float** values : {&slot.final_moments.mean, &slot.final_moments.rstd}) *values = arena.take<float>(size_t(on_.r));
+      for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = on_.take_rows(arena);
+      slot.final_moments = on_.take_moments(arena);
     }
     if (list_.is_last_stage()) head_.lay_out_logits(arena, logit_rows());
   }
 
   void lay_out_workspace(Arena& arena) {
-    narrow_ = gradients_.narrow = take_rows(arena);  // never needed at the same time
-    dstream_ = take_rows(arena);
-    gradients_.up = gradients_.qkv = arena.take<Float>(size_t(on_.R) * 4 * on_.c());
-    if (options_.splits_backward) gradients_.qkv = arena.take<Float>(size_t(on_.R) * 3 * on_.c());
+    narrow_ = on_.take_rows(arena);  // of a branch forward, of gradients backward
+    dstream_ = on_.take_rows(arena);
+    lay_out(arena, gradients_, narrow_, on_, options_.splits_backward);
     later_.lay_out(arena, options_.splits_backward, options_.slots, most_layers(), on_.r);
     if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(list_.vocabulary_rows()));
     on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()), linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
@@ -248,7 +238,7 @@ class StageModel final : public Model {
   }
 
   void lay_out_tensor_parallel(Arena& arena) {
-    for (ColumnLinear<Float>* layer : {&block_.qkv, &block_.up}) layer->lay_out(arena, on_.R);
+    block_.lay_out_shared(arena);
     tp_.lay_out(arena, on_.R, on_.C());
     head_.lay_out_shared(arena, block_.qkv.rows(), logit_rows());
     logit_row_ = arena.take<Float>(size_t(tp_.size()) * list_.vocabulary_rows());
@@ -261,12 +251,12 @@ class StageModel final : public Model {
   Attention<Float> attention_;
   UnitInUse<Float> ends_, final_;  // the units of the embedding and of the last norm
   Embedding<Float> embedding_;
-  TransformerBlock<Float> block_;  // takes the place of one layer after the other
+  Block<Float> block_;  // takes the place of one layer after the other
   LayerNorm<Float> final_norm_;
   Head<Float> head_;
   WeightGradients<Float> later_;
   std::vector<Activations> activations_;  // by slot
-  BlockGradients<Float> gradients_;
+  typename Block<Float>::Gradients gradients_;
   Float *narrow_, *dstream_;    // (r,C) each
   Float* logit_row_ = nullptr;  // (N·Vs)
   char* gemm_workspace_;

@@ -61,7 +61,7 @@ void linear_gelu_gradient(Float* dbefore, const Float* dout, const Float* weight
 // Floats of workspace that linear_weight_gradient needs.
 inline size_t linear_workspace(int rows, int outputs) { return column_sum_workspace(rows, outputs); }
 
-// dweight (inputs, outputs) = xᵀ·dout, dbias (outputs) = Σ_rows dout, or += if `accumulate`.
+// dweight (inputs, outputs) = xᵀ·dout, dbias (outputs; null: none) = Σ_rows dout, or += if `accumulate`.
 // workspace: linear_workspace(rows, outputs) floats.
 template <class Float>
 void linear_weight_gradient(float* dweight, float* dbias, const Float* dout, const Float* x, int rows, int inputs,
@@ -71,8 +71,9 @@ void linear_weight_gradient(float* dweight, float* dbias, const Float* dout, con
   const auto fused = [&] { return matmul_column_sums(dweight, dbias, x, dout, shape, workspace, stream); };
   const auto separate = [&] {
     matmul("matmul_weight_gradient", dweight, x, dout, no_bias, shape, stream);
-    column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
+    if (dbias) column_sum(dbias, dout, rows, outputs, accumulate, workspace, stream);
   };
+  if (!dbias) return separate();
   fused_or_separate<Float>("bias gradient", shape, fused, separate, stream);
 }
 

@@ -14,6 +14,11 @@
 #include "parallel/tensor_parallel.cuh"
 #include "parallel/zero.cuh"
 
+// Of each row that a LayerNorm has normalised, for its backward.
+struct Moments {
+  float *mean, *rstd;  // (r) each
+};
+
 // What the layers of a rank share.
 template <class Float>
 struct LayerContext {
@@ -26,12 +31,17 @@ struct LayerContext {
 
   int C() const { return list.shape().channels; }
   int c() const { return C() / tp.size(); }
+
+  size_t elements() const { return size_t(r) * size_t(C()); }
+  Float* take_rows(Arena& arena) const { return arena.take<Float>(elements()); }  // (r,C)
+  Moments take_moments(Arena& arena) const { return {arena.take<float>(size_t(r)), arena.take<float>(size_t(r))}; }
 };
 
 // The parameters of one unit (tensors.h) while it is computed.
 template <class Float>
 class UnitInUse {
  public:
+  static constexpr int none = -1;
   explicit UnitInUse(ParameterStore<Float>& store, const TensorList& list) : store_(store), list_(list) {}
 
   // The pass comes to this unit, and needs its weights.
@@ -43,8 +53,9 @@ class UnitInUse {
   void use(int unit) { unit_ = unit; }
 
   int number() const { return unit_; }
-  const Float* weight(int tensor) const { return weights_ + list_.tensors_of(unit_)[tensor].offset; }
-  float* gradient(int tensor) const { return store_.gradients(unit_).data + list_.tensors_of(unit_)[tensor].offset; }
+  // Null for a tensor that the unit does not have (none).
+  const Float* weight(int tensor) const { return tensor == none ? nullptr : weights_ + offset(tensor); }
+  float* gradient(int tensor) const { return tensor == none ? nullptr : store_.gradients(unit_).data + offset(tensor); }
   // Are gradients added to those of the micro-batches before?
   bool accumulates() const { return store_.gradients(unit_).accumulate; }
   // All gradients of the micro-batch have been computed.
@@ -53,6 +64,8 @@ class UnitInUse {
  private:
   ParameterStore<Float>& store_;
   const TensorList& list_;
+  size_t offset(int tensor) const { return list_.tensors_of(unit_)[tensor].offset; }
+
   int unit_ = 0;
   const Float* weights_ = nullptr;
 };
@@ -62,11 +75,6 @@ template <class Float>
 struct Residual {
   const Float* stream;            // (r,C)
   const Float* branch = nullptr;  // (r,C)  output of the last attention or MLP, to be added to `stream`; null: nothing to add
-};
-
-// Of each row that a LayerNorm has normalised, for its backward.
-struct Moments {
-  float *mean, *rstd;  // (r) each
 };
 
 template <class Float>
@@ -94,7 +102,7 @@ class LayerNorm {
   int weight_, bias_;
 };
 
-// y = x·weight + bias; (inputs,outputs) is what this rank has of the weight.
+// y = x·weight + bias; (inputs,outputs) is what this rank has of the weight. bias: UnitInUse::none if there is none.
 template <class Float>
 class Linear {
  public:

@@ -75,7 +75,7 @@ class TensorParallel {
   // A matrix for rows on their way: the terms of sums, and what layers gather for a moment.
   Float* exchange() const { return exchange_; }
   // What only one rank may add to a sum over the ranks: the others add zeros.
-  const Float* once(const Float* bias) const { return rank() == 0 ? bias : zeros_; }
+  const Float* once(const Float* bias) const { return rank() == 0 || !bias ? bias : zeros_; }
 
   // Gathers the rows of all ranks, and calls use(gathered, piece) for one piece of them after the other. own (rows/N,
   // columns): this rank's rows; buffer (rows, columns): where to gather. Returns the gathered matrix (rows, columns),

@@ -77,36 +77,54 @@ struct Unit {
   size_t first_tensor;
 };
 
+// A tensor of a unit, as it is declared.
+struct TensorRow {
+  int number;  // of the tensor in its unit
+  const char* name;
+  std::vector<size_t> shape;
+  Initial initial;
+  Split split;
+  bool is_vocabulary = false;  // its rows are tokens
+};
+namespace split_by {
+inline constexpr Split rows = {.axis = 0}, columns = {.axis = 1}, values = {.axis = 0}, nothing = {}, sums = {.summed = true},
+                       qkv_columns = {.axis = 1, .blocks = 3}, qkv_values = {.axis = 0, .blocks = 3};
+}
+
+// Those of a GPT-2 block of so many channels.
+inline std::vector<TensorRow> block_tensors(size_t C) {
+  using namespace split_by;
+  return {{qkv_weight, "attn.c_attn.weight", {C, 3 * C}, Initial::normal, qkv_columns},
+          {projection_weight, "attn.c_proj.weight", {C, C}, Initial::residual_normal, rows},
+          {up_weight, "mlp.c_fc.weight", {C, 4 * C}, Initial::normal, columns},
+          {down_weight, "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal, rows},
+          {qkv_bias, "attn.c_attn.bias", {3 * C}, Initial::zero, qkv_values},
+          {up_bias, "mlp.c_fc.bias", {4 * C}, Initial::zero, values},
+          {projection_bias, "attn.c_proj.bias", {C}, Initial::zero, nothing},
+          {down_bias, "mlp.c_proj.bias", {C}, Initial::zero, nothing},
+          {norm1_weight, "ln_1.weight", {C}, Initial::one, sums},
+          {norm1_bias, "ln_1.bias", {C}, Initial::zero, sums},
+          {norm2_weight, "ln_2.weight", {C}, Initial::one, sums},
+          {norm2_bias, "ln_2.bias", {C}, Initial::zero, sums}};
+}
+using BlockTensors = std::vector<TensorRow> (*)(size_t channels);
+
 class TensorList {
  public:
   static constexpr size_t alignment = 64;  // elements; so every tensor starts on a cache line in any dtype
 
   // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them. chunks:
   // the layers of this rank, from first to last; none: all layers.
-  explicit TensorList(const ModelShape& shape, int tp = 1, int tp_rank = 0, std::vector<Layers> chunks = {})
+  explicit TensorList(const ModelShape& shape, int tp = 1, int tp_rank = 0, std::vector<Layers> chunks = {},
+                      BlockTensors of_block = block_tensors)
       : shape_(shape), tp_(tp), tp_rank_(tp_rank), chunks_(std::move(chunks)) {
     if (chunks_.empty()) chunks_.push_back({0, shape.layers});
     const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
-    constexpr Split rows = {.axis = 0}, columns = {.axis = 1}, values = {.axis = 0}, whole = {}, summed = {.summed = true};
-    constexpr Split qkv_columns = {.axis = 1, .blocks = 3}, qkv_values = {.axis = 0, .blocks = 3};
-    add_unit("", {{wte, "wte.weight", {V, C}, Initial::normal, rows, true},
-                  {wpe, "wpe.weight", {P, C}, Initial::normal, whole}});
-    for (int layer = 0; layer < shape.layers; ++layer)
-      add_unit("h." + std::to_string(layer) + ".",
-               {{qkv_weight, "attn.c_attn.weight", {C, 3 * C}, Initial::normal, qkv_columns},
-                {projection_weight, "attn.c_proj.weight", {C, C}, Initial::residual_normal, rows},
-                {up_weight, "mlp.c_fc.weight", {C, 4 * C}, Initial::normal, columns},
-                {down_weight, "mlp.c_proj.weight", {4 * C, C}, Initial::residual_normal, rows},
-                {qkv_bias, "attn.c_attn.bias", {3 * C}, Initial::zero, qkv_values},
-                {up_bias, "mlp.c_fc.bias", {4 * C}, Initial::zero, values},
-                {projection_bias, "attn.c_proj.bias", {C}, Initial::zero, whole},
-                {down_bias, "mlp.c_proj.bias", {C}, Initial::zero, whole},
-                {norm1_weight, "ln_1.weight", {C}, Initial::one, summed},
-                {norm1_bias, "ln_1.bias", {C}, Initial::zero, summed},
-                {norm2_weight, "ln_2.weight", {C}, Initial::one, summed},
-                {norm2_bias, "ln_2.bias", {C}, Initial::zero, summed}});
-    add_unit("", {{final_norm_weight, "ln_f.weight", {C}, Initial::one, summed},
-                  {final_norm_bias, "ln_f.bias", {C}, Initial::zero, summed}});
+    add_unit("", {{wte, "wte.weight", {V, C}, Initial::normal, split_by::rows, true},
+                  {wpe, "wpe.weight", {P, C}, Initial::normal, split_by::nothing}});
+    for (int layer = 0; layer < shape.layers; ++layer) add_unit("h." + std::to_string(layer) + ".", of_block(C));
+    add_unit("", {{final_norm_weight, "ln_f.weight", {C}, Initial::one, split_by::sums},
+                  {final_norm_bias, "ln_f.bias", {C}, Initial::zero, split_by::sums}});
   }
 
   int tp() const { return tp_; }
@@ -159,15 +177,6 @@ class TensorList {
   }
 
  private:
-  struct Row {
-    int number;  // of the tensor in its unit
-    const char* name;
-    std::vector<size_t> shape;
-    Initial initial;
-    Split split;
-    bool is_vocabulary = false;  // its rows are tokens
-  };
-
   // Which elements of the tensor this rank has, and how many.
   void cut(TensorDescriptor& tensor, bool is_vocabulary) const {
     const Split& split = tensor.split;
@@ -186,10 +195,10 @@ class TensorList {
     tensor.part = {width, block, size_t(tp_rank_) * width};
   }
 
-  void add_unit(const std::string& prefix, const std::vector<Row>& rows) {
+  void add_unit(const std::string& prefix, const std::vector<TensorRow>& rows) {
     Unit unit = {padded_count_, 0, 0, 0, 0, tensors_.size()};
     const bool is_here = has(int(units_.size()));
-    for (const Row& row : rows) {
+    for (const TensorRow& row : rows) {
       if (row.number != &row - rows.data()) throw std::logic_error("tensors.h: " + prefix + row.name + " is out of order");
       tensors_.push_back({prefix + row.name, row.shape, row.initial, int(units_.size()), unit.count, row.split, {}, 0});
       TensorDescriptor& tensor = tensors_.back();

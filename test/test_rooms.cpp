@@ -108,3 +108,20 @@ TEST_CASE("arrows that point up, sideways or out of the house, and circles, are 
   CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"c", {"b"}}}) == "b");
   CHECK(circle({{"a", {"a"}}}) == "a");
 }
+
+// What one reads to learn the model, and what one reads to use it.
+TEST_CASE("gpt.cuh says what is computed, and not how it is shared; it and model.cuh are short") {
+  for (const auto& [file, most] : {std::pair("gpt.cuh", 250), {"model.cuh", 110}}) {
+    CAPTURE(file);
+    std::ifstream text(file);
+    int lines = 0;
+    const std::regex shared("\\b(ranks?|groups?|mesh|communicators?|collectives?|links?|caches?|schedules?|librar(y|ies)|bubble|pipelines?|"
+                            "tp|cp|dp|pp|gather|scatter|offsets?)\\b", std::regex::icase);
+    for (std::string line; std::getline(text, line); ++lines) {
+      CAPTURE(line);
+      CHECK((file == std::string("model.cuh") || !std::regex_search(line, shared)));
+    }
+    CHECK(lines > 50);
+    CHECK(lines <= most);
+  }
+}
