@@ -28,6 +28,8 @@ const std::vector<std::vector<std::string>> floors = {{"train_gpt.cu"},
                                                       {"cpu"}};
 
 std::string room_of(const std::string& file) {
+  for (const char* recipe : {"program.cuh", "trainer.cuh"})
+    if (file == recipe) return "train_gpt.cu";
   for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "generation.cuh", "model.cuh", "model_options.h"})
     if (file == model) return "model";
   if (file.starts_with("kernels/device/")) return "kernels/device";

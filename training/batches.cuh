@@ -119,6 +119,13 @@ class Batches {
   BatchBuffers buffers_;
 };
 
+// A training step: micro-batches in the order of the actions, then the update by their gradients.
+template <class Samples>
+void run_step(Model& model, const Actions& actions, Samples samples, const AdamW& update, float clip, const StepLimits& limits = {}) {
+  for (const Action& action : actions) model.run(samples.batch(action));  // forward and backward, in this order
+  model.update(update, clip, limits);
+}
+
 // The mean loss per token over the first `count` global batches of the validation data.
 inline double validation_loss(Model& model, Batches& batches, size_t count) {
   double sum = 0;

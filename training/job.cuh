@@ -13,7 +13,7 @@
 inline int micro_batches_of(const Options& o, const Mesh& mesh) { return o.global_batch / (o.micro_batch * mesh.shape().dp); }
 
 // What this rank does in a step.
-inline Actions schedule_of(const Options& o, const Mesh& mesh) {
+inline Actions actions_of(const Options& o, const Mesh& mesh) {
   return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), micro_batches_of(o, mesh));
 }
 
@@ -30,7 +30,7 @@ struct Job {
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
   int micro_batches() const { return micro_batches_of(options, mesh); }
-  Actions schedule() const { return schedule_of(options, mesh); }
+  Actions actions() const { return actions_of(options, mesh); }
   double tokens_per_step() const { return ::tokens_per_step(options); }
   double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
 };

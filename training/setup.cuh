@@ -64,7 +64,7 @@ inline LossScale loss_scale_of(const Options& o) {
 inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
                                           bool training, int samples,
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {
-  const Actions schedule = training ? schedule_of(o, mesh) : Actions();
+  const Actions actions = training ? actions_of(o, mesh) : Actions();
   const int rows = o.micro_batch * (o.seq_len / o.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   std::unique_ptr<Model> model = make_model(
       o.dtype,
@@ -75,8 +75,8 @@ inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& sh
        .context_method = o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
        .tp_pieces = o.tp_pieces,
        .chunks = o.pp_chunks,
-       .slots = std::max(slots_of(schedule), 1),
-       .splits_backward = std::ranges::count(schedule, Work::weight, &Action::work) > 0,
+       .slots = std::max(slots_of(actions), 1),
+       .splits_backward = std::ranges::count(actions, Work::weight, &Action::work) > 0,
        .logit_chunks = std::min(chunks, rows),
        .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
        .samples = samples,

@@ -15,15 +15,13 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   Model& model = state.model;
   const Unobserved unobserved;  // traces must not show steps that are undone
   const Clock::time_point begin = Clock::now();
-  const Actions schedule = state.job.schedule();
+  const Actions actions = state.job.actions();
   std::vector<double> seconds;
   constexpr size_t unmeasured = 2, measured = 5;  // the first steps allocate memory and choose algorithms
-  for (size_t step = 0; step < unmeasured + measured; ++step) {  // a step as in train_gpt.cu, with a learning rate of 0
+  for (size_t step = 0; step < unmeasured + measured; ++step) {  // with a learning rate of 0
     const Clock::time_point start = Clock::now();
     model.begin_sums();
-    Batches::Samples samples = batches.of_step({step});
-    for (const Action& action : schedule) model.run(samples.batch(action));
-    model.update({}, float(o.grad_clip));
+    run_step(model, actions, batches.of_step({step}), {}, float(o.grad_clip));
     model.sums();
     if (step >= unmeasured) seconds.push_back(seconds_since(start));
   }
