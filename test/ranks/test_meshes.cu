@@ -501,7 +501,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
     const Actions actions = schedule_of(options, mesh);
     options.slots = slots_of(actions);
     options.splits_backward = pipeline_schedule == "zb";
-    const TensorList list(shape, mesh.tp().size(), mesh.tp().rank(), own_chunks(options, mesh));
+    const TensorList list(shape, mesh.tp().size(), mesh.tp().rank(), layers_of(options.shape, mesh.stage(options.chunks)));
     const Shards shards(list, mesh.data().size(), mesh.data().rank());
     check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, shards));
     check_memory(curve, bytes_of_activations<T>(options, list, mesh.shape().cp), 14 * (options.slots + 1) * (shape.layers + 1));
@@ -524,7 +524,7 @@ TEST_CASE("samples that are long beside the channels: losses, bytes and memory i
     options.context_method = method;
     const Curve curve = train<T>(options, mesh, 2);
     CHECK_WITHIN("losses of long samples", largest_difference(curve.losses, losses), 1e-3);
-    const TensorList list(options.shape, 1, 0, own_chunks(options, mesh));
+    const TensorList list(options.shape, 1, 0, layers_of(options.shape, mesh.stage(options.chunks)));
     check_bytes(curve, bytes_of_mesh<T>(options, mesh, list, Shards(list, N, mesh.data().rank())));
     check_memory(curve, bytes_of_activations<T>(options, list, N), 16 * 3);
   }
