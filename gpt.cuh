@@ -9,7 +9,7 @@
 // respect to X.
 //
 // N GPUs may compute a layer together. Each has r = R/N of the rows, and c = C/N of the columns between the two products of a
-// pair; how, is the layers' own affair (parallel/layers.cuh, parallel/attention.cuh). With one, r = R and c = C. stage.cuh runs
+// pair (qkv and projection, up and down); how, is the layers' own affair (parallel/layers.cuh, parallel/attention.cuh). With one, r = R and c = C. stage.cuh runs
 // the block, between the embedding and the head (parallel/ends.cuh).
 //
 // A LayerNorm does the addition before it, too: it reads both terms of the residual stream, and writes their sum beside its own
@@ -19,7 +19,6 @@
 #include "kernels/gelu.cuh"
 #include "model_options.h"
 #include "parallel/attention.cuh"
-#include "parallel/ends.cuh"
 #include "parallel/layers.cuh"
 #include "parallel/weight_gradients.cuh"
 
@@ -39,7 +38,7 @@ struct BlockActivations {
 // Gradients that a block's backward needs for a moment.
 template <class Float>
 struct BlockGradients {
-  Float* narrow;  // (r,C) (R,c)
+  Float* narrow;  // (r,C) or (R,c), which are as large
   Float* up;      // (R,4c)
   Float* qkv;     // (R,3c)
 };
@@ -81,7 +80,7 @@ class TransformerBlock {
         projection(on, unit, projection_weight, projection_bias, on.c()), down(on, unit, down_weight, down_bias, 4 * on.c()),
         attention(attention), on_(on) {}
 
-  // Returns the residual stream after the block. branch (r,C): memory for its second term.
+  // Returns the residual stream after the block. branch (r,C): memory for its second term, which may be x.branch.
   Residual<Float> forward(const Activations& a, const Residual<Float>& x, Float* branch) {
     forward_for_backward(a, x, branch);
     down.forward(branch, a.gelu);                              // (r,C)
@@ -122,12 +121,13 @@ class TransformerBlock {
     norm1.backward(dx, d.narrow, a.input, a.moments1);         // (r,C)
   }
 
-  void lay_out_shared(Arena& arena) {
-    for (ColumnLinear<Float>* layer : {&qkv, &up}) layer->lay_out(arena, on_.R);
-  }
+  // Returns memory (R,C) that is free between blocks.
+  Float* lay_out_shared(Arena& arena) { return up.lay_out(arena, on_.R), qkv.lay_out(arena, on_.R); }
 
   int layer() const { return unit.number() - 1; }
   static std::vector<TensorRow> tensors(size_t channels) { return block_tensors(channels); }
+
+  TransformerBlock(const TransformerBlock&) = delete;  // layers refer to its unit
 
   UnitInUse<Float> unit;
   LayerNorm<Float> norm1, norm2;

@@ -44,7 +44,8 @@ class Model {
 
   // Sets the step's sums to zero, or to this rank's votes (SummedOverRanks::begin).
   void begin_sums(const StepSums* votes = nullptr) { sums_.begin(votes); }
-  // Does the batch's action: posts the receives that go with it, and makes one of the passes below.
+  // Does the batch's action: posts the receives that go with it, and makes one of the passes below, or
+  // computes the gradients that backward of Work::input has left.
   virtual void run(const Batch& batch) = 0;
   // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes logits, and
   // adds the batch's loss to the sums.

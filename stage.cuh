@@ -4,27 +4,27 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
 #include <tuple>
 #include <vector>
 
-#include "generation.cuh"
 #include "gpt.cuh"
 #include "kernels/device/graph.cuh"
 #include "kernels/residual.cuh"
+#include "logits.cuh"
 #include "model.cuh"
+#include "parallel/ends.cuh"
 #include "parallel/stage_links.cuh"
 
-// Block: gpt.cuh's, or another one with the same functions (CONTRIBUTING.md).
+// Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps (CONTRIBUTING.md).
 template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream), tp_(mesh.tp(), options.tp_pieces, stream),
         on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
-        attention_(on_, mesh, attention_options(options), largest_attention()), ends_(store_, list_), final_(store_, list_),
-        embedding_(on_, ends_), block_(on_, attention_, options.recompute == Recompute::block),
-        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, ends_), later_(on_) {
+        attention_(on_, mesh, attention_options(options), largest_attention()), table_(store_, list_), final_(store_, list_),
+        embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
     gemm_choices().use_library(gemm_library());
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
@@ -54,10 +54,9 @@ class StageModel final : public Model {
   void run(const Batch& batch) override {
     set_rows(batch.batch_size, batch.positions);
     links_.post(batch.action, on_.elements());
-    if (batch.action.work == Work::forward) return forward(batch);
-    if (batch.action.work != Work::weight) return backward(batch);
-    store_.begin_micro_step(batch.first, batch.last);
-    weight_pass(batch);
+    if (batch.action.work == Work::forward) forward(batch);
+    else if (batch.action.work == Work::weight) weight_pass(batch);
+    else backward(batch);
   }
 
   void forward(const Batch& batch) override {
@@ -73,7 +72,7 @@ class StageModel final : public Model {
 
   std::vector<float> logits(int first, int count, int cp_rank) override {
     set_rows(last_.batch_size, last_.positions);
-    if (list_.is_last_stage()) ends_.begin(0, Pass::backward);
+    if (list_.is_last_stage()) table_.begin(0, Pass::backward);  // so no unit is fetched ahead
     const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
     return logits_of_rows(head_, tp_, mesh_, own, {first, count}, list_, logit_row_, cp_rank, stream_);
   }
@@ -110,8 +109,8 @@ class StageModel final : public Model {
   bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
-  // A pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data. Batches differ by their
-  // memory, and by whether they overwrite the step's gradients or add to them.
+  // A training pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data. Batches differ
+  // by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of a loss.
   using Key = std::tuple<const int*, bool, float>;
   static Key key_of(const Batch& batch) { return {batch.tokens.inputs, batch.first, batch.loss_weight}; }
   bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
@@ -125,7 +124,7 @@ class StageModel final : public Model {
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
     if (chunk.first == 0) {
-      ends_.begin(0, Pass::forward);
+      table_.begin(0, Pass::forward);
       embedding_.forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
     } else {
       std::swap(a.blocks[0].input, links_.received(Message::activation));                // (r,C)
@@ -143,7 +142,7 @@ class StageModel final : public Model {
     final_.begin(list_.final_norm_unit(), Pass::forward);
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
-    ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
+    table_.begin(0, Pass::backward);  // so no unit is fetched ahead: none comes before this one
     head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
@@ -163,7 +162,7 @@ class StageModel final : public Model {
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
       block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
-      if (later_.end()) block_.unit.gradients_ready();
+      if (later_.end()) block_.unit.gradients_ready();  // none was left to weight_pass()
     }
     if (chunk.first == 0) return embedding_backward(batch);
     std::swap(dstream_, links_.to_send(Message::gradient));
@@ -172,20 +171,19 @@ class StageModel final : public Model {
 
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
-    ends_.begin(0, Pass::backward);  // the pass that fetches no other unit after this one
+    table_.begin(0, Pass::backward);  // so no unit is fetched ahead: none comes before this one
     head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit(), Pass::backward);
     final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
     final_.gradients_ready();
-    if (!list_.is_first_stage()) store_.gradients_ready(0);
+    if (!list_.is_first_stage()) table_.gradients_ready();
   }
 
   void embedding_backward(const Batch& batch) {
     if (!list_.is_last_stage()) clear_embedding_gradients(batch);
-    ends_.use(0);
     embedding_.backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
-    store_.gradients_ready(0);
+    table_.gradients_ready();
   }
 
   // Of the embedding's gradients a pipeline's first stage computes one part and its last stage another: the rest is zero.
@@ -195,7 +193,7 @@ class StageModel final : public Model {
   }
 
   void weight_pass(const Batch& batch) {
-    set_rows(batch.batch_size, batch.positions);
+    store_.begin_micro_step(batch.first, batch.last);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
@@ -228,7 +226,7 @@ class StageModel final : public Model {
     narrow_ = on_.take_rows(arena);  // of a branch forward, of gradients backward
     dstream_ = on_.take_rows(arena);
     lay_out(arena, gradients_, narrow_, on_, options_.splits_backward);
-    later_.lay_out(arena, options_.splits_backward, options_.slots, most_layers(), on_.r);
+    if (options_.splits_backward) later_.lay_out(arena, options_.slots, most_layers());
     if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(list_.vocabulary_rows()));
     on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()), linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
                                                  embedding_workspace(on_.R, on_.C())}));
@@ -238,9 +236,9 @@ class StageModel final : public Model {
   }
 
   void lay_out_tensor_parallel(Arena& arena) {
-    block_.lay_out_shared(arena);
+    Float* const rows = block_.lay_out_shared(arena);  // (R,C)
     tp_.lay_out(arena, on_.R, on_.C());
-    head_.lay_out_shared(arena, block_.qkv.rows(), logit_rows());
+    head_.lay_out_shared(arena, rows, logit_rows());
     logit_row_ = arena.take<Float>(size_t(tp_.size()) * list_.vocabulary_rows());
   }
 
@@ -249,7 +247,7 @@ class StageModel final : public Model {
   LayerContext<Float> on_;
   StageLinks<Float> links_;
   Attention<Float> attention_;
-  UnitInUse<Float> ends_, final_;  // the units of the embedding and of the last norm
+  UnitInUse<Float> table_, final_;  // the units of wte and wpe, and of the last norm
   Embedding<Float> embedding_;
   Block<Float> block_;  // takes the place of one layer after the other
   LayerNorm<Float> final_norm_;

@@ -1,4 +1,4 @@
-// What a training run consists of: it is set up in the order in which something may fail, and goes on step by step. train() in
+// What a training run consists of. All that may fail comes first; begin() is the first to change the run folder. train() in
 // train_gpt.cu says what happens in a step.
 #pragma once
 
@@ -45,7 +45,7 @@ class Trainer {
     if (o_.resume && !checkpoint_) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
   }
 
-  // Has the checkpoint all steps of the run?
+  // Have all steps of the run been done?
   bool is_finished() const { return steps_done() >= o_.schedule.steps; }
 
   // Claims the run folder, says what will be trained, and opens the logs.
@@ -62,9 +62,10 @@ class Trainer {
     telemetry_.emplace(job_, *model_, tracing_, bill_, steps_done());
     in_flight_.emplace(*model_, job_.mesh, o_.dtype == "fp16");
     interruption_.emplace(o_.max_hours);
+    sampled_ = Clock::now();
   }
 
-  bool done() const { return steps_done() >= o_.schedule.steps || stopping_; }
+  bool done() const { return is_finished() || stopping_; }
 
   // A step: micro-batches in the order of the actions, then the update. The device may still be at it when this returns: its result
   // is looked at one step later, unless the host needs it first. Returns false if training went back to a checkpoint.
@@ -87,6 +88,7 @@ class Trainer {
     return true;
   }
 
+  // Is one due after this step? 0: never
   bool every(size_t steps) const { return steps > 0 && steps_done() % steps == 0; }
   bool saves() const { return !o_.out.empty() && (done() || every(o_.checkpoint_every)); }
   bool validates() const { return data_.validation && (is_finished() || every(o_.val_every)); }
@@ -128,7 +130,7 @@ class Trainer {
   size_t steps_done() const { return state_.progress.step; }  // of the whole run
 
  private:
-  // From here on no other run writes to this folder.
+  // Rank 0 has it: while it lives, no other run writes to this folder.
   static std::optional<RunFolderLock> lock_of(const Job& job) {
     if (!job.is_first() || job.options.out.empty()) return {};
     return std::optional<RunFolderLock>(std::in_place, job.options.out);
@@ -197,5 +199,5 @@ class Trainer {
   std::optional<StepsInFlight> in_flight_;
   std::optional<Interruption> interruption_;
   bool stopping_ = false, sample_due_ = false;  // sample_due: by --sample-seconds
-  Clock::time_point sampled_ = Clock::now();
+  Clock::time_point sampled_;
 };

@@ -66,7 +66,7 @@ class Head {
       head_backward(rows.of(dall, on_.C()), unit_.gradient(wte), logits_, some, unit_.weight(wte), rows.count, on_.C(), padded(),
                     unit_.accumulates() || rows.first > 0, on_.stream);
     });
-    if (on_.tp.size() > 1) on_.tp.then_scatter(dx, on_.R, on_.C(), [](Float*, Rows) {});
+    on_.tp.then_scatter(dx, on_.R, on_.C(), [](Float*, Rows) {});
   }
 
   // x (R,C) of all ranks

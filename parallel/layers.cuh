@@ -19,7 +19,7 @@ struct Moments {
   float *mean, *rstd;  // (r) each
 };
 
-// What the layers of a rank share.
+// What the layers of a rank share, and work on.
 template <class Float>
 struct LayerContext {
   ParameterStore<Float>& store;
@@ -42,7 +42,7 @@ template <class Float>
 class UnitInUse {
  public:
   static constexpr int none = -1;
-  explicit UnitInUse(ParameterStore<Float>& store, const TensorList& list) : store_(store), list_(list) {}
+  UnitInUse(ParameterStore<Float>& store, const TensorList& list) : store_(store), list_(list) {}
 
   // The pass comes to this unit, and needs its weights.
   void begin(int unit, Pass pass) {
@@ -84,7 +84,8 @@ class LayerNorm {
   LayerNorm(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias)
       : on_(context), unit_(unit), weight_(weight), bias_(bias) {}
 
-  // out (r,C) = layernorm(sum), sum (r,C) = x.stream + x.branch. Without a branch x.stream itself is the sum.
+  // out (r,C) = layernorm(sum), sum (r,C) = x.stream + x.branch. Without a branch x.stream is `sum`
+  // already, and nothing is written to it.
   void forward(Float* out, Float* sum, const Moments& moments, const Residual<Float>& x) const {
     residual_layernorm_forward(out, sum, moments.mean, moments.rstd, x.stream, x.branch, unit_.weight(weight_),
                                unit_.weight(bias_), on_.r, on_.C(), on_.stream);
@@ -110,9 +111,9 @@ class Linear {
       : on_(context), unit_(unit), weight_(weight), bias_(bias), inputs_(inputs), outputs_(outputs) {}
   virtual ~Linear() = default;
 
-  // The gradients of weight and bias, from dout and x as the layer's own functions take them. are_there: what these
-  // functions have gathered for this batch is still there.
-  virtual void weight_gradient(const Float* dout, const Float* x, bool are_there) = 0;
+  // The gradients of weight and bias, from dout and x as the layer's own functions take them. is_gathered: what these
+  // functions have gathered of them is still there.
+  virtual void weight_gradient(const Float* dout, const Float* x, bool is_gathered) = 0;
 
  protected:
   // dout (R,outputs), x (R,inputs)
@@ -130,13 +131,12 @@ class Linear {
 template <class Float>
 class ColumnLinear final : public Linear<Float> {
  public:
-  // are_recomputed: forward runs once more before backward, whose rows can be used again.
-  ColumnLinear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int outputs, bool are_recomputed)
-      : Linear<Float>(context, unit, weight, bias, context.C(), outputs), are_recomputed_(are_recomputed) {}
+  // is_recomputed: forward runs once more before backward, whose rows can be used again.
+  ColumnLinear(LayerContext<Float>& context, UnitInUse<Float>& unit, int weight, int bias, int outputs, bool is_recomputed)
+      : Linear<Float>(context, unit, weight, bias, context.C(), outputs), is_recomputed_(is_recomputed) {}
 
   // rows: of all ranks, at most
-  void lay_out(Arena& arena, int rows) { rows_ = arena.take<Float>(size_t(rows) * inputs_); }
-  Float* rows() const { return rows_; }  // (R,C): this memory
+  Float* lay_out(Arena& arena, int rows) { return rows_ = arena.take<Float>(size_t(rows) * inputs_); }
 
   void forward(Float* out, const Float* x) {
     on_.tp.gather_then(rows_, x, on_.R, inputs_, [&](const Float* all, Rows rows) {
@@ -162,16 +162,16 @@ class ColumnLinear final : public Linear<Float> {
   void finish_input_gradient() { on_.tp.finish_scatter(); }
 
   // Starts to bring the rows that weight_gradient() will need; they are there after the next start_input_gradient().
-  void start_weight_gradient(const Float* x) { on_.tp.start_gather(rows_, x, on_.R, inputs_, are_recomputed_); }
-  void weight_gradient(const Float* dout, const Float* x, bool are_there) override {
-    if (!are_there) on_.tp.gather(rows_, x, on_.R, inputs_);
+  void start_weight_gradient(const Float* x) { on_.tp.start_gather(rows_, x, on_.R, inputs_, is_recomputed_); }
+  void weight_gradient(const Float* dout, const Float* x, bool is_gathered) override {
+    if (!is_gathered) on_.tp.gather(rows_, x, on_.R, inputs_);
     this->add_weight_gradient(dout, on_.tp.size() == 1 ? x : rows_);
   }
 
  private:
   using Linear<Float>::on_, Linear<Float>::unit_, Linear<Float>::weight_, Linear<Float>::bias_, Linear<Float>::inputs_,
       Linear<Float>::outputs_;
-  bool are_recomputed_;
+  bool is_recomputed_;
   Float* rows_ = nullptr;  // (R,C): x of all ranks
 };
 
@@ -204,8 +204,8 @@ class RowLinear final : public Linear<Float> {
     });
   }
 
-  void weight_gradient(const Float* dout, const Float* x, bool are_there) override {
-    if (!are_there) dout_ = on_.tp.gather(on_.tp.exchange(), dout, on_.R, outputs_);
+  void weight_gradient(const Float* dout, const Float* x, bool is_gathered) override {
+    if (!is_gathered) dout_ = on_.tp.gather(on_.tp.exchange(), dout, on_.R, outputs_);
     this->add_weight_gradient(dout_, x);
   }
 

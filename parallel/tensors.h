@@ -225,12 +225,3 @@ class TensorList {
   std::vector<Unit> units_;
   size_t padded_count_ = 0, parameters_ = 0;
 };
-
-// Pointers to the tensors of one unit, whose first element is at `data`. For example, w[qkv_weight] is the pointer to
-// the weight of qkv. E is the storage type (const for weights), or float for gradients.
-template <class E>
-struct UnitTensors {
-  E* data;
-  const TensorDescriptor* tensors;  // TensorList::tensors_of
-  E* operator[](int number) const { return data + tensors[number].offset; }
-};

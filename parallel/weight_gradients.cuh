@@ -2,6 +2,7 @@
 // backward (Work::input and Work::weight, pipeline.h), what they need is kept until their own pass.
 #pragma once
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -12,12 +13,11 @@ class WeightGradients {
  public:
   explicit WeightGradients(LayerContext<Float>& context) : on_(context) {}
 
-  // splits: backward will be split, so two tensors (rows,C) are needed, and what `slots` micro-batches keep of `blocks` blocks.
-  void lay_out(Arena& arena, bool splits, int slots, int blocks, int rows) {
-    if (!splits) return;
+  // For what `slots` micro-batches keep of so many blocks.
+  void lay_out(Arena& arena, int slots, int blocks) {
     kept_.resize(size_t(slots) * size_t(blocks));
     blocks_ = blocks;
-    for (Float*& spare : spare_) spare = arena.take<Float>(size_t(rows) * on_.C());
+    for (Float*& copy : copies_) copy = on_.take_rows(arena);
   }
 
   // Backward of a block begins; are its gradients left to compute()?
@@ -26,33 +26,32 @@ class WeightGradients {
     now_ = size_t(slot) * size_t(blocks_) + size_t(block);
   }
 
-  // A layer's input, which add() will name.
+  // add() will come with this x, whose rows start to travel if it will compute at once.
   void announce(ColumnLinear<Float>& layer, const Float* x) {
     if (!are_left_) layer.start_weight_gradient(x);
   }
 
-  // The gradients of a layer. x stays as it is until the micro-batch ends; `free` is as large as dout, and nobody needs it when
-  // the block's backward is done: there dout is kept. It takes the place of dout in the next block.
+  // The gradients of a layer. x stays as it is until the micro-batch ends. `free` is as large as dout, and nobody needs it when
+  // the block's backward is done: the two then change places, so dout stays, and the next block writes to other memory.
   void add(ColumnLinear<Float>& layer, Float*& dout, const Float* x, Float*& free) {
-    if (are_left_) exchanges_.push_back({&layer, &dout, x, &free});
-    else layer.weight_gradient(dout, x, true);
+    if (!are_left_) return layer.weight_gradient(dout, x, true);
+    kept_[now_].push_back({&layer, dout, x});
+    exchanges_.push_back({&dout, &free});
   }
-  // dout (r,C) is the gradient of the residual stream, which goes on: a copy is kept.
+  // dout (r,C) is the gradient of the residual stream, which goes on: a copy is kept, of two in a block at most.
   void add(RowLinear<Float>& layer, const Float* dout, const Float* x, Float*& free) {
     if (!are_left_) return layer.weight_gradient(dout, x, true);
-    Float*& copy = spare_[copies_++];
-    CUDA_CHECK(cudaMemcpyAsync(copy, dout, size_t(on_.r) * on_.C() * sizeof(Float), cudaMemcpyDeviceToDevice, on_.stream));
-    exchanges_.push_back({&layer, &copy, x, &free});
+    Float*& copy = copies_.at(copied_++);
+    CUDA_CHECK(cudaMemcpyAsync(copy, dout, on_.elements() * sizeof(Float), cudaMemcpyDeviceToDevice, on_.stream));
+    kept_[now_].push_back({&layer, copy, x});
+    exchanges_.push_back({&copy, &free});
   }
 
   // The block's backward is done. Returns whether all its gradients are.
   bool end() {
-    for (const Exchange& e : exchanges_) {
-      std::swap(*e.dout, *e.free);
-      kept_[now_].push_back({e.layer, *e.free, e.x});
-    }
+    for (const auto& [kept, free] : exchanges_) std::swap(*kept, *free);
     exchanges_.clear();
-    copies_ = 0;
+    copied_ = 0;
     return !are_left_;
   }
 
@@ -68,18 +67,12 @@ class WeightGradients {
     Linear<Float>* layer;
     const Float *dout, *x;
   };
-  struct Exchange {
-    Linear<Float>* layer;
-    Float** dout;
-    const Float* x;
-    Float** free;
-  };
 
   LayerContext<Float>& on_;
-  std::vector<std::vector<Kept>> kept_;  // by slot and block
-  std::vector<Exchange> exchanges_;      // of the block under way
-  Float* spare_[2] = {};                 // (r,C) each
-  int copies_ = 0, blocks_ = 0;
-  size_t now_ = 0;
+  std::vector<std::vector<Kept>> kept_;               // by slot and block
+  std::vector<std::pair<Float**, Float**>> exchanges_;  // of the block under way
+  std::array<Float*, 2> copies_ = {};                 // (r,C) each
+  size_t copied_ = 0, now_ = 0;
+  int blocks_ = 0;
   bool are_left_ = false;
 };

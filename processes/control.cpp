@@ -405,7 +405,7 @@ std::string Control::list_groups(const RanksAt& ranks_at) const {
   return line;
 }
 
-// "rank 1 in host barrier (train_gpt.cu:116), ranks 0, 2 in host all_gather (mesh.cuh:67)": the ranks that have entered
+// "rank 1 in host barrier (trainer.cuh:58), ranks 0, 2 in host all_gather (mesh.cuh:67)": the ranks that have entered
 // the meeting under way.
 std::string Control::where_ranks_meet() const {
   RanksAt ranks_at;

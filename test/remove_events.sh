@@ -7,17 +7,17 @@
 # order, until one of a few orders fails. A line that nobody misses is redundant and should go.
 #
 #   test/remove_events.sh [FILE.cuh ...]      default: the store, tensor and context parallelism, links of stages,
-#                                             the collectives, the model, batches and steps
+#                                             the collectives, sums, logits, batches and steps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
 if [ $# -eq 0 ]; then
   files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/ring_attention.cuh parallel/ulysses.cuh
-         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh gpt.cuh model.cuh
+         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/step_sums.cuh logits.cuh
          training/batch_buffers.cuh training/steps_in_flight.cuh)
 fi
 events='^ +((data_|tp_|ends_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
-events+='|if \(.*\) (ranks_|d\.to)\.wait\(|settle\(slot\)'
+events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(slot\)'
 events+='|(slot\.moved|order_|arrived|arrived_.*|gathered_|issued_.*|buffer.*\.copied|end_.*|d\.left|d\.arrived.*)\.record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
@@ -25,7 +25,7 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
 # What is built already, but for the lines in question, need not be built again.
 mkdir -p $copy/dev $copy/build
-cp -rp Makefile gpt.cu gpt.cuh model.cuh cpu kernels parallel planner processes runtime training test $copy
+cp -rp Makefile gpt.cu *.cuh model_options.h cpu kernels parallel planner processes runtime training test $copy
 cp -rp dev/make $copy/dev
 for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
 

@@ -28,9 +28,9 @@ const std::vector<std::vector<std::string>> floors = {{"train_gpt.cu"},
                                                       {"cpu"}};
 
 std::string room_of(const std::string& file) {
-  for (const char* recipe : {"program.cuh", "trainer.cuh"})
+  for (const char* recipe : {"processes_of_job.cuh", "trainer.cuh"})
     if (file == recipe) return "train_gpt.cu";
-  for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "generation.cuh", "model.cuh", "model_options.h"})
+  for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "logits.cuh", "model.cuh", "model_options.h"})
     if (file == model) return "model";
   if (file.starts_with("kernels/device/")) return "kernels/device";
   return file.substr(0, file.find('/'));

@@ -12,8 +12,8 @@
 // Runs work(). If it throws, this ends the job at once, after last(), which does what can still be done. The exception
 // is caught here so that no destructor outside runs: destructors would wait for the device, and the device might wait
 // forever for a rank that has ended.
-template <class Work, class Last>
-void end_job_on_error(Control& control, Work work, Last last) {
+template <class Work, class Last = void (*)()>
+void end_job_on_error(Control& control, Work work, Last last = [] {}) {
   const auto fail = [&](const std::exception& error, int exit_code) {
     try {
       last();
@@ -30,8 +30,4 @@ void end_job_on_error(Control& control, Work work, Last last) {
   } catch (const std::exception& error) {
     fail(error, 1);
   }
-}
-template <class Work>
-void end_job_on_error(Control& control, Work work) {
-  end_job_on_error(control, work, [] {});
 }

@@ -109,7 +109,7 @@ class SecondBlock {
     rms_backward(dx, d.narrow, a.input, a.moments1.rstd, on_);  // (r,C)
   }
 
-  void lay_out_shared(Arena& arena) { qkv.lay_out(arena, on_.R), up.lay_out(arena, on_.R); }
+  Float* lay_out_shared(Arena& arena) { return up.lay_out(arena, on_.R), qkv.lay_out(arena, on_.R); }
 
   UnitInUse<Float> unit;
   ColumnLinear<Float> qkv, up;
