@@ -4,16 +4,17 @@
 //   L times:  x += attention(layernorm(x)) · W + b;   x += gelu(layernorm(x) · W + b) · W + b
 //   logits = layernorm(x) · wteᵀ
 //
-// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, V vocabulary, L layers. Float is the storage
-// type of weights and activations: float, bf16 or half. Results come first, then operands. dX is the gradient of the loss with
-// respect to X.
+// Symbols: B micro-batch, T sequence length, R = B·T rows, C channels, NH heads, V vocabulary, L layers. Float is the
+// storage type of weights and activations: float, bf16 or half. Results come first, then operands. dX is the gradient
+// of the loss with respect to X.
 //
-// N GPUs may compute a layer together. Each has r = R/N of the rows, and c = C/N of the columns between the two products of a
-// pair (qkv and projection, up and down); how, is the layers' own affair (parallel/layers.cuh, parallel/attention.cuh). With one, r = R and c = C. stage.cuh runs
-// the block, between the embedding and the head (parallel/ends.cuh).
+// N GPUs may compute a layer together. Each has r = R/N of the rows, and c = C/N of the columns between the two
+// products of a pair (qkv and projection, up and down); how, is the layers' own affair (parallel/layers.cuh,
+// parallel/attention.cuh). With one, r = R and c = C. stage.cuh runs the block, between the embedding and the head
+// (parallel/ends.cuh).
 //
-// A LayerNorm does the addition before it, too: it reads both terms of the residual stream, and writes their sum beside its own
-// result. So the stream goes from block to block as two tensors that are not added yet: Residual.
+// A LayerNorm does the addition before it, too: it reads both terms of the residual stream, and writes their sum beside
+// its own result. So the stream goes from block to block as two tensors that are not added yet: Residual.
 #pragma once
 
 #include "kernels/gelu.cuh"
@@ -99,9 +100,10 @@ class TransformerBlock {
 
   void recompute_gelu(const Activations& a) { gelu_forward(a.gelu, a.up, on_.R, 4 * on_.c(), on_.stream); }
 
-  // dx (r,C): at first the gradient of the stream after the block, in the end of the one before it. The backward of each norm
-  // adds to it, because the norm's input is the stream. `later` computes the gradients of the matrices; the last argument of add
-  // is an activation that nobody needs after this block, so that it has memory for what it may have to keep.
+  // dx (r,C): at first the gradient of the stream after the block, in the end of the one before it. The backward of
+  // each norm adds to it, because the norm's input is the stream. `later` computes the gradients of the matrices; the
+  // last argument of add is an activation that nobody needs after this block, so that it has memory for what it may
+  // have to keep.
   void backward(Float* dx, Activations& a, Gradients& d, WeightGradients<Float>& later) {
     down.input_gradient_gelu(d.up, dx, a.up);                  // (R,4c)
     later.announce(up, a.norm2);

@@ -8,9 +8,9 @@
 #include "parallel/ends.cuh"
 #include "parallel/mesh.cuh"
 
-// Logits (count,V) of some rows of the last batch, the same on all ranks. x (r,C): the input of the head on this rank; null: it is
-// not on the last pipeline stage. logit_row (N·Vs): memory for a row of all ranks' tokens. cp_rank: of the context-parallel rank
-// that has the rows. Waits for the device.
+// Logits (count,V) of some rows of the last batch, the same on all ranks. x (r,C): the input of the head on this rank;
+// null: it is not on the last pipeline stage. logit_row (N·Vs): memory for a row of all ranks' tokens. cp_rank: of the
+// context-parallel rank that has the rows. Waits for the device.
 template <class Float>
 std::vector<float> logits_of_rows(Head<Float>& head, TensorParallel<Float>& tp, Mesh& mesh, const Float* x, Rows rows,
                                   const TensorList& list, Float* logit_row, int cp_rank, cudaStream_t stream) {

@@ -1,6 +1,7 @@
-// The model's interface for the program, the same for every storage type. gpt.cuh has the maths, and stage.cuh the class that
-// makes the passes. The Makefile compiles gpt.cu once for each storage type, so an edit of the program does not compile the
-// kernels again: gpt.cu enters StageModel<float>, <bf16> and <half> in model_makers(), and make_model() asks for one by name.
+// The model's interface for the program, the same for every storage type. gpt.cuh has the maths, and stage.cuh the
+// class that makes the passes. The Makefile compiles gpt.cu once for each storage type, so an edit of the program does
+// not compile the kernels again: gpt.cu enters StageModel<float>, <bf16> and <half> in model_makers(), and make_model()
+// asks for one by name.
 #pragma once
 
 #include <map>
@@ -30,8 +31,8 @@ class Model {
   Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }
   virtual Parameters& store() = 0;
-  // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this model's
-  // (empty: it can).
+  // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this
+  // model's (empty: it can).
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
   // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters, forward and backward. Of attention only the causal half is counted.
@@ -40,18 +41,19 @@ class Model {
     return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- a step: begin_sums, then the actions of a schedule (parallel/pipeline.h), then update. None of these waits for the device.
+  // ---- a step: begin_sums, then the actions of a schedule (parallel/pipeline.h), then update. None of these waits for
+  // the device.
 
   // Sets the step's sums to zero, or to this rank's votes (SummedOverRanks::begin).
   void begin_sums(const StepSums* votes = nullptr) { sums_.begin(votes); }
   // Does the batch's action: posts the receives that go with it, and makes one of the passes below, or
   // computes the gradients that backward of Work::input has left.
   virtual void run(const Batch& batch) = 0;
-  // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes logits, and
-  // adds the batch's loss to the sums.
+  // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes
+  // logits, and adds the batch's loss to the sums.
   virtual void forward(const Batch& batch) = 0;
-  // Adds the batch's loss to the sums, and its gradients to those of the step, which the first batch overwrites. The last chunk
-  // computes the logits here, some rows at a time, which are not kept.
+  // Adds the batch's loss to the sums, and its gradients to those of the step, which the first batch overwrites. The
+  // last chunk computes the logits here, some rows at a time, which are not kept.
   virtual void backward(const Batch& batch) = 0;
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
@@ -72,7 +74,8 @@ class Model {
     copy_and_wait(&summary, store().summary(), 1, cudaMemcpyDeviceToHost, stream_);
     return summary;
   }
-  // Logits (count,V) of rows [first, first + count) that this context-parallel rank has in the last forward pass's batch.
+  // Logits (count,V) of rows [first, first + count) that this context-parallel rank has in the last forward pass's
+  // batch.
   virtual std::vector<float> logits(int first, int count, int cp_rank = 0) = 0;
 
  protected:

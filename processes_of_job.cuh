@@ -1,4 +1,5 @@
-// What surrounds the recipe: a process starts, finds the other ranks and its device, does its work, and ends with all of them.
+// What surrounds the recipe: a process starts, finds the other ranks and its device, does its work, and ends with all
+// of them.
 #pragma once
 
 #include <cstdio>

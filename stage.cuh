@@ -1,6 +1,6 @@
-// Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers, between what comes and what goes. A chunk begins
-// with what the pipeline stage before has sent, or with the embedding, and ends by sending to the stage after, or with the
-// head (parallel/pipeline.h). With one stage there is one chunk, and nothing is sent.
+// Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers, between what comes and what goes. A chunk
+// begins with what the pipeline stage before has sent, or with the embedding, and ends by sending to the stage after,
+// or with the head (parallel/pipeline.h). With one stage there is one chunk, and nothing is sent.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,14 @@
 #include "parallel/ends.cuh"
 #include "parallel/stage_links.cuh"
 
-// Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps (CONTRIBUTING.md).
+// Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps
+// (CONTRIBUTING.md).
 template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream), tp_(mesh.tp(), options.tp_pieces, stream),
-        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
+      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream),
+        tp_(mesh.tp(), options.tp_pieces, stream), on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
         attention_(on_, mesh, attention_options(options), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
@@ -78,7 +79,8 @@ class StageModel final : public Model {
   }
 
  private:
-  // What a micro-batch keeps of one chunk of layers between forward and backward. The final norm's are used in the last chunk only.
+  // What a micro-batch keeps of one chunk of layers between forward and backward. The final norm's are used in the last
+  // chunk only.
   struct Activations {
     std::vector<typename Block<Float>::Activations> blocks;
     Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
@@ -109,8 +111,9 @@ class StageModel final : public Model {
   bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
-  // A training pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data. Batches differ
-  // by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of a loss.
+  // A training pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data.
+  // Batches differ by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of
+  // a loss.
   using Key = std::tuple<const int*, bool, float>;
   static Key key_of(const Batch& batch) { return {batch.tokens.inputs, batch.first, batch.loss_weight}; }
   bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
@@ -146,7 +149,8 @@ class StageModel final : public Model {
     head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
-  // dX is the gradient of the loss with respect to X. In Work::input those of the blocks' matrices are left to weight_pass().
+  // dX is the gradient of the loss with respect to X. In Work::input those of the blocks' matrices are left to
+  // weight_pass().
   void backward_pass(const Batch& batch) {
     set_rows(batch.batch_size, batch.positions);
     attention_.begin(batch.batch_size, batch.positions);
@@ -186,7 +190,8 @@ class StageModel final : public Model {
     table_.gradients_ready();
   }
 
-  // Of the embedding's gradients a pipeline's first stage computes one part and its last stage another: the rest is zero.
+  // Of the embedding's gradients a pipeline's first stage computes one part and its last stage another: the rest is
+  // zero.
   void clear_embedding_gradients(const Batch& batch) {
     if (!is_pipeline() || !batch.first) return;
     CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
@@ -208,8 +213,8 @@ class StageModel final : public Model {
   int logit_rows() const { return ceil_div(on_.R, options_.logit_chunks); }
   int most_layers() const { return std::ranges::max(list_.chunks(), {}, &Layers::count).count; }
 
-  // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as this
-  // rank's largest chunk.
+  // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as
+  // this rank's largest chunk.
   void lay_out_activations(Arena& arena) {
     activations_.resize(size_t(options_.slots));
     for (Activations& slot : activations_) {
@@ -228,7 +233,8 @@ class StageModel final : public Model {
     lay_out(arena, gradients_, narrow_, on_, options_.splits_backward);
     if (options_.splits_backward) later_.lay_out(arena, options_.slots, most_layers());
     if (is_pipeline() && tp_.size() == 1) logit_row_ = arena.take<Float>(size_t(list_.vocabulary_rows()));
-    on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()), linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
+    on_.reductions = arena.take<float>(std::max({layernorm_workspace(on_.r, on_.C()),
+                                                 linear_workspace(on_.R, std::max(4 * on_.c(), on_.C())),
                                                  embedding_workspace(on_.R, on_.C())}));
     sums_.lay_out(arena);
     gemm_workspace_ = arena.take<char>(options_.elsewhere ? options_.elsewhere->gemm : gemm_workspace_bytes);

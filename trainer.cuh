@@ -1,5 +1,5 @@
-// What a training run consists of. All that may fail comes first; begin() is the first to change the run folder. train() in
-// train_gpt.cu says what happens in a step.
+// What a training run consists of. All that may fail comes first; begin() is the first to change the run folder.
+// train() in train_gpt.cu says what happens in a step.
 #pragma once
 
 #include <cstdio>
@@ -67,8 +67,9 @@ class Trainer {
 
   bool done() const { return is_finished() || stopping_; }
 
-  // A step: micro-batches in the order of the actions, then the update. The device may still be at it when this returns: its result
-  // is looked at one step later, unless the host needs it first. Returns false if training went back to a checkpoint.
+  // A step: micro-batches in the order of the actions, then the update. The device may still be at it when this
+  // returns: its result is looked at one step later, unless the host needs it first. Returns false if training went
+  // back to a checkpoint.
   bool step() {
     const double learning_rate = ::learning_rate(o_.schedule, steps_done());
     const StepLimits limits = state_.guard.limits(in_flight_->count() > 0);
@@ -110,8 +111,8 @@ class Trainer {
   }
   void show_progress() { telemetry_->show_progress(steps_done()); }
 
-  // After an error: if the data turn out to be bad, the steps that were started before are still good, and are logged. No rank may
-  // be met any more: the others may wait for this one's part of a step that it cannot start.
+  // After an error: if the data turn out to be bad, the steps that were started before are still good, and are logged.
+  // No rank may be met any more: the others may wait for this one's part of a step that it cannot start.
   void log_started_steps() {
     while (in_flight_->count() > 0 && in_flight_->ends_within(10)) telemetry_->finished(in_flight_->finish(), steps_done(), false);
   }

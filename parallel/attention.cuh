@@ -1,6 +1,6 @@
-// Attention of a batch on a rank: of its rows alone; of all ranks that share the sequences (context_parallel.cuh); or, when
-// text is generated, of one token to all before it, whose keys and values are kept (text_cache.cuh). And who computes it: our
-// own kernels, those for Hopper, or a library.
+// Attention of a batch on a rank: of its rows alone; of all ranks that share the sequences (context_parallel.cuh); or,
+// when text is generated, of one token to all before it, whose keys and values are kept (text_cache.cuh). And who
+// computes it: our own kernels, those for Hopper, or a library.
 #pragma once
 
 #include <optional>

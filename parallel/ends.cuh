@@ -1,5 +1,5 @@
-// The two ends of the model, which share the table wte (V,C): the embedding, and the head with the loss. Ranks of tensor
-// parallelism have Vs rows of the table each, V rounded up to multiples of 128 (TensorList::vocabulary_rows).
+// The two ends of the model, which share the table wte (V,C): the embedding, and the head with the loss. Ranks of
+// tensor parallelism have Vs rows of the table each, V rounded up to multiples of 128 (TensorList::vocabulary_rows).
 #pragma once
 
 #include "kernels/cross_entropy.cuh"
@@ -22,7 +22,8 @@ class Embedding {
     });
   }
 
-  // Gradients of both tables from dout (r,C). The head has already written its part of wte's, so that is always added to.
+  // Gradients of both tables from dout (r,C). The head has already written its part of wte's, so that is always added
+  // to.
   void backward(const Float* dout, const Tokens& tokens, const Positions& positions, int samples) {
     const Float* all = on_.tp.gather(on_.tp.exchange(), dout, on_.R, on_.C());  // (R,C)
     embedding_backward(unit_.gradient(wte), unit_.gradient(wpe), tokens.inputs, tokens.order, all, on_.list.vocabulary(), samples,
@@ -34,7 +35,8 @@ class Embedding {
   UnitInUse<Float>& unit_;
 };
 
-// logits = x·wteᵀ, and the loss. It works on some rows at a time, so that the logits (R,Vs) never lie in memory all at once.
+// logits = x·wteᵀ, and the loss. It works on some rows at a time, so that the logits (R,Vs) never lie in memory all at
+// once.
 template <class Float>
 class Head {
  public:

@@ -1,12 +1,12 @@
-// The layers between which the residual stream runs, and how ranks share them. A block that is made of these layers says what
-// is computed, and nothing of who computes it.
+// The layers between which the residual stream runs, and how ranks share them. A block that is made of these layers
+// says what is computed, and nothing of who computes it.
 //
 //   LayerNorm      own rows (r,C), with the addition before it
 //   ColumnLinear   from own rows (r,C) to own columns (R,c) of the result: all_gather of the rows, product
 //   RowLinear      from own columns (R,c) to own rows (r,C) of the result: product, reduce_scatter of the sums
 //
-// R rows of a batch, C channels; N tensor-parallel ranks (tensor_parallel.cuh) have r = R/N rows and c = C/N columns each.
-// With one rank r = R, c = C, and nothing is copied or sent.
+// R rows of a batch, C channels; N tensor-parallel ranks (tensor_parallel.cuh) have r = R/N rows and c = C/N columns
+// each. With one rank r = R, c = C, and nothing is copied or sent.
 #pragma once
 
 #include "kernels/layernorm.cuh"

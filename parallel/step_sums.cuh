@@ -1,4 +1,5 @@
-// The sums over all ranks that every step needs: the loss, and what ranks tell one another beside it, in one collective.
+// The sums over all ranks that every step needs: the loss, and what ranks tell one another beside it, in one
+// collective.
 #pragma once
 
 #include "kernels/device/memory.cuh"
@@ -18,8 +19,8 @@ class SummedOverRanks {
 
   void lay_out(Arena& arena) { own_ = arena.take<StepSums>(1), all_ = arena.take<StepSums>(1); }
 
-  // Sets this rank's terms to zero, or to its votes, which lie in pinned memory and must not change before the device has
-  // copied them.
+  // Sets this rank's terms to zero, or to its votes, which lie in pinned memory and must not change before the device
+  // has copied them.
   void begin(const StepSums* votes) {
     if (votes) CUDA_CHECK(cudaMemcpyAsync(own_, votes, sizeof(StepSums), cudaMemcpyHostToDevice, stream_));
     else CUDA_CHECK(cudaMemsetAsync(own_, 0, sizeof(StepSums), stream_));

@@ -1,8 +1,9 @@
-// Tensor parallelism (Shoeybi et al., arXiv:1909.08053) with sequence parallelism (Korthikanti et al., arXiv:2205.05198).
+// Tensor parallelism (Shoeybi et al., arXiv:1909.08053) with sequence parallelism (Korthikanti et al.,
+// arXiv:2205.05198).
 //
 // N ranks split the matrices of a layer: the first matrix of a pair by columns (qkv, up), the second one by rows
-// (projection, down). So what lies between the two is split by columns, and no rank needs the others' part of it. Around
-// the pair all ranks need all rows, and each has computed one term of the result:
+// (projection, down). So what lies between the two is split by columns, and no rank needs the others' part of it.
+// Around the pair all ranks need all rows, and each has computed one term of the result:
 //
 //   own rows of x  →  all_gather  →  x · A_j  →  f  →  · B_j  →  reduce_scatter  →  own rows of Σ_j f(x·A_j)·B_j
 //   (R/N,C)           (R,C)          (R,4C/N)         (R,C)                       (R/N,C)
@@ -10,9 +11,9 @@
 // Between reduce_scatter and the next all_gather stand LayerNorms and residual additions, which work on rows: each rank
 // does its R/N rows. In backward all_gather and reduce_scatter change places.
 //
-// Communication hides behind the products. The rows are cut into K pieces, and while a piece is multiplied, the next one
-// is gathered, or the last one reduced, on the communication stream. Each piece is cut over the ranks, so that gathered
-// rows have their natural order:
+// Communication hides behind the products. The rows are cut into K pieces, and while a piece is multiplied, the next
+// one is gathered, or the last one reduced, on the communication stream. Each piece is cut over the ranks, so that
+// gathered rows have their natural order:
 //
 //   rows 0..R of the batch    | piece 0: rank 0, rank 1 | piece 1: rank 0, rank 1 | ...
 //   rows of rank 1            |          rows of piece 0, rows of piece 1, ...
@@ -39,7 +40,8 @@ struct Rows {
   }
 };
 
-// Cuts `rows`, a multiple of `ranks`, into at most `pieces` pieces of nearly equal length, which are multiples of `ranks`.
+// Cuts `rows`, a multiple of `ranks`, into at most `pieces` pieces of nearly equal length, which are multiples of
+// `ranks`.
 inline std::vector<Rows> cut_rows(int rows, int ranks, int pieces) {
   const int own = rows / ranks, count = std::min(pieces, std::max(own, 1));
   std::vector<Rows> cut;
@@ -106,7 +108,8 @@ class TensorParallel {
     return gather_then(buffer, own, rows, columns, [](const Float*, Rows) {});
   }
 
-  // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one rank.
+  // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one
+  // rank.
   template <class E>
   E* gather_values(E* all, E* own, size_t count) {
     if (size() == 1) return own;
@@ -116,8 +119,8 @@ class TensorParallel {
     return all;
   }
 
-  // Starts to gather. The rows are there after the next start_scatter(). is_there: they have been gathered into this buffer
-  // before.
+  // Starts to gather. The rows are there after the next start_scatter(). is_there: they have been gathered into this
+  // buffer before.
   void start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
     if (size() == 1 || is_there) return;
     ranks_.after(stream_);
@@ -130,9 +133,9 @@ class TensorParallel {
     gathering_ = true;
   }
 
-  // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term of
-  // the sum. own (rows/N, columns): the sum of this rank's rows, after finish_scatter(): until then the last pieces are
-  // still being added. What start_gather() has started is there before.
+  // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term
+  // of the sum. own (rows/N, columns): the sum of this rank's rows, after finish_scatter(): until then the last pieces
+  // are still being added. What start_gather() has started is there before.
   template <class Compute>
   void start_scatter(Float* own, int rows, int columns, Compute compute) {
     if (size() == 1) return compute(own, Rows{0, rows});

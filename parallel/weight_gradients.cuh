@@ -1,5 +1,5 @@
-// Where backward takes the gradients of matrices: they are computed at once, or, where a schedule of the pipeline splits
-// backward (Work::input and Work::weight, pipeline.h), what they need is kept until their own pass.
+// Where backward takes the gradients of matrices: they are computed at once, or, where a schedule of the pipeline
+// splits backward (Work::input and Work::weight, pipeline.h), what they need is kept until their own pass.
 #pragma once
 
 #include <array>
@@ -31,8 +31,9 @@ class WeightGradients {
     if (!are_left_) layer.start_weight_gradient(x);
   }
 
-  // The gradients of a layer. x stays as it is until the micro-batch ends. `free` is as large as dout, and nobody needs it when
-  // the block's backward is done: the two then change places, so dout stays, and the next block writes to other memory.
+  // The gradients of a layer. x stays as it is until the micro-batch ends. `free` is as large as dout, and nobody needs
+  // it when the block's backward is done: the two then change places, so dout stays, and the next block writes to other
+  // memory.
   void add(ColumnLinear<Float>& layer, Float*& dout, const Float* x, Float*& free) {
     if (!are_left_) return layer.weight_gradient(dout, x, true);
     kept_[now_].push_back({&layer, dout, x});

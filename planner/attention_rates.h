@@ -1,7 +1,7 @@
 // How fast causal attention is in 16 bits: by who computes it, by the size of a head and by the length of a sample.
 //
-// Numbers are TFLOP/s that authors have published, 2 products forward and 5 backward, half of them masked. planner/forecast.md
-// names the sources, and which of these numbers are derived from others.
+// Numbers are TFLOP/s that authors have published, 2 products forward and 5 backward, half of them masked.
+// planner/forecast.md names the sources, and which of these numbers are derived from others.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ struct AttentionRates {
   using Lengths = std::array<double, 6>;
   std::array<Lengths, 2> forward = {}, backward = {};
 
-  // FLOP/s at any size: linear in the logarithm of the tokens and in the channels, within the table; narrower heads are slower
-  // in proportion.
+  // FLOP/s at any size: linear in the logarithm of the tokens and in the channels, within the table; narrower heads are
+  // slower in proportion.
   static double at(const std::array<Lengths, 2>& rates, double channels, double tokens) {
     const double place = std::clamp(std::log2(tokens / 512), 0.0, 5.0), wide = std::clamp(channels / 64 - 1, 0.0, 1.0);
     const size_t before = std::min(size_t(place), size_t(4));

@@ -23,8 +23,8 @@ constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e
 constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3, gpu_launch = 2e-6,
                  gpu_links = 0.8;
 
-// Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the CPU
-// device. What never ran gets the wider of both.
+// Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the
+// CPU device. What never ran gets the wider of both.
 constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"},
                  elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
 

@@ -1,5 +1,5 @@
-// What a rank's kernels and messages cost, seconds: the parts of a forecast. planner/forecast.md derives each formula; FLOPs and
-// bytes are those of dev/roofline.py, in the order of gpt.cuh.
+// What a rank's kernels and messages cost, seconds: the parts of a forecast. planner/forecast.md derives each formula;
+// FLOPs and bytes are those of dev/roofline.py, in the order of gpt.cuh.
 #pragma once
 
 #include <algorithm>
@@ -24,16 +24,16 @@ struct Ring {
   double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
 };
 
-// The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a host each
-// device has its own link. Between hosts all groups that cross share the host's links: a ring goes through each host once,
-// and enters and leaves it by the links of its members there.
+// The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a
+// host each device has its own link. Between hosts all groups that cross share the host's links: a ring goes through
+// each host once, and enters and leaves it by the links of its members there.
 Ring ring_of(const Cluster& cluster, int stride, int size, int all);
 inline Ring ring_of(const Cluster& cluster, int stride, int size) { return ring_of(cluster, stride, size, stride * size); }
 
 // ---- computation
 
-// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights is that
-// part of the products which zb delays, the gradients of weights.
+// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights
+// is that part of the products which zb delays, the gradients of weights.
 enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, tp_total, cp_total, weights, kinds };
 
 struct Cost {
@@ -94,8 +94,8 @@ class Kernels {
     cost[memory] += sums * sharing_;
     return cost;
   }
-  // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out` bytes an
-  // element) when that is done.
+  // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out`
+  // bytes an element) when that is done.
   Cost product(double m, double n, double k, double out) const {
     return timed(products, std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_) + m * n * out / bandwidth_);
   }
@@ -115,8 +115,8 @@ class Kernels {
   }
   // A product in pieces whose rows are gathered before it: one piece travels while another is multiplied.
   Cost gather_then_product(double m, double n, double k) const { return in_pieces(m, n, k, true, 0); }
-  // The same with sums that are scattered after it; `meanwhile` is computed while the last ones travel. Persistent kernels leave
-  // them no multiprocessor before they end.
+  // The same with sums that are scattered after it; `meanwhile` is computed while the last ones travel. Persistent
+  // kernels leave them no multiprocessor before they end.
   Cost product_then_scatter(double m, double n, double k, double meanwhile = 0) const {
     return in_pieces(m, n, k, !device_.has_persistent_products, device_.has_persistent_products ? 0 : meanwhile);
   }
@@ -162,8 +162,9 @@ class Kernels {
 
  private:
   Cost in_pieces(double m, double n, double k, bool hides, double meanwhile) const;
-  // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the last ones,
-  // `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel before and after.
+  // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the
+  // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
+  // before and after.
   Cost fused_attention(double products, const std::array<AttentionRates::Lengths, 2>& rates, double tensors, double bytes) const;
 };
 
