@@ -75,7 +75,7 @@ class StageModel final : public Model {
     set_rows(last_.batch_size, last_.positions);
     if (list_.is_last_stage()) table_.begin(0, Pass::backward);  // so no unit is fetched ahead
     const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
-    return logits_of_rows(head_, tp_, mesh_, own, {first, count}, list_, logit_row_, cp_rank, stream_);
+    return logits_of_rows(head_, on_, mesh_, own, {first, count}, logit_row_, cp_rank);
   }
 
  private:

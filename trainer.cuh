@@ -152,8 +152,7 @@ class Trainer {
 
   // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first.
   size_t most_in_flight() const {
-    const bool needs_result = done() || tracing_.wanted() || validates() || saves() || every(o_.check_sync) || sample_due_ ||
-                              every(o_.sample_every);
+    const bool needs_result = done() || tracing_.wanted() || validates() || saves() || every(o_.check_sync) || samples();
     return needs_result ? 0 : 1;
   }
 

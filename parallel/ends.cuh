@@ -56,13 +56,13 @@ class Head {
 
   // Adds weight · Σ losses of x (r,C) to *loss.
   void forward(const Float* x, const int* targets, float weight, float* loss) {
-    for_rows(gather(x), [&](const Float* some, Rows rows) { losses(some, targets, rows, weight, loss, false); });
+    for_rows(gather(x), {0, on_.R}, [&](const Float* some, Rows rows) { losses(some, targets, rows, weight, loss, false); });
   }
 
   // The same, and dx (r,C) and the gradients of wte.
   void backward(Float* dx, const Float* x, const int* targets, float weight, float* loss) {
     Float* const dall = on_.tp.size() == 1 ? dx : on_.tp.exchange();  // (R,C)
-    for_rows(gather(x), [&](const Float* some, Rows rows) {
+    for_rows(gather(x), {0, on_.R}, [&](const Float* some, Rows rows) {
       losses(some, targets, rows, weight, loss, true);  // logits_ := dlogits
       const TraceScope scope(-1, on_.tp.size() > 1);    // dall is a term of a sum
       head_backward(rows.of(dall, on_.C()), unit_.gradient(wte), logits_, some, unit_.weight(wte), rows.count, on_.C(), padded(),
@@ -74,24 +74,24 @@ class Head {
   // x (R,C) of all ranks
   const Float* gather(const Float* x) { return on_.tp.gather(rows_, x, on_.R, on_.C()); }
 
-  // Calls use(logits, row) for each row of `rows`: (Vs) of this rank's tokens. all: gather(x)
+  // Calls use(logits) for each of these rows: (Vs) of this rank's tokens. all: gather(x)
   template <class Use>
-  void each_row_of_logits(const Float* all, Rows rows, Use use) {
-    for (int begin = rows.first; begin < rows.first + rows.count; begin += at_once_) {
-      const Rows some = {begin, std::min(at_once_, rows.first + rows.count - begin)};
-      product(some.of(all, on_.C()), some.count);
-      for (int i = 0; i < some.count; ++i) use(logits_ + size_t(i) * padded());
-    }
+  void each_row_of_logits(const Float* all, const Rows& rows, Use use) {
+    for_rows(all, rows, [&](const Float* some, const Rows& now) {
+      product(some, now.count);
+      for (int i = 0; i < now.count; ++i) use(logits_ + size_t(i) * padded());
+    });
   }
 
  private:
   int padded() const { return on_.list.vocabulary_rows(); }
 
+  // Calls use(some rows of `all`, which these are), for as many at a time as logits have memory.
   template <class Use>
-  void for_rows(const Float* all, Use use) {
-    for (int begin = 0; begin < on_.R; begin += at_once_) {
-      const Rows rows = {begin, std::min(at_once_, on_.R - begin)};
-      use(rows.of(all, on_.C()), rows);
+  void for_rows(const Float* all, const Rows& rows, Use use) {
+    for (int begin = rows.first, end = rows.first + rows.count; begin < end; begin += at_once_) {
+      const Rows some = {begin, std::min(at_once_, end - begin)};
+      use(some.of(all, on_.C()), some);
     }
   }
 

@@ -50,13 +50,12 @@ Device gpu(const DeviceSheet& sheet) {
   if (sheet.generation == Generation::ampere) return d;
   d.product_share = hopper_products;
   d.has_persistent_products = true;
-  d.own = scaled(flash_on_h100, 1, 1);
   if (sheet.generation == Generation::hopper) {
     d.own = scaled(flash_on_h100, sheet.bf16, 989);
     d.hopper = scaled(hopper_on_h100, sheet.bf16, 989);
     d.library = scaled(cudnn_on_hopper, sheet.bf16, 989);
   } else {
-    d.hopper = d.own;
+    d.own = d.hopper = flash_on_h100 * tera;  // no faster than there
     d.library = scaled(cudnn_on_blackwell, sheet.bf16, 2500);
   }
   return d;

@@ -23,6 +23,8 @@ struct Margin {
   double shorter = 0, longer = 0;  // shares of the time: -0.1 and 0.3
   const char* runs = "";           // which these are
 
+  double least(double time) const { return (1 + shorter) * time; }
+  double most(double time) const { return (1 + longer) * time; }
   std::string text() const;  // "published runs on H100: -10 to +30 %"
 };
 

@@ -58,9 +58,8 @@ std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
                       (plan.is_met ? " is met, margins aside; the cheapest first\n          " : " is not met\n          ") + table_of(plan.rows);
   for (const Candidate& c : plan.rows) {
     const double tokens = goal.reach(c.time);
-    const auto& [shorter, longer, runs] = c.time.margin;
     lines += "\nreach     " + std::to_string(c.step.mesh.ranks()) + " of " + c.cluster + ": " + tokens_text(tokens) + "; with its margin " +
-             with_commas(tokens / (1 + longer)) + " to " + with_commas(tokens / (1 + shorter)) + " tokens";
+             with_commas(tokens / c.time.margin.most(1)) + " to " + with_commas(tokens / c.time.margin.least(1)) + " tokens";
   }
   return lines;
 }

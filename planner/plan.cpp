@@ -181,14 +181,14 @@ std::string time_text(const PlannedTime& time, double tokens_per_step) {
       text << "saving and restarting would take all of the time";
       continue;
     }
-    const auto& [shorter, longer, runs] = time.margin;
+    const Margin& margin = time.margin;
     const double days = time.days(rent), dollars = time.dollars(rent);
-    text << std::setprecision(2) << days << " days (" << (1 + shorter) * days << " to " << (1 + longer) * days
+    text << std::setprecision(2) << days << " days (" << margin.least(days) << " to " << margin.most(days)
          << "), " << 100 * rent.saving.lost << " % of them lost to interruptions with --checkpoint-every "
          << std::max(1ll, std::llround(rent.saving.interval * f.tokens_per_s / tokens_per_step));
     if (rent.price)
-      text << "; " << with_commas(dollars) << " dollars (" << with_commas((1 + shorter) * dollars) << " to "
-           << with_commas((1 + longer) * dollars) << "), " << time.devices * rent.price << " an hour, "
+      text << "; " << with_commas(dollars) << " dollars (" << with_commas(margin.least(dollars)) << " to "
+           << with_commas(margin.most(dollars)) << "), " << time.devices * rent.price << " an hour, "
            << time.device_hours(1e9) * rent.price << " for a billion tokens";
   }
   return text.str();

@@ -120,8 +120,8 @@ class Batches {
 };
 
 // A training step: micro-batches in the order of the actions, then the update by their gradients.
-template <class Samples>
-void run_step(Model& model, const Actions& actions, Samples samples, const AdamW& update, float clip, const StepLimits& limits = {}) {
+inline void run_step(Model& model, const Actions& actions, Batches::Samples samples, const AdamW& update, float clip,
+                     const StepLimits& limits = {}) {
   for (const Action& action : actions) model.run(samples.batch(action));  // forward and backward, in this order
   model.update(update, clip, limits);
 }
