@@ -21,18 +21,8 @@ inline int run_job(const Options& options, Control& control, Mesh& mesh, JobWork
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device())};
-  control.while_waiting([stream] { is_ready(stream); });
-  Circle stage;  // whose ranks choose algorithms together
-  if (const int stages = mesh.shape().pp; stages > 1) {
-    stage = {"stage", mesh.stage_ranks()};
-    gemm_choices().stage = "stage " + std::to_string(mesh.place().pp) + " of " + std::to_string(stages) + " ";
-  }
-  gemm_choices().agree = [&](const GemmChoices::Choose& choose) {
-    return control.all_gather(stage, control.rank() == mesh.stage_ranks()[0] ? choose() : "")[0];
-  };
   int code = 0;
   end_job_on_error(control, [&] { code = work(job); });
-  control.while_waiting({});
   cudaStreamDestroy(stream);
   return code;
 }

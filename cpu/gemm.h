@@ -28,7 +28,7 @@
 
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
 inline void use_gemm_workspace(void*) {}
-inline std::string gemm_library() { return "oneDNN"; }
+inline std::string gemm_library() { return ""; }
 template <class Float>
 constexpr bool gemm_has_epilogues = false;
 template <class... Arguments>

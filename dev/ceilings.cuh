@@ -61,6 +61,7 @@ struct ProductRate {
 // until one product takes a millisecond. FLOPs 2·n³.
 template <class T>
 ProductRate product_rate(cudaStream_t stream) {
+  gemm_choices().times = true;
   for (int n = 1024;; n *= 2) {
     const size_t count = size_t(n) * n;
     RandomBuffer<T> a(count), b(count, 1, 0, 2);

@@ -6,7 +6,7 @@
 // All matrices are row-major; op transposes a matrix or leaves it as it is; sums are in fp32. A, B and bias have the
 // storage type (Float); D has the storage type, or is fp32 (weight gradients). use_gemm_workspace() gives the library
 // gemm_workspace_bytes of device memory; null takes them away again, and then the library allocates its own.
-// gemm_library() is the name of library and device.
+// gemm_library() is the name of library and device, if the library has several algorithms to choose from; else empty.
 // There are also
 //
 //   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)
@@ -35,16 +35,7 @@ void fused_or_separate(const char* name, const GemmShape& shape, Fused fused, Se
   if (!gemm_has_epilogues<Float>) return separate();
   std::string full_name = std::string(name) + ' ' + dtype_name<Float>;
   for (int size : {shape.m, shape.n, shape.k}) full_name += ' ' + std::to_string(size);
-  bool fuse;
-  {
-    const Untimed untimed(shape.accumulate);  // timing would repeat the work, and add to D more than once
-    fuse = fusing_is_faster(full_name, fused, separate, stream);
-  }
-  if (fuse && fused()) return;
-  // If `fuse` is true here, only this rank's card failed at rank 0's choice. separate() must then time nothing: timing
-  // is a collective, and the other ranks would not take part.
-  const Untimed untimed(fuse);
-  separate();
+  if (!fusing_is_faster(full_name, fused, separate, stream) || !fused()) separate();
 }
 
 template <class Float, class Out>

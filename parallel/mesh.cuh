@@ -17,7 +17,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -133,12 +132,7 @@ class Mesh {
   // Do ranks send to each other in the middle of forward and backward, apart from weights and gradients?
   bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
 
-  // The ranks of this rank's stage, among all ranks, in order.
-  std::vector<int> stage_ranks() const {
-    std::vector<int> ranks(size_t(shape_.ranks() / shape_.pp));
-    std::iota(ranks.begin(), ranks.end(), place_.pp * int(ranks.size()));
-    return ranks;
-  }
+  bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }
 
   // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
   int begin_traffic() {

@@ -87,10 +87,6 @@ std::vector<std::string> Control::gather(const std::string& mine, double patienc
   return meet("host gather", place, FrameType::for_rank_0, mine, patience);
 }
 
-std::vector<std::string> Control::all_gather(const Circle& circle, const std::string& mine, Place place) {
-  return meet("host all_gather", place, FrameType::for_all, mine, 1, circle);
-}
-
 void Control::barrier(double patience, Place place) { meet("host barrier", place, FrameType::for_rank_0, "", patience); }
 
 void Control::watch(FlightRecorder& recorder, double silence_s, double collective_timeout_s) {
@@ -162,31 +158,20 @@ void Control::submit(Frame frame) {
   eventfd_write(wake_.get(), 1);
 }
 
-// A contribution is sent as a line with the meeting's name and place, a line with the circle's ranks, and the bytes.
+// A contribution is sent as a line with the meeting's name and place, and the bytes.
 std::vector<std::string> Control::meet(const char* name, const Place& place, FrameType type, const std::string& mine,
-                                       double patience, const Circle& circle) {
+                                       double patience) {
   if (size() == 1) return {mine};
   if (mine.size() > longest_frame / size_t(size()) - 2 * sizeof(uint64_t))
     throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
   FlightRecorder* recorder = recorder_;
-  const uint64_t sequence = recorder ? recorder->enter(name, 0, patience, circle.name) : 0;
+  const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
   std::ostringstream contribution;
-  contribution << name << (circle.ranks.empty() ? "" : " of " + rank_list(circle.ranks)) << " ("
-               << std::filesystem::path(place.file_name()).filename().string() << ":" << place.line() << ")\n";
-  for (int rank : circle.ranks) contribution << rank << " ";
-  contribution << "\n" << mine;
+  contribution << name << " (" << std::filesystem::path(place.file_name()).filename().string() << ":" << place.line() << ")\n"
+               << mine;
   submit({type, contribution.str()});
   std::unique_lock lock(mutex_);
-  while (gathered_.empty()) {
-    if (!while_waiting_) {
-      gathered_changed_.wait(lock);
-      continue;
-    }
-    gathered_changed_.wait_for(lock, std::chrono::milliseconds(1));
-    lock.unlock();
-    while_waiting_();
-    lock.lock();
-  }
+  gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
   if (recorder) recorder->leave(sequence);
   return std::exchange(gathered_, {});
 }
@@ -260,42 +245,24 @@ void Control::handle(int from, Frame frame) {
   }
 }
 
-Control::Contribution Control::contribution_of(std::string payload) const {
-  const size_t place_end = payload.find('\n'), ranks_end = payload.find('\n', place_end + 1);
-  Contribution one = {payload.substr(0, place_end), {}, ""};
-  std::istringstream numbers(payload.substr(place_end + 1, ranks_end - place_end - 1));
-  for (int rank; numbers >> rank;) one.ranks.push_back(rank);
-  for (int rank = 0; ranks_end == place_end + 1 && rank < size(); ++rank) one.ranks.push_back(rank);
-  one.bytes = std::move(payload.erase(0, ranks_end + 1));
-  return one;
-}
-
-// On rank 0: keeps a contribution to a meeting under way. When all ranks of the circle have sent theirs, from the same
-// place, it sends them all texts.
+// On rank 0: keeps a contribution to the meeting under way. When all ranks have sent theirs, from the same place, it
+// sends them all texts.
 void Control::collect(int from, Frame frame) {
-  contributions_[size_t(from)] = contribution_of(std::move(frame.payload));
-  const std::string place = contributions_[size_t(from)]->place;
-  const std::vector<int> ranks = contributions_[size_t(from)]->ranks;
-  bool all_are_here = true;
-  for (int rank : ranks) {
-    const auto& other = contributions_[size_t(rank)];
-    const bool is_here = other && other->place == place;
-    // Two ranks that wait for each other in different meetings would wait for ever.
-    if (other && !is_here && std::ranges::count(other->ranks, from)) return add_failure({Fault::parted, from, ""}, 0.3);
-    all_are_here &= is_here;
-  }
-  if (!all_are_here) return;
+  const size_t place_end = frame.payload.find('\n');
+  const std::string place = frame.payload.substr(0, place_end);
+  contributions_[size_t(from)] = {place, frame.payload.substr(place_end + 1)};
+  // Two ranks that wait for each other in different meetings would wait for ever.
+  if (std::ranges::any_of(contributions_, [&](const auto& other) { return other && other->place != place; }))
+    return add_failure({Fault::parted, from, ""}, 0.3);
+  if (!std::ranges::all_of(contributions_, [](const auto& other) { return other.has_value(); })) return;
   std::vector<std::string> texts;
-  for (int rank : ranks) {
-    texts.push_back(std::move(contributions_[size_t(rank)]->bytes));
-    contributions_[size_t(rank)].reset();
-  }
+  for (auto& one : contributions_) texts.push_back(std::move(std::exchange(one, {})->bytes));
   ++meetings_;
   const bool for_all = frame.type == FrameType::for_all;
   const Packet packet = pack(FrameType::gathered, joined(for_all ? texts : std::vector<std::string>(texts.size())));
-  for (int rank : ranks)
-    if (peers_[size_t(rank)].is_connected()) peers_[size_t(rank)].connection->send(packet);
-  if (ranks[0] == 0) deliver(std::move(texts));
+  for (const Peer& peer : peers_)
+    if (peer.is_connected()) peer.connection->send(packet);
+  deliver(std::move(texts));
 }
 
 void Control::deliver(std::vector<std::string> texts) {

@@ -10,8 +10,7 @@
 //
 // A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
 // enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the
-// message names the lines. Some of the ranks, a *circle*, may also meet by themselves, while others go on or meet in
-// circles of their own.
+// message names the lines.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +26,6 @@
 #include <vector>
 
 #include "processes/rendezvous.h"
-
-// Some of the ranks, in rising order; none: all ranks.
-struct Circle {
-  const char* name = "";  // a string literal, for the flight recorder
-  std::vector<int> ranks;
-};
 
 class Control {
  public:
@@ -61,14 +54,6 @@ class Control {
   // Returns the texts on rank 0, and empty texts on the other ranks.
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
-
-  // Returns the texts `mine` of the circle's ranks, in their order. Only these ranks call it, in the same order and at the
-  // same line.
-  std::vector<std::string> all_gather(const Circle& circle, const std::string& mine, Place place = Place::current());
-
-  // Sets what a rank does every millisecond while it waits in a meeting, so that others who wait for its device come to the
-  // meeting: streams of the CPU device go on only while the host calls.
-  void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
 
   // From now on messages say which stage of a pipeline a rank belongs to: so many ranks in a row are one stage. 0: there
   // are no stages.
@@ -102,11 +87,9 @@ class Control {
     int exit_code = 1;
   };
 
-  // The part of one rank in a meeting: the line where it enters, whom it meets there, and its text.
+  // The part of one rank in a meeting: the line where it enters, and its text.
   struct Contribution {
-    std::string place;
-    std::vector<int> ranks;
-    std::string bytes;
+    std::string place, bytes;
   };
 
   Control(int rank, Peers peers);
@@ -116,7 +99,7 @@ class Control {
 
   void submit(Frame frame);
   std::vector<std::string> meet(const char* name, const Place& place, FrameType type, const std::string& mine,
-                                double patience = 1, const Circle& circle = {});
+                                double patience = 1);
 
   // ---- the control thread
 
@@ -126,7 +109,6 @@ class Control {
   void forgive(double now, double seconds);
   void take_outbox();
   void handle(int from, Frame frame);
-  Contribution contribution_of(std::string payload) const;
   void collect(int from, Frame frame);
   void deliver(std::vector<std::string> texts);
   void beat(double now);
@@ -151,12 +133,11 @@ class Control {
 
   int rank_ = 0;
   Peers peers_;
-  std::function<void()> while_waiting_;
 
   // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meetings under way, last
   // heartbeats, and who has failed.
   std::vector<std::optional<Contribution>> contributions_;
-  size_t meetings_ = 0;  // number of meetings so far, of all circles, on rank 0
+  size_t meetings_ = 0;  // number of meetings so far, on rank 0
   std::vector<FlightBrief> heartbeats_;
   std::vector<bool> failed_;
   std::vector<Failure> failures_;

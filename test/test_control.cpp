@@ -153,65 +153,6 @@ TEST_CASE("ranks that meet in different places are told where, and nobody gets t
   }
 }
 
-TEST_CASE("circles meet by themselves, as often as they like, while others meet elsewhere") {
-  const int port = free_port();
-  Ranks ranks(5, [&](int rank) {
-    FlightRecorder recorder;
-    const auto control = start(rank, 5, port);
-    control->watch(recorder, silence_s, never);
-    int calls = 0;
-    const bool few = rank == 0 || rank == 3;
-    const Circle circle = {"stage", few ? std::vector<int>{0, 3} : std::vector<int>{1, 2, 4}};
-    control->while_waiting([&] { ++calls; });
-    for (int i = 0; i < (few ? 3 : 200); ++i) {
-      const auto all = control->all_gather(circle, std::to_string(rank) + " " + std::to_string(i));
-      require(all.size() == circle.ranks.size(), "number of texts");
-      for (size_t r = 0; r < all.size(); ++r)
-        require(all[r] == std::to_string(circle.ranks[r]) + " " + std::to_string(i), "text " + all[r]);
-    }
-    if (rank == 4) sleep_for(0.5);  // while ranks 0 and 3 are in the barrier
-    calls = 0;
-    control->all_gather(circle, "");
-    if (rank == 1) require(calls > 50, "called " + std::to_string(calls) + " times in half a second");
-    control->barrier();
-    require(recorder.entries().back().number == 1 && recorder.entries()[0].number == 1, "numbers by circle");
-    control->finish();
-  });
-  check_silent_success(ranks);
-}
-
-TEST_CASE("ranks of a circle that don't meet are told where they wait, ranks that may still come are not") {
-  struct Job {
-    std::string places;  // a letter a rank: c meets its circle, C at another line, b enters a barrier of all, k is killed
-    Texts parts;
-    std::unique_ptr<Ranks> ranks;
-  };
-  std::vector<Job> jobs;
-  const std::string different = "ranks meet in different places of the program";
-  const std::string of_two = ") in host all_gather of ranks 1, 2 (test_control.cpp:";
-  jobs.push_back({"ccCc", {different, "rank 1 (", "rank 2 (", of_two}, {}});
-  jobs.push_back({"bcbb", {different, "rank 1 (", of_two, "ranks 0, 2, 3 in host barrier (test_control.cpp:"}, {}});
-  jobs.push_back({"bckb", {"rank 2 (", ") died"}, {}});
-  for (Job& job : jobs)
-    job.ranks = std::make_unique<Ranks>(4, [&, port = free_port()](int rank) {
-      const auto control = start(rank, 4, port);
-      const Circle circle = {"stage", rank == 1 || rank == 2 ? std::vector<int>{1, 2} : std::vector<int>{0, 3}};
-      control->barrier();
-      if (rank == 2) sleep_for(0.3);
-      switch (job.places[size_t(rank)]) {
-        case 'c': control->all_gather(circle, "mine"); break;
-        case 'C': control->all_gather(circle, "mine"); break;
-        case 'b': control->barrier(); break;
-        default: raise(SIGKILL);
-      }
-      sleep_for(10);
-    });
-  for (Job& job : jobs) {
-    CAPTURE(job.places);
-    check_one_line(*job.ranks, job.places.find('k') == std::string::npos ? -1 : 2, 1, 4, job.parts);
-  }
-}
-
 TEST_CASE("strays can neither join nor hold up a job") {
   const int size = 3, port = free_port();
   const uint32_t huge[] = {0xffffffffu, uint32_t(FrameType::hello)}, half[] = {100, uint32_t(FrameType::hello)};
@@ -529,7 +470,6 @@ TEST_CASE("an error of a rank in a pipeline names its stage") {
     control->name_stages(2);
     control->barrier();
     if (rank == 3) control->fail("out of memory");
-    control->all_gather({"stage", {rank / 2 * 2, rank / 2 * 2 + 1}}, "");
     sleep_for(10);
   });
   check_one_line(ranks, -1, 1, 3, "train_gpt: rank 3 (stage 1, host ", "): out of memory");

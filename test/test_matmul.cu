@@ -216,7 +216,8 @@ TEST_CASE_TEMPLATE("output head", T, float, __nv_bfloat16, __half) {
 
 TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
   Buffer<float> buffer(size_t(4) << 20);
-  int listened = 0, asked = 0;
+  int listened = 0;
+  gemm_choices().times = true;
   Profiler::instance().listener = [&](const char*, int, const WrittenTensor&, cudaStream_t) { ++listened; };
   const auto write = [&](int times) {
     KernelRange range("write", test_stream(), 0, 0);
@@ -231,14 +232,10 @@ TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
   CHECK(fusing_is_faster("test, quick", slow, quick, test_stream()));  // as is known
   CHECK(!fusing_is_faster("test, slow", slow, quick, test_stream()));
   CHECK(!fusing_is_faster("test, impossible", impossible, slow, test_stream()));
-  gemm_choices().agree = [&](const GemmChoices::Choose&) { return ++asked, "fused"; };  // as another rank found
-  CHECK(fusing_is_faster("test, agreed", slow, quick, test_stream()));
-  CHECK(asked == 1);
-  {
-    const Untimed untimed;
-    CHECK(!fusing_is_faster("test, untimed", quick, slow, test_stream()));
-    CHECK(!gemm_choices().known.contains("test, untimed"));
-  }
+  gemm_choices().times = false;
+  CHECK(fusing_is_faster("test, quick", slow, quick, test_stream()));  // as is known
+  CHECK(!fusing_is_faster("test, untimed", quick, slow, test_stream()));
+  CHECK(!gemm_choices().known.contains(" test, untimed"));
   CHECK(listened == 0);
   write(1);
   CHECK(listened == 1);
@@ -246,17 +243,15 @@ TEST_CASE("of two ways to do the same, the faster one is chosen, unobserved") {
   Profiler::instance().listener = nullptr;
 }
 
-TEST_CASE("the stages of a pipeline choose for themselves, and learn what the others have chosen") {
-  GemmChoices stages[2];
-  std::vector<std::string> texts;
-  for (int i = 0; i < 2; ++i) {
-    stages[i].library = "card";
-    stages[i].stage = "stage " + std::to_string(i) + " of 2 ";
-    CHECK(stages[i].choose("product", [&] { return i ? "fused" : "separate"; }) == (i ? "fused" : "separate"));
-    stages[i].share([&](const std::string& mine) { return texts.push_back(mine), std::vector<std::string>(); });
-  }
-  for (GemmChoices& stage : stages) stage.share([&](const std::string&) { return texts; });
-  CHECK(stages[0].known == std::map<std::string, std::string>{{"card stage 0 of 2 product", "separate"},
-                                                              {"card stage 1 of 2 product", "fused"}});
-  CHECK(stages[1].known == stages[0].known);
+TEST_CASE("ranks that learn the same texts know the same; where texts differ, the first holds") {
+  GemmChoices choices;
+  choices.library = "card";
+  choices.known = {{"card product 1", "of this rank alone"}};
+  choices.learn({"card product 2\nfused\n", "", "card product 2\nseparate\ncard product 3\nseparate\n"});
+  CHECK(choices.known == std::map<std::string, std::string>{{"card product 2", "fused"}, {"card product 3", "separate"}});
+  CHECK(choices.choose("product 2", [] { return "timed"; }) == "fused");
+  CHECK(choices.choose("product 1", [] { return "timed"; }) == "");
+  GemmChoices other;
+  other.learn({choices.text()});
+  CHECK(other.known == choices.known);
 }

@@ -131,15 +131,16 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   }
 }
 
-// GPT_CPU_LAZY=1 makes a pipeline rehearse before its first step (training/rehearsal.cuh), as it does on GPUs.
-TEST_CASE("a pipeline that rehearses has the same metrics, checkpoints, traces, texts" * doctest::skip(!mpirun_found)) {
+// GPT_CPU_LAZY=1 makes a run rehearse before its first step (training/rehearsal.cuh), as it does on GPUs.
+TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 4 --heads 2 --channels 32 --seq-len 16 "
                           "--global-batch 8 --steps 3 --val text --val-every 2 --val-batches 1 --sample-every 2 "
                           "--sample-len 20";
   for (std::string options : {" --pp 2 --tp 2 --pp-schedule interleaved --zero 1", " --pp 4 --pp-schedule zb",
                               " --pp 2 --cp 2 --pp-schedule gpipe --zero 3 --no-cache",
-                              " --pp 2 --zero 2 --recompute block"}) {
+                              " --pp 2 --zero 2 --recompute block",
+                              " --tp 2 --zero 3"}) {
     CAPTURE(options);
     const auto is_time = [](const std::string& key) {
       return std::set<std::string>{"comm_exposed_ms", "comm_ms", "device_hours", "flops_per_s", "hours", "lost_s",

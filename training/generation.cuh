@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "kernels/gemm_choices.cuh"
 #include "runtime/sample.h"
@@ -69,11 +70,13 @@ class TokenByToken {
     if (cached > 0) batch.positions = neighbours(1, cached);
     batch.cached = cached;
     batch.added = model_.options().cached_positions ? count : 0;
-    const Untimed untimed(cached == 0);  // prompts have many lengths, and timing algorithms for each would not pay off
+    // Without a cache texts have many lengths: timing algorithms for each would not pay off.
+    const bool times = std::exchange(gemm_choices().times, gemm_choices().times && cached > 0);
     for (const Action& action : forwards(model_.stage(), 1)) {
       batch.action = action;
       model_.run(batch);
     }
+    gemm_choices().times = times;
   }
 
   Model& model_;

@@ -36,7 +36,6 @@ class RankCheck {
     const int n = 2048;
     mine.link = control_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
     fill(data, reinterpret_cast<float*>(memory_ + bytes));
-    gemm_choices().use_library(gemm_library());
     use_gemm_workspace(memory_ + bytes);  // the model's is not there yet
     mine.product = 2.0 * n * n * n / best_seconds(stream_, [&] {
       linear_forward<Float>(data, data + n * n, data + 2 * n * n, nullptr, n, n, n, stream_);

@@ -1,9 +1,10 @@
-// The rehearsal of a pipeline. Before the first step each stage goes through its own chunks of layers alone, in every
-// way in which it will compute them: forward and backward of a step, validation, text. A kernel that is launched for
-// the first time, and a library that chooses an algorithm, may wait until the device is idle. In a step another stage's
-// message may be expected meanwhile; here nobody waits for anybody. (Receives are posted such that no single wait of
-// this kind could stop a step: with_messages in parallel/pipeline.h. But there may be several, and each delays all
-// stages.)
+// The rehearsal. Before the first step each stage goes through its own chunks of layers alone, in every way in which it
+// will compute them: forward and backward of a step, validation, text. There are two reasons:
+//   - The algorithms of products are chosen here, for exactly the shapes that will come (kernels/gemm_choices.cuh).
+//   - A kernel that is launched for the first time may wait until the device is idle. In a step of a pipeline another
+//     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no single
+//     wait of this kind could stop a step: with_messages in parallel/pipeline.h. But there may be several, and each
+//     delays all stages.)
 //
 // The lanes between stages are silent. The other groups take part, as all ranks of a stage do the same. All tokens are
 // 0, and what would arrive from other stages is zeros. No result, count or trace shows that there was a rehearsal.
@@ -11,13 +12,28 @@
 
 #include "training/generation.cuh"
 
-// passes(): the passes to rehearse. Collective.
+// Calls work(), in which the first rank of each stage times the algorithms of products. Then all ranks know what was
+// chosen. Collective over all ranks.
+template <class Work>
+void choose_algorithms(Control& control, const Mesh& mesh, Work work) {
+  GemmChoices& choices = gemm_choices();
+  choices.library = control.all_gather(choices.library)[0];
+  const bool times = mesh.is_first_of_stage();
+  choices.times = times;
+  work();
+  choices.times = false;
+  choices.learn(control.all_gather(times ? choices.text() : ""));
+}
+
+// passes(): the passes to rehearse. Collective over all ranks.
 template <class Passes>
-void rehearse(Mesh& mesh, Model& model, Passes passes) {
+void rehearse(Control& control, Mesh& mesh, Model& model, Passes passes) {
   const Unobserved unobserved;
   mesh.rehearse(true);
-  passes();
-  CUDA_CHECK(cudaDeviceSynchronize());
+  choose_algorithms(control, mesh, [&] {
+    passes();
+    CUDA_CHECK(cudaDeviceSynchronize());
+  });
   mesh.rehearse(false);
   model.store().forget_passes();
 }
@@ -44,8 +60,8 @@ inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, 
 
 // Rehearses what the program will do, if this device needs it. sampler: null if no text is sampled.
 inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sampler* sampler) {
-  if (job.mesh.shape().pp == 1 || !loads_kernels_late()) return;
-  rehearse(job.mesh, model, [&] {
+  if (gemm_choices().library.empty() && !loads_kernels_late()) return;
+  rehearse(job.control, job.mesh, model, [&] {
     const bool trains = model.options().store.training;
     if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.tokens_per_step()));
     if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());

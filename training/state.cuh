@@ -68,7 +68,6 @@ inline std::vector<CheckpointSlice> written_slices(Model& model, size_t chunk_by
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;
-  gemm_choices().share(state.job.ranks.all_gather);
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
                                 model.gradient_summary().scale, gemm_choices().known};
   return {.shape = model.tensors().shape(),

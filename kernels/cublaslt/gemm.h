@@ -5,10 +5,10 @@
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
 // Plans (layouts and algorithms) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes,
-// the fastest is taken (kernels/gemm_choices.cuh): when a plan is made, each one multiplies the given operands a few
-// times. A product that adds to D can't be repeated, so it takes the algorithm of the same product without the sum.
-// While nothing is timed, products take the heuristic's first algorithm. If an algorithm fails when it is used, it is
-// removed, and the next one is tried.
+// the fastest is taken (kernels/gemm_choices.cuh): when a plan is made in the rehearsal, each one multiplies the given
+// operands a few times, and D is overwritten. A product that adds to D takes the algorithm of the same product without
+// the sum. A product that was not rehearsed takes the heuristic's first algorithm. If an algorithm fails when it is
+// used, it is removed, and the next one is tried.
 #pragma once
 
 #include <cublasLt.h>
@@ -222,7 +222,6 @@ std::string name_of(const GemmShape& s, Epilogue epilogue) {
 template <class In, class Out>
 void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o,
                       cudaStream_t stream) {
-  const Untimed untimed(s.accumulate);
   const std::string choice =
       gemm_choices().choose(name_of<In, Out>(s, epilogue), [&] { return fastest(plan, o, stream); });
   if (const auto chosen = algorithm_of(choice, plan)) plan.algorithms.insert(plan.algorithms.begin(), *chosen);
@@ -259,8 +258,8 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
 // Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue, bool>, Plan> plans;
-  const auto key = std::make_tuple(shape, epilogue, gemm_choices().by_timing);
+  static std::map<std::tuple<GemmShape, Epilogue, int>, Plan> plans;
+  const auto key = std::make_tuple(shape, epilogue, gemm_choices().lessons);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   Plan& plan = found->second;

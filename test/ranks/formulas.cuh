@@ -193,7 +193,6 @@ inline void check_share_of_activations(const MeshShape& shape) {
   const auto bytes_on = [&](Mesh& mesh) {
     const ModelOptions options = {.shape = medium, .micro_batch = 1, .seq_len = medium.positions,
                                   .cached_positions = medium.positions, .samples = 1, .store = {.training = false}};
-    choose_together(mesh);
     const auto model = make_model("bf16", options, mesh, test_stream());
     std::map<std::string, double> bytes;
     for (const auto& category : model->memory().categories()) bytes[category.name] = double(category.bytes);

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm_choices.cuh"
 #include "processes/launch.h"
 #include "parallel/mesh.cuh"
 #include "test/kernel_test.cuh"
@@ -24,32 +23,11 @@ struct Ranks {
   Mesh mesh{*control, {.dp = control->size()}, take_device(*control, true), recorder};
   explicit Ranks(Control& started) : control(&started) {
     control->watch(recorder, 60, 120);
-    control->while_waiting([] { is_ready(test_stream()); });
   }
 };
 
 inline Ranks* all_ranks = nullptr;  // ended by hand, not by a destructor
 inline Ranks& ranks() { return *all_ranks; }
-
-// From here on the ranks of each stage of this mesh choose the algorithms of products together, as in train_gpt
-// (run()). Names have the mesh in them, because ranks that are alone, or in another mesh, choose without these.
-// Without timing (Untimed) all meshes take what the library recommends, so that their bits can be compared.
-inline void choose_together(Mesh& mesh) {
-  GemmChoices& choices = gemm_choices();
-  const auto& [tp, cp, dp, pp] = mesh.shape();
-  const bool is_alone = mesh.world().size() == 1;
-  std::ostringstream name;
-  if (!choices.by_timing) name << "untimed ";
-  else if (is_alone) name << "alone ";
-  else name << "mesh of " << tp << " x " << cp << " x " << dp << " x " << pp << ", stage " << mesh.place().pp << " ";
-  choices.stage = name.str();
-  choices.agree = nullptr;
-  if (is_alone) return;
-  choices.agree = [stage = Circle{"stage", mesh.stage_ranks()}](const GemmChoices::Choose& choose) {
-    Control& control = *ranks().control;
-    return control.all_gather(stage, control.rank() == stage.ranks[0] ? choose() : "")[0];
-  };
-}
 
 // All ranks' values, one rank's after the other's.
 inline std::vector<float> all_values(const std::vector<float>& mine) {
@@ -106,7 +84,6 @@ int main(int argc, char** argv) {
     for (int rank = 1; rank < control.size(); ++rank)
       if (results[size_t(rank)] != "0") others += " " + std::to_string(rank);
     if (control.rank() == 0 && !others.empty()) std::printf("failed on ranks%s\n", others.c_str());
-    control.while_waiting({});  // the device needs MPI
     end_mpi();
     control.finish();
     std::fflush(stdout);

@@ -9,6 +9,7 @@
 #include "processes/text.h"
 #include "test/ranks/ranks.cuh"
 #include "test/temporary_folder.h"
+#include "training/rehearsal.cuh"
 
 namespace {
 
@@ -297,18 +298,25 @@ TEST_CASE("ranks that split a sequence connect with the next one for a ring, and
   }
 }
 
-TEST_CASE("ranks of a stage choose the algorithms of products together, and those of another mesh for themselves") {
-  const auto choice = [](Mesh& mesh) {
-    choose_together(mesh);
-    return gemm_choices().choose("a product", [] { return std::to_string(rank()); });
-  };
+TEST_CASE("the first rank of each stage times algorithms, then all ranks know all choices") {
+  GemmChoices& choices = gemm_choices();
+  const auto asked = [&](const std::string& name) { return choices.choose(name, [] { return std::to_string(rank()); }); };
   for (int stages : {1, 2, 3, 4, 8}) {
     if (size() % stages) continue;
-    Mesh mesh(ranks().mesh, {.dp = size() / stages, .pp = stages}), alone;
-    CHECK(choice(mesh) == std::to_string(mesh.stage_ranks()[0]));
-    CHECK(choice(alone) == std::to_string(rank()));
-    CHECK(choice(mesh) == std::to_string(mesh.stage_ranks()[0]));
+    Mesh mesh(ranks().mesh, {.dp = size() / stages, .pp = stages});
+    const int first = mesh.place().pp * (size() / stages);
+    choices = {};
+    choose_algorithms(*ranks().control, mesh, [&] {
+      const std::string of_stage = asked("a product of stage " + std::to_string(mesh.place().pp));
+      CHECK(of_stage == (rank() == first ? std::to_string(rank()) : ""));
+      asked("a product of all stages");
+    });
+    for (int stage = 0; stage < stages; ++stage)
+      CHECK(asked("a product of stage " + std::to_string(stage)) == std::to_string(stage * (size() / stages)));
+    CHECK(asked("a product of all stages") == "0");
+    CHECK(asked("a product that was not rehearsed") == "");
   }
+  choices = {};
 }
 
 TEST_CASE("the communicator counts what is sent") {
@@ -403,7 +411,6 @@ TEST_CASE("what a pipeline has: stages, their ranks, ends, and lanes on streams 
     const auto& [tp, cp, dp, pp] = mesh.place();
     std::vector<int> mine;
     for (int i = 0; i < share; ++i) mine.push_back(pp * share + i);
-    CHECK(mesh.stage_ranks() == mine);
     const auto sum_of_ranks = [&](Communicator& group) {
       Buffer<float> sum(std::vector<float>{float(rank())});
       group.all_reduce(sum.data(), 1);
@@ -569,30 +576,3 @@ TEST_CASE("a send lasts until the other rank receives, however small it is") {
   CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
 }
 #endif
-
-TEST_CASE("what a rank passes on arrives while it waits in a meeting of its stage") {
-  const int share = size() / 2;
-  if (size() % 2 || share < 2) return skip("needs two stages of two ranks or more");
-  Mesh mesh(ranks().mesh, {.tp = share, .pp = 2});
-  Buffer<float> data(std::vector<float>{float(rank())});
-  Control& control = *ranks().control;
-  if (rank() == 0) {
-    mesh.from_previous().receive(data.data(), 1);
-    mesh.from_previous().wait_for_all(test_stream());
-    mesh.to_next().after(test_stream());
-    mesh.to_next().send(data.data(), 1);
-  }
-  if (rank() == share) {
-    usleep(100000);
-    mesh.to_next().after(test_stream());
-    mesh.to_next().send(data.data(), 1);
-    CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
-    CUDA_CHECK(cudaMemset(data.data(), 0, sizeof(float)));
-    mesh.from_previous().after(nullptr);
-    mesh.from_previous().receive(data.data(), 1);
-    CUDA_CHECK(cudaStreamSynchronize(mesh.from_previous().stream()));
-    CHECK(data.get()[0] == float(share));
-  }
-  if (rank() == 1 || rank() == share) control.all_gather({"arrived", {1, share}}, "");
-  if (rank() <= 1) control.all_gather({"stage", {0, 1}}, "");
-}

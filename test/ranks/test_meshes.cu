@@ -112,7 +112,6 @@ TEST_CASE("losses and norms are those of one rank, on every mesh, under every sc
 TEST_CASE_TEMPLATE("a pipeline of all ranks has the bits of one rank: the first loss, all gradients but wte's", T, float,
                    __nv_bfloat16) {
   AllStages mesh;
-  const Untimed same_algorithms;
   const ModelShape shape = tiny(rank_count() * 2);
   const std::vector<float> wanted = first_step_of_one_rank<T>(shape, State::gradient);
   const std::vector<float> loss = from_rank_0([&] {
@@ -378,7 +377,7 @@ void rehearse_and_watch(Model& model, Mesh& mesh) {
   profiler.listener = [&](auto...) { ++heard; };
   const std::vector<std::string> before = last_records();
   const int P = model.options().seq_len, traffic = mesh.begin_traffic();
-  rehearse(mesh, model, [&] {
+  rehearse(*ranks().control, mesh, model, [&] {
     BatchBuffers buffers(1 << 10, test_stream(), model.options().slots + 1);
     rehearse_step(model, schedule_of(model.options(), mesh), buffers, 1);
     TokenByToken(model, buffers).rehearse(3, size_t(P + P / 2));
@@ -597,13 +596,10 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     CAPTURE(seed);
     Control& control = *ranks().control;
     RandomJob random(100 * unsigned(rank_count()) + seed);
-    Mesh alone;
-    choose_together(alone);
     const auto before = allocations();
     const RankPlan plan = planned(random.o, random.shape, random.mesh, control.rank());
     CHECK(allocations() == before);
     Mesh mesh(ranks().mesh, random.mesh);
-    choose_together(mesh);
     const auto first = allocations();
     const std::unique_ptr<Model> model = build_model_to_train(random.o, random.shape, mesh, test_stream());
     Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), ""};

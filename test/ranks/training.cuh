@@ -170,7 +170,6 @@ std::unique_ptr<Model> model_of(ModelOptions options, Mesh& mesh) {
     options.slots = slots_of(schedule);
     options.splits_backward = pipeline_schedule == "zb";
   }
-  choose_together(mesh);
   std::unique_ptr<Model> model = make_model(dtype_name<T>, options, mesh, test_stream());
   model->store().initialize();
   if (all_tensors_random) randomize_biases_and_norms(*model);
