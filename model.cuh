@@ -24,7 +24,7 @@ class Model {
   const DeviceMemory& memory() const { return memory_; }
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
-  // Which positions of samples of so many tokens a context-parallel rank has; or this rank.
+  // The positions of a sample of seq_len tokens whose rows context-parallel rank cp_rank has (without it: this rank).
   Positions positions(int seq_len, int cp_rank) const {
     return positions_of(options_.context_method, seq_len, mesh_.cp().size(), cp_rank);
   }
@@ -52,8 +52,8 @@ class Model {
   // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes
   // logits, and adds the batch's loss to the sums.
   virtual void forward(const Batch& batch) = 0;
-  // Adds the batch's loss to the sums, and its gradients to those of the step, which the first batch overwrites. The
-  // last chunk computes the logits here, some rows at a time, which are not kept.
+  // Adds the batch's loss to the step's loss, and its gradients to the step's gradients; the first batch overwrites
+  // them. The last chunk computes the logits here, some rows at a time, and does not keep them.
   virtual void backward(const Batch& batch) = 0;
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {

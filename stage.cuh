@@ -94,7 +94,7 @@ class StageModel final : public Model {
             .training = o.store.training,
             .library_workspace = o.elsewhere ? std::optional(o.elsewhere->attention) : std::nullopt};
   }
-  // Of this rank's rows and heads in a full micro-batch.
+  // Attention of this rank's rows and heads in a full micro-batch.
   AttentionSizes largest_attention() const {
     const ModelShape& s = options_.shape;
     return square_attention(options_.micro_batch, positions().length, s.heads / tp_.size(), s.head_size());
@@ -149,7 +149,7 @@ class StageModel final : public Model {
     head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
-  // dX is the gradient of the loss with respect to X. In Work::input those of the blocks' matrices are left to
+  // dX is the gradient of the loss with respect to X. Work::input leaves the gradients of the blocks' matrices to
   // weight_pass().
   void backward_pass(const Batch& batch) {
     set_rows(batch.batch_size, batch.positions);
@@ -190,8 +190,8 @@ class StageModel final : public Model {
     table_.gradients_ready();
   }
 
-  // Of the embedding's gradients a pipeline's first stage computes one part and its last stage another: the rest is
-  // zero.
+  // In a pipeline the first stage computes the embedding's part of the gradients of wte, and the last stage the head's
+  // part. Each starts from zeros; update() adds the two.
   void clear_embedding_gradients(const Batch& batch) {
     if (!is_pipeline() || !batch.first) return;
     CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
@@ -264,6 +264,6 @@ class StageModel final : public Model {
   Float *narrow_, *dstream_;    // (r,C) each
   Float* logit_row_ = nullptr;  // (N·Vs)
   char* gemm_workspace_;
-  Batch last_ = {};             // that of the last forward pass
+  Batch last_ = {};             // of the last forward pass
   RecordedWorks<Key> forward_graphs_, backward_graphs_;
 };

@@ -56,16 +56,16 @@ class Attention {
     body_.hopper_sums = arena.take<float>(needs_sums ? hopper_attention_workspace(cp_.largest_attention(largest_)) : 0);
   }
   void lay_out_exchange(Arena& arena) { cp_.lay_out(arena, largest_, options_.training); }
-  // For so many texts of so many tokens, of these layers.
+  // A cache for `texts` texts of at most `tokens` tokens each, in these layers.
   void lay_out_cache(Arena& arena, const std::vector<Layers>& chunks, int texts, int tokens) {
     texts_.lay_out(arena, chunks, texts, tokens, largest_.heads, largest_.head_size);
   }
 
-  // A pass begins, of so many samples.
+  // A pass over `samples` samples begins.
   void begin(int samples, const Positions& positions) {
     now_ = square_attention(samples, positions.length, largest_.heads, largest_.head_size);
   }
-  // It is a forward pass, which adds so many tokens to the `cached` ones of each text.
+  // A forward pass begins. When text is generated, it adds `added` tokens to the `cached` tokens of each text.
   void begin_forward(int samples, const Positions& positions, int cached, int added) {
     begin(samples, positions);
     texts_.begin(cached, added, positions);

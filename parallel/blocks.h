@@ -1,8 +1,8 @@
 // What a checkpoint writes or reads at once: a block, neighbouring elements of a whole tensor.
 //
-// Most of what a rank answers for are long runs of neighbouring elements: all of a tensor, rows of a matrix, a ZeRO piece
-// of either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by columns
-// (c_attn.weight, c_fc.weight) a rank has one short run per row, and short runs make writing slow. So the
+// Most of what a rank answers for are long runs of neighbouring elements: all of a tensor, rows of a matrix, a ZeRO
+// piece of either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by
+// columns (c_attn.weight, c_fc.weight) a rank has one short run per row, and short runs make writing slow. So the
 // tensor-parallel ranks gather them. A *stripe* is one run of each rank, side by side: Part::stride elements. With two
 // ranks, nine stripes, and blocks of at most two stripes:
 //
@@ -13,12 +13,12 @@
 //   6, 7      ##############   ##############            the block that rank 1 writes
 //   8         ..............   ..............   left over: each rank writes its own run
 //
-// In a round each rank sends the others its runs of all stripes of the round, and writes one block. Tensor-parallel ranks
-// have the same piece of ZeRO, so all have the same rounds in the same order. A piece begins and ends anywhere: what it
-// has of a stripe that is cut there is left over, too.
+// In a round each rank sends the others its runs of all stripes of the round, and writes one block. Tensor-parallel
+// ranks have the same piece of ZeRO, so all have the same rounds in the same order. A piece begins and ends anywhere:
+// what it has of a stripe that is cut there is left over, too.
 //
-// Reading needs no other rank: a rank reads all stripes that it has runs of, and picks its runs. So it reads more than it
-// keeps, but no rank waits for another.
+// Reading needs no other rank: a rank reads all stripes that it has runs of, and picks its runs. So it reads more than
+// it keeps, but no rank waits for another.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream that groups may share
-// (mesh.cuh). Every call is counted, timed, profiled and written to the flight recorder. With one rank every call returns
-// at once.
+// Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream that groups may
+// share (mesh.cuh). Every call is counted, timed, profiled and written to the flight recorder. With one rank every call
+// returns at once.
 //
 // Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
 //   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather, all_to_all (N−1)/N·S     broadcast S on average     send S
@@ -53,7 +53,8 @@ class Communicator {
  public:
   // A group of one rank.
   Communicator() = default;
-  // group: a string literal, the name of the group in metrics and in the flight recorder. `stream` outlives this object.
+  // group: a string literal, the name of the group in metrics and in the flight recorder. `stream` outlives this
+  // object.
   Communicator(const char* group, NcclComm comm, cudaStream_t stream, FlightRecorder& recorder)
       : group_(group), comm_(std::move(comm)), recorder_(&recorder), stream_(stream) {
     NCCL_CHECK(ncclCommCount(comm_.get(), &size_));
@@ -118,8 +119,8 @@ class Communicator {
     });
   }
 
-  // Every rank sends `messages` messages of `count` elements to each rank. The buffers have a place for each message to or
-  // from each rank, this one included: its own messages are copied.
+  // Every rank sends `messages` messages of `count` elements to each rank. The buffers have a place for each message to
+  // or from each rank, this one included: its own messages are copied.
   template <class T>
   void all_to_all(T* receive, MessageOrder received, const T* send, MessageOrder sent, size_t count, int messages) {
     const size_t all = size_t(size_) * messages * count;

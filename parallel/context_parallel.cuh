@@ -1,6 +1,6 @@
-// Context parallelism: N ranks split the sequence, so that a sample may be N times as long as one rank has memory for. All
-// layers but attention work on rows, and do not notice: only which position a row has (kernels/positions.h). Attention needs
-// the keys of all rows, in one of two ways:
+// Context parallelism: N ranks split the sequence, so that a sample may be N times as long as one rank has memory for.
+// All layers but attention work on rows, and do not notice: only which position a row has (kernels/positions.h).
+// Attention needs the keys of all rows, in one of two ways:
 //
 //   ring      keys travel from rank to rank while attention of the last ones is computed     parallel/ring_attention.cuh
 //   ulysses   for attention alone, ranks split the heads instead of the rows                 parallel/ulysses.cuh
@@ -30,16 +30,16 @@ class ContextParallel {
 
   int size() const { return ranks_.size(); }
 
-  // largest: square_attention() of this rank's rows (B, T/N) and the heads of this tensor-parallel rank, for the largest
-  // micro-batch. training: backward too.
+  // largest: square_attention() of this rank's rows (B, T/N) and the heads of this tensor-parallel rank, for the
+  // largest micro-batch. training: backward too.
   void lay_out(Arena& arena, const AttentionSizes& largest, bool training) {
     if (size() == 1) return;
     if (is_ring()) ring_.lay_out(arena, largest, training);
     else ulysses_.lay_out(arena, largest);
   }
 
-  // Plans attention by a library, for all shapes that these rows need. Returns an empty string, or why it can't do one of
-  // them; then our own kernels do.
+  // Plans attention by a library, for all shapes that these rows need. Returns an empty string, or why it can't do one
+  // of them; then our own kernels do.
   std::string plan(const AttentionSizes& largest) { return is_ring() ? ring_.plan(largest) : ulysses_.plan(largest); }
 
   // The largest attention that this rank computes at a time.

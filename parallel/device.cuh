@@ -17,15 +17,15 @@ inline void prepare_cuda(const Launch& launch) {
   // Streams that share a queue of the device wait for each other: the default is 8 queues.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   if (launch.size == 1) return;
-  // Lazily loaded, a kernel may wait at its first launch until the device is idle. If a message is expected from another
-  // rank, which waits for what follows this launch, both wait for ever.
+  // Lazily loaded, a kernel may wait at its first launch until the device is idle. If a message is expected from
+  // another rank, which waits for what follows this launch, both wait for ever.
   if (const std::string mode = environment("CUDA_MODULE_LOADING"); launch.rank == 0 && !mode.empty() && mode != "EAGER")
     print_error("CUDA_MODULE_LOADING is " + excerpt(mode) + ", and several ranks need EAGER: it is used");
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 }
 
-// Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective. To be called
-// before CUDA is asked for anything else, which would take memory of device 0.
+// Chooses this rank's device, makes it the current device of this thread, and returns its number. Collective. To be
+// called before CUDA is asked for anything else, which would take memory of device 0.
 inline int take_device(Control& control, bool may_share) {
   SeenDevices mine = {control.host(control.rank()), boot_id(), 0, ""};
   const cudaError_t error = cudaGetDeviceCount(&mine.count);

@@ -42,7 +42,7 @@ class Head {
  public:
   Head(LayerContext<Float>& context, UnitInUse<Float>& unit) : on_(context), unit_(unit) {}
 
-  // at_once: so many rows of logits
+  // at_once: rows of logits that memory is laid out for
   void lay_out_logits(Arena& arena, int at_once) {
     at_once_ = at_once;
     logits_ = arena.take<Float>(size_t(at_once) * padded());
@@ -86,7 +86,7 @@ class Head {
  private:
   int padded() const { return on_.list.vocabulary_rows(); }
 
-  // Calls use(some rows of `all`, which these are), for as many at a time as logits have memory.
+  // Calls use(x, rows) for at most at_once_ of these rows at a time; x: the first of them in `all`.
   template <class Use>
   void for_rows(const Float* all, const Rows& rows, Use use) {
     for (int begin = rows.first, end = rows.first + rows.count; begin < end; begin += at_once_) {

@@ -14,7 +14,7 @@
 #include "parallel/tensor_parallel.cuh"
 #include "parallel/zero.cuh"
 
-// Of each row that a LayerNorm has normalised, for its backward.
+// What a LayerNorm keeps of each row for its backward.
 struct Moments {
   float *mean, *rstd;  // (r) each
 };
@@ -56,7 +56,7 @@ class UnitInUse {
   // Null for a tensor that the unit does not have (none).
   const Float* weight(int tensor) const { return tensor == none ? nullptr : weights_ + offset(tensor); }
   float* gradient(int tensor) const { return tensor == none ? nullptr : store_.gradients(unit_).data + offset(tensor); }
-  // Are gradients added to those of the micro-batches before?
+  // Does this micro-batch add its gradients to the earlier ones of the step?
   bool accumulates() const { return store_.gradients(unit_).accumulate; }
   // All gradients of the micro-batch have been computed.
   void gradients_ready() { store_.gradients_ready(unit_); }

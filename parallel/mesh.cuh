@@ -1,9 +1,9 @@
 // The mesh: this rank's place among all ranks, its device, and the groups that it communicates with.
 //
-// A pipeline has pp stages, each on ranks of its own. Activations go from a stage to the next, gradients back, and from the
-// last stage on to the first, because a stage may have several parts of the model. A rank has four lanes: it receives from
-// the previous stage and sends to the next, and the same for gradients, the other way. In one stream, ranks that send to
-// each other would wait for each other for ever; each lane has its own.
+// A pipeline has pp stages, each on ranks of its own. Activations go from a stage to the next, gradients back, and from
+// the last stage on to the first, because a stage may have several parts of the model. A rank has four lanes: it
+// receives from the previous stage and sends to the next, and the same for gradients, the other way. In one stream,
+// ranks that send to each other would wait for each other for ever; each lane has its own.
 //
 //   previous stage                     this rank                       next stage
 //      to_next     ─── activations ──► from_previous   to_next     ─── activations ──► from_previous
@@ -27,11 +27,11 @@
 #include "parallel/pipeline.h"
 #include "processes/control.h"
 
-// The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one device
-// at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all ranks of a
-// group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a layer waits for
-// (tensor and context parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on one stream, but for the
-// lanes.
+// The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
+// device at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all
+// ranks of a group issue theirs in the same order, and few groups have a stream of their own: `inner` is for what a
+// layer waits for (tensor and context parallelism), `outer` for everything else. GPT_ONE_STREAM=1 puts all groups on
+// one stream, but for the lanes.
 class CommunicationStreams {
  public:
   cudaStream_t inner, outer;
@@ -73,8 +73,8 @@ class Mesh {
   // One rank, alone.
   Mesh() { stay_alone(); }
 
-  // device: the one that take_device has chosen. all_to_all: ranks that split a sequence will send to all others, as Ulysses
-  // does, and not only to the next one, as in a ring. `control` and `recorder` outlive the mesh. Collective.
+  // device: the one that take_device has chosen. all_to_all: ranks that split a sequence will send to all others, as
+  // Ulysses does, and not only to the next one, as in a ring. `control` and `recorder` outlive the mesh. Collective.
   Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder, bool all_to_all = true)
       : shape_(shape), all_to_all_(all_to_all), place_(place_of(control.rank(), shape)), device_(device), control_(&control),
         recorder_(&recorder) {
@@ -88,8 +88,8 @@ class Mesh {
     make_groups();
   }
 
-  // A mesh that is only imagined, seen from one of its ranks: groups have their sizes and this rank's places in them, and
-  // carry nothing. A model on it counts its memory and allocates none (planner/memory.cuh).
+  // A mesh that is only imagined, seen from one of its ranks: groups have their sizes and this rank's places in them,
+  // and carry nothing. A model on it counts its memory and allocates none (planner/memory.cuh).
   Mesh(const MeshShape& shape, int rank) : shape_(shape), place_(place_of(rank, shape)), is_imagined_(true) {
     stay_alone();
     const auto imagine = [](auto& group, const char* name, int size, int place) {
@@ -108,7 +108,7 @@ class Mesh {
   const MeshPlace& place() const { return place_; }
   int device() const { return device_; }
   bool is_imagined() const { return is_imagined_; }
-  // This rank's pipeline stage, if each stage has so many chunks of layers.
+  // This rank's pipeline stage, if each stage has `chunks` chunks of layers.
   Stage stage(int chunks) const { return {shape_.pp, place_.pp, chunks}; }
 
   Communicator& world() { return *world_; }  // all ranks
@@ -173,8 +173,9 @@ class Mesh {
     return {comm, ncclCommDestroy};
   }
 
-  // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no group
-  // give NCCL_SPLIT_NOCOLOR. blocks: of a collective; those of all groups together leave most multiprocessors to the model.
+  // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no
+  // group give NCCL_SPLIT_NOCOLOR. blocks: the most CUDA blocks of a collective; the
+  // collectives of all groups together leave most multiprocessors to the model.
   NcclComm split(int color, int key, int blocks = 16) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.maxCTAs = blocks;
@@ -234,8 +235,9 @@ class Mesh {
     });
   }
 
-  // An edge leads from a stage to the next, and has a communicator for each direction. A split makes those of many edges
-  // at once, but of no two that meet in a stage: even edges, odd edges, and the last one if it would meet edge 0.
+  // An edge leads from a stage to the next, and has a communicator for each direction. One ncclCommSplit makes the
+  // communicators of all edges that share no stage: first the even edges, then the odd ones, then, if the number of
+  // stages is odd, the edge that closes the ring.
   void make_pipeline_groups() {
     const int stages = shape_.pp, stage = place_.pp, place = control_->rank() % (shape_.ranks() / stages);
     const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage);

@@ -63,7 +63,8 @@ class Parameters {
   // Takes from a block what this rank keeps of it.
   virtual void copy_in(const Block& block, State state, const std::vector<float>& from) = 0;
 
-  // Visits everything that several ranks have, and what only other stages have, in the same order on all ranks. Collective.
+  // Visits everything that several ranks have, and what only other stages have, in the same order on all ranks.
+  // Collective.
   virtual void visit_replicated(const Visit& visit) = 0;
 
   // ---- a step
@@ -76,7 +77,8 @@ class Parameters {
   // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
   // Clips the gradients by their global norm and applies AdamW. If *loss or the norm is not finite or beyond `limits`,
-  // nothing is changed. loss: device memory; a collective of the world, issued after the gradients, may still be writing it.
+  // nothing is changed. loss: device memory; a collective of the world, issued after the gradients, may still be
+  // writing it.
   virtual void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) = 0;
   // Norm and clip factor of the last step's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;

@@ -1,7 +1,7 @@
 // Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the
 // other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
-// (run_step, training/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's forward, B of its backward, I of
-// the half that computes gradients of inputs, and W of that for gradients of weights:
+// (run_step, training/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's forward, B of
+// its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
 //
 //   schedule                                  bubble                                    slots on stage r
 //   gpipe        Huang et al., 1811.06965     (p-1)(F+B)                                A
@@ -10,11 +10,11 @@
 //   zb           ZB-H1, Qi et al., 2401.10241 (p-1)(F+I) - (min(A,p)-1)·min(F,I,W)      min(A, p)
 //
 // The bubble is how long each stage is idle: a step takes A(F+B) and the bubble. With A >= p, and W no longer than F
-// and I, that of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them
+// and I, the bubble of zb is (p-1)(F+I-W). dev/pipeline_simulator.h plays schedules; test/test_pipeline.cpp holds them
 // to this table.
 //
-// In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. In that
-// order gradients are summed up, so their bits are those of one rank.
+// In every schedule the backwards of a chunk, or their halves, come in the order of micro-batches 0 ... A-1. Gradients
+// are summed up in this order, so they have the same bits as on one rank.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,8 @@ struct Stage {
 
 // ---- the schedules: what is done in which order
 
-// Forward of all micro-batches. As many as there are stages pass the first chunk, then the second, ... Others follow.
+// Forward of all micro-batches, in groups of `stages` micro-batches: a group passes the first chunk, then the second,
+// and so on; then comes the next group.
 inline Actions forward_order(const Stage& stage, int micro_batches) {
   Actions actions;
   for (int begin = 0; begin < micro_batches; begin += stage.stages)
@@ -74,8 +75,8 @@ struct Delayed {
   int turns;
 };
 
-// In each turn a stage does each of these works once: forward of what is next in the order above, and the other works
-// as many turns later as they are delayed. These take the chunks the other way round.
+// In turn t a stage runs the t-th forward of the order above. Each other kind of work runs on the item of turn t −
+// turns, and takes the chunks in reverse order.
 inline Actions in_turns(const Stage& stage, int micro_batches, const std::vector<Delayed>& works) {
   const Actions order = forward_order(stage, micro_batches);
   const int count = int(order.size()), longest = std::ranges::max(works, {}, &Delayed::turns).turns;
@@ -115,7 +116,8 @@ inline Actions interleaved(const Stage& stage, int micro_batches) {
                   {{Work::forward, 0}, {Work::backward, 2 * later_stages + (stage.chunks - 1) * stage.stages}});
 }
 
-// 1f1b in which no stage waits for the gradients of another's weights: they come later, and fill what is idle at the end.
+// 1f1b in which no stage waits for the gradients of another's weights: they come later, and fill what is idle at the
+// end.
 inline Actions zero_bubble(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
   return in_turns(stage, micro_batches,
@@ -152,8 +154,8 @@ inline Actions with_messages(Actions actions, const Stage& stage) {
   return actions;
 }
 
-// The receives that are posted when an action is issued, before its work, whatever that is: the action's own, unless it
-// has been posted together with the action before, and that of the next action. The program (stage_links.cuh) and the
+// The receives that are posted when an action is issued, before its work: the action's own receive, unless it was
+// posted together with the previous action, and the receive of the next action. The program (stage_links.cuh) and the
 // simulator (dev/pipeline_simulator.h) both ask here.
 inline std::array<Message, 2> receives_to_post(const Action& action, bool own_is_posted) {
   return {own_is_posted ? Message::none : action.receives, action.next_receives};
@@ -199,8 +201,8 @@ inline int slots_of(const Actions& actions) {
 
 // ---- which layers
 
-// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as it can be. The last part has
-// `head` layers' work besides. The others differ by at most one layer; early ones have fewer.
+// Deals layers out to parts, `least` or more to each, so that the slowest part is as fast as it can be. The last part
+// has `head` layers' work besides. The others differ by at most one layer; early ones have fewer.
 inline std::vector<int> deal(int layers, int parts, int least, double head) {
   const int others = parts - 1;
   int last = layers - others * least;
@@ -214,9 +216,9 @@ inline std::vector<int> deal(int layers, int parts, int least, double head) {
   return counts;
 }
 
-// The layers of each chunk of the model, in its order. Dealt out to the stages first, as the slowest stage sets the pace, then
-// in each stage to its chunks; early stages have fewer, as they keep the most micro-batches. The head takes as long as
-// V/(12C) layers.
+// The layers of each chunk of the model, in its order. Dealt out to the stages first, as the slowest stage sets the
+// pace, then in each stage to its chunks; early stages have fewer, as they keep the most micro-batches. The head takes
+// as long as V/(12C) layers.
 inline std::vector<Layers> deal_layers(const ModelShape& shape, int stages, int chunks = 1) {
   if (stages * chunks > shape.layers)
     fail(shape.layers, " layers are too few for --pp ", stages, " with --pp-chunks ", chunks, ": lower one of them");

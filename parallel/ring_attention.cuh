@@ -1,8 +1,10 @@
-// Ring attention (Liu, Zaharia, Abbeel, arXiv:2310.01889), on sequences dealt out in zigzag (Llama 3, arXiv:2407.21783).
+// Ring attention (Liu, Zaharia, Abbeel, arXiv:2310.01889), on sequences dealt out in zigzag (Llama 3,
+// arXiv:2407.21783).
 //
-// N ranks stand in a ring. Each has T/N rows of every sample: their queries stay with it, their keys and values travel. In
-// step i, rank r computes attention of its queries with the keys of rank r − i, while these are already on their way to rank
-// r + 1 and the next ones come from rank r − 1. kernels/ring.cuh has what is computed in a step, and how steps add up.
+// N ranks stand in a ring. Each has T/N rows of every sample: their queries stay with it, their keys and values travel.
+// In step i, rank r computes attention of its queries with the keys of rank r − i, while these are already on their way
+// to rank r + 1 and the next ones come from rank r − 1. kernels/ring.cuh has what is computed in a step, and how steps
+// add up.
 //
 //   forward, rank r of 4      step 0          step 1           step 2           step 3
 //     computes with keys of   r               r − 1            r − 2            r − 3
@@ -11,14 +13,15 @@
 //     has dk, dv of           r (at home)     r − 1            r − 2            r − 3
 //     sends dk, dv of                                  r − 1   ──►     r − 2    ──►     r − 3    ──► home
 //
-// In backward keys travel the same way once more, and from step 1 on their gradients follow them. A rank computes its part
-// of them while the sum of the ranks before it arrives, adds it, and sends it on while it computes the next part. After N − 1
-// hops it is at home, where the rank's own part waits. All sums have a fixed order: they never depend on timing.
+// In backward keys travel the same way once more, and from step 1 on their gradients follow them. A rank computes its
+// part of them while the sum of the ranks before it arrives, adds it, and sends it on while it computes the next part.
+// After N − 1 hops it is at home, where the rank's own part waits. All sums have a fixed order: they never depend on
+// timing.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
 //   forward (N−1)·2·R·c·w,   backward (N−1)·2·R·c·(w + 4): gradients travel in fp32
-// Memory, for all layers together: 4·R·c·w for keys in two buffers; 4·R·c forward, 40·R·c backward (12 sums, 12 a part, 16 in
-// two buffers that travel), in the same place; and log-sum-exps, 4·B·NH·T/N.
+// Memory, for all layers together: 4·R·c·w for keys in two buffers; 4·R·c forward, 40·R·c backward (12 sums, 12 a part,
+// 16 in two buffers that travel), in the same place; and log-sum-exps, 4·B·NH·T/N.
 #pragma once
 
 #include <string>
@@ -95,8 +98,8 @@ class RingAttention {
     if (!step.is_last()) pass_on(keys_, step.number, own, arrived_keys_);
   }
 
-  // Sends the (R,2c) of step `number` to the next rank, while those of the next step come from the previous rank. That
-  // overwrites what the last step used, so it begins when all that `stream_` has been given so far is done.
+  // Sends the keys and values (R,2c) of step `number` to the next rank, and receives those of the next step from the
+  // previous rank. They overwrite what the last step used, so this begins when all earlier work of `stream_` is done.
   template <class T>
   void pass_on(T* const (&buffers)[2], int number, const AttentionSizes& own, Event& arrived) {
     const int next = (ranks_.rank() + 1) % ranks_.size(), previous = (ranks_.rank() + ranks_.size() - 1) % ranks_.size();

@@ -5,7 +5,7 @@
 //   piece   one of these N parts; rank r keeps piece r of every unit. A piece may hold parts of several tensors
 //   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
 //   own     what this rank keeps of a unit: the whole unit in ZeRO stage 0, else its piece
-//   answers for   what this rank, and no other, adds to the norm and writes to checkpoints: a part of its piece
+//   owned   what this rank, and no other, adds to the norm and writes to checkpoints: a part of its piece
 //   slot    a buffer on the device that can hold one whole unit; units may take turns in it (zero.cuh)
 //
 // A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
@@ -48,7 +48,7 @@ class Shards {
   // All of these are numbers of elements.
   size_t piece(int unit) const { return piece_[unit]; }             // size of one piece
   size_t whole(int unit) const { return piece_[unit] * ranks_; }    // size of the padded unit
-  size_t largest() const { return *std::max_element(piece_.begin(), piece_.end()) * ranks_; }  // that of the largest unit
+  size_t largest() const { return *std::max_element(piece_.begin(), piece_.end()) * ranks_; }  // size of the largest padded unit
   size_t piece_offset(int unit) const { return piece_offset_[unit]; }
   size_t whole_offset(int unit) const { return piece_offset_[unit] * ranks_; }
   size_t all_pieces() const { return pieces_; }                     // size of one rank's pieces of all units
@@ -67,10 +67,10 @@ class Shards {
     return slices;
   }
 
-  // The elements of a unit that this rank answers for. Each element of the whole model is one rank's: data-parallel ranks
-  // answer for their pieces, in every stage, so that they share the work; of what all tensor-parallel ranks have, the
-  // first one answers; of the embedding, the pipeline's first stage.
-  Range answers_for(int unit) const {
+  // The elements of a unit that this rank owns. Every element of the model has exactly one owner: within a
+  // data-parallel group the rank whose piece holds it, in every ZeRO stage; for a tensor that all tensor-parallel ranks
+  // hold whole, the first of them; for the embedding, the pipeline's first stage.
+  Range owned(int unit) const {
     if (unit == 0 && !list_.is_first_stage()) return {0, 0};
     const size_t end = list_.tp_rank() == 0 ? list_.units()[size_t(unit)].count : list_.units()[size_t(unit)].split;
     const size_t first = std::min(begin(unit), end);
@@ -81,7 +81,7 @@ class Shards {
   std::vector<Slice> slices_of_rank() const {
     std::vector<Slice> all;
     for (int unit = 0; unit < units(); ++unit) {
-      const Range range = answers_for(unit);
+      const Range range = owned(unit);
       for (const Slice& slice : slices(unit, range.begin, range.count)) all.push_back(slice);
     }
     return all;

@@ -1,19 +1,19 @@
-// What a pipeline stage receives from its neighbours and sends to them: activations (r,C), the residual stream that enters
-// or leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
+// What a pipeline stage receives from its neighbours and sends to them: activations (r,C), the residual stream that
+// enters or leaves a chunk of layers, and gradients (r,C) with respect to it, the other way.
 //
 //                activations →                     activations →
 //   stage r−1  ───────────────▶  stage r  ───────────────▶  stage r+1
 //              ◀───────────────            ◀───────────────
 //                ← gradients                       ← gradients
 //
-// These are the four lanes of a stage, each on a stream of its own (mesh.cuh). A message moves when both sides are there.
-// So whoever sends and receives on one stream may wait for a neighbour that waits for him; on four streams no schedule
-// of pipeline.h does (dev/pipeline_simulator.h).
+// These are the four lanes of a stage, each on a stream of its own (mesh.cuh). A message moves when both sides are
+// there. With one stream for both directions, two neighbours could each wait in a send to the other. With four streams
+// no schedule of pipeline.h stops (dev/pipeline_simulator.h).
 //
-// A receive is posted one action ahead, if its message cannot depend on that action (with_messages, pipeline.h). A send
-// is given its buffer and not waited for: only the next send in the same direction waits. So a direction has two
-// buffers for what comes and one for what goes. Nothing is copied: a buffer is exchanged for that of the model that the
-// message is for, or comes from.
+// A receive is posted one action ahead, if its message cannot depend on that action (with_messages, pipeline.h). send()
+// returns at once, and the next send in the same direction waits until the buffer is free. So a direction has two
+// buffers for messages that come and one for the message that goes. Nothing is copied: this class and the model
+// exchange buffers.
 #pragma once
 
 #include <utility>
@@ -45,8 +45,8 @@ class StageLinks {
       if (message != Message::none) post(direction(message), count);
   }
 
-  // The buffer of the message that arrives next, in which the stream will find it. The caller may keep the buffer, and give
-  // another one of its size for it.
+  // The buffer of the message that arrives next, in which the stream will find it. The caller may keep the buffer, and
+  // give another one of its size for it.
   Float*& received(Message message) {
     Direction& d = direction(message);
     const int oldest = (d.next + 2 - d.posted--) % 2;
@@ -54,7 +54,8 @@ class StageLinks {
     return d.received[oldest];
   }
 
-  // A buffer that the stream may write the next message of this kind to, for send(). The caller may give another one for it.
+  // A buffer that the stream may write the next message of this kind to, for send(). The caller may give another one
+  // for it.
   Float*& to_send(Message message) {
     Direction& d = direction(message);
     if (std::exchange(d.sending, false)) d.to.wait(stream_, d.left);

@@ -33,7 +33,7 @@
 // Rows [first, first + count) of a matrix.
 struct Rows {
   int first, count;
-  // The first of these rows in a matrix with so many columns.
+  // The first of these rows in a matrix (rows, columns).
   template <class E>
   E* of(E* matrix, int columns) const {
     return matrix + size_t(first) * columns;
@@ -56,7 +56,7 @@ inline std::vector<Rows> cut_rows(int rows, int ranks, int pieces) {
 template <class Float>
 class TensorParallel {
  public:
-  // The model runs on `stream`, and sends in so many pieces.
+  // The model runs on `stream`, and sends its rows in `pieces` pieces.
   TensorParallel(Communicator& ranks, int pieces, cudaStream_t stream)
       : ranks_(ranks), pieces_(pieces), stream_(stream), arrived_(size_t(ranks.size() > 1 ? pieces : 0)) {}
 

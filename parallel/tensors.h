@@ -14,9 +14,9 @@
 //
 // In a unit they come in this order, so that a range says which elements one rank has to answer for.
 //
-// Pipeline parallelism gives a rank some of the layers (parallel/pipeline.h). Units of other ranks are in the list, too, so
-// that all ranks number and name everything alike, but they have no elements here. The embedding is a unit of the first
-// stage and of the last one, whose head needs wte.
+// Pipeline parallelism gives a rank some of the layers (parallel/pipeline.h). Units of other ranks are in the list,
+// too, so that all ranks number and name everything alike, but they have no elements here. The embedding is a unit of
+// the first stage and of the last one, whose head needs wte.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ enum FinalNormTensor { final_norm_weight, final_norm_bias };  // summed
 // How tensor parallelism treats a tensor.
 struct Split {
   int axis = -1;        // it is split along this axis of its shape; -1: it is not
-  int blocks = 1;       // the axis is so many equal blocks, each of which is split
+  int blocks = 1;       // equal blocks of the axis, each of which is split (q, k and v)
   bool summed = false;  // its gradient is summed over the ranks
 };
 
@@ -71,9 +71,9 @@ struct TensorDescriptor {
 struct Unit {
   size_t offset;   // from the start of the model
   size_t count;
-  size_t decayed;  // the first so many have weight decay, the others have none
-  size_t split;    // the first so many are those of split tensors
-  size_t summed;   // from here on they are those of summed tensors
+  size_t decayed;  // the elements before this one have weight decay, the others have none
+  size_t split;    // the elements before this one belong to split tensors
+  size_t summed;   // the elements from this one on belong to summed tensors
   size_t first_tensor;
 };
 
@@ -91,7 +91,7 @@ inline constexpr Split rows = {.axis = 0}, columns = {.axis = 1}, values = {.axi
                        qkv_columns = {.axis = 1, .blocks = 3}, qkv_values = {.axis = 0, .blocks = 3};
 }
 
-// Those of a GPT-2 block of so many channels.
+// The tensors of a GPT-2 block with C channels.
 inline std::vector<TensorRow> block_tensors(size_t C) {
   using namespace split_by;
   return {{qkv_weight, "attn.c_attn.weight", {C, 3 * C}, Initial::normal, qkv_columns},
@@ -113,8 +113,8 @@ class TensorList {
  public:
   static constexpr size_t alignment = 64;  // elements; so every tensor starts on a cache line in any dtype
 
-  // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them. chunks:
-  // the layers of this rank, from first to last; none: all layers.
+  // tp, tp_rank: the number of tensor-parallel ranks, which divides the number of heads, and this rank among them.
+  // chunks: the layers of this rank, from first to last; none: all layers.
   explicit TensorList(const ModelShape& shape, int tp = 1, int tp_rank = 0, std::vector<Layers> chunks = {},
                       BlockTensors of_block = block_tensors)
       : shape_(shape), tp_(tp), tp_rank_(tp_rank), chunks_(std::move(chunks)) {

@@ -1,12 +1,13 @@
-// The keys and values of the texts that are generated, and attention of a new token to those before it. Ranks that split the
-// sequence (parallel/context_parallel.cuh) share the cache:
+// The keys and values of the texts that are generated, and attention of a new token to those before it. Ranks that
+// split the sequence (parallel/context_parallel.cuh) share the cache:
 //
 //   ring      each keeps the keys of some tokens, of all heads (KeptTokens, kernels/positions.h)
 //   Ulysses   each keeps the keys of all tokens, of some heads
 //
-// The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row of
-// each new token, and attends from it to the keys that it keeps. The parts of all ranks are gathered, and merged in rank order
-// (kernels/decode_attention.cuh), so that all have the same bits. A head without keys on a rank adds nothing there.
+// The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row
+// of each new token, and attends from it to the keys that it keeps. The parts of all ranks are gathered, and merged in
+// rank order (kernels/decode_attention.cuh), so that all have the same bits. A head without keys on a rank adds nothing
+// there.
 //
 // Bytes that a rank sends for each layer and token: (N−1) · B·NH·(HS+1) · 4
 #pragma once
@@ -43,8 +44,8 @@ class TextCache {
     if (ranks_.size() > 1) parts_ = arena.take<float>(size_t(ranks_.size()) * attention_part(texts, heads, head_size));
   }
 
-  // A pass begins that adds so many tokens to the `cached` ones of each text. To none it adds a prompt, of whose rows this rank
-  // has those at `positions`: what stands behind the prompt is padding.
+  // A pass begins that adds so many tokens to the `cached` ones of each text. To none it adds a prompt, of whose rows
+  // this rank has those at `positions`: what stands behind the prompt is padding.
   void begin(int cached, int added, const Positions& positions) {
     decodes_ = cached > 0;
     if (!decodes_) kept_ = shares_keys_ ? KeptTokens{positions, ranks_.size(), ranks_.rank()} : KeptTokens{neighbours(0), 1, 0};
@@ -60,7 +61,8 @@ class TextCache {
     if (count_ > 0) append_to_cache(caches_[size_t(layer)], qkv, texts, count_, first_, stream_);
   }
 
-  // out (B,c): attention of one token of each text, whose row qkv (B,3c) all ranks have, to itself and all tokens before it.
+  // out (B,c): attention of one token of each text, whose row qkv (B,3c) all ranks have, to itself and all tokens
+  // before it.
   void attend(Float* out, int layer, const Float* qkv, int texts) {
     const KeyValueCache<Float>& cache = caches_[size_t(layer)];
     const int heads = cache.all_heads, head_size = cache.head_size;

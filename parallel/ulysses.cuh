@@ -1,20 +1,20 @@
-// DeepSpeed-Ulysses (Jacobs et al., arXiv:2309.14509): for attention alone, ranks that split the sequence split the heads
-// instead. Before it an all-to-all gives each rank all rows of its heads, after it another one gives back its own rows of all
-// heads. In between is attention of one rank, bit for bit.
+// DeepSpeed-Ulysses (Jacobs et al., arXiv:2309.14509): for attention alone, ranks that split the sequence split the
+// heads instead. Before it an all-to-all gives each rank all rows of its heads, after it another one gives back its own
+// rows of all heads. In between is attention of one rank, bit for bit.
 //
 //              own rows, all heads              all rows, own heads             own rows, all heads
 //   rank 0     rows 0   ┌ h0 h1 h2 h3           rows 0..1  h0 h1                rows 0    h0 h1 h2 h3
 //   rank 1     rows 1   └ h0 h1 h2 h3   ──►     rows 0..1        h2 h3   ──►    rows 1    h0 h1 h2 h3
 //                         qkv                              qkv, out                       out
 //
-// Rank r has the r-th run of each sample, so that runs that arrive lie in their natural order: each sample is a message of
-// its own, and only the side of all heads needs a kernel (kernels/split_heads.cuh). Backward goes the same way with dout
-// and dqkv. Nothing hides these exchanges.
+// Rank r has the r-th run of each sample, so that runs that arrive lie in their natural order: each sample is a message
+// of its own, and only the side of all heads needs a kernel (kernels/split_heads.cuh). Backward goes the same way with
+// dout and dqkv. Nothing hides these exchanges.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
 //   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out
-// Ring attention sends (N−1)·2·R·c·w forward, so N/2 times as much, but behind its products, and it needs no heads to split.
-// Memory, for all layers together: 6·R·c·w.
+// Ring attention sends (N−1)·2·R·c·w forward, so N/2 times as much, but behind its products, and it needs no heads to
+// split. Memory, for all layers together: 6·R·c·w.
 #pragma once
 
 #include <string>
@@ -51,8 +51,8 @@ class Ulysses {
   // This rank's rows (R,3c) before forward().
   Float* rows_of_qkv() const { return rows_; }
 
-  // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T) and
-  // qkv (B,T,3c/N).
+  // out (R,c) from rows_of_qkv(). What backward needs: all rows of own heads, in heads_out (B,T,c/N), lse (B,NH/N,T)
+  // and qkv (B,T,3c/N).
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
                const AttentionBody& body) {
     const AttentionSizes heads = of_own_heads(own);

@@ -13,7 +13,7 @@ class WeightGradients {
  public:
   explicit WeightGradients(LayerContext<Float>& context) : on_(context) {}
 
-  // For what `slots` micro-batches keep of so many blocks.
+  // Memory for what `slots` micro-batches keep of `blocks` blocks.
   void lay_out(Arena& arena, int slots, int blocks) {
     kept_.resize(size_t(slots) * size_t(blocks));
     blocks_ = blocks;

@@ -249,7 +249,8 @@ class ParameterStore final : public Parameters {
   // -1: embedding, final norm
   int layer_of(int unit) const { return unit == 0 || unit == list_.final_norm_unit() ? -1 : unit - 1; }
 
-  // Do this unit's gradients add up in its slot over the micro-steps? Those of other units are reduced after each one.
+  // Do this unit's gradients add up in its slot over the micro-steps? The gradients of other units are reduced after
+  // each one.
   bool sums_in_slot(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
 
   template <class E>
@@ -279,9 +280,10 @@ class ParameterStore final : public Parameters {
 
   bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && data_.size() > 1; }
 
-  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's slot. The sum goes where this rank keeps
-  // gradients: in stage 0 into the slot itself, in stage 1 into this rank's piece of it, in stages 2 and 3 into an array
-  // of pieces, where those of earlier micro-steps may be already.
+  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's slot. The sum goes where this rank
+  // keeps
+  // gradients: in stage 0 into the slot itself, in stage 1 into this rank's piece of it, in stages 2 and 3 into an
+  // array of pieces, which may hold the sum of earlier micro-steps already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
     float* sum = array(State::gradient, unit);
@@ -313,20 +315,21 @@ class ParameterStore final : public Parameters {
     tp_.wait_for_all(stream_);
   }
 
-  // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get the
-  // sum, and so make the same update. (The step's loss, which travels before on the same stream, has waited for all
-  // gradients.)
+  // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get
+  // the sum, and so make the same update.
   void add_up_over_ends() {
     if (ends_.size() == 1) return;
+    ends_.after(stream_);
     ends_.all_reduce(array(State::gradient, 0), own_count(0));
     ends_.wait_for_all(stream_);
   }
 
-  // Each rank squares what it answers for; the sum over all ranks is the same everywhere, and so is what follows from it.
+  // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
+  // factor.
   void compute_norm(const float* loss, float clip, const StepLimits& limits) {
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) {
-      const Range range = shards_.answers_for(unit);
+      const Range range = shards_.owned(unit);
       if (range.count == 0) continue;
       square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - own_begin(unit)), range.count, stream_);
       partials += norm_partials(range.count);
@@ -421,9 +424,9 @@ class ParameterStore final : public Parameters {
     else return masters_ ? masters_ + own_offset(unit) : nullptr;
   }
 
-  // Visits values of a tensor, if several ranks have the same. values: those of this rank's piece of the unit, or of the
-  // whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the tensor-parallel ranks, and
-  // the embedding on the first and the last stage of a pipeline.
+  // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
+  // unit, or of the whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the
+  // tensor-parallel ranks, and the embedding on the first and the last stage of a pipeline.
   template <class E>
   void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
                            bool is_piece) const {
@@ -456,7 +459,7 @@ class ParameterStore final : public Parameters {
   template <class E>
   void lay_out_ring(std::vector<Slot<E>>& slots, Arena& arena) {
     const int last = list_.final_norm_unit();
-    size_t block = 0;  // all blocks are of the same size, but those of other stages have none here
+    size_t block = 0;  // elements of a block; blocks of other stages have none here
     for (int unit = 1; unit < last; ++unit) block = std::max(block, shards_.whole(unit));
     for (Slot<E>& slot : slots) {
       slot.count = &slot == &slots.front() ? shards_.whole(0) : &slot == &slots.back() ? shards_.whole(last) : block;
@@ -468,7 +471,7 @@ class ParameterStore final : public Parameters {
     gradients_ = arena.take<float>(gradient_total());
     if (stage_ < 2) lay_out_whole(gradient_slots_, gradients_);
     size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(shards_.answers_for(unit).count);
+    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(shards_.owned(unit).count);
     partials_ = arena.take<float>(partials + norm_workspace(partials));
     total_ = arena.take<double>(1);
     summary_ = arena.take<GradientSummary>(1);

@@ -393,8 +393,8 @@ std::string Control::where_ranks_are() const {
   return list_groups(ranks_at) + table;
 }
 
-// Of a pipeline, whose stages wait for one another in many places: "; rank 0 (stage 0, ...) in from_next #5 receive of 4096
-// bytes", by the last heartbeats of those who have not failed.
+// Of a pipeline, whose stages wait for one another in many places: "; rank 0 (stage 0, ...) in from_next #5 receive of
+// 4096 bytes", by the last heartbeats of those who have not failed.
 std::string Control::who_waits() const {
   RanksAt waiting;
   for (int rank = 0; ranks_of_a_stage_ && rank < size(); ++rank)

@@ -48,15 +48,15 @@ class Control {
   using Place = std::source_location;
 
   // Returns the texts `mine` of all ranks, by rank. All ranks must call it in the same order and at the same line of
-  // the source, each in one thread only; that holds for gather, barrier and finish, too.
-  // patience: the other ranks may take so many times the collective time-out.
+  // the source, each in one thread only; the same holds for gather, barrier and finish.
+  // patience: how long the other ranks may take, in units of the collective time-out.
   std::vector<std::string> all_gather(const std::string& mine, double patience = 1, Place place = Place::current());
   // Returns the texts on rank 0, and empty texts on the other ranks.
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
 
-  // From now on messages say which stage of a pipeline a rank belongs to: so many ranks in a row are one stage. 0: there
-  // are no stages.
+  // From now on messages say which stage of a pipeline a rank belongs to: each `ranks_of_a_stage` ranks in a row are
+  // one stage. 0: there are no stages.
   void name_stages(int ranks_of_a_stage) { ranks_of_a_stage_ = ranks_of_a_stage; }
 
   // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
@@ -65,8 +65,8 @@ class Control {
 
   // Sets the work that every rank does before the job ends because one rank has reported an error. The control thread
   // does it, and it may take long. It returns true if this rank has to wait until rank 0 has done its part, too. It is
-  // not done if a rank died, is silent or hangs. all_are_there() returns false if another rank has gone meanwhile (ranks
-  // other than 0 see only rank 0).
+  // not done if a rank died, is silent or hangs. all_are_there() returns false if another rank has gone meanwhile
+  // (ranks other than 0 see only rank 0).
   using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
   void before_end(LastWork work);
 

@@ -2,10 +2,10 @@
 // enqueue collectives, or notice their end, write it; the control thread (processes/control.h) reads it. When a job
 // hangs, the records of all ranks show where they differ.
 //
-// Collectives are numbered from 1, in each group of ranks by itself, in the order in which a rank enters them: groups that
-// have different work to do meet at different times, but within a group all ranks enter the same collectives. A lane
-// between two stages of a pipeline has a name at each end, and counts the same messages there. Times are seconds of
-// steady_seconds().
+// Collectives are numbered from 1, in each group of ranks by itself, in the order in which a rank enters them: groups
+// that have different work to do meet at different times, but within a group all ranks enter the same collectives. A
+// lane between two stages of a pipeline has a name at each end, and counts the same messages there. Times are seconds
+// of steady_seconds().
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ class FlightRecorder {
     size_t bytes = 0;  // like name, the same on all ranks; a rank that differs is reported as the reason of a hang
     double entered = 0;
     std::optional<double> left;
-    double patience = 1;  // it may take so many times the usual time-out: 10 if files are read or written meanwhile
+    double patience = 1;  // time that it may take, in units of the time-out: 10 if files are read or written meanwhile
     bool rehearsed = false;
   };
 
@@ -50,7 +50,7 @@ class FlightRecorder {
   // The recorded collectives, oldest first.
   std::vector<Entry> entries() const;
 
-  // This process was stopped for so many seconds: they do not count for the collectives under way.
+  // This process was stopped for some seconds: they do not count for the collectives under way.
   void forgive(double seconds);
 
  private:

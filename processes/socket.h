@@ -58,7 +58,8 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 // All addresses of a host name. If there is none, `problem` becomes the reason.
 Addresses resolve(const std::string& host, int port, std::string& problem);
 
-// Connects within so many seconds. If that fails, the descriptor is empty and `problem` becomes the reason.
+// Connects, or gives up after `seconds` seconds. If that fails, the descriptor is empty and `problem` becomes the
+// reason.
 Descriptor connect_to(const std::string& host, int port, double seconds, std::string& problem);
 
 enum class FrameType : uint32_t { hello, accepted, refused, start, for_all, for_rank_0, gathered, heartbeat, report, verdict };
@@ -88,7 +89,7 @@ class Connection {
   void send(Packet packet);
   void send(FrameType type, const std::string& payload) { send(pack(type, payload)); }
 
-  // Sends as many bytes as the socket takes now. It ignores errors: receive() finds them, after the last received
+  // Sends the bytes that the socket takes now. It ignores errors: receive() finds them, after the last received
   // bytes.
   void flush();
 
@@ -103,11 +104,11 @@ class Connection {
 
   Descriptor socket_;
   std::deque<Packet> unsent_;
-  size_t sent_ = 0;  // so many bytes of unsent_[0] have been sent
+  size_t sent_ = 0;  // bytes of unsent_[0] that have been sent
   std::string input_;
   int error_ = 0;
 };
 
-// Waits, at most so many milliseconds, until a connection or the descriptor `extra` (-1: none) has something to do, and
-// sends and receives on all connections.
+// Waits, at most `milliseconds` milliseconds, until a connection or the descriptor `extra` (-1: none) has something to
+// do, and sends and receives on all connections.
 void exchange(const std::vector<Connection*>& connections, int extra, int milliseconds);

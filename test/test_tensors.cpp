@@ -132,7 +132,7 @@ TEST_CASE("all ranks together answer for each element of the model once") {
     for (const auto& group : mesh)
       for (const Shards& shards : group)
         for (int unit = 0; unit < shards.units(); ++unit) {
-          const Range range = shards.answers_for(unit);
+          const Range range = shards.owned(unit);
           CHECK(range.begin + range.count <= shards.list().units()[size_t(unit)].count);
           for (const Slice& slice : shards.slices(unit, range.begin, range.count))
             for (const Block& run : runs(*slice.tensor, slice.first, slice.first + slice.count)) elements.meet(run);

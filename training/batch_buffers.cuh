@@ -1,5 +1,6 @@
-// Sends micro-batches to the device. There are two buffers or more in pinned memory and as many on the device, used in
-// turn, and the copies run on a stream of their own. So a batch is read and sent while the one before it is computed.
+// Sends micro-batches to the device. There are two buffers or more, each with a half in pinned memory and a half on the
+// device, used in turn, and the copies run on a stream of their own. So a batch is read and sent while the previous one
+// is computed.
 #pragma once
 
 #include <algorithm>
@@ -48,9 +49,9 @@ class BatchBuffers {
   const DeviceMemory& memory() const { return memory_; }
 
   // inputs, targets: (batch_size, seq_len) token ids in host memory, copied before this returns; targets may be null:
-  // such a batch does not train. Of each sample those at `positions` are sent: tokens 0 where a sample has ended. The batch
-  // is filled up with tokens 0 to so many rows, if they are more. It stays in device memory until as many more batches have
-  // been sent as there are buffers.
+  // such a batch does not train. Sends only the tokens at `positions`, pads short samples with token 0, and pads the
+  // batch to at_least_rows rows. The batch stays in device memory until the other buffers and this one have been sent
+  // again.
   Batch send(const int* inputs, const int* targets, int batch_size, int seq_len, const Positions& positions,
              int at_least_rows = 0) {
     const size_t tokens = size_t(batch_size) * size_t(positions.length), rows = std::max(tokens, size_t(at_least_rows));
@@ -63,7 +64,7 @@ class BatchBuffers {
     deal(inputs, buffer.host, batch_size, seq_len, positions);
     deal(targets ? targets : inputs, buffer.host + rows, batch_size, seq_len, positions);
     sort_by_token(buffer.host, int(rows), buffer.host + 2 * rows);
-    // Whoever used this buffer had been issued before the batch before this one was sent.
+    // All work that reads this buffer was issued before the previous call of send(): wait for it.
     CUDA_CHECK(cudaStreamWaitEvent(copies_, issued_[turn_ ^ 1]));
     CUDA_CHECK(cudaMemcpyAsync(buffer.device, buffer.host, 3 * rows * sizeof(int), cudaMemcpyHostToDevice, copies_));
     buffer.copied.record(copies_);

@@ -42,7 +42,7 @@ class Batches {
         sent_(size_t(model.options().slots)),
         buffers_(memory_for(model), job.stream) {}
 
-  // Of the buffers that a model trains with.
+  // The buffers that a model trains with.
   static BatchMemory memory_for(const Model& model) {
     return {model.options().micro_batch * model.positions().length, model.options().slots + 1};
   }

@@ -67,8 +67,8 @@ class Checkpoints {
     }
   }
 
-  // Loads the newest checkpoint; can_roll_back() must have said that there is one. Training then goes on with the samples
-  // that follow step `from`, which went wrong.
+  // Loads the newest checkpoint; can_roll_back() must have said that there is one. Training then goes on with the
+  // samples that follow step `from`, which went wrong.
   Rollback roll_back(size_t from, const std::string& reason) {
     state_.guard.count_rollback();
     const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;

@@ -15,9 +15,9 @@ inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::
   return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
 }
 
-// Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once: the
-// prompt together (prefill), then one token of each text at a time (decode), and when the positions are full the second
-// half of them anew. Without, it computes all tokens that it sees for each new one. Both see the same.
+// Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once:
+// the prompt together (prefill), then one token of each text at a time (decode), and when the positions are full the
+// second half of them anew. Without, it computes all tokens that it sees for each new one. Both see the same.
 class TokenByToken {
  public:
   TokenByToken(Model& model, BatchBuffers& buffers) : model_(model), buffers_(buffers) {}
@@ -44,8 +44,8 @@ class TokenByToken {
   }
 
  private:
-  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a rank has
-  // one row of each text, they are neighbours, and the head computes them together.
+  // The logits after the last of `count` tokens of each text. Of a prompt one context-parallel rank has the row. If a
+  // rank has one row of each text, they are neighbours, and the head computes them together.
   std::vector<std::vector<float>> last_logits(int texts, int count, bool decodes) {
     int cp_rank = 0;
     Positions positions = decodes ? neighbours(1) : model_.positions(count, 0);
@@ -59,8 +59,8 @@ class TokenByToken {
     return logits;
   }
 
-  // Computes tokens [begin, begin + count) of each text, after the `cached` ones that are in the cache. Of a prompt a context-
-  // parallel rank computes its rows; a single token is computed by all of them.
+  // Computes tokens [begin, begin + count) of each text, after the `cached` ones that are in the cache. Of a prompt a
+  // context- parallel rank computes its rows; a single token is computed by all of them.
   void run(const std::vector<std::vector<int>>& texts, size_t begin, int count, int cached) {
     std::vector<int> inputs;
     for (const std::vector<int>& text : texts) inputs.insert(inputs.end(), text.begin() + long(begin), text.begin() + long(begin) + count);

@@ -37,7 +37,7 @@ struct Job {
 
 // How far the job has come.
 struct Progress {
-  size_t step = 0;              // updates launched on the device, those of earlier starts included
+  size_t step = 0;              // updates launched on the device, in this start and in earlier ones
   size_t samples_left_out = 0;  // training samples that rollbacks have skipped
 
   // The number of the first training sample of the next step.

@@ -2,9 +2,9 @@
 // will compute them: forward and backward of a step, validation, text. There are two reasons:
 //   - The algorithms of products are chosen here, for exactly the shapes that will come (kernels/gemm_choices.cuh).
 //   - A kernel that is launched for the first time may wait until the device is idle. In a step of a pipeline another
-//     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no single
-//     wait of this kind could stop a step: with_messages in parallel/pipeline.h. But there may be several, and each
-//     delays all stages.)
+//     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no
+//     single wait of this kind could stop a step: with_messages in parallel/pipeline.h. But there may be several, and
+//     each delays all stages.)
 //
 // The lanes between stages are silent. The other groups take part, as all ranks of a stage do the same. All tokens are
 // 0, and what would arrive from other stages is zeros. No result, count or trace shows that there was a rehearsal.
@@ -39,7 +39,7 @@ void rehearse(Control& control, Mesh& mesh, Model& model, Passes passes) {
 }
 
 // The passes of a step and of validation. Of the schedule the first two micro-batches are enough: the first overwrites
-// gradients, the second adds to them. buffers, loss_weight: those of the steps.
+// gradients, the second adds to them. buffers, loss_weight: as in the steps.
 inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, float loss_weight) {
   const int B = model.options().micro_batch, T = model.options().seq_len;
   const std::vector<int> tokens(size_t(B) * size_t(T));

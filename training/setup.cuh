@@ -11,9 +11,9 @@
 #include "training/batches.cuh"
 #include "training/job.cuh"
 
-// The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats --init, as
-// in training, so the command line of a run that began with --init, with --generate added, shows what the run has learned.
-// What is said goes to stderr, as stdout has the texts. Collective.
+// The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats
+// --init, as in training, so the command line of a run that began with --init, with --generate added, shows what the
+// run has learned. What is said goes to stderr, as stdout has the texts. Collective.
 inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
   const Options& o = job.options;
   if (!o.init.empty() && !o.resume) return {};
@@ -31,8 +31,8 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// folder: holds the weights to start from, those of a checkpoint or of --init; empty: there are none. A plan may have no data:
-// then the vocabulary is that of token shards.
+// folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan may have no
+// data: then the vocabulary is the usual one of token shards.
 inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
   const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
   const ModelShape shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
@@ -59,8 +59,8 @@ inline LossScale loss_scale_of(const Options& o) {
   return {.value = float(o.loss_scale), .window = o.loss_scale_window};
 }
 
-// samples: so many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and may
-// be planned for a device elsewhere.
+// samples: how many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and
+// may be planned for a device elsewhere.
 inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
                                           bool training, int samples,
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {

@@ -53,7 +53,7 @@ class StepsInFlight {
     started_.push_back({turn_, traffic_, step, learning_rate, limits});
   }
 
-  // Waits for the oldest step in flight, for so many seconds at most. Returns whether it has ended.
+  // Waits for the oldest step in flight, at most `seconds` seconds. Returns whether it has ended.
   bool ends_within(double seconds) const {
     const Clock::time_point begin = Clock::now();
     while (!is_ready(end_[started_.front().turn])) {

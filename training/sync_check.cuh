@@ -1,6 +1,6 @@
-// `--check-sync`: is what several ranks hold still the same on all of them? A faulty device or a missing synchronisation
-// makes the copies differ without any error. Checksums of every tensor (kernels/statistics.cuh) find the rank and the
-// tensor.
+// `--check-sync`: is what several ranks hold still the same on all of them? A faulty device or a missing
+// synchronisation makes the copies differ without any error. Checksums of every tensor (kernels/statistics.cuh) find
+// the rank and the tensor.
 #pragma once
 
 #include <cstddef>

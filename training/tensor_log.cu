@@ -14,8 +14,9 @@ using Json = nlohmann::ordered_json;  // writes numbers that are not finite as n
 constexpr size_t workspace_count = statistics_blocks * statistics_block;
 constexpr size_t most_streams = 8;  // the model's, and those of collectives and lanes (parallel/mesh.cuh)
 
-// 8192 lines are enough for a micro-step of 150 layers. When they are full, the log waits for the device. In a pipeline it
-// must not, before the step is complete: a receive that was posted ahead may wait for a stage that waits for this one.
+// 8192 lines are enough for a micro-step of 150 layers. When they are full, the log waits for the device. In a pipeline
+// it must not, before the step is complete: a receive that was posted ahead may wait for a stage that waits for this
+// one.
 size_t most_lines_of(const TensorLogRank& rank) { return rank.pipeline > 1 ? 1 << 20 : 8192; }
 
 Json known(int value) { return value < 0 ? Json() : Json(value); }

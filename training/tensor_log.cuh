@@ -6,8 +6,9 @@
 // Each other line is one output of one launcher, in the order of the calls:
 //   {"step":1,"micro_batch":0,"layer":3,"piece":null,"op":"gelu_forward","output":0,"accumulated":false,"partial":false,
 //    "count":49152,"dtype":"bf16","sum":-12.5,"absmax":3.0625,"checksum":"00e1c2d3a4b5f697"}
-// step, micro_batch, layer, piece: null where there is none. sum, absmax: null where not finite (kernels/statistics.cuh).
-// A pipeline's layers are numbered through all stages; pipeline is the number of stages, chunks that of a stage's chunks.
+// step, micro_batch, layer, piece: null where there is none. sum, absmax: null where not finite
+// (kernels/statistics.cuh). A pipeline's layers are numbered through all stages; pipeline is the number of stages,
+// chunks that of a stage's chunks.
 // piece, partial: of tensor parallelism, as in kernels/device/timeline.h.
 #pragma once
 
