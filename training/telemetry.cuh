@@ -90,7 +90,7 @@ inline std::string next_commands(const Options& o, int ranks) {
 
 class Telemetry {
  public:
-  static constexpr size_t unprofiled = 2;  // the first steps allocate memory and choose algorithms
+  static constexpr size_t unprofiled = 2;  // the first steps allocate memory and load kernels
 
   // start: steps done before this start.
   Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)

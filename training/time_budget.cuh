@@ -17,7 +17,7 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   const Clock::time_point begin = Clock::now();
   const Actions actions = state.job.actions();
   std::vector<double> seconds;
-  constexpr size_t unmeasured = 2, measured = 5;  // the first steps allocate memory and choose algorithms
+  constexpr size_t unmeasured = 2, measured = 5;  // the first steps allocate memory and load kernels
   for (size_t step = 0; step < unmeasured + measured; ++step) {  // with a learning rate of 0
     const Clock::time_point start = Clock::now();
     model.begin_sums();
