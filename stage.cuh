@@ -113,9 +113,11 @@ class StageModel final : public Model {
 
   // A training pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data.
   // Batches differ by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of
-  // a loss.
-  using Key = std::tuple<const int*, bool, float>;
-  static Key key_of(const Batch& batch) { return {batch.tokens.inputs, batch.first, batch.loss_weight}; }
+  // a loss; and after the rehearsal products may have other algorithms.
+  using Key = std::tuple<const int*, bool, float, int>;
+  static Key key_of(const Batch& batch) {
+    return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};
+  }
   bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
 
   // ---- a pass

@@ -14,8 +14,8 @@ class RecordedWork {
   RecordedWork(const RecordedWork&) = delete;
   RecordedWork& operator=(const RecordedWork&) = delete;
 
-  // work() must launch kernels and copies on `stream`, and nothing else. The first call is not recorded, because matrix
-  // products then choose their algorithms.
+  // work() must launch kernels and copies on `stream`, and nothing else. The first call is not recorded: it may load
+  // kernels, and make plans for matrix products.
   template <class Work>
   void run(cudaStream_t stream, Work work) {
     if (calls_++ == 0) return work();
