@@ -96,6 +96,6 @@ void vocabulary_cross_entropy(Float* logits, float* losses, float* total_loss, R
   if (write_gradient)
     vocabulary_gradient_kernel<Float, pack_width<Float>><<<rows, row_threads<Float>(padded), 0, stream>>>(
         logits, all, targets, shard, padded, weight, loss_scale);
-  if (total_loss) sum_losses_kernel<<<1, long_row_block, 0, stream>>>(total_loss, losses, rows, weight);
   CUDA_CHECK(cudaGetLastError());
+  if (total_loss) add_losses(total_loss, losses, rows, weight, stream);
 }

@@ -16,7 +16,7 @@ namespace {
 class Checksums {
  public:
   explicit Checksums(cudaStream_t stream) : stream_(stream) {
-    CUDA_CHECK(cudaMalloc(&workspace_, (1 + statistics_blocks * statistics_block) * sizeof(TensorStatistics)));
+    CUDA_CHECK(cudaMalloc(&workspace_, (1 + most_sum_blocks) * sizeof(TensorStatistics)));
   }
   ~Checksums() { cudaFree(workspace_); }
   Checksums(const Checksums&) = delete;

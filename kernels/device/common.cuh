@@ -79,7 +79,7 @@ struct alignas(sizeof(T) * N) Pack {
 // A pack between load and use: on a GPU as words, which stay in registers as they were loaded. Elements of 16 bits would
 // be split by the compiler as soon as they arrive, so that each load is waited for.
 template <class T, int N>
-struct alignas(sizeof(T) * N) PackWords {
+struct alignas(N == 1 ? alignof(T) : sizeof(T) * N) PackWords {
   using Word = PackWord<T, N>;
   Word words[sizeof(T) * N / sizeof(Word)];
 };
