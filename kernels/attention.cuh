@@ -359,7 +359,6 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
     constexpr int HS = decltype(size)::value, N = decltype(width)::value;
     attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Computes dq, dk and dv from dout and the tensors of forward: out, q, k, v, lse. row_dots (B,NH,queries): workspace.
@@ -401,7 +400,6 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
     attention_backward_keys_kernel<Float, Gradient, HS, N>
         <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // ---- causal self-attention of packed tensors: qkv and dqkv (B,T,3,NH,HS), out and dout (B,T,NH,HS), lse (B,NH,T)

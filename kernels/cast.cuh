@@ -6,8 +6,6 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int cast_block = 256;  // threads, one pack each
-
 template <class Float>
 __global__ void cast_kernel(Float* out, const float* input, size_t count) {
   constexpr int N = pack_width<float>;
@@ -31,17 +29,12 @@ __global__ void accumulate_kernel(float* out, const Float* input, size_t count, 
   store(out + i, sum);
 }
 
-inline unsigned cast_grid(size_t count) {
-  return unsigned(ceil_div(count, size_t(cast_block * pack_width<float>)));
-}
-
 // out (count) = input (count), cast to Float.
 template <class Float>
 void cast(Float* out, const float* input, size_t count, cudaStream_t stream) {
   KernelRange range("cast", stream, (4.0 + sizeof(Float)) * count, 0);
   range.writes(out, count);
-  cast_kernel<Float><<<cast_grid(count), cast_block, 0, stream>>>(out, input, count);
-  CUDA_CHECK(cudaGetLastError());
+  cast_kernel<Float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, input, count);
 }
 
 // out (count) = input (count) of type Float, or += if `add`.
@@ -49,6 +42,5 @@ template <class Float>
 void accumulate(float* out, const Float* input, size_t count, bool add, cudaStream_t stream) {
   KernelRange range("accumulate", stream, (4.0 + sizeof(Float) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);
   range.writes(out, count, add);
-  accumulate_kernel<Float><<<cast_grid(count), cast_block, 0, stream>>>(out, input, count, add);
-  CUDA_CHECK(cudaGetLastError());
+  accumulate_kernel<Float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, input, count, add);
 }

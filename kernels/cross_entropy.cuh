@@ -156,7 +156,6 @@ cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocab
 inline void add_losses(float* total, const float* losses, int rows, float scale, cudaStream_t stream) {
   sum_kernel<double, pack_width<float>>
       <<<1, sum_block, 0, stream>>>(total, losses, size_t(rows), true, AddFloats<false>{scale});
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // The threads of a block for a row.
@@ -199,6 +198,5 @@ void cross_entropy(Float* logits, float* losses, float* total_loss, const int* t
     launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   else
     launch_cross_entropy<Float, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
-  CUDA_CHECK(cudaGetLastError());
   add_losses(total_loss, losses, rows, weight, stream);
 }

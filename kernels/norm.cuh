@@ -43,14 +43,12 @@ inline void square_sums(float* partials, const float* values, size_t count, cuda
   range.writes(partials, blocks);
   sum_kernel<double, pack_width<float>>
       <<<unsigned(blocks), sum_block, 0, stream>>>(partials, values, count, false, AddFloats<true>{});
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // *total (device memory) = Σ partials (count). They are the partial sums of all arrays, one after another.
 inline void add_up(double* total, const float* partials, size_t count, cudaStream_t stream) {
   KernelRange range("add_up", stream, 4.0 * count, 1.0 * count);
   sum_kernel<double, 1><<<1, sum_block, 0, stream>>>(total, partials, count, false, AddFloats<false>{});
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Computes *summary (norm, factor, and the loss scale of the next step) from *total, the sum of all squares, and *loss.
@@ -60,5 +58,4 @@ inline void clip_factor(GradientSummary* summary, const double* total, const flo
   KernelRange range("clip_factor", stream, 48, 12);
   range.writes(&summary->norm, 1);
   clip_factor_kernel<<<1, 1, 0, stream>>>(summary, total, loss, clip, limits);
-  CUDA_CHECK(cudaGetLastError());
 }

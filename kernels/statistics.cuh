@@ -71,10 +71,9 @@ void tensor_statistics(TensorStatistics* result, const T* values, size_t count, 
   KernelRange range("tensor_statistics", stream, double(count) * sizeof(T), 2.0 * count);
   const size_t blocks = partial_sums<T>(count);
   const int elements_past_a_pack = int(reinterpret_cast<uintptr_t>(values) % pack_bytes / sizeof(T));
-  with_pack<T>(elements_past_a_pack, [&](auto width) {
-    sum_kernel<TensorStatistics, decltype(width)::value>
+  with_pack<T>(elements_past_a_pack, [&](auto N) {
+    sum_kernel<TensorStatistics, N>
         <<<unsigned(blocks), sum_block, 0, stream>>>(workspace, values, count, false, AddStatistics{});
   });
   sum_kernel<TensorStatistics, 1><<<1, sum_block, 0, stream>>>(result, workspace, blocks, false, AddStatistics{});
-  CUDA_CHECK(cudaGetLastError());
 }
