@@ -15,7 +15,8 @@
 // next two: it computes both means of each row, then updates dr. Moves 4 elements per channel and row: reads dout, r and
 // dr, writes dr; the partial sums of dweight and dbias are a 1/32 of that or less.
 // Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: first
-// by one warp per row for the means, then by columns.
+// by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill registers:
+// nvcc 13 stores 1,172 bytes for 16 bits, and 140 for floats.
 #pragma once
 
 #include <algorithm>
