@@ -16,6 +16,7 @@ constexpr int long_row_block = 512;
 constexpr int packs_at_once = 4;
 constexpr int kept_packs = 8;
 constexpr int column_sum_parts = 64;
+constexpr int sum_block = 256;
 constexpr int kept_row_block = 512;
 #else
 constexpr int pack_bytes = 64;            // a cache line and an AVX-512 register
@@ -24,6 +25,7 @@ constexpr int long_row_block = 256;       // with more threads, barriers between
 constexpr int packs_at_once = 1;          // nothing is gained by loads in flight
 constexpr int kept_packs = 2;             // they are kept in cache
 constexpr int column_sum_parts = 2;
+constexpr int sum_block = 4;
 constexpr int kept_row_block = 32;        // reading a row again costs less than barriers between more threads
 #endif
 

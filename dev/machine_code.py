@@ -35,7 +35,7 @@ REGISTERS, SHARED, THREADS, BLOCKS = 65536, 228 * 1024, 2048, 32  # of a multipr
 MOST_ISSUE, LEAST_FLIGHT, MOST_WASTE = 0.7, 32 * 1024, 0.1
 SMALL = 5e-6  # seconds: bytes that take less are not worth a rule, launching takes as long
 
-def loops(s, launch):
+def loops(s, operation, launch):
   """What machine code does not say: how often a warp runs each loop of a kernel, in the order of their addresses, for the
   shape s. Where a kernel does other things for other rows, the most common ones count. nvcc unrolls some loops: then one
   loop has so many rounds at once, and another the rest."""
@@ -45,7 +45,6 @@ def loops(s, launch):
     "embedding_forward_kernel": [1, 0],  # with positions, without
     "flash_forward_kernel": [(s.T / 64 + 2) / 2],
     "cross_entropy_kernel": [logits // 4, logits % 4] * 2 + [0, 0, 1 / 16],
-    "sum_losses_kernel": [2, 0, 4, 0, 0],
     "layernorm_backward_kernel": [rows / grid[0] / 2, rows / grid[0] / 2 * block / 32],
     "column_sum_kernel": [16],
     "add_partial_sums_kernel": [0, 1 if grid[1] == 2 else rows / 64 / 512, 1 / 16, 0],
@@ -54,11 +53,11 @@ def loops(s, launch):
     "token_embedding_backward_kernel": [1, 1, 8],
     "add_runs_kernel": [3, 0, 0, 0, 0, 0, 0],  # few blocks have a run
     "position_embedding_backward_kernel": [1, s.B / 8],
-    "last_sum_kernel": [0, 2],
+    "sum_kernel": [1] if operation == "add_up" else [1, 0],
   }.get(launch.kernel, [])
 
 
-def template_arguments(s, kernel):
+def template_arguments(s, operation, kernel):
   """Those of the instance that is launched, of a kernel of which step_kernels.o has several."""
   return {
     "embedding_forward_kernel": "__nv_bfloat16, 8",
@@ -75,7 +74,8 @@ def template_arguments(s, kernel):
     "token_embedding_backward_kernel": "__nv_bfloat16, 8",
     "add_runs_kernel": "4",
     "position_embedding_backward_kernel": "__nv_bfloat16, 8",
-    "partial_sums_kernel": "true",
+    "sum_kernel": {"square_sums": "double, 4, float, float, AddFloats<true>", "cross_entropy": "double, 4, float, float, AddFloats<false>",
+                   "add_up": "double, 1, double, float, AddFloats<false>"}.get(operation),
   }.get(kernel)
 
 
@@ -229,7 +229,7 @@ def read_functions(path, cuobjdump):
   for name, (_, text), readable in zip(mangled, parts, plain):
     kernel, arguments = re.match(r"(?:void )?(?:\(anonymous namespace\)::)?(\w+)(?:<([^()]*)>)?", readable).groups()
     code = main_part([Instruction(int(address, 16), *rest) for address, *rest in INSTRUCTION.findall(text)])
-    functions.setdefault(kernel, []).append(Function(kernel, arguments or "", *usage[name], code))
+    functions.setdefault(kernel, []).append(Function(kernel, (arguments or "").strip(), *usage[name], code))
   return functions
 
 
@@ -258,7 +258,7 @@ def wasted(blocks, resident, flight_of_block, is_bound_by_memory):
 def expect(shape, operation, launch, function, is_main):
   kernel, grid, block = launch.kernel, launch.grid, launch.block[0]
   blocks = grid[0] * grid[1] * grid[2]
-  runs = loops(shape, launch)
+  runs = loops(shape, operation["operation"], launch)
   if len(runs) != len(function.loops()):
     raise ValueError(f"{kernel} has {len(function.loops())} loops, loops() knows {len(runs)}: say how often a warp "
                      f"runs each (--kernel {kernel} lists them)")
@@ -289,9 +289,9 @@ def expect(shape, operation, launch, function, is_main):
              max(memory, issue, products) / (1 - waste) + LAUNCH, misses)
 
 
-def instance(functions, shape, kernel):
+def instance(functions, shape, operation, kernel):
   found = functions.get(kernel, [])
-  arguments = template_arguments(shape, kernel)
+  arguments = template_arguments(shape, operation, kernel)
   if arguments:
     found = [function for function in found if function.arguments == arguments]
   if len(found) != 1:
@@ -307,7 +307,7 @@ def rows_of(model, functions):
     for number, launch in enumerate(operation["launches"]):
       launch = SimpleNamespace(**launch)
       try:
-        rows.append(expect(shape, operation, launch, instance(functions, shape, launch.kernel), number == 0))
+        rows.append(expect(shape, operation, launch, instance(functions, shape, operation["operation"], launch.kernel), number == 0))
       except ValueError as error:
         errors.append(str(error))
   if errors:

@@ -114,7 +114,7 @@ def backward(s):
 
 def update(s):
   stored = s.parameters + (s.padded - s.vocabulary) * s.channels
-  partials = stored // 32  # partial sums; the last, small level is left out
+  partials = stored // 8192  # at most: one for each block
   return [
     Operation("square_sums", "gradient norm", s.layers + 2, 2 * stored, WIDE * stored),
     Operation("add_up", "partial sums", 1, partials, WIDE * partials),

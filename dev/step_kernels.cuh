@@ -31,7 +31,7 @@ void for_each_operation(const Shape& shape, Add add) {
   using Float = __nv_bfloat16;
   const auto [name, B, T, L, NH, C, V] = shape;
   const int R = B * T, padded = round_up(V, 128), chunks = ceil_div(R, most_logit_rows), logit_rows = ceil_div(R, chunks);
-  const size_t block = 12 * size_t(C) * C + 13 * size_t(C), parameters = size_t(padded + T) * C + L * block + 2 * size_t(C);
+  const size_t block = 12 * size_t(C) * C + 13 * size_t(C), partials = (L + 2) * partial_sums<float>(block);
   const double rows = R, row = C;
   Float* const x = nowhere<Float>();
   float* const f = nowhere<float>();
@@ -49,7 +49,7 @@ void for_each_operation(const Shape& shape, Add add) {
   add(L, 4 * rows * row, [&] { column_sum<Float>(f, x, R, 4 * C, false, f, stream); });
   add(1, rows * row, [&] { embedding_backward<Float>(f, f, i, i, x, {0, V}, B, neighbours(T), T, C, false, f, stream); });
   add(L, double(block), [&] { square_sums(f, f, block, stream); });
-  add(1, double(norm_partials(parameters)), [&] { add_up(nowhere<double>(), f, norm_partials(parameters), f, stream); });
+  add(1, double(partials), [&] { add_up(nowhere<double>(), f, partials, stream); });
   add(1, 1, [&] { clip_factor(nowhere<GradientSummary>(), nowhere<double>(), f, 1, {}, stream); });
   add(1, 1, [&] { adamw_count(nowhere<AdamWState>(), f, {}, stream); });
   add(L, double(block), [&] { adamw(x, f, f, f, f, f, nowhere<AdamWState>(), block, block, {}, stream); });

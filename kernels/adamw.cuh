@@ -18,8 +18,6 @@
 #include "kernels/random.cuh"
 #include "kernels/update.h"
 
-constexpr int adamw_block = 256;  // threads, one pack each
-
 // The optimizer's counters, in device memory.
 struct AdamWState {
   int updates = 0;                         // t: the updates applied so far, the present one included
@@ -100,15 +98,10 @@ __global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, fl
   store(weights + i, w);
 }
 
-inline unsigned adamw_grid(size_t count) {
-  return unsigned(ceil_div(count, size_t(adamw_block * pack_width<float>)));
-}
-
 // Begins an update: increments t and computes the corrections, unless *factor says that the update is left out.
 inline void adamw_count(AdamWState* state, const float* factor, const AdamW& options, cudaStream_t stream) {
   KernelRange range("adamw_count", stream, 16, 10);
   adamw_count_kernel<<<1, 1, 0, stream>>>(state, factor, options.beta1, options.beta2);
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Updates one contiguous range of parameters. All arrays have `count` elements, in device memory; *factor is the clip
@@ -121,9 +114,8 @@ void adamw(Float* weights, float* masters, float* first, float* second, const fl
   range.writes(first, count);
   range.writes(second, count);
   if constexpr (!std::is_same_v<Float, float>) range.writes(weights, count);
-  adamw_kernel<Float><<<adamw_grid(count), adamw_block, 0, stream>>>(weights, masters, first, second, gradients, factor,
-                                                                     state, count, decayed, options);
-  CUDA_CHECK(cudaGetLastError());
+  adamw_kernel<Float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(
+      weights, masters, first, second, gradients, factor, state, count, decayed, options);
 }
 
 // The same without a master copy, for bf16, and for `count` elements of one tensor, from element `begin` of the part
@@ -136,7 +128,6 @@ inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second
   range.writes(weights, count);
   range.writes(first, count);
   range.writes(second, count);
-  adamw_stochastic_kernel<<<adamw_grid(count), adamw_block, 0, stream>>>(
+  adamw_stochastic_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(
       weights, first, second, gradients, factor, state, count, decays, options, key, begin, part);
-  CUDA_CHECK(cudaGetLastError());
 }

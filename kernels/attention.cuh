@@ -22,8 +22,7 @@
 // backward (S and dP are computed for dQ and again for dK, dV).
 //
 // The launchers at the end choose between four implementations. They take the first that can do the shape and type:
-//   1. a library's attention, for shapes that plan_attention() has prepared: kernels/cudnn/attention.h in a GPU
-//      build with cuDNN, kernels/without_cudnn/attention.h (no library) in all others (kernels/library_attention.h)
+//   1. a library's attention, for shapes that plan_attention() has prepared (kernels/library_attention.h)
 //   2. kernels/hopper_attention.cuh and _backward.cuh, for 16 bits, if the body asks for them
 //   3. kernels/flash_attention.cuh, where there are tensor cores and the storage type has 16 bits
 //   4. the kernels below
@@ -300,14 +299,15 @@ void with_head_size(int head_size, int unit, Function function) {
 // reason why the library can't do it; then our own kernels do.
 template <class Float>
 std::string plan_attention(const AttentionSizes& sizes, const AttentionStrides& strides) {
-  if constexpr (has_library_attention && sizeof(Float) != 2) return library_attention_name() + " can't: it has no fp32";
-  else return plan_library_attention<Float>(sizes, strides);
+  if constexpr (library_has_type<Float>) return plan_library_attention<Float>(sizes, strides);
+  else if (has_library_attention) return library_attention_name() + " can't: it has no fp32";
+  else return "this program was built without cuDNN";
 }
 
 template <class Float>
 bool attention_is_planned(const AttentionSizes& sizes, const AttentionStrides& strides) {
-  if constexpr (sizeof(Float) != 2) return false;
-  else return library_attention_is_planned<Float>(sizes, strides);
+  if constexpr (library_has_type<Float>) return library_attention_is_planned<Float>(sizes, strides);
+  else return false;
 }
 
 // Why kernels/hopper_attention.cuh can't do packed heads of this size; empty if it can.
@@ -345,7 +345,7 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
   writes_heads(range, out, sizes.queries, sizes);
   range.writes(lse, size_t(sizes.batch) * sizes.heads * sizes.queries);
   const int head_size = sizes.head_size, unit = common_unit(head_size, out, qkv.q, qkv.k, qkv.v);
-  if constexpr (sizeof(Float) == 2)
+  if constexpr (library_has_type<Float>)
     if (attention_is_planned<Float>(sizes, strides_of(qkv, out)))
       return library_attention_forward(out, lse, qkv, sizes, stream, body);
   if constexpr (sizeof(Float) == 2)
@@ -359,7 +359,6 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
     constexpr int HS = decltype(size)::value, N = decltype(width)::value;
     attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Computes dq, dk and dv from dout and the tensors of forward: out, q, k, v, lse. row_dots (B,NH,queries): workspace.
@@ -383,7 +382,7 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
                                (sizes.queries + 2.0 * sizes.keys) * sizeof(Gradient)),
                     products * columns * 2 * sizes.pairs());
   writes_heads(range, dqkv, sizes);
-  if constexpr (sizeof(Float) == 2 && same_type)
+  if constexpr (library_has_type<Float> && same_type)
     if (planned) return library_attention_backward(dqkv, dout, out, qkv, lse, sizes, stream, body);
   if constexpr (sizeof(Float) == 2)
     if (on_hopper)
@@ -401,22 +400,9 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
     attention_backward_keys_kernel<Float, Gradient, HS, N>
         <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // ---- causal self-attention of packed tensors: qkv and dqkv (B,T,3,NH,HS), out and dout (B,T,NH,HS), lse (B,NH,T)
-
-template <class Float>
-std::string plan_attention(int batch, int seq_len, int heads, int head_size) {
-  return plan_attention<Float>(square_attention(batch, seq_len, heads, head_size),
-                               packed_strides(seq_len, heads * head_size));
-}
-
-template <class Float>
-bool attention_is_planned(int batch, int seq_len, int heads, int head_size) {
-  return attention_is_planned<Float>(square_attention(batch, seq_len, heads, head_size),
-                                     packed_strides(seq_len, heads * head_size));
-}
 
 template <class Float>
 void attention_forward(Float* out, float* lse, const Float* qkv, int batch, int seq_len, int heads, int head_size,

@@ -22,11 +22,9 @@ __global__ void bias_rows_kernel(Out* out, const Float* bias, size_t packs, int 
 
 template <class Float, class Out>
 void bias_rows(Out* out, const Float* bias, int rows, int columns, bool accumulate, cudaStream_t stream) {
-  with_pack<Float>(columns, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<Float>(columns, [&](auto N) {
     const size_t packs = size_t(rows) * columns / N;
     bias_rows_kernel<Float, Out, N>
-        <<<unsigned(ceil_div(packs, size_t(256))), 256, 0, stream>>>(out, bias, packs, columns / N, accumulate);
+        <<<pack_blocks(packs), pack_block, 0, stream>>>(out, bias, packs, columns / N, accumulate);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

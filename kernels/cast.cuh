@@ -6,33 +6,18 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int cast_block = 256;  // threads, one pack each
-
-template <class Float>
-__global__ void cast_kernel(Float* out, const float* input, size_t count) {
+// out = input, cast to Out, or out += input if `add`.
+template <class Out, class In>
+__global__ void cast_kernel(Out* out, const In* input, size_t count, bool add) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  float x[N];
+  float x[N], before[N] = {};
   load(input + i, x);
-  store(out + i, x);
-}
-
-template <class Float>
-__global__ void accumulate_kernel(float* out, const Float* input, size_t count, bool add) {
-  constexpr int N = pack_width<float>;
-  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (i >= count) return;
-  float x[N], sum[N] = {};
-  load(input + i, x);
-  if (add) load(out + i, sum);
+  if (add) load(out + i, before);
 #pragma unroll
-  for (int k = 0; k < N; ++k) sum[k] += x[k];
-  store(out + i, sum);
-}
-
-inline unsigned cast_grid(size_t count) {
-  return unsigned(ceil_div(count, size_t(cast_block * pack_width<float>)));
+  for (int k = 0; k < N; ++k) x[k] = add ? x[k] + before[k] : x[k];
+  store(out + i, x);
 }
 
 // out (count) = input (count), cast to Float.
@@ -40,8 +25,7 @@ template <class Float>
 void cast(Float* out, const float* input, size_t count, cudaStream_t stream) {
   KernelRange range("cast", stream, (4.0 + sizeof(Float)) * count, 0);
   range.writes(out, count);
-  cast_kernel<Float><<<cast_grid(count), cast_block, 0, stream>>>(out, input, count);
-  CUDA_CHECK(cudaGetLastError());
+  cast_kernel<Float, float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, input, count, false);
 }
 
 // out (count) = input (count) of type Float, or += if `add`.
@@ -49,6 +33,5 @@ template <class Float>
 void accumulate(float* out, const Float* input, size_t count, bool add, cudaStream_t stream) {
   KernelRange range("accumulate", stream, (4.0 + sizeof(Float) + (add ? 4 : 0)) * count, add ? 1.0 * count : 0);
   range.writes(out, count, add);
-  accumulate_kernel<Float><<<cast_grid(count), cast_block, 0, stream>>>(out, input, count, add);
-  CUDA_CHECK(cudaGetLastError());
+  cast_kernel<float, Float><<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, input, count, add);
 }

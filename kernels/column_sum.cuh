@@ -67,13 +67,11 @@ __global__ void add_partial_sums_kernel(PartialSums first, PartialSums second, i
 // may be missing: its out is null.
 inline void add_partial_sums(const PartialSums& first, const PartialSums& second, int rows, int columns,
                              bool accumulate, cudaStream_t stream) {
-  with_pack<float>(columns, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<float>(columns, [&](auto N) {
     const dim3 grid(ceil_div(columns, column_sum_packs * N), second.out ? 2 : 1);
     add_partial_sums_kernel<N><<<grid, column_sum_packs * column_sum_parts, 0, stream>>>(first, second, rows, columns,
                                                                                          accumulate);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Floats of workspace that column_sum needs.
@@ -86,11 +84,9 @@ void column_sum(float* out, const Float* input, int rows, int columns, bool accu
   KernelRange range("column_sum", stream, double(rows) * columns * sizeof(Float), double(rows) * columns);
   range.writes(out, columns, accumulate);
   const int groups = ceil_div(rows, column_sum_rows);
-  with_pack<Float>(columns, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<Float>(columns, [&](auto N) {
     const dim3 grid(ceil_div(columns, 64 * N), groups);
     column_sum_kernel<Float, N><<<grid, 64, 0, stream>>>(workspace, input, rows, columns);
   });
-  CUDA_CHECK(cudaGetLastError());
   add_partial_sums({out, workspace}, {}, groups, columns, accumulate, stream);
 }

@@ -21,7 +21,7 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "kernels/device/common.cuh"
+#include "kernels/sums.cuh"
 
 // The shared memory that a block can have on every GPU of compute capability 8.0 or later, less some for the
 // reductions. On Hopper two blocks share an SM.
@@ -152,22 +152,10 @@ cross_entropy_kernel(Float* logits, float* losses, const int* targets, int vocab
     write_gradient<Float, N>(row, kept, vocabulary, padded, target, total, weight * *loss_scale);
 }
 
-// *total += scale · Σ losses (rows), by one block: each thread adds every blockDim.x-th pack, then the block adds these
-// sums in a fixed tree.
-[[maybe_unused]] static
-__global__ void sum_losses_kernel(float* total, const float* losses, int rows, float scale) {
-  constexpr int N = pack_width<float>;
-  __shared__ float scratch[32];
-  const int whole = rows / N * N, single = whole + threadIdx.x;
-  float sum = single < rows ? losses[single] : 0.0f;
-  for_each_pack<N>(losses, whole, [&](int, const PackWords<float, N>& pack) {
-    float x[N];
-    unpack(pack, x);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum += x[k];
-  });
-  sum = block_reduce_sum(sum, scratch);
-  if (threadIdx.x == 0) *total += sum * scale;
+// *total += scale · Σ losses (rows).
+inline void add_losses(float* total, const float* losses, int rows, float scale, cudaStream_t stream) {
+  sum_kernel<double, pack_width<float>>
+      <<<1, sum_block, 0, stream>>>(total, losses, size_t(rows), true, AddFloats<false>{scale});
 }
 
 // The threads of a block for a row.
@@ -210,6 +198,5 @@ void cross_entropy(Float* logits, float* losses, float* total_loss, const int* t
     launch_cross_entropy<Float, true>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
   else
     launch_cross_entropy<Float, false>(logits, losses, targets, rows, vocabulary, padded, weight, loss_scale, stream);
-  sum_losses_kernel<<<1, long_row_block, 0, stream>>>(total_loss, losses, rows, weight);
-  CUDA_CHECK(cudaGetLastError());
+  add_losses(total_loss, losses, rows, weight, stream);
 }

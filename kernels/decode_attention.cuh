@@ -55,12 +55,10 @@ void append_to_cache(const KeyValueCache<Float>& cache, const QkvHeads<const Flo
                      cudaStream_t stream) {
   const size_t count = size_t(batch) * rows * cache.heads * cache.head_size;
   KernelRange range("append_to_cache", stream, 4.0 * sizeof(Float) * count, 0);
-  with_pack<Float>(cache.head_size, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    append_to_cache_kernel<Float, N><<<unsigned(ceil_div(count / N, size_t(256))), 256, 0, stream>>>(cache, qkv.k, qkv.v,
-                                                                                               count / N, rows, first);
+  with_pack<Float>(cache.head_size, [&](auto N) {
+    append_to_cache_kernel<Float, N>
+        <<<pack_blocks(count / N), pack_block, 0, stream>>>(cache, qkv.k, qkv.v, count / N, rows, first);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Block (part, head, sample): parts (count,B,NH,HS+1), each over keys [part·decode_keys, ...).
@@ -154,7 +152,6 @@ void merge_attention(Float* out, const float* parts, int count, int batch, int h
   KernelRange range("merge_attention", stream, elements * (count * sizeof(float) + sizeof(Float)), 2 * count * elements);
   range.writes(out, size_t(elements));
   merge_attention_kernel<false><<<dim3(heads, batch), head_size, 0, stream>>>(out, parts, count, heads, 0, head_size);
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // Floats of a part; and of the workspace for a cache of so many positions.
@@ -173,13 +170,11 @@ void decode_attention(std::conditional_t<is_part, float, Float>* out, const Floa
   KernelRange range("decode_attention", stream, read * sizeof(Float), 2 * read);
   range.writes(out, size_t(batch) * cache.all_heads * (head_size + is_part));
   const float scale = 1.0f / sqrtf(float(head_size));
-  with_pack<Float>(head_size, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<Float>(head_size, [&](auto N) {
     if (count > 0)
       decode_attention_kernel<Float, N><<<dim3(count, heads, batch), decode_threads, 0, stream>>>(workspace, qkv, cache, keys,
                                                                                              scale);
   });
   merge_attention_kernel<is_part><<<dim3(cache.all_heads, batch), head_size, 0, stream>>>(out, workspace, count, heads,
                                                                                   cache.first_head, head_size);
-  CUDA_CHECK(cudaGetLastError());
 }

@@ -163,12 +163,10 @@ void embedding_forward(Float* out, const int* tokens, const Float* wte, const Fl
   const size_t count = size_t(rows) * channels;
   KernelRange range("embedding_forward", stream, (wpe ? 3.0 : 2.0) * count * sizeof(Float), count);
   range.writes(out, count);
-  with_pack<Float>(channels, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<Float>(channels, [&](auto N) {
     embedding_forward_kernel<Float, N><<<rows, embedding_threads(channels / N), 0, stream>>>(
         out, tokens, wte, wpe, shard, positions, first_row, channels);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // order (count) = the rows 0..count-1 sorted by token, equal tokens in order of row. All in host memory.
@@ -196,18 +194,15 @@ void embedding_backward(float* dwte, float* dwpe, const int* tokens, const int* 
                     2.0 * rows * channels * (sizeof(Float) + sizeof(float)) + 4.0 * wpe_rows * channels,
                     2.0 * rows * channels);
   range.writes(dwpe, size_t(wpe_rows) * channels, accumulate);
-  with_pack<Float>(channels, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<Float>(channels, [&](auto N) {
     const int blocks = ceil_div(rows, embedding_rows), threads = embedding_threads(channels / N);
     token_embedding_backward_kernel<Float, N>
         <<<blocks, threads, 0, stream>>>(dwte, workspace, tokens, order, dout, shard, rows, channels);
     position_embedding_backward_kernel<Float, N>
         <<<wpe_rows, threads, 0, stream>>>(dwpe, dout, batch, positions, channels, accumulate);
   });
-  with_pack<float>(channels, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<float>(channels, [&](auto N) {
     add_runs_kernel<N><<<ceil_div(rows, embedding_rows), embedding_threads(channels / N), 0, stream>>>(
         dwte, workspace, tokens, order, shard, channels);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

@@ -335,7 +335,6 @@ void flash_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads
     allow_shared_memory(flash_forward_kernel<Float, HS>, bytes);
     flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, sizes, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 template <class Float, class Gradient>
@@ -358,5 +357,4 @@ void flash_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, c
     flash_backward_keys_kernel<Float, Gradient, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
         dqkv, row_dots, dout, qkv, lse, sizes, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

@@ -4,7 +4,7 @@
 //   gelu(x)  = x·s
 //   gelu'(x) = s + x·s·(1 − s) · 2·√(2/π) · (1 + 3·0.044715 x²)
 //
-// Elementwise over n = B·T·4C elements, one pack per thread; blocks of 256 threads keep enough loads in flight.
+// Elementwise over n = B·T·4C elements, one pack per thread.
 // Forward moves 2·n elements (reads x, writes out), backward 3·n. About 10 and 20 FLOPs per element.
 #pragma once
 
@@ -51,11 +51,9 @@ void gelu_forward(Float* out, const Float* input, int rows, int columns, cudaStr
   const size_t count = size_t(rows) * columns;
   KernelRange range("gelu_forward", stream, 2.0 * count * sizeof(Float), 10.0 * count);
   range.writes(out, count);
-  with_pack<Float>(columns, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    gelu_forward_kernel<Float, N><<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(out, input, count);
+  with_pack<Float>(columns, [&](auto N) {
+    gelu_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // gradient (rows, columns), in place: on entry with respect to gelu's output, on return with respect to its input.
@@ -64,10 +62,7 @@ void gelu_backward(Float* gradient, const Float* input, int rows, int columns, c
   const size_t count = size_t(rows) * columns;
   KernelRange range("gelu_backward", stream, 3.0 * count * sizeof(Float), 20.0 * count);
   range.writes(gradient, count);
-  with_pack<Float>(columns, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    gelu_backward_kernel<Float, N>
-        <<<unsigned(ceil_div(count, size_t(256 * N))), 256, 0, stream>>>(gradient, input, count);
+  with_pack<Float>(columns, [&](auto N) {
+    gelu_backward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(gradient, input, count);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

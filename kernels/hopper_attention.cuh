@@ -350,5 +350,4 @@ void hopper_attention_forward(const Heads<Float>& out, float* lse, const QkvHead
     allow_shared_memory(forward_kernel<Float, HS>, bytes);
     forward_kernel<Float, HS><<<blocks, threads, bytes, stream>>>(problem, lse, scale);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

@@ -454,5 +454,4 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
   });
   finish_kernel<Gradient><<<ceil_div(chunks, side_threads * side_rows), side_threads, 0, stream>>>(
       dqkv.q, memory.sums, sizes, scale);
-  CUDA_CHECK(cudaGetLastError());
 }

@@ -12,63 +12,12 @@
 // The gradients may lie in several arrays, and on several ranks. So the caller calls square_sums for each array, add_up
 // for all partial sums, adds the totals of all ranks, and calls clip_factor.
 //
-// A tree: each thread adds eight packs, which lie a block's width apart, and writes one partial sum. Partial sums are
-// added in the same way until few are left, which one block adds in double. Only that last level has barriers.
-// Reads 4·n bytes (and a thirty-second of that again); 2 FLOPs per element.
+// Each array makes at most `most_sum_blocks` partial sums (kernels/sums.cuh); one block adds those of all arrays. Reads
+// 4·n bytes; 2 FLOPs per element.
 #pragma once
 
-#include "kernels/device/common.cuh"
+#include "kernels/sums.cuh"
 #include "kernels/update.h"
-
-constexpr int norm_block = 256, norm_packs = 8;
-constexpr int norm_fan_in = norm_packs * pack_width<float>;  // floats that one thread adds
-constexpr size_t norm_last_level = 4096;                     // the last block adds at most so many partial sums
-
-// Σ f(x) of the thread's eight packs, f(x) = x² or x. All loads are issued before the first is used. What is behind the
-// last whole pack is added by the first threads of the last block.
-template <bool Square>
-__device__ inline float thread_sum(const float* values, size_t count) {
-  constexpr int N = pack_width<float>;
-  const auto f = [](float x) { return Square ? x * x : x; };
-  const size_t whole = count / N * N;
-  size_t i = size_t(blockIdx.x) * norm_block * norm_fan_in + threadIdx.x * N;
-  float sum = 0, sum_of_element[N] = {}, x[N];  // sum_of_element[k]: over element k of the packs
-  PackWords<float, N> packs[norm_packs] = {};
-#pragma unroll
-  for (int pack = 0; pack < norm_packs; ++pack, i += norm_block * N)
-    if (i < whole) packs[pack] = load_pack<N>(values + i);
-  const size_t single = whole + threadIdx.x;
-  if (blockIdx.x == gridDim.x - 1 && single < count) sum = f(values[single]);
-#pragma unroll
-  for (int pack = 0; pack < norm_packs; ++pack) {
-    unpack(packs[pack], x);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum_of_element[k] += f(x[k]);
-  }
-#pragma unroll
-  for (int k = 0; k < N; ++k) sum += sum_of_element[k];
-  return sum;
-}
-
-template <bool Square>
-__global__ void partial_sums_kernel(float* sums, const float* values, size_t count) {
-  sums[size_t(blockIdx.x) * norm_block + threadIdx.x] = thread_sum<Square>(values, count);
-}
-
-// *total = Σ values, in double.
-[[maybe_unused]] static
-__global__ void last_sum_kernel(double* total, const float* values, int count) {
-  __shared__ double sums[norm_block];
-  double sum = 0;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < count; i += norm_block) sum += values[i];
-  sums[threadIdx.x] = sum;
-  for (unsigned half = norm_block / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) *total = sums[0];
-}
 
 [[maybe_unused]] static
 __global__ void clip_factor_kernel(GradientSummary* summary, const double* total, const float* loss, float clip,
@@ -87,38 +36,19 @@ __global__ void clip_factor_kernel(GradientSummary* summary, const double* total
   scale.good_steps = 0;
 }
 
-// The number of partial sums that one level makes of `count` values.
-inline size_t norm_partials(size_t count) {
-  return ceil_div(count, size_t(norm_block * norm_fan_in)) * norm_block;
-}
-
-// Floats of workspace that add_up needs for `count` partial sums, all levels together.
-inline size_t norm_workspace(size_t count) {
-  size_t floats = 0;
-  while (count > norm_last_level) floats += count = norm_partials(count);
-  return floats;
-}
-
-// Writes partials (norm_partials(count)), the partial sums of the squares of values (count), one contiguous array.
+// Writes partials (partial_sums<float>(count)), the partial sums of the squares of values (count), one contiguous array.
 inline void square_sums(float* partials, const float* values, size_t count, cudaStream_t stream) {
   KernelRange range("square_sums", stream, 4.0 * count, 2.0 * count);
-  range.writes(partials, norm_partials(count));
-  partial_sums_kernel<true><<<unsigned(norm_partials(count) / norm_block), norm_block, 0, stream>>>(partials, values, count);
-  CUDA_CHECK(cudaGetLastError());
+  const size_t blocks = partial_sums<float>(count);
+  range.writes(partials, blocks);
+  sum_kernel<double, pack_width<float>>
+      <<<unsigned(blocks), sum_block, 0, stream>>>(partials, values, count, false, AddFloats<true>{});
 }
 
 // *total (device memory) = Σ partials (count). They are the partial sums of all arrays, one after another.
-inline void add_up(double* total, const float* partials, size_t count, float* workspace, cudaStream_t stream) {
+inline void add_up(double* total, const float* partials, size_t count, cudaStream_t stream) {
   KernelRange range("add_up", stream, 4.0 * count, 1.0 * count);
-  while (count > norm_last_level) {
-    const size_t fewer = norm_partials(count);
-    partial_sums_kernel<false><<<unsigned(fewer / norm_block), norm_block, 0, stream>>>(workspace, partials, count);
-    partials = workspace;
-    workspace += fewer;
-    count = fewer;
-  }
-  last_sum_kernel<<<1, norm_block, 0, stream>>>(total, partials, int(count));
-  CUDA_CHECK(cudaGetLastError());
+  sum_kernel<double, 1><<<1, sum_block, 0, stream>>>(total, partials, count, false, AddFloats<false>{});
 }
 
 // Computes *summary (norm, factor, and the loss scale of the next step) from *total, the sum of all squares, and *loss.
@@ -128,5 +58,4 @@ inline void clip_factor(GradientSummary* summary, const double* total, const flo
   KernelRange range("clip_factor", stream, 48, 12);
   range.writes(&summary->norm, 1);
   clip_factor_kernel<<<1, 1, 0, stream>>>(summary, total, loss, clip, limits);
-  CUDA_CHECK(cudaGetLastError());
 }

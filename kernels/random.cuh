@@ -97,5 +97,4 @@ inline void fill_normal(float* out, size_t first, size_t count, uint64_t key, fl
   const size_t threads = 256, groups = (first + count - 1) / 4 - first / 4 + 1;
   normal_kernel<<<unsigned(ceil_div(groups, threads)), threads, 0, stream>>>(out, first, first + count, key,
                                                                             standard_deviation, part);
-  CUDA_CHECK(cudaGetLastError());
 }

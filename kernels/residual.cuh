@@ -7,8 +7,6 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int residual_block = 256;  // threads, one pack each
-
 template <class Float, int N>
 __global__ void residual_forward_kernel(Float* out, const Float* residual, const Float* branch, size_t count) {
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
@@ -27,10 +25,7 @@ void residual_forward(Float* out, const Float* residual, const Float* branch, in
   const size_t count = size_t(rows) * channels;
   KernelRange range("residual_forward", stream, 3.0 * sizeof(Float) * count, 1.0 * count);
   range.writes(out, count);
-  with_pack<Float>(channels, [&](auto pack) {
-    constexpr int N = decltype(pack)::value;
-    const unsigned blocks = unsigned(ceil_div(count, size_t(residual_block * N)));
-    residual_forward_kernel<Float, N><<<blocks, residual_block, 0, stream>>>(out, residual, branch, count);
+  with_pack<Float>(channels, [&](auto N) {
+    residual_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, residual, branch, count);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

@@ -98,9 +98,8 @@ inline void copy_late_queries(float* late, const float* lse, const AttentionSize
 
 // ---- forward
 
-constexpr int ring_block = 256;  // threads: one log-sum-exp or one pack each
-
-// lse (heads,S), from first_query on, becomes the log-sum-exp of both; part_lse (heads,queries) the part's weights.
+// One log-sum-exp per thread. lse (heads,S), from first_query on, becomes the log-sum-exp of both; part_lse (heads,queries)
+// the part's weights.
 static __global__ void ring_weights_kernel(float* lse, float* part_lse, size_t count, int queries, int own_queries,
                                            int first_query) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -149,14 +148,12 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
   if (step.is_last()) range.writes(out, count);
   else range.writes(sums, count);
   if (!step.is_first())
-    ring_weights_kernel<<<unsigned(ceil_div(part_rows, size_t(ring_block))), ring_block, 0, stream>>>(
+    ring_weights_kernel<<<pack_blocks(part_rows), pack_block, 0, stream>>>(
         lse, part_lse, part_rows, part.sizes.queries, own.queries, part.first_query);
-  with_pack<float>(own.head_size, [&](auto width) {
-    constexpr int N = decltype(width)::value;
-    merge_ring_part_kernel<Float, N><<<unsigned(ceil_div(count / N, size_t(ring_block))), ring_block, 0, stream>>>(
+  with_pack<float>(own.head_size, [&](auto N) {
+    merge_ring_part_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(
         out, sums, part_lse, count / N, part, own.queries, step.is_first(), step.is_last());
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // One step: attention of this rank's queries with the owner's keys, merged with the steps before. After the last step,
@@ -213,13 +210,11 @@ inline void add_ring_part(const RingStep& step, float* sums, float* keys_sums, c
   const double bytes = 4 * (is_new ? seen + columns * (2.0 * sizes.queries + 2 * own.keys) : 3 * seen);
   KernelRange range("add_ring_part", stream, bytes, seen);
   range.writes(keys_sums, size_t(own.batch) * own.keys * 2 * channels, !is_new);
-  with_pack<float>(channels, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<float>(channels, [&](auto N) {
     const size_t packs = size_t(own.batch) * own.queries * 3 * channels / N;
-    add_ring_part_kernel<N><<<unsigned(ceil_div(packs, size_t(ring_block))), ring_block, 0, stream>>>(
+    add_ring_part_kernel<N><<<pack_blocks(packs), pack_block, 0, stream>>>(
         sums, keys_sums, part, packs, own.queries, channels, first_query, sizes.keys, is_new);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // One pack of dqkv (R,3c) per thread.
@@ -245,11 +240,9 @@ void finish_ring_gradients(Float* dqkv, const float* sums, const float* keys_sum
   const size_t rows = size_t(own.batch) * own.queries;
   KernelRange range("finish_ring_gradients", stream, rows * channels * (20.0 + 3 * sizeof(Float)), 2.0 * rows * channels);
   range.writes(dqkv, rows * 3 * channels);
-  with_pack<float>(channels, [&](auto width) {
-    constexpr int N = decltype(width)::value;
+  with_pack<float>(channels, [&](auto N) {
     const size_t packs = rows * 3 * channels / N;
-    finish_ring_gradients_kernel<Float, N><<<unsigned(ceil_div(packs, size_t(ring_block))), ring_block, 0, stream>>>(
+    finish_ring_gradients_kernel<Float, N><<<pack_blocks(packs), pack_block, 0, stream>>>(
         dqkv, sums, keys_sums, packs, channels);
   });
-  CUDA_CHECK(cudaGetLastError());
 }

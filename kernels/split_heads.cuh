@@ -8,8 +8,6 @@
 
 #include "kernels/device/common.cuh"
 
-constexpr int split_heads_block = 256;  // threads, one pack each
-
 // width: packs of a rank's heads in a row.
 template <class Float, int N, bool split>
 __global__ void move_heads_kernel(Float* out, const Float* input, size_t packs, size_t rows, int parts, int ranks,
@@ -29,13 +27,10 @@ void move_heads(const char* name, Float* out, const Float* input, size_t rows, i
   const size_t count = rows * parts * channels;
   KernelRange range(name, stream, 2.0 * count * sizeof(Float), 0);
   range.writes(out, count);
-  with_pack<Float>(channels / ranks, [&](auto pack) {
-    constexpr int N = decltype(pack)::value;
-    const unsigned blocks = unsigned(ceil_div(count / N, size_t(split_heads_block)));
-    move_heads_kernel<Float, N, split><<<blocks, split_heads_block, 0, stream>>>(out, input, count / N, rows, parts, ranks,
-                                                                                 channels / ranks / N);
+  with_pack<Float>(channels / ranks, [&](auto N) {
+    move_heads_kernel<Float, N, split><<<pack_blocks(count / N), pack_block, 0, stream>>>(
+        out, input, count / N, rows, parts, ranks, channels / ranks / N);
   });
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // messages (ranks, rows, parts, channels/ranks) from tensor (rows, parts, channels).

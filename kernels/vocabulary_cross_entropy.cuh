@@ -77,7 +77,6 @@ void vocabulary_statistics(RowStatistics* statistics, const Float* logits, const
   range.writes(&statistics->exponentials.exponent, 3 * size_t(rows));
   vocabulary_statistics_kernel<Float, pack_width<Float>>
       <<<rows, row_threads<Float>(padded), 0, stream>>>(statistics, logits, targets, shard, padded);
-  CUDA_CHECK(cudaGetLastError());
 }
 
 // all (ranks, rows): the statistics of every rank; the first `rows` are overwritten. losses (rows) float, the same on all
@@ -96,6 +95,5 @@ void vocabulary_cross_entropy(Float* logits, float* losses, float* total_loss, R
   if (write_gradient)
     vocabulary_gradient_kernel<Float, pack_width<Float>><<<rows, row_threads<Float>(padded), 0, stream>>>(
         logits, all, targets, shard, padded, weight, loss_scale);
-  if (total_loss) sum_losses_kernel<<<1, long_row_block, 0, stream>>>(total_loss, losses, rows, weight);
-  CUDA_CHECK(cudaGetLastError());
+  if (total_loss) add_losses(total_loss, losses, rows, weight, stream);
 }

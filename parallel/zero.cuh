@@ -332,9 +332,9 @@ class ParameterStore final : public Parameters {
       const Range range = shards_.owned(unit);
       if (range.count == 0) continue;
       square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - own_begin(unit)), range.count, stream_);
-      partials += norm_partials(range.count);
+      partials += partial_sums<float>(range.count);
     }
-    add_up(total_, partials_, partials, partials_ + partials, stream_);
+    add_up(total_, partials_, partials, stream_);
     world_.after(stream_);
     world_.all_reduce(total_, 1);
     world_.wait_for_all(stream_);
@@ -471,8 +471,8 @@ class ParameterStore final : public Parameters {
     gradients_ = arena.take<float>(gradient_total());
     if (stage_ < 2) lay_out_whole(gradient_slots_, gradients_);
     size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) partials += norm_partials(shards_.owned(unit).count);
-    partials_ = arena.take<float>(partials + norm_workspace(partials));
+    for (int unit = 0; unit < shards_.units(); ++unit) partials += partial_sums<float>(shards_.owned(unit).count);
+    partials_ = arena.take<float>(partials);
     total_ = arena.take<double>(1);
     summary_ = arena.take<GradientSummary>(1);
     adamw_state_ = arena.take<AdamWState>(1);

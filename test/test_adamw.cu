@@ -105,9 +105,9 @@ TEST_CASE_TEMPLATE("adamw", T, float, __nv_bfloat16, __half) {
   constexpr size_t pack = pack_width<float>;
   check<T>(pack, pack);
   check<T>(13 * pack, 0);
-  check<T>(adamw_block * pack, adamw_block * pack);  // exactly one block
-  check<T>((adamw_block + 1) * pack, 6 * pack);
-  if (large_shapes) check<T>(4 * adamw_block * pack, 99 * pack);
+  check<T>(pack_block * pack, pack_block * pack);  // exactly one block
+  check<T>((pack_block + 1) * pack, 6 * pack);
+  if (large_shapes) check<T>(4 * pack_block * pack, 99 * pack);
 }
 
 TEST_CASE("adamw without masters follows float64 to the next bf16") {

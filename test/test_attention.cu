@@ -451,8 +451,8 @@ TEST_CASE_TEMPLATE("attention of rectangles by a library", T, __nv_bfloat16, __h
 
 TEST_CASE("attention by a library: where there is one, it does gpt2's shape") {
   if (has_library_attention) CHECK(plan<__nv_bfloat16>(square(2, 1024, 12, 64)));
-  CHECK_FALSE(plan_attention<float>(2, 1024, 12, 64).empty());
-  CHECK_FALSE(attention_is_planned<float>(2, 1024, 12, 64));
+  CHECK_FALSE(plan_attention<float>(square(2, 1024, 12, 64), packed_strides(1024, 12 * 64)).empty());
+  CHECK_FALSE(attention_is_planned<float>(square(2, 1024, 12, 64), packed_strides(1024, 12 * 64)));
 }
 
 TEST_CASE_TEMPLATE("attention by a library: infinity and NaN come through", T, __nv_bfloat16, __half) {

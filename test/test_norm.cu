@@ -9,17 +9,16 @@ GradientSummary norm_of(const std::vector<float>& gradients, float clip, float l
   const size_t count = gradients.size();
   // In two parts, as a model's units are.
   const size_t parts[] = {count / 2 / pack_width<float> * pack_width<float>, count};
-  Buffer<float> values(gradients), partials(2 * norm_partials(count)), losses(std::vector<float>{loss});
-  Buffer<float> workspace(norm_workspace(partials.size()));
+  Buffer<float> values(gradients), partials(2 * partial_sums<float>(count)), losses(std::vector<float>{loss});
   Buffer<double> total(1);
   Buffer<GradientSummary> summary(std::vector<GradientSummary>{{.scale = scale}});
   size_t sums = 0;
   for (size_t part = 0, first = 0; part < 2; first = parts[part++]) {
     if (parts[part] == first) continue;
     square_sums(partials + sums, values + first, parts[part] - first, test_stream());
-    sums += norm_partials(parts[part] - first);
+    sums += partial_sums<float>(parts[part] - first);
   }
-  add_up(total, partials, sums, workspace, test_stream());
+  add_up(total, partials, sums, test_stream());
   clip_factor(summary, total, losses, clip, limits, test_stream());
   return summary.get()[0];
 }
@@ -27,11 +26,12 @@ GradientSummary norm_of(const std::vector<float>& gradients, float clip, float l
 }  // namespace
 
 TEST_CASE("every element counts once") {
-  // Sums of ones are exact, so one element too many or too few shows: at edges of packs, blocks and levels.
-  const size_t pack = pack_width<float>, block = norm_block * norm_fan_in;
-  const size_t level = norm_last_level * norm_fan_in;
+  // Sums of ones are exact, so one element too many or too few shows: at edges of packs and blocks, and where the blocks
+  // begin a second round.
+  const size_t pack = pack_width<float>, block = sum_block * sum_packs * pack;
+  const size_t round = 2 * most_sum_blocks * block;  // of both parts
   for (size_t count : {size_t(1), size_t(51), pack - 1, pack, pack + 1, block - 1, block, block + 1,
-                       3 * block + 7, level, level + 1, 2 * level + 51}) {
+                       3 * block + 7, round, round + 1, 2 * round + 51}) {
     CAPTURE(count);
     CHECK(norm_of(std::vector<float>(count, 1.0f), 0).norm == float(std::sqrt(double(count))));
   }
@@ -61,7 +61,7 @@ TEST_CASE("clip factor is min(1, clip / (norm + 1e-6))") {
 }
 
 TEST_CASE("a gradient that is not finite shows in the norm") {
-  std::vector<float> gradients(norm_block * norm_fan_in + 1, 1.0f);
+  std::vector<float> gradients(sum_block * sum_packs * pack_width<float> + 1, 1.0f);
   gradients.back() = NAN;
   CHECK(std::isnan(norm_of(gradients, 1).norm));
   gradients.back() = -INFINITY;

@@ -10,7 +10,7 @@ TensorStatistics statistics_of(const std::vector<T>& values, size_t offset = 0) 
   std::vector<T> shifted(offset + values.size() + 1, from_float<T>(1e6f));
   std::copy(values.begin(), values.end(), shifted.begin() + long(offset));
   Buffer<T> device(shifted);
-  Buffer<TensorStatistics> workspace(tensor_statistics_workspace<T>(values.size())), result(1);
+  Buffer<TensorStatistics> workspace(partial_sums<T>(values.size())), result(1);
   tensor_statistics(result.data(), device.data() + offset, values.size(), workspace.data(), test_stream());
   return result.get()[0];
 }
@@ -53,9 +53,9 @@ void check_against_float64(const std::vector<T>& values, size_t offset = 0) {
 
 TEST_CASE_TEMPLATE("sum, absolute maximum and checksum at any size", T, float, __nv_bfloat16, __half) {
   // Edges of packs, of threads, of blocks; the last size is over what all blocks read when each reads its least.
-  const size_t pack = pack_width<T>, row = pack * statistics_block, unit = row * statistics_packs;
+  const size_t pack = pack_width<T>, row = pack * sum_block, unit = row * sum_packs;
   for (size_t count : {size_t(0), size_t(1), pack - 1, pack, pack + 1, row - 1, row + 1, unit - 1, unit, unit + 1,
-                       3 * unit + 51, large_shapes ? unit * statistics_blocks + 2 * unit + 7 : 5 * unit}) {
+                       3 * unit + 51, large_shapes ? unit * most_sum_blocks + 2 * unit + 7 : 5 * unit}) {
     CAPTURE(count);
     check_against_float64(random_values<T>(count, 3.0, 0.1));
   }

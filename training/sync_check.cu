@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,30 +13,16 @@
 
 namespace {
 
-// Device memory for the checksum of one tensor at a time.
-class Checksums {
- public:
-  explicit Checksums(cudaStream_t stream) : stream_(stream) {
-    CUDA_CHECK(cudaMalloc(&workspace_, (1 + statistics_blocks * statistics_block) * sizeof(TensorStatistics)));
-  }
-  ~Checksums() { cudaFree(workspace_); }
-  Checksums(const Checksums&) = delete;
-  Checksums& operator=(const Checksums&) = delete;
-
-  // The checksum of `count` elements of `bytes` bytes each, in device memory. It reads the bits only, so bf16 and fp16
-  // need not be told apart.
-  uint64_t operator()(const void* values, size_t count, size_t bytes) {
-    if (bytes == sizeof(float)) tensor_statistics(workspace_, static_cast<const float*>(values), count, workspace_ + 1, stream_);
-    else tensor_statistics(workspace_, static_cast<const __half*>(values), count, workspace_ + 1, stream_);
-    TensorStatistics result;
-    copy_and_wait(&result, workspace_, 1, cudaMemcpyDeviceToHost, stream_);
-    return result.checksum;
-  }
-
- private:
-  cudaStream_t stream_;
-  TensorStatistics* workspace_ = nullptr;
-};
+// The checksum of a replica. It reads the bits only, so bf16 and fp16 need not be told apart. memory: 1 + most_sum_blocks
+// elements.
+uint64_t checksum_of(const Replica& replica, TensorStatistics* memory, cudaStream_t stream) {
+  const auto compute = [&](auto* values) { tensor_statistics(memory, values, replica.count, memory + 1, stream); };
+  if (replica.bytes == sizeof(float)) compute(static_cast<const float*>(replica.values));
+  else compute(static_cast<const __half*>(replica.values));
+  TensorStatistics result;
+  copy_and_wait(&result, memory, 1, cudaMemcpyDeviceToHost, stream);
+  return result.checksum;
+}
 
 struct Checked {
   uint64_t checksum;
@@ -63,13 +50,15 @@ void compare(const Control& control, const std::string& name, const std::map<uin
 }  // namespace
 
 void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream) {
-  Checksums checksum(stream);
+  TensorStatistics* memory = nullptr;
+  CUDA_CHECK(cudaMalloc(&memory, (1 + most_sum_blocks) * sizeof(TensorStatistics)));
+  const std::unique_ptr<void, decltype(&cudaFree)> owner(memory, cudaFree);
   std::vector<std::pair<std::string, const char*>> names;  // and what their shards are, the same on all ranks
   std::vector<Checked> mine;
   parameters.visit_replicated([&](const Replica& replica) {
     names.emplace_back(replica.tensor.name + " (" + replica.what, replica.shards);
     const bool is_here = replica.shard != Replica::none;
-    mine.push_back({is_here ? checksum(replica.values, replica.count, replica.bytes) : 0, replica.shard});
+    mine.push_back({is_here ? checksum_of(replica, memory, stream) : 0, replica.shard});
   });
   const std::vector<std::string> all =
       control.all_gather({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Checked)});

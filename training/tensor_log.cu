@@ -11,7 +11,6 @@
 namespace {
 
 using Json = nlohmann::ordered_json;  // writes numbers that are not finite as null
-constexpr size_t workspace_count = statistics_blocks * statistics_block;
 constexpr size_t most_streams = 8;  // the model's, and those of collectives and lanes (parallel/mesh.cuh)
 
 // 8192 lines are enough for a micro-step of 150 layers. When they are full, the log waits for the device. In a pipeline
@@ -32,7 +31,7 @@ TensorLog::TensorLog(const std::string& file, const TensorLogRank& r)
                 {"micro_batch", r.micro_batch}} << '\n';
   flush();
   // All of it now: to allocate memory may wait for the device, too.
-  CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * workspace_count) * sizeof(TensorStatistics)));
+  CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * most_sum_blocks) * sizeof(TensorStatistics)));
   Profiler::instance().listener = [this](const char* operation, int number, const WrittenTensor& tensor,
                                          cudaStream_t stream) { add(operation, number, tensor, stream); };
 }
@@ -68,7 +67,7 @@ void TensorLog::add(const char* operation, int number, const WrittenTensor& tens
 TensorStatistics* TensorLog::workspace(cudaStream_t stream) {
   const size_t number = streams_.try_emplace(stream, streams_.size()).first->second;
   if (number == most_streams) throw std::logic_error("a tensor log of more streams than it has workspaces");
-  return results_ + most_lines_ + number * workspace_count;
+  return results_ + most_lines_ + number * most_sum_blocks;
 }
 
 void TensorLog::write(const Line& line, const TensorStatistics& result) {

@@ -131,19 +131,19 @@ __global__ void weight_kernel(float* weights, const float* first, const float* s
 
 template <class T>
 unsigned blocks(const AdamWUpdate<T>& o) {
-  return blocks_for(o.count, adamw_block);
+  return blocks_for(o.count, pack_block);
 }
 
 template <class T>
 void kernel_per_line(AdamWUpdate<T>& o, cudaStream_t stream) {
-  first_moment_kernel<<<blocks(o), adamw_block, 0, stream>>>(o.first.data(), o.gradients.data(), o.factor.data(),
+  first_moment_kernel<<<blocks(o), pack_block, 0, stream>>>(o.first.data(), o.gradients.data(), o.factor.data(),
                                                              o.count, options.beta1);
-  second_moment_kernel<<<blocks(o), adamw_block, 0, stream>>>(o.second.data(), o.gradients.data(), o.factor.data(),
+  second_moment_kernel<<<blocks(o), pack_block, 0, stream>>>(o.second.data(), o.gradients.data(), o.factor.data(),
                                                               o.count, options.beta2);
-  weight_kernel<<<blocks(o), adamw_block, 0, stream>>>(o.masters.data(), o.first.data(), o.second.data(),
+  weight_kernel<<<blocks(o), pack_block, 0, stream>>>(o.masters.data(), o.first.data(), o.second.data(),
                                                        o.state.data(), o.count, o.decayed, options);
   if constexpr (AdamWUpdate<T>::has_masters)
-    round_kernel<T><<<blocks(o), adamw_block, 0, stream>>>(o.working.data(), o.masters.data(), o.count);
+    round_kernel<T><<<blocks(o), pack_block, 0, stream>>>(o.working.data(), o.masters.data(), o.count);
 }
 
 // ---- 2: one kernel
@@ -170,7 +170,7 @@ __global__ void fused_kernel(T* weights, float* masters, float* first, float* se
 
 template <class T>
 void fused(AdamWUpdate<T>& o, cudaStream_t stream) {
-  fused_kernel<T><<<blocks(o), adamw_block, 0, stream>>>(o.weights(), o.masters.data(), o.first.data(), o.second.data(),
+  fused_kernel<T><<<blocks(o), pack_block, 0, stream>>>(o.weights(), o.masters.data(), o.first.data(), o.second.data(),
                                                          o.gradients.data(), o.factor.data(), o.state.data(), o.count,
                                                          o.decayed, options);
 }

@@ -93,7 +93,8 @@ bool suits_hopper(const Operation<T>& o) {
 
 template <template <class> class Operation, class T>
 bool suits_library(const Operation<T>& o) {
-  return plan_attention<T>(o.batch, o.seq_len, o.heads, o.head_size).empty();
+  const AttentionSizes sizes = square_attention(o.batch, o.seq_len, o.heads, o.head_size);
+  return plan_attention<T>(sizes, packed_strides(o.seq_len, sizes.channels())).empty();
 }
 
 // An output whose element i may be off by `tolerance` of what it is summed from: terms[i] (test/attention_reference.h).

@@ -15,6 +15,8 @@ namespace {
 
 using namespace ladder;
 
+constexpr int norm_block = 256;  // threads
+
 template <class T>
 struct GlobalNorm {
   static constexpr const char* name = "global_norm";
@@ -28,10 +30,9 @@ struct GlobalNorm {
   static std::vector<Rung<GlobalNorm>> rungs();
 
   explicit GlobalNorm(const Shape& shape)
-      : count(shape["elements"]), gradients(count), partials(norm_partials(count)),
-        workspace(norm_workspace(partials.size())), total(1) {}
+      : count(shape["elements"]), gradients(count), partials(partial_sums<float>(count)), total(1) {}
 
-  void reset() { partials.poison(), workspace.poison(), total.poison(); }
+  void reset() { partials.poison(), total.poison(); }
   double elements() const { return double(count); }
   double bytes() const { return elements() * sizeof(float); }
   double flops() const { return 2 * elements(); }
@@ -40,13 +41,13 @@ struct GlobalNorm {
     double sum = 0;
     for (double g : gradients.numbers()) sum += g * g;
     // A square is rounded when it is computed, and then at each addition of floats on its way: up to 24 in a thread (8
-    // packs, 16 elements of a pack), 5 + 8 in a block, 3·24 in a tree.
-    return {{"total", total.get(), {sum}, 0, 73 * rounding<float>}};
+    // packs, 16 elements of a pack) and 5 + 8 in a block.
+    return {{"total", total.get(), {sum}, 0, 38 * rounding<float>}};
   }
 
   size_t count;
   RandomBuffer<float> gradients;
-  Buffer<float> partials, workspace;  // of the last rung
+  Buffer<float> partials;  // of the last rung
   Buffer<double> total;
 };
 
@@ -99,33 +100,50 @@ void atomic_per_block(GlobalNorm<T>& o, cudaStream_t stream) {
 // ---- 3: many elements per thread
 //
 // In rung 2 the sum over the block took longer than adding within a thread. Now a thread adds eight packs of 16 bytes
-// (thread_sum of kernels/norm.cuh) before the block adds up its threads: a 32nd of the shuffles, barriers and atomics.
-// As all its loads come before the first addition, a thread has 128 bytes on the way instead of 4.
+// before the block adds up its threads: a 32nd of the shuffles, barriers and atomics. As all its loads come before the
+// first addition, a thread has 128 bytes on the way instead of 4.
+
+constexpr int elements_of_thread = sum_packs * pack_width<float>;
 
 __global__ void packs_kernel(double* total, const float* gradients, size_t count) {
+  constexpr int N = pack_width<float>;
   __shared__ float scratch[32];
-  const float sum = block_reduce_sum(thread_sum<true>(gradients, count), scratch);
+  const size_t whole = count / N * N, first = size_t(blockIdx.x) * norm_block * elements_of_thread + threadIdx.x * N;
+  PackWords<float, N> packs[sum_packs] = {};
+#pragma unroll
+  for (int p = 0; p < sum_packs; ++p)
+    if (first + p * norm_block * N < whole) packs[p] = load_pack<N>(gradients + first + p * norm_block * N);
+  const size_t last = whole + threadIdx.x;  // what is behind the last whole pack
+  float sum = blockIdx.x == 0 && last < count ? gradients[last] * gradients[last] : 0.0f, x[N];
+#pragma unroll
+  for (int p = 0; p < sum_packs; ++p) {
+    float of_pack = 0;
+    unpack(packs[p], x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) of_pack += x[k] * x[k];
+    sum += of_pack;
+  }
+  sum = block_reduce_sum(sum, scratch);
   if (threadIdx.x == 0) atomicAdd(total, double(sum));
 }
 
 template <class T>
 void packs(GlobalNorm<T>& o, cudaStream_t stream) {
   clear_total(o, stream);
-  packs_kernel<<<blocks_for(o.count, norm_block * norm_fan_in), norm_block, 0, stream>>>(
+  packs_kernel<<<blocks_for(o.count, norm_block * elements_of_thread), norm_block, 0, stream>>>(
       o.total.data(), o.gradients.data(), o.count);
 }
 
-// ---- 4: a tree: the kernels of the model
+// ---- 4: two levels: the kernel of the model
 //
 // Rung 3 is fast, but blocks reach the atomic in another order each time, so the last bits of the sum change. Here each
-// partial sum has its own address: a thread writes its sum, the next level adds these in the same way, and one block
-// adds the last few thousand. That costs a 16th of the bytes more (a 32nd written, and read again), and needs only one
-// barrier.
+// block's partial sum has its own address, and a second launch, of one block, adds these up. There are at most 4,096 of
+// them, so it takes as long as a launch takes.
 
 template <class T>
-void tree(GlobalNorm<T>& o, cudaStream_t stream) {
+void two_levels(GlobalNorm<T>& o, cudaStream_t stream) {
   square_sums(o.partials, o.gradients, o.count, stream);
-  add_up(o.total, o.partials, o.partials.size(), o.workspace, stream);
+  add_up(o.total, o.partials, o.partials.size(), stream);
 }
 
 template <class T>
@@ -134,7 +152,7 @@ std::vector<Rung<GlobalNorm<T>>> GlobalNorm<T>::rungs() {
       {"atomic_per_element", "all additions to one address, one after another", atomic_per_element<T>},
       {"atomic_per_block", "256 elements meet in a block first: a 256th of the atomics", atomic_per_block<T>},
       {"packs", "eight packs of 16 bytes per thread, before threads add up together", packs<T>},
-      {"tree", "kernels/norm.cuh: each partial sum has its own address: the same bits every time", tree<T>},
+      {"two_levels", "kernels/norm.cuh: each partial sum has its own address: the same bits every time", two_levels<T>},
   };
 }
 

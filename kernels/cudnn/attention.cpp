@@ -15,7 +15,7 @@
 // dQ = dS·K as a separate product: 1.5 GiB of workspace for gpt2 at B=64, T=1024. With
 // CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0 in the environment it adds up dQ in a fixed order instead (cuDNN 9.25),
 // which takes less memory and more time.
-#include "kernels/cudnn/attention.h"
+#include "kernels/library_attention.h"
 
 #define CUDNN_FRONTEND_SKIP_JSON_LIB  // leaves out serialisation, which would take half of the time to compile
 #include <cmath>

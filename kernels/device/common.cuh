@@ -50,16 +50,30 @@ void copy_and_wait(T* to, const T* from, size_t count, cudaMemcpyKind kind, cuda
 template <class T>
 constexpr const char* dtype_name = std::is_same_v<T, float> ? "fp32" : std::is_same_v<T, __half> ? "fp16" : "bf16";
 
+template <class Integer>
+constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+template <class Integer>
+constexpr Integer round_up(Integer a, Integer b) {
+  return ceil_div(a, b) * b;
+}
+
 template <class T>
 constexpr int pack_width = pack_bytes / int(sizeof(T));
 
 // Calls function(std::integral_constant<int, N>), where N is the pack width if it divides `length`, the elements per
-// row, and 1 otherwise.
+// row, and 1 otherwise. A lambda `[&](auto N) {...}` can use N as a number, and as a template argument.
 template <class T, class Function>
 void with_pack(int length, Function function) {
   if (length % pack_width<T> == 0) function(std::integral_constant<int, pack_width<T>>{});
   else function(std::integral_constant<int, 1>{});
 }
+
+// The blocks of an elementwise kernel: each thread has one pack. 256 threads keep enough loads in flight.
+constexpr int pack_block = 256;
+inline unsigned pack_blocks(size_t packs) { return unsigned(ceil_div(packs, size_t(pack_block))); }
 
 // Calls function(std::integral_constant<int, n>) with n = count, if count is at most `most`, and otherwise with n = 0.
 template <int most, class Function>
@@ -79,7 +93,7 @@ struct alignas(sizeof(T) * N) Pack {
 // A pack between load and use: on a GPU as words, which stay in registers as they were loaded. Elements of 16 bits would
 // be split by the compiler as soon as they arrive, so that each load is waited for.
 template <class T, int N>
-struct alignas(sizeof(T) * N) PackWords {
+struct alignas(N == 1 ? alignof(T) : sizeof(T) * N) PackWords {
   using Word = PackWord<T, N>;
   Word words[sizeof(T) * N / sizeof(Word)];
 };
@@ -158,14 +172,4 @@ __device__ inline float block_reduce_sum(float value, float* scratch) {
   value = 0;
   for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) value += scratch[warp];
   return value;
-}
-
-template <class Integer>
-constexpr Integer ceil_div(Integer a, Integer b) {
-  return (a + b - 1) / b;
-}
-
-template <class Integer>
-constexpr Integer round_up(Integer a, Integer b) {
-  return ceil_div(a, b) * b;
 }

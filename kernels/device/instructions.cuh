@@ -37,6 +37,7 @@ constexpr int long_row_block = 512;  // threads that share a row of thousands of
 constexpr int packs_at_once = 4;      // packs that a thread loads before it uses the first, where it loads many
 constexpr int kept_packs = 8;         // most packs of a row that a thread keeps in registers, if a warp has the row
 constexpr int column_sum_parts = 64;  // threads that share the sum of a column
+constexpr int sum_block = 256;        // threads of a block that adds up an array
 constexpr int kept_row_block = 512;   // most threads that share a row which they keep in registers, one pack each
 
 // What the words of a pack are (kernels/device/common.cuh).

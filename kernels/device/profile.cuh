@@ -4,7 +4,8 @@
 // A launcher opens `KernelRange range("name", stream, bytes, flops)`. bytes is the least that its kernels must move
 // through device memory, flops the arithmetic that they do; both come from the formulas in the file's header comment.
 // `range.writes(out, count)`, one line per output, says which tensors the launcher writes. When nothing is observed,
-// each costs one branch. A range is an NVTX range, too, so NVIDIA's profilers show the launchers' names.
+// each costs one branch. At its end the range checks that the launches in it have succeeded. A range is an NVTX range,
+// too, so NVIDIA's profilers show the launchers' names.
 //
 // Two events on the range's stream measure its time; they are destroyed when they have been read.
 #pragma once
@@ -23,6 +24,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <variant>
@@ -189,11 +191,13 @@ class KernelRange {
     Profiler& profiler = Profiler::instance();
     if (profiler.enabled || profiler.trace) number_ = profiler.begin(name, stream, bytes, flops);
   }
-  // The listener may throw, so the destructor may, too.
+  // Throws if a launch in the range has failed, or if the listener throws.
   ~KernelRange() noexcept(false) {
     nvtxRangePop();
     if (number_ != none) Profiler::instance().end(number_);
-    if (std::uncaught_exceptions() > 0) return;  // a launch failed
+    if (std::uncaught_exceptions() > 0) return;
+    if (const cudaError_t error = cudaGetLastError())
+      throw std::runtime_error(std::string(name_) + ": " + cudaGetErrorString(error));
     for (size_t i = 0; i < outputs_.size(); ++i)
       Profiler::instance().listener(name_, int(i), outputs_[i], stream_);
   }

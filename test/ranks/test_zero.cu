@@ -101,8 +101,8 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
 // Of the partial sums of the gradients' norm.
 double norm_bytes(const Shards& shards) {
   size_t partials = 0;
-  for (int unit = 0; unit < shards.units(); ++unit) partials += norm_partials(shards.owned(unit).count);
-  return double((partials + norm_workspace(partials)) * sizeof(float));
+  for (int unit = 0; unit < shards.units(); ++unit) partials += partial_sums<float>(shards.owned(unit).count);
+  return double(partials * sizeof(float));
 }
 
 // Bytes of parameters' state, by category: the ZeRO paper's table with fp32 gradients, plus the working set.
