@@ -22,7 +22,7 @@ struct StoredTensor {
   const TensorInfo* tensor;
 };
 
-void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
+void check_shape(const StoredTensor& stored, const TensorDescriptor& wanted) {
   if (stored.tensor->shape == wanted.shape) return;
   fail(stored.file->path(), ": tensor ", wanted.name, " has shape ", shape_text(stored.tensor->shape),
        ", the model needs ", shape_text(wanted.shape), ": check config.json");
@@ -37,11 +37,11 @@ void check_finite(const StoredTensor& stored, size_t first, const std::vector<fl
        " is ", *bad, ": take other weights, or a checkpoint from before they broke");
 }
 
-void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, State state, const CopyIn& copy_in) {
-  std::vector<float> values(wanted.count);
-  stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
-  check_finite(stored, wanted.first, values);
-  copy_in(wanted, state, values);
+void load_block(const StoredTensor& stored, const Block& block, State state, Parameters& parameters) {
+  std::vector<float> values(block.count);
+  stored.file->read(*stored.tensor, block.first, block.count, values.data());
+  check_finite(stored, block.first, values);
+  parameters.copy_in(block, state, values);
 }
 
 bool same_values(const StoredTensor& a, const StoredTensor& b) {
@@ -84,12 +84,10 @@ class WeightFiles {
     drop_tied_head();
   }
 
-  // Loads slices of the wanted tensors. Before it reads the first one, it fails if a tensor is missing, unknown or of
-  // another shape.
-  void load(const std::vector<CheckpointTensor>& wanted, const std::vector<CheckpointSlice>& slices,
-            const CopyIn& copy_in) const {
+  // Before it reads the first block, it fails if a tensor is missing, unknown or of another shape.
+  void load(Parameters& parameters, size_t most) const {
     std::map<std::string, StoredTensor> unknown = stored_;
-    for (const CheckpointTensor& tensor : wanted) {
+    for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
       auto found = stored_.find(tensor.name);
       if (found == stored_.end()) {
         fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing: check config.json and the files");
@@ -100,7 +98,8 @@ class WeightFiles {
     if (!unknown.empty()) {
       fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
     }
-    for (const CheckpointSlice& slice : slices) read_slice(stored_.at(slice.tensor.name), slice, State::weight, copy_in);
+    for (const Block& block : read_blocks(parameters.own_slices(), most))
+      load_block(stored_.at(block.tensor->name), block, State::weight, parameters);
   }
 
  private:
@@ -143,29 +142,6 @@ class WeightFiles {
 
 std::string file_prefix(State state) {
   return (state == State::weight ? "" : std::string(1, char(state)) + ".") + "transformer.";
-}
-
-std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
-  std::vector<CheckpointTensor> stored;
-  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
-  return stored;
-}
-
-std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors) {
-  std::vector<CheckpointSlice> slices;
-  for (const CheckpointTensor& tensor : tensors) slices.push_back({tensor, 0, element_count(tensor.shape)});
-  return slices;
-}
-
-std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Block>& blocks) {
-  std::vector<CheckpointSlice> slices;
-  for (const auto& [tensor, first, count, gathered] : blocks)
-    slices.push_back({{tensor->name, tensor->shape}, first, count, gathered});
-  return slices;
-}
-
-Block block_of(const TensorList& list, const CheckpointSlice& slice) {
-  return {&list.find(slice.tensor.name), slice.first, slice.count, slice.gathered};
 }
 
 // ---- which checkpoints there are --------------------------------------------------------------------------
@@ -226,18 +202,15 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
   return {};
 }
 
-void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
-                  const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
-                  const CopyIn& copy_in) {
-  int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
-  if (heads != shape.heads) {
-    fail(folder, ": has ", heads, " heads, the model ", shape.heads, ": leave out --heads");
-  }
-  WeightFiles(folder).load(tensors, slices, copy_in);
+void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
+  const int wanted = parameters.shards().list().shape().heads;
+  if (heads != wanted) fail(folder, ": has ", heads, " heads, the model ", wanted, ": leave out --heads");
+  WeightFiles(folder).load(parameters, most);
 }
 
-void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
-                    const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in) {
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  const std::vector<TensorDescriptor>& tensors = parameters.shards().list().tensors();
   const char* by_init = ": start from its weights with --init";
   std::vector<std::unique_ptr<SafetensorsFile>> files;
   std::map<std::string, StoredTensor> stored;
@@ -248,13 +221,14 @@ void load_optimizer(const std::filesystem::path& folder, const std::vector<Check
   if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
   for (State state : optimizer_states) {
     const std::string prefix = file_prefix(state);
-    for (const CheckpointTensor& tensor : tensors) {
+    for (const TensorDescriptor& tensor : tensors) {
       const auto found = stored.find(prefix + tensor.name);
       if (found == stored.end())
         fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing", by_init);
       check_shape(found->second, tensor);
     }
-    for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, state, copy_in);
+    for (const Block& block : read_blocks(parameters.own_slices(), most))
+      load_block(stored.at(prefix + block.tensor->name), block, state, parameters);
   }
   if (stored.size() != std::size(optimizer_states) * tensors.size()) fail(files[0]->path(), ": holds tensors of another model", by_init);
 }
