@@ -13,6 +13,7 @@
 
 #include "processes/error.h"
 #include "runtime/files.h"
+#include "runtime/json_fields.h"
 
 namespace {
 
@@ -234,9 +235,8 @@ void load_optimizer(const std::filesystem::path& folder, Parameters& parameters,
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {
-  nlohmann::json trainer = read_json_object(folder / "trainer.json");
-  if (!trainer.contains("step") || !trainer["step"].is_number_unsigned()) {
-    fail(folder, ": its trainer.json names no step: resume from another checkpoint");
-  }
+  const std::filesystem::path path = folder / "trainer.json";
+  nlohmann::json trainer = read_json_object(path);
+  JsonFields(path, trainer, ": resume from another checkpoint").size("step");
   return trainer;
 }

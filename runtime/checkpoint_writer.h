@@ -6,8 +6,9 @@
 // ranks that have no memory for a snapshot, and ranks that don't see the folder on rank 0's disk and send the chunks to
 // rank 0.
 //
-// Tensor-parallel ranks that gather blocks together (parallel/blocks.h) wait for one another while they copy these. So each copies them
-// first, in the same order, and goes on to the last one even if its disk fails; and if one of them is blind, all send.
+// Tensor-parallel ranks that gather blocks together (parallel/blocks.h) wait for one another while they copy these. So
+// each copies them first, in the same order, and goes on to the last one even if its disk fails; and if one of them is
+// blind, all send.
 //
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them

@@ -64,7 +64,6 @@ class SafetensorsFile {
  private:
   void read_header(std::string_view text);
   void add_entry(const std::string& name, const nlohmann::json& entry);
-  std::vector<size_t> sizes(const std::string& name, const nlohmann::json& entry, const char* field) const;
   void index_tensors();
   [[noreturn]] void refuse(const std::string& name, const std::string& defect) const;
 

@@ -323,11 +323,11 @@ TEST_CASE("--ceilings: the table has the share of them, and a file that was not 
   refuses(here.dump().substr(0, 40), "", {"marks.json", "not valid JSON"});
   refuses("[]", "", {"marks.json", "not a JSON object: correct it, or get it again"});
   refuses(changed(R"({"device": "abacus"})"), "", {"marks.json", "abacus", "dev/ceilings.cu"});
-  refuses(changed(R"({"copy_bytes_per_s": null})"), "", {"marks.json", "copy_bytes_per_s", "null"});
+  refuses(changed(R"({"copy_bytes_per_s": null})"), "", {"marks.json", "\"copy_bytes_per_s\" is missing"});
   refuses(changed(R"({"copy_bytes_per_s": "fast"})"), "", {"marks.json", "copy_bytes_per_s", "fast"});
   refuses(changed(R"({"flops_per_s": {"fp32": 0}})"), "", {"marks.json", "fp32", "0"});
-  refuses(changed(R"({"flops_per_s": [1]})"), "", {"marks.json", "fp32"});
-  refuses(here.dump(), " --dtype bf16", {"marks.json", "bf16", "null"});
+  refuses(changed(R"({"flops_per_s": [1]})"), "", {"marks.json", "\"flops_per_s\" is '[1]', not an object"});
+  refuses(here.dump(), " --dtype bf16", {"marks.json", "bf16\" is missing"});
 }
 
 TEST_CASE("a damaged --init folder is refused before anything is written") {
