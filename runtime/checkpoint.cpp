@@ -74,52 +74,26 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
   return files;
 }
 
-// The tensors of the model in a folder, from one file or several, by their names without "transformer.".
-class WeightFiles {
+std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder) {
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "model");
+  if (files.empty() && std::filesystem::exists(folder / "pytorch_model.bin"))
+    fail(folder, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
+         "with transformers and call save_pretrained, which writes model.safetensors");
+  if (files.empty()) fail(folder, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
+  return files;
+}
+
+std::string state_prefix(State state) { return state == State::weight ? "" : std::string(1, char(state)) + "."; }
+
+// The tensors of a folder, from one file or several, by their names without "transformer.": "wte.weight", "m.wte.weight".
+class TensorFiles {
  public:
-  explicit WeightFiles(const std::filesystem::path& folder) : folder_(folder) {
-    for (const std::filesystem::path& path : weight_files()) {
+  // cure: what to do about tensors that do not fit
+  TensorFiles(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& paths, const char* cure)
+      : folder_(folder), cure_(cure) {
+    for (const std::filesystem::path& path : paths) {
       const auto& file = files_.emplace_back(std::make_unique<SafetensorsFile>(path));
       for (const TensorInfo& tensor : file->tensors()) add(*file, tensor);
-    }
-    drop_tied_head();
-  }
-
-  // Before it reads the first block, it fails if a tensor is missing, unknown or of another shape.
-  void load(Parameters& parameters, size_t most) const {
-    std::map<std::string, StoredTensor> unknown = stored_;
-    for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
-      auto found = stored_.find(tensor.name);
-      if (found == stored_.end()) {
-        fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing: check config.json and the files");
-      }
-      check_shape(found->second, tensor);
-      unknown.erase(tensor.name);
-    }
-    if (!unknown.empty()) {
-      fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
-    }
-    for (const Block& block : read_blocks(parameters.own_slices(), most))
-      load_block(stored_.at(block.tensor->name), block, State::weight, parameters);
-  }
-
- private:
-  std::vector<std::filesystem::path> weight_files() const {
-    const std::vector<std::filesystem::path> files = find_tensor_files(folder_, "model");
-    if (files.empty() && std::filesystem::exists(folder_ / "pytorch_model.bin"))
-      fail(folder_, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
-           "with transformers and call save_pretrained, which writes model.safetensors");
-    if (files.empty()) fail(folder_, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
-    return files;
-  }
-
-  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
-    std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
-    // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
-    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    if (mask) return;
-    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
-      fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
     }
   }
 
@@ -134,16 +108,47 @@ class WeightFiles {
     stored_.erase(head);
   }
 
+  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing, unknown
+  // or of another shape.
+  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
+    std::map<std::string, StoredTensor> unknown = stored_;
+    for (State state : states)
+      for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
+        const auto found = unknown.find(key(state, tensor));
+        if (found == unknown.end())
+          fail(folder_, ": tensor ", file_prefix(state) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
+        check_shape(found->second, tensor);
+        unknown.erase(found);
+      }
+    if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
+    for (State state : states)
+      for (const Block& block : read_blocks(parameters.own_slices(), most))
+        load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
+  }
+
+ private:
+  static std::string key(State state, const TensorDescriptor& tensor) { return state_prefix(state) + tensor.name; }
+
+  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
+    std::string name = tensor.name;
+    if (const size_t at = name.find("transformer."); at != name.npos) name.erase(at, std::strlen("transformer."));
+    // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
+    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    if (mask) return;
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+      fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
+    }
+  }
+
   std::filesystem::path folder_;
+  const char* cure_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, StoredTensor> stored_;
 };
 
 }  // namespace
 
-std::string file_prefix(State state) {
-  return (state == State::weight ? "" : std::string(1, char(state)) + ".") + "transformer.";
-}
+std::string file_prefix(State state) { return state_prefix(state) + "transformer."; }
 
 // ---- which checkpoints there are --------------------------------------------------------------------------
 
@@ -207,31 +212,16 @@ void load_weights(const std::filesystem::path& folder, Parameters& parameters, s
   const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
   const int wanted = parameters.shards().list().shape().heads;
   if (heads != wanted) fail(folder, ": has ", heads, " heads, the model ", wanted, ": leave out --heads");
-  WeightFiles(folder).load(parameters, most);
+  TensorFiles files(folder, find_weight_files(folder), ": check config.json and the files");
+  files.drop_tied_head();
+  files.load(parameters, {State::weight}, most);
 }
 
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  const std::vector<TensorDescriptor>& tensors = parameters.shards().list().tensors();
   const char* by_init = ": start from its weights with --init";
-  std::vector<std::unique_ptr<SafetensorsFile>> files;
-  std::map<std::string, StoredTensor> stored;
-  for (const std::filesystem::path& path : find_tensor_files(folder, "optimizer")) {
-    files.push_back(std::make_unique<SafetensorsFile>(path));
-    for (const TensorInfo& tensor : files.back()->tensors()) stored[tensor.name] = {files.back().get(), &tensor};
-  }
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "optimizer");
   if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
-  for (State state : optimizer_states) {
-    const std::string prefix = file_prefix(state);
-    for (const TensorDescriptor& tensor : tensors) {
-      const auto found = stored.find(prefix + tensor.name);
-      if (found == stored.end())
-        fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing", by_init);
-      check_shape(found->second, tensor);
-    }
-    for (const Block& block : read_blocks(parameters.own_slices(), most))
-      load_block(stored.at(prefix + block.tensor->name), block, state, parameters);
-  }
-  if (stored.size() != std::size(optimizer_states) * tensors.size()) fail(files[0]->path(), ": holds tensors of another model", by_init);
+  TensorFiles(folder, files, by_init).load(parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {

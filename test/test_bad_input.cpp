@@ -355,7 +355,7 @@ TEST_CASE("a damaged --init folder is refused before anything is written") {
   refuses_file(config, "{", {config, "JSON"});
   refuses_file(config, R"({"model_type": "llama"})", {config, "llama", "gpt2", "give such weights"});
   refuses_file(config, R"({"model_type": "gpt2", "n_layer": 500000000})", {config, "n_layer", "500000000"});
-  shell.output("sed -i 's/\"n_layer\": 1/\"n_layer\": 2/' " + config), refuses({"tensor h.1.", "is missing"});
+  shell.output("sed -i 's/\"n_layer\": 1/\"n_layer\": 2/' " + config), refuses({"tensor transformer.h.1.", "is missing"});
 
   const std::string name = "transformer.h.0.mlp.c_fc.weight";  // (16, 64)
   auto refuses_header = [&](const Texts& parts, auto change) {
