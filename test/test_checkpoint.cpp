@@ -574,6 +574,11 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
   CHECK(contains(damage_of(folder / "nothing"), "nothing"));
   put(folder / "bare" / "trainer.json", "{}");
   CHECK(contains(damage_of(folder / "bare"), "has no manifest"));
+  for (int rank : {0, 1}) {
+    const Manifest one = {1, rank, 2, {}};
+    put(folder / std::to_string(rank) / one.name(), one.text());
+    CHECK(contains(damage_of(folder / std::to_string(rank)), "what rank " + std::to_string(1 - rank) + " of 2 wrote is missing"));
+  }
   CHECK(is_line_with(error_of([&] { check_coverage(folder.path(), {{1, 0, 2, {}}, {3, 1, 2, {}}}); }),
                      "manifest_00001_of_00002.json is of step 3, manifest_00000_of_00002.json of step 1"));
 }
