@@ -40,7 +40,7 @@ int generate(Job& job) {
   o.micro_batch = o.samples;
   check_micro_batch(o);
   const std::unique_ptr<Model> model = build_model(o, shape, job.mesh, job.stream, false, o.samples);
-  if (checkpoint) load_model_weights(*model, folder);
+  if (checkpoint) load_weights(folder, model->store());
   else load_initial_weights(job, *model, folder);
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
   const Sampler sampler = sampler_of(o, shape, folder);

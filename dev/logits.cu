@@ -19,11 +19,7 @@ void write_logits(const std::filesystem::path& folder, const std::filesystem::pa
   Mesh alone;
   const auto model = make_model(
       "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
-  const auto tensors = stored_tensors(model->tensors());
-  load_weights(folder, shape, tensors, whole_tensors(tensors),
-               [&](const CheckpointSlice& slice, State, const std::vector<float>& values) {
-                 model->store().copy_in(block_of(model->tensors(), slice), State::weight, values);
-               });
+  load_weights(folder, model->store());
 
   std::mt19937 generator(1);
   std::vector<int> tokens;

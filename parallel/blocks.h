@@ -1,10 +1,10 @@
 // What a checkpoint writes or reads at once: a block, neighbouring elements of a whole tensor.
 //
-// Most of what a rank answers for are long runs of neighbouring elements: all of a tensor, rows of a matrix, a ZeRO
-// piece of either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by
-// columns (c_attn.weight, c_fc.weight) a rank has one short run per row, and short runs make writing slow. So the
-// tensor-parallel ranks gather them. A *stripe* is one run of each rank, side by side: Part::stride elements. With two
-// ranks, nine stripes, and blocks of at most two stripes:
+// Most of what a rank owns are long runs of neighbouring elements: all of a tensor, rows of a matrix, a ZeRO piece of
+// either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by columns
+// (c_attn.weight, c_fc.weight) a rank has one short run per row, and writing short runs takes five times as long
+// (dev/results/2026-11-23-checkpoint-writes.md). So the tensor-parallel ranks gather them. A *stripe* is one run of each
+// rank, side by side: Part::stride elements. With two ranks, nine stripes, and blocks of at most two stripes:
 //
 //   stripes   runs of rank 0   runs of rank 1
 //   0, 1      ##############   ##############   round 1: the block that rank 0 writes
@@ -33,7 +33,7 @@ struct Block {
   bool gathered = false;  // it has runs of all tensor-parallel ranks, which call for their blocks of the round together
 };
 
-// What is read, or gathered in a round, at once: at most so many elements, 16 MiB of floats.
+// The most elements that are read, or gathered in a round, at once: 16 MiB of floats.
 constexpr size_t most_at_once = (size_t(16) << 20) / sizeof(float);
 
 // Elements [first, end) of this rank's part of a tensor, run by run.

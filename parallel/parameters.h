@@ -60,6 +60,8 @@ class Parameters {
   // The same for a block, all of which this rank has, or which is gathered. Then the call is collective: each
   // tensor-parallel rank makes it for its block of the same round (blocks.h).
   virtual void copy_out(const Block& block, State state, float* to) = 0;
+  // Waits until all copies to host memory are done.
+  virtual void wait_for_copies() const = 0;
   // Takes from a block what this rank keeps of it.
   virtual void copy_in(const Block& block, State state, const std::vector<float>& from) = 0;
 

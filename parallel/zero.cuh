@@ -210,6 +210,8 @@ class ParameterStore final : public Parameters {
     else gather(place(own_weights(tensor.unit), slice), tensor.part, block.count / ranks, to);
   }
 
+  void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+
   void copy_in(const Block& block, State state, const std::vector<float>& from) override {
     for (const Slice& kept : slices_of_unit(block.tensor->unit)) {
       if (kept.tensor != block.tensor) continue;

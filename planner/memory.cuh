@@ -74,7 +74,7 @@ inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshSha
   if (!is_here) elsewhere = workspaces_elsewhere(o, shape);
   const std::unique_ptr<Model> model = build_model_to_train(o, shape, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(mesh_shape.ranks());
-  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_slices(*model, chunk));
+  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk));
   return rank_plan(*model, mesh, rank, {{"batches", bytes_of_batches(*model)}}, Batches::memory_for(*model).pinned_bytes(),
                    floats * sizeof(float));
 }

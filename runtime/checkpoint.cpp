@@ -13,6 +13,7 @@
 
 #include "processes/error.h"
 #include "runtime/files.h"
+#include "runtime/json_fields.h"
 
 namespace {
 
@@ -22,7 +23,7 @@ struct StoredTensor {
   const TensorInfo* tensor;
 };
 
-void check_shape(const StoredTensor& stored, const CheckpointTensor& wanted) {
+void check_shape(const StoredTensor& stored, const TensorDescriptor& wanted) {
   if (stored.tensor->shape == wanted.shape) return;
   fail(stored.file->path(), ": tensor ", wanted.name, " has shape ", shape_text(stored.tensor->shape),
        ", the model needs ", shape_text(wanted.shape), ": check config.json");
@@ -37,11 +38,11 @@ void check_finite(const StoredTensor& stored, size_t first, const std::vector<fl
        " is ", *bad, ": take other weights, or a checkpoint from before they broke");
 }
 
-void read_slice(const StoredTensor& stored, const CheckpointSlice& wanted, State state, const CopyIn& copy_in) {
-  std::vector<float> values(wanted.count);
-  stored.file->read(*stored.tensor, wanted.first, wanted.count, values.data());
-  check_finite(stored, wanted.first, values);
-  copy_in(wanted, state, values);
+void load_block(const StoredTensor& stored, const Block& block, State state, Parameters& parameters) {
+  std::vector<float> values(block.count);
+  stored.file->read(*stored.tensor, block.first, block.count, values.data());
+  check_finite(stored, block.first, values);
+  parameters.copy_in(block, state, values);
 }
 
 bool same_values(const StoredTensor& a, const StoredTensor& b) {
@@ -73,53 +74,26 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
   return files;
 }
 
-// The tensors of the model in a folder, from one file or several, by their names without "transformer.".
-class WeightFiles {
+std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder) {
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "model");
+  if (files.empty() && std::filesystem::exists(folder / "pytorch_model.bin"))
+    fail(folder, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
+         "with transformers and call save_pretrained, which writes model.safetensors");
+  if (files.empty()) fail(folder, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
+  return files;
+}
+
+std::string state_prefix(State state) { return state == State::weight ? "" : std::string(1, char(state)) + "."; }
+
+// The tensors of a folder, from one file or several, by their names without "transformer.": "wte.weight", "m.wte.weight".
+class TensorFiles {
  public:
-  explicit WeightFiles(const std::filesystem::path& folder) : folder_(folder) {
-    for (const std::filesystem::path& path : weight_files()) {
+  // cure: what to do about tensors that do not fit
+  TensorFiles(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& paths, const char* cure)
+      : folder_(folder), cure_(cure) {
+    for (const std::filesystem::path& path : paths) {
       const auto& file = files_.emplace_back(std::make_unique<SafetensorsFile>(path));
       for (const TensorInfo& tensor : file->tensors()) add(*file, tensor);
-    }
-    drop_tied_head();
-  }
-
-  // Loads slices of the wanted tensors. Before it reads the first one, it fails if a tensor is missing, unknown or of
-  // another shape.
-  void load(const std::vector<CheckpointTensor>& wanted, const std::vector<CheckpointSlice>& slices,
-            const CopyIn& copy_in) const {
-    std::map<std::string, StoredTensor> unknown = stored_;
-    for (const CheckpointTensor& tensor : wanted) {
-      auto found = stored_.find(tensor.name);
-      if (found == stored_.end()) {
-        fail(folder_, ": tensor ", tensor.name, " ", shape_text(tensor.shape), " is missing: check config.json and the files");
-      }
-      check_shape(found->second, tensor);
-      unknown.erase(tensor.name);
-    }
-    if (!unknown.empty()) {
-      fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model: check config.json");
-    }
-    for (const CheckpointSlice& slice : slices) read_slice(stored_.at(slice.tensor.name), slice, State::weight, copy_in);
-  }
-
- private:
-  std::vector<std::filesystem::path> weight_files() const {
-    const std::vector<std::filesystem::path> files = find_tensor_files(folder_, "model");
-    if (files.empty() && std::filesystem::exists(folder_ / "pytorch_model.bin"))
-      fail(folder_, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
-           "with transformers and call save_pretrained, which writes model.safetensors");
-    if (files.empty()) fail(folder_, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
-    return files;
-  }
-
-  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
-    std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
-    // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
-    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    if (mask) return;
-    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
-      fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
     }
   }
 
@@ -134,39 +108,47 @@ class WeightFiles {
     stored_.erase(head);
   }
 
+  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing, unknown
+  // or of another shape.
+  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
+    std::map<std::string, StoredTensor> unknown = stored_;
+    for (State state : states)
+      for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
+        const auto found = unknown.find(key(state, tensor));
+        if (found == unknown.end())
+          fail(folder_, ": tensor ", file_prefix(state) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
+        check_shape(found->second, tensor);
+        unknown.erase(found);
+      }
+    if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
+    for (State state : states)
+      for (const Block& block : read_blocks(parameters.own_slices(), most))
+        load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
+  }
+
+ private:
+  static std::string key(State state, const TensorDescriptor& tensor) { return state_prefix(state) + tensor.name; }
+
+  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
+    std::string name = tensor.name;
+    if (const size_t at = name.find("transformer."); at != name.npos) name.erase(at, std::strlen("transformer."));
+    // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
+    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    if (mask) return;
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+      fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
+    }
+  }
+
   std::filesystem::path folder_;
+  const char* cure_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, StoredTensor> stored_;
 };
 
 }  // namespace
 
-std::string file_prefix(State state) {
-  return (state == State::weight ? "" : std::string(1, char(state)) + ".") + "transformer.";
-}
-
-std::vector<CheckpointTensor> stored_tensors(const TensorList& list) {
-  std::vector<CheckpointTensor> stored;
-  for (const TensorDescriptor& tensor : list.tensors()) stored.push_back({tensor.name, tensor.shape});
-  return stored;
-}
-
-std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors) {
-  std::vector<CheckpointSlice> slices;
-  for (const CheckpointTensor& tensor : tensors) slices.push_back({tensor, 0, element_count(tensor.shape)});
-  return slices;
-}
-
-std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Block>& blocks) {
-  std::vector<CheckpointSlice> slices;
-  for (const auto& [tensor, first, count, gathered] : blocks)
-    slices.push_back({{tensor->name, tensor->shape}, first, count, gathered});
-  return slices;
-}
-
-Block block_of(const TensorList& list, const CheckpointSlice& slice) {
-  return {&list.find(slice.tensor.name), slice.first, slice.count, slice.gathered};
-}
+std::string file_prefix(State state) { return state_prefix(state) + "transformer."; }
 
 // ---- which checkpoints there are --------------------------------------------------------------------------
 
@@ -226,43 +208,25 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
   return {};
 }
 
-void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
-                  const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
-                  const CopyIn& copy_in) {
-  int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
-  if (heads != shape.heads) {
-    fail(folder, ": has ", heads, " heads, the model ", shape.heads, ": leave out --heads");
-  }
-  WeightFiles(folder).load(tensors, slices, copy_in);
+void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
+  const int wanted = parameters.shards().list().shape().heads;
+  if (heads != wanted) fail(folder, ": has ", heads, " heads, the model ", wanted, ": leave out --heads");
+  TensorFiles files(folder, find_weight_files(folder), ": check config.json and the files");
+  files.drop_tied_head();
+  files.load(parameters, {State::weight}, most);
 }
 
-void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
-                    const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in) {
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
   const char* by_init = ": start from its weights with --init";
-  std::vector<std::unique_ptr<SafetensorsFile>> files;
-  std::map<std::string, StoredTensor> stored;
-  for (const std::filesystem::path& path : find_tensor_files(folder, "optimizer")) {
-    files.push_back(std::make_unique<SafetensorsFile>(path));
-    for (const TensorInfo& tensor : files.back()->tensors()) stored[tensor.name] = {files.back().get(), &tensor};
-  }
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "optimizer");
   if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
-  for (State state : optimizer_states) {
-    const std::string prefix = file_prefix(state);
-    for (const CheckpointTensor& tensor : tensors) {
-      const auto found = stored.find(prefix + tensor.name);
-      if (found == stored.end())
-        fail(files[0]->path(), ": tensor ", prefix + tensor.name, " ", shape_text(tensor.shape), " is missing", by_init);
-      check_shape(found->second, tensor);
-    }
-    for (const CheckpointSlice& slice : slices) read_slice(stored.at(prefix + slice.tensor.name), slice, state, copy_in);
-  }
-  if (stored.size() != std::size(optimizer_states) * tensors.size()) fail(files[0]->path(), ": holds tensors of another model", by_init);
+  TensorFiles(folder, files, by_init).load(parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {
-  nlohmann::json trainer = read_json_object(folder / "trainer.json");
-  if (!trainer.contains("step") || !trainer["step"].is_number_unsigned()) {
-    fail(folder, ": its trainer.json names no step: resume from another checkpoint");
-  }
+  const std::filesystem::path path = folder / "trainer.json";
+  nlohmann::json trainer = read_json_object(path);
+  JsonFields(path, trainer, ": resume from another checkpoint").size("step");
   return trainer;
 }

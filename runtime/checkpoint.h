@@ -14,57 +14,26 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "kernels/update.h"
-#include "parallel/blocks.h"
+#include "parallel/parameters.h"
 #include "runtime/model_config.h"
 #include "runtime/safetensors.h"
-
-// A parameter by its name without "transformer.", such as h.0.attn.c_attn.weight.
-using CheckpointTensor = NamedShape;
-
-// Neighbouring elements of a whole tensor that a rank writes or needs.
-struct CheckpointSlice {
-  CheckpointTensor tensor;
-  size_t first, count;
-  // To copy it out, the ranks of a block gather it (RankGroup::block): each has as many such slices as the others, and
-  // the copies of the first, the second, ... wait for one another. None is longer than RankGroup::chunk_bytes.
-  bool gathered = false;
-};
-
-// These copy one slice at a time from and to the model, so that little host memory is needed.
-using CopyOut = std::function<void(const CheckpointSlice&, State, float* to)>;
-using CopyIn = std::function<void(const CheckpointSlice&, State, const std::vector<float>& from)>;
 
 // The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...
 std::string file_prefix(State state);
 
-// The content of a checkpoint: the whole model's description, and the part that this rank writes.
+// The content of a checkpoint.
 struct CheckpointContent {
-  ModelShape shape;
-  std::vector<CheckpointTensor> tensors;
-  std::vector<CheckpointSlice> slices;
-  CopyOut copy_out;
+  Parameters& parameters;
+  std::vector<Block> blocks;                    // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
-  std::function<void()> wait = [] {};           // waits until all copies are done
 };
-
-// The model's tensors as a checkpoint stores them.
-std::vector<CheckpointTensor> stored_tensors(const TensorList& list);
-
-std::vector<CheckpointSlice> whole_tensors(const std::vector<CheckpointTensor>& tensors);
-
-// The next two convert between the model's blocks and the slices of a checkpoint.
-std::vector<CheckpointSlice> checkpoint_slices(const std::vector<Block>& blocks);
-
-Block block_of(const TensorList& list, const CheckpointSlice& slice);
 
 struct Checkpoint {
   size_t step;
@@ -95,12 +64,9 @@ void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t kee
 // STEM.safetensors, or the files that STEM.safetensors.index.json lists; none if the folder has neither.
 std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem);
 
-// Loads weights from any GPT-2 folder. shape: the shape that `tensors` were made for, normally load_shape(folder).
-void load_weights(const std::filesystem::path& folder, const ModelShape& shape,
-                  const std::vector<CheckpointTensor>& tensors, const std::vector<CheckpointSlice>& slices,
-                  const CopyIn& copy_in);
-
-void load_optimizer(const std::filesystem::path& folder, const std::vector<CheckpointTensor>& tensors,
-                    const std::vector<CheckpointSlice>& slices, const CopyIn& copy_in);
+// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. They read block by block, of at
+// most `most` elements where a block has elements of other ranks, so that little host memory is needed.
+void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 
 nlohmann::json load_trainer(const std::filesystem::path& folder);

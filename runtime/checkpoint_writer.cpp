@@ -71,14 +71,14 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointSlice>& slices) {
+size_t CheckpointWriter::snapshot_floats(const std::vector<Block>& blocks) {
   size_t floats = 0;
-  for (const CheckpointSlice& slice : slices) floats += saved_states().size() * (slice.count + File::block / sizeof(float));
+  for (const Block& block : blocks) floats += saved_states().size() * (block.count + File::block / sizeof(float));
   return floats;
 }
 
-void CheckpointWriter::reserve(const std::vector<CheckpointSlice>& slices) {
-  const size_t floats = snapshot_floats(slices);
+void CheckpointWriter::reserve(const std::vector<Block>& blocks) {
+  const size_t floats = snapshot_floats(blocks);
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
@@ -151,7 +151,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (has_files()) open_files();
-      if (!is_blind(ranks_.rank)) reserve(content.slices);
+      if (!is_blind(ranks_.rank)) reserve(content.blocks);
     });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
@@ -222,9 +222,10 @@ std::string CheckpointWriter::discard(const std::string& problem) {
 }
 
 void CheckpointWriter::plan(const CheckpointContent& content) {
+  const TensorList& list = content.parameters.shards().list();
   std::vector<NamedShape> weights, states;
   for (State state : saved_states())
-    for (const CheckpointTensor& tensor : content.tensors)
+    for (const TensorDescriptor& tensor : list.tensors())
       (state == State::weight ? weights : states).push_back({file_prefix(state) + tensor.name, tensor.shape});
   files_ = plan_files("model", weights, shard_bytes_);
   const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
@@ -238,7 +239,7 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   nlohmann::json trainer = nlohmann::json::parse(content.trainer);
   trainer["step"] = step_;
   texts_["trainer.json"] = trainer.dump(2) + "\n";
-  texts_["config.json"] = config_of(content.shape).dump(2) + "\n";
+  texts_["config.json"] = config_of(list.shape()).dump(2) + "\n";
   for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"})
     if (!content.tokenizer_folder.empty() && std::filesystem::exists(content.tokenizer_folder / name))
       texts_[name] = read_file(content.tokenizer_folder / name);
@@ -266,19 +267,18 @@ void CheckpointWriter::open_files() {
     if (rank == ranks_.rank || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size, {}};
 }
 
-// ---- slices from the device to the files
+// ---- blocks from the device to the files
 
-std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<CheckpointSlice>& slices,
-                                                               size_t most_floats) {
+std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<Block>& blocks, size_t most_floats) {
   std::vector<Part> parts;
   for (State state : saved_states())
-    for (const CheckpointSlice& slice : slices)
-      for (size_t done = 0; done < slice.count; done += most_floats)
-        parts.push_back({state, file_prefix(state) + slice.tensor.name,
-                         {slice.tensor, slice.first + done, std::min(most_floats, slice.count - done), slice.gathered}});
+    for (const Block& block : blocks)
+      for (size_t done = 0; done < block.count; done += most_floats)
+        parts.push_back({state, file_prefix(state) + block.tensor->name,
+                         {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
   // Ranks that gather have these parts under the same numbers, whatever other parts each of them has, and in whatever way
   // each copies them.
-  std::stable_partition(parts.begin(), parts.end(), [](const Part& part) { return part.slice.gathered; });
+  std::stable_partition(parts.begin(), parts.end(), [](const Part& part) { return part.block.gathered; });
   return parts;
 }
 
@@ -290,47 +290,47 @@ CheckpointWriter::Piece CheckpointWriter::piece_of(const std::string& tensor, si
 
 // Writes a piece of rank `rank` to its file, and adds it to that rank's manifest.
 void CheckpointWriter::put(int rank, const Piece& piece) {
-  writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
+  writers_[piece.file]->write(piece.offset, piece.count, piece.values);
   const auto* bytes = reinterpret_cast<const char*>(piece.values);
   manifests_.at(rank).add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
 }
 
-// Copies this rank's slices to the snapshot. A piece's address in memory and its offset in the file have the same
+// Copies this rank's blocks to the snapshot. A piece's address in memory and its offset in the file have the same
 // remainder modulo a block, as File::write_past_cache needs.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
-  for (const auto& [state, name, slice] : parts_of(content.slices, SIZE_MAX)) {
-    Piece piece = piece_of(name, slice.first, slice.count, nullptr);
+  for (const auto& [state, name, block] : parts_of(content.blocks, SIZE_MAX)) {
+    Piece piece = piece_of(name, block.first, block.count, nullptr);
     free += (piece.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
     piece.values = free;
     pieces_.push_back(piece);
-    content.copy_out(slice, state, free);
-    free += slice.count;
+    content.parameters.copy_out(block, state, free);
+    free += block.count;
   }
-  content.wait();
+  content.parameters.wait_for_copies();
 }
 
-// Copies and writes this rank's slices chunk by chunk, if there is no memory for a snapshot.
+// Copies and writes this rank's blocks chunk by chunk, if there is no memory for a snapshot.
 void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
   std::string problem;
-  for (const Part& part : parts_of(content.slices, chunk_.size())) {
+  for (const Part& part : parts_of(content.blocks, chunk_.size())) {
     copy_to_chunk(content, part);  // after a problem, too: other ranks may wait for this copy
     if (problem.empty())
-      problem = attempt([&] { put(ranks_.rank, piece_of(part.name, part.slice.first, part.slice.count, chunk_.data())); });
+      problem = attempt([&] { put(ranks_.rank, piece_of(part.name, part.block.first, part.block.count, chunk_.data())); });
   }
   if (!problem.empty()) fail(problem);
 }
 
 void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const Part& part) {
-  content.copy_out(part.slice, part.state, chunk_.data());
-  content.wait();
+  content.parameters.copy_out(part.block, part.state, chunk_.data());
+  content.parameters.wait_for_copies();
 }
 
-// Collective: ranks that don't see rank 0's folder send their slices to rank 0, one part per rank and round. A part is
+// Collective: ranks that don't see rank 0's folder send their blocks to rank 0, one part per rank and round. A part is
 // sent as one line "TENSOR FIRST", followed by the floats.
 std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
   std::vector<Part> parts;
-  if (is_blind(ranks_.rank)) parts = parts_of(content.slices, chunk_.size());
+  if (is_blind(ranks_.rank)) parts = parts_of(content.blocks, chunk_.size());
   size_t rounds = 0;
   for (const std::string& number : ranks_.all_gather(std::to_string(parts.size())))
     rounds = std::max(rounds, size_t(std::stoull(number)));
@@ -340,8 +340,8 @@ std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
     if (i < parts.size()) {
       const std::string failed = attempt([&] {
         copy_to_chunk(content, parts[i]);
-        mine = parts[i].name + " " + std::to_string(parts[i].slice.first) + "\n";
-        mine.append(reinterpret_cast<const char*>(chunk_.data()), parts[i].slice.count * sizeof(float));
+        mine = parts[i].name + " " + std::to_string(parts[i].block.first) + "\n";
+        mine.append(reinterpret_cast<const char*>(chunk_.data()), parts[i].block.count * sizeof(float));
       });
       if (problem.empty()) problem = failed;
     }

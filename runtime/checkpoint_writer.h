@@ -1,13 +1,14 @@
-// Writes checkpoints while training goes on. The loop waits only for the snapshot, a copy of this rank's slices in the
+// Writes checkpoints while training goes on. The loop waits only for the snapshot, a copy of this rank's blocks in the
 // host's memory. A thread writes the snapshot in place into files that all ranks share, and flushes them to the disk.
 // When every rank is done, the folder gets its final name.
 //
-// Two kinds of ranks make the loop wait longer, because their slices go from the device to the file chunk by chunk:
+// Two kinds of ranks make the loop wait longer, because their blocks go from the device to the file chunk by chunk:
 // ranks that have no memory for a snapshot, and ranks that don't see the folder on rank 0's disk and send the chunks to
 // rank 0.
 //
-// Ranks that gather slices together (RankGroup::block) wait for one another while they copy these. So each copies them
-// first, in the same order, and goes on to the last one even if its disk fails; and if one of them is blind, all send.
+// Tensor-parallel ranks that gather blocks together (parallel/blocks.h) wait for one another while they copy these. So
+// each copies them first, in the same order, and goes on to the last one even if its disk fails; and if one of them is
+// blind, all send.
 //
 // Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
@@ -53,11 +54,11 @@ class CheckpointWriter {
   size_t step() const { return step_; }         // of the checkpoint that was begun last
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
-  // How many floats a snapshot of these slices takes.
-  static size_t snapshot_floats(const std::vector<CheckpointSlice>& slices);
+  // How many floats a snapshot of these blocks takes.
+  static size_t snapshot_floats(const std::vector<Block>& blocks);
 
-  // Allocates the memory for snapshots of these slices, or for one chunk. Done early, because later there may be none.
-  void reserve(const std::vector<CheckpointSlice>& slices);
+  // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
+  void reserve(const std::vector<Block>& blocks);
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
   // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line
@@ -81,11 +82,11 @@ class CheckpointWriter {
   bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
 
  private:
-  // The part of a slice that is written or sent at once.
+  // The part of a block that is written or sent at once.
   struct Part {
     State state;
     std::string name;  // the tensor's name in its file
-    CheckpointSlice slice;
+    Block block;
   };
   // Neighbouring bytes of a file, and their values in memory.
   struct Piece {
@@ -94,7 +95,7 @@ class CheckpointWriter {
   };
 
   bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
-  // Does this rank write to files: its own slices, or (rank 0) those that blind ranks send?
+  // Does this rank write to files: its own blocks, or (rank 0) those that blind ranks send?
   bool has_files() const { return ranks_.is_first() || !is_blind(ranks_.rank); }
   std::vector<int> with_blocks(const std::vector<int>& some) const;
   std::string hosts_of(const std::vector<int>& some) const;
@@ -105,7 +106,7 @@ class CheckpointWriter {
   std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
   void create();
   void open_files();
-  static std::vector<Part> parts_of(const std::vector<CheckpointSlice>& slices, size_t most_floats);
+  static std::vector<Part> parts_of(const std::vector<Block>& blocks, size_t most_floats);
   Piece piece_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
   void put(int rank, const Piece& piece);
   void take_snapshot(const CheckpointContent& content);

@@ -1,22 +1,11 @@
 #include "runtime/guard.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
-
-namespace {
-
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream stream;
-  (stream << ... << parts);
-  return stream.str();
-}
-
-}  // namespace
+#include "runtime/json_fields.h"
 
 double SpikeWindow::limit(double z) const {
   if (values_.size() < size_) return INFINITY;
@@ -32,17 +21,13 @@ void SpikeWindow::add(double value) {
   if (values_.size() > size_) values_.pop_front();
 }
 
-nlohmann::json SpikeWindow::state() const { return values_; }
-
-void SpikeWindow::restore(const nlohmann::json& state) { values_ = state.get<std::deque<double>>(); }
-
 Guard::Judgement Guard::judge(double loss, double norm, bool applied, const StepLimits& limit) {
   previous_ = spike_limits();
   const bool finite = std::isfinite(loss) && std::isfinite(norm);
   std::string reason;  // the comparisons are in float, as on the device
-  if (!finite) reason = text("loss ", loss, ", gradient norm ", norm, ": not finite");
-  else if (float(loss) > limit.loss) reason = text("loss ", loss, " is a spike: above ", limit.loss);
-  else if (float(norm) > limit.norm) reason = text("gradient norm ", norm, " is a spike: above ", limit.norm);
+  if (!finite) reason = line_of("loss ", loss, ", gradient norm ", norm, ": not finite");
+  else if (float(loss) > limit.loss) reason = line_of("loss ", loss, " is a spike: above ", limit.loss);
+  else if (float(norm) > limit.norm) reason = line_of("gradient norm ", norm, " is a spike: above ", limit.norm);
   in_a_row_ = applied ? 0 : in_a_row_ + 1;
   left_out_ += !applied;
   if (finite && applied) {
@@ -64,32 +49,26 @@ void Guard::count_rollback() {
 }
 
 nlohmann::json Guard::state() const {
-  return {{"losses", losses_.state()}, {"norms", norms_.state()}, {"limits", {previous_.loss, previous_.norm}},
+  return {{"losses", losses_.values()}, {"norms", norms_.values()}, {"limits", {previous_.loss, previous_.norm}},
           {"left_out", left_out_}, {"in_a_row", in_a_row_}, {"rollbacks", rollbacks_}};
 }
 
-void Guard::restore(const nlohmann::json& state, const std::string& file) {
-  const auto check = [&](bool valid) {
-    if (!valid) fail(file, ": its \"guard\" is ", excerpt(state.dump()), ", not what this program writes: resume from another checkpoint");
+void Guard::restore(JsonFields state) {
+  const auto numbers = [&](const char* key) {
+    return state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });
   };
-  for (const char* name : {"losses", "norms"}) {
-    check(state.contains(name) && state[name].is_array());
-    for (const auto& value : state[name]) check(value.is_number());
-  }
-  for (const char* name : {"left_out", "in_a_row", "rollbacks"})
-    check(state.contains(name) && state[name].is_number_unsigned());
-  check(state.contains("limits") && state["limits"].is_array() && state["limits"].size() == 2);
-  const auto limit = [&](size_t i) {  // JSON has no infinity: it is stored as null
-    const nlohmann::json& value = state["limits"][i];
-    check(value.is_null() || value.is_number());
-    return value.is_null() ? INFINITY : value.get<float>();
-  };
-  previous_ = {limit(0), limit(1)};
-  losses_.restore(state.at("losses"));
-  norms_.restore(state.at("norms"));
-  left_out_ = state.at("left_out");
-  in_a_row_ = state.at("in_a_row");
-  rollbacks_ = std::max(rollbacks_, state.at("rollbacks").get<size_t>());
+  losses_.restore(numbers("losses"));
+  norms_.restore(numbers("norms"));
+  // JSON has no infinity: it is stored as null.
+  const auto limits = state.list<nlohmann::json>("limits", "numbers or nulls", [](const auto& value) {
+    return value.is_null() || value.is_number();
+  });
+  if (limits.size() != 2) state.refuse("limits", "a list of two");
+  const auto limit = [](const nlohmann::json& value) { return value.is_null() ? INFINITY : value.get<float>(); };
+  previous_ = {limit(limits[0]), limit(limits[1])};
+  left_out_ = state.size("left_out");
+  in_a_row_ = state.size("in_a_row");
+  rollbacks_ = std::max(rollbacks_, state.size("rollbacks"));
 }
 
 StepLimits Guard::spike_limits() const { return {float(losses_.limit(options_.z)), float(norms_.limit(options_.z))}; }

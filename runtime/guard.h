@@ -17,10 +17,13 @@
 #include <cstddef>
 #include <deque>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "kernels/update.h"
+
+class JsonFields;
 
 struct GuardOptions {
   std::string on_spike = "log";  // or skip, rollback
@@ -37,8 +40,8 @@ class SpikeWindow {
   double limit(double z) const;
 
   void add(double value);
-  nlohmann::json state() const;
-  void restore(const nlohmann::json& state);
+  const std::deque<double>& values() const { return values_; }
+  void restore(const std::vector<double>& values) { values_.assign(values.begin(), values.end()); }
 
  private:
   size_t size_;
@@ -73,7 +76,7 @@ class Guard {
 
   nlohmann::json state() const;
   // state: from a trainer.json, which is not trusted.
-  void restore(const nlohmann::json& state, const std::string& file);
+  void restore(JsonFields state);
 
  private:
   StepLimits spike_limits() const;

@@ -80,19 +80,23 @@ std::string Manifest::text() const {
   return line + xxh3(line) + "\n";
 }
 
+std::vector<std::filesystem::path> manifest_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  std::error_code not_there;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, not_there))
+    if (entry.path().filename().string().starts_with("manifest_")) files.push_back(entry.path());
+  std::ranges::sort(files);
+  return files;
+}
+
 std::vector<Manifest> read_manifests(const std::filesystem::path& folder) {
-  std::map<int, Manifest> found;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    if (entry.path().filename().string().starts_with("manifest_")) {
-      Manifest manifest = read_manifest(entry.path());
-      found[manifest.rank] = std::move(manifest);
-    }
-  if (found.empty()) fail(folder, ": has no manifest");
   std::vector<Manifest> all;
-  for (int rank = 0; rank < found.begin()->second.ranks; ++rank) {
-    if (!found.count(rank)) fail(folder, ": what rank ", rank, " of ", found.begin()->second.ranks, " wrote is missing");
-    all.push_back(std::move(found[rank]));
-  }
+  for (const std::filesystem::path& file : manifest_files(folder)) all.push_back(read_manifest(file));
+  if (all.empty()) fail(folder, ": has no manifest");
+  std::ranges::sort(all, {}, &Manifest::rank);
+  for (int rank = 0; rank < all[0].ranks; ++rank)
+    if (rank >= int(all.size()) || all[size_t(rank)].rank != rank)
+      fail(folder, ": what rank ", rank, " of ", all[0].ranks, " wrote is missing");
   return all;
 }
 
@@ -125,13 +129,6 @@ void check_extents(const std::filesystem::path& folder, const std::vector<Manife
       if (xxh3_of(file, extent.offset, extent.bytes) != extent.checksum)
         fail(folder / extent.file, ": bytes ", extent.offset, " to ", extent.offset + extent.bytes, " are damaged");
     }
-}
-
-bool has_manifest(const std::filesystem::path& folder) {
-  std::error_code not_there;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, not_there))
-    if (entry.path().filename().string().starts_with("manifest_")) return true;
-  return false;
 }
 
 std::string damage_of(const std::filesystem::path& folder, size_t share, size_t of) {

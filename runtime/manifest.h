@@ -41,7 +41,8 @@ void check_coverage(const std::filesystem::path& folder, const std::vector<Manif
 void check_extents(const std::filesystem::path& folder, const std::vector<Manifest>& manifests, size_t share,
                    size_t of);
 
-bool has_manifest(const std::filesystem::path& folder);
+// The files of a folder's manifests, in the order of their names; none if the folder has none or does not exist.
+std::vector<std::filesystem::path> manifest_files(const std::filesystem::path& folder);
 
 // What is damaged in a checkpoint folder; empty: nothing. Ranks may share the work: this one checks share number
 // `share` of `of`.

@@ -4,6 +4,7 @@
 
 #include "processes/error.h"
 #include "runtime/files.h"
+#include "runtime/json_fields.h"
 
 nlohmann::ordered_json config_of(const ModelShape& shape) {
   nlohmann::ordered_json config = {
@@ -51,11 +52,9 @@ ModelShape load_shape(const std::filesystem::path& folder) {
   require("add_cross_attention", false, false);
   require("tie_word_embeddings", true, true);
 
+  JsonFields fields(path, config, ": correct it");
   auto extent = [&](const char* key, int when_missing, int most) {
-    nlohmann::json found = config.value(key, nlohmann::json(when_missing));
-    bool fits = found.is_number_integer() && found > 0 && found <= most;
-    if (!fits) fail(path, ": ", key, " is ", excerpt(found.dump()), ", not a size from 1 to ", most, ": correct it");
-    return found.get<int>();
+    return fields.has(key) ? fields.count(key, most) : when_missing;
   };
   ModelShape shape = {extent("n_layer", 12, ModelShape::most_layers),
                       extent("n_head", 12, ModelShape::most_channels),

@@ -18,7 +18,7 @@ struct RankGroup {
   using Gather = std::function<std::vector<std::string>(const std::string&)>;
 
   int rank = 0, size = 1;
-  int block = 1;  // so many neighbouring ranks gather slices together (CheckpointSlice::gathered)
+  int block = 1;  // so many neighbouring ranks gather blocks of tensors together (parallel/blocks.h)
   std::vector<std::string> hosts = {""};  // by rank
   Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
+#include "runtime/json_fields.h"
 
 namespace {
 
@@ -145,15 +146,17 @@ void SafetensorsFile::add_entry(const std::string& name, const nlohmann::json& e
     }
     return;
   }
-  auto dtype = entry.find("dtype");
-  if (dtype == entry.end() || !dtype->is_string()) refuse(name, "has no dtype");
-  TensorInfo tensor{name, *dtype, sizes(name, entry, "shape"), 0, 0};
+  JsonFields fields(path_.string() + ": " + excerpt(name), entry, download_again);
+  const auto sizes = [&](const char* key) {
+    return fields.list<size_t>(key, "counts", [](const auto& found) { return found.is_number_unsigned(); });
+  };
+  TensorInfo tensor{name, fields.text("dtype"), sizes("shape"), 0, 0};
   size_t bytes = bytes_per_element(tensor.dtype);
   if (bytes == 0) refuse(name, "has unknown dtype " + excerpt(tensor.dtype));
   for (size_t extent : tensor.shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) refuse(name, "has a shape too large to count");
   }
-  std::vector<size_t> offsets = sizes(name, entry, "data_offsets");
+  std::vector<size_t> offsets = sizes("data_offsets");
   if (offsets.size() != 2) refuse(name, "has " + std::to_string(offsets.size()) + " data_offsets, not two");
   tensor.begin = offsets[0];
   tensor.end = offsets[1];
@@ -165,17 +168,6 @@ void SafetensorsFile::add_entry(const std::string& name, const nlohmann::json& e
     refuse(name, range + " do not span its " + std::to_string(bytes) + " bytes");
   }
   tensors_.push_back(std::move(tensor));
-}
-
-std::vector<size_t> SafetensorsFile::sizes(const std::string& name, const nlohmann::json& entry, const char* field) const {
-  auto array = entry.find(field);
-  if (array == entry.end() || !array->is_array()) refuse(name, std::string("has no ") + field);
-  std::vector<size_t> result;
-  for (const auto& number : *array) {
-    if (!number.is_number_unsigned()) refuse(name, "has " + excerpt(number.dump()) + " in its " + field + ", which is no count");
-    result.push_back(number);
-  }
-  return result;
 }
 
 // Checks that names are unique, and that the tensors cover the data from its first byte to its last.
@@ -233,11 +225,7 @@ size_t SafetensorsWriter::offset(const std::string& name, size_t first, size_t c
   return header_.size() + slot.begin + first * sizeof(float);
 }
 
-void SafetensorsWriter::write(const std::string& name, size_t first, size_t count, const float* from) {
-  write_at(offset(name, first, count), count, from);
-}
-
-void SafetensorsWriter::write_at(size_t offset, size_t count, const float* from) {
+void SafetensorsWriter::write(size_t offset, size_t count, const float* from) {
   file_.write_past_cache(offset, from, count * sizeof(float));
 }
 

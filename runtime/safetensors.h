@@ -64,7 +64,6 @@ class SafetensorsFile {
  private:
   void read_header(std::string_view text);
   void add_entry(const std::string& name, const nlohmann::json& entry);
-  std::vector<size_t> sizes(const std::string& name, const nlohmann::json& entry, const char* field) const;
   void index_tensors();
   [[noreturn]] void refuse(const std::string& name, const std::string& defect) const;
 
@@ -91,8 +90,7 @@ class SafetensorsWriter {
   size_t offset(const std::string& name, size_t first, size_t count) const;
 
   // Slices may be written in any order.
-  void write(const std::string& name, size_t first, size_t count, const float* from);
-  void write_at(size_t offset, size_t count, const float* from);
+  void write(size_t offset, size_t count, const float* from);
 
   // Flushes the file to disk and closes it.
   void close() { file_.sync_and_close(); }

@@ -1,7 +1,6 @@
 #include "runtime/shared_checkpoint.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -18,14 +17,8 @@ namespace {
 // A checksum of a checkpoint's manifests; empty: there is no checkpoint. Two checkpoints with the same manifests have
 // the same bytes, unless they are damaged.
 std::string fingerprint(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> manifests;
-  attempt([&] {
-    for (const auto& entry : std::filesystem::directory_iterator(folder))
-      if (const std::string name = entry.path().filename(); name.starts_with("manifest_"))
-        manifests[name] = read_file(entry.path());
-  });
   std::string all;
-  for (const auto& [name, text] : manifests) all += text;
+  attempt([&] { for (const auto& file : manifest_files(folder)) all += read_file(file); });
   return all.empty() ? "" : xxh3(all);
 }
 

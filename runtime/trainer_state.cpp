@@ -7,31 +7,21 @@
 #include "processes/error.h"
 #include "runtime/arithmetic.h"
 #include "runtime/checkpoint.h"
+#include "runtime/json_fields.h"
 
 namespace {
 
-LossScale restored(LossScale scale, const nlohmann::json& stored, const std::string& file) {
-  const auto number = [&](const char* name, double otherwise, double most) {
-    const nlohmann::json value = stored.is_object() ? stored.value(name, nlohmann::json(otherwise)) : stored;
-    if (!stored.is_object() || !value.is_number() || !(value >= 0 && value <= most))
-      fail(file, ": its \"loss_scale\" is ", excerpt(stored.dump()), ", not what this program writes: resume from another checkpoint");
-    return value.get<double>();
+// scale: what is used if the checkpoint stores none.
+LossScale loss_scale_of(JsonFields& trainer, LossScale scale) {
+  if (!trainer.has("loss_scale")) return scale;
+  JsonFields stored = trainer.object("loss_scale");
+  const auto number = [&](const char* key, size_t most) {
+    return stored.get<double>(key, "a number from 0 to " + std::to_string(most),
+                              [&](const auto& found) { return found.is_number() && found >= 0 && found <= most; });
   };
-  scale.value = float(number("value", scale.value, LossScale::most));
-  scale.good_steps = int(number("good_steps", 0, 1e9));
+  if (stored.has("value")) scale.value = float(number("value", size_t(LossScale::most)));
+  scale.good_steps = stored.has("good_steps") ? int(number("good_steps", 1'000'000'000)) : 0;
   return scale;
-}
-
-// The number of samples that were taken: a global batch per step, and those that rollbacks left out. The step must be the
-// one that the folder's name gives, or a folder that was renamed would be trained on as if it had come further.
-size_t samples_of(const nlohmann::json& trainer, size_t step, const Options& options, const std::filesystem::path& folder) {
-  if (trainer.at("step") != step)
-    fail(folder, ": holds step ", trainer.at("step").dump(), " by its trainer.json: give the folder the name that it had");
-  const nlohmann::json samples = trainer.value("samples", nlohmann::json());
-  if (!samples.is_number_unsigned() || samples < step * size_t(options.global_batch))
-    fail(folder, ": its trainer.json says that ", excerpt(samples.dump()), " samples were taken, in ", step, " steps of ",
-         options.global_batch, ": resume from another checkpoint");
-  return samples;
 }
 
 // The number of steps of the run. --train-minutes determines it only once, at the first start, because the learning
@@ -82,15 +72,18 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data) {
   const nlohmann::json trainer = load_trainer(folder);
-  const std::string file = folder / "trainer.json";
+  JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
   check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
   report_other_validation(trainer, data.val, folder);
-  if (trainer.contains("guard")) guard.restore(trainer["guard"], file);
+  // Else a folder that was renamed would be trained on as if it had come further.
+  if (trainer["step"] != step)
+    fail(folder, ": holds step ", trainer["step"].dump(), " by its trainer.json: give the folder the name that it had");
+  if (fields.has("guard")) guard.restore(fields.object("guard"));
   TrainerState state;
-  state.samples = samples_of(trainer, step, options, folder);
+  state.samples = fields.size("samples", step * size_t(options.global_batch));  // rollbacks leave some more out
   state.steps = steps_of(trainer, options, folder);
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
-  state.loss_scale = restored(loss_scale, trainer.value("loss_scale", nlohmann::json::object()), file);
+  state.loss_scale = loss_scale_of(fields, loss_scale);
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;

@@ -323,11 +323,11 @@ TEST_CASE("--ceilings: the table has the share of them, and a file that was not 
   refuses(here.dump().substr(0, 40), "", {"marks.json", "not valid JSON"});
   refuses("[]", "", {"marks.json", "not a JSON object: correct it, or get it again"});
   refuses(changed(R"({"device": "abacus"})"), "", {"marks.json", "abacus", "dev/ceilings.cu"});
-  refuses(changed(R"({"copy_bytes_per_s": null})"), "", {"marks.json", "copy_bytes_per_s", "null"});
+  refuses(changed(R"({"copy_bytes_per_s": null})"), "", {"marks.json", "\"copy_bytes_per_s\" is missing"});
   refuses(changed(R"({"copy_bytes_per_s": "fast"})"), "", {"marks.json", "copy_bytes_per_s", "fast"});
   refuses(changed(R"({"flops_per_s": {"fp32": 0}})"), "", {"marks.json", "fp32", "0"});
-  refuses(changed(R"({"flops_per_s": [1]})"), "", {"marks.json", "fp32"});
-  refuses(here.dump(), " --dtype bf16", {"marks.json", "bf16", "null"});
+  refuses(changed(R"({"flops_per_s": [1]})"), "", {"marks.json", "\"flops_per_s\" is '[1]', not an object"});
+  refuses(here.dump(), " --dtype bf16", {"marks.json", "bf16\" is missing"});
 }
 
 TEST_CASE("a damaged --init folder is refused before anything is written") {
@@ -355,7 +355,7 @@ TEST_CASE("a damaged --init folder is refused before anything is written") {
   refuses_file(config, "{", {config, "JSON"});
   refuses_file(config, R"({"model_type": "llama"})", {config, "llama", "gpt2", "give such weights"});
   refuses_file(config, R"({"model_type": "gpt2", "n_layer": 500000000})", {config, "n_layer", "500000000"});
-  shell.output("sed -i 's/\"n_layer\": 1/\"n_layer\": 2/' " + config), refuses({"tensor h.1.", "is missing"});
+  shell.output("sed -i 's/\"n_layer\": 1/\"n_layer\": 2/' " + config), refuses({"tensor transformer.h.1.", "is missing"});
 
   const std::string name = "transformer.h.0.mlp.c_fc.weight";  // (16, 64)
   auto refuses_header = [&](const Texts& parts, auto change) {

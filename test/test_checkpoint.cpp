@@ -20,46 +20,58 @@
 #include "runtime/checkpoint_writer.h"
 #include "runtime/manifest.h"
 #include "runtime/shared_checkpoint.h"
+#include "test/fake_parameters.h"
 #include "test/ranks.h"
 
 using Values = std::map<std::pair<char, std::string>, std::vector<float>>;
 
 const ModelShape shape = {1, 2, 4, 10, 3};
-const std::vector<CheckpointTensor> tensors = {
-    {"wte.weight", {10, 4}}, {"wpe.weight", {3, 4}}, {"h.0.attn.c_attn.weight", {4, 12}}, {"ln_f.bias", {4}}};
 
 // A value for every element of every tensor, all different.
-float value_of(const CheckpointTensor& tensor, char kind, size_t i) {
-  return float(std::hash<std::string>()(tensor.name) % 1000) + float(kind) * 1000 + float(i);
+float value_of(const std::string& tensor, char kind, size_t i) {
+  return float(std::hash<std::string>()(tensor) % 1000) + float(kind) * 1000 + float(i);
 }
 
-std::vector<float> values_of(const CheckpointTensor& tensor, char kind) {
-  std::vector<float> values(element_count(tensor.shape));
+std::vector<float> values_of(const std::string& tensor, size_t count, char kind) {
+  std::vector<float> values(count);
   for (size_t i = 0; i < values.size(); ++i) values[i] = value_of(tensor, kind, i);
   return values;
 }
 
-void copy_out(const CheckpointSlice& slice, State state, float* to) {
-  for (size_t i = 0; i < slice.count; ++i) to[i] = value_of(slice.tensor, char(state), slice.first + i);
+void copy_out(const Block& block, State state, float* to) {
+  for (size_t i = 0; i < block.count; ++i) to[i] = value_of(block.tensor->name, char(state), block.first + i);
 }
 
-CopyIn copy_into(Values& values) {
-  return [&](const CheckpointSlice& slice, State state, const std::vector<float>& from) {
-    values[{char(state), slice.tensor.name}] = from;
+FakeParameters parameters(shape, copy_out);
+const std::vector<TensorDescriptor>& tensors = parameters.list.tensors();
+
+// The tensors as files name them without a prefix.
+std::vector<NamedShape> named_shapes() {
+  std::vector<NamedShape> all;
+  for (const TensorDescriptor& tensor : tensors) all.push_back({tensor.name, tensor.shape});
+  return all;
+}
+
+CheckpointContent content(const std::string& trainer, FakeParameters& source = parameters) {
+  return {source, source.whole_tensors(), trainer};
+}
+
+// What arrives when weights or moments are loaded.
+template <class Load>
+Values loaded(const std::filesystem::path& folder, Load load, FakeParameters&& to = FakeParameters(shape)) {
+  Values values;
+  to.in = [&](const Block& block, State state, const std::vector<float>& from) {
+    values[{char(state), block.tensor->name}] = from;
   };
-}
-
-CheckpointContent content(const std::string& trainer, CopyOut source = copy_out) {
-  return {shape, tensors, whole_tensors(tensors), source, trainer};
+  load(folder, to, most_at_once);
+  return values;
 }
 
 void check_values(const Values& values, const std::string& kinds) {
   CHECK(values.size() == tensors.size() * kinds.size());
-  for (char kind : kinds) {
-    for (const CheckpointTensor& tensor : tensors) {
-      CHECK(values.at({kind, tensor.name}) == values_of(tensor, kind));
-    }
-  }
+  for (char kind : kinds)
+    for (const TensorDescriptor& tensor : tensors)
+      CHECK(values.at({kind, tensor.name}) == values_of(tensor.name, tensor.count(), kind));
 }
 
 void save(const std::filesystem::path& out, size_t step) {
@@ -67,7 +79,7 @@ void save(const std::filesystem::path& out, size_t step) {
 }
 
 std::string load_error(const std::filesystem::path& folder) {
-  return error_of([&] { load_weights(folder, shape, tensors, {}, {}); });
+  return error_of([&] { loaded(folder, load_weights); });
 }
 
 // A folder as somebody else may have written it.
@@ -79,8 +91,8 @@ void put_model(const std::filesystem::path& folder, const std::vector<NamedShape
   for (const NamedShape& tensor : stored) {
     std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
     if (name == "lm_head.weight" && scale_of.empty()) name = "wte.weight";
-    const std::vector<float> values = values_of({name, tensor.shape}, 'w');
-    writer.write(tensor.name, 0, values.size(), values.data());
+    const std::vector<float> values = values_of(name, element_count(tensor.shape), 'w');
+    writer.write(writer.offset(tensor.name, 0, values.size()), values.size(), values.data());
   }
   writer.close();
 }
@@ -89,12 +101,9 @@ TEST_CASE("what is saved is loaded") {
   TemporaryFolder folder;
   save(folder / "run", 100);
   std::filesystem::path saved = folder / "run" / "step_00000100";
-  Values weights, moments;
   CHECK(load_shape(saved) == shape);
-  load_weights(saved, load_shape(saved), tensors, whole_tensors(tensors), copy_into(weights));
-  load_optimizer(saved, tensors, whole_tensors(tensors), copy_into(moments));
-  check_values(weights, "w");
-  check_values(moments, "mv");
+  check_values(loaded(saved, load_weights), "w");
+  check_values(loaded(saved, load_optimizer), "mv");
   CHECK(load_trainer(saved) == nlohmann::json{{"seed", 7}, {"step", 100}});
   CHECK(!std::filesystem::exists(folder / "run" / "step_00000100.partial"));
 }
@@ -105,9 +114,9 @@ TEST_CASE("files are as transformers expects them") {
   SafetensorsFile model(folder / "step_00000003/model.safetensors");
   SafetensorsFile optimizer(folder / "step_00000003/optimizer.safetensors");
   CHECK(model.metadata().at("format") == "pt");
-  CHECK(model.tensors().size() == 4);
+  CHECK(model.tensors().size() == 16);
   CHECK(model.find("transformer.h.0.attn.c_attn.weight")->shape == std::vector<size_t>{4, 12});
-  CHECK(optimizer.tensors().size() == 8);
+  CHECK(optimizer.tensors().size() == 32);
   CHECK(optimizer.find("m.transformer.wte.weight"));
   CHECK(optimizer.find("v.transformer.ln_f.bias"));
   auto config = nlohmann::json::parse(content_of(folder / "step_00000003/config.json"));
@@ -122,9 +131,9 @@ TEST_CASE("files are as transformers expects them") {
 TEST_CASE("a checkpoint appears only when complete, and what a failure or a crash leaves is removed") {
   TemporaryFolder folder;
   save(folder.path(), 1);
-  auto interrupted = [](const CheckpointSlice&, State state, float*) {
+  FakeParameters interrupted(shape, [](const Block&, State state, float*) {
     if (state == State::second_moment) throw std::runtime_error("interrupted");
-  };
+  });
   auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, content("{}", interrupted)); };
   CHECK(error_of(save_interrupted) == "interrupted");
   CHECK(!std::filesystem::exists(folder / "step_00000002.partial"));
@@ -156,7 +165,7 @@ TEST_CASE("a checkpoint that there is no room for a snapshot of is written all t
   RankGroup alone;
   alone.chunk_bytes = 40;  // ten floats
   CheckpointWriter writer(folder / "parts", size_t(5'000'000'000), alone, [](size_t) { return nullptr; });
-  writer.reserve(whole_tensors(tensors));
+  writer.reserve(parameters.whole_tensors());
   CHECK(writer.snapshot_bytes() == 0);
   std::filesystem::create_directory(folder / "parts");
   CHECK(contains(writer.find_slow_ranks().at(0), "no room for a snapshot"));
@@ -182,12 +191,12 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
     group.chunk_bytes = 40;
     CheckpointWriter writer("run", size_t(5'000'000'000), group);
     CheckpointContent mine = content(R"({"seed": 7})");
-    for (CheckpointSlice& slice : mine.slices) {  // uneven parts: nothing, a third, the rest
-      const size_t third = slice.count / 3;
-      slice.first = rank == 2 ? third : 0;
-      slice.count = rank == 0 ? 0 : rank == 1 ? third : slice.count - third;
+    for (Block& block : mine.blocks) {  // uneven parts: nothing, a third, the rest
+      const size_t third = block.count / 3;
+      block.first = rank == 2 ? third : 0;
+      block.count = rank == 0 ? 0 : rank == 1 ? third : block.count - third;
     }
-    writer.reserve(mine.slices);
+    writer.reserve(mine.blocks);
     require(contains(writer.find_slow_ranks().at(0), "ranks 1, 2 ("), "who is blind");
     require(writer.begin(1, mine) == "" && writer.complete() == "", "saving");
     CheckpointCopies copies(group, "run");
@@ -208,23 +217,26 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
   CHECK(std::filesystem::is_empty(folder / "disk1/run"));
 }
 
-// Four ranks in blocks of two. Of c_attn.weight each block gathers 24 elements, in two rounds. What else the ranks write is
-// as unlike as it can be.
-std::vector<CheckpointSlice> slices_in_blocks(int rank) {
-  const size_t block = size_t(rank / 2) * 24, mine = size_t(rank % 2) * 6;
-  std::vector<CheckpointSlice> slices;
-  if (rank == 0) slices = {{tensors[0], 0, 25}};
-  if (rank == 1) slices = {{tensors[0], 25, 15}};
-  if (rank == 2) slices = {{tensors[1], 0, 12}};
-  slices.push_back({tensors[2], block + mine, 6, true});
-  if (rank == 3) slices.push_back({tensors[3], 0, 4});
-  slices.push_back({tensors[2], block + 12 + mine, 6, true});
-  return slices;
+// Four ranks in pairs. Of c_attn.weight each pair gathers 24 elements, in two rounds. What else the ranks write is as
+// unlike as it can be.
+std::vector<Block> gathered_blocks(int rank) {
+  const std::string gathered = "h.0.attn.c_attn.weight";
+  const size_t of_pair = size_t(rank / 2) * 24, mine = size_t(rank % 2) * 6;
+  std::vector<Block> blocks;
+  if (rank == 0) blocks = {parameters.block("wte.weight", 0, 25)};
+  if (rank == 1) blocks = {parameters.block("wte.weight", 25, 15)};
+  if (rank == 2) blocks = {parameters.block("wpe.weight", 0, 12)};
+  blocks.push_back(parameters.block(gathered, of_pair + mine, 6, true));
+  if (rank == 3)
+    for (const Block& block : parameters.whole_tensors())
+      if (block.tensor->unit > 0 && block.tensor->name != gathered) blocks.push_back(block);
+  blocks.push_back(parameters.block(gathered, of_pair + 12 + mine, 6, true));
+  return blocks;
 }
 
-// Sends what rank `rank` copies of a slice to the other rank of its block, and waits for what that copies.
-void meet_in_block(int socket, const CheckpointSlice& slice, State state) {
-  const std::string mine = char(state) + std::to_string(slice.first / 12);
+// Sends what rank `rank` copies of a block to the other rank of its pair, and waits for what that copies.
+void meet_in_pair(int socket, const Block& block, State state) {
+  const std::string mine = char(state) + std::to_string(block.first / 12);
   char theirs[16] = "";
   if (send(socket, mine.data(), mine.size(), MSG_NOSIGNAL) < 0 || recv(socket, theirs, sizeof theirs - 1, 0) <= 0)
     throw std::runtime_error("the other rank has gone");
@@ -233,11 +245,11 @@ void meet_in_block(int socket, const CheckpointSlice& slice, State state) {
 
 // Saves step 1 on four ranks, some of which have no room for a snapshot, don't see rank 0's disk, or can't write. Returns
 // how the ranks ended.
-std::vector<Outcome> save_in_blocks(const TemporaryFolder& folder, const std::string& roomless, const std::string& blind,
+std::vector<Outcome> save_in_pairs(const TemporaryFolder& folder, const std::string& roomless, const std::string& blind,
                                     const std::string& full, const std::string& problem = "") {
   for (const char* disk : {"disk0/run", "disk1"}) std::filesystem::create_directories(folder / disk);
   const int port = Listener(0).port();
-  int sockets[2][2];  // by block, by rank in it
+  int sockets[2][2];  // by pair, by rank in it
   for (int* ends : sockets) REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   const auto has = [](const std::string& some, int rank) { return some.find(char('0' + rank)) != some.npos; };
   Ranks ranks(4, [&](int rank) {
@@ -251,17 +263,17 @@ std::vector<Outcome> save_in_blocks(const TemporaryFolder& folder, const std::st
     std::signal(SIGXFSZ, SIG_IGN);
     rlimit limit;
     getrlimit(RLIMIT_FSIZE, &limit);
-    CheckpointContent mine = content(R"({"seed": 7})", [&](const CheckpointSlice& slice, State state, float* to) {
+    FakeParameters source(shape, [&](const Block& block, State state, float* to) {
       const rlimit small = {1, limit.rlim_max};
       if (has(full, rank)) setrlimit(RLIMIT_FSIZE, &small);
-      if (slice.gathered) meet_in_block(sockets[rank / 2][rank % 2], slice, state);
-      copy_out(slice, state, to);
+      if (block.gathered) meet_in_pair(sockets[rank / 2][rank % 2], block, state);
+      copy_out(block, state, to);
     });
-    mine.slices = slices_in_blocks(rank);
+    const CheckpointContent mine = {source, gathered_blocks(rank), R"({"seed": 7})"};
     CheckpointWriter writer("run", size_t(5'000'000'000), group, [&](size_t floats) {
       return has(roomless, rank) ? nullptr : allocate_zeros(floats);
     });
-    writer.reserve(mine.slices);
+    writer.reserve(mine.blocks);
     writer.find_slow_ranks();
     std::string failed = writer.begin(1, mine);
     setrlimit(RLIMIT_FSIZE, &limit);
@@ -274,7 +286,7 @@ std::vector<Outcome> save_in_blocks(const TemporaryFolder& folder, const std::st
   return ranks.wait();
 }
 
-TEST_CASE("ranks that gather slices save them, whichever of them is slow") {
+TEST_CASE("ranks that gather blocks save them, whichever of them is slow") {
   TemporaryFolder reference;
   save(reference / "run", 1);
   for (const auto& [roomless, blind] : std::vector<std::pair<std::string, std::string>>{
@@ -282,7 +294,7 @@ TEST_CASE("ranks that gather slices save them, whichever of them is slow") {
     CAPTURE(roomless);
     CAPTURE(blind);
     TemporaryFolder folder;
-    const std::vector<Outcome> outcomes = save_in_blocks(folder, roomless, blind, "");
+    const std::vector<Outcome> outcomes = save_in_pairs(folder, roomless, blind, "");
     INFO(describe(outcomes));
     for (const Outcome& outcome : outcomes) CHECK(outcome.code == 0);
     const std::filesystem::path saved = folder / "disk0/run/step_00000001";
@@ -292,12 +304,12 @@ TEST_CASE("ranks that gather slices save them, whichever of them is slow") {
   }
 }
 
-TEST_CASE("ranks that gather slices: one that can't write goes on copying, and all ranks say why nothing was saved") {
+TEST_CASE("ranks that gather blocks: one that can't write goes on copying, and all ranks say why nothing was saved") {
   for (const auto& [blind, full] : std::vector<std::pair<std::string, std::string>>{{"", "1"}, {"", "2"}, {"1", "0"}}) {
     CAPTURE(blind);
     CAPTURE(full);
     TemporaryFolder folder;
-    const std::vector<Outcome> outcomes = save_in_blocks(folder, "0123", blind, full, ".safetensors: ");
+    const std::vector<Outcome> outcomes = save_in_pairs(folder, "0123", blind, full, ".safetensors: ");
     INFO(describe(outcomes));
     for (const Outcome& outcome : outcomes) CHECK(outcome.code == 0);
     CHECK(list_checkpoints(folder / "disk0/run").empty());
@@ -381,72 +393,72 @@ TEST_CASE("pruning keeps the newest and the milestones") {
 
 TEST_CASE("weights from other programs: no prefix, masks, tied head, several files") {
   TemporaryFolder folder;
-  std::vector<NamedShape> stored = tensors;
+  std::vector<NamedShape> stored = named_shapes();
   stored.push_back({"h.0.attn.bias", {1, 1, 3, 3}});
   stored.push_back({"h.0.attn.masked_bias", {}});
   stored.push_back({"lm_head.weight", {10, 4}});
   put_model(folder / "plain", stored);
-  Values weights;
-  load_weights(folder / "plain", shape, tensors, whole_tensors(tensors), copy_into(weights));
-  check_values(weights, "w");
+  check_values(loaded(folder / "plain", load_weights), "w");
 
-  std::vector<NamedShape> first = {{"transformer.wte.weight", {10, 4}}, {"transformer.wpe.weight", {3, 4}}};
-  std::vector<NamedShape> second = {{"transformer.h.0.attn.c_attn.weight", {4, 12}},
-                                    {"transformer.ln_f.bias", {4}}};
+  std::vector<NamedShape> second = named_shapes();
+  for (NamedShape& tensor : second) tensor.name = "transformer." + tensor.name;
+  const std::vector<NamedShape> first(second.begin(), second.begin() + 2);
+  second.erase(second.begin(), second.begin() + 2);
   put_model(folder / "sharded", first, "model-1.safetensors");
   put_model(folder / "sharded", second, "model-2.safetensors");
   put(folder / "sharded" / "model.safetensors.index.json",
       R"({"weight_map": {"transformer.wte.weight": "model-1.safetensors", "transformer.wpe.weight":
       "model-1.safetensors", "transformer.ln_f.bias": "model-2.safetensors"}})");
-  Values from_shards;
-  load_weights(folder / "sharded", shape, tensors, whole_tensors(tensors), copy_into(from_shards));
-  check_values(from_shards, "w");
+  check_values(loaded(folder / "sharded", load_weights), "w");
 }
 
 TEST_CASE("weights in half precision") {
   TemporaryFolder folder;
-  put(folder / "config.json", config_of(shape).dump());
-  std::string header = R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]},)"
-                       R"("b":{"dtype":"F16","shape":[1],"data_offsets":[2,4]}})";
+  const ModelShape one = {0, 1, 1, 1, 1};  // four tensors of one element: wte, wpe, and two of ln_f
+  put(folder / "config.json", R"({"model_type": "gpt2", "n_head": 1})");
+  std::string header = R"({"wte.weight":{"dtype":"BF16","shape":[1,1],"data_offsets":[0,2]},)"
+                       R"("wpe.weight":{"dtype":"F16","shape":[1,1],"data_offsets":[2,4]},)"
+                       R"("ln_f.weight":{"dtype":"F16","shape":[1],"data_offsets":[4,6]},)"
+                       R"("ln_f.bias":{"dtype":"BF16","shape":[1],"data_offsets":[6,8]}})";
   uint64_t length = header.size();
   std::string file(reinterpret_cast<const char*>(&length), sizeof length);
-  put(folder / "model.safetensors", file + header + std::string("\x20\x40\x00\x41", 4));
-  Values weights;
-  const std::vector<CheckpointTensor> two = {{"a", {1}}, {"b", {1}}};
-  load_weights(folder.path(), shape, two, whole_tensors(two), copy_into(weights));
-  CHECK(weights[{'w', "a"}] == std::vector<float>{2.5f});
-  CHECK(weights[{'w', "b"}] == std::vector<float>{2.5f});
+  put(folder / "model.safetensors", file + header + std::string("\x20\x40\x00\x41\x80\xc0\x80\x3f", 8));
+  Values weights = loaded(folder.path(), load_weights, FakeParameters(one));
+  CHECK(weights[{'w', "wte.weight"}] == std::vector<float>{2.5f});
+  CHECK(weights[{'w', "wpe.weight"}] == std::vector<float>{2.5f});
+  CHECK(weights[{'w', "ln_f.weight"}] == std::vector<float>{-2.25f});
+  CHECK(weights[{'w', "ln_f.bias"}] == std::vector<float>{1});
 }
 
 TEST_CASE("what does not fit is refused by name") {
   TemporaryFolder folder;
   auto without = [](size_t i) {
-    std::vector<NamedShape> rest = tensors;
+    std::vector<NamedShape> rest = named_shapes();
     rest.erase(rest.begin() + std::ptrdiff_t(i));
     return rest;
   };
   put_model(folder / "missing", without(1));
   CHECK(is_line_with(load_error(folder / "missing"), "missing", "wpe.weight", "(3, 4)", "check config.json"));
-  std::vector<NamedShape> stored = tensors;
+  std::vector<NamedShape> stored = named_shapes();
   stored[2].shape = {12, 4};
   put_model(folder / "misshapen", stored);
   CHECK(is_line_with(load_error(folder / "misshapen"), "h.0.attn.c_attn.weight", "(12, 4)", "(4, 12)", "check config.json"));
   stored[2].shape = std::vector<size_t>(1000, 1);
   put_model(folder / "many axes", stored);
   CHECK(is_line_with(load_error(folder / "many axes"), "h.0.attn.c_attn.weight", "1, 1 ...), the model needs (4, 12)"));
-  stored = tensors;
+  stored = named_shapes();
   stored.push_back({"h.1.ln_1.bias", {4}});
   put_model(folder / "unknown", stored);
   CHECK(is_line_with(load_error(folder / "unknown"), "'h.1.ln_1.bias'", "not of this model"));
-  stored = tensors;
+  stored = named_shapes();
   stored.push_back({"transformer.wte.weight", {10, 4}});
   put_model(folder / "twice", stored);
   CHECK(is_line_with(load_error(folder / "twice"), "'wte.weight'", "twice: remove one"));
-  stored = tensors;
+  stored = named_shapes();
   stored.push_back({"lm_head.weight", {10, 4}});
   put_model(folder / "untied", stored, "model.safetensors", "other head");
   CHECK(is_line_with(load_error(folder / "untied"), "lm_head.weight differs", "give such weights"));
-  put_model(folder / "heads", tensors);
+  put_model(folder / "heads", named_shapes());
   put(folder / "heads" / "config.json", config_of({1, 4, 4, 10, 3}).dump());
   CHECK(is_line_with(load_error(folder / "heads"), "4 heads", "model 2"));
 }
@@ -475,15 +487,15 @@ TEST_CASE("optimizer and trainer state that does not fit is refused") {
   TemporaryFolder folder;
   save(folder.path(), 1);
   std::filesystem::path saved = folder / "step_00000001";
-  auto error = [&](std::vector<CheckpointTensor> wanted) {
-    return error_of([&] { load_optimizer(saved, wanted, {}, {}); });
+  auto error = [&](const ModelShape& wanted) {
+    return error_of([&] { loaded(saved, load_optimizer, FakeParameters(wanted)); });
   };
-  CHECK(is_line_with(error({{"wte.weight", {11, 4}}}), "wte.weight", "(10, 4)", "(11, 4)"));
-  CHECK(is_line_with(error({{"ln_f.weight", {4}}}), "m.transformer.ln_f.weight", "missing"));
-  CHECK(is_line_with(error({{"wte.weight", {10, 4}}}), "another model"));
+  CHECK(is_line_with(error({1, 2, 4, 11, 3}), "wte.weight", "(10, 4)", "(11, 4)"));
+  CHECK(is_line_with(error({2, 2, 4, 10, 3}), "m.transformer.h.1.attn.c_attn.weight", "missing"));
+  CHECK(is_line_with(error({0, 2, 4, 10, 3}), "tensor 'm.h.0.attn.c_attn.bias' is not of this model: start from its weights"));
   auto trainer_error = [&] { return error_of([&] { load_trainer(saved); }); };
   put(saved / "trainer.json", "{\"step\": -1}");
-  CHECK(is_line_with(trainer_error(), "trainer.json", "no step"));
+  CHECK(is_line_with(trainer_error(), "trainer.json: \"step\" is '-1', not a whole number, 0 or more: resume from another"));
   put(saved / "trainer.json", "{\"step\": ");
   CHECK(is_line_with(trainer_error(), "trainer.json", "not valid JSON"));
   put(saved / "trainer.json", "[1]");
@@ -523,7 +535,7 @@ TEST_CASE("config.json: defaults of transformers, and what this trainer cannot r
   CHECK(is_line_with(refusal(R"("add_cross_attention": true)"), "add_cross_attention"));
   CHECK(is_line_with(refusal(R"("tie_word_embeddings": false)"), "tie_word_embeddings"));
   for (const char* size : {"0", "-3", "1.5", "\"12\"", "null", "99999999999", "[]"}) {
-    CHECK(is_line_with(refusal("\"n_layer\": " + std::string(size)), "n_layer", "not a size from 1"));
+    CHECK(is_line_with(refusal("\"n_layer\": " + std::string(size)), "\"n_layer\" is", "not a whole number from 1 to "));
   }
 }
 
@@ -562,6 +574,11 @@ TEST_CASE("no flipped byte and no cut goes unnoticed") {
   CHECK(contains(damage_of(folder / "nothing"), "nothing"));
   put(folder / "bare" / "trainer.json", "{}");
   CHECK(contains(damage_of(folder / "bare"), "has no manifest"));
+  for (int rank : {0, 1}) {
+    const Manifest one = {1, rank, 2, {}};
+    put(folder / std::to_string(rank) / one.name(), one.text());
+    CHECK(contains(damage_of(folder / std::to_string(rank)), "what rank " + std::to_string(1 - rank) + " of 2 wrote is missing"));
+  }
   CHECK(is_line_with(error_of([&] { check_coverage(folder.path(), {{1, 0, 2, {}}, {3, 1, 2, {}}}); }),
                      "manifest_00001_of_00002.json is of step 3, manifest_00000_of_00002.json of step 1"));
 }
@@ -570,20 +587,20 @@ TEST_CASE("values that are not finite are refused, by file, tensor and element")
   for (float bad : {NAN, INFINITY, -INFINITY})
     for (State broken : {State::weight, State::first_moment, State::second_moment}) {
       TemporaryFolder folder;
-      save_checkpoint(folder.path(), 1, content("{}", [&](const CheckpointSlice& slice, State state, float* to) {
-        copy_out(slice, state, to);
-        if (state == broken && slice.tensor.name == "wpe.weight") to[7] = bad;
-      }));
-      const std::filesystem::path saved = folder / "step_00000001";
-      const std::vector<CheckpointSlice> part = {{tensors[1], 5, 4}}, before = {{tensors[1], 0, 7}};
-      auto load = [&](const std::vector<CheckpointSlice>& slices) {
-        Values values;
-        if (broken == State::weight) load_weights(saved, shape, tensors, slices, copy_into(values));
-        else load_optimizer(saved, tensors, slices, copy_into(values));
+      FakeParameters source(shape, [&](const Block& block, State state, float* to) {
+        copy_out(block, state, to);
+        if (state == broken && block.tensor->name == "wpe.weight") to[7] = bad;
+      });
+      save_checkpoint(folder.path(), 1, content("{}", source));
+      auto error_in = [&](size_t first, size_t count) {
+        FakeParameters part(shape);
+        part.kept = {part.slice("wpe.weight", first, count)};
+        const auto load = broken == State::weight ? load_weights : load_optimizer;
+        return error_of([&] { loaded(folder / "step_00000001", load, std::move(part)); });
       };
-      CHECK(is_line_with(error_of([&] { load(part); }), broken == State::weight ? "model.safetensors" : "optimizer.safetensors",
+      CHECK(is_line_with(error_in(5, 4), broken == State::weight ? "model.safetensors" : "optimizer.safetensors",
                          "element 7 of tensor", "transformer.wpe.weight", std::isnan(bad) ? "nan" : "inf"));
-      CHECK(error_of([&] { load(before); }) == "");
+      CHECK(error_in(0, 7) == "");
     }
 }
 
@@ -620,9 +637,6 @@ TEST_CASE("large models are split into files, and loaded again") {
   CHECK(std::filesystem::exists(saved / "optimizer.safetensors.index.json"));
   CHECK(find_tensor_files(saved, "model").size() > 1);
   CHECK(damage_of(saved) == "");
-  Values weights, moments;
-  load_weights(saved, shape, tensors, whole_tensors(tensors), copy_into(weights));
-  load_optimizer(saved, tensors, whole_tensors(tensors), copy_into(moments));
-  check_values(weights, "w");
-  check_values(moments, "mv");
+  check_values(loaded(saved, load_weights), "w");
+  check_values(loaded(saved, load_optimizer), "mv");
 }

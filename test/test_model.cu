@@ -76,11 +76,7 @@ std::unique_ptr<Model> load_model(const Reference& reference, ModelOptions optio
   options.store.loss_scale.value = loss_scale<T>;
   static Mesh alone;
   auto model = make_model(dtype_name<T>, options, alone, test_stream());
-  const auto tensors = stored_tensors(model->tensors());
-  load_weights(reference.folder, reference.shape, tensors, whole_tensors(tensors),
-               [&](const CheckpointSlice& slice, State, const std::vector<float>& values) {
-                 model->store().copy_in(block_of(model->tensors(), slice), State::weight, values);
-               });
+  load_weights(reference.folder, model->store());
   return model;
 }
 

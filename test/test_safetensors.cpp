@@ -127,15 +127,15 @@ TEST_CASE("every defect is named") {
     CHECK(is_line_with(defect("{\"__metadata__\":{\"a\":1}}", 0), "__metadata__", "not text"));
   }
   SUBCASE("a tensor's fields") {
-    CHECK(is_line_with(defect("{\"a\":{}}"), "'a'", "no dtype"));
-    CHECK(is_line_with(defect("{\"a\":{\"dtype\":7}}"), "no dtype"));
-    CHECK(is_line_with(defect("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}"), "no shape"));
-    CHECK(is_line_with(defect("{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}"), "no data_offsets"));
+    CHECK(is_line_with(defect("{\"a\":{}}"), "'a': \"dtype\" is missing: download"));
+    CHECK(is_line_with(defect("{\"a\":{\"dtype\":7}}"), "\"dtype\" is '7', not a text"));
+    CHECK(is_line_with(defect("{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}"), "\"shape\" is missing"));
+    CHECK(is_line_with(defect("{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}"), "\"data_offsets\" is missing"));
     CHECK(is_line_with(defect("{" + entry("a", "F99", "2", "0,8") + "}"), "unknown dtype 'F99'"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "-2", "0,8") + "}"), "'a' has '-2' in its shape, which is no count"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "2.0", "0,8") + "}"), "in its shape, which is no count"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "\"2\"", "0,8") + "}"), "in its shape, which is no count"));
-    CHECK(is_line_with(defect("{" + entry("a", "F32", "99999999999999999999", "0,8") + "}"), "no count"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "-2", "0,8") + "}"), "'a': \"shape\" is '[-2]', not a list of counts"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "2.0", "0,8") + "}"), "\"shape\" is '[", "not a list of counts"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "\"2\"", "0,8") + "}"), "\"shape\" is '[", "not a list of counts"));
+    CHECK(is_line_with(defect("{" + entry("a", "F32", "99999999999999999999", "0,8") + "}"), "not a list of counts"));
     CHECK(is_line_with(defect("{" + entry("a", "F32", "4611686018427387905", "0,4") + "}"), "too large"));
     CHECK(is_line_with(defect("{" + entry("a", "F32", "4294967296,4294967296", "0,0") + "}"), "too large"));
     CHECK(is_line_with(defect("{" + entry("a", "F32", "2", "0") + "}"), "1 data_offsets, not two"));
@@ -167,7 +167,7 @@ TEST_CASE("hostile JSON exhausts neither the stack nor memory") {
   CHECK(is_line_with(error("{\"a\":", "["), "'a' is no JSON object"));
   CHECK(is_line_with(error("", "{\"a\":"), "'a' is nested too deep"));
   CHECK(is_line_with(error("{\"a\":{\"shape\":", "["), "'a' is nested too deep"));
-  CHECK(is_line_with(error("{", "\"a\":{},"), "'a' has no dtype"));
+  CHECK(is_line_with(error("{", "\"a\":{},"), "'a': \"dtype\" is missing"));
   CHECK(is_line_with(error("{\"a\":{\"shape\":[", "1,"), "'a' has too many values"));
   CHECK(is_line_with(error("{\"__metadata__\":{", "\"a\":\"\","), "too many values"));
 }
@@ -178,12 +178,15 @@ TEST_CASE("what is written is read back, in any order of slices") {
   std::vector<float> weight = {1, 2, 3, 4, 5, 6}, bias = {-1, std::numeric_limits<float>::infinity()};
   std::vector<NamedShape> tensors = {{"weight", {2, 3}}, {"bias", {2}}, {"scalar", {}}, {"empty", {0}}};
   SafetensorsWriter writer(path, tensors, {{"format", "pt"}});
-  writer.write("bias", 0, 2, bias.data());
-  writer.write("weight", 4, 2, weight.data() + 4);
-  writer.write("weight", 0, 4, weight.data());
-  writer.write("scalar", 0, 1, bias.data());
-  CHECK(is_line_with(error_of([&] { writer.write("weight", 5, 2, bias.data()); }), "'weight'", "6 elements"));
-  CHECK(is_line_with(error_of([&] { writer.write("gone", 0, 1, bias.data()); }), "no tensor 'gone'"));
+  const auto write = [&](const char* name, size_t first, size_t count, const float* from) {
+    writer.write(writer.offset(name, first, count), count, from);
+  };
+  write("bias", 0, 2, bias.data());
+  write("weight", 4, 2, weight.data() + 4);
+  write("weight", 0, 4, weight.data());
+  write("scalar", 0, 1, bias.data());
+  CHECK(is_line_with(error_of([&] { write("weight", 5, 2, bias.data()); }), "'weight'", "6 elements"));
+  CHECK(is_line_with(error_of([&] { write("gone", 0, 1, bias.data()); }), "no tensor 'gone'"));
   writer.close();
   SafetensorsFile file(path);
   CHECK(values_of(file, "weight") == weight);

@@ -6,6 +6,7 @@
 
 #include "runtime/checkpoint.h"
 #include "runtime/guard.h"
+#include "runtime/json_fields.h"
 
 namespace {
 
@@ -32,6 +33,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   nlohmann::json trainer;
   if (done(size, [&] { trainer = load_trainer(folder); }))
     require(trainer["step"].is_number_unsigned() && depth_of(trainer) <= 32, "nested ", depth_of(trainer), " deep");
-  if (trainer.contains("guard")) done(size, [&] { Guard(GuardOptions()).restore(trainer["guard"], "trainer.json"); });
+  if (trainer.contains("guard")) done(size, [&] { Guard(GuardOptions()).restore(JsonFields("trainer.json", trainer, "").object("guard")); });
   return 0;
 }

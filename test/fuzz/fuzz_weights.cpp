@@ -3,25 +3,13 @@
 #include "test/fuzz/fuzz.h"
 
 #include "runtime/checkpoint.h"
+#include "test/fake_parameters.h"
 
 namespace {
 
 const char* const names[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                              "model.safetensors.index.json", "a.safetensors", "b.safetensors",
                              "optimizer.safetensors.index.json"};
-const std::vector<CheckpointTensor> tensors = {{"wte.weight", {2, 3}}, {"ln_f.bias", {3}}};
-
-// Takes slices, and counts their values.
-struct Received {
-  size_t values = 0;
-  CopyIn copy_in() {
-    return [this](const CheckpointSlice& slice, State, const std::vector<float>& from) {
-      require(from.size() == slice.count, slice.tensor.name, ": ", from.size(), " values instead of ", slice.count);
-      values += from.size();
-    };
-  }
-};
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -33,12 +21,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     folder = fuzzed_or_none(name, content).parent_path();
     file_bytes += content.size();
   }
-  const ModelShape shape = {.layers = 1, .heads = 3, .channels = 3, .vocabulary = 2, .positions = 2};
-  const std::vector<CheckpointSlice> slices = {{tensors[0], 1, 4}, {tensors[1], 0, 3}, {tensors[0], 5, 1}};
-  Received weights, moments;
-  if (done(file_bytes, [&] { load_weights(folder, shape, tensors, slices, weights.copy_in()); }))
-    require(weights.values == 8, "only ", weights.values, " weights");
-  if (done(file_bytes, [&] { load_optimizer(folder, tensors, slices, moments.copy_in()); }))
-    require(moments.values == 16, "only ", moments.values, " moments");
+  FakeParameters parameters({.layers = 0, .heads = 3, .channels = 3, .vocabulary = 2, .positions = 2});
+  parameters.kept = {parameters.slice("wte.weight", 1, 4), parameters.slice("ln_f.bias", 0, 3),
+                     parameters.slice("wte.weight", 5, 1)};
+  size_t values = 0;
+  parameters.in = [&](const Block& block, State, const std::vector<float>& from) {
+    require(from.size() == block.count, block.tensor->name, ": ", from.size(), " values instead of ", block.count);
+    values += from.size();
+  };
+  if (done(file_bytes, [&] { load_weights(folder, parameters); })) require(values == 8, "only ", values, " weights");
+  values = 0;
+  if (done(file_bytes, [&] { load_optimizer(folder, parameters); })) require(values == 16, "only ", values, " moments");
   return 0;
 }

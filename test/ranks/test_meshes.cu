@@ -608,7 +608,7 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     Batches batches(job, *model, data, bill);
     const auto last = allocations();
     CheckpointWriter writer("", size_t(1) << 30, job.ranks);
-    writer.reserve(written_slices(*model, job.ranks.chunk_bytes));
+    writer.reserve(written_blocks(*model, job.ranks.chunk_bytes));
     CHECK(text_of(plan) == text_of(allocated(*model, mesh, control.rank(), batches.buffers(), writer.snapshot_bytes())));
     if (last != before) CHECK(plan.total() == last.second - first.second);
   }

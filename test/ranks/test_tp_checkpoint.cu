@@ -52,24 +52,7 @@ void update(Store<T>& s) {
 
 template <class T>
 CheckpointContent content(Store<T>& s, size_t most) {
-  return {.shape = shape,
-          .tensors = stored_tensors(s.list),
-          .slices = checkpoint_slices(written_blocks(s.store.shards(), most)),
-          .copy_out = [&s](const CheckpointSlice& slice, State state, float* to) {
-            s.store.copy_out(block_of(s.list, slice), state, to);
-          },
-          .trainer = "{}",
-          .wait = [] { CUDA_CHECK(cudaStreamSynchronize(test_stream())); }};
-}
-
-template <class T>
-void load(Store<T>& s, const std::filesystem::path& folder, size_t most) {
-  const std::vector<CheckpointSlice> slices = checkpoint_slices(read_blocks(s.store.own_slices(), most));
-  const CopyIn copy_in = [&](const CheckpointSlice& slice, State state, const std::vector<float>& values) {
-    s.store.copy_in(block_of(s.list, slice), state, values);
-  };
-  load_weights(folder, shape, stored_tensors(s.list), slices, copy_in);
-  load_optimizer(folder, stored_tensors(s.list), slices, copy_in);
+  return {s.store, written_blocks(s.store.shards(), most), "{}"};
 }
 
 // What this rank keeps, and the weights that the model computes with.
@@ -133,7 +116,9 @@ void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
       if (ranks().control->rank() == 0)
         for (const char* file : files) CHECK((content_of(one / file) == content_of(many / file)));
       Store<T> loaded(mesh, options);
-      load(loaded, one, stage % 2 == 0 ? 1000 : most_at_once);
+      const size_t most = stage % 2 == 0 ? 1000 : most_at_once;
+      load_weights(one, loaded.store, most);
+      load_optimizer(one, loaded.store, most);
       CHECK((state_of(loaded) == state_of(s)));
     }
   }
