@@ -33,25 +33,24 @@ auto in_range(Number least, Number most) {
   };
 }
 
-// CLI11's IsMember, but for its error, "fp8 not in {...}": ours sound like this one.
-CLI::Validator one_of(const std::vector<std::string>& names) {
+// CLI11's IsMember, but for its error, "fp8 not in {...}": ours sound like this one. names: a list, or the keys of a map
+template <class Names = std::vector<std::string>>
+CLI::Validator one_of(const Names& names) {
   return CLI::Validator([list = CLI::IsMember(names)](const std::string& text) {
     return list(text).empty() ? "" : excerpt(text) + " is unknown: give one of " + list.get_description();
   }, CLI::IsMember(names).get_description());
 }
 
-template <class Value>
-std::vector<std::string> names_of(const std::map<std::string, Value>& table) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : table) names.push_back(name);
-  return names;
-}
+const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
 
 void add_data_and_model_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Data");
-  app.add_option("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)")
-      ->type_name("FILES ...")->default_str("");
-  app.add_option("--val", o.val, "the same, for validation")->type_name("FILES ...")->default_str("");
+  const auto add_files = [&](const char* flag, std::vector<std::string>& files, const char* help) {
+    app.add_option(flag, files, help)->type_name("FILES ...")->default_str("")->expected(1, 1 << 20)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  };
+  add_files("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)");
+  add_files("--val", o.val, "the same, for validation");
   app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed");
 
   app.option_defaults()->group("Model");
@@ -79,8 +78,6 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
 }
 
 void add_training_options(CLI::App& app, Options& o) {
-  const auto count = in_range(size_t(0), Options::most_steps);
-  const auto positive = in_range(size_t(1), Options::most_steps);
   const auto rate = in_range(0., 1e3);
   const auto decay = in_range(0., 0.99999);
   Schedule& s = o.schedule;
@@ -112,8 +109,6 @@ void add_training_options(CLI::App& app, Options& o) {
 }
 
 void add_run_options(CLI::App& app, Options& o) {
-  const auto count = in_range(size_t(0), Options::most_steps);
-  const auto positive = in_range(size_t(1), Options::most_steps);
   app.option_defaults()->group("Run");
   app.add_option("--out", o.out, "folder for metrics and checkpoints; '' writes nothing")->type_name("DIR");
   app.add_option("--resume", o.resume_from, "continue from the newest checkpoint in --out, or from DIR")
@@ -159,7 +154,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--pp", o.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
       ->check(in_range(1, ModelShape::most_layers));
   app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
-      ->check(one_of(names_of(pipeline_schedules)));
+      ->check(one_of(pipeline_schedules));
   app.add_option("--pp-chunks", o.pp_chunks, "of layers, which each stage has in the interleaved schedule")
       ->check(in_range(2, ModelShape::most_layers))->default_str("2");
   app.add_option("--zero", o.zero, "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too")
@@ -275,18 +270,13 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_data_and_model_options(app, o);
   add_training_options(app, o);
   add_run_options(app, o);
-  for (const char* files : {"--train", "--val"})
-    app.get_option(files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-        ->expected(1, 1 << 20);
   for (CLI::Option* option : app.get_options())
     if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
   refuse_missing_values(app, argc, argv);
-  std::vector<std::string> words;
-  for (const std::string& word : o.words) words.push_back(marked(word));
-  std::vector<const char*> pointers;
-  for (const std::string& word : words) pointers.push_back(word.c_str());
+  std::vector<std::string> words;  // CLI11 takes the last one first
+  for (int i = argc - 1; i > 0; --i) words.push_back(marked(argv[i]));
   try {
-    app.parse(argc, pointers.data());
+    app.parse(words);
   } catch (const CLI::CallForHelp&) {
     std::printf("%s", app.help().c_str());
     return {};
