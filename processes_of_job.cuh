@@ -59,11 +59,11 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
     return require_printed(), 0;
   }
   const int device = take_device(control, options->share_gpu);
-  if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
+  if (!options->mesh_search.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
   complete_options(*options, control.size());
-  if (options->pp > 1) check_pipeline(control);
+  if (options->mesh.pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, mesh_shape_of(*options, control.size()), device, recorder, options->cp_method == "ulysses");
+  Mesh mesh(control, options->mesh, device, recorder, options->cp_method == "ulysses");
   int code = 0;
   end_job_on_error(control, [&] { code = run_job(*options, control, mesh, options->generate ? generate : train); });
   return code;

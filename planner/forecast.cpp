@@ -36,14 +36,14 @@ struct Parameters {
   double embedding, block, blocks;
   double all() const { return embedding + block * blocks; }
 };
-Parameters parameters_of(const PlannedStep& step, int layers) {
+Parameters parameters_of(const StepOptions& step, int layers) {
   const double C = step.shape.channels, tp = step.mesh.tp;
   return {double(round_up(step.shape.vocabulary, 128)) * C / tp + double(step.shape.positions) * C,
           12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
-Forecast::Communication zero_communication(const PlannedStep& step, const Ring& ring, const Parameters& p,
+Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const Parameters& p,
                                            const StageTimes& first) {
   const double g = step.reduce_dtype == "fp32" ? 4 : bytes_of(step.dtype);
   const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
@@ -62,7 +62,7 @@ Forecast::Communication zero_communication(const PlannedStep& step, const Ring& 
 
 // What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of gradients,
 // which both ends have.
-void add_pipeline(Forecast& f, const PlannedStep& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
+void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
                   double wte, bool overlaps) {
   const MeshShape& mesh = step.mesh;
   if (mesh.pp == 1) return;
@@ -83,7 +83,7 @@ std::array<Share, 6> shares_of(const Forecast& f) {
 }
 
 // The step, when all parts of it are known, and what follows.
-void add_rates(Forecast& f, const PlannedStep& step, const Cluster& cluster) {
+void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
   f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
   const ModelShape& s = step.shape;
@@ -125,9 +125,9 @@ std::string Forecast::explanation() const {
   return text;
 }
 
-Forecast forecast(const PlannedStep& step, const Cluster& cluster) { return forecast(step, cluster, Kernels(step, cluster)); }
+Forecast forecast(const StepOptions& step, const Cluster& cluster) { return forecast(step, cluster, Kernels(step, cluster)); }
 
-Forecast forecast(const PlannedStep& step, const Cluster& cluster, const Kernels& kernels) {
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
   const ModelShape& s = step.shape;
   const MeshShape& mesh = step.mesh;
   const std::vector<int> layers = deal(s.layers, mesh.pp, step.pp_chunks, s.vocabulary / (12.0 * s.channels));

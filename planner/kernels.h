@@ -54,7 +54,7 @@ inline Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
 // The kernels of gpt.cu. What other programs do otherwise, for dev/published, derives from this.
 class Kernels {
  public:
-  Kernels(const PlannedStep& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
+  Kernels(const StepOptions& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
   virtual ~Kernels() = default;
 
   // A block, of one micro-batch.
@@ -140,7 +140,7 @@ class Kernels {
   virtual Cost attention_forward() const { return fused_attention(2, rates_.forward, 4, w_); }
   virtual Cost attention_backward() const { return fused_attention(5, rates_.backward, 8, w_ + 4); }
 
-  const PlannedStep& step_;
+  const StepOptions& step_;
   const Cluster& cluster_;
   const Device& device_ = cluster_.device;
   double sharing_ = cluster_.ranks_per_device;
@@ -169,4 +169,4 @@ class Kernels {
 };
 
 // As planner/forecast.h, with these kernels.
-Forecast forecast(const PlannedStep& step, const Cluster& cluster, const Kernels& kernels);
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels);

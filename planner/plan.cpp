@@ -155,7 +155,7 @@ std::string fit_text(const Plan& plan) {
   return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) + " too little" + plan.advice;
 }
 
-PlannedTime planned_time(const PlannedStep& step, const Cluster& c, const PlannedRun& run) {
+PlannedTime planned_time(const StepOptions& step, const Cluster& c, const PlannedRun& run) {
   constexpr double copied = 17.5e9;  // bytes/s of a snapshot (dev/results/2026-11-21-faults.md)
   const double ranks = step.mesh.ranks(), hosts = std::ceil(ranks / c.ranks_per_host());
   const double save = run.save_seconds > 0 ? run.save_seconds : 12 * run.parameters / ranks / copied;

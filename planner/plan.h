@@ -83,7 +83,7 @@ struct PlannedTime {
   double days(const Rent& rent) const { return tokens / forecast.tokens_per_s / (1 - rent.saving.lost) / 86400; }
   double dollars(const Rent& rent) const { return days(rent) * 24 * devices * rent.price; }
 };
-PlannedTime planned_time(const PlannedStep& step, const Cluster& cluster, const PlannedRun& run);
+PlannedTime planned_time(const StepOptions& step, const Cluster& cluster, const PlannedRun& run);
 
 struct Plan {
   PlannedDevice device;

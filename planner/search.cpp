@@ -49,27 +49,14 @@ void keep(std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key
 
 }  // namespace
 
-bool can_train(const PlannedStep& s) {
-  const auto& [tp, cp, dp, pp] = s.mesh;
-  const ModelShape& m = s.shape;
-  const bool is_ring = s.cp_method == "ring";
-  if (int64_t(s.micro_batch) * dp * pp > most_samples || s.global_batch % (int64_t(s.micro_batch) * dp) != 0) return false;
-  if (s.pp_schedule == "interleaved" && s.micro_batches() % pp != 0) return false;
-  if (s.pp_schedule == "zb" && (s.zero >= 2 || s.recompute != "none")) return false;
-  if (m.layers < pp * s.pp_chunks || m.heads % tp != 0) return false;
-  if (cp > 1 && !is_ring && m.heads / tp % cp != 0) return false;
-  if (s.seq_len % (cp == 1 ? 1 : is_ring ? 2 * cp : cp) != 0) return false;
-  const int64_t rows = int64_t(s.micro_batch) * (s.seq_len / cp);
-  return rows % tp == 0 && rows <= most_rows;
-}
-
-void for_each_candidate(const PlannedStep& base, int ranks, const std::function<void(const PlannedStep&)>& visit) {
+void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit) {
   constexpr int most_split = 1024;  // --tp, --cp
-  PlannedStep s = base;
+  StepOptions s = base;
+  const auto is_possible = [&] { return batch_problem(s).empty() && shape_problem(s).empty(); };
   const auto try_each_way = [&] {
-    for (const char* recompute : {"none", "gelu", "block"})
-      for (s.recompute = recompute, s.zero = 0; s.zero <= (s.mesh.dp * s.mesh.cp > 1 ? 3 : 0); ++s.zero)
-        if (can_train(s)) visit(s);
+    const int most_zero = s.mesh.dp * s.mesh.cp > 1 ? 3 : 0;
+    for (const char* recompute : {"none", "gelu", "block"})  // what is impossible with some ZeRO is so with more
+      for (s.recompute = recompute, s.zero = 0; s.zero <= most_zero && is_possible(); ++s.zero) visit(s);
   };
   const auto try_batches = [&] {
     if (s.global_batch % s.mesh.dp != 0) return;
@@ -90,15 +77,15 @@ void for_each_candidate(const PlannedStep& base, int ranks, const std::function<
 }
 
 // Most candidates need no model to be built: they take too much memory by any account, or more time than those that are kept.
-void search(SearchResult& result, const PlannedStep& base, const Rented& rented, const PlannedRun& run, size_t room,
+void search(SearchResult& result, const StepOptions& base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {
-  const auto fits = [&](const PlannedStep& step, size_t bytes) {
+  const auto fits = [&](const StepOptions& step, size_t bytes) {
     if (bytes <= room) return true;
     if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
     return false;
   };
   const auto seconds = [](const Candidate& c) { return c.time.forecast.seconds; };
-  for_each_candidate(base, rented.ranks, [&](const PlannedStep& step) {
+  for_each_candidate(base, rented.ranks, [&](const StepOptions& step) {
     ++result.candidates;
     if (!fits(step, bytes_of.at_least(step))) return;
     Candidate c = {step, planned_time(step, rented.cluster, run)};
@@ -127,7 +114,7 @@ std::vector<Rented> parts_of(const Cluster& cluster) {
   return parts;
 }
 
-std::string options_text(const PlannedStep& s) {
+std::string options_text(const StepOptions& s) {
   std::string text = "--global-batch " + std::to_string(s.global_batch) + " --micro-batch " + std::to_string(s.micro_batch);
   const auto add = [&](const char* flag, const std::string& value) { text += std::string(" ") + flag + " " + value; };
   if (s.mesh.tp > 1) add("--tp", std::to_string(s.mesh.tp));

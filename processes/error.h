@@ -18,11 +18,17 @@ inline std::string printable(const std::filesystem::path& path) { return path.st
 
 [[noreturn]] void fail_with(const std::string& text);
 
+// One text of these parts.
 template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
+std::string concatenated(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << printable(parts));
-  fail_with(text.str());
+  return text.str();
+}
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  fail_with(concatenated(parts...));
 }
 
 // An error stays one line of valid UTF-8 even if a file name in it is not: every other byte becomes a question mark.

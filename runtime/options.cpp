@@ -143,15 +143,15 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--price", o.price, "of a rank's device for an hour, in any currency, for the bill")->check(in_range(0., 1e6));
 
   app.option_defaults()->group("Ranks");
-  app.add_option("--tp", o.tp, "ranks that split each layer between them; the others train on other samples")
+  app.add_option("--tp", o.mesh.tp, "ranks that split each layer between them; the others train on other samples")
       ->check(in_range(1, 1024));
   app.add_option("--tp-pieces", o.tp_pieces, "in which --tp sends rows: one travels while another is computed")
       ->check(in_range(1, 64));
-  app.add_option("--cp", o.cp, "ranks that split each sample between them, so that none holds all its tokens")
+  app.add_option("--cp", o.mesh.cp, "ranks that split each sample between them, so that none holds all its tokens")
       ->check(in_range(1, 1024));
   app.add_option("--cp-method", o.cp_method, "ring: keys travel from rank to rank; ulysses: a rank has all tokens of some heads")
       ->check(one_of({"ring", "ulysses"}));
-  app.add_option("--pp", o.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
+  app.add_option("--pp", o.mesh.pp, "pipeline stages, each of which has some of the layers, on ranks of its own")
       ->check(in_range(1, ModelShape::most_layers));
   app.add_option("--pp-schedule", o.pp_schedule, "order of the stages' work: gpipe, 1f1b, interleaved or zb (zero bubble)")
       ->check(one_of(pipeline_schedules));
@@ -170,7 +170,7 @@ void add_run_options(CLI::App& app, Options& o) {
 
   app.option_defaults()->group("Plan");
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
-  app.add_option("--mesh", o.mesh, "auto: try all --tp, --cp, --pp, schedules, --zero, --micro-batch, --recompute; train with the fastest, "
+  app.add_option("--mesh", o.mesh_search, "auto: try all --tp, --cp, --pp, schedules, --zero, --micro-batch, --recompute; train with the fastest, "
                  "or with --plan list ten")->check(one_of({"auto"}));
   app.add_option("--cluster", o.cluster, "that --plan is for: a file, or a name in data/clusters (default: this device)")->type_name("FILE");
   app.add_option("--ranks", o.ranks, "that --plan is for (default: the cluster's devices, else those that were started)")->check(in_range(1, 1 << 14))
@@ -238,8 +238,8 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
-  const std::string search = !o.mesh.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
-  const bool searches = !o.mesh.empty() || o.has_goal();
+  const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
+  const bool searches = !o.mesh_search.empty() || o.has_goal();
   refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
   refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero", "--micro-batch",
                     "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
@@ -249,16 +249,14 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(!o.generate && !o.samples_in_training(), {"--no-cache"},
          "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
   refuse(app.count("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
-  refuse(o.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
-  refuse(o.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
-  refuse(o.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");
+  refuse(o.mesh.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
+  refuse(o.mesh.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
+  refuse(o.mesh.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");
   refuse(o.pp_schedule != "interleaved", {"--pp-chunks"},
          "needs --pp-schedule interleaved: with " + o.pp_schedule + " a stage has one chunk");
 }
 
 }  // namespace
-
-void usage_error_with(const std::string& text) { throw UsageError(text); }
 
 std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
