@@ -6,6 +6,7 @@
 #include <system_error>
 #include <vector>
 
+#include "processes/text.h"
 #include "runtime/files.h"
 #include "runtime/hardware.h"
 #include "runtime/json_fields.h"
@@ -63,16 +64,10 @@ Device gpu(const DeviceSheet& sheet) {
 
 constexpr const char* cure = ": see planner/forecast.md, and data/clusters for examples";
 
-std::string known_devices() {
-  std::string names;
-  for (const DeviceSheet& sheet : device_sheets) names += (names.empty() ? "" : ", ") + std::string(sheet.name);
-  return names;
-}
-
 Device read_device(JsonFields& file) {
   if (file.value("device").is_string()) {
     const DeviceSheet* sheet = find_device(file.text("device"));
-    if (!sheet) file.refuse("device", "one of " + known_devices() + ", or an object with its rates");
+    if (!sheet) file.refuse("device", "one of " + joined(device_sheets, &DeviceSheet::name) + ", or an object with its rates");
     return gpu(*sheet);
   }
   JsonFields device = file.object("device");
@@ -152,8 +147,7 @@ Cluster find_cluster(const std::string& name) {
   if (std::filesystem::is_regular_file(name)) return load_cluster(name);
   for (const auto& folder : example_folders())
     if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
-  std::string known;
-  for (const auto& path : example_files()) known += (known.empty() ? "" : ", ") + path.stem().string();
+  const std::string known = joined(example_files(), [](const auto& path) { return path.stem().string(); });
   fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters: give a file's path",
        known.empty() ? "; data/clusters is not here" : ", or one of: " + known);
 }

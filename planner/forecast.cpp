@@ -7,6 +7,7 @@
 
 #include "parallel/pipeline.h"
 #include "planner/kernels.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -119,10 +120,9 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
 }
 
 std::string Forecast::explanation() const {
-  std::string text = std::string("most of the step is spent on ") + limit + ":";
-  for (const auto& [name, time] : shares_of(*this))
-    text += (text.ends_with(':') ? " " : ", ") + std::string(name) + ' ' + std::to_string(std::lround(100 * time / seconds)) + " %";
-  return text;
+  return std::string("most of the step is spent on ") + limit + ": " + joined(shares_of(*this), [&](const Share& share) {
+    return std::string(share.first) + ' ' + std::to_string(std::lround(100 * share.second / seconds)) + " %";
+  });
 }
 
 Forecast forecast(const StepOptions& step, const Cluster& cluster) { return forecast(step, cluster, Kernels(step, cluster)); }

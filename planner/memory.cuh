@@ -9,17 +9,16 @@
 
 #include "kernels/gemm_shape.h"
 #include "planner/plan.h"
+#include "processes/text.h"
 #include "runtime/checkpoint_writer.h"
 #include "training/checkpoints.cuh"
 #include "training/steps_in_flight.cuh"
 
 // The layers of this rank: "1 to 3, 7 to 9".
 inline std::string layers_text(const TensorList& list) {
-  std::string text;
-  for (const Layers& chunk : list.chunks())
-    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) +
-            (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
-  return text;
+  return joined(list.chunks(), [](const Layers& chunk) {
+    return std::to_string(chunk.first + 1) + (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
+  });
 }
 
 // batches: the device's memory of batch buffers; pinned_batches: the host's; snapshot: of checkpoints, 0: none.

@@ -74,13 +74,6 @@ Object object_of(const RankPlan& rank) {
           {"host", object_of(rank.host)}};
 }
 
-// "weights 1.0 MiB, gradients 1.0 MiB"
-std::string list_of(const std::vector<MemoryCategory>& categories) {
-  std::string text;
-  for (const auto& [name, bytes] : categories) text += (text.empty() ? "" : ", ") + name + " " + bytes_text(bytes);
-  return text;
-}
-
 // The largest rank of each stage.
 std::vector<RankPlan> largest_of_stages(const Plan& plan) {
   std::map<int, RankPlan> stages;
@@ -142,7 +135,7 @@ std::string memory_text(const Plan& plan) {
   const std::vector<RankPlan> stages = largest_of_stages(plan);
   if (stages.size() > 1) return table_of(stages);
   const RankPlan& rank = stages.front();
-  return list_of(rank.memory) + ", total " + bytes_text(rank.total()) + "; host memory: " + list_of(rank.host);
+  return text_of(rank.memory) + ", total " + bytes_text(rank.total()) + "; host memory: " + text_of(rank.host);
 }
 
 std::string fit_text(const Plan& plan) {

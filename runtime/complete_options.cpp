@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "processes/error.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -32,9 +33,8 @@ std::string divisors(int number, int least = 1) {
   std::vector<int> all;
   for (int d = least; d <= number; ++d)
     if (number % d == 0) all.push_back(d);
-  std::string text;
-  for (size_t i = 0; i < all.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + std::to_string(all[i]);
+  std::string text = joined(all, [](int d) { return std::to_string(d); });
+  if (const size_t last = text.rfind(", "); last != text.npos) text.replace(last, 2, " or ");
   return text;
 }
 
