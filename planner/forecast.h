@@ -40,5 +40,5 @@ struct StageTimes {
 };
 
 // From the first action to the end of the last one, if a message takes so long.
-double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks, int micro_batches,
-                        double message);
+double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
+                        int micro_batches, double message);

@@ -27,8 +27,8 @@ struct Ring {
 // The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a
 // host each device has its own link. Between hosts all groups that cross share the host's links: a ring goes through
 // each host once, and enters and leaves it by the links of its members there.
-Ring ring_of(const Cluster& cluster, int stride, int size, int all);
-inline Ring ring_of(const Cluster& cluster, int stride, int size) { return ring_of(cluster, stride, size, stride * size); }
+Ring ring_of(const Cluster& c, int stride, int size, int all);
+inline Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride, size, stride * size); }
 
 // ---- computation
 
@@ -60,8 +60,8 @@ class Kernels {
   // A block, of one micro-batch.
   Cost forward() const { return activations() + product_then_scatter(R_, C_, 4 * c_); }
   Cost backward() const {
-    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3);
-    return recomputed() + gelu_backward + half_backward(4 * c_, {}, 4 * c_) + half_backward(3 * c_, attention_backward(), c_);
+    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
+    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward(), c_);
   }
 
   Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
@@ -97,7 +97,8 @@ class Kernels {
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out`
   // bytes an element) when that is done.
   Cost product(double m, double n, double k, double out) const {
-    return timed(products, std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_) + m * n * out / bandwidth_);
+    const double inner = std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_);
+    return timed(products, inner + m * n * out / bandwidth_);
   }
   Cost product(double m, double n, double k) const { return product(m, n, k, w_); }
   // The gradients of a weight (inputs, outputs), which are added to those of the micro-batches before; and of its bias.
@@ -165,7 +166,7 @@ class Kernels {
   // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the
   // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
   // before and after.
-  Cost fused_attention(double products, const std::array<AttentionRates::Lengths, 2>& rates, double tensors, double bytes) const;
+  Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 
 // As planner/forecast.h, with these kernels.

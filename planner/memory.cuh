@@ -1,5 +1,6 @@
-// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that is only
-// imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops there.
+// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that
+// is only imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops
+// there.
 #pragma once
 
 #include <memory>
@@ -21,35 +22,38 @@ inline std::string layers_text(const TensorList& list) {
   });
 }
 
-// batches: the device's memory of batch buffers; pinned_batches: the host's; snapshot: of checkpoints, 0: none.
+// batches: the device's memory of batch buffers; snapshot: the host's for checkpoints, 0: none.
 inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& batches,
-                          size_t pinned_batches, size_t snapshot) {
-  RankPlan plan = {rank, mesh.place(), layers_text(model.tensors()), model.options().slots, model.memory().categories(), {}};
+                          size_t snapshot) {
+  const std::string layers = layers_text(model.tensors());
+  RankPlan plan = {rank, mesh.place(), layers, model.options().slots, model.memory().categories(), {}};
   plan.memory.insert(plan.memory.end(), batches.begin(), batches.end());
   if (snapshot) plan.host.push_back({"snapshot", snapshot});
-  plan.host.push_back({"batches", pinned_batches});
+  plan.host.push_back({"batches", Batches::memory_for(model).pinned_bytes()});
   plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
   return plan;
 }
 
 // What this rank has allocated.
-inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers, size_t snapshot) {
-  return rank_plan(model, mesh, rank, buffers.memory().categories(), Batches::memory_for(model).pinned_bytes(), snapshot);
+inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers,
+                          size_t snapshot) {
+  return rank_plan(model, mesh, rank, buffers.memory().categories(), snapshot);
 }
 
-// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its device; on
-// Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
+// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its
+// device; on Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
 inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
-  const bool is_ring = o.cp_method == "ring", by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
+  const bool is_ring = o.cp_method == "ring";
+  const bool by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
   const size_t B = size_t(o.micro_batch), NH = size_t(o.shape.heads / o.mesh.tp / (is_ring ? 1 : o.mesh.cp));
   const size_t T = size_t(o.seq_len / (is_ring ? o.mesh.cp : 1));
   return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
 }
 
-inline size_t bytes_of_batches(const Model& model) {
+inline std::vector<MemoryCategory> memory_of_batches(const Model& model) {
   DeviceMemory counted;
   counted.add("batches", [&](Arena& arena) { Batches::memory_for(model).lay_out(arena); });
-  return counted.categories()[0].bytes;
+  return counted.categories();
 }
 
 // These options with another step.
@@ -66,13 +70,12 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
   const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_slices(*model, chunk));
-  return rank_plan(*model, mesh, rank, {{"batches", bytes_of_batches(*model)}}, Batches::memory_for(*model).pinned_bytes(),
-                   floats * sizeof(float));
+  return rank_plan(*model, mesh, rank, memory_of_batches(*model), floats * sizeof(float));
 }
 
-// The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint. Stages
-// with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that needs more than
-// `enough`.
+// The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.
+// Stages with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that
+// needs more than `enough`.
 inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX) {
   const MeshShape& mesh = o.mesh;
   const std::vector<Layers> dealt = deal_layers(o.shape, mesh.pp, o.pp_chunks);
@@ -88,21 +91,26 @@ inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE
   return most;
 }
 
-// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole blocks that ZeRO
-// gathers and reduces; and what blocks keep for backward on the first stage, which has the most micro-batches in it.
+// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole
+// blocks that ZeRO gathers and reduces; and what blocks keep for backward on the first stage, which has the most
+// micro-batches in it.
 inline size_t least_bytes(const StepOptions& s) {
-  const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / s.mesh.pp, pieces = s.mesh.dp * s.mesh.cp;
-  const double parameters = 12 * C * C * s.shape.layers / s.mesh.pp / s.mesh.tp;
-  const double weights = w, gradients = 4, optimizer = w == 4 || s.stochastic_rounding ? 8 : 12;
-  const double state = weights / (s.zero == 3 ? pieces : 1) + gradients / (s.zero >= 2 ? pieces : 1) + optimizer / (s.zero >= 1 ? pieces : 1);
-  const double whole = std::min(layers, 2.) * 12 * C * C / s.mesh.tp * ((s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0));
-  const double slots = s.mesh.pp == 1 ? 1 : s.pp_schedule == "gpipe" ? s.micro_batches() : std::min(s.micro_batches(), s.mesh.pp);
+  const auto& [tp, cp, dp, pp] = s.mesh;
+  const int A = s.micro_batches();
+  const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
+  const double weights = w, gradients = 4, optimizer = w == 4 || s.stochastic_rounding ? 8 : 12;  // bytes a parameter
+  const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / (dp * cp) : bytes; };
+  const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
+  const double whole = (s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0);
+  const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
   const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : 1;  // of C elements for each row
-  return size_t(parameters * state + whole + slots * layers * s.micro_batch * s.seq_len / s.mesh.cp * kept * C * w / s.mesh.tp);
+  const double rows = slots * layers * s.micro_batch * s.seq_len / cp;
+  return size_t(12 * C * C * s.shape.layers / pp / tp * state + std::min(layers, 2.) * 12 * C * C / tp * whole +
+                rows * kept * C * w / tp);
 }
 
-// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's
-// memory; 1: they have divided it already, or are not on this host.
+// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the
+// host's memory; 1: they have divided it already, or are not on this host.
 inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));

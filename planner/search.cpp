@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cmath>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
+#include "processes/text.h"
 #include "runtime/console.h"
 #include "runtime/options.h"
 
@@ -76,7 +76,8 @@ void for_each_candidate(const StepOptions& base, int ranks, const std::function<
         }
 }
 
-// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are kept.
+// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are
+// kept.
 void search(SearchResult& result, const StepOptions& base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {
   const auto fits = [&](const StepOptions& step, size_t bytes) {
@@ -89,7 +90,8 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
     ++result.candidates;
     if (!fits(step, bytes_of.at_least(step))) return;
     Candidate c = {step, planned_time(step, rented.cluster, run)};
-    if (!belongs(result.fastest, c, most, seconds) && !belongs(result.cheapest, c, most, &Candidate::device_hours)) return;
+    if (!belongs(result.fastest, c, most, seconds) && !belongs(result.cheapest, c, most, &Candidate::device_hours))
+      return;
     c.bytes = bytes_of.exactly(step);
     if (!fits(step, c.bytes)) return;
     c.cluster = rented.cluster.name;
@@ -115,50 +117,51 @@ std::vector<Rented> parts_of(const Cluster& cluster) {
 }
 
 std::string options_text(const StepOptions& s) {
-  std::string text = "--global-batch " + std::to_string(s.global_batch) + " --micro-batch " + std::to_string(s.micro_batch);
-  const auto add = [&](const char* flag, const std::string& value) { text += std::string(" ") + flag + " " + value; };
-  if (s.mesh.tp > 1) add("--tp", std::to_string(s.mesh.tp));
-  if (s.mesh.cp > 1) add("--cp", std::to_string(s.mesh.cp)), add("--cp-method", s.cp_method);
-  if (s.mesh.pp > 1) add("--pp", std::to_string(s.mesh.pp)), add("--pp-schedule", s.pp_schedule);
-  if (s.pp_chunks > 1) add("--pp-chunks", std::to_string(s.pp_chunks));
-  if (s.zero > 0) add("--zero", std::to_string(s.zero));
+  std::string text = concatenated("--global-batch ", s.global_batch, " --micro-batch ", s.micro_batch);
+  const auto add = [&](const char* flag, const auto& value) { text += concatenated(' ', flag, ' ', value); };
+  if (s.mesh.tp > 1) add("--tp", s.mesh.tp);
+  if (s.mesh.cp > 1) add("--cp", s.mesh.cp), add("--cp-method", s.cp_method);
+  if (s.mesh.pp > 1) add("--pp", s.mesh.pp), add("--pp-schedule", s.pp_schedule);
+  if (s.pp_chunks > 1) add("--pp-chunks", s.pp_chunks);
+  if (s.zero > 0) add("--zero", s.zero);
   if (s.recompute != "none") add("--recompute", s.recompute);
   return text;
 }
 
 std::string table_of(const std::vector<Candidate>& candidates) {
-  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B",
-                                                 "days", "dollars", "spot days", "dollars", ""}};
-  const auto number = [](double value, int digits) {
-    char text[400];
-    std::snprintf(text, sizeof text, std::isinf(value) ? "never" : "%.*f", digits, value);
-    return std::string(text);
+  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory",
+                                                 "hours/B", "dollars/B", "days", "dollars", "spot days", "dollars", ""}};
+  const auto number = [](double value, int digits) { return std::isinf(value) ? "never" : formatted("%.*f", digits, value); };
+  const auto priced = [&](const Rent& rent, double value, int digits) {
+    return rent.price > 0 ? number(value, digits) : "?";
   };
   for (const Candidate& c : candidates) {
-    const PlannedTime& t = c.time;
-    const auto priced = [&](const Rent& rent, double value, int digits) { return rent.price > 0 ? number(value, digits) : "?"; };
-    const std::string margin = number(100 * t.margin.shorter, 0) + " +" + number(100 * t.margin.longer, 0);
-    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * t.forecast.seconds, 1), margin,
-                    with_commas(t.forecast.tokens_per_s), number(100 * t.forecast.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
-                    priced(t.demand, c.device_hours() * t.demand.price, 2), number(t.days(t.demand), 2), priced(t.demand, t.dollars(t.demand), 0),
-                    priced(t.spot, t.days(t.spot), 2), priced(t.spot, t.dollars(t.spot), 0), c.command});
+    const auto& [f, devices, tokens, demand, spot, margin] = c.time;
+    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * f.seconds, 1),
+                    formatted("%.0f +%.0f", 100 * margin.shorter, 100 * margin.longer), with_commas(f.tokens_per_s),
+                    number(100 * f.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
+                    priced(demand, c.device_hours() * demand.price, 2), number(c.time.days(demand), 2),
+                    priced(demand, c.time.dollars(demand), 0), priced(spot, c.time.days(spot), 2),
+                    priced(spot, c.time.dollars(spot), 0), c.command});
   }
   return table_text(rows, 10);
 }
 
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device) {
   const Candidate& c = result.smallest;
-  if (result.too_large == 0) return "there is no way to train on so many ranks: choose another number, or another --global-batch";
-  return "none fits: the smallest, " + options_text(c.step) + " on " + std::to_string(c.step.mesh.ranks()) + " ranks, needs " +
-         bytes_text(c.bytes) + " on each, and " + bytes_text(device.reserve) + " are left to libraries; " + device.name + " has " +
-         bytes_text(device.bytes) + ", " + bytes_text(c.bytes + device.reserve - device.bytes) +
-         " too little: take more ranks, or devices with more memory";
+  if (result.too_large == 0)
+    return "there is no way to train on so many ranks: choose another number, or another --global-batch";
+  return concatenated("none fits: the smallest, ", options_text(c.step), " on ", c.step.mesh.ranks(), " ranks, needs ",
+                      bytes_text(c.bytes), " on each, and ", bytes_text(device.reserve), " are left to libraries; ", device.name,
+                      " has ", bytes_text(device.bytes), ", ", bytes_text(c.bytes + device.reserve - device.bytes),
+                      " too little: take more ranks, or devices with more memory");
 }
 
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const Candidate& c : candidates) {
-    all.push_back({{"cluster", c.cluster}, {"ranks", c.step.mesh.ranks()}, {"command", c.command}, {"memory", c.bytes}});
+    const int ranks = c.step.mesh.ranks();
+    all.push_back({{"cluster", c.cluster}, {"ranks", ranks}, {"command", c.command}, {"memory", c.bytes}});
     all.back().update(object_of(c.time));
     all.back()["device_hours_per_billion_tokens"] = c.device_hours();
   }
@@ -166,8 +169,9 @@ nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
 }
 
 std::string text_of(const SearchResult& result, double seconds, const PlannedDevice& device) {
-  nlohmann::ordered_json object = {{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
-                                   {"fastest", objects_of(result.fastest)}, {"cheapest", objects_of(result.cheapest)}};
-  if (result.fastest.empty()) object["problem"] = nothing_fits_text(result, device);
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a command may hold any bytes
+  const auto& [fastest, cheapest, candidates, too_large, smallest] = result;
+  nlohmann::ordered_json object = {{"candidates", candidates}, {"too_large", too_large}, {"seconds", seconds},
+                                   {"fastest", objects_of(fastest)}, {"cheapest", objects_of(cheapest)}};
+  if (fastest.empty()) object["problem"] = nothing_fits_text(result, device);
+  return json_text(object);
 }

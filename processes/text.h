@@ -14,6 +14,9 @@ std::string joined(const Range& all, Text text = {}, const char* separator = ", 
   return list;
 }
 
+// As std::printf prints it, of 1,023 characters at most.
+[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
+
 std::string host_name();
 
 // The number in 16 hexadecimal digits.

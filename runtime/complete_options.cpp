@@ -54,7 +54,8 @@ std::string mesh_problem(const StepOptions& o) {
   return "";
 }
 
-// Why they cannot split a micro-batch, or launches cannot hold it. Generated text needs no gradients, and kernels count as int.
+// Why they cannot split a micro-batch, or launches cannot hold it. Generated text needs no gradients, and kernels count
+// as int.
 std::string micro_batch_problem(const StepOptions& o) {
   const auto& [tp, cp, dp, pp] = o.mesh;
   const int parts = cp == 1 ? 1 : o.cp_method == "ring" ? 2 * cp : cp;  // of a sample

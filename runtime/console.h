@@ -14,23 +14,17 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "processes/text.h"
+
 inline std::string with_commas(double number) {
-  char digits[64];
-  const int length = std::snprintf(digits, sizeof digits, "%.0f", number);
-  std::string text;
-  for (int i = 0; i < length; ++i) {
-    if (i > 0 && digits[i - 1] != '-' && (length - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
-  return text;
+  std::string digits = formatted("%.0f", number);
+  for (int at = int(digits.size()) - 3; at > (digits[0] == '-'); at -= 3) digits.insert(size_t(at), ",");
+  return digits;
 }
 
 inline std::string duration(double seconds) {
   const long s = long(seconds + 0.5);
-  char text[64];
-  if (s >= 3600) std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
-  else std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
-  return text;
+  return s >= 3600 ? formatted("%ldh%02ldm", s / 3600, s / 60 % 60) : formatted("%ldm%02lds", s / 60, s % 60);
 }
 
 // As a shell needs it.

@@ -20,6 +20,7 @@ struct Datasets {
 
 inline Datasets open_data(const Options& o) {
   Datasets data;
+  if (o.train.empty()) return data;  // a plan needs none
   data.train.emplace(o.train);
   if (!o.val.empty()) data.validation.emplace(o.val);
   if (data.validation && data.validation->is_text() != data.train->is_text())
