@@ -52,18 +52,18 @@ void keep(std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key
 void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit) {
   constexpr int most_split = 1024;  // --tp, --cp
   StepOptions s = base;
-  const auto is_possible = [&] { return batch_problem(s).empty() && shape_problem(s).empty(); };
   const auto try_each_way = [&] {
     const int most_zero = s.mesh.dp * s.mesh.cp > 1 ? 3 : 0;
-    for (const char* recompute : {"none", "gelu", "block"})  // what is impossible with some ZeRO is so with more
-      for (s.recompute = recompute, s.zero = 0; s.zero <= most_zero && is_possible(); ++s.zero) visit(s);
+    for (const char* recompute : {"none", "gelu", "block"})  // what is refused with some ZeRO is so with more
+      for (s.recompute = recompute, s.zero = 0; s.zero <= most_zero && batch_problem(s).empty(); ++s.zero) visit(s);
   };
   const auto try_batches = [&] {
     if (s.global_batch % s.mesh.dp != 0) return;
     const std::vector<int> micro_batches = divisors(s.global_batch / s.mesh.dp, most_micro_batch);
     for (const auto& [schedule, chunks] : schedules_of(s.mesh.pp, s.shape.layers)) {
       s.pp_schedule = schedule, s.pp_chunks = chunks;
-      for (const int micro_batch : micro_batches) s.micro_batch = micro_batch, try_each_way();
+      for (const int micro_batch : micro_batches)
+        if (s.micro_batch = micro_batch; shape_problem(s).empty()) try_each_way();
     }
   };
   for (const int tp : divisors(ranks, std::min(most_split, s.shape.heads)))
