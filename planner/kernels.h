@@ -72,7 +72,8 @@ class Kernels {
 
   // Norm and AdamW of so many elements; each unit has launches of its own.
   Cost update(double count, double units) const {
-    Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, (w_ == 4 ? 28 : 30) * count);
+    const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
+    Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
     cost[launches] = 2 * units * device_.launch;
     return cost;
   }
