@@ -45,11 +45,8 @@ inline void check_pipeline(const Control& control) {
 inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, JobWork train, JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", program_checksum(), "start the same build on every host");
-  try {
-    require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
-  } catch (const std::exception& difference) {
-    usage_error(difference.what());
-  }
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return require_printed(), 0;
   if (!model_makers().contains(options->dtype))

@@ -67,11 +67,8 @@ inline void print_goals(const Options& given) {
   sort_rows(plan, goal);
   if (!has_model) o.words.insert(o.words.begin() + 1, {"--model", plan.model});
   for (Candidate& c : plan.rows) c.command = command_of(c, o.words);
-  if (given.json) {
-    std::puts(text_of(plan, goal).c_str());
-    return;
-  }
+  if (given.json) return print_line(text_of(plan, goal));
   describe_model(o);
   std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(tokens_per_step(o)).c_str());
-  std::puts(goal_lines(plan, goal).c_str());
+  print_line(goal_lines(plan, goal));
 }

@@ -67,7 +67,7 @@ inline PlannedRun planned_run(const Options& o) {
 // Advice if the number of ranks determines the samples of a step.
 inline void print_batch_hint(const Options& o, const PlannedRun& run) {
   if (o.samples_alone && o.global_batch != o.samples_alone)
-    std::puts(batch_hint(o.global_batch, o.samples_alone, o.seq_len, run.loss(run.tokens), o.schedule.lr).c_str());
+    print_line(batch_hint(o.global_batch, o.samples_alone, o.seq_len, run.loss(run.tokens), o.schedule.lr));
 }
 
 // ---- --mesh auto
@@ -120,10 +120,7 @@ inline void print_search(const Options& o, const PlannedDevice& device, const st
   const double seconds = seconds_since(begin);
   for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
     for (Candidate& c : *list) c.command = command_of(c, o.words);
-  if (o.json) {
-    std::puts(text_of(result, seconds, device).c_str());
-    return;
-  }
+  if (o.json) return print_line(text_of(result, seconds, device));
   describe_model(o);
   print_batch_hint(o, planned_run(o));
   std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n",
@@ -178,14 +175,11 @@ inline void print_plan(Options& o, int ranks) {
   const PlannedRun run = planned_run(o);
   if (cluster) plan.time = planned_time(o, with_devices(*cluster, ranks).cluster, run);
   if (!plan.fits()) plan.advice = advice(o, plan);
-  if (o.json) {
-    std::puts(text_of(plan).c_str());
-    return;
-  }
+  if (o.json) return print_line(text_of(plan));
   describe_model(o);
   describe_mesh(o);
   describe_batch(o);
   print_batch_hint(o, run);
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
-  if (plan.time) std::puts(time_text(*plan.time, tokens_per_step(o)).c_str());
+  if (plan.time) print_line(time_text(*plan.time, tokens_per_step(o)));
 }

@@ -12,16 +12,6 @@
 
 namespace {
 
-std::vector<int> divisors(int number, int most) {
-  std::vector<int> all;
-  for (int d = 1; int64_t(d) * d <= number; ++d)
-    if (number % d == 0) all.insert(all.end(), {d, number / d});
-  std::ranges::sort(all);
-  all.erase(std::ranges::unique(all).begin(), all.end());
-  std::erase_if(all, [&](int d) { return d > most; });
-  return all;
-}
-
 struct Schedule {
   const char* name;
   int chunks;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "processes/error.h"
@@ -29,10 +30,9 @@ ModelShape named_shape(const std::string& name) {
 }
 
 // "1, 2, 3 or 6"; those from `least` on.
-std::string divisors(int number, int least = 1) {
-  std::vector<int> all;
-  for (int d = least; d <= number; ++d)
-    if (number % d == 0) all.push_back(d);
+std::string divisors_text(int number, int least = 1) {
+  std::vector<int> all = divisors(number, number);
+  std::erase_if(all, [&](int d) { return d < least; });
   std::string text = joined(all, [](int d) { return std::to_string(d); });
   if (const size_t last = text.rfind(", "); last != text.npos) text.replace(last, 2, " or ");
   return text;
@@ -46,11 +46,11 @@ std::string mesh_problem(const StepOptions& o) {
     return concatenated("--pp ", pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
                         pp * o.pp_chunks, " layers or more, and the model has ", layers, ": lower ",
                         o.pp_chunks > 1 ? "one of them" : "it");
-  if (heads % tp != 0) return concatenated("--tp ", tp, " does not divide the model's ", heads, " heads: choose ", divisors(heads));
+  if (heads % tp != 0) return concatenated("--tp ", tp, " does not divide the model's ", heads, " heads: choose ", divisors_text(heads));
   const bool is_ring = o.cp_method == "ring";
   if (cp > 1 && !is_ring && heads / tp % cp != 0)
     return concatenated("--cp-method ulysses: --cp ", cp, " does not divide the ", heads / tp, " heads", tp > 1 ? " of a --tp rank" : "",
-                        ": choose ", heads > tp ? divisors(heads / tp, 2) + ", or " : "", "--cp-method ring");
+                        ": choose ", heads > tp ? divisors_text(heads / tp, 2) + ", or " : "", "--cp-method ring");
   return "";
 }
 
@@ -115,6 +115,13 @@ void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::s
                 " heads, ", loaded.channels, " channels; leave out --model");
 }
 
+std::vector<int> divisors(int number, int most) {
+  std::set<int> all;
+  for (int d = 1; int64_t(d) * d <= number; ++d)
+    if (number % d == 0) all.insert({d, number / d});
+  return {all.begin(), all.upper_bound(most)};
+}
+
 std::string batch_problem(const StepOptions& o) {
   const auto& [tp, cp, dp, pp] = o.mesh;
   const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
@@ -157,7 +164,7 @@ void complete_options(Options& o, int ranks) {
   std::string over;
   for (const auto& [flag, count] : {std::pair("--tp", o.mesh.tp), {"--cp", o.mesh.cp}, {"--pp", o.mesh.pp}}) {
     if (ranks % count != 0)
-      usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ", divisors(ranks),
+      usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ", divisors_text(ranks),
                   ", or another number of ranks");
     ranks /= count;
     if (count > 1) over += (over.empty() ? " over " : " and ") + std::string(flag);
@@ -165,12 +172,8 @@ void complete_options(Options& o, int ranks) {
   o.mesh.dp = ranks;
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * ranks * o.mesh.pp);
   refuse(batch_problem(o));
-  if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
-  if (o.stochastic_rounding && o.dtype != "bf16")
-    usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");
   refuse(attempt([&] { validate(o.schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
-  if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
   if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh_search.empty())
     usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh auto: give one of them too");
   if (!o.ceilings.empty() && !o.cluster.empty())

@@ -27,6 +27,8 @@ inline std::string duration(double seconds) {
   return s >= 3600 ? formatted("%ldh%02ldm", s / 3600, s / 60 % 60) : formatted("%ldm%02lds", s / 60, s % 60);
 }
 
+inline void print_line(const std::string& text) { std::puts(text.c_str()); }
+
 // As a shell needs it.
 inline std::string quoted(const std::string& word) {
   const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=,:+-";

@@ -243,6 +243,9 @@ void refuse_together(const CLI::App& app, const Options& o) {
         usage_error(flag, option->get_items_expected_min() > 0 ? ' ' + option->results().back() : "", ' ', why);
   };
   refuse(o.dtype != "fp16", {"--loss-scale", "--loss-scale-window"}, "keeps small gradients of fp16: it needs --dtype fp16");
+  refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
+  refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
+  refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
   refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");

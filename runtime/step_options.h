@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "parallel/mesh_shape.h"
 #include "parallel/model_shape.h"
@@ -19,6 +20,9 @@ struct StepOptions {
 
   int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
 };
+
+// The divisors of a number that are at most `most`, in order.
+std::vector<int> divisors(int number, int most);
 
 // What is wrong with the samples of a step and the schedule, on this mesh; empty: nothing.
 std::string batch_problem(const StepOptions& o);

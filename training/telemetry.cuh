@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "processes/text.h"
 #include "runtime/bill.h"
 #include "runtime/console.h"
 #include "runtime/report.h"
@@ -22,21 +23,6 @@ inline std::string attention_body(const Options& o, const Model& model) {
   return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
 }
 
-inline std::string tensor_parallel_text(const Options& o) {
-  if (o.mesh.tp == 1) return "";
-  return "tensor parallel " + std::to_string(o.mesh.tp) + ", rows in " + std::to_string(o.tp_pieces) + " pieces, ";
-}
-
-inline std::string context_text(const Options& o) {
-  return o.mesh.cp == 1 ? "" : "context parallel " + std::to_string(o.mesh.cp) + " (" + o.cp_method + "), ";
-}
-
-inline std::string pipeline_text(const Options& o) {
-  if (o.mesh.pp == 1) return "";
-  return "pipeline of " + std::to_string(o.mesh.pp) + " stages (" + o.pp_schedule +
-         (o.pp_chunks > 1 ? ", " + std::to_string(o.pp_chunks) + " chunks each" : "") + "), ";
-}
-
 inline void describe_model(const Options& o) {
   const ModelShape& s = o.shape;
   std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s\n", s.layers,
@@ -45,9 +31,14 @@ inline void describe_model(const Options& o) {
 }
 
 inline void describe_mesh(const Options& o) {
-  if (o.mesh.ranks() > 1)
-    std::printf("mesh      %s%s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
-                context_text(o).c_str(), pipeline_text(o).c_str(), o.mesh.dp, o.zero, o.reduce_dtype.c_str());
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  if (o.mesh.ranks() == 1) return;
+  std::string split;
+  if (tp > 1) split += formatted("tensor parallel %d, rows in %d pieces, ", tp, o.tp_pieces);
+  if (cp > 1) split += formatted("context parallel %d (%s), ", cp, o.cp_method.c_str());
+  const std::string chunks = o.pp_chunks > 1 ? formatted(", %d chunks each", o.pp_chunks) : "";
+  if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
+  std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero, o.reduce_dtype.c_str());
 }
 
 inline void describe_batch(const Options& o) {
