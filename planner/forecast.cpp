@@ -123,8 +123,8 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
 }
 
 std::string Forecast::explanation() const {
-  const auto text = [&](const Share& s) { return concatenated(s.first, ' ', std::lround(100 * s.second / seconds), " %"); };
-  return concatenated("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
+  const auto text = [&](const Share& s) { return concat(s.first, ' ', std::lround(100 * s.second / seconds), " %"); };
+  return concat("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
 }
 
 Forecast forecast(const StepOptions& step, const Cluster& c) { return forecast(step, c, Kernels(step, c)); }

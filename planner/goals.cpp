@@ -55,12 +55,12 @@ std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
                      tokens / parameters, plan.run.loss(tokens));
   };
   const char* met = plan.is_met ? "is met, margins aside; the cheapest first" : "is not met";
-  std::string lines = concatenated("run       ", tokens_text(plan.run.tokens), " (arXiv:2203.15556)\ngoal      ", goal.text(),
-                                   ' ', met, "\n          ", table_of(plan.rows));
+  std::string lines = concat("run       ", tokens_text(plan.run.tokens), " (arXiv:2203.15556)\ngoal      ", goal.text(),
+                             ' ', met, "\n          ", table_of(plan.rows));
   for (const Candidate& c : plan.rows) {
     const double tokens = goal.reach(c.time), least = tokens / c.time.margin.most(1), most = tokens / c.time.margin.least(1);
-    lines += concatenated("\nreach     ", c.step.mesh.ranks(), " of ", c.cluster, ": ", tokens_text(tokens),
-                          "; with its margin ", with_commas(least), " to ", with_commas(most), " tokens");
+    lines += concat("\nreach     ", c.step.mesh.ranks(), " of ", c.cluster, ": ", tokens_text(tokens),
+                    "; with its margin ", with_commas(least), " to ", with_commas(most), " tokens");
   }
   return lines;
 }

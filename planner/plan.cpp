@@ -150,9 +150,9 @@ std::string memory_text(const Plan& plan) {
 std::string fit_text(const Plan& plan) {
   const auto& [name, bytes, reserve, here] = plan.device;
   const RankPlan& rank = plan.largest();
-  const std::string needed = concatenated(
-      "rank ", rank.rank, " needs the most, ", bytes_text(rank.total()), ", and ", bytes_text(reserve), " are left to libraries; ",
-      name, " has ", bytes_text(bytes), " free", here ? "" : " (workspaces of libraries by formulas)");
+  const std::string needed = concat("rank ", rank.rank, " needs the most, ", bytes_text(rank.total()), ", and ",
+                                    bytes_text(reserve), " are left to libraries; ", name, " has ", bytes_text(bytes),
+                                    " free", here ? "" : " (workspaces of libraries by formulas)");
   if (plan.fits()) return "yes: " + needed;
   return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) + " too little" + plan.advice;
 }

@@ -42,7 +42,7 @@ inline std::string advice(const Options& o, const Plan& plan) {
     option = value;
     if (attempt([&] { complete_options(changed, o.mesh.ranks()), refuse(shape_problem(changed)); }).empty()) {
       const size_t bytes = largest_bytes(changed, plan.device.is_here);
-      if (bytes < least) least = bytes, best = concatenated(flag, ' ', value);
+      if (bytes < least) least = bytes, best = concat(flag, ' ', value);
     }
     changed = o;
   };

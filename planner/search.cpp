@@ -107,8 +107,8 @@ std::vector<Rented> parts_of(const Cluster& cluster) {
 }
 
 std::string options_text(const StepOptions& s) {
-  std::string text = concatenated("--global-batch ", s.global_batch, " --micro-batch ", s.micro_batch);
-  const auto add = [&](const char* flag, const auto& value) { text += concatenated(' ', flag, ' ', value); };
+  std::string text = concat("--global-batch ", s.global_batch, " --micro-batch ", s.micro_batch);
+  const auto add = [&](const char* flag, const auto& value) { text += concat(' ', flag, ' ', value); };
   if (s.mesh.tp > 1) add("--tp", s.mesh.tp);
   if (s.mesh.cp > 1) add("--cp", s.mesh.cp), add("--cp-method", s.cp_method);
   if (s.mesh.pp > 1) add("--pp", s.mesh.pp), add("--pp-schedule", s.pp_schedule);
@@ -119,9 +119,10 @@ std::string options_text(const StepOptions& s) {
 }
 
 std::string table_of(const std::vector<Candidate>& candidates) {
-  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory",
-                                                 "hours/B", "dollars/B", "days", "dollars", "spot days", "dollars", ""}};
-  const auto number = [](double value, int digits) { return std::isinf(value) ? "never" : formatted("%.*f", digits, value); };
+  std::vector<std::vector<std::string>> rows = {
+      {"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B", "days",
+       "dollars", "spot days", "dollars", ""}};
+  const auto number = [](double x, int digits) { return std::isinf(x) ? "never" : formatted("%.*f", digits, x); };
   const auto priced = [&](const Rent& rent, double value, int digits) {
     return rent.price > 0 ? number(value, digits) : "?";
   };
@@ -141,10 +142,10 @@ std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& d
   const Candidate& c = result.smallest;
   if (result.too_large == 0)
     return "there is no way to train on so many ranks: choose another number, or another --global-batch";
-  return concatenated("none fits: the smallest, ", options_text(c.step), " on ", c.step.mesh.ranks(), " ranks, needs ",
-                      bytes_text(c.bytes), " on each, and ", bytes_text(device.reserve), " are left to libraries; ", device.name,
-                      " has ", bytes_text(device.bytes), ", ", bytes_text(c.bytes + device.reserve - device.bytes),
-                      " too little: take more ranks, or devices with more memory");
+  return concat("none fits: the smallest, ", options_text(c.step), " on ", c.step.mesh.ranks(), " ranks, needs ",
+                bytes_text(c.bytes), " on each, and ", bytes_text(device.reserve), " are left to libraries; ",
+                device.name, " has ", bytes_text(device.bytes), ", ", bytes_text(c.bytes + device.reserve - device.bytes),
+                " too little: take more ranks, or devices with more memory");
 }
 
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {

@@ -49,8 +49,8 @@ inline std::string command_without(const std::set<std::string>& left_out, const 
   return text;
 }
 
-// Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its left.
-// indent: of all rows but the first.
+// Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its
+// left. indent: of all rows but the first.
 inline std::string table_text(const std::vector<std::vector<std::string>>& rows, size_t indent) {
   std::string text;
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -93,8 +93,8 @@ class Sparkline {
   std::vector<double> sums_ = {0};  // of the first values: none, one, two, ...
 };
 
-// A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because some
-// terminals begin a new line after it.
+// A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because
+// some terminals begin a new line after it.
 inline std::string progress_text(size_t step, size_t steps, double seconds_left, const Sparkline& losses, size_t columns,
                                  bool utf8) {
   const std::string numbers = std::to_string(step) + '/' + std::to_string(steps) + ", " + duration(seconds_left) + " left";

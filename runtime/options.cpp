@@ -23,13 +23,10 @@ auto in_range(Number least, Number most) {
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, number);
     const bool fits = error == std::errc() && stop == end && least <= number && number <= most;
-    std::ostringstream problem;
-    if (!fits)
-      problem << excerpt(text) << " is no " << (std::is_integral_v<Number> ? "whole " : "") << "number from " << least
-              << " to " << most;
-    else if (std::is_integral_v<Number> && text.size() > 1 && text[0] == '0')
-      problem << excerpt(text) << " begins with 0, as octal numbers do: write " << number;
-    return problem.str();
+    constexpr bool is_whole = std::is_integral_v<Number>;
+    if (!fits) return concat(excerpt(text), " is no ", is_whole ? "whole " : "", "number from ", least, " to ", most);
+    if (!is_whole || text.size() == 1 || text[0] != '0') return std::string();
+    return concat(excerpt(text), " begins with 0, as octal numbers do: write ", number);
   };
 }
 

@@ -83,7 +83,7 @@ struct UsageError : std::runtime_error {
 
 template <class... Parts>
 [[noreturn]] void usage_error(const Parts&... parts) {
-  throw UsageError(concatenated(parts...));
+  throw UsageError(concat(parts...));
 }
 
 // Fails with what is wrong; empty: it is right.

@@ -1,5 +1,5 @@
-// What a training step computes, and how ranks split it: those of the options that a plan's forecast reads, and that its
-// search chooses. Names and values as on the command line.
+// What a training step computes, and how ranks split it: those of the options that a plan's forecast reads, and that
+// its search chooses. Names and values as on the command line.
 #pragma once
 
 #include <string>
