@@ -35,11 +35,8 @@ inline void check_pipeline(const Control& control) {
 inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, JobWork train, JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", program_checksum(), "start the same build on every host");
-  try {
-    require_agreement(control, "options", std::vector<std::string>(argv + 1, argv + argc), "give every rank the same");
-  } catch (const std::exception& difference) {
-    usage_error(difference.what());
-  }
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return require_printed(), 0;
   if (!model_makers().contains(options->dtype))
@@ -49,11 +46,11 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
     return require_printed(), 0;
   }
   const int device = take_device(control, options->share_gpu);
-  if (!options->mesh.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
+  if (!options->mesh_search.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
   complete_options(*options, control.size());
-  if (options->pp > 1) check_pipeline(control);
+  if (options->mesh.pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
-  Mesh mesh(control, mesh_shape_of(*options, control.size()), device, recorder, options->cp_method == "ulysses");
+  Mesh mesh(control, options->mesh, device, recorder, options->cp_method == "ulysses");
   int code = 0;
   end_job_on_error(control, [&] { code = run_job(*options, control, mesh, options->generate ? generate : train); });
   return code;

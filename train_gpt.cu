@@ -34,16 +34,14 @@ int generate(Job& job) {
   Tracing tracing(job);
   const std::optional<Checkpoint> checkpoint = generating_checkpoint(job);
   const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
-  const ModelShape shape = loaded_shape(o, folder);
-  check_shape(shape, o.seq_len);
-  check_mesh(o, shape);
+  o.shape = loaded_shape(o, folder);
   o.micro_batch = o.samples;
-  check_micro_batch(o);
-  const std::unique_ptr<Model> model = build_model(o, shape, job.mesh, job.stream, false, o.samples);
+  refuse(shape_problem(o));
+  const std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, o.samples);
   if (checkpoint) load_weights(folder, model->store());
   else load_initial_weights(job, *model, folder);
-  BatchBuffers buffers(round_up(o.samples * model->positions().length, o.tp), job.stream);
-  const Sampler sampler = sampler_of(o, shape, folder);
+  BatchBuffers buffers(round_up(o.samples * model->positions().length, o.mesh.tp), job.stream);
+  const Sampler sampler = sampler_of(o, folder);
   rehearse(job, *model, buffers, &sampler);
   const std::string speed = generate_texts(sampler, o.samples, size_t(o.seq_len), TokenByToken(*model, buffers));
   if (job.is_first() && !speed.empty()) std::fprintf(stderr, "%s\n", speed.c_str());  // stdout has the texts only

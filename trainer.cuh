@@ -35,7 +35,7 @@ class Trainer {
     if (checkpoint_) load_checkpoint(state_, *checkpoint_);
     else start_afresh(state_);
     const std::filesystem::path tokenizer_folder = !folder_.empty() ? folder_ : std::filesystem::path(o_.out);
-    if (o_.samples_in_training()) sampler_.emplace(sampler_of(o_, model_->tensors().shape(), tokenizer_folder));
+    if (o_.samples_in_training()) sampler_.emplace(sampler_of(o_, tokenizer_folder));
     end_job_on_error(job.control, [&] {
       rehearse(job, *model_, batches_.buffers(), sampler());
       if (o_.train_minutes > 0 && !checkpoint_) choose_steps(state_, batches_, sampler());
@@ -53,7 +53,7 @@ class Trainer {
     const RankPlan own = allocated(*model_, job_.mesh, job_.control.rank(), batches_.buffers(), checkpoints_->snapshot_bytes());
     plan_ = gathered_plan(job_.control, device_, own);
     describe(job_, *model_, data_, memory_text(*plan_), steps_done());
-    print_batch_hint(o_, planned_run(o_, model_->tensors().shape()));
+    print_batch_hint(o_, planned_run(o_));
     if (const std::string hint = dtype_hint(job_.device, o_.dtype); !hint.empty() && !checkpoint_) std::printf("%s\n", hint.c_str());
     job_.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
     if (checkpoint_ && continues(o_.out, start_, checkpoint_)) bill_.restore(metrics_path(o_.out), steps_done());
@@ -144,9 +144,9 @@ class Trainer {
   std::filesystem::path folder_of_weights() { return checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(o_.init); }
   std::unique_ptr<Model> checked_model() {
     if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh.world(), job_.stream);
-    const ModelShape shape = decide_shape(o_, folder_, checkpoint_.has_value(), data_);
+    decide_shape(o_, folder_, checkpoint_.has_value(), data_);
     device_ = this_device(job_.device);
-    return build_model_to_train(o_, shape, job_.mesh, job_.stream);
+    return build_model_to_train(o_, job_.mesh, job_.stream);
   }
   const Sampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
 

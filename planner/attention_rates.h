@@ -11,11 +11,12 @@
 struct AttentionRates {
   // Of 512, 1,024, ... 16,384 tokens; first with heads of 64 channels, then of 128.
   using Lengths = std::array<double, 6>;
-  std::array<Lengths, 2> forward = {}, backward = {};
+  using Table = std::array<Lengths, 2>;
+  Table forward = {}, backward = {};
 
   // FLOP/s at any size: linear in the logarithm of the tokens and in the channels, within the table; narrower heads are
   // slower in proportion.
-  static double at(const std::array<Lengths, 2>& rates, double channels, double tokens) {
+  static double at(const Table& rates, double channels, double tokens) {
     const double place = std::clamp(std::log2(tokens / 512), 0.0, 5.0), wide = std::clamp(channels / 64 - 1, 0.0, 1.0);
     const size_t before = std::min(size_t(place), size_t(4));
     const auto of = [&](const Lengths& row) { return std::lerp(row[before], row[before + 1], place - double(before)); };
@@ -52,5 +53,6 @@ inline constexpr AttentionRates hopper_on_h100 = {{{{197, 265, 371, 420, 460, 47
 inline constexpr AttentionRates cudnn_on_hopper = {{{{225, 288, 334, 363, 379, 388}, {315, 410, 484, 591, 644, 673}}},
                                                    {{{158, 237, 294, 326, 349, 358}, {170, 256, 326, 417, 476, 510}}}};
 // and on a GB200
-inline constexpr AttentionRates cudnn_on_blackwell = {{{{510, 652, 757, 865, 926, 985}, {714, 929, 1097, 1408, 1574, 1708}}},
-                                                      {{{387, 580, 719, 795, 848, 812}, {416, 626, 797, 1017, 1157, 1157}}}};
+inline constexpr AttentionRates cudnn_on_blackwell = {
+    {{{510, 652, 757, 865, 926, 985}, {714, 929, 1097, 1408, 1574, 1708}}},
+    {{{387, 580, 719, 795, 848, 812}, {416, 626, 797, 1017, 1157, 1157}}}};

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <vector>
 
+#include "processes/text.h"
 #include "runtime/files.h"
 #include "runtime/hardware.h"
 #include "runtime/json_fields.h"
@@ -20,13 +21,13 @@ constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e
 //   fp32        attention's share of the peak without tensor cores: assumed
 //   launch      from kernel to kernel in a recorded graph or a full stream: assumed
 //   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
-constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3, gpu_launch = 2e-6,
-                 gpu_links = 0.8;
+constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3;
+constexpr double gpu_launch = 2e-6, gpu_links = 0.8;
 
 // Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the
 // CPU device. What never ran gets the wider of both.
-constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"},
-                 elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
+constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"};
+constexpr Margin elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
 
 Margin known_margin(const DeviceSheet& sheet) {
   if (sheet.generation == Generation::hopper) return on_h100;
@@ -63,22 +64,16 @@ Device gpu(const DeviceSheet& sheet) {
 
 constexpr const char* cure = ": see planner/forecast.md, and data/clusters for examples";
 
-std::string known_devices() {
-  std::string names;
-  for (const DeviceSheet& sheet : device_sheets) names += (names.empty() ? "" : ", ") + std::string(sheet.name);
-  return names;
-}
-
 Device read_device(JsonFields& file) {
   if (file.value("device").is_string()) {
     const DeviceSheet* sheet = find_device(file.text("device"));
-    if (!sheet) file.refuse("device", "one of " + known_devices() + ", or an object with its rates");
+    if (!sheet) file.refuse("device", "one of " + joined(device_sheets, &DeviceSheet::name) + ", or an object with its rates");
     return gpu(*sheet);
   }
   JsonFields device = file.object("device");
   const std::string name = device.text("name");
-  DeviceSheet sheet = {name.c_str(), device.rate("bf16_tflops"), device.rate("fp32_tflops"), device.rate("memory_tb_per_s"),
-                       device.rate("memory_gib")};
+  DeviceSheet sheet = {name.c_str(), device.rate("bf16_tflops"), device.rate("fp32_tflops"),
+                       device.rate("memory_tb_per_s"), device.rate("memory_gib")};
   if (device.has("generation")) {
     const std::string generation = device.text("generation");
     if (generation == "hopper") sheet.generation = Generation::hopper;
@@ -99,7 +94,8 @@ Link read_link(JsonFields link) {
 
 // Where data/clusters is: in the folder where the program was started, or beside it, or above the build folder.
 std::vector<std::filesystem::path> example_folders() {
-  const std::filesystem::path examples = "data/clusters", program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const std::filesystem::path examples = "data/clusters";
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   return {examples, program / examples, program / "../.." / examples};
 }
 
@@ -117,9 +113,7 @@ std::vector<std::filesystem::path> example_files() {
 }  // namespace
 
 std::string Margin::text() const {
-  char text[200];
-  std::snprintf(text, sizeof text, "%s: %+.0f to %+.0f %%", runs, 100 * shorter, 100 * longer);
-  return text;
+  return formatted("%s: %+.0f to %+.0f %%", runs, 100 * shorter, 100 * longer);
 }
 
 Cluster load_cluster(const std::filesystem::path& path) {
@@ -130,8 +124,8 @@ Cluster load_cluster(const std::filesystem::path& path) {
   c.device = read_device(file);
   c.devices_per_host = file.count("devices_per_host");
   c.hosts = file.count("hosts");
-  if (int64_t(c.devices_per_host) * c.hosts > 1 << 14)
-    file.refuse("hosts", "from 1 to " + std::to_string((1 << 14) / c.devices_per_host) + ", with 16384 devices at most");
+  if (const int most = (1 << 14) / c.devices_per_host; c.hosts > most)
+    file.refuse("hosts", "from 1 to " + std::to_string(most) + ", with 16384 devices at most");
   c.link_share = gpu_links;
   if (c.devices() > 1 || file.has("links")) {
     JsonFields links = file.object("links");
@@ -152,8 +146,7 @@ Cluster find_cluster(const std::string& name) {
   if (std::filesystem::is_regular_file(name)) return load_cluster(name);
   for (const auto& folder : example_folders())
     if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
-  std::string known;
-  for (const auto& path : example_files()) known += (known.empty() ? "" : ", ") + path.stem().string();
+  const std::string known = joined(example_files(), [](const auto& path) { return path.stem().string(); });
   fail("--cluster ", excerpt(name), ": no such file, and none of data/clusters: give a file's path",
        known.empty() ? "; data/clusters is not here" : ", or one of: " + known);
 }
@@ -176,7 +169,8 @@ Device device_of(const Ceilings& ceilings) {
   Device d = {"measured", ceilings.product, ceilings.product, ceilings.update, 0};
   d.sheet_fp32 = peak_flops(ceilings.device, true), d.sheet_bf16 = peak_flops(ceilings.device, false);
   // Measured as seven products, since our kernels compute two of backward's twice
-  d.own = d.hopper = d.library = d.attention_fp32 = AttentionRates::flat(ceilings.attention_forward, ceilings.attention_backward * 5 / 7);
+  const double backward = ceilings.attention_backward * 5 / 7;
+  d.own = d.hopper = d.library = d.attention_fp32 = AttentionRates::flat(ceilings.attention_forward, backward);
   d.attention_block = 64;
   d.elements = ceilings.gelu / ceilings.product;
   d.launch = ceilings.launch;
@@ -190,10 +184,12 @@ Cluster cluster_of(const Ceilings& ceilings, int ranks) {
   Cluster c;
   if (ceilings.integrated) {
     c.ranks_per_device = ranks;
-    c.inside = {"memory", ceilings.copy / 4, 1e-4};  // two copies; a rank that waits sleeps for so long (cpu/cuda_runtime.cpp)
+    c.inside = {"memory", ceilings.copy / 4, 1e-4};  // two copies; how long a waiting rank sleeps (cpu/cuda_runtime.cpp)
   } else if (ranks > 1) {
     const auto known = cluster_of_device(ceilings.device, ranks);
-    if (!known) fail("--ceilings: what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: give a --cluster instead");
+    if (!known)
+      fail("--ceilings: what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: ",
+           "give a --cluster instead");
     c = *known;
     c.price = c.spot_price = 0;
   }

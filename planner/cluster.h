@@ -4,10 +4,10 @@
 //
 //   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
 //    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
-//    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where the price is from"}
+//    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where prices are from"}
 //
-// `device` is a name in the table of runtime/hardware.h, or an object with all rates. More than one host needs links.between,
-// whose gb_per_s is that of a whole host. Prices may be left out.
+// `device` is a name in the table of runtime/hardware.h, or an object with all rates. More than one host needs
+// links.between, whose gb_per_s is that of a whole host. Prices may be left out.
 #pragma once
 
 #include <filesystem>
@@ -83,13 +83,13 @@ Cluster find_cluster(const std::string& name);
 // Those of data/clusters that gpt.cu could run on, the smallest first.
 std::vector<Cluster> example_clusters();
 
-// The first of these with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None: it is not
-// known there.
+// The first of these with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None: it is
+// not known there.
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
 // A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
 Device device_of(const Ceilings& ceilings);
 
-// This machine. Its ranks share an integrated device, as the CPU is; messages are copies in its memory. Else each has a device,
-// with the links of data/clusters; fails if none has such devices.
+// This machine. Its ranks share an integrated device, as the CPU is; messages are copies in its memory. Else each has a
+// device, with the links of data/clusters; fails if none has such devices.
 Cluster cluster_of(const Ceilings& ceilings, int ranks);

@@ -7,6 +7,7 @@
 
 #include "parallel/pipeline.h"
 #include "planner/kernels.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -17,8 +18,8 @@ struct Passes {
   StageTimes times() const { return {forward.seconds(), backward.seconds(), backward[weights]}; }
 };
 
-// What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are alike but
-// for their layers.
+// What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are
+// alike but for their layers.
 std::vector<Passes> passes_of(const Kernels& kernels, const std::vector<int>& layers) {
   const Passes block = {kernels.forward(), kernels.backward()};
   std::vector<Passes> stages;
@@ -36,18 +37,18 @@ struct Parameters {
   double embedding, block, blocks;
   double all() const { return embedding + block * blocks; }
 };
-Parameters parameters_of(const PlannedStep& step, int layers) {
+Parameters parameters_of(const StepOptions& step, int layers) {
   const double C = step.shape.channels, tp = step.mesh.tp;
   return {double(round_up(step.shape.vocabulary, 128)) * C / tp + double(step.shape.positions) * C,
           12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
-Forecast::Communication zero_communication(const PlannedStep& step, const Ring& ring, const Parameters& p,
+Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const Parameters& p,
                                            const StageTimes& first) {
-  const double g = step.reduce_dtype == "fp32" ? 4 : bytes_of(step.dtype);
+  const double g = bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
   const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
-  const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(bytes_of(step.dtype) * elements); };
+  const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(w * elements); };
   const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.block);
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
   const double times = step.zero < 2 ? 1 : step.micro_batches();
@@ -60,15 +61,17 @@ Forecast::Communication zero_communication(const PlannedStep& step, const Ring& 
   return c;
 }
 
-// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of gradients,
-// which both ends have.
-void add_pipeline(Forecast& f, const PlannedStep& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
+// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of
+// gradients, which both ends have.
+void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
                   double wte, bool overlaps) {
   const MeshShape& mesh = step.mesh;
   if (mesh.pp == 1) return;
   const int A = step.micro_batches(), stage_ranks = mesh.ranks() / mesh.pp;
-  const double rows = double(step.micro_batch) * step.seq_len / mesh.cp * step.shape.channels / mesh.tp * bytes_of(step.dtype);
-  const double message = ring_of(cluster, stage_ranks, mesh.pp).send(rows), messages = 2.0 * A * step.pp_chunks * message;
+  const double rows = double(step.micro_batch) * step.seq_len / mesh.cp;
+  const double bytes = rows * step.shape.channels / mesh.tp * bytes_of(step.dtype);
+  const double message = ring_of(cluster, stage_ranks, mesh.pp).send(bytes);
+  const double messages = 2.0 * A * step.pp_chunks * message;
   const double ends = 2 * ring_of(cluster, mesh.ranks() - stage_ranks, 2, mesh.ranks()).gather(wte);
   const auto seconds = [&](double sent) { return pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, sent); };
   f.pp = {messages + ends, seconds(message) - seconds(0) + (overlaps ? 0 : messages) + ends};
@@ -78,12 +81,12 @@ void add_pipeline(Forecast& f, const PlannedStep& step, const Cluster& cluster, 
 using Share = std::pair<const char*, double>;
 std::array<Share, 6> shares_of(const Forecast& f) {
   const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
-  return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update}, {"communication", communication},
-           {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
+  return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update},
+           {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
 }
 
 // The step, when all parts of it are known, and what follows.
-void add_rates(Forecast& f, const PlannedStep& step, const Cluster& cluster) {
+void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
   f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
   const ModelShape& s = step.shape;
@@ -98,11 +101,12 @@ void add_rates(Forecast& f, const PlannedStep& step, const Cluster& cluster) {
 
 }  // namespace
 
-double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks, int micro_batches,
-                        double message) {
+double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
+                        int micro_batches, double message) {
   const double A = micro_batches, p = double(stages.size());
   const auto most = [&](auto part) { return std::invoke(part, std::ranges::max(stages, {}, part)); };
-  const double slowest = most(&StageTimes::sum), forward = most(&StageTimes::forward), backward = most(&StageTimes::backward);
+  const double slowest = most(&StageTimes::sum);
+  const double forward = most(&StageTimes::forward), backward = most(&StageTimes::backward);
   double all = 0, weight = 0;
   for (const StageTimes& s : stages) all += s.sum(), weight += s.weight;
   const double messages = 2 * (p - 1) * message;
@@ -110,8 +114,8 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
   if (schedule == "gpipe") return all + (A - 1) * (forward + backward) + messages;
   // What fills and drains is a chunk of each other stage. Later messages hide behind the other chunks.
   if (schedule == "interleaved") return A * slowest + (all - slowest) / chunks + messages * (chunks + 1) / 2;
-  // A backward of stage 0 waits until its forward has passed all stages and come back; p are on their way at a time. zb's
-  // weights do not delay it, and fill what is idle at the end.
+  // A backward of stage 0 waits until its forward has passed all stages and come back; p are on their way at a time.
+  // zb's weights do not delay it, and fill what is idle at the end.
   const double way = all - (schedule == "zb" ? weight : 0) + messages;
   if (schedule == "1f1b") return way + (A - 1) * std::max(slowest, way / p);
   const double fills = std::min({forward, backward - weight / p, weight / p}) * (std::min(A, p) - 1);
@@ -119,15 +123,13 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
 }
 
 std::string Forecast::explanation() const {
-  std::string text = std::string("most of the step is spent on ") + limit + ":";
-  for (const auto& [name, time] : shares_of(*this))
-    text += (text.ends_with(':') ? " " : ", ") + std::string(name) + ' ' + std::to_string(std::lround(100 * time / seconds)) + " %";
-  return text;
+  const auto text = [&](const Share& s) { return concat(s.first, ' ', std::lround(100 * s.second / seconds), " %"); };
+  return concat("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
 }
 
-Forecast forecast(const PlannedStep& step, const Cluster& cluster) { return forecast(step, cluster, Kernels(step, cluster)); }
+Forecast forecast(const StepOptions& step, const Cluster& c) { return forecast(step, c, Kernels(step, c)); }
 
-Forecast forecast(const PlannedStep& step, const Cluster& cluster, const Kernels& kernels) {
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
   const ModelShape& s = step.shape;
   const MeshShape& mesh = step.mesh;
   const std::vector<int> layers = deal(s.layers, mesh.pp, step.pp_chunks, s.vocabulary / (12.0 * s.channels));

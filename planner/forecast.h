@@ -9,22 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/mesh_shape.h"
-#include "parallel/model_shape.h"
 #include "planner/cluster.h"
-
-// What a run would do; names and values as in Options.
-struct PlannedStep {
-  ModelShape shape = {};
-  MeshShape mesh = {};
-  int seq_len = 0, micro_batch = 1, global_batch = 1;
-  std::string dtype = "bf16", reduce_dtype = "fp32", recompute = "none";
-  int zero = 0;
-  int tp_pieces = 2;
-  std::string cp_method = "ring", pp_schedule = "1f1b", attention = "auto";
-  int pp_chunks = 1;
-  int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
-};
+#include "runtime/step_options.h"
 
 // Seconds. The first line and what is exposed of tp, cp and dp add up to the step, on the slowest pipeline stage.
 struct Forecast {
@@ -42,8 +28,8 @@ struct Forecast {
   std::string explanation() const;  // the same in a sentence
 };
 
-// step: one that the options' checks would accept. Whether it fits the devices' memory is not asked.
-Forecast forecast(const PlannedStep& step, const Cluster& cluster);
+// step: one without a batch_problem() and a shape_problem(). Whether it fits the devices' memory is not asked.
+Forecast forecast(const StepOptions& step, const Cluster& cluster);
 
 // ---- parts of it, for tests
 
@@ -54,5 +40,5 @@ struct StageTimes {
 };
 
 // From the first action to the end of the last one, if a message takes so long.
-double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks, int micro_batches,
-                        double message);
+double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
+                        int micro_batches, double message);

@@ -1,12 +1,13 @@
 #include "planner/goals.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <sstream>
 
 #include <nlohmann/json.hpp>
 
+#include "processes/error.h"
+#include "processes/text.h"
 #include "runtime/console.h"
 
 constexpr double unlimited = std::numeric_limits<double>::infinity();
@@ -43,23 +44,23 @@ std::string Goal::text() const {
 }
 
 void sort_rows(GoalPlan& plan, const Goal& goal) {
-  std::ranges::stable_sort(plan.rows, {}, [&](const Candidate& c) { return std::pair(!goal.is_met(c.time), goal.least_dollars(c.time)); });
+  const auto key = [&](const Candidate& c) { return std::pair(!goal.is_met(c.time), goal.least_dollars(c.time)); };
+  std::ranges::stable_sort(plan.rows, {}, key);
 }
 
 std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
   const double parameters = plan.run.parameters;
   const auto tokens_text = [&](double tokens) {
-    char text[160];
-    std::snprintf(text, sizeof text, "%s tokens, %.3g for each parameter: loss about %.2f", with_commas(tokens).c_str(), tokens / parameters,
-                  plan.run.loss(tokens));
-    return std::string(text);
+    return formatted("%s tokens, %.3g for each parameter: loss about %.2f", with_commas(tokens).c_str(),
+                     tokens / parameters, plan.run.loss(tokens));
   };
-  std::string lines = "run       " + tokens_text(plan.run.tokens) + " (arXiv:2203.15556)\ngoal      " + goal.text() +
-                      (plan.is_met ? " is met, margins aside; the cheapest first\n          " : " is not met\n          ") + table_of(plan.rows);
+  const char* met = plan.is_met ? "is met, margins aside; the cheapest first" : "is not met";
+  std::string lines = concat("run       ", tokens_text(plan.run.tokens), " (arXiv:2203.15556)\ngoal      ", goal.text(),
+                             ' ', met, "\n          ", table_of(plan.rows));
   for (const Candidate& c : plan.rows) {
-    const double tokens = goal.reach(c.time);
-    lines += "\nreach     " + std::to_string(c.step.mesh.ranks()) + " of " + c.cluster + ": " + tokens_text(tokens) + "; with its margin " +
-             with_commas(tokens / c.time.margin.most(1)) + " to " + with_commas(tokens / c.time.margin.least(1)) + " tokens";
+    const double tokens = goal.reach(c.time), least = tokens / c.time.margin.most(1), most = tokens / c.time.margin.least(1);
+    lines += concat("\nreach     ", c.step.mesh.ranks(), " of ", c.cluster, ": ", tokens_text(tokens),
+                    "; with its margin ", with_commas(least), " to ", with_commas(most), " tokens");
   }
   return lines;
 }
@@ -67,9 +68,8 @@ std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
 std::string text_of(const GoalPlan& plan, const Goal& goal) {
   nlohmann::ordered_json rows = objects_of(plan.rows);
   for (size_t i = 0; i < rows.size(); ++i)
-    rows[i]["tokens_within_goal"] = goal.reach(plan.rows[i].time), rows[i]["meets_goal"] = goal.is_met(plan.rows[i].time);
-  const nlohmann::ordered_json object = {{"model", plan.model}, {"parameters", plan.run.parameters}, {"tokens", plan.run.tokens},
-                                         {"expected_loss", plan.run.loss(plan.run.tokens)},
-                                         {"meets_goal", plan.is_met}, {"rows", rows}};
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a command may hold any bytes
+    rows[i].update({{"tokens_within_goal", goal.reach(plan.rows[i].time)}, {"meets_goal", goal.is_met(plan.rows[i].time)}});
+  const PlannedRun& run = plan.run;
+  return json_text({{"model", plan.model}, {"parameters", run.parameters}, {"tokens", run.tokens},
+                    {"expected_loss", run.loss(run.tokens)}, {"meets_goal", plan.is_met}, {"rows", rows}});
 }

@@ -1,4 +1,5 @@
-// Goals in reverse: what can be trained in so many days or for so many dollars, and which devices are the cheapest for it.
+// Goals in reverse: what can be trained in so many days or for so many dollars, and which devices are the cheapest for
+// it.
 #pragma once
 
 #include <string>
@@ -33,7 +34,7 @@ struct GoalPlan {
 // Rows that meet the goal come first, and of them the cheapest.
 void sort_rows(GoalPlan& plan, const Goal& goal);
 
-// For the terminal; and as one JSON object: model, parameters, tokens, expected_loss (nats), meets_goal, and rows as in search.h,
-// each with tokens_within_goal and meets_goal.
+// For the terminal; and as one JSON object: model, parameters, tokens, expected_loss (nats), meets_goal, and rows as in
+// search.h, each with tokens_within_goal and meets_goal.
 std::string goal_lines(const GoalPlan& plan, const Goal& goal);
 std::string text_of(const GoalPlan& plan, const Goal& goal);

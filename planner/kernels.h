@@ -27,8 +27,8 @@ struct Ring {
 // The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a
 // host each device has its own link. Between hosts all groups that cross share the host's links: a ring goes through
 // each host once, and enters and leaves it by the links of its members there.
-Ring ring_of(const Cluster& cluster, int stride, int size, int all);
-inline Ring ring_of(const Cluster& cluster, int stride, int size) { return ring_of(cluster, stride, size, stride * size); }
+Ring ring_of(const Cluster& c, int stride, int size, int all);
+inline Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride, size, stride * size); }
 
 // ---- computation
 
@@ -54,14 +54,14 @@ inline Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
 // The kernels of gpt.cu. What other programs do otherwise, for dev/published, derives from this.
 class Kernels {
  public:
-  Kernels(const PlannedStep& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
+  Kernels(const StepOptions& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
   virtual ~Kernels() = default;
 
   // A block, of one micro-batch.
   Cost forward() const { return activations() + product_then_scatter(R_, C_, 4 * c_); }
   Cost backward() const {
-    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3);
-    return recomputed() + gelu_backward + half_backward(4 * c_, {}, 4 * c_) + half_backward(3 * c_, attention_backward(), c_);
+    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
+    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward(), c_);
   }
 
   Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
@@ -72,7 +72,8 @@ class Kernels {
 
   // Norm and AdamW of so many elements; each unit has launches of its own.
   Cost update(double count, double units) const {
-    Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, (w_ == 4 ? 28 : 30) * count);
+    const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
+    Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
     cost[launches] = 2 * units * device_.launch;
     return cost;
   }
@@ -97,7 +98,8 @@ class Kernels {
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out`
   // bytes an element) when that is done.
   Cost product(double m, double n, double k, double out) const {
-    return timed(products, std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_) + m * n * out / bandwidth_);
+    const double inner = std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_);
+    return timed(products, inner + m * n * out / bandwidth_);
   }
   Cost product(double m, double n, double k) const { return product(m, n, k, w_); }
   // The gradients of a weight (inputs, outputs), which are added to those of the micro-batches before; and of its bias.
@@ -140,7 +142,7 @@ class Kernels {
   virtual Cost attention_forward() const { return fused_attention(2, rates_.forward, 4, w_); }
   virtual Cost attention_backward() const { return fused_attention(5, rates_.backward, 8, w_ + 4); }
 
-  const PlannedStep& step_;
+  const StepOptions& step_;
   const Cluster& cluster_;
   const Device& device_ = cluster_.device;
   double sharing_ = cluster_.ranks_per_device;
@@ -165,8 +167,8 @@ class Kernels {
   // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the
   // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
   // before and after.
-  Cost fused_attention(double products, const std::array<AttentionRates::Lengths, 2>& rates, double tensors, double bytes) const;
+  Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 
 // As planner/forecast.h, with these kernels.
-Forecast forecast(const PlannedStep& step, const Cluster& cluster, const Kernels& kernels);
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels);

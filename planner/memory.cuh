@@ -1,5 +1,6 @@
-// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that is only
-// imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops there.
+// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that
+// is only imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops
+// there.
 #pragma once
 
 #include <memory>
@@ -9,81 +10,75 @@
 
 #include "kernels/gemm_shape.h"
 #include "planner/plan.h"
+#include "processes/text.h"
 #include "runtime/checkpoint_writer.h"
 #include "training/checkpoints.cuh"
 #include "training/steps_in_flight.cuh"
 
 // The layers of this rank: "1 to 3, 7 to 9".
 inline std::string layers_text(const TensorList& list) {
-  std::string text;
-  for (const Layers& chunk : list.chunks())
-    text += (text.empty() ? "" : ", ") + std::to_string(chunk.first + 1) +
-            (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
-  return text;
+  return joined(list.chunks(), [](const Layers& chunk) {
+    return std::to_string(chunk.first + 1) + (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
+  });
 }
 
-// batches: the device's memory of batch buffers; pinned_batches: the host's; snapshot: of checkpoints, 0: none.
+// batches: the device's memory of batch buffers; snapshot: the host's for checkpoints, 0: none.
 inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& batches,
-                          size_t pinned_batches, size_t snapshot) {
-  RankPlan plan = {rank, mesh.place(), layers_text(model.tensors()), model.options().slots, model.memory().categories(), {}};
+                          size_t snapshot) {
+  const std::string layers = layers_text(model.tensors());
+  RankPlan plan = {rank, mesh.place(), layers, model.options().slots, model.memory().categories(), {}};
   plan.memory.insert(plan.memory.end(), batches.begin(), batches.end());
   if (snapshot) plan.host.push_back({"snapshot", snapshot});
-  plan.host.push_back({"batches", pinned_batches});
+  plan.host.push_back({"batches", Batches::memory_for(model).pinned_bytes()});
   plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
   return plan;
 }
 
 // What this rank has allocated.
-inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers, size_t snapshot) {
-  return rank_plan(model, mesh, rank, buffers.memory().categories(), Batches::memory_for(model).pinned_bytes(), snapshot);
+inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers,
+                          size_t snapshot) {
+  return rank_plan(model, mesh, rank, buffers.memory().categories(), snapshot);
 }
 
-// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its device; on
-// Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
-inline LibraryWorkspaces workspaces_elsewhere(const Options& o, const ModelShape& shape) {
-  const bool is_ring = o.cp_method == "ring", by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
-  const size_t B = size_t(o.micro_batch), NH = size_t(shape.heads / o.tp / (is_ring ? 1 : o.cp));
-  const size_t T = size_t(o.seq_len / (is_ring ? o.cp : 1));
+// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its
+// device; on Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
+inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
+  const bool is_ring = o.cp_method == "ring";
+  const bool by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
+  const size_t B = size_t(o.micro_batch), NH = size_t(o.shape.heads / o.mesh.tp / (is_ring ? 1 : o.mesh.cp));
+  const size_t T = size_t(o.seq_len / (is_ring ? o.mesh.cp : 1));
   return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
 }
 
-inline size_t bytes_of_batches(const Model& model) {
+inline std::vector<MemoryCategory> memory_of_batches(const Model& model) {
   DeviceMemory counted;
   counted.add("batches", [&](Arena& arena) { Batches::memory_for(model).lay_out(arena); });
-  return counted.categories()[0].bytes;
+  return counted.categories();
 }
 
-inline PlannedStep planned_step(const Options& o, const ModelShape& shape, const MeshShape& mesh) {
-  return {shape, mesh, o.seq_len, o.micro_batch, o.global_batch, o.dtype, o.reduce_dtype, o.recompute, o.zero, o.tp_pieces,
-          o.cp_method, o.pp_schedule, o.attention, o.pp_chunks};
-}
-
-// The options of a step that differs from these in what a search chooses.
-inline Options options_with(Options o, const PlannedStep& s) {
-  o.tp = s.mesh.tp, o.cp = s.mesh.cp, o.pp = s.mesh.pp, o.cp_method = s.cp_method;
-  o.pp_schedule = s.pp_schedule, o.pp_chunks = s.pp_chunks, o.zero = s.zero, o.recompute = s.recompute;
-  o.micro_batch = s.micro_batch, o.global_batch = s.global_batch;
+// These options with another step.
+inline Options options_with(Options o, const StepOptions& step) {
+  static_cast<StepOptions&>(o) = step;
   return o;
 }
 
-// What a rank would allocate, on this device or elsewhere. Options are complete (complete_options), for the number of ranks of
-// this mesh.
-inline RankPlan planned(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, int rank, bool is_here = true) {
-  Mesh mesh(mesh_shape, rank);
+// What a rank would allocate, on this device or elsewhere. Options are complete (complete_options, decide_shape).
+inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
+  Mesh mesh(o.mesh, rank);
   std::optional<LibraryWorkspaces> elsewhere;
-  if (!is_here) elsewhere = workspaces_elsewhere(o, shape);
-  const std::unique_ptr<Model> model = build_model_to_train(o, shape, mesh, nullptr, elsewhere);
-  const size_t chunk = RankGroup::chunk_bytes_for(mesh_shape.ranks());
+  if (!is_here) elsewhere = workspaces_elsewhere(o);
+  const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
+  const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
   const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk));
-  return rank_plan(*model, mesh, rank, {{"batches", bytes_of_batches(*model)}}, Batches::memory_for(*model).pinned_bytes(),
-                   floats * sizeof(float));
+  return rank_plan(*model, mesh, rank, memory_of_batches(*model), floats * sizeof(float));
 }
 
-// The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint. Stages
-// with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that needs more than
-// `enough`.
-inline size_t largest_bytes(const Options& o, const ModelShape& shape, const MeshShape& mesh, bool is_here, size_t enough = SIZE_MAX) {
-  const std::vector<Layers> dealt = deal_layers(shape, mesh.pp, o.pp_chunks);
+// The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.
+// Stages with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that
+// needs more than `enough`.
+inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX) {
+  const MeshShape& mesh = o.mesh;
+  const std::vector<Layers> dealt = deal_layers(o.shape, mesh.pp, o.pp_chunks);
   const auto same_layers = [&](int stage, int other) {
     for (size_t i = 0; i < dealt.size(); i += size_t(mesh.pp))
       if (dealt[i + size_t(stage)].count != dealt[i + size_t(other)].count) return false;
@@ -92,25 +87,30 @@ inline size_t largest_bytes(const Options& o, const ModelShape& shape, const Mes
   size_t most = 0;
   for (int stage = 0; stage < mesh.pp && most <= enough; ++stage)
     if (stage < 2 || stage + 1 == mesh.pp || !same_layers(stage, stage - 1))
-      most = std::max(most, planned(o, shape, mesh, stage * mesh.ranks() / mesh.pp, is_here).total());
+      most = std::max(most, planned(o, stage * mesh.ranks() / mesh.pp, is_here).total());
   return most;
 }
 
-// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole blocks that ZeRO
-// gathers and reduces; and what blocks keep for backward on the first stage, which has the most micro-batches in it.
-inline size_t least_bytes(const Options& o, const PlannedStep& s) {
-  const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / s.mesh.pp, pieces = s.mesh.dp * s.mesh.cp;
-  const double parameters = 12 * C * C * s.shape.layers / s.mesh.pp / s.mesh.tp;
-  const double weights = w, gradients = 4, optimizer = w == 4 || o.stochastic_rounding ? 8 : 12;
-  const double state = weights / (s.zero == 3 ? pieces : 1) + gradients / (s.zero >= 2 ? pieces : 1) + optimizer / (s.zero >= 1 ? pieces : 1);
-  const double whole = std::min(layers, 2.) * 12 * C * C / s.mesh.tp * ((s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0));
-  const double slots = s.mesh.pp == 1 ? 1 : s.pp_schedule == "gpipe" ? s.micro_batches() : std::min(s.micro_batches(), s.mesh.pp);
+// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole
+// blocks that ZeRO gathers and reduces; and what blocks keep for backward on the first stage, which has the most
+// micro-batches in it.
+inline size_t least_bytes(const StepOptions& s) {
+  const auto& [tp, cp, dp, pp] = s.mesh;
+  const int A = s.micro_batches();
+  const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
+  const double weights = w, gradients = 4, optimizer = w == 4 || s.stochastic_rounding ? 8 : 12;  // bytes a parameter
+  const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / (dp * cp) : bytes; };
+  const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
+  const double whole = (s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0);
+  const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
   const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : 1;  // of C elements for each row
-  return size_t(parameters * state + whole + slots * layers * s.micro_batch * s.seq_len / s.mesh.cp * kept * C * w / s.mesh.tp);
+  const double rows = slots * layers * s.micro_batch * s.seq_len / cp;
+  return size_t(12 * C * C * s.shape.layers / pp / tp * state + std::min(layers, 2.) * 12 * C * C / tp * whole +
+                rows * kept * C * w / tp);
 }
 
-// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the host's
-// memory; 1: they have divided it already, or are not on this host.
+// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the
+// host's memory; 1: they have divided it already, or are not on this host.
 inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -118,9 +118,9 @@ inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve()};
 }
 
-inline Plan plan_of_memory(const Options& o, const ModelShape& shape, const MeshShape& mesh_shape, const PlannedDevice& device) {
+inline Plan plan_of_memory(const Options& o, const PlannedDevice& device) {
   Plan plan = {device, {}};
-  for (int rank = 0; rank < mesh_shape.ranks(); ++rank) plan.ranks.push_back(planned(o, shape, mesh_shape, rank, device.is_here));
+  for (int rank = 0; rank < o.mesh.ranks(); ++rank) plan.ranks.push_back(planned(o, rank, device.is_here));
   return plan;
 }
 

@@ -25,7 +25,9 @@ Object object_of(const std::vector<MemoryCategory>& categories) {
 }
 
 Object milliseconds(const Forecast& f) {
-  const auto communication = [](const Forecast::Communication& c) { return Object{{"total", 1e3 * c.total}, {"exposed", 1e3 * c.exposed}}; };
+  const auto communication = [](const Forecast::Communication& c) {
+    return Object{{"total", 1e3 * c.total}, {"exposed", 1e3 * c.exposed}};
+  };
   return {{"products", 1e3 * f.products}, {"attention", 1e3 * f.attention}, {"memory", 1e3 * f.memory},
           {"launches", 1e3 * f.launches}, {"bubble", 1e3 * f.bubble},       {"update", 1e3 * f.update},
           {"tp", communication(f.tp)},    {"cp", communication(f.cp)},      {"dp", communication(f.dp)},
@@ -35,7 +37,8 @@ Object milliseconds(const Forecast& f) {
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
 
 // A value for each rent. That of spot has spot_ before its key; null: it has no price.
-void add_rents(Object& object, const PlannedTime& time, const std::string& key, const std::function<double(const Rent&)>& value) {
+using OfRent = std::function<double(const Rent&)>;
+void add_rents(Object& object, const PlannedTime& time, const std::string& key, const OfRent& value) {
   object[key] = known(value(time.demand));
   object["spot_" + key] = time.spot.price > 0 ? known(value(time.spot)) : Object();
 }
@@ -74,13 +77,6 @@ Object object_of(const RankPlan& rank) {
           {"host", object_of(rank.host)}};
 }
 
-// "weights 1.0 MiB, gradients 1.0 MiB"
-std::string list_of(const std::vector<MemoryCategory>& categories) {
-  std::string text;
-  for (const auto& [name, bytes] : categories) text += (text.empty() ? "" : ", ") + name + " " + bytes_text(bytes);
-  return text;
-}
-
 // The largest rank of each stage.
 std::vector<RankPlan> largest_of_stages(const Plan& plan) {
   std::map<int, RankPlan> stages;
@@ -96,12 +92,12 @@ std::vector<RankPlan> largest_of_stages(const Plan& plan) {
 std::string table_of(const std::vector<RankPlan>& stages) {
   std::vector<std::vector<std::string>> rows = {{"stage"}};
   for (const auto& [name, bytes] : stages[0].memory) rows[0].push_back(name);
-  for (const char* title : {"total", "host", "slots", "layers"}) rows[0].push_back(title);
+  rows[0].insert(rows[0].end(), {"total", "host", "slots", "layers"});
   for (const RankPlan& rank : stages) {
     rows.push_back({std::to_string(rank.place.pp)});
     for (const auto& [name, bytes] : rank.memory) rows.back().push_back(bytes_text(bytes));
-    for (const std::string& value : {bytes_text(rank.total()), bytes_text(total_of(rank.host)), std::to_string(rank.slots), rank.layers})
-      rows.back().push_back(value);
+    rows.back().insert(rows.back().end(), {bytes_text(rank.total()), bytes_text(total_of(rank.host)),
+                                           std::to_string(rank.slots), rank.layers});
   }
   return table_text(rows, 10);
 }
@@ -119,15 +115,21 @@ std::string text_of(const Plan& plan) {
                    {"ranks", ranks}};
   if (plan.time) object.update(object_of(*plan.time));
   else
-    for (const char* unknown : {"step_ms", "margin", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) object[unknown] = nullptr;
+    for (const char* unknown : {"step_ms", "margin", "tokens_per_s", "mfu", "cost", "run", "time", "limit"})
+      object[unknown] = nullptr;
   return object.dump();
+}
+
+std::string json_text(const Object& object) {
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Object object_of(const PlannedTime& time) {
   const Forecast& f = time.forecast;
   const auto& [shorter, longer, runs] = time.margin;
-  return {{"step_ms", 1e3 * f.seconds}, {"margin", {{"shorter", shorter}, {"longer", longer}, {"runs", runs}}}, {"tokens_per_s", f.tokens_per_s}, {"mfu", known(f.mfu)},       {"cost", cost_of(time)},
-          {"run", run_of(time)},        {"time", milliseconds(f)},        {"limit", f.explanation()}};
+  return {{"step_ms", 1e3 * f.seconds}, {"margin", {{"shorter", shorter}, {"longer", longer}, {"runs", runs}}},
+          {"tokens_per_s", f.tokens_per_s}, {"mfu", known(f.mfu)}, {"cost", cost_of(time)},
+          {"run", run_of(time)}, {"time", milliseconds(f)}, {"limit", f.explanation()}};
 }
 
 std::string text_of(const RankPlan& rank) { return object_of(rank).dump(); }
@@ -142,26 +144,28 @@ std::string memory_text(const Plan& plan) {
   const std::vector<RankPlan> stages = largest_of_stages(plan);
   if (stages.size() > 1) return table_of(stages);
   const RankPlan& rank = stages.front();
-  return list_of(rank.memory) + ", total " + bytes_text(rank.total()) + "; host memory: " + list_of(rank.host);
+  return text_of(rank.memory) + ", total " + bytes_text(rank.total()) + "; host memory: " + text_of(rank.host);
 }
 
 std::string fit_text(const Plan& plan) {
   const auto& [name, bytes, reserve, here] = plan.device;
   const RankPlan& rank = plan.largest();
-  std::string needed = "rank " + std::to_string(rank.rank) + " needs the most, " + bytes_text(rank.total()) + ", and " +
-                             bytes_text(reserve) + " are left to libraries; " + name + " has " + bytes_text(bytes) + " free";
-  if (!here) needed += " (workspaces of libraries by formulas)";
+  const std::string needed = concat("rank ", rank.rank, " needs the most, ", bytes_text(rank.total()), ", and ",
+                                    bytes_text(reserve), " are left to libraries; ", name, " has ", bytes_text(bytes),
+                                    " free", here ? "" : " (workspaces of libraries by formulas)");
   if (plan.fits()) return "yes: " + needed;
   return "no: " + needed + ", " + bytes_text(rank.total() + reserve - bytes) + " too little" + plan.advice;
 }
 
-PlannedTime planned_time(const PlannedStep& step, const Cluster& c, const PlannedRun& run) {
+PlannedTime planned_time(const StepOptions& step, const Cluster& c, const PlannedRun& run) {
   constexpr double copied = 17.5e9;  // bytes/s of a snapshot (dev/results/2026-11-21-faults.md)
   const double ranks = step.mesh.ranks(), hosts = std::ceil(ranks / c.ranks_per_host());
   const double save = run.save_seconds > 0 ? run.save_seconds : 12 * run.parameters / ranks / copied;
   const Forecast f = forecast(step, c);
   const double tokens = run.seconds > 0 ? run.seconds * f.tokens_per_s : run.tokens;
-  const auto rent = [&](double price, double hours) { return Rent{price, saving_for(save, hours * 3600 / hosts, tokens / f.tokens_per_s)}; };
+  const auto rent = [&](double price, double hours) {
+    return Rent{price, saving_for(save, hours * 3600 / hosts, tokens / f.tokens_per_s)};
+  };
   return {f, ranks / c.ranks_per_device, tokens, rent(c.price, c.hours), rent(c.spot_price, c.spot_hours), c.device.margin};
 }
 
@@ -170,8 +174,8 @@ double PlannedRun::loss(double tokens) const { return std::min(expected_loss(par
 std::string time_text(const PlannedTime& time, double tokens_per_step) {
   const Forecast& f = time.forecast;
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step (" << time.margin.text() << "), "
-       << with_commas(f.tokens_per_s) << " tokens/s";
+  text << std::fixed << std::setprecision(1) << "time      " << 1e3 * f.seconds << " ms a step (" << time.margin.text()
+       << "), " << with_commas(f.tokens_per_s) << " tokens/s";
   if (f.mfu > 0) text << ", MFU " << 100 * f.mfu << " %";
   text << "\nlimit     " << f.explanation() << "\nrun       " << with_commas(time.tokens) << " tokens";
   for (const auto& [name, rent] : {std::pair("", time.demand), {"spot: ", time.spot}}) {
@@ -196,5 +200,6 @@ std::string time_text(const PlannedTime& time, double tokens_per_step) {
 
 void write_plan(const std::filesystem::path& out, const Plan& plan) {
   const std::string problem = attempt([&] { replace_file(plan_path(out), text_of(plan) + "\n"); });
-  if (!problem.empty()) print_error("the run's plan could not be written, training goes on: " + one_line(problem) + ": check the folder and its space");
+  if (!problem.empty())
+    print_error("the run's plan could not be written, training goes on: " + one_line(problem) + ": check the folder and its space");
 }

@@ -1,5 +1,5 @@
-// The plan of a run: what each rank takes of memory, byte for byte. --plan makes it without training, and every run writes
-// it to OUT/plan.json, as the ranks have really allocated (planner/memory.cuh makes both).
+// The plan of a run: what each rank takes of memory, byte for byte. --plan makes it without training, and every run
+// writes it to OUT/plan.json, as the ranks have really allocated (planner/memory.cuh makes both).
 //
 // As JSON it is one object:
 //
@@ -15,12 +15,13 @@
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
 //   step_ms, margin, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
-//     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs, which
+//     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs,
+//                  which
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
-//     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of these. null:
-//                  not known, or the run never ends
-//   time         what step_ms consists of (planner/forecast.h), or null: object of milliseconds; of communication total and
-//                exposed
+//     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of
+//                  these. null: not known, or the run never ends
+//   time         what step_ms consists of (planner/forecast.h), or null: object of milliseconds; of communication total
+//                and exposed
 //   limit        what of this takes the most, in a sentence, or null
 #pragma once
 
@@ -83,7 +84,7 @@ struct PlannedTime {
   double days(const Rent& rent) const { return tokens / forecast.tokens_per_s / (1 - rent.saving.lost) / 86400; }
   double dollars(const Rent& rent) const { return days(rent) * 24 * devices * rent.price; }
 };
-PlannedTime planned_time(const PlannedStep& step, const Cluster& cluster, const PlannedRun& run);
+PlannedTime planned_time(const StepOptions& step, const Cluster& cluster, const PlannedRun& run);
 
 struct Plan {
   PlannedDevice device;
@@ -99,12 +100,15 @@ struct Plan {
 std::string text_of(const Plan& plan);
 nlohmann::ordered_json object_of(const PlannedTime& time);
 
+// JSON as text, whatever bytes are in it, as in a command line.
+std::string json_text(const nlohmann::ordered_json& object);
+
 // The same of one rank, which it sends to another one.
 std::string text_of(const RankPlan& rank);
 RankPlan rank_plan_of(const std::string& text);
 
-// "weights 1.0 MiB, gradients 1.0 MiB, ...": those of the largest rank. Stages of a pipeline differ: then it is a table with a
-// row for each, that of its largest rank.
+// "weights 1.0 MiB, gradients 1.0 MiB, ...": those of the largest rank. Stages of a pipeline differ: then it is a table
+// with a row for each, that of its largest rank.
 std::string memory_text(const Plan& plan);
 
 // Which rank needs the most, and whether the device has room for that.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "processes/text.h"
 #include "runtime/console.h"
 
 double suitable_tokens(double parameters) { return 20 * parameters; }
@@ -26,13 +27,11 @@ Saving saving_for(double seconds, double mean, double run) {
 std::string batch_hint(double samples, double before, double seq_len, double loss, double learning_rate) {
   const double tokens = samples * seq_len, critical = critical_batch(loss), times = samples / before;
   const double unit = std::pow(10, std::floor(std::log10(critical)) - 1);  // two digits
-  char text[512];
-  std::snprintf(text, sizeof text,
-                "hint      a step's %s tokens are %s the critical batch size, about %s tokens at a loss of %.2f "
-                "(arXiv:1812.06162, 2001.08361)\n"
-                "hint      if --lr %g is right for %g samples, %.3g is for these by the square-root rule (Adam, arXiv:2205.10287), "
-                "%.3g by the linear one (1706.02677); nothing was changed",
-                with_commas(tokens).c_str(), tokens > critical ? "above" : "below", with_commas(std::round(critical / unit) * unit).c_str(),
-                loss, learning_rate, before, learning_rate * std::sqrt(times), learning_rate * times);
-  return text;
+  return formatted("hint      a step's %s tokens are %s the critical batch size, about %s tokens at a loss of %.2f "
+                   "(arXiv:1812.06162, 2001.08361)\n"
+                   "hint      if --lr %g is right for %g samples, %.3g is for these by the square-root rule "
+                   "(Adam, arXiv:2205.10287), %.3g by the linear one (1706.02677); nothing was changed",
+                   with_commas(tokens).c_str(), tokens > critical ? "above" : "below",
+                   with_commas(std::round(critical / unit) * unit).c_str(), loss, learning_rate, before,
+                   learning_rate * std::sqrt(times), learning_rate * times);
 }

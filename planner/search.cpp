@@ -3,24 +3,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <cmath>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 
+#include "processes/text.h"
 #include "runtime/console.h"
 #include "runtime/options.h"
 
 namespace {
-
-std::vector<int> divisors(int number, int most) {
-  std::vector<int> all;
-  for (int d = 1; int64_t(d) * d <= number; ++d)
-    if (number % d == 0) all.insert(all.end(), {d, number / d});
-  std::ranges::sort(all);
-  all.erase(std::ranges::unique(all).begin(), all.end());
-  std::erase_if(all, [&](int d) { return d > most; });
-  return all;
-}
 
 struct Schedule {
   const char* name;
@@ -49,34 +39,21 @@ void keep(std::vector<Candidate>& kept, const Candidate& c, size_t most, Key key
 
 }  // namespace
 
-bool can_train(const PlannedStep& s) {
-  const auto& [tp, cp, dp, pp] = s.mesh;
-  const ModelShape& m = s.shape;
-  const bool is_ring = s.cp_method == "ring";
-  if (int64_t(s.micro_batch) * dp * pp > most_samples || s.global_batch % (int64_t(s.micro_batch) * dp) != 0) return false;
-  if (s.pp_schedule == "interleaved" && s.micro_batches() % pp != 0) return false;
-  if (s.pp_schedule == "zb" && (s.zero >= 2 || s.recompute != "none")) return false;
-  if (m.layers < pp * s.pp_chunks || m.heads % tp != 0) return false;
-  if (cp > 1 && !is_ring && m.heads / tp % cp != 0) return false;
-  if (s.seq_len % (cp == 1 ? 1 : is_ring ? 2 * cp : cp) != 0) return false;
-  const int64_t rows = int64_t(s.micro_batch) * (s.seq_len / cp);
-  return rows % tp == 0 && rows <= most_rows;
-}
-
-void for_each_candidate(const PlannedStep& base, int ranks, const std::function<void(const PlannedStep&)>& visit) {
+void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit) {
   constexpr int most_split = 1024;  // --tp, --cp
-  PlannedStep s = base;
+  StepOptions s = base;
   const auto try_each_way = [&] {
-    for (const char* recompute : {"none", "gelu", "block"})
-      for (s.recompute = recompute, s.zero = 0; s.zero <= (s.mesh.dp * s.mesh.cp > 1 ? 3 : 0); ++s.zero)
-        if (can_train(s)) visit(s);
+    const int most_zero = s.mesh.dp * s.mesh.cp > 1 ? 3 : 0;
+    for (const char* recompute : {"none", "gelu", "block"})  // what is refused with some ZeRO is so with more
+      for (s.recompute = recompute, s.zero = 0; s.zero <= most_zero && batch_problem(s).empty(); ++s.zero) visit(s);
   };
   const auto try_batches = [&] {
     if (s.global_batch % s.mesh.dp != 0) return;
     const std::vector<int> micro_batches = divisors(s.global_batch / s.mesh.dp, most_micro_batch);
     for (const auto& [schedule, chunks] : schedules_of(s.mesh.pp, s.shape.layers)) {
       s.pp_schedule = schedule, s.pp_chunks = chunks;
-      for (const int micro_batch : micro_batches) s.micro_batch = micro_batch, try_each_way();
+      for (const int micro_batch : micro_batches)
+        if (s.micro_batch = micro_batch; shape_problem(s).empty()) try_each_way();
     }
   };
   for (const int tp : divisors(ranks, std::min(most_split, s.shape.heads)))
@@ -89,20 +66,22 @@ void for_each_candidate(const PlannedStep& base, int ranks, const std::function<
         }
 }
 
-// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are kept.
-void search(SearchResult& result, const PlannedStep& base, const Rented& rented, const PlannedRun& run, size_t room,
+// Most candidates need no model to be built: they take too much memory by any account, or more time than those that are
+// kept.
+void search(SearchResult& result, const StepOptions& base, const Rented& rented, const PlannedRun& run, size_t room,
             const CandidateBytes& bytes_of, size_t most) {
-  const auto fits = [&](const PlannedStep& step, size_t bytes) {
+  const auto fits = [&](const StepOptions& step, size_t bytes) {
     if (bytes <= room) return true;
     if (result.too_large++ == 0 || bytes < result.smallest.bytes) result.smallest = {step, {}, bytes};
     return false;
   };
   const auto seconds = [](const Candidate& c) { return c.time.forecast.seconds; };
-  for_each_candidate(base, rented.ranks, [&](const PlannedStep& step) {
+  for_each_candidate(base, rented.ranks, [&](const StepOptions& step) {
     ++result.candidates;
     if (!fits(step, bytes_of.at_least(step))) return;
     Candidate c = {step, planned_time(step, rented.cluster, run)};
-    if (!belongs(result.fastest, c, most, seconds) && !belongs(result.cheapest, c, most, &Candidate::device_hours)) return;
+    if (!belongs(result.fastest, c, most, seconds) && !belongs(result.cheapest, c, most, &Candidate::device_hours))
+      return;
     c.bytes = bytes_of.exactly(step);
     if (!fits(step, c.bytes)) return;
     c.cluster = rented.cluster.name;
@@ -127,51 +106,53 @@ std::vector<Rented> parts_of(const Cluster& cluster) {
   return parts;
 }
 
-std::string options_text(const PlannedStep& s) {
-  std::string text = "--global-batch " + std::to_string(s.global_batch) + " --micro-batch " + std::to_string(s.micro_batch);
-  const auto add = [&](const char* flag, const std::string& value) { text += std::string(" ") + flag + " " + value; };
-  if (s.mesh.tp > 1) add("--tp", std::to_string(s.mesh.tp));
-  if (s.mesh.cp > 1) add("--cp", std::to_string(s.mesh.cp)), add("--cp-method", s.cp_method);
-  if (s.mesh.pp > 1) add("--pp", std::to_string(s.mesh.pp)), add("--pp-schedule", s.pp_schedule);
-  if (s.pp_chunks > 1) add("--pp-chunks", std::to_string(s.pp_chunks));
-  if (s.zero > 0) add("--zero", std::to_string(s.zero));
+std::string options_text(const StepOptions& s) {
+  std::string text = concat("--global-batch ", s.global_batch, " --micro-batch ", s.micro_batch);
+  const auto add = [&](const char* flag, const auto& value) { text += concat(' ', flag, ' ', value); };
+  if (s.mesh.tp > 1) add("--tp", s.mesh.tp);
+  if (s.mesh.cp > 1) add("--cp", s.mesh.cp), add("--cp-method", s.cp_method);
+  if (s.mesh.pp > 1) add("--pp", s.mesh.pp), add("--pp-schedule", s.pp_schedule);
+  if (s.pp_chunks > 1) add("--pp-chunks", s.pp_chunks);
+  if (s.zero > 0) add("--zero", s.zero);
   if (s.recompute != "none") add("--recompute", s.recompute);
   return text;
 }
 
 std::string table_of(const std::vector<Candidate>& candidates) {
-  std::vector<std::vector<std::string>> rows = {{"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B",
-                                                 "days", "dollars", "spot days", "dollars", ""}};
-  const auto number = [](double value, int digits) {
-    char text[400];
-    std::snprintf(text, sizeof text, std::isinf(value) ? "never" : "%.*f", digits, value);
-    return std::string(text);
+  std::vector<std::vector<std::string>> rows = {
+      {"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B", "days",
+       "dollars", "spot days", "dollars", ""}};
+  const auto number = [](double x, int digits) { return std::isinf(x) ? "never" : formatted("%.*f", digits, x); };
+  const auto priced = [&](const Rent& rent, double value, int digits) {
+    return rent.price > 0 ? number(value, digits) : "?";
   };
   for (const Candidate& c : candidates) {
-    const PlannedTime& t = c.time;
-    const auto priced = [&](const Rent& rent, double value, int digits) { return rent.price > 0 ? number(value, digits) : "?"; };
-    const std::string margin = number(100 * t.margin.shorter, 0) + " +" + number(100 * t.margin.longer, 0);
-    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * t.forecast.seconds, 1), margin,
-                    with_commas(t.forecast.tokens_per_s), number(100 * t.forecast.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
-                    priced(t.demand, c.device_hours() * t.demand.price, 2), number(t.days(t.demand), 2), priced(t.demand, t.dollars(t.demand), 0),
-                    priced(t.spot, t.days(t.spot), 2), priced(t.spot, t.dollars(t.spot), 0), c.command});
+    const auto& [f, devices, tokens, demand, spot, margin] = c.time;
+    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * f.seconds, 1),
+                    formatted("%.0f +%.0f", 100 * margin.shorter, 100 * margin.longer), with_commas(f.tokens_per_s),
+                    number(100 * f.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
+                    priced(demand, c.device_hours() * demand.price, 2), number(c.time.days(demand), 2),
+                    priced(demand, c.time.dollars(demand), 0), priced(spot, c.time.days(spot), 2),
+                    priced(spot, c.time.dollars(spot), 0), c.command});
   }
   return table_text(rows, 10);
 }
 
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device) {
   const Candidate& c = result.smallest;
-  if (result.too_large == 0) return "there is no way to train on so many ranks: choose another number, or another --global-batch";
-  return "none fits: the smallest, " + options_text(c.step) + " on " + std::to_string(c.step.mesh.ranks()) + " ranks, needs " +
-         bytes_text(c.bytes) + " on each, and " + bytes_text(device.reserve) + " are left to libraries; " + device.name + " has " +
-         bytes_text(device.bytes) + ", " + bytes_text(c.bytes + device.reserve - device.bytes) +
-         " too little: take more ranks, or devices with more memory";
+  if (result.too_large == 0)
+    return "there is no way to train on so many ranks: choose another number, or another --global-batch";
+  return concat("none fits: the smallest, ", options_text(c.step), " on ", c.step.mesh.ranks(), " ranks, needs ",
+                bytes_text(c.bytes), " on each, and ", bytes_text(device.reserve), " are left to libraries; ",
+                device.name, " has ", bytes_text(device.bytes), ", ", bytes_text(c.bytes + device.reserve - device.bytes),
+                " too little: take more ranks, or devices with more memory");
 }
 
 nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const Candidate& c : candidates) {
-    all.push_back({{"cluster", c.cluster}, {"ranks", c.step.mesh.ranks()}, {"command", c.command}, {"memory", c.bytes}});
+    const int ranks = c.step.mesh.ranks();
+    all.push_back({{"cluster", c.cluster}, {"ranks", ranks}, {"command", c.command}, {"memory", c.bytes}});
     all.back().update(object_of(c.time));
     all.back()["device_hours_per_billion_tokens"] = c.device_hours();
   }
@@ -179,8 +160,9 @@ nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
 }
 
 std::string text_of(const SearchResult& result, double seconds, const PlannedDevice& device) {
-  nlohmann::ordered_json object = {{"candidates", result.candidates}, {"too_large", result.too_large}, {"seconds", seconds},
-                                   {"fastest", objects_of(result.fastest)}, {"cheapest", objects_of(result.cheapest)}};
-  if (result.fastest.empty()) object["problem"] = nothing_fits_text(result, device);
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a command may hold any bytes
+  const auto& [fastest, cheapest, candidates, too_large, smallest] = result;
+  nlohmann::ordered_json object = {{"candidates", candidates}, {"too_large", too_large}, {"seconds", seconds},
+                                   {"fastest", objects_of(fastest)}, {"cheapest", objects_of(cheapest)}};
+  if (fastest.empty()) object["problem"] = nothing_fits_text(result, device);
+  return json_text(object);
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <ranges>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -17,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "processes/error.h"
+#include "processes/text.h"
 
 namespace {
 
@@ -367,9 +369,7 @@ std::string Control::list_groups(const RanksAt& ranks_at) const {
   std::multimap<std::pair<bool, size_t>, std::string> in_order;
   for (const auto& [place, ranks] : ranks_at)
     in_order.insert({{place.starts_with("in "), ranks.size()}, name_of(ranks) + " " + place});
-  std::string line;
-  for (const auto& [order, group] : in_order) line += (line.empty() ? "" : ", ") + group;
-  return line;
+  return joined(std::views::values(in_order));
 }
 
 // "rank 1 in host barrier (trainer.cuh:58), ranks 0, 2 in host all_gather (mesh.cuh:67)": the ranks that have entered

@@ -18,8 +18,9 @@ inline std::string printable(const std::filesystem::path& path) { return path.st
 
 [[noreturn]] void fail_with(const std::string& text);
 
+// One text of these parts.
 template <class... Parts>
-std::string line_of(const Parts&... parts) {
+std::string concat(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << printable(parts));
   return text.str();
@@ -27,7 +28,7 @@ std::string line_of(const Parts&... parts) {
 
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  fail_with(line_of(parts...));
+  fail_with(concat(parts...));
 }
 
 // An error stays one line of valid UTF-8 even if a file name in it is not: every other byte becomes a question mark.

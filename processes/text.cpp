@@ -1,10 +1,21 @@
 #include "processes/text.h"
 
+#include <algorithm>
+#include <cstdarg>
 #include <cstdio>
 
 #include <unistd.h>
 
 #include <xxhash.h>
+
+std::string formatted(const char* format, ...) {
+  char text[1024];
+  std::va_list values;
+  va_start(values, format);
+  const int length = std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  return {text, std::min(size_t(length), sizeof text - 1)};
+}
 
 std::string host_name() {
   char name[256] = "";
@@ -12,10 +23,6 @@ std::string host_name() {
   return name;
 }
 
-std::string hexadecimal(uint64_t number) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
-}
+std::string hexadecimal(uint64_t number) { return formatted("%016llx", static_cast<unsigned long long>(number)); }
 
 std::string xxh3(std::string_view bytes) { return hexadecimal(XXH3_64bits(bytes.data(), bytes.size())); }

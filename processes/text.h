@@ -1,9 +1,21 @@
-// Texts that processes print and compare: the name of this host, and checksums.
+// Texts that processes print and compare: lists, the name of this host, and checksums.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+
+// The texts of all elements of a range: "one, two, three". text: function or member that gives an element's
+template <class Range, class Text = std::identity>
+std::string joined(const Range& all, Text text = {}, const char* separator = ", ") {
+  std::string list;
+  for (const auto& element : all) list += (list.empty() ? "" : separator) + std::string(std::invoke(text, element));
+  return list;
+}
+
+// As std::printf prints it, of 1,023 characters at most.
+[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
 
 std::string host_name();
 

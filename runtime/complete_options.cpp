@@ -1,20 +1,22 @@
-// What several options mean together: the shape of the model, and whether ranks can split it.
+// What several options mean together: the shape of the model, and whether ranks can split it and its batches.
 #include "runtime/options.h"
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "processes/error.h"
+#include "processes/text.h"
 
 namespace {
 
 // Layers, heads, channels and positions, from small to large.
 const std::vector<std::pair<std::string, ModelShape>> named_shapes = {
-    {"gpt2", {12, 12, 768, 0, 1024}},        {"gpt2-medium", {24, 16, 1024, 0, 1024}}, {"gpt2-large", {36, 20, 1280, 0, 1024}},
-    {"gpt2-xl", {48, 25, 1600, 0, 1024}},    {"gpt3-125m", {12, 12, 768, 0, 2048}},    {"gpt3-350m", {24, 16, 1024, 0, 2048}},
-    {"gpt3-760m", {24, 16, 1536, 0, 2048}},  {"gpt3-1.3b", {24, 16, 2048, 0, 2048}},   {"gpt3-2.7b", {32, 32, 2560, 0, 2048}},
-    {"gpt3-6.7b", {32, 32, 4096, 0, 2048}},  {"gpt3-13b", {40, 40, 5120, 0, 2048}},    {"gpt3-175b", {96, 96, 12288, 0, 2048}}};
+    {"gpt2", {12, 12, 768, 0, 1024}}, {"gpt2-medium", {24, 16, 1024, 0, 1024}}, {"gpt2-large", {36, 20, 1280, 0, 1024}},
+    {"gpt2-xl", {48, 25, 1600, 0, 1024}}, {"gpt3-125m", {12, 12, 768, 0, 2048}}, {"gpt3-350m", {24, 16, 1024, 0, 2048}},
+    {"gpt3-760m", {24, 16, 1536, 0, 2048}}, {"gpt3-1.3b", {24, 16, 2048, 0, 2048}}, {"gpt3-2.7b", {32, 32, 2560, 0, 2048}},
+    {"gpt3-6.7b", {32, 32, 4096, 0, 2048}}, {"gpt3-13b", {40, 40, 5120, 0, 2048}}, {"gpt3-175b", {96, 96, 12288, 0, 2048}}};
 
 // positions is 0 if it is the sequence length.
 ModelShape named_shape(const std::string& name) {
@@ -28,41 +30,54 @@ ModelShape named_shape(const std::string& name) {
 }
 
 // "1, 2, 3 or 6"; those from `least` on.
-std::string divisors(int number, int least = 1) {
-  std::vector<int> all;
-  for (int d = least; d <= number; ++d)
-    if (number % d == 0) all.push_back(d);
-  std::string text;
-  for (size_t i = 0; i < all.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == all.size() ? " or " : ", ") + std::to_string(all[i]);
+std::string divisors_text(int number, int least = 1) {
+  std::vector<int> all = divisors(number, number);
+  std::erase_if(all, [&](int d) { return d < least; });
+  std::string text = joined(all, [](int d) { return std::to_string(d); });
+  if (const size_t last = text.rfind(", "); last != text.npos) text.replace(last, 2, " or ");
   return text;
 }
 
-// ranks: those that train on different samples.
-void check_batch(const Options& o, int ranks) {
-  const int64_t at_once = int64_t(o.micro_batch) * ranks;
-  if (o.global_batch % at_once == 0) return;
-  const int64_t next = o.global_batch / at_once * at_once + at_once;
-  if (ranks == 1)
-    usage_error("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch, ": choose ", next,
-                ", or lower --micro-batch");
-  usage_error("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch, " on ",
-              ranks, o.tp * o.cp * o.pp > 1 ? " data-parallel" : "", " ranks: choose ", next, ", or another number of ranks");
+// Why the ranks that --tp, --cp and --pp ask for cannot split this model.
+std::string mesh_problem(const StepOptions& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  const int layers = o.shape.layers, heads = o.shape.heads;
+  if (layers < pp * o.pp_chunks)
+    return concat("--pp ", pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
+                  pp * o.pp_chunks, " layers or more, and the model has ", layers, ": lower ",
+                  o.pp_chunks > 1 ? "one of them" : "it");
+  if (heads % tp != 0)
+    return concat("--tp ", tp, " does not divide the model's ", heads, " heads: choose ", divisors_text(heads));
+  const bool is_ring = o.cp_method == "ring";
+  if (cp > 1 && !is_ring && heads / tp % cp != 0)
+    return concat("--cp-method ulysses: --cp ", cp, " does not divide the ", heads / tp, " heads",
+                  tp > 1 ? " of a --tp rank" : "", ": choose ",
+                  heads > tp ? divisors_text(heads / tp, 2) + ", or " : "", "--cp-method ring");
+  return "";
 }
 
-// ranks: those that train on different samples.
-void check_pipeline(const Options& o, int ranks) {
-  const int micro_batches = o.global_batch / (o.micro_batch * ranks);
-  if (o.pp_schedule == "interleaved" && micro_batches % o.pp != 0 && !o.generate)
-    usage_error("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", micro_batches,
-                " micro-batches, no multiple of --pp ", o.pp, ": choose --global-batch ",
-                (micro_batches / o.pp + 1) * o.pp * o.micro_batch * ranks, ", or another schedule");
-  if (o.pp_schedule == "zb" && o.zero >= 2)
-    usage_error("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 and 3 send "
-                "them away at one; choose --zero 0 or 1, or another schedule");
-  if (o.pp_schedule == "zb" && o.recompute != "none")
-    usage_error("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, need all "
-                "activations; leave --recompute out, or choose another schedule");
+// Why they cannot split a micro-batch, or launches cannot hold it. Generated text needs no gradients, and kernels count
+// as int.
+std::string micro_batch_problem(const StepOptions& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  const int parts = cp == 1 ? 1 : o.cp_method == "ring" ? 2 * cp : cp;  // of a sample
+  const auto seq_len_for = [&](const char* flag, int divisor) {
+    return (o.seq_len < divisor ? std::string(": lower ") + flag + ", or choose --seq-len " : ": choose --seq-len ") +
+           std::to_string(std::max(o.seq_len / divisor, 1) * divisor);
+  };
+  if (o.seq_len % parts != 0)
+    return concat("--cp ", cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ",
+                  o.seq_len, seq_len_for("--cp", parts));
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / cp);
+  const int64_t most = o.generate ? std::numeric_limits<int>::max() : most_rows;
+  if (!o.generate && rows % tp != 0)
+    return concat("--tp ", tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch,
+                  " of --seq-len ", o.seq_len, cp > 1 ? " over --cp " + std::to_string(cp) : "",
+                  seq_len_for("--tp", tp * parts));
+  if (rows > most)
+    return concat(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ",
+                  rows, " tokens at a time, more than ", most, ": lower one of them");
+  return "";
 }
 
 }  // namespace
@@ -104,81 +119,73 @@ void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::s
                 " heads, ", loaded.channels, " channels; leave out --model");
 }
 
-void check_shape(const ModelShape& s, int seq_len) {
-  if (s.channels % s.heads != 0)
-    usage_error("--heads ", s.heads, " do not divide --channels ", s.channels, ": choose a divisor");
-  if (s.head_size() < 16 || s.head_size() > 128)
-    usage_error("--channels ", s.channels, " over --heads ", s.heads, " gives head size ", s.head_size(),
-                ": choose heads of 16 to 128 channels");
-  if (seq_len > s.positions)
-    usage_error("--seq-len ", seq_len, " is longer than the model's ", s.positions,
-                " positions: lower it, or raise --positions of a fresh model");
+std::vector<int> divisors(int number, int most) {
+  std::set<int> all;
+  for (int d = 1; int64_t(d) * d <= number; ++d)
+    if (number % d == 0) all.insert({d, number / d});
+  return {all.begin(), all.upper_bound(most)};
 }
 
-void check_mesh(const Options& o, const ModelShape& s) {
-  if (s.layers < o.pp * o.pp_chunks)
-    usage_error("--pp ", o.pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
-                o.pp * o.pp_chunks, " layers or more, and the model has ", s.layers, ": lower ",
-                o.pp_chunks > 1 ? "one of them" : "it");
-  if (s.heads % o.tp != 0)
-    usage_error("--tp ", o.tp, " does not divide the model's ", s.heads, " heads: choose ", divisors(s.heads));
-  const bool is_ring = o.cp_method == "ring";
-  if (o.cp > 1 && !is_ring && s.heads / o.tp % o.cp != 0)
-    usage_error("--cp-method ulysses: --cp ", o.cp, " does not divide the ", s.heads / o.tp, " heads",
-                o.tp > 1 ? " of a --tp rank" : "", ": choose ", s.heads > o.tp ? divisors(s.heads / o.tp, 2) + ", or " : "",
-                "--cp-method ring");
-  const int parts = o.cp == 1 ? 1 : is_ring ? 2 * o.cp : o.cp;  // of a sample
-  const auto seq_len_for = [&](const char* flag, int divisor) {
-    return (o.seq_len < divisor ? std::string(": lower ") + flag + ", or choose --seq-len " : ": choose --seq-len ") +
-           std::to_string(std::max(o.seq_len / divisor, 1) * divisor);
-  };
-  if (o.seq_len % parts != 0)
-    usage_error("--cp ", o.cp, " cuts samples into ", parts, " equal parts, and ", parts, " does not divide --seq-len ", o.seq_len,
-                seq_len_for("--cp", parts));
-  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp);
-  if (!o.generate && rows % o.tp != 0)
-    usage_error("--tp ", o.tp, " does not divide the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch,
-                " of --seq-len ", o.seq_len, o.cp > 1 ? " over --cp " + std::to_string(o.cp) : "",
-                seq_len_for("--tp", o.tp * parts));
-}
-
-void check_micro_batch(const Options& o) {
-  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.cp);
-  const int64_t most = o.generate ? std::numeric_limits<int>::max() : most_rows;
-  if (rows > most)
-    usage_error(o.generate ? "--samples " : "--micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len, " is ", rows,
-                " tokens at a time, more than ", most, ": lower one of them");
-}
-
-void complete_options(Options& o, int all_ranks) {
-  int ranks = all_ranks;  // those that are left for data parallelism
-  std::string over;
-  for (const auto& [flag, count] : {std::pair("--tp", o.tp), {"--cp", o.cp}, {"--pp", o.pp}}) {
-    if (ranks % count != 0)
-      usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ", divisors(ranks),
+std::string batch_problem(const StepOptions& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
+  if (at_once * pp > most_samples)
+    return concat("--micro-batch ", o.micro_batch, " on ", dp * pp, " ranks is more than ", most_samples,
+                  " samples: lower it");
+  if (o.global_batch % at_once != 0 && dp == 1)
+    return concat("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch, ": choose ",
+                  next, ", or lower --micro-batch");
+  if (o.global_batch % at_once != 0)
+    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
+                  " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks: choose ", next,
                   ", or another number of ranks");
+  if (o.pp_schedule == "interleaved" && o.micro_batches() % pp != 0 && !o.generate)
+    return concat("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", o.micro_batches(),
+                  " micro-batches, no multiple of --pp ", pp, ": choose --global-batch ",
+                  (o.micro_batches() / pp + 1) * pp * at_once, ", or another schedule");
+  if (o.pp_schedule == "zb" && o.zero >= 2)
+    return concat("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 "
+                  "and 3 send them away at one; choose --zero 0 or 1, or another schedule");
+  if (o.pp_schedule == "zb" && o.recompute != "none")
+    return concat("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, "
+                  "need all activations; leave --recompute out, or choose another schedule");
+  return "";
+}
+
+std::string shape_problem(const StepOptions& o) {
+  const ModelShape& s = o.shape;
+  if (s.channels % s.heads != 0)
+    return concat("--heads ", s.heads, " do not divide --channels ", s.channels, ": choose a divisor");
+  if (s.head_size() < 16 || s.head_size() > 128)
+    return concat("--channels ", s.channels, " over --heads ", s.heads, " gives head size ", s.head_size(),
+                  ": choose heads of 16 to 128 channels");
+  if (o.seq_len > s.positions)
+    return concat("--seq-len ", o.seq_len, " is longer than the model's ", s.positions,
+                  " positions: lower it, or raise --positions of a fresh model");
+  const std::string mesh = mesh_problem(o);
+  return mesh.empty() ? micro_batch_problem(o) : mesh;
+}
+
+void complete_options(Options& o, int ranks) {
+  std::string over;
+  for (const auto& [flag, count] : {std::pair("--tp", o.mesh.tp), {"--cp", o.mesh.cp}, {"--pp", o.mesh.pp}}) {
+    if (ranks % count != 0)
+      usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ",
+                  divisors_text(ranks), ", or another number of ranks");
     ranks /= count;
     if (count > 1) over += (over.empty() ? " over " : " and ") + std::string(flag);
   }
-  if (int64_t(o.micro_batch) * ranks * o.pp > most_samples)
-    usage_error("--micro-batch ", o.micro_batch, " on ", ranks * o.pp, " ranks is more than ", most_samples, " samples: lower it");
-  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = o.micro_batch * ranks * o.pp;
-  check_batch(o, ranks);
-  check_pipeline(o, ranks);
-  if (o.reduce_dtype == "bf16" && o.dtype != "bf16") usage_error("--reduce-dtype bf16 needs --dtype bf16");
-  if (o.stochastic_rounding && o.dtype != "bf16")
-    usage_error("--stochastic-rounding rounds bf16 weights: it needs --dtype bf16");
-  try {
-    validate(o.schedule);
-  } catch (const std::exception& error) {
-    usage_error(error.what());
-  }
+  o.mesh.dp = ranks;
+  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * ranks * o.mesh.pp);
+  refuse(batch_problem(o));
+  refuse(attempt([&] { validate(o.schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
-  if (o.val_every && o.val.empty()) usage_error("--val-every ", o.val_every, " needs --val FILES");
-  if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh.empty())
-    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh auto: give one of them too");
+  if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh_search.empty())
+    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh "
+                "auto: give one of them too");
   if (!o.ceilings.empty() && !o.cluster.empty())
-    usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of them out");
+    usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of "
+                "them out");
   if (!o.trace.empty() && o.trace == o.trace_tensors)
     usage_error("--trace and --trace-tensors both write ", excerpt(o.trace), ": give each a file of its own");
   if (o.guard.on_spike == "rollback" && (o.out.empty() || !o.checkpoint_every))

@@ -14,24 +14,20 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "processes/text.h"
+
 inline std::string with_commas(double number) {
-  char digits[64];
-  const int length = std::snprintf(digits, sizeof digits, "%.0f", number);
-  std::string text;
-  for (int i = 0; i < length; ++i) {
-    if (i > 0 && digits[i - 1] != '-' && (length - i) % 3 == 0) text += ',';
-    text += digits[i];
-  }
-  return text;
+  std::string digits = formatted("%.0f", number);
+  for (int at = int(digits.size()) - 3; at > (digits[0] == '-'); at -= 3) digits.insert(size_t(at), ",");
+  return digits;
 }
 
 inline std::string duration(double seconds) {
   const long s = long(seconds + 0.5);
-  char text[64];
-  if (s >= 3600) std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
-  else std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
-  return text;
+  return s >= 3600 ? formatted("%ldh%02ldm", s / 3600, s / 60 % 60) : formatted("%ldm%02lds", s / 60, s % 60);
 }
+
+inline void print_line(const std::string& text) { std::puts(text.c_str()); }
 
 // As a shell needs it.
 inline std::string quoted(const std::string& word) {
@@ -53,8 +49,8 @@ inline std::string command_without(const std::set<std::string>& left_out, const 
   return text;
 }
 
-// Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its left.
-// indent: of all rows but the first.
+// Rows below each other, the first one with the titles; columns are aligned on their right, but the last one on its
+// left. indent: of all rows but the first.
 inline std::string table_text(const std::vector<std::vector<std::string>>& rows, size_t indent) {
   std::string text;
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -97,8 +93,8 @@ class Sparkline {
   std::vector<double> sums_ = {0};  // of the first values: none, one, two, ...
 };
 
-// A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because some
-// terminals begin a new line after it.
+// A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because
+// some terminals begin a new line after it.
 inline std::string progress_text(size_t step, size_t steps, double seconds_left, const Sparkline& losses, size_t columns,
                                  bool utf8) {
   const std::string numbers = std::to_string(step) + '/' + std::to_string(steps) + ", " + duration(seconds_left) + " left";

@@ -25,9 +25,9 @@ Guard::Judgement Guard::judge(double loss, double norm, bool applied, const Step
   previous_ = spike_limits();
   const bool finite = std::isfinite(loss) && std::isfinite(norm);
   std::string reason;  // the comparisons are in float, as on the device
-  if (!finite) reason = line_of("loss ", loss, ", gradient norm ", norm, ": not finite");
-  else if (float(loss) > limit.loss) reason = line_of("loss ", loss, " is a spike: above ", limit.loss);
-  else if (float(norm) > limit.norm) reason = line_of("gradient norm ", norm, " is a spike: above ", limit.norm);
+  if (!finite) reason = concat("loss ", loss, ", gradient norm ", norm, ": not finite");
+  else if (float(loss) > limit.loss) reason = concat("loss ", loss, " is a spike: above ", limit.loss);
+  else if (float(norm) > limit.norm) reason = concat("gradient norm ", norm, " is a spike: above ", limit.norm);
   in_a_row_ = applied ? 0 : in_a_row_ + 1;
   left_out_ += !applied;
   if (finite && applied) {

@@ -73,7 +73,5 @@ inline double peak_flops(const std::string& device, bool is_fp32) {
 inline std::string dtype_hint(const std::string& device, const std::string& dtype) {
   const double times = peak_flops(device, false) / peak_flops(device, true);  // NaN if the device is not known
   if (dtype != "fp32" || !(times > 1)) return "";
-  char text[128];
-  std::snprintf(text, sizeof text, "hint      products of bf16 have %.3g times the peak of fp32 on this device: try --dtype bf16", times);
-  return text;
+  return formatted("hint      products of bf16 have %.3g times the peak of fp32 on this device: try --dtype bf16", times);
 }

@@ -5,16 +5,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "parallel/model_shape.h"
+#include "processes/error.h"
 #include "runtime/guard.h"
 #include "runtime/schedule.h"
+#include "runtime/step_options.h"
 
-struct Options {
+struct Options : StepOptions {
   static constexpr size_t most_steps = 1'000'000'000;
 
   std::vector<std::string> words;  // of the command line, the program's name first
@@ -30,14 +30,11 @@ struct Options {
   bool resume = false;
   std::string resume_from;
 
-  int seq_len = 0, micro_batch = 4, global_batch = 0;
   int samples_alone = 0;  // of a step of one rank, if the number of ranks determines global_batch; 0: --global-batch does
   Schedule schedule;
   bool steps_given = false;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, grad_clip = 1.0;
 
-  std::string dtype = "fp32", recompute = "none", attention = "auto";
-  bool stochastic_rounding = false;
   int logit_chunks = 0;
   double loss_scale = 65536;
   int loss_scale_window = 2000;
@@ -54,25 +51,19 @@ struct Options {
   double sample_seconds = 0;
   bool samples_in_training() const { return sample_every > 0 || sample_seconds > 0; }
   std::string prompt;
-  bool generate = false;
   double temperature = 0.8;
   int top_k = 0, samples = 1;
   double top_p = 1;
   bool no_cache = false;
 
-  int tp = 1, tp_pieces = 2;
-  int cp = 1, pp = 1, pp_chunks = 1;
-  std::string cp_method = "ring", pp_schedule = "1f1b";
-  int zero = 0;
-  std::string reduce_dtype = "fp32";
   bool share_gpu = false, check_ranks = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
 
   bool plan = false, json = false;
-  std::string mesh;     // auto: the planner's search chooses how ranks split the work
-  std::string cluster;  // that is planned for; empty: this device
-  int ranks = 0;        // that are planned for; 0: the cluster's devices, else those that were started
+  std::string mesh_search;  // auto: the planner's search chooses how ranks split the work
+  std::string cluster;      // that is planned for; empty: this device
+  int ranks = 0;            // that are planned for; 0: the cluster's devices, else those that were started
   double days = 0, budget = 0;    // goals of a plan; 0: none
   bool has_goal() const { return days > 0 || budget > 0; }
   double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
@@ -90,13 +81,14 @@ struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-[[noreturn]] void usage_error_with(const std::string& text);
-
 template <class... Parts>
 [[noreturn]] void usage_error(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  usage_error_with(text.str());
+  throw UsageError(concat(parts...));
+}
+
+// Fails with what is wrong; empty: it is right.
+inline void refuse(const std::string& problem) {
+  if (!problem.empty()) usage_error(problem);
 }
 
 // Returns none if --help was given; it has been printed then.
@@ -114,13 +106,5 @@ ModelShape shape_of(Options& o, int data_vocabulary);
 // option.
 void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder);
 
-void check_shape(const ModelShape& s, int seq_len);
-
-// Fails if the ranks that --tp, --cp and --pp ask for cannot split this model and its micro-batches.
-void check_mesh(const Options& o, const ModelShape& s);
-
-// Fails if the micro-batch has more rows than launches hold; generated text needs no gradients, and kernels count as int.
-void check_micro_batch(const Options& o);
-
-// Checks the batch and the schedule, and fills in defaults that follow from other options.
+// Checks the batch and the schedule for so many ranks, and fills in defaults that follow from other options.
 void complete_options(Options& o, int ranks);

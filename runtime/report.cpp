@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include <sys/resource.h>
 
@@ -45,16 +46,13 @@ void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic
                   double seconds_left) {
   nlohmann::ordered_json fields = metrics(s);
   if (traffic) add_traffic(fields, *traffic);
-  bill.add_to(fields);
   if (printed) print(s, traffic, seconds_left);
-  log(fields);
+  log(std::move(fields), bill);
 }
 
 void Report::validation(size_t step, double loss, const Bill& bill) {
   std::printf("step %5zu/%zu | val_loss %.4f\n", step, steps_, loss);
-  nlohmann::ordered_json fields = {{"step", step}, {"val_loss", loss}};
-  bill.add_to(fields);
-  log(fields);
+  log({{"step", step}, {"val_loss", loss}}, bill);
 }
 
 // Removes the lines of the undone steps; the line of the rollback holds the bill, costs of these steps included.
@@ -62,15 +60,14 @@ void Report::rollback(const Rollback& r, const Bill& bill) {
   if (log_) log_->go_back(r.to);
   std::printf("rolled back from step %zu to step %zu, and on without samples %zu to %zu\n", r.from, r.to, r.first_sample,
               r.last_sample);
-  nlohmann::ordered_json fields = {{"step", r.to},
-                                   {"rolled_back_from", r.from},
-                                   {"samples_left_out", {r.first_sample, r.last_sample}},
-                                   {"reason", r.reason}};
-  bill.add_to(fields);
-  log(fields);
+  log({{"step", r.to},
+       {"rolled_back_from", r.from},
+       {"samples_left_out", {r.first_sample, r.last_sample}},
+       {"reason", r.reason}}, bill);
 }
 
-void Report::log(const nlohmann::ordered_json& fields) {
+void Report::log(nlohmann::ordered_json fields, const Bill& bill) {
+  bill.add_to(fields);
   if (log_) log_->append(fields);
 }
 

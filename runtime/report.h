@@ -102,7 +102,7 @@ class Report {
  private:
   nlohmann::ordered_json metrics(const StepResult& s) const;
   void print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const;
-  void log(const nlohmann::ordered_json& fields);
+  void log(nlohmann::ordered_json fields, const Bill& bill);
 
   size_t steps_;
   double tokens_, flops_, peak_;

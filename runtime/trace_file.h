@@ -1,7 +1,7 @@
-// The files of `--trace`, in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process is a
-// rank, a thread is a stream, times are microseconds. Events are written during the run, so that long runs need no more memory, and a run that is
-// killed leaves its timeline. After each append() the file is complete, {"traceEvents":[...]} with one event per line;
-// the next append() overwrites its end.
+// The files of `--trace`, in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing show: a process
+// is a rank, a thread is a stream, times are microseconds. Events are written during the run, so that long runs need no
+// more memory, and a run that is killed leaves its timeline. After each append() the file is complete,
+// {"traceEvents":[...]} with one event per line; the next append() overwrites its end.
 //
 // Rank 0 writes to FILE, rank r > 0 to FILE.rank<r>. At the end rank 0 moves the content of the files that it sees into
 // FILE; files on disks of other hosts stay there.
@@ -14,7 +14,8 @@
 #include "kernels/device/timeline.h"
 #include "runtime/files.h"
 
-// Events for TraceFile::append(): the name of this rank's process, and what ran in it. stage: of a pipeline; -1: there is none.
+// Events for TraceFile::append(): the name of this rank's process, and what ran in it. stage: of a pipeline; -1: there
+// is none.
 std::string process_event(int rank, int stage = -1);
 std::string trace_events(const Timeline& timeline, int rank);
 

@@ -139,6 +139,17 @@ TEST_CASE("fp32 on a device whose bf16 is faster: one line with the factor") {
   for (const char* unknown : {"AMD EPYC", "Tesla V100", ""}) CHECK(dtype_hint(unknown, "fp32").empty());
 }
 
+TEST_CASE("numbers with commas, durations") {
+  CHECK(with_commas(0) == "0");
+  CHECK(with_commas(999.4) == "999");
+  CHECK(with_commas(1000) == "1,000");
+  CHECK(with_commas(-123) == "-123");
+  CHECK(with_commas(-1234567) == "-1,234,567");
+  CHECK(with_commas(-NAN) == "-nan");
+  CHECK(duration(61.4) == "1m01s");
+  CHECK(duration(3600 * 25 + 61) == "25h01m");
+}
+
 TEST_CASE("a command line for a shell, without some options and their values") {
   const auto rest = [](const std::vector<std::string>& words) { return command_without({"--steps", "--resume", "--overwrite"}, words); };
   CHECK(rest({"./train_gpt", "--train", "a/[!s]*", "it's", "--steps", "9", "--overwrite", "--lr=2e-3"}) ==

@@ -12,35 +12,35 @@ namespace {
 Options options_of(const ModelShape& shape, const char* dtype, int seq_len, int global_batch) {
   Options o;
   o.dtype = dtype, o.seq_len = seq_len, o.global_batch = global_batch, o.micro_batch = 1, o.plan = true, o.schedule.steps = 1;
-  o.vocabulary = shape.vocabulary;
+  o.shape = shape, o.vocabulary = shape.vocabulary;
   return o;
 }
 
 void check_some(const ModelShape& shape, const char* dtype, int seq_len, int global_batch, int ranks, size_t sample_every, int some) {
   Options o = options_of(shape, dtype, seq_len, global_batch);
   o.sample_every = sample_every;
-  std::vector<PlannedStep> all;
-  for_each_candidate(planned_step(o, shape, {}), ranks, [&](const PlannedStep& step) { all.push_back(step); });
+  std::vector<StepOptions> all;
+  for_each_candidate(o, ranks, [&](const StepOptions& step) { all.push_back(step); });
   REQUIRE(!all.empty());
   std::mt19937 random(3);
   for (int i = 0; i < some; ++i) {
-    const PlannedStep& step = all[random() % all.size()];
+    const StepOptions& step = all[random() % all.size()];
     const Options chosen = options_with(o, step);
     CAPTURE(options_text(step));
     // Of all ranks. Only what they gather for a checkpoint differs within a stage.
     size_t most = 0, checkpoint_buffer = 0;
     for (int rank = 0; rank < ranks; ++rank) {
-      const RankPlan plan = planned(chosen, shape, step.mesh, rank, false);
+      const RankPlan plan = planned(chosen, rank, false);
       most = std::max(most, plan.total());
       for (const auto& [name, bytes] : plan.memory)
         if (name == "checkpoint buffer") checkpoint_buffer = std::max(checkpoint_buffer, bytes);
     }
-    const size_t largest = largest_bytes(chosen, shape, step.mesh, false);
+    const size_t largest = largest_bytes(chosen, false);
     CHECK(largest <= most);
     CHECK(largest + checkpoint_buffer >= most);
-    CHECK(largest_bytes(chosen, shape, step.mesh, false, largest - 1) > largest - 1);
-    CHECK(least_bytes(o, step) <= most);
-    CHECK(least_bytes(o, step) > 0);
+    CHECK(largest_bytes(chosen, false, largest - 1) > largest - 1);
+    CHECK(least_bytes(step) <= most);
+    CHECK(least_bytes(step) > 0);
   }
 }
 
@@ -59,12 +59,11 @@ TEST_CASE("the bound is near what large models take") {
   for (const MeshShape& mesh : {MeshShape{8, 1, 16, 1}, MeshShape{4, 1, 4, 8}})
     for (int zero : {0, 1, 3})
       for (const char* recompute : {"none", "gelu", "block"}) {
-        PlannedStep step = planned_step(o, shape, mesh);
-        step.zero = zero, step.recompute = recompute, step.micro_batch = 4;
-        const double most = double(largest_bytes(options_with(o, step), shape, mesh, false));
-        CAPTURE(options_text(step));
-        CHECK(double(least_bytes(o, step)) <= most);
-        CHECK(double(least_bytes(o, step)) > 0.4 * most);
+        o.mesh = mesh, o.zero = zero, o.recompute = recompute, o.micro_batch = 4;
+        const double most = double(largest_bytes(o, false));
+        CAPTURE(options_text(o));
+        CHECK(double(least_bytes(o)) <= most);
+        CHECK(double(least_bytes(o)) > 0.4 * most);
       }
 }
 
@@ -73,7 +72,7 @@ TEST_CASE("candidates a second") {
   const Options o = options_of(shape, model_makers().begin()->first.c_str(), 2048, 512);
   const Cluster cluster = load_cluster("data/clusters/16x8xh100.json");
   const Clock::time_point begin = Clock::now();
-  const SearchResult result = search_meshes(o, shape, device_of(cluster), parts_of(cluster));
+  const SearchResult result = search_meshes(o, device_of(cluster), parts_of(cluster));
   const double seconds = seconds_since(begin);
   MESSAGE(result.candidates, " candidates in ", seconds, " s: ", size_t(double(result.candidates) / seconds), " a second");
   CHECK(result.too_large < result.candidates);

@@ -188,7 +188,7 @@ TEST_CASE("parts of a timeline that were taken later go on where the earlier one
 }
 
 TEST_CASE("a log that can't be written") {
-  CHECK(is_line_with(error_of([] { TensorLog log("/nowhere/log", {0, 1, 1, 1}); }), "--trace-tensors /nowhere/log"));
+  CHECK(is_line_with(error_of([] { TensorLog log("/nowhere/log", 0, {}); }), "--trace-tensors /nowhere/log"));
   CHECK(Profiler::instance().listener == nullptr);
   CHECK(parse_trace({}).empty());
   CHECK(parse_trace({"", ""}).empty());
@@ -200,8 +200,9 @@ TEST_CASE("a log line says where, what and its statistics") {
   Buffer<float> floats(random_values<float>(1000));
   Buffer<__nv_bfloat16> inputs(random_values<__nv_bfloat16>(640)), outputs(640);
   {
-    TensorLog log(folder / "log", {.rank = 3, .ranks = 4, .data_parallel = 2, .micro_batch = 8, .tensor_parallel = 2, .pieces = 4,
-                                   .context_parallel = 2, .context_method = "ulysses", .pipeline = 3, .chunks = 2, .zero = 1});
+    StepOptions o;
+    o.mesh = {.tp = 2, .cp = 2, .dp = 5, .pp = 3}, o.micro_batch = 8, o.tp_pieces = 4, o.cp_method = "ulysses", o.pp_chunks = 2, o.zero = 1;
+    TensorLog log(folder / "log", 3, o);
     gelu(floats);
     Profiler::instance().context = {.step = 2, .micro_batch = 5};
     {
@@ -219,7 +220,7 @@ TEST_CASE("a log line says where, what and its statistics") {
   }
   const auto lines = lines_of(folder / "log.rank3");
   REQUIRE(lines.size() == 4);
-  CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 4}, {"data_parallel", 2}, {"tensor_parallel", 2}, {"pieces", 4},
+  CHECK(lines[0] == Json{{"rank", 3}, {"ranks", 60}, {"data_parallel", 5}, {"tensor_parallel", 2}, {"pieces", 4},
                          {"context_parallel", 2}, {"context_method", "ulysses"}, {"pipeline", 3}, {"chunks", 2}, {"zero", 1},
                          {"micro_batch", 8}});
   double sum = 0, largest = 0;
@@ -246,7 +247,7 @@ TEST_CASE("streams that run at the same time don't disturb each other's statisti
   Stream streams[2];
   Buffer<float> ones(std::vector<float>(500, 1)), twos(std::vector<float>(500, 2));
   {
-    TensorLog log(folder / "log", {0, 1, 1, 1});
+    TensorLog log(folder / "log", 0, {});
     for (int i = 0; i < 10; ++i) {
       KernelRange("one", streams[0], 0, 0).writes(ones.data(), 500);
       KernelRange("two", streams[1], 0, 0).writes(twos.data(), 500);
@@ -264,7 +265,9 @@ TEST_CASE("a log may hold more lines than the device keeps, and values that are 
   for (int pipeline : {1, 2}) {
     CAPTURE(pipeline);
     {
-      TensorLog log(folder / "log", {.rank = 0, .ranks = 1, .data_parallel = 1, .micro_batch = 1, .pipeline = pipeline});
+      StepOptions o;
+      o.mesh.pp = pipeline;
+      TensorLog log(folder / "log", 0, o);
       for (size_t i = 0; i < lines_kept + 5; ++i) KernelRange("nothing", test_stream(), 0, 0).writes(values.data(), 1);
       // In a pipeline it doesn't wait for the device in the middle of a step: it might wait for ever.
       CHECK(lines_of(folder / "log").size() == (pipeline == 1 ? lines_kept + 1 : 1));
@@ -281,7 +284,7 @@ TEST_CASE("a log may hold more lines than the device keeps, and values that are 
 TEST_CASE("operations that fail to launch are not logged") {
   TemporaryFolder folder;
   Buffer<float> values(4);
-  TensorLog log(folder / "log", {0, 1, 1, 1});
+  TensorLog log(folder / "log", 0, {});
   const std::string error = error_of([&] { gelu_forward<float>(values, values, 0, 64, test_stream()); });
   CHECK(contains(error, "gelu_forward: "));
   CHECK(contains(error, "configuration"));
@@ -297,7 +300,7 @@ namespace {
 template <class Action>
 std::vector<std::string> outputs_of(Action action) {
   TemporaryFolder folder;
-  TensorLog log(folder / "log", {0, 1, 1, 1});
+  TensorLog log(folder / "log", 0, {});
   action();
   log.flush();
   std::vector<std::string> outputs;

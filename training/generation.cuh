@@ -11,8 +11,8 @@
 #include "runtime/sample.h"
 #include "training/batches.cuh"
 
-inline Sampler sampler_of(const Options& o, const ModelShape& shape, const std::filesystem::path& tokenizer_folder) {
-  return {Tokenizer(shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
+inline Sampler sampler_of(const Options& o, const std::filesystem::path& tokenizer_folder) {
+  return {Tokenizer(o.shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
 }
 
 // Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once:

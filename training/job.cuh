@@ -9,15 +9,12 @@
 #include "runtime/options.h"
 #include "runtime/rank_group.h"
 
-// How many micro-batches of a step are this rank's.
-inline int micro_batches_of(const Options& o, const Mesh& mesh) { return o.global_batch / (o.micro_batch * mesh.shape().dp); }
-
 // What this rank does in a step.
-inline Actions actions_of(const Options& o, const Mesh& mesh) {
-  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), micro_batches_of(o, mesh));
+inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
+  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_batches());
 }
 
-inline double tokens_per_step(const Options& o) { return double(o.global_batch) * o.seq_len; }
+inline double tokens_per_step(const StepOptions& o) { return double(o.global_batch) * o.seq_len; }
 
 struct Job {
   Options options;
@@ -29,7 +26,6 @@ struct Job {
 
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
-  int micro_batches() const { return micro_batches_of(options, mesh); }
   Actions actions() const { return actions_of(options, mesh); }
   double tokens_per_step() const { return ::tokens_per_step(options); }
   double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known

@@ -31,22 +31,19 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan may have no
-// data: then the vocabulary is the usual one of token shards.
-inline ModelShape decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
+// Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan may
+// have no data: then the vocabulary is the usual one of token shards.
+inline void decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
   const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
-  const ModelShape shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
-  if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, shape.vocabulary);
-  check_shape(shape, o.seq_len);
-  check_mesh(o, shape);
-  check_micro_batch(o);
+  o.shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
+  if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, o.shape.vocabulary);
+  refuse(shape_problem(o));
   if (data.train) check_enough(o, *data.train, "--train", size_t(o.global_batch));
   if (data.validation) {
     const size_t samples = o.val_batches * size_t(o.global_batch);
     check_enough(o, *data.validation, "--val", samples);
-    data.validation->check_tokens(samples, o.seq_len, shape.vocabulary);
+    data.validation->check_tokens(samples, o.seq_len, o.shape.vocabulary);
   }
-  return shape;
 }
 
 inline Recompute recompute_of(const std::string& name) {
@@ -61,14 +58,13 @@ inline LossScale loss_scale_of(const Options& o) {
 
 // samples: how many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and
 // may be planned for a device elsewhere.
-inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
-                                          bool training, int samples,
+inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStream_t stream, bool training, int samples,
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {
   const Actions actions = training ? actions_of(o, mesh) : Actions();
-  const int rows = o.micro_batch * (o.seq_len / o.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
+  const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   std::unique_ptr<Model> model = make_model(
       o.dtype,
-      {.shape = shape,
+      {.shape = o.shape,
        .micro_batch = o.micro_batch,
        .seq_len = o.seq_len,
        .recompute = training ? recompute_of(o.recompute) : Recompute::block,  // without backward, blocks can share memory
@@ -95,7 +91,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, const ModelShape& sh
   return model;
 }
 
-inline std::unique_ptr<Model> build_model_to_train(const Options& o, const ModelShape& shape, Mesh& mesh, cudaStream_t stream,
+inline std::unique_ptr<Model> build_model_to_train(const Options& o, Mesh& mesh, cudaStream_t stream,
                                                    const std::optional<LibraryWorkspaces>& elsewhere = {}) {
-  return build_model(o, shape, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
+  return build_model(o, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "processes/text.h"
 #include "runtime/bill.h"
 #include "runtime/console.h"
 #include "runtime/report.h"
@@ -22,32 +23,22 @@ inline std::string attention_body(const Options& o, const Model& model) {
   return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
 }
 
-inline std::string tensor_parallel_text(const Options& o) {
-  if (o.tp == 1) return "";
-  return "tensor parallel " + std::to_string(o.tp) + ", rows in " + std::to_string(o.tp_pieces) + " pieces, ";
-}
-
-inline std::string context_text(const Options& o) {
-  return o.cp == 1 ? "" : "context parallel " + std::to_string(o.cp) + " (" + o.cp_method + "), ";
-}
-
-inline std::string pipeline_text(const Options& o) {
-  if (o.pp == 1) return "";
-  return "pipeline of " + std::to_string(o.pp) + " stages (" + o.pp_schedule +
-         (o.pp_chunks > 1 ? ", " + std::to_string(o.pp_chunks) + " chunks each" : "") + "), ";
-}
-
-inline void describe_model(const Options& o, const TensorList& list) {
-  const ModelShape& s = list.shape();
+inline void describe_model(const Options& o) {
+  const ModelShape& s = o.shape;
   std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s\n", s.layers,
-              s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(list.parameters())).c_str(),
+              s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(TensorList(s).parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "", o.is_dtype_chosen ? " (no --dtype was given)" : "");
 }
 
-inline void describe_mesh(const Options& o, const MeshShape& mesh) {
-  if (mesh.ranks() > 1)
-    std::printf("mesh      %s%s%sdata parallel %d, ZeRO %d, gradients travel in %s\n", tensor_parallel_text(o).c_str(),
-                context_text(o).c_str(), pipeline_text(o).c_str(), mesh.dp, o.zero, o.reduce_dtype.c_str());
+inline void describe_mesh(const Options& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  if (o.mesh.ranks() == 1) return;
+  std::string split;
+  if (tp > 1) split += formatted("tensor parallel %d, rows in %d pieces, ", tp, o.tp_pieces);
+  if (cp > 1) split += formatted("context parallel %d (%s), ", cp, o.cp_method.c_str());
+  const std::string chunks = o.pp_chunks > 1 ? formatted(", %d chunks each", o.pp_chunks) : "";
+  if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
+  std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero, o.reduce_dtype.c_str());
 }
 
 inline void describe_batch(const Options& o) {
@@ -58,11 +49,11 @@ inline void describe_batch(const Options& o) {
 // memory: what ranks have allocated, as text; start: steps done before this start.
 inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& memory, size_t start) {
   const Options& o = job.options;
-  describe_model(o, model.tensors());
+  describe_model(o);
   std::printf("device    %s\n", job.device.c_str());
   if (!model.library_attention().empty() || o.attention == "hopper")
     std::printf("attention %s\n", attention_body(o, model).c_str());
-  describe_mesh(o, job.mesh.shape());
+  describe_mesh(o);
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);

@@ -16,19 +16,19 @@ constexpr size_t most_streams = 8;  // the model's, and those of collectives and
 // 8192 lines are enough for a micro-step of 150 layers. When they are full, the log waits for the device. In a pipeline
 // it must not, before the step is complete: a receive that was posted ahead may wait for a stage that waits for this
 // one.
-size_t most_lines_of(const TensorLogRank& rank) { return rank.pipeline > 1 ? 1 << 20 : 8192; }
+constexpr size_t most_lines = 8192, most_lines_of_pipeline = 1 << 20;
 
 Json known(int value) { return value < 0 ? Json() : Json(value); }
 
 }  // namespace
 
-TensorLog::TensorLog(const std::string& file, const TensorLogRank& r)
-    : path_(r.rank ? file + ".rank" + std::to_string(r.rank) : file), file_(path_, std::ios::binary),
-      is_pipeline_(r.pipeline > 1), most_lines_(most_lines_of(r)) {
-  file_ << Json{{"rank", r.rank}, {"ranks", r.ranks}, {"data_parallel", r.data_parallel},
-                {"tensor_parallel", r.tensor_parallel}, {"pieces", r.pieces}, {"context_parallel", r.context_parallel},
-                {"context_method", r.context_method}, {"pipeline", r.pipeline}, {"chunks", r.chunks}, {"zero", r.zero},
-                {"micro_batch", r.micro_batch}} << '\n';
+TensorLog::TensorLog(const std::string& file, int rank, const StepOptions& o)
+    : path_(rank ? file + ".rank" + std::to_string(rank) : file), file_(path_, std::ios::binary),
+      is_pipeline_(o.mesh.pp > 1), most_lines_(is_pipeline_ ? most_lines_of_pipeline : most_lines) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  file_ << Json{{"rank", rank}, {"ranks", o.mesh.ranks()}, {"data_parallel", dp}, {"tensor_parallel", tp},
+                {"pieces", tp > 1 ? o.tp_pieces : 1}, {"context_parallel", cp}, {"context_method", o.cp_method},
+                {"pipeline", pp}, {"chunks", o.pp_chunks}, {"zero", o.zero}, {"micro_batch", o.micro_batch}} << '\n';
   flush();
   // All of it now: to allocate memory may wait for the device, too.
   CUDA_CHECK(cudaMalloc(&results_, (most_lines_ + most_streams * most_sum_blocks) * sizeof(TensorStatistics)));

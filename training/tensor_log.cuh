@@ -18,22 +18,14 @@
 #include <vector>
 
 #include "kernels/device/profile.cuh"
+#include "runtime/step_options.h"
 
 struct TensorStatistics;
-
-struct TensorLogRank {
-  int rank, ranks, data_parallel, micro_batch;  // micro_batch: number of samples
-  int tensor_parallel = 1, pieces = 1;          // pieces: of the rows that tensor-parallel ranks exchange
-  int context_parallel = 1;
-  std::string context_method = "ring";
-  int pipeline = 1, chunks = 1;                 // stages, and chunks of layers that each has
-  int zero = 0;                                 // the stage of ZeRO
-};
 
 // Listens to the profiler from construction to destruction. Statistics that have not been flushed by then are lost.
 class TensorLog {
  public:
-  TensorLog(const std::string& file, const TensorLogRank& rank);
+  TensorLog(const std::string& file, int rank, const StepOptions& o);
   ~TensorLog();
   TensorLog(const TensorLog&) = delete;
   TensorLog& operator=(const TensorLog&) = delete;

@@ -41,9 +41,6 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   const double share = o.sample_seconds > 0 ? o.sample_seconds / (o.sample_seconds + sample) : 1;  // of the time without samples
   const size_t steps = steps_within(left * share, each, validation, o.val_every);
   o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);
-  try {
-    validate(o.schedule);
-  } catch (const std::exception& error) {
-    usage_error("--train-minutes ", o.train_minutes, " is ", o.schedule.steps, " steps here: ", error.what());
-  }
+  if (const std::string problem = attempt([&] { validate(o.schedule); }); !problem.empty())
+    usage_error("--train-minutes ", o.train_minutes, " is ", o.schedule.steps, " steps here: ", problem);
 }

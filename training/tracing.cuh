@@ -28,12 +28,9 @@ class Tracing {
     profiler.name_stream(job.stream, "compute");
     if (profiler.trace) {
       trace_.emplace(o.trace, job.control.rank());
-      trace_->append(process_event(job.control.rank(), o.pp > 1 ? job.mesh.place().pp : -1));
+      trace_->append(process_event(job.control.rank(), o.mesh.pp > 1 ? job.mesh.place().pp : -1));
     }
-    if (!o.trace_tensors.empty())
-      tensor_log_.emplace(o.trace_tensors,
-                          TensorLogRank{job.control.rank(), job.control.size(), job.mesh.shape().dp, o.micro_batch, o.tp,
-                                        o.tp > 1 ? o.tp_pieces : 1, o.cp, o.cp_method, o.pp, o.pp_chunks, o.zero});
+    if (!o.trace_tensors.empty()) tensor_log_.emplace(o.trace_tensors, job.control.rank(), o);
   }
 
   bool wanted() const { return trace_ || tensor_log_; }

@@ -7,7 +7,7 @@
 class MegatronKernels : public Kernels {
  public:
   // year: 2021 or 2022
-  MegatronKernels(const PlannedStep& step, const Cluster& cluster, int year) : Kernels(step, cluster), waits_(year == 2021) {
+  MegatronKernels(const StepOptions& step, const Cluster& cluster, int year) : Kernels(step, cluster), waits_(year == 2021) {
     if (has_whole_rows()) r_ = R_, gathers_for_head_ = false;
     norm_passes_ = 6;  // bias, dropout and the sum had a kernel of their own
     gradient_bytes_ = w_;

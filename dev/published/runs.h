@@ -17,13 +17,13 @@
 
 struct PublishedRun {
   std::string source, name, cluster, program, unit;
-  PlannedStep step = {};
+  StepOptions step = {};
   double published = 0;    // in `unit`: TFLOP/s of a GPU, tokens/s of a GPU, or s of a step
   bool is_unseen = false;  // no number was fitted to it, nor could it have been
 };
 
 // FLOPs of a step as Megatron-LM counts them: 2104.04473 with what is recomputed, later tables without
-inline double megatron_flops(const PlannedStep& step) {
+inline double megatron_flops(const StepOptions& step) {
   const double T = step.seq_len, L = step.shape.layers, C = step.shape.channels, V = step.shape.vocabulary;
   const double passes = step.recompute == "block" ? 4 : 3;
   return step.global_batch * T * (passes * L * (24 * C * C + 4 * C * T) + 6 * C * V);
@@ -92,7 +92,7 @@ inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path
     };
     const auto number = [&] { return std::stoi(text()); };
     PublishedRun run;
-    PlannedStep& s = run.step;
+    StepOptions& s = run.step;
     for (std::string* name : {&run.source, &run.name, &run.cluster, &run.program}) *name = text();
     for (int* size : {&s.shape.layers, &s.shape.heads, &s.shape.channels, &s.shape.vocabulary, &s.seq_len, &s.mesh.tp, &s.mesh.pp,
                       &s.mesh.dp, &s.micro_batch, &s.global_batch, &s.zero})
@@ -101,7 +101,7 @@ inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path
     s.recompute = text(), s.pp_chunks = number();
     run.unit = text(), run.published = std::stod(text());
     if (s.pp_chunks > 1) s.pp_schedule = "interleaved";
-    if (run.program.starts_with("megatron-20")) s.dtype = "fp16";
+    s.dtype = run.program.starts_with("megatron-20") ? "fp16" : "bf16";
     if (run.program != "megatron-core" && run.program != "llm.c") s.reduce_dtype = "bf16";
     runs.push_back(run);
   }

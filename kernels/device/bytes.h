@@ -27,3 +27,10 @@ inline std::string bytes_text(size_t bytes) {
        << (exponent == 10 ? " KiB" : exponent == 20 ? " MiB" : " GiB");
   return text.str();
 }
+
+// "weights 1.0 MiB, gradients 1.0 MiB"
+inline std::string text_of(const std::vector<MemoryCategory>& categories) {
+  std::string text;
+  for (const auto& [name, bytes] : categories) text += (text.empty() ? "" : ", ") + name + " " + bytes_text(bytes);
+  return text;
+}

@@ -149,10 +149,8 @@ class DeviceMemory {
 
  private:
   [[noreturn]] void refuse(size_t free_bytes, size_t reserve) const {
-    std::string text = "not enough memory: " + bytes_text(total()) + " needed (";
-    for (const Category& category : categories_)
-      text += (&category == &categories_.front() ? "" : ", ") + category.name + " " + bytes_text(category.bytes);
-    text += "), " + bytes_text(free_bytes) + " free";
+    std::string text = "not enough memory: " + bytes_text(total()) + " needed (" + text_of(categories_) + "), " + bytes_text(free_bytes) +
+                       " free";
     if (reserve > 0) text += ", of which " + bytes_text(reserve) + " are left to libraries";
     throw std::runtime_error(text + ": try " + cure);
   }

@@ -535,7 +535,6 @@ namespace {
 // Options that no check refuses, on any mesh of these ranks: a tiny model, and of everything that memory depends on anything.
 struct RandomJob {
   Options o;
-  ModelShape shape;
   MeshShape mesh;
 
   explicit RandomJob(unsigned seed) : random_(seed) {
@@ -545,7 +544,7 @@ struct RandomJob {
         for (int pp = 1; pp <= rank_count() / (tp * cp); ++pp)
           if (rank_count() % (tp * cp * pp) == 0) meshes.push_back({tp, cp, rank_count() / (tp * cp * pp), pp});
     mesh = one_of(meshes);
-    o.tp = mesh.tp, o.cp = mesh.cp, o.pp = mesh.pp;
+    o.mesh = mesh;
     o.dtype = one_of<std::string>({"fp32", "bf16", "fp16"});
     const bool is_bf16 = o.dtype == "bf16";
     o.stochastic_rounding = is_bf16 && up_to(1);
@@ -563,11 +562,10 @@ struct RandomJob {
     o.sample_every = size_t(up_to(1));
     o.seq_len = 2 * mesh.cp * mesh.tp * (1 + up_to(4));
     const int heads = mesh.tp * mesh.cp * (1 + up_to(1));
-    shape = {mesh.pp * o.pp_chunks + up_to(3), heads, heads * (16 + up_to(1)), 50 + up_to(900), o.seq_len + up_to(9)};
+    o.shape = {mesh.pp * o.pp_chunks + up_to(3), heads, heads * (16 + up_to(1)), 50 + up_to(900), o.seq_len + up_to(9)};
     o.plan = true;  // needs no data
     complete_options(o, rank_count());
-    check_shape(shape, o.seq_len);
-    check_mesh(o, shape);
+    refuse(shape_problem(o));
   }
 
  private:
@@ -597,11 +595,11 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     Control& control = *ranks().control;
     RandomJob random(100 * unsigned(rank_count()) + seed);
     const auto before = allocations();
-    const RankPlan plan = planned(random.o, random.shape, random.mesh, control.rank());
+    const RankPlan plan = planned(random.o, control.rank());
     CHECK(allocations() == before);
     Mesh mesh(ranks().mesh, random.mesh);
     const auto first = allocations();
-    const std::unique_ptr<Model> model = build_model_to_train(random.o, random.shape, mesh, test_stream());
+    const std::unique_ptr<Model> model = build_model_to_train(random.o, mesh, test_stream());
     Job job = {random.o, control, mesh, rank_group(control, mesh.shape().tp), test_stream(), ""};
     const Datasets data;
     Bill bill(0, rank_count());
@@ -619,10 +617,10 @@ TEST_CASE("a plan for a GPU that is not here: the workspaces of its libraries by
   for (unsigned seed = 0; seed < 16; ++seed) {
     CAPTURE(seed);
     RandomJob random(100 * unsigned(rank_count()) + seed);
-    RankPlan here = planned(random.o, random.shape, random.mesh, 0);
-    const RankPlan elsewhere = planned(random.o, random.shape, random.mesh, 0, false);
+    RankPlan here = planned(random.o, 0);
+    const RankPlan elsewhere = planned(random.o, 0, false);
     const Options& o = random.o;
-    const int shared = o.cp_method == "ring" ? 1 : o.cp, T = o.seq_len / o.cp * shared, NH = random.shape.heads / o.tp / shared;
+    const int shared = o.cp_method == "ring" ? 1 : o.mesh.cp, T = o.seq_len / o.mesh.cp * shared, NH = o.shape.heads / o.mesh.tp / shared;
     size_t workspaces = size_t(32) << 20;
     if (o.dtype != "fp32") workspaces += round_up(size_t(2 * o.micro_batch * NH * T * T), size_t(256));
     for (MemoryCategory& category : here.memory)
