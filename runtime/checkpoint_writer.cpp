@@ -290,7 +290,7 @@ CheckpointWriter::Piece CheckpointWriter::piece_of(const std::string& tensor, si
 
 // Writes a piece of rank `rank` to its file, and adds it to that rank's manifest.
 void CheckpointWriter::put(int rank, const Piece& piece) {
-  writers_[piece.file]->write(piece.offset, piece.count, piece.values);
+  writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
   const auto* bytes = reinterpret_cast<const char*>(piece.values);
   manifests_.at(rank).add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
 }
