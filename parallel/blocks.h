@@ -3,8 +3,8 @@
 // Most of what a rank owns are long runs of neighbouring elements: all of a tensor, rows of a matrix, a ZeRO piece of
 // either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by columns
 // (c_attn.weight, c_fc.weight) a rank has one short run per row, and writing short runs takes five times as long
-// (dev/results/2026-11-23-checkpoint-writes.md). So the tensor-parallel ranks gather them. A *stripe* is one run of each
-// rank, side by side: Part::stride elements. With two ranks, nine stripes, and blocks of at most two stripes:
+// (dev/results/2026-11-23-checkpoint-writes.md). So the tensor-parallel ranks gather them. A *stripe* is one run of
+// each rank, side by side: Part::stride elements. With two ranks, nine stripes, and blocks of at most two stripes:
 //
 //   stripes   runs of rank 0   runs of rank 1
 //   0, 1      ##############   ##############   round 1: the block that rank 0 writes

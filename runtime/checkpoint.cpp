@@ -85,7 +85,7 @@ std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path
 
 std::string state_prefix(State state) { return state == State::weight ? "" : std::string(1, char(state)) + "."; }
 
-// The tensors of a folder, from one file or several, by their names without "transformer.": "wte.weight", "m.wte.weight".
+// The tensors of a folder, from one file or several, by names without "transformer.": "wte.weight", "m.wte.weight".
 class TensorFiles {
  public:
   // cure: what to do about tensors that do not fit
@@ -108,8 +108,8 @@ class TensorFiles {
     stored_.erase(head);
   }
 
-  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing, unknown
-  // or of another shape.
+  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
+  // unknown or of another shape.
   void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
     std::map<std::string, StoredTensor> unknown = stored_;
     for (State state : states)

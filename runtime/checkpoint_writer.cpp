@@ -98,7 +98,7 @@ std::vector<std::string> CheckpointWriter::find_slow_ranks() {
     if (all[size_t(rank)] == "blind") unseeing.push_back(rank);
     if (all[size_t(rank)] == "no room") roomless.push_back(rank);
   }
-  blind_ = with_blocks(unseeing);
+  blind_ = with_tp_groups(unseeing);
   if (is_blind(ranks_.rank)) reserve_chunk();
   std::vector<std::string> reasons;
   if (!unseeing.empty())
@@ -111,13 +111,13 @@ std::vector<std::string> CheckpointWriter::find_slow_ranks() {
   return reasons;
 }
 
-// Adds the other ranks of their blocks, which can't gather while these still wait to send.
-std::vector<int> CheckpointWriter::with_blocks(const std::vector<int>& some) const {
-  std::set<int> blocks;
-  for (int rank : some) blocks.insert(rank / ranks_.block);
+// Adds the other ranks of their tensor-parallel groups, which can't gather while these still wait to send.
+std::vector<int> CheckpointWriter::with_tp_groups(const std::vector<int>& some) const {
+  std::set<int> groups;
+  for (int rank : some) groups.insert(rank / ranks_.tp);
   std::vector<int> all;
   for (int rank = 0; rank < ranks_.size; ++rank)
-    if (blocks.contains(rank / ranks_.block)) all.push_back(rank);
+    if (groups.contains(rank / ranks_.tp)) all.push_back(rank);
   return all;
 }
 
@@ -290,7 +290,7 @@ CheckpointWriter::Piece CheckpointWriter::piece_of(const std::string& tensor, si
 
 // Writes a piece of rank `rank` to its file, and adds it to that rank's manifest.
 void CheckpointWriter::put(int rank, const Piece& piece) {
-  writers_[piece.file]->write(piece.offset, piece.count, piece.values);
+  writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
   const auto* bytes = reinterpret_cast<const char*>(piece.values);
   manifests_.at(rank).add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
 }

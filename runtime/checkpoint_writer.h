@@ -97,7 +97,7 @@ class CheckpointWriter {
   bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
   // Does this rank write to files: its own blocks, or (rank 0) those that blind ranks send?
   bool has_files() const { return ranks_.is_first() || !is_blind(ranks_.rank); }
-  std::vector<int> with_blocks(const std::vector<int>& some) const;
+  std::vector<int> with_tp_groups(const std::vector<int>& some) const;
   std::string hosts_of(const std::vector<int>& some) const;
   void reserve_chunk();
   void finish_pruning();
@@ -120,7 +120,7 @@ class CheckpointWriter {
   std::filesystem::path out_;
   size_t shard_bytes_;
   RankGroup ranks_;
-  std::vector<int> blind_;  // the ranks that don't see rank 0's folder, and all other ranks of their blocks
+  std::vector<int> blind_;  // the ranks that don't see rank 0's folder, and all other ranks of their tensor-parallel groups
 
   size_t step_ = 0;
   std::filesystem::path partial_, complete_;

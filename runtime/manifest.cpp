@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <system_error>
-#include <utility>
 
 #include <xxhash.h>
 

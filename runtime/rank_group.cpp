@@ -23,12 +23,12 @@ std::string unused_name() {
 
 int RankGroup::neighbours() const { return int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank)])); }
 
-RankGroup rank_group(Control& control, int block) {
+RankGroup rank_group(Control& control, int tp) {
   constexpr double patience = 10;  // disks may be slow
   RankGroup group;
   group.rank = control.rank();
   group.size = control.size();
-  group.block = block;
+  group.tp = tp;
   group.hosts.clear();
   group.chunk_bytes = RankGroup::chunk_bytes_for(control.size());
   for (int rank = 0; rank < control.size(); ++rank) group.hosts.push_back(control.host(rank));

@@ -18,7 +18,7 @@ struct RankGroup {
   using Gather = std::function<std::vector<std::string>(const std::string&)>;
 
   int rank = 0, size = 1;
-  int block = 1;  // so many neighbouring ranks gather blocks of tensors together (parallel/blocks.h)
+  int tp = 1;  // so many neighbouring ranks gather blocks of tensors together (parallel/blocks.h)
   std::vector<std::string> hosts = {""};  // by rank
   Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
@@ -32,7 +32,7 @@ struct RankGroup {
 };
 
 // The group of all ranks; `control` must outlive it.
-RankGroup rank_group(Control& control, int block = 1);
+RankGroup rank_group(Control& control, int tp = 1);
 
 // Collective: returns the problem of the lowest rank that has one, on all ranks; empty if no rank has one.
 std::string first_problem(const RankGroup& ranks, const std::string& mine);

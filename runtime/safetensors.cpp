@@ -225,7 +225,11 @@ size_t SafetensorsWriter::offset(const std::string& name, size_t first, size_t c
   return header_.size() + slot.begin + first * sizeof(float);
 }
 
-void SafetensorsWriter::write(size_t offset, size_t count, const float* from) {
+void SafetensorsWriter::write(const std::string& name, size_t first, size_t count, const float* from) {
+  write_at(offset(name, first, count), count, from);
+}
+
+void SafetensorsWriter::write_at(size_t offset, size_t count, const float* from) {
   file_.write_past_cache(offset, from, count * sizeof(float));
 }
 

@@ -90,7 +90,8 @@ class SafetensorsWriter {
   size_t offset(const std::string& name, size_t first, size_t count) const;
 
   // Slices may be written in any order.
-  void write(size_t offset, size_t count, const float* from);
+  void write(const std::string& name, size_t first, size_t count, const float* from);
+  void write_at(size_t offset, size_t count, const float* from);
 
   // Flushes the file to disk and closes it.
   void close() { file_.sync_and_close(); }

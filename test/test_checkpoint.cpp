@@ -92,7 +92,7 @@ void put_model(const std::filesystem::path& folder, const std::vector<NamedShape
     std::string name = tensor.name.substr(tensor.name.starts_with("transformer.") ? 12 : 0);
     if (name == "lm_head.weight" && scale_of.empty()) name = "wte.weight";
     const std::vector<float> values = values_of(name, element_count(tensor.shape), 'w');
-    writer.write(writer.offset(tensor.name, 0, values.size()), values.size(), values.data());
+    writer.write(tensor.name, 0, values.size(), values.data());
   }
   writer.close();
 }
