@@ -74,7 +74,8 @@ def template_arguments(s, operation, kernel):
     "token_embedding_backward_kernel": "__nv_bfloat16, 8",
     "add_runs_kernel": "4",
     "position_embedding_backward_kernel": "__nv_bfloat16, 8",
-    "sum_kernel": {"square_sums": "double, 4, float, float, AddFloats<true>", "cross_entropy": "double, 4, float, float, AddFloats<false>",
+    "sum_kernel": {"square_sums": "double, 4, float, float, AddFloats<true>",
+                   "cross_entropy": "double, 4, float, float, AddFloats<false>",
                    "add_up": "double, 1, double, float, AddFloats<false>"}.get(operation),
   }.get(kernel)
 
@@ -307,7 +308,8 @@ def rows_of(model, functions):
     for number, launch in enumerate(operation["launches"]):
       launch = SimpleNamespace(**launch)
       try:
-        rows.append(expect(shape, operation, launch, instance(functions, shape, operation["operation"], launch.kernel), number == 0))
+        function = instance(functions, shape, operation["operation"], launch.kernel)
+        rows.append(expect(shape, operation, launch, function, number == 0))
       except ValueError as error:
         errors.append(str(error))
   if errors:

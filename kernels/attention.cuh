@@ -354,10 +354,8 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
   if constexpr (tensor_core_type<Float>)
     if (flash_attention_fits(unit, head_size)) return flash_attention_forward(out, lse, qkv, sizes, stream);
   const dim3 grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
-  const float scale = 1.0f / sqrtf(float(head_size));
-  with_head_size<Float>(head_size, unit, [&](auto size, auto width) {
-    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
-    attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, scale);
+  with_head_size<Float>(head_size, unit, [&](auto HS, auto N) {
+    attention_forward_kernel<Float, HS, N><<<grid, attention_rows, 0, stream>>>(out, lse, qkv, sizes, sizes.scale());
   });
 }
 
@@ -392,13 +390,11 @@ void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const H
       return flash_attention_backward(dqkv, row_dots, dout, out, qkv, lse, sizes, stream);
   const dim3 query_grid(ceil_div(sizes.queries, attention_rows), sizes.heads, sizes.batch);
   const dim3 key_grid(ceil_div(sizes.keys, attention_rows), sizes.heads, sizes.batch);
-  const float scale = 1.0f / sqrtf(float(head_size));
-  with_head_size<Float>(head_size, unit, [&](auto size, auto width) {
-    constexpr int HS = decltype(size)::value, N = decltype(width)::value;
+  with_head_size<Float>(head_size, unit, [&](auto HS, auto N) {
     attention_backward_queries_kernel<Float, Gradient, HS, N>
-        <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, scale);
+        <<<query_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale());
     attention_backward_keys_kernel<Float, Gradient, HS, N>
-        <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, scale);
+        <<<key_grid, attention_rows, 0, stream>>>(dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale());
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <compare>
 #include <cstdint>
 
@@ -32,6 +33,9 @@ struct AttentionSizes {
   }
 
   int channels() const { return heads * head_size; }
+
+  // What scores are multiplied by.
+  float scale() const { return 1.0f / sqrtf(float(head_size)); }
 
   // How many pairs of a query and a key that it sees a head has. The diagonal counts as a line without width: of a
   // square, exactly one half is seen.

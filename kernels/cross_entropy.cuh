@@ -164,25 +164,18 @@ int row_threads(int padded) {
   return std::clamp(round_up(padded / pack_width<Float>, 32), 32, long_row_block);
 }
 
-// Calls launch(std::bool_constant, bytes): are the packs of `count` columns kept in shared memory, and in how much?
-template <class Float, class Launch>
-void with_kept_row(int count, Launch launch) {
-  constexpr int N = pack_width<Float>;
-  const int bytes = round_up(count, N) * int(sizeof(Float));
-  if (bytes <= kept_row_bytes) launch(std::true_type{}, bytes);
-  else launch(std::false_type{}, 0);
-}
-
 template <class Float, bool WriteGradient>
 void launch_cross_entropy(Float* logits, float* losses, const int* targets, int rows, int vocabulary, int padded,
                           float weight, const float* loss_scale, cudaStream_t stream) {
-  with_kept_row<Float>(vocabulary, [&](auto keep, int row_bytes) {
-    constexpr int N = pack_width<Float>;
-    constexpr bool keeps = decltype(keep)::value;
-    allow_shared_memory(cross_entropy_kernel<Float, N, WriteGradient, keeps>, row_bytes);
-    cross_entropy_kernel<Float, N, WriteGradient, keeps><<<rows, row_threads<Float>(padded), row_bytes, stream>>>(
+  constexpr int N = pack_width<Float>;
+  const auto launch = [&](auto keeps_row, int bytes) {
+    allow_shared_memory(cross_entropy_kernel<Float, N, WriteGradient, keeps_row>, bytes);
+    cross_entropy_kernel<Float, N, WriteGradient, keeps_row><<<rows, row_threads<Float>(padded), bytes, stream>>>(
         logits, losses, targets, vocabulary, padded, weight, loss_scale);
-  });
+  };
+  const int row_bytes = round_up(vocabulary, N) * int(sizeof(Float));
+  if (row_bytes <= kept_row_bytes) launch(std::true_type{}, row_bytes);
+  else launch(std::false_type{}, 0);
 }
 
 // logits (rows, Vp) in Float are overwritten by their gradients, unless `write_gradient` is false. losses (rows) float,

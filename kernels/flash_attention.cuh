@@ -327,13 +327,12 @@ void with_compiled_head_size(int head_size, Function function) {
 template <class Float>
 void flash_attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const Float>& qkv,
                              const AttentionSizes& sizes, cudaStream_t stream) {
-  const float scale = 1.0f / sqrtf(float(sizes.head_size));
-  with_compiled_head_size(sizes.head_size, [&](auto size) {
-    constexpr int HS = decltype(size)::value, rows = flash_threads / 2 * forward_shape<HS>.M;
+  with_compiled_head_size(sizes.head_size, [&](auto HS) {
+    constexpr int rows = flash_threads / 2 * forward_shape<HS>.M;
     constexpr int bytes = flash_shared_bytes<Float, HS>(forward_shape<HS>, 1);
     const dim3 grid(ceil_div(sizes.queries, rows), sizes.heads, sizes.batch);
     allow_shared_memory(flash_forward_kernel<Float, HS>, bytes);
-    flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, sizes, scale);
+    flash_forward_kernel<Float, HS><<<grid, flash_threads, bytes, stream>>>(out, lse, qkv, sizes, sizes.scale());
   });
 }
 
@@ -341,9 +340,7 @@ template <class Float, class Gradient>
 void flash_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,
                               const Heads<const Float>& out, const QkvHeads<const Float>& qkv, const float* lse,
                               const AttentionSizes& sizes, cudaStream_t stream) {
-  const float scale = 1.0f / sqrtf(float(sizes.head_size));
-  with_compiled_head_size(sizes.head_size, [&](auto size) {
-    constexpr int HS = decltype(size)::value;
+  with_compiled_head_size(sizes.head_size, [&](auto HS) {
     constexpr int query_rows = flash_threads / 2 * queries_shape<HS>.M, key_rows = flash_threads / 2 * keys_shape<HS>.M;
     constexpr int query_bytes = flash_shared_bytes<Float, HS>(queries_shape<HS>, 2);
     constexpr int key_bytes =
@@ -352,9 +349,9 @@ void flash_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, c
     const dim3 key_grid(ceil_div(sizes.keys, key_rows), sizes.heads, sizes.batch);
     allow_shared_memory(flash_backward_queries_kernel<Float, Gradient, HS>, query_bytes);
     flash_backward_queries_kernel<Float, Gradient, HS><<<query_grid, flash_threads, query_bytes, stream>>>(
-        dqkv, row_dots, dout, out, qkv, lse, sizes, scale);
+        dqkv, row_dots, dout, out, qkv, lse, sizes, sizes.scale());
     allow_shared_memory(flash_backward_keys_kernel<Float, Gradient, HS>, key_bytes);
     flash_backward_keys_kernel<Float, Gradient, HS><<<key_grid, flash_threads, key_bytes, stream>>>(
-        dqkv, row_dots, dout, qkv, lse, sizes, scale);
+        dqkv, row_dots, dout, qkv, lse, sizes, sizes.scale());
   });
 }

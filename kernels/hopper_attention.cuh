@@ -344,10 +344,9 @@ void hopper_attention_forward(const Heads<Float>& out, float* lse, const QkvHead
                         map_heads(qkv.k, sizes.keys, sizes, tile_rows), map_heads(qkv.v, sizes.keys, sizes, tile_rows),
                         map_heads(out, sizes.queries, sizes, warp_rows)};
   const int blocks = std::min(problem.all_pairs(), device_attribute(cudaDevAttrMultiProcessorCount));
-  const float scale = 1.0f / sqrtf(float(sizes.head_size));
-  with_compiled_head_size(sizes.head_size, [&](auto size) {
-    constexpr int HS = decltype(size)::value, bytes = sizeof(Shared<Float, HS>);
+  with_compiled_head_size(sizes.head_size, [&](auto HS) {
+    constexpr int bytes = sizeof(Shared<Float, HS>);
     allow_shared_memory(forward_kernel<Float, HS>, bytes);
-    forward_kernel<Float, HS><<<blocks, threads, bytes, stream>>>(problem, lse, scale);
+    forward_kernel<Float, HS><<<blocks, threads, bytes, stream>>>(problem, lse, sizes.scale());
   });
 }

@@ -438,20 +438,19 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
   using namespace hopper_attention;
   const Workspace memory(workspace, sizes);
   const int rows = sizes.batch * sizes.queries * sizes.heads, chunks = rows * (sizes.head_size / 8);
-  const float scale = 1.0f / sqrtf(float(sizes.head_size));
-  with_compiled_head_size(sizes.head_size, [&](auto size) {
-    constexpr int HS = decltype(size)::value, bytes = sizeof(BackwardShared<Float, HS>);
+  with_compiled_head_size(sizes.head_size, [&](auto HS) {
+    constexpr int bytes = sizeof(BackwardShared<Float, HS>);
     row_dots_kernel<Float, HS><<<ceil_div(rows, side_threads / (HS / 8) * side_rows), side_threads, 0, stream>>>(
         row_dots, dout, out, sizes, memory.ticket, int(Workspace::counts(sizes)));
     const BackwardProblem problem{sizes, map_heads(qkv.q, sizes.queries, sizes, tile_queries<HS>),
                                   map_heads(qkv.k, sizes.keys, sizes, tile_rows),
                                   map_heads(qkv.v, sizes.keys, sizes, tile_rows),
                                   map_heads(dout, sizes.queries, sizes, tile_queries<HS>),
-                                  lse, row_dots, memory, scale};
+                                  lse, row_dots, memory, sizes.scale()};
     const int blocks = sizes.batch * sizes.heads * ceil_div(sizes.keys, tile_rows);
     allow_shared_memory(gradients_kernel<Float, Gradient, HS>, bytes);
     gradients_kernel<Float, Gradient, HS><<<blocks, threads, bytes, stream>>>(problem, dqkv.k, dqkv.v);
   });
   finish_kernel<Gradient><<<ceil_div(chunks, side_threads * side_rows), side_threads, 0, stream>>>(
-      dqkv.q, memory.sums, sizes, scale);
+      dqkv.q, memory.sums, sizes, sizes.scale());
 }

@@ -94,7 +94,6 @@ inline void fill_normal(float* out, size_t first, size_t count, uint64_t key, fl
   if (count == 0) return;
   KernelRange range("fill_normal", stream, 4.0 * count, 0);
   range.writes(out, count);
-  const size_t threads = 256, groups = (first + count - 1) / 4 - first / 4 + 1;
-  normal_kernel<<<unsigned(ceil_div(groups, threads)), threads, 0, stream>>>(out, first, first + count, key,
-                                                                            standard_deviation, part);
+  const size_t groups = (first + count - 1) / 4 - first / 4 + 1;
+  normal_kernel<<<pack_blocks(groups), pack_block, 0, stream>>>(out, first, first + count, key, standard_deviation, part);
 }

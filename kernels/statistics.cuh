@@ -41,7 +41,8 @@ __device__ inline void operator+=(TensorStatistics& total, const TensorStatistic
 // Adds elements to a total, or partial results.
 struct AddStatistics {
   template <class T, int N, int count>
-  __device__ void operator()(TensorStatistics& total, const PackWords<T, N> (&packs)[count], size_t i, size_t step) const {
+  __device__ void operator()(TensorStatistics& total, const PackWords<T, N> (&packs)[count], size_t i,
+                             size_t step) const {
     double sum_of_element[N] = {};  // over element k of the packs
     uint32_t largest = magnitude_bits(total.absolute_maximum);
 #pragma unroll
@@ -58,7 +59,8 @@ struct AddStatistics {
     total.absolute_maximum = __uint_as_float(largest);
   }
   template <int count>
-  __device__ void operator()(TensorStatistics& total, const PackWords<TensorStatistics, 1> (&parts)[count], size_t, size_t) const {
+  __device__ void operator()(TensorStatistics& total, const PackWords<TensorStatistics, 1> (&parts)[count], size_t,
+                             size_t) const {
     for (const auto& part : parts) total += reinterpret_cast<const TensorStatistics&>(part);
   }
 };

@@ -31,7 +31,8 @@ race_in() {
 test_of() {  # file
   local kernel; kernel=$(basename "$1" .cuh)
   case $kernel in
-    common) echo test_cross_entropy ;;  # which uses both block reductions
+    common) echo test_embedding ;;  # which uses the block reduction
+    sums) echo test_norm ;;
     flash_attention | hopper_attention*) echo test_attention ;;
     *) echo "test_$kernel" ;;
   esac
