@@ -47,7 +47,7 @@ inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sample
   if (job.mesh.shape().pp == 1 || !loads_kernels_late()) return;
   rehearse(job.mesh, model, [&] {
     const bool trains = model.options().store.training;
-    if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.tokens_per_step()));
+    if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.options.tokens()));
     if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
   });
 }
