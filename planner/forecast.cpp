@@ -90,7 +90,7 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
   f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
   const ModelShape& s = step.shape;
-  const double L = s.layers, C = s.channels, tokens = double(step.global_batch) * step.seq_len;
+  const double L = s.layers, C = s.channels, tokens = step.tokens();
   const double parameters = (s.vocabulary + s.positions) * C + L * (12 * C * C + 13 * C) + 2 * C;
   f.tokens_per_s = tokens / f.seconds;
   f.model_flops = tokens * (6 * parameters + 6 * L * C * step.seq_len);

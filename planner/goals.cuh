@@ -69,6 +69,6 @@ inline void print_goals(const Options& given) {
   for (Candidate& c : plan.rows) c.command = command_of(c, o.words);
   if (given.json) return print_line(text_of(plan, goal));
   describe_model(o);
-  std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(tokens_per_step(o)).c_str());
+  std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(o.tokens()).c_str());
   print_line(goal_lines(plan, goal));
 }

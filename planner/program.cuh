@@ -60,7 +60,7 @@ inline std::string advice(const Options& o, const Plan& plan) {
 inline PlannedRun planned_run(const Options& o) {
   const double parameters = double(TensorList(o.shape).parameters());
   const bool by_steps = !o.plan || o.steps_given;
-  const double tokens = by_steps ? double(o.schedule.steps) * tokens_per_step(o) : suitable_tokens(parameters);
+  const double tokens = by_steps ? double(o.schedule.steps) * o.tokens() : suitable_tokens(parameters);
   return {parameters, double(o.shape.vocabulary), tokens, 60 * o.train_minutes, o.checkpoint_seconds};
 }
 
@@ -107,7 +107,7 @@ inline std::string command_of(const Candidate& c, const std::vector<std::string>
   const auto is_length = [](const std::string& word) {
     return word.starts_with("--steps") || word.starts_with("--train-minutes");
   };
-  const double steps = std::ceil(c.time.tokens / (double(c.step.global_batch) * c.step.seq_len));
+  const double steps = std::ceil(c.time.tokens / c.step.tokens());
   return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
          command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch",
                           "--checkpoint-seconds", "--days", "--budget"}, words) + ' ' + options_text(c.step) +
@@ -181,5 +181,5 @@ inline void print_plan(Options& o, int ranks) {
   describe_batch(o);
   print_batch_hint(o, run);
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
-  if (plan.time) print_line(time_text(*plan.time, tokens_per_step(o)));
+  if (plan.time) print_line(time_text(*plan.time, o.tokens()));
 }

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <sstream>
 #include <string>
+
+#include "processes/text.h"
 
 // Whose kernels a device runs fastest: those with the tensor cores' instructions of Hopper, or of the Blackwell of data centres.
 // All others multiply as Ampere does, RTX cards of Blackwell too.

@@ -18,6 +18,7 @@ struct StepOptions {
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training
 
+  double tokens() const { return double(global_batch) * seq_len; }              // of a step
   int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
 };
 

@@ -39,7 +39,7 @@ class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
       : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
-        ranks_(job.mesh.shape().dp), micro_batches_(job.options.micro_batches()), loss_weight_(float(1 / job.tokens_per_step())),
+        ranks_(job.mesh.shape().dp), micro_batches_(job.options.micro_batches()), loss_weight_(float(1 / job.options.tokens())),
         sent_(size_t(model.options().slots)),
         buffers_(memory_for(model), job.stream) {}
 

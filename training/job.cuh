@@ -14,8 +14,6 @@ inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
   return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_batches());
 }
 
-inline double tokens_per_step(const StepOptions& o) { return double(o.global_batch) * o.seq_len; }
-
 struct Job {
   Options options;
   Control& control;
@@ -27,7 +25,6 @@ struct Job {
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }
   Actions actions() const { return actions_of(options, mesh); }
-  double tokens_per_step() const { return ::tokens_per_step(options); }
   double peak() const { return peak_flops(device, options.dtype == "fp32"); }  // FLOP/s of one device; 0: not known
 };
 

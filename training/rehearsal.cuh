@@ -63,7 +63,7 @@ inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sample
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;
   rehearse(job.control, job.mesh, model, [&] {
     const bool trains = model.options().store.training;
-    if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.tokens_per_step()));
+    if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.options.tokens()));
     if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
   });
 }

@@ -46,10 +46,6 @@ inline void decide_shape(Options& o, const std::filesystem::path& folder, bool i
   }
 }
 
-inline Recompute recompute_of(const std::string& name) {
-  return name == "block" ? Recompute::block : name == "gelu" ? Recompute::gelu : Recompute::none;
-}
-
 // Only fp16 needs a loss scale.
 inline LossScale loss_scale_of(const Options& o) {
   if (o.dtype != "fp16") return {};
@@ -62,12 +58,15 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {
   const Actions actions = training ? actions_of(o, mesh) : Actions();
   const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
+  // Without backward, blocks can share memory.
+  const Recompute recompute = !training || o.recompute == "block" ? Recompute::block :
+                              o.recompute == "gelu" ? Recompute::gelu : Recompute::none;
   std::unique_ptr<Model> model = make_model(
       o.dtype,
       {.shape = o.shape,
        .micro_batch = o.micro_batch,
        .seq_len = o.seq_len,
-       .recompute = training ? recompute_of(o.recompute) : Recompute::block,  // without backward, blocks can share memory
+       .recompute = recompute,
        .context_method = o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
        .tp_pieces = o.tp_pieces,
        .chunks = o.pp_chunks,

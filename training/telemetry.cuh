@@ -43,7 +43,7 @@ inline void describe_mesh(const Options& o) {
 
 inline void describe_batch(const Options& o) {
   std::printf("batch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
-              with_commas(tokens_per_step(o)).c_str());
+              with_commas(o.tokens()).c_str());
 }
 
 // memory: what ranks have allocated, as text; start: steps done before this start.
@@ -86,7 +86,7 @@ class Telemetry {
   // start: steps done before this start.
   Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
       : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
-        report_(job.options.schedule.steps, job.tokens_per_step(), job.tokens_per_step() * flops_per_token_,
+        report_(job.options.schedule.steps, job.options.tokens(), job.options.tokens() * flops_per_token_,
                 job.peak() * job.control.size(),
                 job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
         bar_(job.options.schedule.steps, job.is_alone()) {}
@@ -134,7 +134,7 @@ class Telemetry {
     bar_.hide();
     tracing_.finish();
     report_.print_summary(steps_, shortest_, seconds_since(begin_));
-    const double tokens = double(step) * job_.tokens_per_step();
+    const double tokens = double(step) * job_.options.tokens();
     bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
     if (job_.options.profile && steps_ > unprofiled) tracing_.print_profile_of(steps_ - unprofiled);
     else if (job_.options.profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
