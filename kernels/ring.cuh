@@ -1,7 +1,7 @@
 // Attention over keys that come in parts, from ranks in a ring (parallel/ring_attention.cuh): which keys the queries see of a
 // part, and how what the parts give is put together. Nothing here communicates.
 //
-// N ranks have two runs of each sample, an early one and a late one, of the same length (zigzag, kernels/positions.h): rank r
+// N ranks have two runs of each sample, an early one and a late one, of the same length (zigzag): rank r
 // has the runs r and 2N−1−r. In step i it deals with the keys of rank j = r − i (mod N). Which of them do its queries see?
 //
 //      keys of rank j:   j = r             j < r             j > r

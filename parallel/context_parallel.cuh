@@ -17,8 +17,8 @@
 // 50 GB/s between nodes.
 #pragma once
 
-#include "kernels/positions.h"
 #include "parallel/ring_attention.cuh"
+#include "parallel/sequence_split.h"
 #include "parallel/ulysses.cuh"
 
 template <class Float>

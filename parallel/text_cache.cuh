@@ -1,7 +1,7 @@
 // The keys and values of the texts that are generated, and attention of a new token to those before it. Ranks that
 // split the sequence (parallel/context_parallel.cuh) share the cache:
 //
-//   ring      each keeps the keys of some tokens, of all heads (KeptTokens, kernels/positions.h)
+//   ring      each keeps the keys of some tokens, of all heads (KeptTokens, parallel/sequence_split.h)
 //   Ulysses   each keeps the keys of all tokens, of some heads
 //
 // The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row
@@ -17,7 +17,7 @@
 
 #include "kernels/decode_attention.cuh"
 #include "kernels/device/memory.cuh"
-#include "kernels/positions.h"
+#include "parallel/sequence_split.h"
 #include "parallel/collectives.cuh"
 #include "parallel/model_shape.h"
 

@@ -3,7 +3,7 @@
 
 #include <deque>
 
-#include "kernels/positions.h"
+#include "parallel/sequence_split.h"
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"
 
