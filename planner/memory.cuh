@@ -98,7 +98,8 @@ inline size_t least_bytes(const StepOptions& s) {
   const int A = s.micro_batches();
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const double weights = w, gradients = 4, optimizer = w == 4 || s.stochastic_rounding ? 8 : 12;  // bytes a parameter
-  const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / (dp * cp) : bytes; };
+  const int pieces = dp * cp;
+  const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
   const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
   const double whole = (s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0);
   const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
