@@ -58,7 +58,7 @@ class Trainer {
     job_.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
     if (checkpoint_ && continues(o_.out, start_, checkpoint_)) bill_.restore(metrics_path(o_.out), steps_done());
     if (lock_) claim_run_folder(o_.out, start_, checkpoint_);
-    checkpoints_->describe();
+    checkpoints_->report_slow_ranks();
     telemetry_.emplace(job_, *model_, tracing_, bill_, steps_done());
     in_flight_.emplace(*model_, job_.mesh, o_.dtype == "fp16");
     interruption_.emplace(o_.max_hours);
@@ -168,7 +168,7 @@ class Trainer {
     const StepResult& result = finished.result;
     const Guard::Judgement judgement = state_.guard.judge(result.loss, result.norm, result.applied, finished.limits);
     if (judgement.reason.empty()) return true;
-    const bool rolls_back = judgement.action == Guard::Action::roll_back && checkpoints_->can_roll_back();
+    const bool rolls_back = judgement.action == Guard::Response::roll_back && checkpoints_->can_roll_back();
     telemetry_->went_wrong(result, judgement.reason, rolls_back);
     if (!rolls_back) return true;
     const Clock::time_point begin = Clock::now();

@@ -41,7 +41,7 @@ struct Asynchronous {
 thread_local Asynchronous state;
 
 int thread() { return current_runner->running_thread(); }
-DeferredWork& deferred(Work kind) { return state.deferred[thread()][size_t(kind)]; }
+DeferredWork& deferred(Deferred kind) { return state.deferred[thread()][size_t(kind)]; }
 Member& member() { return state.has_warpgroups = true, state.members[thread()]; }
 
 // At the block's end.
@@ -72,26 +72,26 @@ void begin_asynchronous(int blocks) {
 // Only writes may be left, of stores whose shared memory the thread has waited for.
 void end_asynchronous() {
   for (int t = 0; state.pending && t < current_runner->threads(); ++t)
-    for (auto& group : state.deferred[t][size_t(Work::writes)].committed)
+    for (auto& group : state.deferred[t][size_t(Deferred::writes)].committed)
       for (; !group.empty(); group.erase(group.begin()), --state.pending) group.front()();
   if (state.pending || !state.background.empty())
     fatal("kernel %s: a thread ends without waiting for its asynchronous work", current_runner->launch().kernel);
   if (state.has_warpgroups) end_warpgroups();
 }
 
-void defer(Work kind, std::function<void()> work) {
+void defer(Deferred kind, std::function<void()> work) {
   deferred(kind).open.push_back(std::move(work));
   ++state.pending;
 }
 
-void commit(Work kind) {
+void commit(Deferred kind) {
   DeferredWork& work = deferred(kind);
   work.committed.push_back(std::move(work.open));
   work.open.clear();
-  if (kind == Work::products) member().is_ordered = false;
+  if (kind == Deferred::products) member().is_ordered = false;
 }
 
-void finish(Work kind, size_t but) {
+void finish(Deferred kind, size_t but) {
   auto& groups = deferred(kind).committed;
   for (; groups.size() > but; groups.erase(groups.begin())) {
     for (auto& work : groups.front()) work();

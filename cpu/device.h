@@ -217,10 +217,10 @@ void warp_instruction(Lane& lane, Execute, Location where) {
 // Work of one kind, in groups: `defer` adds work to the open group, `commit` ends the group, and `finish` does all
 // groups of this thread, in order, except for the last `but` groups. Stores read shared memory, and leave a piece of
 // work that writes what they have read to global memory; at the block's end all of these are done.
-enum class Work { copies, stores, writes, products };
-void defer(Work kind, std::function<void()> work);
-void commit(Work kind);
-void finish(Work kind, size_t but = 0);
+enum class Deferred { copies, stores, writes, products };
+void defer(Deferred kind, std::function<void()> work);
+void commit(Deferred kind);
+void finish(Deferred kind, size_t but = 0);
 
 // Work that belongs to no thread. It is done when no thread can run; then it arrives at a barrier for which threads
 // wait.

@@ -148,15 +148,15 @@ void start_store(const void* shared, int bytes, Write write) {
     cpu::refuse({}, "the copy engine reads what threads have written without share_with_engines(): call it after");
   const auto* elements = static_cast<const Element*>(shared);
   std::vector<Element> read(elements, elements + bytes / sizeof(Element));
-  cpu::defer(cpu::Work::stores, [write, elements, read = std::move(read)]() mutable {
+  cpu::defer(cpu::Deferred::stores, [write, elements, read = std::move(read)]() mutable {
     const cpu::counting::Hidden hidden;
     for (size_t i = 0; i < read.size(); ++i)
       if (std::memcmp(&read[i], elements + i, sizeof(Element)) != 0) std::memset(&read[i], 0xff, sizeof(Element));
-    cpu::defer(cpu::Work::writes, [write, read = std::move(read)] {
+    cpu::defer(cpu::Deferred::writes, [write, read = std::move(read)] {
       const cpu::counting::Hidden hidden;
       write(read.data());
     });
-    cpu::commit(cpu::Work::writes);
+    cpu::commit(cpu::Deferred::writes);
   });
 }
 
@@ -174,11 +174,11 @@ inline void store_box(const TensorMap& map, int row, int column, const void* box
   store_box(map, {0, 0, row, column}, box);
 }
 
-inline void commit_stores() { cpu::commit(cpu::Work::stores); }
+inline void commit_stores() { cpu::commit(cpu::Deferred::stores); }
 
 template <int groups>
 void wait_for_stores() {
-  cpu::finish(cpu::Work::stores, groups);
+  cpu::finish(cpu::Deferred::stores, groups);
 }
 
 inline void store_floats(float* to, const float* from, int bytes, bool adds) {
@@ -196,8 +196,8 @@ inline void store_floats(float* to, const float* from, int bytes) { store_floats
 inline void add_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, true); }
 
 inline void finish_stores() {
-  cpu::finish(cpu::Work::stores, 0);
-  cpu::finish(cpu::Work::writes, 0);
+  cpu::finish(cpu::Deferred::stores, 0);
+  cpu::finish(cpu::Deferred::writes, 0);
 }
 
 inline void count_up(unsigned* counter) {
@@ -223,12 +223,12 @@ inline uint32_t address_for_engines(const void* shared) {
 }
 
 inline void order_registers() { cpu::order_registers(); }
-inline void commit_products() { cpu::commit(cpu::Work::products); }
+inline void commit_products() { cpu::commit(cpu::Deferred::products); }
 
 // Each thread does its own part of the products; the warp is done when all lanes are.
 template <int groups>
 void wait_for_products(cpu::Location where = cpu::Location::current()) {
-  cpu::finish(cpu::Work::products, groups);
+  cpu::finish(cpu::Deferred::products, groups);
   cpu::sync_warp(0xffffffffu, where);
 }
 
@@ -277,7 +277,7 @@ struct Operand {
 template <class T, bool b_along_n, int J, class Left>
 void start_product(float (&sum)[J][4], Left a, MatrixDescriptor b, bool add, cpu::Location where) {
   cpu::counting::record(cpu::counting::Event::matrix_instruction, nullptr, 1);
-  cpu::defer(cpu::Work::products, [&sum, a, b = Operand(b, !b_along_n, 8 * J, where), add] {
+  cpu::defer(cpu::Deferred::products, [&sum, a, b = Operand(b, !b_along_n, 8 * J, where), add] {
     const cpu::counting::Hidden hidden;
     float x[2][16];
     for (int k = 0; k < 16; ++k) x[0][k] = a(0, k), x[1][k] = a(1, k);
@@ -324,7 +324,7 @@ void multiply_m64k16(float (&sum)[J][4], const uint32_t (&a)[4], MatrixDescripto
   }, where);
   start_product<T, b_along_n>(sum, [quad](int half, int k) { return float(T::from_bits(quad.rows[half][k])); }, b, add,
                               where);
-  cpu::defer(cpu::Work::products, [&a, where, early = std::to_array(a)] {
+  cpu::defer(cpu::Deferred::products, [&a, where, early = std::to_array(a)] {
     if (std::memcmp(a, early.data(), sizeof a) != 0)
       cpu::refuse(where, "registers of a have changed before their product was done: wait for it first");
   });

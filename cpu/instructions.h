@@ -117,18 +117,18 @@ inline void copy_async(void* shared, const void* global, bool inside) {
   for (uint32_t& word : nan.words) word = 0xffffffffu;
   *static_cast<Piece*>(shared) = nan;
   if (inside) cpu::counting::record(cpu::counting::Event::load, global, bytes);
-  cpu::defer(cpu::Work::copies, [shared, from = inside ? global : nullptr] {
+  cpu::defer(cpu::Deferred::copies, [shared, from = inside ? global : nullptr] {
     const cpu::counting::Hidden hidden;
     if (from) std::memcpy(shared, from, bytes);
     else std::memset(shared, 0, bytes);
   });
 }
 
-inline void commit_copies() { cpu::commit(cpu::Work::copies); }
+inline void commit_copies() { cpu::commit(cpu::Deferred::copies); }
 
 template <int groups>
 void wait_for_copies() {
-  cpu::finish(cpu::Work::copies, groups);
+  cpu::finish(cpu::Deferred::copies, groups);
 }
 
 inline void wait_for_copies() {

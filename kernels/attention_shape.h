@@ -53,8 +53,8 @@ inline AttentionSizes square_attention(int batch, int seq_len, int heads, int he
   return {batch, seq_len, seq_len, heads, head_size};
 }
 
-// What attention may need beside its tensors, and which of our kernels may compute it. A library that has planned these sizes
-// comes first, and allocates its own workspace if none is given.
+// What attention may need beside its tensors, and which of our kernels may compute it. A library that has planned these
+// sizes comes first, and allocates its own workspace if none is given.
 struct AttentionBody {
   bool hopper = false;          // kernels/hopper_attention.cuh, for heads that it can do
   float* hopper_sums = nullptr;  // its backward's, hopper_attention_workspace() floats

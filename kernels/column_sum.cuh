@@ -1,9 +1,9 @@
 // Column sums of a matrix (rows, columns): the gradient of a bias, and the last step of LayerNorm's backward.
 //
-// Two levels. In the first, a thread owns a pack of columns and adds 64 rows; that makes a smaller matrix of partial sums
-// in float. In the second, a block adds all rows of a few columns, `column_sum_parts` threads to a column. Which numbers
-// are added in which order depends on nothing but the shape, so the result has the same bits in every run. Neighbouring
-// threads read neighbouring columns.
+// Two levels. In the first, a thread owns a pack of columns and adds 64 rows; that makes a smaller matrix of partial
+// sums in float. In the second, a block adds all rows of a few columns, `column_sum_parts` threads to a column. Which
+// numbers are added in which order depends on nothing but the shape, so the result has the same bits in every run.
+// Neighbouring threads read neighbouring columns.
 // Moves rows·columns elements once, and 2/64 of that as float. One addition per element.
 #pragma once
 
@@ -63,8 +63,8 @@ __global__ void add_partial_sums_kernel(PartialSums first, PartialSums second, i
   }
 }
 
-// The second level for two matrices of one shape: out (columns) = Σ_rows partials, or += if `accumulate`. The second one
-// may be missing: its out is null.
+// The second level for two matrices of one shape: out (columns) = Σ_rows partials, or += if `accumulate`. The second
+// one may be missing: its out is null.
 inline void add_partial_sums(const PartialSums& first, const PartialSums& second, int rows, int columns,
                              bool accumulate, cudaStream_t stream) {
   with_pack<float>(columns, [&](auto N) {

@@ -6,7 +6,8 @@
 // memory.
 //
 // One block per row, two passes: the sum of exponentials, then the gradient, which overwrites the logits. Exponentials
-// are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein, arXiv:1805.02867):
+// are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein,
+// arXiv:1805.02867):
 //
 //   Σ_v exp(z_v) = sum · 2^K;   p_v = 2^(c·z_v − K) / sum;   loss = ln(sum) − ln 2 · (c·z_target − K),   c = log2(e)
 //
@@ -102,8 +103,8 @@ __device__ inline ExponentialSum row_sum(const Float* row, Float* kept, int coun
   return block_sum(part, scratch);
 }
 
-// The second pass: row = (exp(z) / total − [column = target]) · at_target, and 0 in the padding. `target` is none of the
-// columns if it is negative. The logits' packs are read from `kept`, which may be the row.
+// The second pass: row = (exp(z) / total − [column = target]) · at_target, and 0 in the padding. `target` is none of
+// the columns if it is negative. The logits' packs are read from `kept`, which may be the row.
 template <class Float, int N>
 __device__ inline void write_gradient(Float* row, const Float* kept, int count, int padded, int target,
                                       const ExponentialSum& total, float at_target) {

@@ -3,16 +3,19 @@
 //
 //   s_j = q·k_j/√HS,  o = Σ_j softmax(s)_j·v_j      over the keys j of positions 0 to n−1
 //
-// One query alone would keep one block busy. So the keys are split: a block computes o and the log-sum-exp of the scores
-// over decode_keys keys of one head, and a second kernel merges what the blocks of a head have found
+// One query alone would keep one block busy. So the keys are split: a block computes o and the log-sum-exp of the
+// scores over decode_keys keys of one head, and a second kernel merges what the blocks of a head have found
 // (Dao et al., Flash-Decoding, 2023): with l_i the log-sum-exp of part i, o = Σ_i e^(l_i − l)·o_i, l = log Σ_i e^(l_i).
-// In a block, a thread computes the scores of some keys; then groups of threads add up p_j·v_j, a group for some of the keys
-// and a thread for a pack of the head's elements, and the groups' sums are added in order. No sum depends on timing.
+// In a block, a thread computes the scores of some keys; then groups of threads add up p_j·v_j, a group for some of the
+// keys and a thread for a pack of the head's elements, and the groups' sums are added in order. No sum depends on
+// timing.
 //
-// Ranks may share the keys, or the heads (parallel/text_cache.cuh). Then the parts of all ranks are merged in the same way.
-// A part is (B,NH,HS+1) floats: o_i and l_i of each head. Without keys o_i is 0 and l_i is −∞, which counts nothing.
+// Ranks may share the keys, or the heads (parallel/text_cache.cuh). Then the parts of all ranks are merged in the same
+// way. A part is (B,NH,HS+1) floats: o_i and l_i of each head. Without keys o_i is 0 and l_i is −∞, which counts
+// nothing.
 //
-// Cache: keys and values (B,NH,P,HS) each, P tokens in any order, so that a block reads neighbouring bytes. Moves 2·B·n·NH·HS
+// Cache: keys and values (B,NH,P,HS) each, P tokens in any order, so that a block reads neighbouring bytes. Moves
+// 2·B·n·NH·HS
 // elements: all keys and values, once.
 #pragma once
 
@@ -125,8 +128,8 @@ decode_attention_kernel(float* parts, const Float* qkv, KeyValueCache<Float> cac
   if (thread == 0) part[head_size] = maximum + logf(sum);
 }
 
-// Block (head, sample), a thread for each element of the head. out is (B,all heads,HS), or a part if `is_part`. The parts are
-// of `heads` heads from first_head on: the others have no keys.
+// Block (head, sample), a thread for each element of the head. out is (B,all heads,HS), or a part if `is_part`. The
+// parts are of `heads` heads from first_head on: the others have no keys.
 template <bool is_part, class Float>
 __global__ void merge_attention_kernel(Float* out, const float* parts, int count, int heads, int first_head, int head_size) {
   const int head = int(blockIdx.x) - first_head, sample = blockIdx.y, d = threadIdx.x;
@@ -160,8 +163,8 @@ inline size_t decode_workspace(int batch, int positions, int heads, int head_siz
   return ceil_div(positions, decode_keys) * attention_part(batch, heads, head_size);
 }
 
-// out (B,c), or a part if `is_part`, from the queries of qkv (B,3c) and the first `keys` keys of the cache. c counts all heads.
-// head_size is at most most_head_size.
+// out (B,c), or a part if `is_part`, from the queries of qkv (B,3c) and the first `keys` keys of the cache. c counts
+// all heads. head_size is at most most_head_size.
 template <class Float, bool is_part = false>
 void decode_attention(std::conditional_t<is_part, float, Float>* out, const Float* qkv,
                       const KeyValueCache<Float>& cache, int batch, int keys, float* workspace, cudaStream_t stream) {

@@ -8,8 +8,8 @@
 // timing:
 //   wte: the host sorts the rows b·T+t by token, with a stable sort (sort_by_token). Rows of the same token then form a
 //        run. Runs are as uneven as word frequencies, and the longest is a twentieth of all tokens. So a block has 64
-//        rows in this order, whatever their tokens are, and adds up its part of each run. A run that began in an earlier
-//        block gives a partial sum; a second kernel adds those of a run.
+//        rows in this order, whatever their tokens are, and adds up its part of each run. A run that began in an
+//        earlier block gives a partial sum; a second kernel adds those of a run.
 //   wpe: one thread owns a pack of columns of one position and adds over b.
 // A thread handles a pack of columns, so that neighbouring threads read neighbouring bytes.
 // Forward moves 3·B·T·C elements (two reads, one write); backward reads dout twice and reads and writes touched rows.
@@ -155,8 +155,8 @@ __global__ void position_embedding_backward_kernel(float* dwpe, const Float* dou
 // The threads of a block for a row of packs.
 inline int embedding_threads(int packs) { return std::min(round_up(packs, 32), 256); }
 
-// out (rows,C); tokens (rows) int32; wte (the shard's rows,C), wpe (P,C), which is null if positions are not to be added.
-// These are rows first_row, first_row + 1, ... of a batch. Tokens that the shard does not have count as zero.
+// out (rows,C); tokens (rows) int32; wte (the shard's rows,C), wpe (P,C), which is null if positions are not to be
+// added. These are rows first_row, first_row + 1, ... of a batch. Tokens that the shard does not have count as zero.
 template <class Float>
 void embedding_forward(Float* out, const int* tokens, const Float* wte, const Float* wpe, VocabularyShard shard,
                        Positions positions, int first_row, int rows, int channels, cudaStream_t stream) {

@@ -169,8 +169,8 @@ flash_forward_kernel(Heads<Float> out, float* lse, QkvHeads<const Float> qkv, At
   store_rows<HS>(head_rows(out, sizes.queries, sizes.head_size), first_query, o, 1.0f);
 }
 
-// dots = Σ_d a[d]·b[d] of rows first, first + 1, ..., each computed by the four lanes that share it. Rows after the last one
-// are that one again. All loads are issued before the first is used.
+// dots = Σ_d a[d]·b[d] of rows first, first + 1, ..., each computed by the four lanes that share it. Rows after the
+// last one are that one again. All loads are issued before the first is used.
 template <int HS, int M, class Float>
 __device__ inline void dot_rows(float (&dots)[M][2], const HeadRows<const Float>& a, const HeadRows<const Float>& b,
                                 int first) {
@@ -267,8 +267,8 @@ flash_backward_keys_kernel(QkvHeads<Gradient> dqkv, const float* row_dots, Heads
   const int block_start = sizes.first_query(block_first), diagonal = first_key - sizes.diagonal();
   const float factor = scale * log2_e;
 
-  // Rows after the last query are filled with zeros, lse and D too. So P is 1 and dS is 0 there, and both are multiplied
-  // by rows of zeros: they add nothing.
+  // Rows after the last query are filled with zeros, lse and D too. So P is 1 and dS is 0 there, and both are
+  // multiplied by rows of zeros: they add nothing.
   auto copy_queries = [&](int first) {
     copy_tile_pair<HS, J>(tiles, q, d_o, first);
     const int i = threadIdx.x, query = min(first + i, sizes.queries - 1);

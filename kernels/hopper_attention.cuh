@@ -89,7 +89,7 @@ struct Turn {
 };
 
 // A tile of queries and where the keys end that they see.
-struct Work {
+struct QueryTile {
   int sample, head, first, end;
 };
 
@@ -103,7 +103,7 @@ struct Problem {
   __host__ __device__ int all_pairs() const { return sizes.batch * sizes.heads * pairs(); }
 };
 
-// Calls function(Work) for this block's tiles, one after another.
+// Calls function(QueryTile) for this block's tiles, one after another.
 template <class Function>
 __device__ inline void for_each_tile(const Problem& problem, Function function) {
   const AttentionSizes& sizes = problem.sizes;
@@ -112,7 +112,7 @@ __device__ inline void for_each_tile(const Problem& problem, Function function) 
 #pragma unroll 1
     for (int tile = late;; tile = early) {
       const int first = tile * tile_rows;
-      function(Work{head / sizes.heads, head % sizes.heads, first, end_of_seen_keys(first, tile_rows, sizes)});
+      function(QueryTile{head / sizes.heads, head % sizes.heads, first, end_of_seen_keys(first, tile_rows, sizes)});
       if (tile == early) break;
     }
   }
@@ -130,7 +130,7 @@ template <class Float, int HS>
 __device__ inline void produce(Shared<Float, HS>& shared, const Problem& problem) {
   Turn<query_tiles> queries;
   Turn<slot_count<HS>> slot;
-  for_each_tile(problem, [&](const Work& work) {
+  for_each_tile(problem, [&](const QueryTile& work) {
     auto load = [&](Tile<Float, HS>& tile, const TensorMap& map, int row, Barrier& full) {
       arrive_expecting(full, sizeof tile);
       load_tile(tile, map, work.sample, work.head, row, full);
@@ -191,7 +191,7 @@ __device__ inline void write_rows(Float* rows, const uint32_t (&x)[K][4]) {
 // The warp's 16 rows of o, rounded to Float, go to out. `rows`: the place in shared memory of the queries that they
 // belong to.
 template <class Float, int HS>
-__device__ inline void store_outputs(Float* rows, const float (&o)[HS / 8][4], const TensorMap& out, const Work& work,
+__device__ inline void store_outputs(Float* rows, const float (&o)[HS / 8][4], const TensorMap& out, const QueryTile& work,
                                      int first) {
   uint32_t rounded[HS / 16][4];
   round_left<Float>(rounded, o);
@@ -210,7 +210,7 @@ __device__ inline void pass_turn(int consumer) { announce_at(2 - consumer, consu
 // Called by a consumer: out and lse of 64 queries.
 template <class Float, int HS>
 __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& queries, Turn<slot_count<HS>>& slot,
-                              const Problem& problem, const Work& work, float* lse, float scale, int consumer,
+                              const Problem& problem, const QueryTile& work, float* lse, float scale, int consumer,
                               Barrier* last_queries) {
   const AttentionSizes& sizes = problem.sizes;
   const int lane = threadIdx.x % 32;
@@ -290,7 +290,7 @@ __device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem
   Turn<slot_count<HS>> slot;
   Barrier* last_queries = nullptr;
   if (consumer == 1) pass_turn(consumer);  // the first turn is consumer 0's
-  for_each_tile(problem, [&](const Work& work) {
+  for_each_tile(problem, [&](const QueryTile& work) {
     wait(shared.queries_full[queries.index], queries.parity);
     attend(shared, shared.queries[queries.index], slot, problem, work, lse, scale, consumer, last_queries);
     last_queries = &shared.queries_empty[queries.index];

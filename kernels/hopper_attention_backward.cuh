@@ -45,14 +45,14 @@ constexpr int part_rows = 64;            // queries for which a consumer has S a
 constexpr int dq_side = 64, dq_buffers = 2, stage_count = 2;
 
 template <class Float, int HS>
-struct Stage {
+struct QueryStage {
   Tile<Float, HS, tile_queries<HS>> queries, douts;
 };
 
 template <class Float, int HS>
 struct BackwardShared {
   Tile<Float, HS> keys, values;
-  Stage<Float, HS> stages[stage_count];
+  QueryStage<Float, HS> stages[stage_count];
   Tile<Float, tile_queries<HS>, group_rows> ds[2][consumers];  // dSᵀ: rows are the consumer's keys
   alignas(1024) float dq[dq_buffers][consumers][dq_side * dq_side];
   float2 statistics[stage_count][tile_queries<HS>];  // lse·log2 e, and D
@@ -122,7 +122,7 @@ __device__ inline void produce(BackwardShared<Float, HS>& shared, const Backward
   Turn<stage_count> turn;
   for (int first = tile.start; first < sizes.queries; first += Q, turn.next()) {
     Barrier& full = shared.full[turn.index];
-    Stage<Float, HS>& stage = shared.stages[turn.index];
+    QueryStage<Float, HS>& stage = shared.stages[turn.index];
     wait(shared.empty[turn.index], turn.parity ^ 1);
     if (lane == 0) {
       load_tile(stage.queries, problem.q, tile.sample, head, first, full);
@@ -263,7 +263,7 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
   wait(shared.keys_full, 0);
   start_scores(turn);
   for (int first = tile.start; first < sizes.queries; first += Q, dq_turn.next()) {
-    const Stage<Float, HS>& stage = shared.stages[turn.index];
+    const QueryStage<Float, HS>& stage = shared.stages[turn.index];
     float ds[1][part_rows / 8][4], dq[dq_side / 8][4];
     // One left_p for each part: while one is computed, dV may still be computed from the other.
     uint32_t left_p[parts][part_rows / 16][4], left_ds[part_rows / 16][4];

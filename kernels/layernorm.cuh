@@ -6,14 +6,14 @@
 //              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 // The code calls r `sum`, and dr `dsum`.
 //
-// Forward: one warp per row, so that only shuffles are needed. A lane keeps its packs of the row in registers, and loads
-// all of them before it uses the first. The variance takes a second pass over them (Σx² − mean² in one pass would lose
-// digits by cancellation). Rows of more than 32·kept_packs packs (on a GPU 2,048 channels in 16 bits) are read anew in
-// each pass, from cache. Moves 4 elements per channel and row: reads residual and branch, writes r and out.
-// Backward: at most 512 blocks, each for a run of rows. Each thread owns a pack of columns, and sums its part of dweight
-// and dbias in registers without atomics. The block works on two rows, which it keeps in registers, while it loads the
-// next two: it computes both means of each row, then updates dr. Moves 4 elements per channel and row: reads dout, r and
-// dr, writes dr; the partial sums of dweight and dbias are a 1/32 of that or less.
+// Forward: one warp per row, so that only shuffles are needed. A lane keeps its packs of the row in registers, and
+// loads all of them before it uses the first. The variance takes a second pass over them (Σx² − mean² in one pass would
+// lose digits by cancellation). Rows of more than 32·kept_packs packs (on a GPU 2,048 channels in 16 bits) are read
+// anew in each pass, from cache. Moves 4 elements per channel and row: reads residual and branch, writes r and out.
+// Backward: at most 512 blocks, each for a run of rows. Each thread owns a pack of columns, and sums its part of
+// dweight and dbias in registers without atomics. The block works on two rows, which it keeps in registers, while it
+// loads the next two: it computes both means of each row, then updates dr. Moves 4 elements per channel and row: reads
+// dout, r and dr, writes dr; the partial sums of dweight and dbias are a 1/32 of that or less.
 // Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: first
 // by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill registers:
 // nvcc 13 stores 1,172 bytes for 16 bits, and 140 for floats.
@@ -71,8 +71,8 @@ __device__ inline float rstd_of(float squared_deviations, int channels) {
   return 1.0f / sqrtf(warp_reduce_sum(squared_deviations) / channels + layernorm_epsilon);
 }
 
-// One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load weights instead: another lane's pack
-// of the row may be written meanwhile, where sum is residual.
+// One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load weights instead: another
+// lane's pack of the row may be written meanwhile, where sum is residual.
 template <int packs, class Float, int N>
 __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row) {
   const int first = threadIdx.x % 32 * N;

@@ -36,7 +36,8 @@ __global__ void clip_factor_kernel(GradientSummary* summary, const double* total
   scale.good_steps = 0;
 }
 
-// Writes partials (partial_sums<float>(count)), the partial sums of the squares of values (count), one contiguous array.
+// Writes partials (partial_sums<float>(count)), the partial sums of the squares of values (count), one contiguous
+// array.
 inline void square_sums(float* partials, const float* values, size_t count, cudaStream_t stream) {
   KernelRange range("square_sums", stream, 4.0 * count, 2.0 * count);
   const size_t blocks = partial_sums<float>(count);

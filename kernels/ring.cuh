@@ -1,8 +1,9 @@
-// Attention over keys that come in parts, from ranks in a ring (parallel/ring_attention.cuh): which keys the queries see of a
-// part, and how what the parts give is put together. Nothing here communicates.
+// Attention over keys that come in parts, from ranks in a ring (parallel/ring_attention.cuh): which keys the queries
+// see of a part, and how what the parts give is put together. Nothing here communicates.
 //
 // N ranks have two runs of each sample, an early one and a late one, of the same length (zigzag): rank r
-// has the runs r and 2N−1−r. In step i it deals with the keys of rank j = r − i (mod N). Which of them do its queries see?
+// has the runs r and 2N−1−r. In step i it deals with the keys of rank j = r − i (mod N). Which of them do its queries
+// see?
 //
 //      keys of rank j:   j = r             j < r             j > r
 //                        early late        early late        early late
@@ -10,16 +11,16 @@
 //      late queries      ■     ◣           ■                 ■     ■
 //
 // Its own keys are seen causally, of earlier ranks the first half by all queries, of later ranks all by the second half
-// of the queries. In each step a head has as many pairs of a query and a key, (T/N)²/2, on every rank. Nothing is computed to
-// be masked away, and no rank waits for another that has more to do.
+// of the queries. In each step a head has as many pairs of a query and a key, (T/N)²/2, on every rank. Nothing is
+// computed to be masked away, and no rank waits for another that has more to do.
 //
 // Forward. A part gives outputs p with log-sum-exps m; o and l are those of the parts before. Together:
 //   w = e^m/(e^l + e^m),   o += w·(p − o),   l = log(e^l + e^m)                 o in fp32
-// Backward. With out and lse of all keys, each part gives its share of dq, and its keys' dk and dv from these queries; the sums
-// over steps and ranks are the gradients. All are in fp32 until they are complete.
+// Backward. With out and lse of all keys, each part gives its share of dq, and its keys' dk and dv from these queries;
+// the sums over steps and ranks are the gradients. All are in fp32 until they are complete.
 //
-// B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes, beside
-// those of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or 24·R·c;
+// B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes,
+// beside those of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or 24·R·c;
 // finish_ring_gradients R·c·(20 + 3·w).
 #pragma once
 
@@ -98,8 +99,8 @@ inline void copy_late_queries(float* late, const float* lse, const AttentionSize
 
 // ---- forward
 
-// One log-sum-exp per thread. lse (heads,S), from first_query on, becomes the log-sum-exp of both; part_lse (heads,queries)
-// the part's weights.
+// One log-sum-exp per thread. lse (heads,S), from first_query on, becomes the log-sum-exp of both; part_lse
+// (heads,queries) the part's weights.
 static __global__ void ring_weights_kernel(float* lse, float* part_lse, size_t count, int queries, int own_queries,
                                            int first_query) {
   const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -110,7 +111,8 @@ static __global__ void ring_weights_kernel(float* lse, float* part_lse, size_t c
   part_lse[i] = 1.0f / (1.0f + expf(before - part));
 }
 
-// One pack of sums (R,c) per thread. The first part is all there is so far; the last writes what is complete over the parts.
+// One pack of sums (R,c) per thread. The first part is all there is so far; the last writes what is complete over the
+// parts.
 template <class Float, int N>
 __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* weights, size_t packs, RingPart part,
                                        int own_queries, bool is_first, bool is_last) {
@@ -132,7 +134,8 @@ __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* wei
   else if (query >= 0) store(sums + i * N, sum);
 }
 
-// out (R,c) has the part's outputs. They are merged into sums (R,c) and lse (B,NH,S); after the last part, `out` has the sums.
+// out (R,c) has the part's outputs. They are merged into sums (R,c) and lse (B,NH,S); after the last part, `out` has
+// the sums.
 // part_lse: those of the part (B,NH,queries), which become its weights.
 template <class Float>
 void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const AttentionSizes& own,
@@ -199,8 +202,8 @@ __global__ void add_ring_part_kernel(float* sums, float* keys_sums, const float*
   store(to, sum);
 }
 
-// Adds a part (R,3c) of ring_backward to dq in sums (R,3c), and to dk and dv of the owner's keys, keys_sums (R,2c). These
-// begin in step 1, with zeros for keys that no query saw.
+// Adds a part (R,3c) of ring_backward to dq in sums (R,3c), and to dk and dv of the owner's keys, keys_sums (R,2c).
+// These begin in step 1, with zeros for keys that no query saw.
 inline void add_ring_part(const RingStep& step, float* sums, float* keys_sums, const float* part, const AttentionSizes& own,
                           cudaStream_t stream) {
   const auto [first_query, sizes] = ring_part(step, own);
@@ -232,7 +235,8 @@ __global__ void finish_ring_gradients_kernel(Float* dqkv, const float* sums, con
   store(dqkv + i * N, sum);
 }
 
-// dqkv (R,3c) = sums (R,3c), with keys_sums (R,2c) added to dk and dv: what other ranks' queries gave to this rank's keys.
+// dqkv (R,3c) = sums (R,3c), with keys_sums (R,2c) added to dk and dv: what other ranks' queries gave to this rank's
+// keys.
 template <class Float>
 void finish_ring_gradients(Float* dqkv, const float* sums, const float* keys_sums, const AttentionSizes& own,
                            cudaStream_t stream) {

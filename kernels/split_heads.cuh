@@ -3,7 +3,8 @@
 //   split   (R, parts, N, c/N)  →  (N, R, parts, c/N)      rows of all heads to one message for each rank
 //   join    (N, R, parts, c/N)  →  (R, parts, N, c/N)      and back
 //
-// parts: 3 for q, k and v beside each other, 1 for the output. Elementwise, one pack per thread; moves 2 elements per element.
+// parts: 3 for q, k and v beside each other, 1 for the output. Elementwise, one pack per thread; moves 2 elements per
+// element.
 #pragma once
 
 #include "kernels/device/common.cuh"

@@ -3,8 +3,8 @@
 // bits in every run.
 //
 // Two launches. In the first, each block adds up its share of the array and writes one partial sum. In the second, one
-// block adds up all partial sums. A thread loads eight packs, which lie a block's width apart, before it uses the first;
-// then the block adds the sums of its threads in a tree. A short array needs only one launch, of one block.
+// block adds up all partial sums. A thread loads eight packs, which lie a block's width apart, before it uses the
+// first; then the block adds the sums of its threads in a tree. A short array needs only one launch, of one block.
 // Reads the array once, and at most `most_sum_blocks` partial sums.
 #pragma once
 
@@ -15,9 +15,9 @@
 constexpr int sum_packs = 8;  // that a thread loads before it uses the first
 constexpr size_t most_sum_blocks = 16 * sum_block;
 
-// Block b writes sums[b], or adds to it if `accumulate`. add(total, packs, i, step) adds packs to a thread's total: their
-// first elements have the numbers i, i + step, ... Zeros must add nothing. Block 0 adds what is behind the last whole
-// pack.
+// Block b writes sums[b], or adds to it if `accumulate`. add(total, packs, i, step) adds packs to a thread's total:
+// their first elements have the numbers i, i + step, ... Zeros must add nothing. Block 0 adds what is behind the last
+// whole pack.
 template <class Total, int N, class Sum, class T, class Add>
 __global__ void __launch_bounds__(sum_block)
 sum_kernel(Sum* sums, const T* values, size_t count, bool accumulate, Add add) {

@@ -1,21 +1,22 @@
 // Softmax and cross-entropy where the ranks share the vocabulary (Megatron-LM: Shoeybi et al., arXiv:1909.08053,
-// section 3). Each rank has the logits of its own tokens only, (rows, Vs) of the padded rows of its shard, and the whole
-// logits exist nowhere. With J_r the columns of rank r that are tokens, and c = log2(e):
+// section 3). Each rank has the logits of its own tokens only, (rows, Vs) of the padded rows of its shard, and the
+// whole logits exist nowhere. With J_r the columns of rank r that are tokens, and c = log2(e):
 //
 //   Σ_{v in J_r} exp(z_v) = sum_r · 2^K_r;   target_r = z_target if in J_r, else 0
 //   K = max_r K_r;   sum = Σ_r sum_r · 2^(K_r − K);   z_target = Σ_r target_r
 //   loss[row] = ln(sum) − ln 2 · (c·z_target − K)
 //   dz_v = (2^(c·z_v − K) / sum − [v = target]) · weight · S,  v in J_r
 //
-// The first line, vocabulary_statistics, needs nothing of other ranks. Then the ranks gather its three numbers, 12 bytes
-// a row and rank; that is all they send. vocabulary_cross_entropy does the rest. Every rank combines in the order of
-// ranks, so all get the same bits. weight and S are those of kernels/cross_entropy.cuh, which does the same for one rank.
+// The first line, vocabulary_statistics, needs nothing of other ranks. Then the ranks gather its three numbers, 12
+// bytes a row and rank; that is all they send. vocabulary_cross_entropy does the rest. Every rank combines in the order
+// of ranks, so all get the same bits. weight and S are those of kernels/cross_entropy.cuh, which does the same for one
+// rank.
 //
 // Columns from J_r's end to Vs are padding: their values do not matter, and their gradient is 0. A rank may have
 // nothing but padding: its sum is 0.
 //
-// One block per row, as in kernels/cross_entropy.cuh. Statistics read rows·Vs elements once, about 4 FLOPs each. Gradients
-// read and write them once, about 3 FLOPs each.
+// One block per row, as in kernels/cross_entropy.cuh. Statistics read rows·Vs elements once, about 4 FLOPs each.
+// Gradients read and write them once, about 3 FLOPs each.
 #pragma once
 
 #include "kernels/cross_entropy.cuh"
@@ -79,9 +80,9 @@ void vocabulary_statistics(RowStatistics* statistics, const Float* logits, const
       <<<rows, row_threads<Float>(padded), 0, stream>>>(statistics, logits, targets, shard, padded);
 }
 
-// all (ranks, rows): the statistics of every rank; the first `rows` are overwritten. losses (rows) float, the same on all
-// ranks. If `write_gradient`, this rank's logits (rows, Vs) are overwritten by their gradients. *total_loss += weight ·
-// Σ losses, unless total_loss is null.
+// all (ranks, rows): the statistics of every rank; the first `rows` are overwritten. losses (rows) float, the same on
+// all ranks. If `write_gradient`, this rank's logits (rows, Vs) are overwritten by their gradients. *total_loss +=
+// weight · Σ losses, unless total_loss is null.
 template <class Float>
 void vocabulary_cross_entropy(Float* logits, float* losses, float* total_loss, RowStatistics* all, int ranks,
                               const int* targets, int rows, VocabularyShard shard, int padded, float weight,

@@ -27,7 +27,7 @@
 
 #include "parallel/shards.h"
 
-struct Block {
+struct CheckpointBlock {
   const TensorDescriptor* tensor;
   size_t first, count;    // elements [first, first + count) of the whole tensor
   bool gathered = false;  // it has runs of all tensor-parallel ranks, which call for their blocks of the round together
@@ -37,9 +37,9 @@ struct Block {
 constexpr size_t most_at_once = (size_t(16) << 20) / sizeof(float);
 
 // Elements [first, end) of this rank's part of a tensor, run by run.
-inline std::vector<Block> runs(const TensorDescriptor& tensor, size_t first, size_t end) {
+inline std::vector<CheckpointBlock> runs(const TensorDescriptor& tensor, size_t first, size_t end) {
   const Part& part = tensor.part;
-  std::vector<Block> runs;
+  std::vector<CheckpointBlock> runs;
   for (size_t next; first < end; first = next) {
     next = std::min(end, (first / part.width + 1) * part.width);
     runs.push_back({&tensor, part.whole(first), next - first});
@@ -49,10 +49,10 @@ inline std::vector<Block> runs(const TensorDescriptor& tensor, size_t first, siz
 
 // The blocks that this rank writes to a checkpoint. All ranks' blocks together hold each element of the model once. A
 // gathered block has at most `most` elements; if not even a stripe is so short, nothing is gathered.
-inline std::vector<Block> written_blocks(const Shards& shards, size_t most) {
+inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t most) {
   const size_t ranks = size_t(shards.list().tp()), rank = size_t(shards.list().tp_rank());
   most = std::min(most, most_at_once / ranks);
-  std::vector<Block> blocks;
+  std::vector<CheckpointBlock> blocks;
   for (const Slice& slice : shards.slices_of_rank()) {
     const TensorDescriptor& tensor = *slice.tensor;
     const Part& part = tensor.part;
@@ -81,15 +81,15 @@ inline std::vector<Block> written_blocks(const Shards& shards, size_t most) {
 // The elements that tensor-parallel ranks exchange in the largest round.
 inline size_t most_gathered(const Shards& shards) {
   size_t most = 0;
-  for (const Block& block : written_blocks(shards, most_at_once))
+  for (const CheckpointBlock& block : written_blocks(shards, most_at_once))
     if (block.gathered) most = std::max(most, block.count * size_t(shards.list().tp()));
   return most;
 }
 
 // The blocks that this rank reads: they hold all of `kept`, slices of this rank's parts. Those with elements of other
 // ranks have at most `most` elements.
-inline std::vector<Block> read_blocks(const std::vector<Slice>& kept, size_t most = most_at_once) {
-  std::vector<Block> blocks;
+inline std::vector<CheckpointBlock> read_blocks(const std::vector<Slice>& kept, size_t most = most_at_once) {
+  std::vector<CheckpointBlock> blocks;
   for (const Slice& slice : kept) {
     const Part& part = slice.tensor->part;
     size_t first = part.whole(slice.first);
@@ -110,18 +110,18 @@ inline size_t local_before(const TensorDescriptor& tensor, size_t whole) {
 }
 
 // What lies in the block of a slice of this rank's part of the same tensor.
-inline Slice common(const Block& block, const Slice& slice) {
+inline Slice common(const CheckpointBlock& block, const Slice& slice) {
   const size_t first = std::max(slice.first, local_before(*block.tensor, block.first));
   const size_t end = std::min(slice.first + slice.count, local_before(*block.tensor, block.first + block.count));
   return {slice.tensor, first, std::max(first, end) - first, slice.in_unit + first - slice.first};
 }
 
 // The values of a slice, picked from those of a block that holds it.
-inline std::vector<float> pick(const Slice& slice, const Block& block, const std::vector<float>& values) {
+inline std::vector<float> pick(const Slice& slice, const CheckpointBlock& block, const std::vector<float>& values) {
   if (slice.count == values.size()) return values;
   std::vector<float> picked;
   picked.reserve(slice.count);
-  for (const Block& run : runs(*slice.tensor, slice.first, slice.first + slice.count)) {
+  for (const CheckpointBlock& run : runs(*slice.tensor, slice.first, slice.first + slice.count)) {
     const auto first = values.begin() + long(run.first - block.first);
     picked.insert(picked.end(), first, first + long(run.count));
   }

@@ -11,7 +11,7 @@
 #include "parallel/blocks.h"
 
 struct StoreOptions {
-  int stage = 0;                     // of ZeRO, 0 to 3
+  int zero = 0;                      // ZeRO 0 to 3
   bool training = true;              // false: weights only, without gradients and optimizer state
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
   LossScale loss_scale = {};         // the first one, for fp16
@@ -44,7 +44,7 @@ class Parameters {
 
   virtual const Shards& shards() const = 0;
   // The slices of tensors whose state this rank keeps: all tensors in stage 0, else those in its pieces.
-  virtual std::vector<Slice> own_slices() const = 0;
+  virtual std::vector<Slice> kept_slices() const = 0;
 
   // Sets everything to zero, padding and the number of updates included, and the loss scale to that of the options.
   virtual void clear() = 0;
@@ -59,11 +59,11 @@ class Parameters {
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
   // The same for a block, all of which this rank has, or which is gathered. Then the call is collective: each
   // tensor-parallel rank makes it for its block of the same round (blocks.h).
-  virtual void copy_out(const Block& block, State state, float* to) = 0;
+  virtual void copy_out(const CheckpointBlock& block, State state, float* to) = 0;
   // Waits until all copies to host memory are done.
   virtual void wait_for_copies() const = 0;
   // Takes from a block what this rank keeps of it.
-  virtual void copy_in(const Block& block, State state, const std::vector<float>& from) = 0;
+  virtual void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) = 0;
 
   // Visits everything that several ranks have, and what only other stages have, in the same order on all ranks.
   // Collective.

@@ -4,9 +4,9 @@
 //   whole   a unit padded to N equal pieces, for N ranks
 //   piece   one of these N parts; rank r keeps piece r of every unit. A piece may hold parts of several tensors
 //   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
-//   own     what this rank keeps of a unit: the whole unit in ZeRO stage 0, else its piece
+//   kept    what this rank holds of a unit: the whole unit in ZeRO 0, else its piece
 //   owned   what this rank, and no other, adds to the norm and writes to checkpoints: a part of its piece
-//   slot    a buffer on the device that can hold one whole unit; units may take turns in it (zero.cuh)
+//   unit buffer   device memory for one whole unit; units may take turns in it (zero.cuh)
 //
 // A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
 // any number of ranks fits any model. Arrays of whole units, and arrays of one rank's pieces, hold all units in order.

@@ -1,17 +1,17 @@
 // The parameter store: where weights, gradients and optimizer state live, how ranks share them (ZeRO: Rajbhandari et
 // al., arXiv:1910.02054), and the update of the weights by the gradients. The model asks for units and never for
-// memory, so its code is the same in every stage (shards.h explains unit, whole, piece and slot):
+// memory, so its code is the same at every level (shards.h explains unit, whole, piece and buffer):
 //
-//   stage   weights   gradients   optimizer   sent per step of A micro-steps, in units of (N−1)/N · parameters
+//   ZeRO    weights   gradients   optimizer   sent per step of A micro-steps, in units of (N−1)/N · parameters
 //   0       whole     whole       whole       2    all_reduce of the gradients
 //   1       whole     whole       piece       2    reduce_scatter of the gradients, all_gather of the weights
 //   2       whole     piece       piece       A+1  reduce_scatter after each micro-step, all_gather
 //   3       piece     piece       piece       3A   the same, and all_gather of the weights before forward and backward
 //
-// The model computes with whole units, and each lies in a *slot*. Where units are kept as pieces, the blocks take turns
-// in a ring of two slots: while one block is computed, the next one is gathered, or the one before is reduced, on the
-// communication stream. The embedding and the final norm have slots of their own, so they are sent once per step. That
-// makes the last column an upper bound (test/ranks/test_zero.cu has the exact counts).
+// The model computes with whole units, and each lies in a *buffer*. Where units are kept as pieces, the blocks take
+// turns in a ring of two buffers: while one block is computed, the next one is gathered, or the one before is reduced,
+// on the communication stream. The embedding and the final norm have buffers of their own, so they are sent once per
+// step. That makes the last column an upper bound (test/ranks/test_zero.cu has the exact counts).
 //
 //   weights    Float  the model computes with them; Float is the storage type: float, bf16 or half
 //   gradients  float  sums over the micro-steps of a step, for any Float
@@ -44,24 +44,24 @@ class ParameterStore final : public Parameters {
   // model runs on `stream`.
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Mesh& mesh,
                  cudaStream_t stream)
-      : list_(list), options_(options), data_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
-        stream_(stream), shards_(list, data_.size(), data_.rank()),
-        stage_(data_.size() == 1 ? 0 : options.stage), is_pipeline_(mesh.shape().pp > 1),
+      : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
+        stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
+        zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
-        weight_slots_(stage_ == 3 ? ring_slots() : shards_.units()),
-        gradient_slots_(stage_ >= 2 ? ring_slots() : shards_.units()) {
+        weight_buffers_(zero_ == 3 ? ring_buffers() : shards_.units()),
+        gradient_buffers_(zero_ >= 2 ? ring_buffers() : shards_.units()) {
     memory.add("weights", [this](Arena& arena) {
-      if (stage_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
-      else lay_out_whole(weight_slots_, weights_ = arena.take<Float>(shards_.all_whole()));
+      if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
+      else lay_out_whole(weight_buffers_, weights_ = arena.take<Float>(shards_.all_whole()));
     });
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) {
-        masters_ = has_masters_ ? arena.take<float>(own_total()) : nullptr;
-        for (float*& state : states_) state = arena.take<float>(own_total());
+        masters_ = has_masters_ ? arena.take<float>(kept_total()) : nullptr;
+        for (float*& state : states_) state = arena.take<float>(kept_total());
       });
     }
-    if (stage_ >= 2 || casts_gradients()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (zero_ >= 2 || casts_gradients()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
     if (const size_t most = most_gathered(shards_); options.training && most > 0)
       memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
@@ -72,15 +72,15 @@ class ParameterStore final : public Parameters {
   void clear() override {
     clear(weights_, shards_.all_whole());
     clear(weight_pieces_, shards_.all_pieces());
-    clear(masters_, own_total());
-    for (float* state : states_) clear(state, own_total());
+    clear(masters_, kept_total());
+    for (float* state : states_) clear(state, kept_total());
     if (options_.training) set_progress(0, options_.loss_scale);
     forget_passes();
   }
 
   void forget_passes() override {
     clear(gradients_, gradient_total());
-    for (Slot<float>& slot : gradient_slots_) clear(slot.data, slot.count);
+    for (UnitBuffer<float>& buffer : gradient_buffers_) clear(buffer.data, buffer.count);
     weights_changed();
   }
 
@@ -88,11 +88,11 @@ class ParameterStore final : public Parameters {
 
   // Returns the whole unit's weights, and starts to gather the unit that comes next in this pass.
   const Float* acquire(int unit, Pass pass) {
-    Slot<Float>& slot = fetch(unit);
-    settle(slot);
+    UnitBuffer<Float>& buffer = fetch(unit);
+    settle(buffer);
     const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-    if (next > 0 && next < shards_.units() && list_.has(next)) fetch(next);  // (unit 0 stays in its slot until backward)
-    return slot.data;
+    if (next > 0 && next < shards_.units() && list_.has(next)) fetch(next);  // (unit 0 stays in its buffer until backward)
+    return buffer.data;
   }
 
   void begin_micro_step(bool first, bool last) override {
@@ -101,34 +101,34 @@ class ParameterStore final : public Parameters {
   }
 
   Gradient gradients(int unit) override {
-    Slot<float>& slot = slot_of(gradient_slots_, unit);
-    settle(slot);
-    return {slot.data, sums_in_slot(unit) && !first_micro_step_};
+    UnitBuffer<float>& buffer = buffer_of(gradient_buffers_, unit);
+    settle(buffer);
+    return {buffer.data, sums_in_buffer(unit) && !first_micro_step_};
   }
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (data_.size() == 1 || (sums_in_slot(unit) && !last_micro_step_)) return;
-    Slot<float>& slot = slot_of(gradient_slots_, unit);
-    data_.after(stream_);
-    reduce(unit, slot.data);
-    slot.moved.record(data_.stream());
-    slot.moving = true;
+    if (data_group_.size() == 1 || (sums_in_buffer(unit) && !last_micro_step_)) return;
+    UnitBuffer<float>& buffer = buffer_of(gradient_buffers_, unit);
+    data_group_.after(stream_);
+    reduce(unit, buffer.data);
+    buffer.moved.record(data_group_.stream());
+    buffer.moving = true;
   }
 
-  // A pass is not quiet where blocks take turns in slots (stages 2 and 3), in the last micro-step, which reduces
-  // gradients, and in the first micro-step of stage 1, which gathers the updated weights.
+  // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
+  // gradients, and in the first micro-step of ZeRO 1, which gathers the updated weights.
   bool is_quiet() const override {
-    if (data_.size() == 1) return true;
-    if (stage_ > 1 || last_micro_step_) return false;
-    const auto is_there = [](const auto& slot) { return slot.unit >= 0 && !slot.moving; };
-    return (stage_ == 0 || std::all_of(weight_slots_.begin(), weight_slots_.end(), is_there)) &&
-           std::none_of(gradient_slots_.begin(), gradient_slots_.end(), [](const auto& slot) { return slot.moving; });
+    if (data_group_.size() == 1) return true;
+    if (zero_ > 1 || last_micro_step_) return false;
+    const auto is_there = [](const auto& buffer) { return buffer.unit >= 0 && !buffer.moving; };
+    return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
+           std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
   }
 
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
-    data_.wait_for_all(stream_);
-    for (Slot<float>& slot : gradient_slots_) slot.moving = false;
+    data_group_.wait_for_all(stream_);
+    for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
     add_up_over_tp();
     add_up_over_ends();
     compute_norm(loss, clip, limits);
@@ -143,7 +143,7 @@ class ParameterStore final : public Parameters {
 
   // ---- state, from and to the host
 
-  std::vector<Slice> own_slices() const override {
+  std::vector<Slice> kept_slices() const override {
     std::vector<Slice> all;
     for (int unit = 0; unit < shards_.units(); ++unit)
       for (const Slice& slice : slices_of_unit(unit)) all.push_back(slice);
@@ -151,7 +151,7 @@ class ParameterStore final : public Parameters {
   }
 
   void initialize() override {
-    for (const Slice& slice : own_slices()) {
+    for (const Slice& slice : kept_slices()) {
       const TensorDescriptor& tensor = *slice.tensor;
       const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
@@ -161,7 +161,7 @@ class ParameterStore final : public Parameters {
       fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
                   list_.standard_deviation(tensor), stream_, tensor.part);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
-        cast(place(own_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
+        cast(place(kept_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
     }
     clear(gradients_, gradient_total());
     weights_changed();
@@ -170,14 +170,14 @@ class ParameterStore final : public Parameters {
   void visit_replicated(const Visit& visit) override {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
-      const bool has_pieces = stage_ > 0;
-      if (stage_ == 3) visit_if_replicated(visit, tensor, "weights", own_weights(unit), true);
+      const bool has_pieces = zero_ > 0;
+      if (zero_ == 3) visit_if_replicated(visit, tensor, "weights", kept_weights(unit), true);
       else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit, Pass::forward) : nullptr, false);
-      if (masters_) visit_if_replicated(visit, tensor, "masters", masters_ + own_offset(unit), has_pieces);
+      if (masters_) visit_if_replicated(visit, tensor, "masters", masters_ + kept_offset(unit), has_pieces);
       for (size_t i = 0; i < std::size(optimizer_states); ++i)
         if (states_[i])
           visit_if_replicated(visit, tensor, std::string("optimizer state ") + char(optimizer_states[i]),
-                              states_[i] + own_offset(unit), has_pieces);
+                              states_[i] + kept_offset(unit), has_pieces);
     }
   }
 
@@ -194,12 +194,12 @@ class ParameterStore final : public Parameters {
       return;
     }
     std::vector<Float> stored(slice.count);
-    const Float* from = place(own_weights(slice.tensor->unit), slice);
+    const Float* from = place(kept_weights(slice.tensor->unit), slice);
     copy_and_wait(stored.data(), from, slice.count, cudaMemcpyDeviceToHost, stream_);
     std::transform(stored.begin(), stored.end(), to, [](Float x) { return to_float(x); });
   }
 
-  void copy_out(const Block& block, State state, float* to) override {
+  void copy_out(const CheckpointBlock& block, State state, float* to) override {
     const TensorDescriptor& tensor = *block.tensor;
     const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
     // This rank's elements of the block; of a gathered block, those of all blocks of the round.
@@ -207,12 +207,12 @@ class ParameterStore final : public Parameters {
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
     else if (const float* own = array(state, tensor.unit)) gather(place(own, slice), tensor.part, block.count / ranks, to);
-    else gather(place(own_weights(tensor.unit), slice), tensor.part, block.count / ranks, to);
+    else gather(place(kept_weights(tensor.unit), slice), tensor.part, block.count / ranks, to);
   }
 
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
-  void copy_in(const Block& block, State state, const std::vector<float>& from) override {
+  void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
     for (const Slice& kept : slices_of_unit(block.tensor->unit)) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
@@ -223,15 +223,15 @@ class ParameterStore final : public Parameters {
  private:
   // A buffer for one whole unit.
   template <class E>
-  struct Slot {
+  struct UnitBuffer {
     E* data = nullptr;
     size_t count = 0;
-    int unit = -1;        // the unit whose valid weights are in the slot; -1: none
-    Event moved;          // recorded after the last gather into the slot or reduction out of it
+    int unit = -1;        // the unit whose valid weights are in the buffer; -1: none
+    Event moved;          // recorded after the last gather into the buffer or reduction out of it
     bool moving = false;  // the model's stream has not waited for `moved` yet
   };
 
-  // ---- slots: the first is the embedding's, the last the final norm's; between them is one per block, or a ring of
+  // ---- buffers: the first is the embedding's, the last the final norm's; between them is one per block, or a ring of
   // two
 
   int blocks() const {
@@ -239,69 +239,69 @@ class ParameterStore final : public Parameters {
     for (int unit = 1; unit < list_.final_norm_unit(); ++unit) count += list_.has(unit);
     return count;
   }
-  int ring_slots() const { return 2 + std::min(2, blocks()); }
+  int ring_buffers() const { return 2 + std::min(2, blocks()); }
 
   template <class E>
-  Slot<E>& slot_of(std::vector<Slot<E>>& slots, int unit) {
-    if (unit == 0) return slots.front();
-    if (unit == shards_.units() - 1) return slots.back();
-    return slots[1 + (unit - 1) % (slots.size() - 2)];
+  UnitBuffer<E>& buffer_of(std::vector<UnitBuffer<E>>& buffers, int unit) {
+    if (unit == 0) return buffers.front();
+    if (unit == shards_.units() - 1) return buffers.back();
+    return buffers[1 + (unit - 1) % (buffers.size() - 2)];
   }
 
   // -1: embedding, final norm
   int layer_of(int unit) const { return unit == 0 || unit == list_.final_norm_unit() ? -1 : unit - 1; }
 
-  // Do this unit's gradients add up in its slot over the micro-steps? The gradients of other units are reduced after
+  // Do this unit's gradients add up in its buffer over the micro-steps? The gradients of other units are reduced after
   // each one.
-  bool sums_in_slot(int unit) const { return stage_ < 2 || unit == 0 || unit == shards_.units() - 1; }
+  bool sums_in_buffer(int unit) const { return zero_ < 2 || unit == 0 || unit == shards_.units() - 1; }
 
   template <class E>
-  void settle(Slot<E>& slot) {
-    if (slot.moving) data_.wait(stream_, slot.moved);
-    slot.moving = false;
+  void settle(UnitBuffer<E>& buffer) {
+    if (buffer.moving) data_group_.wait(stream_, buffer.moved);
+    buffer.moving = false;
   }
 
-  Slot<Float>& fetch(int unit) {
-    Slot<Float>& slot = slot_of(weight_slots_, unit);
-    if (slot.unit == unit) return slot;
-    slot.unit = unit;
-    if (stage_ == 0) return slot;
+  UnitBuffer<Float>& fetch(int unit) {
+    UnitBuffer<Float>& buffer = buffer_of(weight_buffers_, unit);
+    if (buffer.unit == unit) return buffer;
+    buffer.unit = unit;
+    if (zero_ == 0) return buffer;
     const TraceScope scope(layer_of(unit));  // the layer that is gathered, not the one being computed
-    data_.after(stream_);
-    data_.all_gather(slot.data, static_cast<const Float*>(own_weights(unit)), shards_.piece(unit));
-    slot.moved.record(data_.stream());
-    slot.moving = true;
-    return slot;
+    data_group_.after(stream_);
+    data_group_.all_gather(buffer.data, static_cast<const Float*>(kept_weights(unit)), shards_.piece(unit));
+    buffer.moved.record(data_group_.stream());
+    buffer.moving = true;
+    return buffer;
   }
 
   void weights_changed() {
-    for (Slot<Float>& slot : weight_slots_) slot.unit = -1;
+    for (UnitBuffer<Float>& buffer : weight_buffers_) buffer.unit = -1;
   }
 
   // ---- gradients
 
-  bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && data_.size() > 1; }
+  bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && data_group_.size() > 1; }
 
-  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's slot. The sum goes where this rank
+  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's buffer. The sum goes where this rank
   // keeps
-  // gradients: in stage 0 into the slot itself, in stage 1 into this rank's piece of it, in stages 2 and 3 into an
+  // gradients: in ZeRO 0 into the buffer itself, in ZeRO 1 into this rank's piece of it, in ZeRO 2 and 3 into an
   // array of pieces, which may hold the sum of earlier micro-steps already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
     float* sum = array(State::gradient, unit);
-    const bool add_to_earlier = !sums_in_slot(unit) && !first_micro_step_;
+    const bool add_to_earlier = !sums_in_buffer(unit) && !first_micro_step_;
     if (casts_gradients()) {
-      cast(staging_, whole, count, data_.stream());
-      if (stage_ == 0) data_.all_reduce(staging_, count);
-      else data_.reduce_scatter(staging_ + begin, staging_, piece);
-      accumulate(sum, staging_ + (stage_ ? begin : 0), own_count(unit), add_to_earlier, data_.stream());
-    } else if (stage_ == 0) {
-      data_.all_reduce(whole, count);
+      cast(staging_, whole, count, data_group_.stream());
+      if (zero_ == 0) data_group_.all_reduce(staging_, count);
+      else data_group_.reduce_scatter(staging_ + begin, staging_, piece);
+      accumulate(sum, staging_ + (zero_ ? begin : 0), kept_count(unit), add_to_earlier, data_group_.stream());
+    } else if (zero_ == 0) {
+      data_group_.all_reduce(whole, count);
     } else if (!add_to_earlier) {
-      data_.reduce_scatter(sum, whole, piece);
+      data_group_.reduce_scatter(sum, whole, piece);
     } else {
-      data_.reduce_scatter(whole + begin, whole, piece);
-      accumulate(sum, whole + begin, piece, true, data_.stream());
+      data_group_.reduce_scatter(whole + begin, whole, piece);
+      accumulate(sum, whole + begin, piece, true, data_group_.stream());
     }
   }
 
@@ -310,9 +310,9 @@ class ParameterStore final : public Parameters {
     if (tp_.size() == 1) return;
     tp_.after(stream_);
     for (int unit = 0; unit < shards_.units(); ++unit) {
-      const size_t begin = std::max(own_begin(unit), list_.units()[unit].summed);
-      const size_t end = std::min(own_begin(unit) + own_count(unit), list_.units()[unit].count);
-      if (begin < end) tp_.all_reduce(array(State::gradient, unit) + (begin - own_begin(unit)), end - begin);
+      const size_t begin = std::max(kept_begin(unit), list_.units()[unit].summed);
+      const size_t end = std::min(kept_begin(unit) + kept_count(unit), list_.units()[unit].count);
+      if (begin < end) tp_.all_reduce(array(State::gradient, unit) + (begin - kept_begin(unit)), end - begin);
     }
     tp_.wait_for_all(stream_);
   }
@@ -322,7 +322,7 @@ class ParameterStore final : public Parameters {
   void add_up_over_ends() {
     if (ends_.size() == 1) return;
     ends_.after(stream_);
-    ends_.all_reduce(array(State::gradient, 0), own_count(0));
+    ends_.all_reduce(array(State::gradient, 0), kept_count(0));
     ends_.wait_for_all(stream_);
   }
 
@@ -333,7 +333,7 @@ class ParameterStore final : public Parameters {
     for (int unit = 0; unit < shards_.units(); ++unit) {
       const Range range = shards_.owned(unit);
       if (range.count == 0) continue;
-      square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - own_begin(unit)), range.count, stream_);
+      square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - kept_begin(unit)), range.count, stream_);
       partials += partial_sums<float>(range.count);
     }
     add_up(total_, partials_, partials, stream_);
@@ -345,14 +345,14 @@ class ParameterStore final : public Parameters {
 
   void update_unit(int unit, const AdamW& options) {
     const TraceScope scope(layer_of(unit));
-    const size_t count = own_count(unit), begin = own_begin(unit);
+    const size_t count = kept_count(unit), begin = kept_begin(unit);
     // How many of this rank's elements lie before the unit's `decayed`
     const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
     const float* gradient = array(State::gradient, unit);
     float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
     if constexpr (std::is_same_v<Float, __nv_bfloat16>)
       if (!has_masters_) return update_stochastically(unit, options);
-    adamw(own_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_,
+    adamw(kept_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_,
           count, decayed, options, stream_);
   }
 
@@ -362,7 +362,7 @@ class ParameterStore final : public Parameters {
       const TensorDescriptor& tensor = *slice.tensor;
       const auto at = [&](State state) { return place(array(state, unit), slice); };
       // (Rounded up as in initialize().)
-      adamw_stochastic(place(own_weights(unit), slice), at(State::first_moment), at(State::second_moment),
+      adamw_stochastic(place(kept_weights(unit), slice), at(State::first_moment), at(State::second_moment),
                        at(State::gradient), &summary_->factor, adamw_state_, round_up(slice.count, TensorList::alignment),
                        tensor.decays(), options, random_key(options_.seed, "rounding " + tensor.name), slice.first,
                        tensor.part, stream_);
@@ -381,7 +381,7 @@ class ParameterStore final : public Parameters {
     if constexpr (is_float) return;
     std::vector<Float> stored(slice.count);
     std::transform(from.begin(), from.end(), stored.begin(), [](float x) { return from_float<Float>(x); });
-    Float* to = place(own_weights(slice.tensor->unit), slice);
+    Float* to = place(kept_weights(slice.tensor->unit), slice);
     copy_and_wait(to, stored.data(), slice.count, cudaMemcpyHostToDevice, stream_);
   }
 
@@ -403,27 +403,27 @@ class ParameterStore final : public Parameters {
     }
   }
 
-  // ---- what this rank keeps of a unit: the whole unit in stage 0, else its piece
+  // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
 
-  size_t own_begin(int unit) const { return stage_ ? shards_.begin(unit) : 0; }
-  size_t own_count(int unit) const { return stage_ ? shards_.piece(unit) : shards_.whole(unit); }
-  size_t own_offset(int unit) const { return stage_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
-  size_t own_total() const { return stage_ ? shards_.all_pieces() : shards_.all_whole(); }
-  size_t gradient_total() const { return stage_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
-  std::vector<Slice> slices_of_unit(int unit) const { return shards_.slices(unit, own_begin(unit), own_count(unit)); }
+  size_t kept_begin(int unit) const { return zero_ ? shards_.begin(unit) : 0; }
+  size_t kept_count(int unit) const { return zero_ ? shards_.piece(unit) : shards_.whole(unit); }
+  size_t kept_offset(int unit) const { return zero_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
+  size_t kept_total() const { return zero_ ? shards_.all_pieces() : shards_.all_whole(); }
+  size_t gradient_total() const { return zero_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
+  std::vector<Slice> slices_of_unit(int unit) const { return shards_.slices(unit, kept_begin(unit), kept_count(unit)); }
 
-  Float* own_weights(int unit) const {
-    return stage_ == 3 ? weight_pieces_ + own_offset(unit) : weights_ + shards_.whole_offset(unit) + own_begin(unit);
+  Float* kept_weights(int unit) const {
+    return zero_ == 3 ? weight_pieces_ + kept_offset(unit) : weights_ + shards_.whole_offset(unit) + kept_begin(unit);
   }
 
   // Where this rank keeps a state of a unit, as float. Null for weights that are kept only as Float.
   float* array(State state, int unit) const {
     for (size_t i = 0; i < std::size(optimizer_states); ++i)
-      if (state == optimizer_states[i]) return states_[i] + own_offset(unit);
+      if (state == optimizer_states[i]) return states_[i] + kept_offset(unit);
     if (state == State::gradient)
-      return stage_ == 1 ? gradients_ + shards_.whole_offset(unit) + own_begin(unit) : gradients_ + own_offset(unit);
-    if constexpr (is_float) return own_weights(unit);
-    else return masters_ ? masters_ + own_offset(unit) : nullptr;
+      return zero_ == 1 ? gradients_ + shards_.whole_offset(unit) + kept_begin(unit) : gradients_ + kept_offset(unit);
+    if constexpr (is_float) return kept_weights(unit);
+    else return masters_ ? masters_ + kept_offset(unit) : nullptr;
   }
 
   // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
@@ -433,45 +433,45 @@ class ParameterStore final : public Parameters {
   void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
                            bool is_piece) const {
     const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = tensor.unit == 0 && is_pipeline_;
-    if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_.size() == 1)) return;
+    if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
     const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
     if (!list_.has(tensor.unit)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
     const size_t begin = is_piece ? shards_.begin(tensor.unit) : 0;
     const size_t end = begin + (is_piece ? shards_.piece(tensor.unit) : shards_.whole(tensor.unit));
     const size_t first = std::clamp(tensor.offset, begin, end), last = std::clamp(tensor.offset + tensor.local, begin, end);
-    const int shard = (is_split ? tp_.rank() : 0) * (is_piece ? data_.size() : 1) + (is_piece ? data_.rank() : 0);
+    const int shard = (is_split ? tp_.rank() : 0) * (is_piece ? data_group_.size() : 1) + (is_piece ? data_group_.rank() : 0);
     visit({tensor, what, shards, shard, values + (first - begin), last - first, sizeof(E)});
   }
 
   template <class E>
   E* place(E* own, const Slice& slice) const {
-    return own + (slice.in_unit - own_begin(slice.tensor->unit));
+    return own + (slice.in_unit - kept_begin(slice.tensor->unit));
   }
 
   // ---- memory
 
   template <class E>
-  void lay_out_whole(std::vector<Slot<E>>& slots, E* base) {
+  void lay_out_whole(std::vector<UnitBuffer<E>>& buffers, E* base) {
     for (int unit = 0; unit < shards_.units(); ++unit) {
-      slots[unit].data = base ? base + shards_.whole_offset(unit) : nullptr;
-      slots[unit].count = shards_.whole(unit);
+      buffers[unit].data = base ? base + shards_.whole_offset(unit) : nullptr;
+      buffers[unit].count = shards_.whole(unit);
     }
   }
 
   template <class E>
-  void lay_out_ring(std::vector<Slot<E>>& slots, Arena& arena) {
+  void lay_out_ring(std::vector<UnitBuffer<E>>& buffers, Arena& arena) {
     const int last = list_.final_norm_unit();
     size_t block = 0;  // elements of a block; blocks of other stages have none here
     for (int unit = 1; unit < last; ++unit) block = std::max(block, shards_.whole(unit));
-    for (Slot<E>& slot : slots) {
-      slot.count = &slot == &slots.front() ? shards_.whole(0) : &slot == &slots.back() ? shards_.whole(last) : block;
-      slot.data = arena.take<E>(slot.count);
+    for (UnitBuffer<E>& buffer : buffers) {
+      buffer.count = &buffer == &buffers.front() ? shards_.whole(0) : &buffer == &buffers.back() ? shards_.whole(last) : block;
+      buffer.data = arena.take<E>(buffer.count);
     }
   }
 
   void lay_out_gradients(Arena& arena) {
     gradients_ = arena.take<float>(gradient_total());
-    if (stage_ < 2) lay_out_whole(gradient_slots_, gradients_);
+    if (zero_ < 2) lay_out_whole(gradient_buffers_, gradients_);
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) partials += partial_sums<float>(shards_.owned(unit).count);
     partials_ = arena.take<float>(partials);
@@ -481,8 +481,8 @@ class ParameterStore final : public Parameters {
   }
 
   void lay_out_buffers(Arena& arena) {
-    if (stage_ == 3) lay_out_ring(weight_slots_, arena);
-    if (stage_ >= 2 && options_.training) lay_out_ring(gradient_slots_, arena);
+    if (zero_ == 3) lay_out_ring(weight_buffers_, arena);
+    if (zero_ >= 2 && options_.training) lay_out_ring(gradient_buffers_, arena);
     if (casts_gradients()) staging_ = arena.take<Float>(shards_.largest());
   }
 
@@ -493,10 +493,10 @@ class ParameterStore final : public Parameters {
 
   const TensorList& list_;
   StoreOptions options_;
-  Communicator &data_, &tp_, &ends_, &world_;
+  Communicator &data_group_, &tp_, &ends_, &world_;
   cudaStream_t stream_;
   Shards shards_;
-  int stage_;
+  int zero_;
   bool is_pipeline_;
   bool has_masters_;
   bool first_micro_step_ = true, last_micro_step_ = true;
@@ -508,6 +508,6 @@ class ParameterStore final : public Parameters {
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
-  std::vector<Slot<Float>> weight_slots_;
-  std::vector<Slot<float>> gradient_slots_;
+  std::vector<UnitBuffer<Float>> weight_buffers_;
+  std::vector<UnitBuffer<float>> gradient_buffers_;
 };

@@ -4,7 +4,8 @@
 //
 //   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
 //    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
-//    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where prices are from"}
+//    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where prices are
+//    from"}
 //
 // `device` is a name in the table of runtime/hardware.h, or an object with all rates. More than one host needs
 // links.between, whose gb_per_s is that of a whole host. Prices may be left out.

@@ -33,18 +33,18 @@ std::vector<Passes> passes_of(const Kernels& kernels, const std::vector<int>& la
 // ---- what is not of one stage alone
 
 // The parameters of a rank of the first stage, which ends last: behind it nothing hides.
-struct Parameters {
+struct ParameterCounts {
   double embedding, block, blocks;
   double all() const { return embedding + block * blocks; }
 };
-Parameters parameters_of(const StepOptions& step, int layers) {
+ParameterCounts parameters_of(const StepOptions& step, int layers) {
   const double C = step.shape.channels, tp = step.mesh.tp;
   return {double(round_up(step.shape.vocabulary, 128)) * C / tp + double(step.shape.positions) * C,
           12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
-Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const Parameters& p,
+Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const ParameterCounts& p,
                                            const StageTimes& first) {
   const double g = bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
   const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
@@ -142,7 +142,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   f.products = cost[products], f.attention = cost[attention], f.memory = cost[memory], f.launches = cost[launches];
   f.tp = {cost[tp_total], cost[tp_exposed]}, f.cp = {cost[cp_total], cost[cp_exposed]};
 
-  const Parameters first = parameters_of(step, layers[0]);
+  const ParameterCounts first = parameters_of(step, layers[0]);
   const Ring data = ring_of(cluster, mesh.tp, mesh.cp * mesh.dp);
   const double pieces = step.zero == 0 ? 1 : data.ranks;
   f.dp = zero_communication(step, data, first, times[0]);

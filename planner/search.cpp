@@ -12,15 +12,15 @@
 
 namespace {
 
-struct Schedule {
+struct PipelineChoice {
   const char* name;
   int chunks;
 };
 
 // More than 8 chunks shorten the bubble by little, and send more.
-std::vector<Schedule> schedules_of(int stages, int layers) {
+std::vector<PipelineChoice> schedules_of(int stages, int layers) {
   if (stages == 1) return {{"1f1b", 1}};
-  std::vector<Schedule> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
+  std::vector<PipelineChoice> all = {{"1f1b", 1}, {"gpipe", 1}, {"zb", 1}};
   for (int chunks = 2; chunks <= std::min(8, layers / stages); ++chunks) all.push_back({"interleaved", chunks});
   return all;
 }

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
-  const Schedule& s = o.schedule;
+  const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
       {"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
       {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},

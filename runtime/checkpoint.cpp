@@ -38,7 +38,7 @@ void check_finite(const StoredTensor& stored, size_t first, const std::vector<fl
        " is ", *bad, ": take other weights, or a checkpoint from before they broke");
 }
 
-void load_block(const StoredTensor& stored, const Block& block, State state, Parameters& parameters) {
+void load_block(const StoredTensor& stored, const CheckpointBlock& block, State state, Parameters& parameters) {
   std::vector<float> values(block.count);
   stored.file->read(*stored.tensor, block.first, block.count, values.data());
   check_finite(stored, block.first, values);
@@ -122,7 +122,7 @@ class TensorFiles {
       }
     if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
     for (State state : states)
-      for (const Block& block : read_blocks(parameters.own_slices(), most))
+      for (const CheckpointBlock& block : read_blocks(parameters.kept_slices(), most))
         load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
   }
 

@@ -30,7 +30,7 @@ std::string file_prefix(State state);
 // The content of a checkpoint.
 struct CheckpointContent {
   Parameters& parameters;
-  std::vector<Block> blocks;                    // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
+  std::vector<CheckpointBlock> blocks;                    // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
 };

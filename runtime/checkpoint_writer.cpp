@@ -71,13 +71,13 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-size_t CheckpointWriter::snapshot_floats(const std::vector<Block>& blocks) {
+size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks) {
   size_t floats = 0;
-  for (const Block& block : blocks) floats += saved_states().size() * (block.count + File::block / sizeof(float));
+  for (const CheckpointBlock& block : blocks) floats += saved_states().size() * (block.count + File::block / sizeof(float));
   return floats;
 }
 
-void CheckpointWriter::reserve(const std::vector<Block>& blocks) {
+void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks) {
   const size_t floats = snapshot_floats(blocks);
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
@@ -262,37 +262,37 @@ void CheckpointWriter::open_files() {
   writers_.clear();
   for (size_t file = 0; file < files_.size(); ++file) writers_.push_back(open(file, false));
   manifests_.clear();
-  pieces_.clear();
+  ranges_.clear();
   for (int rank = 0; rank < ranks_.size; ++rank)
     if (rank == ranks_.rank || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size, {}};
 }
 
 // ---- blocks from the device to the files
 
-std::vector<CheckpointWriter::Part> CheckpointWriter::parts_of(const std::vector<Block>& blocks, size_t most_floats) {
-  std::vector<Part> parts;
+std::vector<CheckpointWriter::BlockPart> CheckpointWriter::parts_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats) {
+  std::vector<BlockPart> parts;
   for (State state : saved_states())
-    for (const Block& block : blocks)
+    for (const CheckpointBlock& block : blocks)
       for (size_t done = 0; done < block.count; done += most_floats)
         parts.push_back({state, file_prefix(state) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
-  // Ranks that gather have these parts under the same numbers, whatever other parts each of them has, and in whatever way
-  // each copies them.
-  std::stable_partition(parts.begin(), parts.end(), [](const Part& part) { return part.block.gathered; });
+  // Ranks that gather have these parts under the same numbers, whatever other parts each of them has, and in whatever
+  // way each copies them.
+  std::stable_partition(parts.begin(), parts.end(), [](const BlockPart& part) { return part.block.gathered; });
   return parts;
 }
 
-CheckpointWriter::Piece CheckpointWriter::piece_of(const std::string& tensor, size_t first, size_t count,
+CheckpointWriter::FileRange CheckpointWriter::range_of(const std::string& tensor, size_t first, size_t count,
                                                    const float* values) const {
   const size_t file = file_of_.at(tensor);
   return {file, writers_[file]->offset(tensor, first, count), count, values};
 }
 
 // Writes a piece of rank `rank` to its file, and adds it to that rank's manifest.
-void CheckpointWriter::put(int rank, const Piece& piece) {
-  writers_[piece.file]->write_at(piece.offset, piece.count, piece.values);
-  const auto* bytes = reinterpret_cast<const char*>(piece.values);
-  manifests_.at(rank).add(files_[piece.file].name, piece.offset, {bytes, piece.count * sizeof(float)});
+void CheckpointWriter::put(int rank, const FileRange& range) {
+  writers_[range.file]->write_at(range.offset, range.count, range.values);
+  const auto* bytes = reinterpret_cast<const char*>(range.values);
+  manifests_.at(rank).add(files_[range.file].name, range.offset, {bytes, range.count * sizeof(float)});
 }
 
 // Copies this rank's blocks to the snapshot. A piece's address in memory and its offset in the file have the same
@@ -300,10 +300,10 @@ void CheckpointWriter::put(int rank, const Piece& piece) {
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
   for (const auto& [state, name, block] : parts_of(content.blocks, SIZE_MAX)) {
-    Piece piece = piece_of(name, block.first, block.count, nullptr);
-    free += (piece.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
-    piece.values = free;
-    pieces_.push_back(piece);
+    FileRange range = range_of(name, block.first, block.count, nullptr);
+    free += (range.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
+    range.values = free;
+    ranges_.push_back(piece);
     content.parameters.copy_out(block, state, free);
     free += block.count;
   }
@@ -313,15 +313,15 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
 // Copies and writes this rank's blocks chunk by chunk, if there is no memory for a snapshot.
 void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
   std::string problem;
-  for (const Part& part : parts_of(content.blocks, chunk_.size())) {
+  for (const BlockPart& part : parts_of(content.blocks, chunk_.size())) {
     copy_to_chunk(content, part);  // after a problem, too: other ranks may wait for this copy
     if (problem.empty())
-      problem = attempt([&] { put(ranks_.rank, piece_of(part.name, part.block.first, part.block.count, chunk_.data())); });
+      problem = attempt([&] { put(ranks_.rank, range_of(part.name, part.block.first, part.block.count, chunk_.data())); });
   }
   if (!problem.empty()) fail(problem);
 }
 
-void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const Part& part) {
+void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const BlockPart& part) {
   content.parameters.copy_out(part.block, part.state, chunk_.data());
   content.parameters.wait_for_copies();
 }
@@ -329,7 +329,7 @@ void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const Par
 // Collective: ranks that don't see rank 0's folder send their blocks to rank 0, one part per rank and round. A part is
 // sent as one line "TENSOR FIRST", followed by the floats.
 std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
-  std::vector<Part> parts;
+  std::vector<BlockPart> parts;
   if (is_blind(ranks_.rank)) parts = parts_of(content.blocks, chunk_.size());
   size_t rounds = 0;
   for (const std::string& number : ranks_.all_gather(std::to_string(parts.size())))
@@ -357,12 +357,12 @@ void CheckpointWriter::receive(int rank, const std::string& part) {
   const size_t line = part.find('\n'), space = part.find(' ');
   std::vector<float> values((part.size() - line - 1) / sizeof(float));
   std::memcpy(values.data(), part.data() + line + 1, values.size() * sizeof(float));
-  put(rank, piece_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
+  put(rank, range_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
 }
 
 // Runs on the thread: writes the pieces of the snapshot, the small files (rank 0), and the manifests.
 void CheckpointWriter::write() {
-  for (const Piece& piece : pieces_) put(ranks_.rank, piece);
+  for (const FileRange& range : ranges_) put(ranks_.rank, range);
   if (ranks_.is_first())
     for (size_t file = 0; file < files_.size(); ++file) manifests_[0].add(files_[file].name, 0, writers_[file]->header());
   for (const auto& writer : writers_) writer->close();

@@ -55,10 +55,10 @@ class CheckpointWriter {
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
   // How many floats a snapshot of these blocks takes.
-  static size_t snapshot_floats(const std::vector<Block>& blocks);
+  static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks);
 
   // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
-  void reserve(const std::vector<Block>& blocks);
+  void reserve(const std::vector<CheckpointBlock>& blocks);
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
   // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line
@@ -83,13 +83,13 @@ class CheckpointWriter {
 
  private:
   // The part of a block that is written or sent at once.
-  struct Part {
+  struct BlockPart {
     State state;
     std::string name;  // the tensor's name in its file
-    Block block;
+    CheckpointBlock block;
   };
   // Neighbouring bytes of a file, and their values in memory.
-  struct Piece {
+  struct FileRange {
     size_t file, offset, count;  // the file's number in files_; offset in the file in bytes; number of floats
     const float* values;         // in the snapshot
   };
@@ -106,12 +106,12 @@ class CheckpointWriter {
   std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
   void create();
   void open_files();
-  static std::vector<Part> parts_of(const std::vector<Block>& blocks, size_t most_floats);
-  Piece piece_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
-  void put(int rank, const Piece& piece);
+  static std::vector<BlockPart> parts_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats);
+  FileRange range_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
+  void put(int rank, const FileRange& range);
   void take_snapshot(const CheckpointContent& content);
   void write_in_parts(const CheckpointContent& content);
-  void copy_to_chunk(const CheckpointContent& content, const Part& part);
+  void copy_to_chunk(const CheckpointContent& content, const BlockPart& part);
   std::string send_in_parts(const CheckpointContent& content);
   void receive(int rank, const std::string& part);
   void write();
@@ -129,7 +129,7 @@ class CheckpointWriter {
   std::map<std::string, std::string> texts_;  // the content of small files, by name
   std::vector<std::unique_ptr<SafetensorsWriter>> writers_;  // by file
   std::map<int, Manifest> manifests_;         // the manifests that this rank writes, by rank
-  std::vector<Piece> pieces_;
+  std::vector<FileRange> ranges_;
   Allocate allocate_;
   std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
   size_t snapshot_floats_ = 0;         // the size that a snapshot needs

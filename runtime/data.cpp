@@ -72,7 +72,8 @@ size_t tokens_in_shard(const File& file) {
   return tokens;
 }
 
-// Of each kind of data. An eighth of what a process may have (ulimit -n, 1024 as a rule), as it needs files for other things.
+// Of each kind of data. An eighth of what a process may have (ulimit -n, 1024 as a rule), as it needs files for other
+// things.
 size_t open_at_a_time() {
   rlimit limit = {};
   getrlimit(RLIMIT_NOFILE, &limit);

@@ -38,8 +38,8 @@ Guard::Judgement Guard::judge(double loss, double norm, bool applied, const Step
   if (in_a_row_ >= options_.most_in_a_row)
     fail(reason, "; so were the ", in_a_row_ - 1, " steps before: lower --lr, check the data, or resume from an earlier "
          "checkpoint");
-  if (finite && options_.on_spike == "rollback") return {Action::roll_back, reason};
-  return {applied ? Action::none : Action::left_out, reason};
+  if (finite && options_.on_spike == "rollback") return {Response::roll_back, reason};
+  return {applied ? Response::none : Response::left_out, reason};
 }
 
 void Guard::count_rollback() {

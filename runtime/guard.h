@@ -50,9 +50,9 @@ class SpikeWindow {
 
 class Guard {
  public:
-  enum class Action { none, left_out, roll_back };
+  enum class Response { none, left_out, roll_back };
   struct Judgement {
-    Action action = Action::none;
+    Response action = Response::none;
     std::string reason;  // empty: the step was good
   };
 

@@ -7,8 +7,8 @@
 
 #include "processes/text.h"
 
-// Whose kernels a device runs fastest: those with the tensor cores' instructions of Hopper, or of the Blackwell of data centres.
-// All others multiply as Ampere does, RTX cards of Blackwell too.
+// Whose kernels a device runs fastest: those with the tensor cores' instructions of Hopper, or of the Blackwell of data
+// centres. All others multiply as Ampere does, RTX cards of Blackwell too.
 enum class Generation { ampere, hopper, blackwell };
 
 struct DeviceSheet {

@@ -2,8 +2,8 @@
 // (Slurm's warning), or --max-hours. The program finishes the step, writes a checkpoint, and ends with exit code 75:
 // start it again with --resume. A second SIGINT ends it at once.
 //
-// A signal may reach only one rank. The sums of the next step tell the other ranks (parallel/step_sums.cuh), and all stop
-// after the same step.
+// A signal may reach only one rank. The sums of the next step tell the other ranks (parallel/step_sums.cuh), and all
+// stop after the same step.
 #pragma once
 
 #include <atomic>

@@ -83,7 +83,7 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
 void add_training_options(CLI::App& app, Options& o) {
   const auto rate = in_range(0., 1e3);
   const auto decay = in_range(0., 0.99999);
-  Schedule& s = o.schedule;
+  LearningRateSchedule& s = o.schedule;
   app.option_defaults()->group("Batch");
   add(app, "--seq-len", o.seq_len, in_range(1, ModelShape::most_positions),
       "tokens a sample (default: 1024 for gpt2, 2048 for gpt3, else 256)");

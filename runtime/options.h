@@ -31,7 +31,7 @@ struct Options : StepOptions {
   std::string resume_from;
 
   int samples_alone = 0;  // of a step of one rank, if the number of ranks determines global_batch; 0: --global-batch does
-  Schedule schedule;
+  LearningRateSchedule schedule;
   bool steps_given = false;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, grad_clip = 1.0;
 

@@ -30,8 +30,8 @@ inline void prepare_process() {
   }
 }
 
-// Fails if what this process has printed as its result could not be written. If its reader has gone, the process ends as
-// others do then. Not for training, which goes on without a terminal.
+// Fails if what this process has printed as its result could not be written. If its reader has gone, the process ends
+// as others do then. Not for training, which goes on without a terminal.
 inline void require_printed() {
   errno = 0;
   if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;

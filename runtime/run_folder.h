@@ -1,8 +1,9 @@
 // What --out may hold when a run starts, and which checkpoint the run continues from:
 //
 //   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
-//                    these, the run's plan.json, and nothing else; a folder that holds anything else is simply used. --overwrite --init
-//                    with one of these checkpoints is refused: it would delete what the run starts from
+//                    these, the run's plan.json, and nothing else; a folder that holds anything else is simply used.
+//                    --overwrite --init with one of these checkpoints is refused: it would delete what the run starts
+//                    from
 //   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
 //   --resume DIR     continues from a checkpoint, or from the newest one of a run; if there is none, it fails. If it
 //                    goes back to an earlier checkpoint of --out, the later ones are renamed to

@@ -201,7 +201,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   for (const auto& [name, shape] : tensors) {
     size_t begin = end, elements = element_count(shape);
     end += elements * sizeof(float);
-    bool is_new = slots_.emplace(name, Slot{begin, elements}).second;
+    bool is_new = places_.emplace(name, Place{begin, elements}).second;
     if (!is_new) fail(path, ": two tensors are named ", excerpt(name));
     header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, end}}};
   }
@@ -216,13 +216,13 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
 }
 
 size_t SafetensorsWriter::offset(const std::string& name, size_t first, size_t count) const {
-  auto found = slots_.find(name);
-  if (found == slots_.end()) fail(file_.path(), ": has no tensor ", excerpt(name));
-  const Slot& slot = found->second;
-  if (first > slot.elements || count > slot.elements - first) {
-    fail(file_.path(), ": ", excerpt(name), " has ", slot.elements, " elements, not ", first, " + ", count);
+  auto found = places_.find(name);
+  if (found == places_.end()) fail(file_.path(), ": has no tensor ", excerpt(name));
+  const Place& place = found->second;
+  if (first > place.elements || count > place.elements - first) {
+    fail(file_.path(), ": ", excerpt(name), " has ", place.elements, " elements, not ", first, " + ", count);
   }
-  return header_.size() + slot.begin + first * sizeof(float);
+  return header_.size() + place.begin + first * sizeof(float);
 }
 
 void SafetensorsWriter::write(const std::string& name, size_t first, size_t count, const float* from) {

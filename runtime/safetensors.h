@@ -97,7 +97,7 @@ class SafetensorsWriter {
   void close() { file_.sync_and_close(); }
 
  private:
-  struct Slot {
+  struct Place {
     size_t begin;  // offset from the end of the header, in bytes
     size_t elements;
   };
@@ -105,6 +105,6 @@ class SafetensorsWriter {
   void reserve(size_t bytes);
 
   File file_;
-  std::map<std::string, Slot> slots_;
+  std::map<std::string, Place> places_;
   std::string header_;
 };

@@ -1,5 +1,6 @@
-// Samples text from a model: draws each next token from its logits by temperature, top-k (Fan et al., arXiv:1805.04833) and
-// top-p (Holtzman et al., arXiv:1904.09751), with a seeded generator of its own, so that sampling never changes training.
+// Samples text from a model: draws each next token from its logits by temperature, top-k (Fan et al., arXiv:1805.04833)
+// and top-p (Holtzman et al., arXiv:1904.09751), with a seeded generator of its own, so that sampling never changes
+// training.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +31,8 @@ class Sampler {
   // number: makes each sample of a run different; the step, for example.
   std::string text(uint64_t number, const NextLogits& next_logits) const { return texts(number, 1, next_logits)[0]; }
 
-  // Samples number to number + count − 1, which are drawn at the same time. A text ends before the end-of-text token, if
-  // the vocabulary has one. show: is called with the pieces of the first text.
+  // Samples number to number + count − 1, which are drawn at the same time. A text ends before the end-of-text token,
+  // if the vocabulary has one. show: is called with the pieces of the first text.
   std::vector<std::string> texts(uint64_t number, int count, const NextLogits& next_logits, const Show& show = {}) const;
 
   size_t prompt_tokens() const { return prompt_.size(); }
@@ -49,13 +50,13 @@ class Sampler {
 // Prints the text and a line end. The text may hold any byte, NUL included.
 void print_sample(const std::string& text);
 
-// The text that a model with so many positions sees of `tokens` tokens begins with this one. When its positions are full, it
-// goes on with the second half of them, so that the next half of its positions is free.
+// The text that a model with so many positions sees of `tokens` tokens begins with this one. When its positions are
+// full, it goes on with the second half of them, so that the next half of its positions is free.
 inline size_t first_seen(size_t tokens, size_t positions) {
   const size_t half = positions > 1 ? positions / 2 : 1;
   return tokens <= positions ? 0 : (tokens - positions + half - 1) / half * half;
 }
 
-// Draws texts, and prints the first one as it grows, then the others, with a line of dashes between two texts. Returns a line
-// that says how fast that was.
+// Draws texts, and prints the first one as it grows, then the others, with a line of dashes between two texts. Returns
+// a line that says how fast that was.
 std::string generate_texts(const Sampler& sampler, int count, size_t positions, const NextLogits& next_logits);

@@ -13,7 +13,7 @@
 
 #include "processes/error.h"
 
-struct Schedule {
+struct LearningRateSchedule {
   std::string kind = "cosine";  // cosine, constant or wsd
   double lr = 3e-4;
   double min_lr = 0;  // an absolute rate, which cosine reaches at the last step
@@ -22,7 +22,7 @@ struct Schedule {
   size_t cooldown = 0;  // steps, for wsd
 };
 
-inline void validate(const Schedule& schedule) {
+inline void validate(const LearningRateSchedule& schedule) {
   const auto& [kind, lr, min_lr, steps, warmup, cooldown] = schedule;
   if (kind != "cosine" && kind != "constant" && kind != "wsd") {
     fail("--schedule ", excerpt(kind), " is unknown: give cosine, constant or wsd");
@@ -44,7 +44,7 @@ inline size_t steps_within(double seconds, double step_s, double validation_s, s
   return size_t(std::max(1.0, (seconds - validation_s) / each));
 }
 
-inline double learning_rate(const Schedule& schedule, size_t step) {
+inline double learning_rate(const LearningRateSchedule& schedule, size_t step) {
   const auto& [kind, lr, min_lr, steps, warmup, cooldown] = schedule;
   if (step < warmup) return lr * double(step + 1) / double(warmup);
   if (kind == "cosine") {

@@ -44,8 +44,8 @@ void report_other_validation(const nlohmann::json& trainer, const DataIdentity& 
 }
 
 // Says that training longer than planned raises the learning rate, which had fallen for the planned end.
-void report_higher_rate(size_t planned, size_t step, const Schedule& schedule) {
-  Schedule before = schedule;
+void report_higher_rate(size_t planned, size_t step, const LearningRateSchedule& schedule) {
+  LearningRateSchedule before = schedule;
   before.steps = planned;
   if (planned > 0 && learning_rate(schedule, step) > learning_rate(before, step))
     std::printf("--steps %zu instead of %zu raises the learning rate at step %zu from %g to %g (%s); --init starts a schedule "

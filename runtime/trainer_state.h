@@ -26,8 +26,8 @@ struct RunData {
 // The text for CheckpointContent::trainer: state, guard, and the options and data that decide what a run computes.
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
 
-// Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of step
-// `step`, or if options or training data differ from this run's; prints a message if validation data differ. loss_scale:
-// used if the checkpoint stores none.
+// Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
+// step `step`, or if options or training data differ from this run's; prints a message if validation data differ.
+// loss_scale: used if the checkpoint stores none.
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data);

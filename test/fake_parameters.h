@@ -11,8 +11,8 @@
 
 class FakeParameters : public Parameters {
  public:
-  using CopyOut = std::function<void(const Block&, State, float* to)>;
-  using CopyIn = std::function<void(const Block&, State, const std::vector<float>& from)>;
+  using CopyOut = std::function<void(const CheckpointBlock&, State, float* to)>;
+  using CopyIn = std::function<void(const CheckpointBlock&, State, const std::vector<float>& from)>;
 
   explicit FakeParameters(const ModelShape& shape, CopyOut out = {}) : list(shape), out(out) { kept = shards_.slices_of_rank(); }
   FakeParameters(const FakeParameters&) = delete;
@@ -22,18 +22,18 @@ class FakeParameters : public Parameters {
   CopyOut out;
   CopyIn in;
 
-  Block block(const std::string& tensor, size_t first, size_t count, bool gathered = false) const {
+  CheckpointBlock block(const std::string& tensor, size_t first, size_t count, bool gathered = false) const {
     return {&list.find(tensor), first, count, gathered};
   }
   Slice slice(const std::string& tensor, size_t first, size_t count) const { return {&list.find(tensor), first, count, 0}; }
-  std::vector<Block> whole_tensors() const { return written_blocks(shards_, most_at_once); }
+  std::vector<CheckpointBlock> whole_tensors() const { return written_blocks(shards_, most_at_once); }
 
   const Shards& shards() const override { return shards_; }
-  std::vector<Slice> own_slices() const override { return kept; }
-  void copy_out(const Block& block, State state, float* to) override {
+  std::vector<Slice> kept_slices() const override { return kept; }
+  void copy_out(const CheckpointBlock& block, State state, float* to) override {
     copies_.push_back([this, block, state, to] { out(block, state, to); });
   }
-  void copy_in(const Block& block, State state, const std::vector<float>& from) override { in(block, state, from); }
+  void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override { in(block, state, from); }
   void wait_for_copies() const override {
     for (const auto& copy : std::exchange(copies_, {})) copy();
   }

@@ -16,9 +16,9 @@ if [ $# -eq 0 ]; then
          parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/step_sums.cuh logits.cuh
          training/batch_buffers.cuh training/steps_in_flight.cuh)
 fi
-events='^ +((data_|tp_|ends_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
-events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(slot\)'
-events+='|(slot\.moved|order_|arrived|arrived_.*|gathered_|issued_.*|buffer.*\.copied|end_.*|d\.left|d\.arrived.*)\.record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
+events='^ +((data_group_|tp_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
+events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(buffer\)|ends_\.wait_for_all'
+events+='|(buffer\.moved|order_|arrived|arrived_.*|gathered_|issued_.*|buffer.*\.copied|end_.*|d\.left|d\.arrived.*)\.record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi

@@ -38,7 +38,7 @@ std::vector<float> values_of(const std::string& tensor, size_t count, char kind)
   return values;
 }
 
-void copy_out(const Block& block, State state, float* to) {
+void copy_out(const CheckpointBlock& block, State state, float* to) {
   for (size_t i = 0; i < block.count; ++i) to[i] = value_of(block.tensor->name, char(state), block.first + i);
 }
 
@@ -60,7 +60,7 @@ CheckpointContent content(const std::string& trainer, FakeParameters& source = p
 template <class Load>
 Values loaded(const std::filesystem::path& folder, Load load, FakeParameters&& to = FakeParameters(shape)) {
   Values values;
-  to.in = [&](const Block& block, State state, const std::vector<float>& from) {
+  to.in = [&](const CheckpointBlock& block, State state, const std::vector<float>& from) {
     values[{char(state), block.tensor->name}] = from;
   };
   load(folder, to, most_at_once);
@@ -131,7 +131,7 @@ TEST_CASE("files are as transformers expects them") {
 TEST_CASE("a checkpoint appears only when complete, and what a failure or a crash leaves is removed") {
   TemporaryFolder folder;
   save(folder.path(), 1);
-  FakeParameters interrupted(shape, [](const Block&, State state, float*) {
+  FakeParameters interrupted(shape, [](const CheckpointBlock&, State state, float*) {
     if (state == State::second_moment) throw std::runtime_error("interrupted");
   });
   auto save_interrupted = [&] { save_checkpoint(folder.path(), 2, content("{}", interrupted)); };
@@ -191,7 +191,7 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
     group.chunk_bytes = 40;
     CheckpointWriter writer("run", size_t(5'000'000'000), group);
     CheckpointContent mine = content(R"({"seed": 7})");
-    for (Block& block : mine.blocks) {  // uneven parts: nothing, a third, the rest
+    for (CheckpointBlock& block : mine.blocks) {  // uneven parts: nothing, a third, the rest
       const size_t third = block.count / 3;
       block.first = rank == 2 ? third : 0;
       block.count = rank == 0 ? 0 : rank == 1 ? third : block.count - third;
@@ -219,23 +219,23 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
 
 // Four ranks in pairs. Of c_attn.weight each pair gathers 24 elements, in two rounds. What else the ranks write is as
 // unlike as it can be.
-std::vector<Block> gathered_blocks(int rank) {
+std::vector<CheckpointBlock> gathered_blocks(int rank) {
   const std::string gathered = "h.0.attn.c_attn.weight";
   const size_t of_pair = size_t(rank / 2) * 24, mine = size_t(rank % 2) * 6;
-  std::vector<Block> blocks;
+  std::vector<CheckpointBlock> blocks;
   if (rank == 0) blocks = {parameters.block("wte.weight", 0, 25)};
   if (rank == 1) blocks = {parameters.block("wte.weight", 25, 15)};
   if (rank == 2) blocks = {parameters.block("wpe.weight", 0, 12)};
   blocks.push_back(parameters.block(gathered, of_pair + mine, 6, true));
   if (rank == 3)
-    for (const Block& block : parameters.whole_tensors())
+    for (const CheckpointBlock& block : parameters.whole_tensors())
       if (block.tensor->unit > 0 && block.tensor->name != gathered) blocks.push_back(block);
   blocks.push_back(parameters.block(gathered, of_pair + 12 + mine, 6, true));
   return blocks;
 }
 
 // Sends what rank `rank` copies of a block to the other rank of its pair, and waits for what that copies.
-void meet_in_pair(int socket, const Block& block, State state) {
+void meet_in_pair(int socket, const CheckpointBlock& block, State state) {
   const std::string mine = char(state) + std::to_string(block.first / 12);
   char theirs[16] = "";
   if (send(socket, mine.data(), mine.size(), MSG_NOSIGNAL) < 0 || recv(socket, theirs, sizeof theirs - 1, 0) <= 0)
@@ -263,7 +263,7 @@ std::vector<Outcome> save_in_pairs(const TemporaryFolder& folder, const std::str
     std::signal(SIGXFSZ, SIG_IGN);
     rlimit limit;
     getrlimit(RLIMIT_FSIZE, &limit);
-    FakeParameters source(shape, [&](const Block& block, State state, float* to) {
+    FakeParameters source(shape, [&](const CheckpointBlock& block, State state, float* to) {
       const rlimit small = {1, limit.rlim_max};
       if (has(full, rank)) setrlimit(RLIMIT_FSIZE, &small);
       if (block.gathered) meet_in_pair(sockets[rank / 2][rank % 2], block, state);
@@ -587,7 +587,7 @@ TEST_CASE("values that are not finite are refused, by file, tensor and element")
   for (float bad : {NAN, INFINITY, -INFINITY})
     for (State broken : {State::weight, State::first_moment, State::second_moment}) {
       TemporaryFolder folder;
-      FakeParameters source(shape, [&](const Block& block, State state, float* to) {
+      FakeParameters source(shape, [&](const CheckpointBlock& block, State state, float* to) {
         copy_out(block, state, to);
         if (state == broken && block.tensor->name == "wpe.weight") to[7] = bad;
       });

@@ -168,7 +168,7 @@ struct Curve {
 
 Curve train(Model& model, const Reference& reference) {
   const nlohmann::json& s = reference.settings;
-  Schedule schedule{"cosine", s["lr"], s["min_lr"], s["steps"], s["warmup"], 0};
+  LearningRateSchedule schedule{"cosine", s["lr"], s["min_lr"], s["steps"], s["warmup"], 0};
   Curve curve;
   for (int step = 0; step < int(schedule.steps); ++step) {
     train_step(model, reference, step, model.options().micro_batch);

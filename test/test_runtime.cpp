@@ -37,7 +37,7 @@
 // ---- learning rate ----------------------------------------------------------------------------------------
 
 TEST_CASE("cosine with warmup") {
-  Schedule schedule = {.kind = "cosine", .lr = 1.0, .min_lr = 0.1, .steps = 12, .warmup = 4};
+  LearningRateSchedule schedule = {.kind = "cosine", .lr = 1.0, .min_lr = 0.1, .steps = 12, .warmup = 4};
   validate(schedule);
   CHECK(learning_rate(schedule, 0) == about(0.25));
   CHECK(learning_rate(schedule, 3) == about(1.0));
@@ -53,7 +53,7 @@ TEST_CASE("cosine with warmup") {
 }
 
 TEST_CASE("constant and wsd") {
-  Schedule schedule = {.kind = "constant", .lr = 0.5, .min_lr = 0, .steps = 20, .warmup = 2};
+  LearningRateSchedule schedule = {.kind = "constant", .lr = 0.5, .min_lr = 0, .steps = 20, .warmup = 2};
   CHECK(learning_rate(schedule, 0) == 0.25);
   CHECK(learning_rate(schedule, 19) == 0.5);
   schedule.kind = "wsd";
@@ -76,7 +76,7 @@ TEST_CASE("steps that fit in a time") {
 }
 
 TEST_CASE("contradictory schedules are refused") {
-  auto refusal = [](const Schedule& schedule) { return error_of([&] { validate(schedule); }); };
+  auto refusal = [](const LearningRateSchedule& schedule) { return error_of([&] { validate(schedule); }); };
   const double nan = std::nan("");
   CHECK(is_line_with(refusal({.kind = "linear", .steps = 5}), "'linear'", "cosine"));
   CHECK(is_line_with(refusal({.lr = -1, .steps = 5}), "--lr -1"));
@@ -708,7 +708,7 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
     const bool applied = kind == "log";
     const Guard::Judgement spike = judge(fresh, 4.01, 1, applied);
     CHECK(contains(spike.reason, "loss 4.01 is a spike: above 4"));
-    using enum Guard::Action;
+    using enum Guard::Response;
     CHECK(spike.action == (kind == "log" ? none : kind == "skip" ? left_out : roll_back));
     CHECK(contains(judge(fresh, 2, 1.1, applied).reason, "gradient norm 1.1 is a spike: above 1"));
     if (!applied) CHECK(fresh.limits(true).norm == guard.limits(true).norm);  // what was left out is not remembered
@@ -743,8 +743,8 @@ TEST_CASE("the guard knows spikes when its window is full, and counts") {
   CHECK(is_line_with(error_of([&] { spikes_at_new_level("skip"); }), "is a spike", "the 99 steps before"));
 
   Guard guard({"log", 3, 4, 3, 2});
-  CHECK(judge(guard, NAN, 1, false).action == Guard::Action::left_out);
-  CHECK(judge(guard, 1, INFINITY, false).action == Guard::Action::left_out);
+  CHECK(judge(guard, NAN, 1, false).action == Guard::Response::left_out);
+  CHECK(judge(guard, 1, INFINITY, false).action == Guard::Response::left_out);
   CHECK(judge(guard, 1, 1, true).reason == "");
   judge(guard, NAN, 1, false), judge(guard, NAN, 1, false);
   CHECK(is_line_with(error_of([&] { judge(guard, NAN, 1, false); }), "not finite", "the 2 steps before"));

@@ -51,7 +51,7 @@ class Elements {
   explicit Elements(const TensorList& list) {
     for (const TensorDescriptor& tensor : list.tensors()) times_[tensor.name].resize(tensor.count());
   }
-  void meet(const Block& block) {
+  void meet(const CheckpointBlock& block) {
     std::vector<int>& times = times_.at(block.tensor->name);
     for (size_t i = 0; i < block.count; ++i) ++times.at(block.first + i);
   }
@@ -89,7 +89,7 @@ TEST_CASE("tensor-parallel ranks: parts tile each split tensor, and every rank h
     bool as_meant = true;
     for (const TensorList& list : lists)
       for (const TensorDescriptor& tensor : list.tensors()) {
-        for (const Block& run : runs(tensor, 0, tensor.local)) elements.meet(run);
+        for (const CheckpointBlock& run : runs(tensor, 0, tensor.local)) elements.meet(run);
         for (size_t local = 0; local < tensor.local; ++local)
           as_meant &= tensor.part.whole(local) == whole_element(list, tensor, local) &&
                       local_before(tensor, tensor.part.whole(local)) == local;
@@ -135,7 +135,7 @@ TEST_CASE("all ranks together answer for each element of the model once") {
           const Range range = shards.owned(unit);
           CHECK(range.begin + range.count <= shards.list().units()[size_t(unit)].count);
           for (const Slice& slice : shards.slices(unit, range.begin, range.count))
-            for (const Block& run : runs(*slice.tensor, slice.first, slice.first + slice.count)) elements.meet(run);
+            for (const CheckpointBlock& run : runs(*slice.tensor, slice.first, slice.first + slice.count)) elements.meet(run);
         }
     CHECK(elements.all_met_once());
   });
@@ -148,7 +148,7 @@ TEST_CASE("the written blocks of all ranks hold each element of the model once")
       Elements elements(mesh[0][0].list());
       for (const auto& group : mesh)
         for (const Shards& shards : group)
-          for (const Block& block : written_blocks(shards, most)) {
+          for (const CheckpointBlock& block : written_blocks(shards, most)) {
             elements.meet(block);
             if (block.gathered) continue;
             const Slice all = {block.tensor, 0, block.tensor->local, block.tensor->offset};
@@ -162,15 +162,15 @@ TEST_CASE("one rank, and tensors whose parts are no short runs: a block for each
   for_meshes([&](const MeshShards& mesh) {
     for (const auto& group : mesh)
       for (const Shards& shards : group) {
-        const std::vector<Block> blocks = written_blocks(shards, 300);
+        const std::vector<CheckpointBlock> blocks = written_blocks(shards, 300);
         if (group.size() == 1) CHECK(blocks.size() == shards.slices_of_rank().size());
         for (const Slice& slice : shards.slices_of_rank()) {
           const std::string& name = slice.tensor->name;
           if (group.size() > 1 && (name.find("c_attn") != name.npos || name.ends_with("c_fc.weight"))) continue;
-          const auto of_slice = [&](const Block& block) { return block.tensor == slice.tensor; };
+          const auto of_slice = [&](const CheckpointBlock& block) { return block.tensor == slice.tensor; };
           CAPTURE(name);
           REQUIRE(std::ranges::count_if(blocks, of_slice) == 1);
-          const Block& block = *std::ranges::find_if(blocks, of_slice);
+          const CheckpointBlock& block = *std::ranges::find_if(blocks, of_slice);
           CHECK(block.first == slice.tensor->part.whole(slice.first));
           CHECK(block.count == slice.count);
         }
@@ -183,10 +183,10 @@ TEST_CASE("tensor-parallel ranks gather in the same rounds, and most of what is 
     for_meshes([&](const MeshShards& mesh) {
       CAPTURE(most);
       for (const auto& group : mesh) {
-        std::vector<std::vector<Block>> gathered(group.size());  // by tensor-parallel rank
+        std::vector<std::vector<CheckpointBlock>> gathered(group.size());  // by tensor-parallel rank
         size_t short_runs = 0;
         for (size_t rank = 0; rank < group.size(); ++rank)
-          for (const Block& block : written_blocks(group[rank], most)) {
+          for (const CheckpointBlock& block : written_blocks(group[rank], most)) {
             if (block.gathered) gathered[rank].push_back(block);
             else short_runs += block.tensor->split.axis == 1;
           }
@@ -198,7 +198,7 @@ TEST_CASE("tensor-parallel ranks gather in the same rounds, and most of what is 
         for (size_t rank = 0; rank < group.size(); ++rank) {
           REQUIRE(gathered[rank].size() == gathered[0].size());
           for (size_t i = 0; i < gathered[0].size(); ++i) {  // side by side, and of equal size
-            const Block &mine = gathered[rank][i], &first = gathered[0][i];
+            const CheckpointBlock &mine = gathered[rank][i], &first = gathered[0][i];
             CHECK(mine.tensor->name == first.tensor->name);
             CHECK(mine.count == first.count);
             CHECK(mine.first == first.first + rank * first.count);
@@ -211,7 +211,7 @@ TEST_CASE("tensor-parallel ranks gather in the same rounds, and most of what is 
 }
 
 // The numbers of a tensor's elements, as its values.
-std::vector<float> numbers(const Block& block) {
+std::vector<float> numbers(const CheckpointBlock& block) {
   std::vector<float> values(block.count);
   std::iota(values.begin(), values.end(), float(block.first));
   return values;
@@ -231,7 +231,7 @@ TEST_CASE("a rank finds all that it keeps in the blocks that it reads") {
         for (const auto& [tensor, slice] : kept) {
           CAPTURE(tensor->name);
           std::vector<float> found;
-          for (const Block& block : read_blocks({slice}, most)) {
+          for (const CheckpointBlock& block : read_blocks({slice}, most)) {
             const Slice part = common(block, slice);
             CHECK((block.count <= most || part.count == block.count));
             CHECK(part.first == slice.first + found.size());

@@ -27,7 +27,7 @@ class Checkpoints {
   size_t snapshot_bytes() const { return writer_.snapshot_bytes(); }
 
   // Says for which ranks training will wait while a checkpoint is written. To be called when the run folder exists.
-  void describe() {
+  void report_slow_ranks() {
     if (state_.job.options.out.empty()) return;
     for (const std::string& reason : writer_.find_slow_ranks()) std::printf("saving    %s\n", reason.c_str());
   }

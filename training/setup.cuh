@@ -31,8 +31,8 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   return shape;
 }
 
-// Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan may
-// have no data: then the vocabulary is the usual one of token shards.
+// Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan
+// may have no data: then the vocabulary is the usual one of token shards.
 inline void decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
   const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
   o.shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
@@ -78,7 +78,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
        .library_attention = !elsewhere && (o.attention == "cudnn" || (o.attention == "auto" && training)),
        .hopper_attention = o.attention == "hopper",
        .elsewhere = elsewhere,
-       .store = {.stage = o.zero,
+       .store = {.zero = o.zero,
                  .training = training,
                  .stochastic_rounding = o.stochastic_rounding,
                  .loss_scale = loss_scale_of(o),

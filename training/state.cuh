@@ -47,7 +47,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
 }
 
 // What this rank writes of the model. chunk_bytes: of the ranks' group.
-inline std::vector<Block> written_blocks(Model& model, size_t chunk_bytes) {
+inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
   return written_blocks(model.store().shards(), chunk_bytes / sizeof(float));
 }
 

@@ -13,8 +13,8 @@
 
 namespace {
 
-// The checksum of a replica. It reads the bits only, so bf16 and fp16 need not be told apart. memory: 1 + most_sum_blocks
-// elements.
+// The checksum of a replica. It reads the bits only, so bf16 and fp16 need not be told apart. memory: 1 +
+// most_sum_blocks elements.
 uint64_t checksum_of(const Replica& replica, TensorStatistics* memory, cudaStream_t stream) {
   const auto compute = [&](auto* values) { tensor_statistics(memory, values, replica.count, memory + 1, stream); };
   if (replica.bytes == sizeof(float)) compute(static_cast<const float*>(replica.values));

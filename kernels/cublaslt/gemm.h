@@ -93,7 +93,7 @@ struct Algorithm {
   cublasLtMatmulAlgo_t data;
 };
 
-struct Plan {
+struct ProductPlan {
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, d;
   std::vector<Algorithm> algorithms;                     // those that may work, the chosen one first
@@ -106,14 +106,14 @@ void set_attribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_
 }
 
 template <class In, class Out>
-void set_pointers(const Plan& plan, const Operands<In, Out>& o) {
+void set_pointers(const ProductPlan& plan, const Operands<In, Out>& o) {
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
   if (o.before_gelu)
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.before_gelu);
 }
 
 template <class In, class Out>
-cublasStatus_t multiply(const Plan& plan, const Algorithm& algorithm, const Operands<In, Out>& o,
+cublasStatus_t multiply(const ProductPlan& plan, const Algorithm& algorithm, const Operands<In, Out>& o,
                         bool accumulate, cudaStream_t stream) {
   const float alpha = 1, beta = accumulate ? 1 : 0;
   const cublasStatus_t status =
@@ -141,7 +141,7 @@ inline bool splits_sums(const Algorithm& algorithm) {
 // Asks the heuristic for algorithms, best guess first. They may split sums only if the parts are added in float (by
 // default they may be added in the 16 bits of D), and not if there is a bias, which might then be added to a sum that
 // is already rounded to 16 bits.
-inline void find_candidates(Plan& plan, const uint32_t (&alignments)[3], bool has_bias) {
+inline void find_candidates(ProductPlan& plan, const uint32_t (&alignments)[3], bool has_bias) {
   constexpr int most = 8;
   cublasLtMatmulPreference_t preference;
   CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -180,7 +180,7 @@ inline std::string text_of(const Algorithm& algorithm) {
 }
 
 // The algorithm that the text describes; none if this card and library can't use it.
-inline std::optional<Algorithm> algorithm_of(const std::string& text, const Plan& plan) {
+inline std::optional<Algorithm> algorithm_of(const std::string& text, const ProductPlan& plan) {
   std::istringstream words(text);
   size_t version = 0;
   Algorithm algorithm;
@@ -196,7 +196,7 @@ inline std::optional<Algorithm> algorithm_of(const std::string& text, const Plan
 
 // The fastest algorithm of those that work, as text; "none" if none works. D is overwritten.
 template <class In, class Out>
-std::string fastest(const Plan& plan, const Operands<In, Out>& o, cudaStream_t stream) {
+std::string fastest(const ProductPlan& plan, const Operands<In, Out>& o, cudaStream_t stream) {
   std::vector<bool> works(plan.algorithms.size(), true);
   const std::vector<double> seconds = best_seconds_of_each(stream, works.size(), [&](size_t i) {
     works[i] = works[i] && multiply(plan, plan.algorithms[i], o, false, stream) == CUBLAS_STATUS_SUCCESS;
@@ -220,7 +220,7 @@ std::string name_of(const GemmShape& s, Epilogue epilogue) {
 
 // Puts the chosen algorithm, if there is one, before the others.
 template <class In, class Out>
-void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o,
+void choose_algorithm(ProductPlan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o,
                       cudaStream_t stream) {
   const std::string choice =
       gemm_choices().choose(name_of<In, Out>(s, epilogue), [&] { return fastest(plan, o, stream); });
@@ -228,8 +228,8 @@ void choose_algorithm(Plan& plan, const GemmShape& s, Epilogue epilogue, const O
 }
 
 template <class In, class Out>
-Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  Plan plan;
+ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
+  ProductPlan plan;
   CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   // cuBLASLt's first operand is B, whose rows are its columns; the second is A.
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -258,11 +258,11 @@ Plan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o
 // Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue, int>, Plan> plans;
+  static std::map<std::tuple<GemmShape, Epilogue, int>, ProductPlan> plans;
   const auto key = std::make_tuple(shape, epilogue, gemm_choices().lessons);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
-  Plan& plan = found->second;
+  ProductPlan& plan = found->second;
   set_pointers(plan, o);
   while (!plan.algorithms.empty()) {
     const cublasStatus_t status = multiply(plan, plan.algorithms[0], o, shape.accumulate, stream);

@@ -56,14 +56,14 @@ struct Shape {
 enum Name : int64_t { Q = 1, K, V, OUT, LSE, DOUT, DQ, DK, DV };
 using Pointers = std::unordered_map<int64_t, void*>;
 
-struct Plan {
+struct AttentionPlan {
   Graph forward, backward;
 };
 
 // What all plans of a device share, during the whole run: cuDNN's handle belongs to a device.
 struct Context {
   cudnnHandle_t handle = nullptr;
-  std::map<Shape, Plan> plans;
+  std::map<Shape, AttentionPlan> plans;
   int64_t most_bytes = 0;  // the largest workspace that a plan needs
   void* own = nullptr;  // a workspace
   size_t own_bytes = 0;
@@ -194,7 +194,7 @@ std::string plan_library_attention(const AttentionSizes& sizes, const AttentionS
   if (sizes.causal && sizes.past != 0) return library_attention_name() + " is not asked for queries after past keys";
   try {
     if (!c.handle) require(cudnnCreate(&c.handle));
-    Plan& plan = c.plans[shape];
+    AttentionPlan& plan = c.plans[shape];
     describe_forward(plan.forward, shape);
     describe_backward(plan.backward, shape);
     c.most_bytes = std::max({c.most_bytes, build(plan.forward, shape), build(plan.backward, shape)});

@@ -90,8 +90,8 @@ struct alignas(sizeof(T) * N) Pack {
   T values[N];
 };
 
-// A pack between load and use: on a GPU as words, which stay in registers as they were loaded. Elements of 16 bits would
-// be split by the compiler as soon as they arrive, so that each load is waited for.
+// A pack between load and use: on a GPU as words, which stay in registers as they were loaded. Elements of 16 bits
+// would be split by the compiler as soon as they arrive, so that each load is waited for.
 template <class T, int N>
 struct alignas(N == 1 ? alignof(T) : sizeof(T) * N) PackWords {
   using Word = PackWord<T, N>;

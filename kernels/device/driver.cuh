@@ -1,4 +1,5 @@
-// Functions of the CUDA driver, found without linking to it. This file asks which version of the runtime it is compiled with.
+// Functions of the CUDA driver, found without linking to it. This file asks which version of the runtime it is compiled
+// with.
 #pragma once
 
 #include <cuda.h>

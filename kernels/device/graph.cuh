@@ -49,7 +49,8 @@ class RecordedWork {
 template <class Key>
 class RecordedWorks {
  public:
-  // Runs work(): as a graph, unless it is not the same every time (`changes`), or the profiler wants to see each launch.
+  // Runs work(): as a graph, unless it is not the same every time (`changes`), or the profiler wants to see each
+  // launch.
   template <class Work>
   void run(const Key& key, bool changes, cudaStream_t stream, Work work) {
     const Profiler& profiler = Profiler::instance();

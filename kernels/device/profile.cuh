@@ -39,7 +39,8 @@ struct WrittenTensor {
   bool accumulated;  // the launcher added to values of earlier micro-batches
 };
 
-// Nanoseconds since 1970: the only clock that all ranks of a job share. It is read once: setting it later changes nothing.
+// Nanoseconds since 1970: the only clock that all ranks of a job share. It is read once: setting it later changes
+// nothing.
 inline int64_t wall_clock() {
   using namespace std::chrono;
   static const auto steady_began = system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch();

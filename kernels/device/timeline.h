@@ -1,5 +1,5 @@
-// What the launchers did and when, as plain data: the profiler fills it (kernels/device/profile.cuh), runtime/trace_file.h
-// writes it.
+// What the launchers did and when, as plain data: the profiler fills it (kernels/device/profile.cuh),
+// runtime/trace_file.h writes it.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@ struct TraceContext {
   const char* work = nullptr;
   int chunk = 0;
   int layer = -1;
-  // Of tensor parallelism the piece of the rows, of ring attention the step; and whether what is written is one term of a sum.
+  // Of tensor parallelism the piece of the rows, of ring attention the step; and whether what is written is one term of
+  // a sum.
   int piece = -1;
   bool partial = false;
 };

@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   parameters.kept = {parameters.slice("wte.weight", 1, 4), parameters.slice("ln_f.bias", 0, 3),
                      parameters.slice("wte.weight", 5, 1)};
   size_t values = 0;
-  parameters.in = [&](const Block& block, State, const std::vector<float>& from) {
+  parameters.in = [&](const CheckpointBlock& block, State, const std::vector<float>& from) {
     require(from.size() == block.count, block.tensor->name, ": ", from.size(), " values instead of ", block.count);
     values += from.size();
   };

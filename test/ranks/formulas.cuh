@@ -49,11 +49,11 @@ std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const
   double summed = 0;  // gradients of LayerNorms among those that this rank keeps
   for (int number = 0; number < shards.units(); ++number) {
     const Unit& unit = list.units()[size_t(number)];
-    const size_t begin = options.store.stage ? shards.begin(number) : 0;
-    const size_t end = options.store.stage ? begin + shards.piece(number) : unit.count;
+    const size_t begin = options.store.zero ? shards.begin(number) : 0;
+    const size_t end = options.store.zero ? begin + shards.piece(number) : unit.count;
     summed += std::max(0.0, double(std::min(end, unit.count)) - double(std::max(begin, unit.summed)));
   }
-  if (options.store.stage == 0) CHECK(summed == (4 * l + 2 * head) * round_to_tensor(C));
+  if (options.store.zero == 0) CHECK(summed == (4 * l + 2 * head) * round_to_tensor(C));
   return {{"all_gather", one * ((options.splits_backward ? 8 : 6) * l + embedding + head) + 12 * A * R * (tp - 1) * head},
           {"reduce_scatter", one * ((options.recompute == Recompute::block ? 5 : 4) * l + embedding + head)},
           {"all_reduce", 2 * (tp - 1.0) / tp * sizeof(float) * summed}};
@@ -130,7 +130,7 @@ inline double gathered_in_pipeline(const Actions& actions, const TensorList& lis
 template <class T>
 BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorList& list, const Shards& shards) {
   const Actions actions = schedule_of(options, mesh);
-  const int stage = options.store.stage, A = micro_batches(options, mesh), world = mesh.world().size();
+  const int stage = options.store.zero, A = micro_batches(options, mesh), world = mesh.world().size();
   const double others = mesh.data().size() - 1, wide = sizeof(float), narrow = sizeof(T);
   const double blocks = own_layers(list) * double(list.chunks().empty() ? 0 : shards.piece(list.chunks()[0].first + 1));
   const double rest = double(shards.piece(0) + shards.piece(list.final_norm_unit()));

@@ -56,7 +56,7 @@ ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
                           .recompute = is_zb ? Recompute::none : Recompute(turn % 3),
                           .context_method = ContextMethod((turn + turn / 4) % 2), .tp_pieces = 1 + turn % 2,
                           .logit_chunks = turn % 2 ? 3 : 1,
-                          .store = {.stage = is_zb ? turn / 4 % 2 : (turn + turn / 4) % 4}};
+                          .store = {.zero = is_zb ? turn / 4 % 2 : (turn + turn / 4) % 4}};
   if (is_interleaved) options.chunks = std::min(2 + turn / 4 % 3, shape.layers / stages);
   if (is_interleaved && samples / options.micro_batch % stages) options.micro_batch = samples / stages;
   if (options.context_method == ContextMethod::ulysses && shape.heads % (mesh.shape().tp * mesh.shape().cp))
@@ -127,7 +127,7 @@ TEST_CASE_TEMPLATE("a pipeline of all ranks has the bits of one rank: the first 
     const std::unique_ptr<Model> model = model_of<T>({.shape = shape, .micro_batch = 2, .chunks = chunks}, mesh);
     train_step(*model, mesh, 0);
     CHECK(model->loss() == loss[0]);
-    for (const Slice& slice : model->store().own_slices()) {
+    for (const Slice& slice : model->store().kept_slices()) {
       CAPTURE(slice.tensor->name);
       const std::vector<float> actual = values_of(model->store(), slice, State::gradient);
       const auto expected = wanted.begin() + long(offset_of(model->tensors(), *slice.tensor) + slice.first);
@@ -334,7 +334,7 @@ struct Outcome {
 
 std::vector<float> own_gradients(const Parameters& store) {
   std::vector<float> all;
-  for (const Slice& slice : store.own_slices()) {
+  for (const Slice& slice : store.kept_slices()) {
     const std::vector<float> values = values_of(store, slice, State::gradient);
     all.insert(all.end(), values.begin(), values.end());
   }
@@ -439,7 +439,7 @@ TEST_CASE("a NaN in a weight, or a gradient, of any rank: all ranks leave the up
     const ModelOptions options = options_of(tiny(rank_count()), mesh, turn);
     const std::unique_ptr<Model> owner = model_of<float>(options, mesh);
     const int unit = owner->tensors().chunks()[0].first + 1;
-    check_nan_on_each_rank(*owner, mesh, unit, unit, [&](int rank) { return (rank + turn) % 2 || options.store.stage > 1; });
+    check_nan_on_each_rank(*owner, mesh, unit, unit, [&](int rank) { return (rank + turn) % 2 || options.store.zero > 1; });
   }, every_few());
 }
 
@@ -458,7 +458,7 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
     const std::unique_ptr<Model> model = model_of<T>(options, mesh);
     for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
     std::vector<float> mine;
-    for (const Slice& slice : model->store().own_slices()) {
+    for (const Slice& slice : model->store().kept_slices()) {
       if (slice.tensor->unit != 0) continue;
       for (State state : {State::weight, State::first_moment, State::second_moment}) {
         const std::vector<float> values = values_of(model->store(), slice, state);
@@ -495,7 +495,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
   const ModelShape shape = tiny(std::max(rank_count(), 4));
   for_meshes(mesh_shapes(shape), rank_count() >= 6 ? 1 : std::is_same_v<T, float> ? 4 : 2, [&](Mesh& mesh, int turn) {
     ModelOptions options = options_of(shape, mesh, turn);
-    if (mesh.data().size() == 1) options.store.stage = 0;
+    if (mesh.data().size() == 1) options.store.zero = 0;
     const Curve curve = train<T>(options, mesh, 2);
     const Actions actions = schedule_of(options, mesh);
     options.slots = slots_of(actions);
@@ -517,7 +517,7 @@ TEST_CASE("samples that are long beside the channels: losses, bytes and memory i
   Curve wanted;
   if (ranks().control->rank() == 0) wanted = train<T>(options, alone, 2);
   const std::vector<float> losses = all_values(wanted.losses);
-  options.store.stage = 3;
+  options.store.zero = 3;
   for (ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
     CAPTURE(int(method));
     options.context_method = method;

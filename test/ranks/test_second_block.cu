@@ -173,7 +173,7 @@ TEST_CASE("gradients are those of finite differences, where ranks share layers, 
     all_weights(*one);
     train_step(*one, alone, 0);
     std::vector<float> all;
-    for (const Slice& slice : one->store().own_slices()) {
+    for (const Slice& slice : one->store().kept_slices()) {
       const std::vector<float> values = values_of(one->store(), slice, State::gradient);
       all.insert(all.end(), values.begin(), values.end());
     }
@@ -216,6 +216,6 @@ TEST_CASE("losses and norms are those of one rank, on meshes of all kinds") {
                                              {MeshShape{.cp = 2, .dp = n / 2}, "1f1b"}}) {
     pipeline_schedule = schedule;
     Mesh mesh(ranks().mesh, mesh_shape);
-    check_fp32_curve(train<float>({.shape = shape, .micro_batch = 2, .store = {.stage = mesh_shape.pp == 1 ? 3 : 1}}, mesh), shape);
+    check_fp32_curve(train<float>({.shape = shape, .micro_batch = 2, .store = {.zero = mesh_shape.pp == 1 ? 3 : 1}}, mesh), shape);
   }
 }

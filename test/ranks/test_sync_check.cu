@@ -117,7 +117,7 @@ TEST_CASE_TEMPLATE("one bit of one rank is found, by tensor and rank", T, float,
       CAPTURE(mesh_shape.pp);
       CAPTURE(stage);
       Mesh mesh(ranks().mesh, mesh_shape);
-      const std::unique_ptr<Model> model = trained<T>(mesh, {.stage = stage}, 1);
+      const std::unique_ptr<Model> model = trained<T>(mesh, {.zero = stage}, 1);
       CHECK(message_of_check(*model) == "");
       std::set<std::string> visited;
       for (const Replica& replica : replicas_of(*model)) {
@@ -144,7 +144,7 @@ TEST_CASE("training lets no rank drift") {
       CAPTURE(mesh_shape.pp);
       CAPTURE(stage);
       Mesh mesh(ranks().mesh, mesh_shape);
-      CHECK(message_of_check(*trained<float>(mesh, {.stage = stage}, 3)) == "");
-      CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.stage = stage, .stochastic_rounding = true}, 3)) == "");
+      CHECK(message_of_check(*trained<float>(mesh, {.zero = stage}, 3)) == "");
+      CHECK(message_of_check(*trained<__nv_bfloat16>(mesh, {.zero = stage, .stochastic_rounding = true}, 3)) == "");
     }
 }

@@ -44,7 +44,7 @@ void for_meshes(const ModelShape& shape, Work work) {
 ModelOptions options_of(const ModelShape& shape, Mesh& mesh, int turn) {
   const int micro_steps = turn / 2 % 2 ? 4 : 2;
   return {.shape = shape, .micro_batch = global_batch() / (mesh.shape().dp * micro_steps),
-          .recompute = Recompute(turn % 3), .tp_pieces = 1 + (turn + turn / 4) % 4, .logit_chunks = turn % 2 ? 3 : 1, .store = {.stage = turn % 4}};
+          .recompute = Recompute(turn % 3), .tp_pieces = 1 + (turn + turn / 4) % 4, .logit_chunks = turn % 2 ? 3 : 1, .store = {.zero = turn % 4}};
 }
 
 }  // namespace
@@ -136,7 +136,7 @@ TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor
   for_meshes(shape, [&](Mesh& mesh) {
     for (int stage : {0, 3}) {
       ModelOptions options = options_of(shape, mesh, turn++);
-      options.store.stage = stage;
+      options.store.zero = stage;
       CAPTURE(stage);
       const std::unique_ptr<Model> model = model_of<float>(options, mesh);
       train_step(*model, mesh, 0);
@@ -237,7 +237,7 @@ TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochas
     const std::unique_ptr<Model> model = model_of<T>(options, mesh);
     for (size_t step = 0; step < some_steps; ++step) train_step(*model, mesh, step);
     std::vector<float> copies;
-    for (const Slice& slice : model->store().own_slices()) {
+    for (const Slice& slice : model->store().kept_slices()) {
       if (slice.tensor->split.axis >= 0) continue;
       for (State state : {State::weight, State::first_moment, State::second_moment}) {
         const std::vector<float> values = values_of(model->store(), slice, state);
@@ -269,7 +269,7 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
     options.store.stochastic_rounding = true;
     const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
     train_step(*model, mesh, 0);
-    for (const Slice& slice : model->store().own_slices()) {
+    for (const Slice& slice : model->store().kept_slices()) {
       if (slice.count < 1000) continue;
       CAPTURE(slice.tensor->name);
       const std::vector<float> actual = values_of(model->store(), slice, State::weight);
@@ -292,13 +292,13 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       if (mesh.shape().dp == 1 && stage > 1) continue;
       ModelOptions options = options_of(shape, mesh, turn);
       options.micro_batch = global_batch() / (mesh.shape().dp * 2);
-      options.store.stage = mesh.shape().dp > 1 ? stage : 0;
+      options.store.zero = mesh.shape().dp > 1 ? stage : 0;
       CAPTURE(stage);
       CAPTURE(turn);
       const TensorList list(shape, mesh.tp().size(), mesh.tp().rank());
       const Shards shards(list, mesh.data().size(), mesh.data().rank());
       const Curve curve = train<T>(options, mesh, 2);
-      auto wanted = bytes_of_step<T>(mesh, shards, options.store.stage, 2);
+      auto wanted = bytes_of_step<T>(mesh, shards, options.store.zero, 2);
       wanted["tp"] = bytes_of_layers<T>(options, list, shards, 2);
       check_bytes(curve, wanted);
       check_memory(curve, bytes_of_activations<T>(options, list), 13 * (shape.layers + 1));

@@ -38,7 +38,7 @@ void fill(Store<T>& s) {
     for (State state : optimizer_states) {
       std::vector<float> values(tensor.count());
       for (float& v : values) v = value++;
-      s.store.copy_in(Block{&tensor, 0, tensor.count()}, state, values);
+      s.store.copy_in(CheckpointBlock{&tensor, 0, tensor.count()}, state, values);
     }
   CHECK(value < 0x1p24f);  // up to here floats are exact
 }
@@ -59,7 +59,7 @@ CheckpointContent content(Store<T>& s, size_t most) {
 template <class T>
 std::vector<float> state_of(Store<T>& s) {
   std::vector<float> all;
-  for (const Slice& slice : s.store.own_slices())
+  for (const Slice& slice : s.store.kept_slices())
     for (State state : saved_states()) {
       std::vector<float> values(slice.count);
       s.store.copy_out(slice, state, values.data());
@@ -103,7 +103,7 @@ void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
     for (int stage : stages) {
       CAPTURE(tp);
       CAPTURE(stage);
-      options.stage = stage;
+      options.zero = stage;
       Store<T> s(mesh, options);
       fill(s);
       update(s);

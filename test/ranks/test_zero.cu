@@ -11,7 +11,7 @@ void check_all_stages(const ModelShape& shape, int micro_batch, size_t steps) {
   CAPTURE(micro_batch);
   for (int stage = 0; stage <= (dp().size() > 1 ? 3 : 0); ++stage) {  // one rank has one stage
     CAPTURE(stage);
-    const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, steps);
+    const Curve curve = train<T>(shape, mesh(), micro_batch, {.zero = stage}, steps);
     if constexpr (std::is_same_v<T, float>) check_fp32_curve(curve, shape);
     else check_16_bit_curves<T>({curve}, shape);
   }
@@ -46,7 +46,7 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
     model.begin_sums();
     model.forward(batch);
     model.backward(batch);
-    for (const Slice& slice : model.store().own_slices()) {
+    for (const Slice& slice : model.store().kept_slices()) {
       const std::vector<float> gradient = values_of(model.store(), slice, State::gradient);
       Terms& terms = all[slice.tensor->name];
       terms.sums.resize(slice.count);
@@ -77,7 +77,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   const double additions = global_batch() / micro_batch + micro_batch * shape.positions;
   const double of_element = store.cast_gradients ? dp().size() * rounding<T> : 0;
   double worst = 0, squares = 0, allowed_squares = 0;
-  for (const Slice& slice : model.store().own_slices()) {
+  for (const Slice& slice : model.store().kept_slices()) {
     const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
     const auto& [sums, magnitudes] = terms.at(slice.tensor->name);
     const double of_tensor = additions * rounding<float> * *std::max_element(magnitudes.begin(), magnitudes.end());
@@ -91,7 +91,7 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   }
   CHECK_WITHIN(store.cast_gradients ? "sent in bf16" : "sent in fp32", worst, 1);
   std::vector<double> totals = {squares, allowed_squares};
-  if (store.stage > 0) add_over_ranks(totals);  // each has its pieces
+  if (store.zero > 0) add_over_ranks(totals);  // each has its pieces
   const double norm = std::sqrt(totals[0]);
   CHECK_WITHIN("norm", model.gradient_summary().norm - norm, std::sqrt(totals[1]) + additions * rounding<float> * norm);
 }
@@ -142,7 +142,7 @@ TEST_CASE_TEMPLATE("gradients are summed over micro-batches and ranks", T, float
       for (bool narrow : {false, true}) {
         CAPTURE(stage);
         CAPTURE(narrow);
-        if (!narrow || !std::is_same_v<T, float>) check_gradients<T>(shape, 2, terms, {.stage = stage, .cast_gradients = narrow});
+        if (!narrow || !std::is_same_v<T, float>) check_gradients<T>(shape, 2, terms, {.zero = stage, .cast_gradients = narrow});
       }
   }
 }
@@ -156,7 +156,7 @@ TEST_CASE("passes without a collective are launched as graphs") {
   const size_t steps = 6;  // so that each of the three batch buffers has had a step's first micro-batch before
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
-    CHECK(train<float>(deep, mesh(), 1, {.stage = stage}, steps).graphs == expected[stage]);
+    CHECK(train<float>(deep, mesh(), 1, {.zero = stage}, steps).graphs == expected[stage]);
   }
 }
 #endif
@@ -165,7 +165,7 @@ TEST_CASE("passes without a collective are launched as graphs") {
 TEST_CASE("gradients that travel in bf16 give the curve of one rank") {
   std::vector<Curve> curves;
   for (int stage : {0, 3})
-    curves.push_back(train<__nv_bfloat16>(odd, mesh(), 2, {.stage = stage, .cast_gradients = true}));
+    curves.push_back(train<__nv_bfloat16>(odd, mesh(), 2, {.zero = stage, .cast_gradients = true}));
   check_16_bit_curves<__nv_bfloat16>(curves, odd);
 }
 
@@ -173,10 +173,10 @@ TEST_CASE("the same mesh gives the same bits, and so do stages that add in the s
   // One micro-step: every stage reduces the same sums. (Stage 0 reduces them by another collective, which may add in
   // another order on a GPU.)
   const int micro_batch = global_batch() / dp().size();
-  const Curve first = train<float>(odd, mesh(), micro_batch, {.stage = 1}, some_steps);
+  const Curve first = train<float>(odd, mesh(), micro_batch, {.zero = 1}, some_steps);
   for (int stage : {1, 2, 3}) {
     CAPTURE(stage);
-    const Curve again = train<float>(odd, mesh(), micro_batch, {.stage = stage}, some_steps);
+    const Curve again = train<float>(odd, mesh(), micro_batch, {.zero = stage}, some_steps);
     CHECK(again.losses == first.losses);
     CHECK(again.norms == first.norms);
   }
@@ -191,7 +191,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
       const int micro_batch = global_batch() / dp().size() / 2;
       const TensorList list(shape);
       const Shards shards(list, dp().size(), dp().rank());
-      const Curve curve = train<T>(shape, mesh(), micro_batch, {.stage = stage}, 2);
+      const Curve curve = train<T>(shape, mesh(), micro_batch, {.zero = stage}, 2);
       check_bytes(curve, bytes_of_step<T>(mesh(), shards, stage, 2));
       const auto wanted = bytes_of_memory<T>(shards, layers, stage);
       for (const auto& category : curve.memory) {
@@ -207,12 +207,12 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
 
 // After one step on `mesh`, the weights by tensor; of other ranks' pieces NaN.
 std::map<std::string, std::vector<float>> stochastically_rounded(Mesh& mesh, int stage) {
-  const StoreOptions store = {.stage = stage, .stochastic_rounding = true};
+  const StoreOptions store = {.zero = stage, .stochastic_rounding = true};
   const std::unique_ptr<Model> owner = model_of<__nv_bfloat16>(even, mesh, 2, store);
   Model& model = *owner;
   train_step(model, mesh, 0);
   std::map<std::string, std::vector<float>> weights;
-  for (const Slice& slice : model.store().own_slices()) {
+  for (const Slice& slice : model.store().kept_slices()) {
     std::vector<float>& values = weights.try_emplace(slice.tensor->name, slice.tensor->count(), NAN).first->second;
     std::ranges::copy(values_of(model.store(), slice, State::weight), values.begin() + long(slice.first));
   }
@@ -245,7 +245,7 @@ TEST_CASE_TEMPLATE("a NaN in one gradient of one rank: all ranks leave the updat
     for (bool stochastic : {false, true}) {
       if (stochastic && std::is_same_v<T, float>) continue;
       CAPTURE(stage);
-      const StoreOptions store = {.stage = stage, .stochastic_rounding = stochastic};
+      const StoreOptions store = {.zero = stage, .stochastic_rounding = stochastic};
       const std::unique_ptr<Model> owner = model_of<T>(odd, mesh(), 2, store);
       Model& model = *owner;
       train_step(model, mesh(), 0);
@@ -270,7 +270,7 @@ TEST_CASE("fp16: all ranks have one loss scale, and the curve does not depend on
   for (int stage : {0, 1, 2, 3}) {
     CAPTURE(stage);
     const LossScale scale = {.value = 0x1p28f, .window = 3};  // overflows at once, and is halved until it doesn't
-    const StoreOptions store = {.stage = stage, .loss_scale = scale};
+    const StoreOptions store = {.zero = stage, .loss_scale = scale};
     const std::unique_ptr<Model> owner = model_of<__half>(odd, mesh(), 2, store);
     Model& model = *owner;
     const std::vector<float> before = own_state(model.store());

@@ -114,7 +114,7 @@ inline bool was_applied(Model& model) { return model.gradient_summary().factor >
 // What this rank keeps of weights and moments.
 inline std::vector<float> own_state(const Parameters& store) {
   std::vector<float> all;
-  for (const Slice& slice : store.own_slices())
+  for (const Slice& slice : store.kept_slices())
     for (State state : {State::weight, State::first_moment, State::second_moment}) {
       const std::vector<float> values = values_of(store, slice, state);
       all.insert(all.end(), values.begin(), values.end());
@@ -132,7 +132,7 @@ inline void train_step(Model& model, Mesh& mesh, size_t step, const std::functio
     const bool has_gradients = action.work == Work::backward || action.work == Work::weight;
     if (action.micro_batch == 0 && action.chunk == 0 && has_gradients) after_first();
   }
-  const Schedule schedule{"cosine", 3e-3, 3e-4, all_steps, 3, 0};
+  const LearningRateSchedule schedule{"cosine", 3e-3, 3e-4, all_steps, 3, 0};
   const AdamW options = {float(learning_rate(schedule, step)), 0.9f, 0.95f, 1e-8f, 0.1f};
   model.update(options, 1.0f);
 }
@@ -236,7 +236,7 @@ std::vector<float> first_step_of_one_rank(const ModelShape& shape, State state, 
     const std::unique_ptr<Model> model = model_of<T>(shape, alone, 2, store);
     train_step(*model, alone, 0);
     std::vector<float> all;
-    for (const Slice& slice : model->store().own_slices()) {
+    for (const Slice& slice : model->store().kept_slices()) {
       const std::vector<float> values = values_of(model->store(), slice, state);
       all.insert(all.end(), values.begin(), values.end());
     }
@@ -255,7 +255,7 @@ inline size_t offset_of(const TensorList& list, const TensorDescriptor& tensor) 
 inline std::vector<Difference> differences(Model& model, const std::vector<float>& wanted) {
   const std::vector<TensorDescriptor>& tensors = model.tensors().tensors();
   std::vector<float> mine(tensors.size() * 3);
-  for (const Slice& slice : model.store().own_slices()) {
+  for (const Slice& slice : model.store().kept_slices()) {
     const TensorDescriptor& tensor = *slice.tensor;
     const bool has_keys = tensor.name.ends_with("c_attn.bias");
     const std::vector<float> actual = values_of(model.store(), slice, State::gradient);
@@ -443,7 +443,7 @@ void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradie
     const std::vector<float> before = own_state(model.store());
     if (in_weight(rank)) {
       // The first weight of a block that this rank keeps: of a matrix that ranks split.
-      const std::vector<Slice> slices = model.store().own_slices();
+      const std::vector<Slice> slices = model.store().kept_slices();
       Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == block_unit; });
       weight.count = 1;
       const std::vector<float> value = values_of(model.store(), weight, State::weight);
