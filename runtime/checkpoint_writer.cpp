@@ -288,14 +288,14 @@ CheckpointWriter::FileRange CheckpointWriter::range_of(const std::string& tensor
   return {file, writers_[file]->offset(tensor, first, count), count, values};
 }
 
-// Writes a piece of rank `rank` to its file, and adds it to that rank's manifest.
+// Writes a range of rank `rank` to its file, and adds it to that rank's manifest.
 void CheckpointWriter::put(int rank, const FileRange& range) {
   writers_[range.file]->write_at(range.offset, range.count, range.values);
   const auto* bytes = reinterpret_cast<const char*>(range.values);
   manifests_.at(rank).add(files_[range.file].name, range.offset, {bytes, range.count * sizeof(float)});
 }
 
-// Copies this rank's blocks to the snapshot. A piece's address in memory and its offset in the file have the same
+// Copies this rank's blocks to the snapshot. A range's address in memory and its offset in the file have the same
 // remainder modulo a block, as File::write_past_cache needs.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
@@ -303,7 +303,7 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
     FileRange range = range_of(name, block.first, block.count, nullptr);
     free += (range.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
     range.values = free;
-    ranges_.push_back(piece);
+    ranges_.push_back(range);
     content.parameters.copy_out(block, state, free);
     free += block.count;
   }
@@ -360,7 +360,7 @@ void CheckpointWriter::receive(int rank, const std::string& part) {
   put(rank, range_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
 }
 
-// Runs on the thread: writes the pieces of the snapshot, the small files (rank 0), and the manifests.
+// Runs on the thread: writes the ranges of the snapshot, the small files (rank 0), and the manifests.
 void CheckpointWriter::write() {
   for (const FileRange& range : ranges_) put(ranks_.rank, range);
   if (ranks_.is_first())
