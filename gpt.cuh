@@ -18,7 +18,7 @@
 #pragma once
 
 #include "kernels/gelu.cuh"
-#include "model_options.h"
+#include "parallel/model_options.h"
 #include "parallel/attention.cuh"
 #include "parallel/layers.cuh"
 #include "parallel/weight_gradients.cuh"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model_options.h"
+#include "parallel/model_options.h"
 #include "parallel/step_sums.cuh"
 
 // Its calls are collective: all ranks of the mesh make them, each data-parallel rank with its own samples.

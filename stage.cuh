@@ -10,7 +10,7 @@
 #include "gpt.cuh"
 #include "kernels/device/graph.cuh"
 #include "kernels/residual.cuh"
-#include "logits.cuh"
+#include "parallel/logits.cuh"
 #include "model.cuh"
 #include "parallel/ends.cuh"
 #include "parallel/stage_links.cuh"

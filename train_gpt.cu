@@ -1,8 +1,8 @@
-// train_gpt: the recipe. Trainer (trainer.cuh) has what a run consists of, processes_of_job.cuh what starts and ends
+// train_gpt: the recipe. Trainer (runtime/trainer.cuh) has what a run consists of, runtime/processes_of_job.cuh what starts and ends
 // processes; the files in training/ hold the details. `train_gpt --help` lists the options, README.md shows runs.
-#include "processes_of_job.cuh"
-#include "trainer.cuh"
-#include "training/generation.cuh"
+#include "runtime/processes_of_job.cuh"
+#include "runtime/trainer.cuh"
+#include "runtime/training/generation.cuh"
 
 namespace {
 

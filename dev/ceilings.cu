@@ -1,12 +1,12 @@
 // Prints what this device can do at best (dev/ceilings.cuh), for `train_gpt --profile --ceilings FILE` and
-// dev/bench.py, and what kernels of a training step reach, which the planner's forecast needs beside (planner/forecast.md):
+// dev/bench.py, and what kernels of a training step reach, which the planner's forecast needs beside (runtime/planner/forecast.md):
 //
 //   make build/gpu/ceilings && build/gpu/ceilings > ceilings.json
 #include <cstdio>
 
 #include "dev/ceilings.cuh"
 #include "kernels/adamw.cuh"
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
@@ -115,7 +115,7 @@ double launch_seconds(cudaStream_t stream) {
   return steady_seconds(stream, [&] { adamw_count(counter, factor, {}, stream); });
 }
 
-// One line of JSON (runtime/ceilings.h reads it).
+// One line of JSON (runtime/input/ceilings.h reads it).
 void measure() {
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));

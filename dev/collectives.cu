@@ -15,7 +15,7 @@
 
 #include "dev/ladders/ranks/world.cuh"
 #include "dev/random_buffer.cuh"
-#include "processes/launch.h"
+#include "parallel/processes/launch.h"
 
 namespace {
 

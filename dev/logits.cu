@@ -5,9 +5,9 @@
 #include <random>
 
 #include "model.cuh"
-#include "runtime/checkpoint.h"
-#include "processes/error.h"
-#include "training/batch_buffers.cuh"
+#include "runtime/checkpoints/checkpoint.h"
+#include "parallel/processes/error.h"
+#include "runtime/training/batch_buffers.cuh"
 
 namespace {
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 # the latency as microbenchmarks find it (Luo et al., arXiv:2402.13499), the last as it is usual for a kernel in a graph.
 PROCESSORS, CLOCK, BANDWIDTH, LATENCY, LAUNCH = 132, 1.755e9, 4.3e12, 700e-9, 2e-6
 ISSUE_RATE = 4 * PROCESSORS * CLOCK  # warp instructions a second: four schedulers
-# The tensor cores' dense 989e12 FLOP/s are for wgmma; mma reaches 62 % of it (kernels/flash_attention.cuh).
+# The tensor cores' dense 989e12 FLOP/s are for wgmma; mma reaches 62 % of it (kernels/attention/flash_attention.cuh).
 WGMMA_RATE, MMA_RATE = 989e12, 0.62 * 989e12
 REGISTERS, SHARED, THREADS, BLOCKS = 65536, 228 * 1024, 2048, 32  # of a multiprocessor
 MOST_ISSUE, LEAST_FLIGHT, MOST_WASTE = 0.7, 32 * 1024, 0.1

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What --mesh auto chooses for GPT-3's sizes on 8 to 1,024 GPUs: a Markdown table (planner/meshes.md).
+"""What --mesh auto chooses for GPT-3's sizes on 8 to 1,024 GPUs: a Markdown table (runtime/planner/meshes.md).
 
-    python3 dev/meshes.py [DEVICE] [./train_gpt]     DEVICE: a100-80 (unless given) or h100, as in data/clusters
+    python3 dev/meshes.py [DEVICE] [./train_gpt]     DEVICE: a100-80 (unless given) or h100, as in runtime/planner/clusters
 """
 import json
 import subprocess

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws loss, learning rate and throughput of one or more runs, from the metrics.jsonl in each run's folder.
 
-metrics.jsonl holds one JSON object per line; runtime/report.h lists the keys. A value that was not finite is null, and
+metrics.jsonl holds one JSON object per line; runtime/reports/report.h lists the keys. A value that was not finite is null, and
 is drawn as a gap. The last line may be incomplete, after a crash or while the job is running; then it is left out. Both
 are reported.
 

@@ -11,7 +11,7 @@
 #include <cstdlib>
 
 #include "dev/random_buffer.cuh"
-#include "kernels/ring.cuh"
+#include "kernels/attention/ring.cuh"
 
 namespace {
 

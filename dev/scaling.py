@@ -6,7 +6,7 @@ efficiency is T(1) / T(N). T(1) is one rank alone, with as many threads as each 
 GPU there is also the ratio: T(N) divided by the time in which one rank does the same step with the threads of all N, or
 one for each core if cores are fewer. That is what splitting costs; efficiency falls by itself where cores run out.
 
-Communication is what metrics.jsonl says (runtime/report.h): time in collectives, waiting for other ranks included, and
+Communication is what metrics.jsonl says (runtime/reports/report.h): time in collectives, waiting for other ranks included, and
 the part of it that is exposed, in which the device only waited. A rank computes during the rest of the step.
 
 A mode is made of dp, zero 0 to 3, tp, cp, cp ulysses, pp, pp zb and the like. tp, cp and pp take all ranks, or as many

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/adamw.cuh"
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "kernels/column_sum.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"

@@ -1,4 +1,4 @@
-// Matrix products: the only operation with two implementations (kernels/library_gemm.h), kernels/cublaslt/gemm.h
+// Matrix products: the only operation with two implementations (kernels/gemm/library_gemm.h), kernels/gemm/cublaslt.h
 // (cuBLASLt) in a GPU build and cpu/gemm.h (oneDNN) on the CPU device. Both offer
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
@@ -15,7 +15,7 @@
 //
 // which save a pass over memory. They return false, and do nothing, if they can't do a shape, or if
 // gemm_has_epilogues<Float> is false. Each is used where it is faster than a product and a separate kernel: both ways
-// are timed once (kernels/gemm_choices.cuh).
+// are timed once (kernels/gemm/gemm_choices.cuh).
 //
 // FLOPs 2·m·n·k; moves at least m·k + k·n elements in and m·n out.
 #pragma once
@@ -24,9 +24,9 @@
 
 #include "kernels/column_sum.cuh"
 #include "kernels/device/common.cuh"
-#include "kernels/gemm_choices.cuh"
-#include "kernels/gemm_shape.h"
-#include "kernels/library_gemm.h"
+#include "kernels/gemm/gemm_choices.cuh"
+#include "kernels/gemm/gemm_shape.h"
+#include "kernels/gemm/library_gemm.h"
 
 // Calls fused() or separate(), which do the same work on matrices of Float, whichever is faster. `name` stands for the
 // work.

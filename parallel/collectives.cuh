@@ -17,7 +17,7 @@
 
 #include "kernels/device/common.cuh"
 #include "kernels/device/event.cuh"
-#include "processes/flight_recorder.h"
+#include "parallel/processes/flight_recorder.h"
 
 #define NCCL_CHECK(call) check_nccl((call), #call)
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "kernels/device/driver.cuh"
-#include "processes/control.h"
-#include "processes/device_choice.h"
-#include "processes/error.h"
-#include "processes/launch.h"
+#include "parallel/processes/control.h"
+#include "parallel/processes/device_choice.h"
+#include "parallel/processes/error.h"
+#include "parallel/processes/launch.h"
 
 // Sets the variables that CUDA reads in its first call. MPI may make that call, so this comes before MPI is started.
 inline void prepare_cuda(const Launch& launch) {

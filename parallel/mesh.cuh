@@ -25,7 +25,7 @@
 #include "parallel/device.cuh"
 #include "parallel/mesh_shape.h"
 #include "parallel/pipeline.h"
-#include "processes/control.h"
+#include "parallel/processes/control.h"
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
 // device at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all
@@ -89,7 +89,7 @@ class Mesh {
   }
 
   // A mesh that is only imagined, seen from one of its ranks: groups have their sizes and this rank's places in them,
-  // and carry nothing. A model on it counts its memory and allocates none (planner/memory.cuh).
+  // and carry nothing. A model on it counts its memory and allocates none (runtime/planner/memory.cuh).
   Mesh(const MeshShape& shape, int rank) : shape_(shape), place_(place_of(rank, shape)), is_imagined_(true) {
     stay_alone();
     const auto imagine = [](auto& group, const char* name, int size, int place) {
@@ -123,7 +123,7 @@ class Mesh {
   Lane& from_next() { return *lanes_[2]; }
   Lane& to_previous() { return *lanes_[3]; }
 
-  // While a rehearsal lasts (training/rehearsal.cuh), lanes are silent, and the flight recorder forgets.
+  // While a rehearsal lasts (runtime/training/rehearsal.cuh), lanes are silent, and the flight recorder forgets.
   void rehearse(bool lasts) {
     for (auto& lane : lanes_) lane->silence(lasts);
     recorder_->rehearse(lasts);

@@ -1,6 +1,6 @@
 // Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the
 // other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
-// (run_step, training/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's forward, B of
+// (run_step, runtime/training/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's forward, B of
 // its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
 //
 //   schedule                                  bubble                                    slots on stage r
@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "parallel/model_shape.h"
-#include "processes/error.h"
+#include "parallel/processes/error.h"
 
 enum class Work { forward, backward, input, weight };  // input and weight: the two halves of backward
 enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient back

@@ -3,7 +3,7 @@
 //
 // N ranks stand in a ring. Each has T/N rows of every sample: their queries stay with it, their keys and values travel.
 // In step i, rank r computes attention of its queries with the keys of rank r − i, while these are already on their way
-// to rank r + 1 and the next ones come from rank r − 1. kernels/ring.cuh has what is computed in a step, and how steps
+// to rank r + 1 and the next ones come from rank r − 1. kernels/attention/ring.cuh has what is computed in a step, and how steps
 // add up.
 //
 //   forward, rank r of 4      step 0          step 1           step 2           step 3
@@ -27,7 +27,7 @@
 #include <string>
 
 #include "kernels/device/memory.cuh"
-#include "kernels/ring.cuh"
+#include "kernels/attention/ring.cuh"
 #include "parallel/collectives.cuh"
 
 template <class Float>

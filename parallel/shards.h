@@ -10,7 +10,7 @@
 //
 // A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
 // any number of ranks fits any model. Arrays of whole units, and arrays of one rank's pieces, hold all units in order.
-// (Token shards are something else: files of training data, runtime/data.h.)
+// (Token shards are something else: files of training data, runtime/input/data.h.)
 #pragma once
 
 #include <algorithm>

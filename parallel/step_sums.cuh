@@ -7,7 +7,7 @@
 
 struct StepSums {
   float loss = 0;
-  // Votes (training/steps_in_flight.cuh)
+  // Votes (runtime/training/steps_in_flight.cuh)
   float stop = 0;    // number of ranks that were asked to stop
   float saved = 0;   // number of ranks that have written their part of the checkpoint under way
   float sample = 0;  // 1: a sample is due by rank 0's clock

@@ -6,7 +6,7 @@
 //
 // The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row
 // of each new token, and attends from it to the keys that it keeps. The parts of all ranks are gathered, and merged in
-// rank order (kernels/decode_attention.cuh), so that all have the same bits. A head without keys on a rank adds nothing
+// rank order (kernels/attention/decode_attention.cuh), so that all have the same bits. A head without keys on a rank adds nothing
 // there.
 //
 // Bytes that a rank sends for each layer and token: (N−1) · B·NH·(HS+1) · 4
@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/decode_attention.cuh"
+#include "kernels/attention/decode_attention.cuh"
 #include "kernels/device/memory.cuh"
 #include "parallel/sequence_split.h"
 #include "parallel/collectives.cuh"

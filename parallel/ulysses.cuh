@@ -8,7 +8,7 @@
 //                         qkv                              qkv, out                       out
 //
 // Rank r has the r-th run of each sample, so that runs that arrive lie in their natural order: each sample is a message
-// of its own, and only the side of all heads needs a kernel (kernels/split_heads.cuh). Backward goes the same way with
+// of its own, and only the side of all heads needs a kernel (kernels/attention/split_heads.cuh). Backward goes the same way with
 // dout and dqkv. Nothing hides these exchanges.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
@@ -19,9 +19,9 @@
 
 #include <string>
 
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "kernels/device/memory.cuh"
-#include "kernels/split_heads.cuh"
+#include "kernels/attention/split_heads.cuh"
 #include "parallel/collectives.cuh"
 
 template <class Float>

@@ -1,4 +1,4 @@
-// Attention (kernels/attention.cuh has the maths) in float64, with every matrix stored.
+// Attention (kernels/attention/attention.cuh has the maths) in float64, with every matrix stored.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/attention_shape.h"
+#include "kernels/attention/attention_shape.h"
 
 // `..._terms`: the sums of absolute values through which one rounding of P, dS and `out` each, and one of the result,
 // change `out` and dqkv: a relative error u of all of them changes an element by u times its terms at most.

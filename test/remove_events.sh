@@ -13,8 +13,8 @@ cd "$(dirname "$0")/.."
 files=("$@")
 if [ $# -eq 0 ]; then
   files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/ring_attention.cuh parallel/ulysses.cuh
-         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/step_sums.cuh logits.cuh
-         training/batch_buffers.cuh training/steps_in_flight.cuh)
+         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/step_sums.cuh parallel/logits.cuh
+         runtime/training/batch_buffers.cuh runtime/training/steps_in_flight.cuh)
 fi
 events='^ +((data_group_|tp_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
 events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(buffer\)|ends_\.wait_for_all'
@@ -25,7 +25,7 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
 # What is built already, but for the lines in question, need not be built again.
 mkdir -p $copy/dev $copy/build
-cp -rp Makefile gpt.cu *.cuh model_options.h cpu kernels parallel planner processes runtime training test $copy
+cp -rp Makefile gpt.cu *.cuh parallel/model_options.h cpu kernels parallel planner processes runtime training test $copy
 cp -rp dev/make $copy/dev
 for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
 

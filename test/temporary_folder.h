@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "processes/error.h"
+#include "parallel/processes/error.h"
 
 class TemporaryFolder {
  public:

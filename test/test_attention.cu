@@ -1,5 +1,5 @@
 // Attention against a float64 computation that stores every matrix.
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "test/attention_reference.h"
 #include "test/kernel_test.cuh"
 

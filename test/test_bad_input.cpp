@@ -5,7 +5,7 @@
 #include <functional>
 #include <sstream>
 
-#include "runtime/options.h"
+#include "runtime/input/options.h"
 #include "test/workplace.h"
 
 namespace {
@@ -101,7 +101,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--ranks 4", {"--ranks 4 is for --plan"});
   refuses("--json", {"--json is for --plan"});
   refuses("--cluster 4x4090", {"--cluster 4x4090 is for --plan"});
-  shell.refuses("$GPT --plan --cluster h200", 1, {"--cluster 'h200': no such file", "data/clusters: give a file's path, or one of: ", "4x4090, ", ", 8xh200, "});
+  shell.refuses("$GPT --plan --cluster h200", 1, {"--cluster 'h200': no such file", "runtime/planner/clusters: give a file's path, or one of: ", "4x4090, ", ", 8xh200, "});
   shell.refuses("$GPT --plan --cluster text", 1, {"text: "});
   refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices: give that many or fewer"});
   refuses("--plan --cluster 4x4090 --ceilings marks.json", {"--ceilings 'marks.json'", "--cluster", "leave one of them out"});

@@ -1,4 +1,4 @@
-// Token files and the order of samples: runtime/data.h.
+// Token files and the order of samples: runtime/input/data.h.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/data.h"
+#include "runtime/input/data.h"
 #include "test/temporary_folder.h"
 
 using Sample = std::vector<int>;

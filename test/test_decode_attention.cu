@@ -1,5 +1,5 @@
 // Attention of one token over a cache of keys and values against float64, of ranks that share it too, and the cache itself.
-#include "kernels/decode_attention.cuh"
+#include "kernels/attention/decode_attention.cuh"
 #include "parallel/sequence_split.h"
 #include "test/kernel_test.cuh"
 

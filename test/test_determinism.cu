@@ -4,7 +4,7 @@
 #include <omp.h>
 
 #include "kernels/adamw.cuh"
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"

@@ -1,6 +1,6 @@
 // Who a process is, by its launcher's variables; and ranks that meet by them.
-#include "processes/device_choice.h"
-#include "processes/launch.h"
+#include "parallel/processes/device_choice.h"
+#include "parallel/processes/launch.h"
 
 #include "test/ranks.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "processes/socket.h"
+#include "parallel/processes/socket.h"
 #include "test/bounds.h"
 #include "test/workplace.h"
 
@@ -131,7 +131,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   }
 }
 
-// GPT_CPU_LAZY=1 makes a run rehearse before its first step (training/rehearsal.cuh), as it does on GPUs.
+// GPT_CPU_LAZY=1 makes a run rehearse before its first step (runtime/training/rehearsal.cuh), as it does on GPUs.
 TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 4 --heads 2 --channels 32 --seq-len 16 "

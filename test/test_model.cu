@@ -6,11 +6,11 @@
 #include "kernels/device/hopper.cuh"
 #include "kernels/matmul.cuh"
 #include "model.cuh"
-#include "runtime/checkpoint.h"
-#include "runtime/schedule.h"
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/input/schedule.h"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
-#include "training/generation.cuh"
+#include "runtime/training/generation.cuh"
 
 namespace {
 

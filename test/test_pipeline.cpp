@@ -15,7 +15,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/pipeline_simulator.h"
-#include "runtime/trace_file.h"
+#include "runtime/reports/trace_file.h"
 #include "test/bounds.h"
 #include "test/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-// The planner's forecast of a step (planner/forecast.h): held to published runs, to the pipeline simulator, to the FLOPs and
+// The planner's forecast of a step (runtime/planner/forecast.h): held to published runs, to the pipeline simulator, to the FLOPs and
 // bytes of dev/roofline.md, and to what must follow when one thing changes. And files of clusters, good and bad.
 #include <algorithm>
 #include <chrono>
@@ -14,9 +14,9 @@
 
 #include "dev/published/runs.h"
 #include "dev/pipeline_simulator.h"
-#include "planner/goals.h"
-#include "processes/error.h"
-#include "runtime/options.h"
+#include "runtime/planner/goals.h"
+#include "parallel/processes/error.h"
+#include "runtime/input/options.h"
 #include "test/bounds.h"
 #include "test/temporary_folder.h"
 
@@ -33,7 +33,7 @@ StepOptions gpt2(int micro_batch = 64) {
 // What dev/ceilings might measure of a CPU.
 Ceilings measured(bool integrated, const char* device) { return {3e10, 4e11, 8e10, 1e-7, 6e10, 1e11, 6e10, 9e-7, 3e-6, device, integrated}; }
 
-Cluster cluster(const char* name) { return load_cluster("data/clusters/" + std::string(name) + ".json"); }
+Cluster cluster(const char* name) { return load_cluster("runtime/planner/clusters/" + std::string(name) + ".json"); }
 
 // The line with which a cluster is refused; empty: it is accepted.
 std::string refusal(const nlohmann::json& json) {
@@ -53,7 +53,7 @@ nlohmann::json good_cluster() {
 
 }  // namespace
 
-TEST_CASE("of published runs no more are missed than planner/forecast.md says") {
+TEST_CASE("of published runs no more are missed than runtime/planner/forecast.md says") {
   // Source, rows, and of these within the bound, which is the same for all; the median error of unseen rows
   struct Known {
     const char* source;
@@ -379,7 +379,7 @@ TEST_CASE("of what dev/ceilings measured, each rate changes what it is the rate 
   CHECK(before.memory - with_half(&Ceilings::loss_row).memory == about(R * 8 * ceilings.loss_row / 2));
 }
 
-TEST_CASE("ranks that do not share a device have the links that data/clusters knows of it") {
+TEST_CASE("ranks that do not share a device have the links that runtime/planner/clusters knows of it") {
   const Cluster two = cluster_of(measured(false, "NVIDIA H100 80GB HBM3"), 2);
   CHECK(two.ranks_per_device == 1);
   CHECK(two.inside.kind == "NVLink");
@@ -402,9 +402,9 @@ TEST_CASE("a forecast is fast enough to search with") {
   CHECK(fastest < 200e-6);  // about 10 with optimization, 64 stages
 }
 
-TEST_CASE("the clusters of data/clusters can be read") {
+TEST_CASE("the clusters of runtime/planner/clusters can be read") {
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("data/clusters")) {
+  for (const auto& entry : std::filesystem::directory_iterator("runtime/planner/clusters")) {
     CAPTURE(entry.path());
     const Cluster c = load_cluster(entry.path());
     CHECK(c.name + ".json" == entry.path().filename());
@@ -587,7 +587,7 @@ TEST_CASE("losses and critical batches are those of the papers' formulas") {
 
 TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as much as a game of chance does") {
   std::mt19937 random(1);
-  const double restart = 300;  // as in planner/rules.cpp
+  const double restart = 300;  // as in runtime/planner/rules.cpp
   for (const auto& [save, mean] : {std::pair(1.0, 3600.0), {30.0, 3600.0}, {60.0, 86400.0}, {1000.0, 400.0}}) {
     const Saving saving = saving_for(save, mean, 1e12);
     CAPTURE(save);

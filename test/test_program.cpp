@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "runtime/safetensors.h"
+#include "runtime/checkpoints/safetensors.h"
 #include "test/bounds.h"
 #include "test/skip.h"
 #include "test/workplace.h"
@@ -730,7 +730,7 @@ TEST_CASE("--plan --days, --budget: what can be trained, and where it is cheapes
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 1 --steps 1000000 --cluster 8xa100-80", 1,
                 {"--days 1: no part of the cluster 8xa100-80 trains gpt3-13b on ", "raise --days or --budget, or lower --steps"});
   shell.refuses("$GPT --plan --dtype bf16 --model gpt3-13b --days 9 --cluster 4x4090", 1, {"--days 9: none fits: the smallest, ", " too little: "});
-  shell.refuses("$GPT --plan --budget 0.01", 1, {"--budget 0.01: no part of any cluster of data/clusters trains gpt3-125m", "raise --days or --budget"});
+  shell.refuses("$GPT --plan --budget 0.01", 1, {"--budget 0.01: no part of any cluster of runtime/planner/clusters trains gpt3-125m", "raise --days or --budget"});
 }
 
 TEST_CASE("--mesh auto trains with the fastest mesh, by the rates that dev/ceilings measured") {

@@ -1,5 +1,5 @@
 // The ring of ranks that attention's keys travel in, played in one process: the messages are pointers.
-#include "kernels/ring.cuh"
+#include "kernels/attention/ring.cuh"
 
 #include <deque>
 

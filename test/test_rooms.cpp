@@ -28,9 +28,9 @@ const std::vector<std::vector<std::string>> floors = {{"train_gpt.cu"},
                                                       {"cpu"}};
 
 std::string room_of(const std::string& file) {
-  for (const char* recipe : {"processes_of_job.cuh", "trainer.cuh"})
+  for (const char* recipe : {"runtime/processes_of_job.cuh", "runtime/trainer.cuh"})
     if (file == recipe) return "train_gpt.cu";
-  for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "logits.cuh", "model.cuh", "model_options.h"})
+  for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "parallel/logits.cuh", "model.cuh", "parallel/model_options.h"})
     if (file == model) return "model";
   if (file.starts_with("kernels/device/")) return "kernels/device";
   return file.substr(0, file.find('/'));
@@ -96,16 +96,16 @@ TEST_CASE("arrows that point up, sideways or out of the house, and circles, are 
   const auto arrows = [](const std::string& file, const std::string& other) {
     return arrows_that_do_not_point_down({{file, {other}}}).size();
   };
-  CHECK(arrows("train_gpt.cu", "training/job.cuh") == 0);
-  CHECK(arrows("runtime/options.h", "parallel/tensors.h") == 0);
+  CHECK(arrows("train_gpt.cu", "runtime/training/job.cuh") == 0);
+  CHECK(arrows("runtime/input/options.h", "parallel/tensors.h") == 0);
   CHECK(arrows("kernels/gelu.cuh", "kernels/device/common.cuh") == 0);
   CHECK(arrows("parallel/zero.cuh", "parallel/shards.h") == 0);
-  CHECK(arrows("parallel/zero.cuh", "runtime/options.h") == 1);
+  CHECK(arrows("parallel/zero.cuh", "runtime/input/options.h") == 1);
   CHECK(arrows("kernels/device/profile.cuh", "kernels/statistics.cuh") == 1);
-  CHECK(arrows("runtime/checkpoint.h", "model.cuh") == 1);
-  CHECK(arrows("processes/control.h", "kernels/device/common.cuh") == 1);
+  CHECK(arrows("runtime/checkpoints/checkpoint.h", "model.cuh") == 1);
+  CHECK(arrows("parallel/processes/control.h", "kernels/device/common.cuh") == 1);
   CHECK(arrows("kernels/gelu.cuh", "test/bounds.h") == 1);
-  CHECK(arrows("training/job.cuh", "train_gpt.cu") == 1);
+  CHECK(arrows("runtime/training/job.cuh", "train_gpt.cu") == 1);
   CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"d", {"b", "c"}}}) == "");
   CHECK(circle({{"a", {"b"}}, {"b", {"c"}}, {"c", {"b"}}}) == "b");
   CHECK(circle({{"a", {"a"}}}) == "a");

@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include "planner/program.cuh"
+#include "runtime/planner/program.cuh"
 
 namespace {
 
@@ -70,7 +70,7 @@ TEST_CASE("the bound is near what large models take") {
 TEST_CASE("candidates a second") {
   const ModelShape shape = {40, 40, 5120, 50257, 2048};
   const Options o = options_of(shape, model_makers().begin()->first.c_str(), 2048, 512);
-  const Cluster cluster = load_cluster("data/clusters/16x8xh100.json");
+  const Cluster cluster = load_cluster("runtime/planner/clusters/16x8xh100.json");
   const Clock::time_point begin = Clock::now();
   const SearchResult result = search_meshes(o, device_of(cluster), parts_of(cluster));
   const double seconds = seconds_since(begin);

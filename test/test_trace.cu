@@ -2,14 +2,14 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/adamw.cuh"
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/linear.cuh"
-#include "training/tensor_log.cuh"
-#include "runtime/trace_file.h"
+#include "runtime/training/tensor_log.cuh"
+#include "runtime/reports/trace_file.h"
 #include "test/kernel_test.cuh"
 #include "test/temporary_folder.h"
 

@@ -1,8 +1,8 @@
 // What the ladders of attention's two passes share: inputs, shapes, the check, and how the early rungs go through a
-// head. kernels/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
+// head. kernels/attention/attention.cuh has the maths and the tensors: qkv (B, T, 3, NH, HS), out (B, T, NH, HS), lse (B, NH, T).
 //
 // Every kernel here runs on a grid (x, NH, B): the position of a block in the grid says which head it works on, as in
-// kernels/flash_attention.cuh, whose head_statistics() finds the head in a tensor. A *pair* is a query and a key that
+// kernels/attention/flash_attention.cuh, whose head_statistics() finds the head in a tensor. A *pair* is a query and a key that
 // it sees. A head has T²/2 pairs, and the cost of a rung is what it does per pair.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
-#include "kernels/attention.cuh"
+#include "kernels/attention/attention.cuh"
 #include "test/attention_reference.h"
 
 namespace ladder {
@@ -205,7 +205,7 @@ void with_lane_elements(int head_size, Function function) {
   });
 }
 
-// ---- the tiled kernels of kernels/attention.cuh
+// ---- the tiled kernels of kernels/attention/attention.cuh
 
 // Calls function(integral_constant HS, integral_constant N). For 16 bits the model compiles these kernels with packs of
 // one element only, for the few head sizes that tensor cores can't do. Here they have larger packs, to show what tiles

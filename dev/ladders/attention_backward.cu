@@ -1,4 +1,4 @@
-// The ladder of causal self-attention's backward pass, from what forward left, out and lse (kernels/attention.cuh):
+// The ladder of causal self-attention's backward pass, from what forward left, out and lse (kernels/attention/attention.cuh):
 //
 //   P = exp(S − lse),  dP = dO·Vᵀ,  D = Σ_d dO·O,  dS = P·(dP − D)
 //   dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
@@ -279,7 +279,7 @@ void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
 // Seven products are 7·4 mma for 16 × 8 pairs, 0.22 per pair. P and dS pass from one product to the next in registers,
 // rounded to 16 bits. Operands are loaded by ldmatrix: counted, 1,070 wavefronts for 1,000 elements instead of 36,000.
 // 128 rows share those of the other side, 4 bytes per pair. The model runs this in 16 bits
-// (kernels/flash_attention.cuh).
+// (kernels/attention/flash_attention.cuh).
 
 template <class T>
 void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
@@ -293,7 +293,7 @@ void tensor_cores(AttentionBackward<T>& o, cudaStream_t stream) {
 // wgmma reads its operands from shared memory, so that 8 warps have registers for dK and dV of 128 keys, and for S and
 // dP beside them. These are computed once: five products instead of seven. What is left is the block's part of dQ, which
 // the copy engine adds to sums in memory. Blocks wait for each other there, so that the order, and the bits, are the
-// same every time (kernels/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5 and reads shared
+// same every time (kernels/attention/hopper_attention_backward.cuh). Counted, it moves about as much as rung 5 and reads shared
 // memory a quarter as often.
 
 template <class T>
@@ -318,9 +318,9 @@ std::vector<Rung<AttentionBackward<T>>> AttentionBackward<T>::rungs() {
       {"four_kernels", "the formulas: products, softmax, sums, two T×T matrices between them", four_kernels<T>},
       {"atomics", "P anew from lse: no matrix; one warp per query adds to its keys' dK, dV", atomics<T>},
       {"two_kernels", "one warp per query, then one warp per key: 7 products for 5, no atomics", two_kernels<T>},
-      {"tiles", "kernels/attention.cuh: 64 rows share each row of the other side", tiles<T>},
-      {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, suits_tensor_cores},
-      {"hopper", "kernels/hopper_attention_backward.cuh: wgmma, 5 products, dQ added in order", hopper<T>,
+      {"tiles", "kernels/attention/attention.cuh: 64 rows share each row of the other side", tiles<T>},
+      {"tensor_cores", "kernels/attention/flash_attention.cuh: mma, a tile ahead, 128 rows", tensor_cores<T>, suits_tensor_cores},
+      {"hopper", "kernels/attention/hopper_attention_backward.cuh: wgmma, 5 products, dQ added in order", hopper<T>,
        suits_hopper},
       {"library", "attention_backward by cuDNN", library<T>, suits_library, true},
   };

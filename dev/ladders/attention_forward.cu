@@ -179,7 +179,7 @@ void tiles(AttentionForward<T>& o, cudaStream_t stream) {
 // Its operands are loaded by ldmatrix, 16 bytes per lane and without bank conflicts: counted, 258 wavefronts for 1,000
 // elements instead of 10,200 (of loads of 4 bytes; nvcc may join four of them). 128 queries share a key, 2 bytes per
 // pair, and the next tile is copied while this one is used. The model runs this in 16 bits
-// (kernels/flash_attention.cuh).
+// (kernels/attention/flash_attention.cuh).
 
 template <class T>
 void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
@@ -193,7 +193,7 @@ void tensor_cores(AttentionForward<T>& o, cudaStream_t stream) {
 // An instruction of 4 warps, wgmma, does 64 × 128 pairs for 16 elements of the head, and reads its operands from shared
 // memory by itself: a 64th of the instructions of mma, and no ldmatrix. The copy engine brings whole tiles, for which
 // one thread asks. So threads are left with the softmax, and two groups of warps take turns: while one computes its
-// exponentials, the products of the other run, and its own of the tile before (kernels/hopper_attention.cuh).
+// exponentials, the products of the other run, and its own of the tile before (kernels/attention/hopper_attention.cuh).
 
 template <class T>
 void hopper(AttentionForward<T>& o, cudaStream_t stream) {
@@ -216,10 +216,10 @@ std::vector<Rung<AttentionForward<T>>> AttentionForward<T>::rungs() {
       {"row_in_shared_memory", "one kernel: a row of the matrix never leaves the SM", row_in_shared_memory<T>,
        row_fits},
       {"running_maximum", "no row at all: one warp per query, sums corrected with each key", running_maximum<T>},
-      {"tiles", "kernels/attention.cuh: 64 queries share each key that is read", tiles<T>},
-      {"tensor_cores", "kernels/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>,
+      {"tiles", "kernels/attention/attention.cuh: 64 queries share each key that is read", tiles<T>},
+      {"tensor_cores", "kernels/attention/flash_attention.cuh: mma, a tile ahead, 128 queries", tensor_cores<T>,
        suits_tensor_cores},
-      {"hopper", "kernels/hopper_attention.cuh: wgmma, copy engine, softmax under products", hopper<T>, suits_hopper},
+      {"hopper", "kernels/attention/hopper_attention.cuh: wgmma, copy engine, softmax under products", hopper<T>, suits_hopper},
       {"library", "attention_forward by cuDNN", library<T>, suits_library, true},
   };
 }

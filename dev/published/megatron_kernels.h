@@ -2,7 +2,7 @@
 // Nothing of this is for a forecast of gpt.cu. ../../planner/forecast.md says what each difference is.
 #pragma once
 
-#include "planner/kernels.h"
+#include "runtime/planner/kernels.h"
 
 class MegatronKernels : public Kernels {
  public:

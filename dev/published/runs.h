@@ -1,5 +1,5 @@
-// Training steps that others have published (runs.csv), and what planner/forecast.h says of them. test/test_planner.cpp holds
-// the two to each other, dev/forecasts.cpp prints them. planner/forecast.md says which numbers were fitted, and to which half.
+// Training steps that others have published (runs.csv), and what runtime/planner/forecast.h says of them. test/test_planner.cpp holds
+// the two to each other, dev/forecasts.cpp prints them. runtime/planner/forecast.md says which numbers were fitted, and to which half.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dev/published/megatron_kernels.h"
-#include "processes/error.h"
+#include "parallel/processes/error.h"
 
 struct PublishedRun {
   std::string source, name, cluster, program, unit;
@@ -42,7 +42,7 @@ inline const Cluster& cluster_of(const PublishedRun& run) {
   const std::string key = run.cluster + ' ' + run.program;
   if (const auto found = known.find(key); found != known.end()) return found->second;
   const std::filesystem::path own = "dev/published/" + run.cluster + ".json";
-  Cluster c = load_cluster(std::filesystem::exists(own) ? own : std::filesystem::path("data/clusters/" + run.cluster + ".json"));
+  Cluster c = load_cluster(std::filesystem::exists(own) ? own : std::filesystem::path("runtime/planner/clusters/" + run.cluster + ".json"));
   if (run.program == "mpt") c.device.library = (c.device.name == "H100" ? flash_1_on_h100 : triton_on_a100) * 1e12;
   return known[key] = c;
 }
@@ -146,7 +146,7 @@ inline Errors errors_of(const std::string& source, bool is_unseen) {
   return errors_where([&](const PublishedRun& run) { return run.source == source && run.is_unseen == is_unseen; });
 }
 
-// Unseen runs on this GPU of programs that compute as gpt.cu does: what a margin is made of (planner/cluster.cpp). "": on any
+// Unseen runs on this GPU of programs that compute as gpt.cu does: what a margin is made of (runtime/planner/cluster.cpp). "": on any
 inline Errors errors_on(const std::string& device) {
   return errors_where([&](const PublishedRun& run) {
     return run.is_unseen && !run.program.starts_with("megatron-20") && cluster_of(run).device.name.starts_with(device);

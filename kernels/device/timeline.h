@@ -1,5 +1,5 @@
 // What the launchers did and when, as plain data: the profiler fills it (kernels/device/profile.cuh),
-// runtime/trace_file.h writes it.
+// runtime/reports/trace_file.h writes it.
 #pragma once
 
 #include <cstddef>

@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <random>
 
-#include "runtime/manifest.h"
-#include "runtime/run_folder.h"
+#include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/run_folder.h"
 #include "test/workplace.h"
 
 namespace {

@@ -21,8 +21,8 @@
 
 #include <sanitizer/allocator_interface.h>
 
-#include "processes/error.h"
-#include "runtime/files.h"
+#include "parallel/processes/error.h"
+#include "runtime/input/files.h"
 #include "test/temporary_folder.h"
 
 // What does not hold ends the run; libFuzzer then keeps the input.

@@ -5,7 +5,7 @@
 
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/data.h"
+#include "runtime/input/data.h"
 
 namespace {
 

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/checkpoint.h"
-#include "runtime/guard.h"
-#include "runtime/json_fields.h"
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/training/guard.h"
+#include "runtime/input/json_fields.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/bill.h"
-#include "runtime/metrics.h"
+#include "runtime/reports/bill.h"
+#include "runtime/reports/metrics.h"
 
 namespace {
 

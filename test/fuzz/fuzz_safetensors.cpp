@@ -5,7 +5,7 @@
 
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/safetensors.h"
+#include "runtime/checkpoints/safetensors.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "processes/launch.h"
+#include "parallel/processes/launch.h"
 #include "parallel/mesh.cuh"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"

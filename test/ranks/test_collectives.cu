@@ -6,10 +6,10 @@
 #include <set>
 
 #include "kernels/cast.cuh"
-#include "processes/text.h"
+#include "parallel/processes/text.h"
 #include "test/ranks/ranks.cuh"
 #include "test/temporary_folder.h"
-#include "training/rehearsal.cuh"
+#include "runtime/training/rehearsal.cuh"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <tuple>
 
 #include "test/ranks/formulas.cuh"
-#include "planner/memory.cuh"
-#include "training/rehearsal.cuh"
+#include "runtime/planner/memory.cuh"
+#include "runtime/training/rehearsal.cuh"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "test/temporary_folder.h"
-#include "training/sync_check.cuh"
+#include "runtime/training/sync_check.cuh"
 
 namespace {
 

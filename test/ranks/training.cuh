@@ -7,10 +7,10 @@
 #include <memory>
 
 #include "model.cuh"
-#include "runtime/schedule.h"
+#include "runtime/input/schedule.h"
 #include "test/ranks/ranks.cuh"  // before other tests' headers: it brings main()
 #include "test/model_test.cuh"
-#include "training/steps_in_flight.cuh"
+#include "runtime/training/steps_in_flight.cuh"
 
 constexpr int all_steps = 10, some_steps = 3;
 constexpr ModelShape even = {2, 4, 64, 256, 16};

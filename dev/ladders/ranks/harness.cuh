@@ -25,7 +25,7 @@
 #include "dev/ladders/ranks/wire.cuh"
 #include "dev/ladders/ranks/world.cuh"
 #include "dev/ladders/verdict.h"
-#include "processes/launch.h"
+#include "parallel/processes/launch.h"
 
 namespace ladder {
 

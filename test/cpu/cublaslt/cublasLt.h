@@ -1,4 +1,4 @@
-// cuBLASLt for tests on the CPU device, so that the host's code in kernels/cublaslt/gemm.h runs where there is no GPU.
+// cuBLASLt for tests on the CPU device, so that the host's code in kernels/gemm/cublaslt.h runs where there is no GPU.
 // The part of NVIDIA's interface that it uses, with the same names; products are plain loops over columns. What the
 // library proposes, how long each algorithm takes and how it fails is up to the test.
 #pragma once

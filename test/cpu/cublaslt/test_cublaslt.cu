@@ -1,4 +1,4 @@
-// The host's code of the GPU's matrix products (kernels/cublaslt/gemm.h), on the CPU device, with a cuBLASLt made for
+// The host's code of the GPU's matrix products (kernels/gemm/cublaslt.h), on the CPU device, with a cuBLASLt made for
 // tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul, then which algorithm is taken when.
 #include "test/test_matmul.cu"
 

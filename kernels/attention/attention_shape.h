@@ -1,0 +1,111 @@
+// Which attention is computed (kernels/attention/attention.cuh): how many queries and keys there are, which keys a query sees,
+// and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <compare>
+#include <cstdint>
+
+// A query sees keys 0 to last_key(query): all keys, or (causal) those up to its own position. `past` keys come before
+// query 0, so query i stands at position past + i. It is 0 in training, and in a ring of ranks, whose causal piece is
+// square; with a cache of keys it is how many the cache held before these queries came. That costs nothing: kernels ask
+// for the last key once for each of their queries, and compare with it as they would with the query.
+struct AttentionSizes {
+  int batch, queries, keys, heads, head_size;  // 1 or more
+  bool causal = true;
+  int past = 0;
+
+  // Query i sees no key after diagonal() + i.
+  __host__ __device__ int diagonal() const { return causal ? past : keys; }
+
+  __host__ __device__ int last_key(int query) const {
+    const int key = diagonal() + query;
+    return key < keys ? key : keys - 1;
+  }
+
+  // The first query that sees this key. It is `queries` or more if no query does.
+  __host__ __device__ int first_query(int key) const {
+    const int query = key - diagonal();
+    return query > 0 ? query : 0;
+  }
+
+  int channels() const { return heads * head_size; }
+
+  // What scores are multiplied by.
+  float scale() const { return 1.0f / sqrtf(float(head_size)); }
+
+  // How many pairs of a query and a key that it sees a head has. The diagonal counts as a line without width: of a
+  // square, exactly one half is seen.
+  double pairs() const {
+    if (!causal) return double(queries) * keys;
+    const double short_rows = std::clamp(keys - past, 0, queries);  // of the queries that do not see all keys
+    return short_rows * (past + short_rows / 2) + (queries - short_rows) * keys;
+  }
+
+  auto operator<=>(const AttentionSizes&) const = default;
+};
+
+// Causal self-attention of a micro-batch.
+inline AttentionSizes square_attention(int batch, int seq_len, int heads, int head_size) {
+  return {batch, seq_len, seq_len, heads, head_size};
+}
+
+// What attention may need beside its tensors, and which of our kernels may compute it. A library that has planned these
+// sizes comes first, and allocates its own workspace if none is given.
+struct AttentionBody {
+  bool hopper = false;          // kernels/attention/hopper_attention.cuh, for heads that it can do
+  float* hopper_sums = nullptr;  // its backward's, hopper_attention_workspace() floats
+  void* library_workspace = nullptr;
+  size_t library_bytes = 0;
+};
+
+struct HeadStrides {
+  int row;         // elements from row to row
+  int64_t sample;  // elements from sample to sample
+  auto operator<=>(const HeadStrides&) const = default;
+};
+
+// The rows of all heads: row r of head h in sample b begins at data + b·strides.sample + r·strides.row + h·head_size.
+template <class T>
+struct Heads {
+  T* data;
+  HeadStrides strides;
+  bool operator==(const Heads&) const = default;
+};
+
+template <class T>
+struct QkvHeads {
+  Heads<T> q, k, v;
+  bool operator==(const QkvHeads&) const = default;
+};
+
+// The heads in a tensor (B, T, NH, HS), and those in a tensor (B, T, 3, NH, HS).
+template <class T>
+Heads<T> packed_heads(T* tensor, int seq_len, int channels) {
+  return {tensor, {channels, int64_t(seq_len) * channels}};
+}
+
+template <class T>
+QkvHeads<T> packed_qkv(T* qkv, int seq_len, int channels) {
+  const HeadStrides strides{3 * channels, int64_t(seq_len) * 3 * channels};
+  return {{qkv, strides}, {qkv + channels, strides}, {qkv + 2 * channels, strides}};
+}
+
+// The strides that a library plans for. A gradient's rows lie as those do whose gradient they are.
+struct AttentionStrides {
+  HeadStrides q, k, v, out;
+  auto operator<=>(const AttentionStrides&) const = default;
+};
+
+inline AttentionStrides packed_strides(int seq_len, int channels) {
+  const HeadStrides out{channels, int64_t(seq_len) * channels}, qkv{3 * out.row, 3 * out.sample};
+  return {qkv, qkv, qkv, out};
+}
+
+template <class T, class Other>
+AttentionStrides strides_of(const QkvHeads<T>& qkv, const Heads<Other>& out) {
+  return {qkv.q.strides, qkv.k.strides, qkv.v.strides, out.strides};
+}

@@ -1,0 +1,18 @@
+// Checks that the program, the options and the data are the same on all ranks before they work together. If a rank
+// differs, the job ends with a message that shows the difference, not with a wrong result hours later.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "parallel/processes/control.h"
+
+// The checksum of the running program's file, which is different for two builds.
+std::string program_checksum();
+
+// Collective. Fails on every rank if `mine`, one text or several, is not the same on all ranks. Texts may hold any byte
+// except NUL. The error message names the thing by `name`, shows the difference, and ends with `cure`.
+void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure);
+void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
+                       const std::string& cure);

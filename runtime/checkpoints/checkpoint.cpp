@@ -1,0 +1,232 @@
+#include "runtime/checkpoints/checkpoint.h"
+
+#include <algorithm>
+#include <iterator>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "parallel/processes/error.h"
+#include "runtime/input/files.h"
+#include "runtime/input/json_fields.h"
+
+namespace {
+
+// A tensor and the file that holds it.
+struct StoredTensor {
+  const SafetensorsFile* file;
+  const TensorInfo* tensor;
+};
+
+void check_shape(const StoredTensor& stored, const TensorDescriptor& wanted) {
+  if (stored.tensor->shape == wanted.shape) return;
+  fail(stored.file->path(), ": tensor ", wanted.name, " has shape ", shape_text(stored.tensor->shape),
+       ", the model needs ", shape_text(wanted.shape), ": check config.json");
+}
+
+// Fails if a value is not finite. One such value makes every loss NaN: the run would leave out all updates, and save
+// the same weights again.
+void check_finite(const StoredTensor& stored, size_t first, const std::vector<float>& values) {
+  const auto bad = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+  if (bad == values.end()) return;
+  fail(stored.file->path(), ": element ", first + size_t(bad - values.begin()), " of tensor ", excerpt(stored.tensor->name),
+       " is ", *bad, ": take other weights, or a checkpoint from before they broke");
+}
+
+void load_block(const StoredTensor& stored, const CheckpointBlock& block, State state, Parameters& parameters) {
+  std::vector<float> values(block.count);
+  stored.file->read(*stored.tensor, block.first, block.count, values.data());
+  check_finite(stored, block.first, values);
+  parameters.copy_in(block, state, values);
+}
+
+bool same_values(const StoredTensor& a, const StoredTensor& b) {
+  const size_t count = element_count(a.tensor->shape);
+  if (element_count(b.tensor->shape) != count) return false;
+  std::vector<float> block_of_a(std::min(count, size_t(1) << 16)), block_of_b(block_of_a.size());
+  for (size_t first = 0; first < count; first += block_of_a.size()) {
+    const size_t now = std::min(block_of_a.size(), count - first);
+    a.file->read(*a.tensor, first, now, block_of_a.data());
+    b.file->read(*b.tensor, first, now, block_of_b.data());
+    if (std::memcmp(block_of_a.data(), block_of_b.data(), now * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+// The files that an index lists, {"weight_map": {"TENSOR": "FILE", ...}}. They lie in the same folder.
+std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
+  std::vector<std::filesystem::path> files;
+  const nlohmann::json json = read_json_object(index);
+  if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map: get it again");
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (!is_file_name(name))
+      fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder: get it again");
+    files.push_back(index.parent_path() / name);
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
+}
+
+std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder) {
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "model");
+  if (files.empty() && std::filesystem::exists(folder / "pytorch_model.bin"))
+    fail(folder, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
+         "with transformers and call save_pretrained, which writes model.safetensors");
+  if (files.empty()) fail(folder, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
+  return files;
+}
+
+std::string state_prefix(State state) { return state == State::weight ? "" : std::string(1, char(state)) + "."; }
+
+// The tensors of a folder, from one file or several, by names without "transformer.": "wte.weight", "m.wte.weight".
+class TensorFiles {
+ public:
+  // cure: what to do about tensors that do not fit
+  TensorFiles(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& paths, const char* cure)
+      : folder_(folder), cure_(cure) {
+    for (const std::filesystem::path& path : paths) {
+      const auto& file = files_.emplace_back(std::make_unique<SafetensorsFile>(path));
+      for (const TensorInfo& tensor : file->tensors()) add(*file, tensor);
+    }
+  }
+
+  // Some programs store the tied head as well, which is the same as wte. A head that differs means another model: that
+  // fails.
+  void drop_tied_head() {
+    auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
+    if (head == stored_.end() || embedding == stored_.end()) return;
+    if (!same_values(head->second, embedding->second)) {
+      fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head: give such weights");
+    }
+    stored_.erase(head);
+  }
+
+  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
+  // unknown or of another shape.
+  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
+    std::map<std::string, StoredTensor> unknown = stored_;
+    for (State state : states)
+      for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
+        const auto found = unknown.find(key(state, tensor));
+        if (found == unknown.end())
+          fail(folder_, ": tensor ", file_prefix(state) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
+        check_shape(found->second, tensor);
+        unknown.erase(found);
+      }
+    if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
+    for (State state : states)
+      for (const CheckpointBlock& block : read_blocks(parameters.kept_slices(), most))
+        load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
+  }
+
+ private:
+  static std::string key(State state, const TensorDescriptor& tensor) { return state_prefix(state) + tensor.name; }
+
+  void add(const SafetensorsFile& file, const TensorInfo& tensor) {
+    std::string name = tensor.name;
+    if (const size_t at = name.find("transformer."); at != name.npos) name.erase(at, std::strlen("transformer."));
+    // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
+    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    if (mask) return;
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+      fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
+    }
+  }
+
+  std::filesystem::path folder_;
+  const char* cure_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, StoredTensor> stored_;
+};
+
+}  // namespace
+
+std::string file_prefix(State state) { return state_prefix(state) + "transformer."; }
+
+// ---- which checkpoints there are --------------------------------------------------------------------------
+
+std::string checkpoint_name(size_t step) {
+  std::string digits = std::to_string(step);
+  return "step_" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+}
+
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints;
+  std::error_code not_there;
+  for (const auto& entry : std::filesystem::directory_iterator(out, not_there)) {
+    std::string name = entry.path().filename();
+    bool digits_only = name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (!name.starts_with("step_") || !digits_only || name.size() < 13 || name.size() > 23) continue;
+    if (entry.is_directory()) checkpoints.push_back({std::stoull(name.substr(5)), entry.path()});
+  }
+  std::sort(checkpoints.begin(), checkpoints.end(), [](auto& a, auto& b) { return a.step < b.step; });
+  return checkpoints;
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  if (checkpoints.empty()) return std::nullopt;
+  return checkpoints.back();
+}
+
+void remove_partial_checkpoints(const std::filesystem::path& out) {
+  std::vector<std::filesystem::path> leftovers;
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    std::string name = entry.path().filename();
+    if (name.starts_with("step_") && name.ends_with(".partial")) leftovers.push_back(entry.path());
+  }
+  for (const auto& leftover : leftovers) std::filesystem::remove_all(leftover);
+}
+
+void remove_checkpoint(const std::filesystem::path& folder) {
+  std::filesystem::path doomed = folder.string() + ".removed.partial";
+  std::filesystem::rename(folder, doomed);
+  std::filesystem::remove_all(doomed);
+}
+
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every) {
+  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  for (size_t i = 0; keep > 0 && i + keep < checkpoints.size(); ++i) {
+    bool milestone = keep_every > 0 && checkpoints[i].step % keep_every == 0;
+    if (!milestone) remove_checkpoint(checkpoints[i].folder);
+  }
+}
+
+// ---- reading ----------------------------------------------------------------------------------------------
+
+std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem) {
+  const std::filesystem::path single = folder / (stem + ".safetensors"), index = single.string() + ".index.json";
+  if (std::filesystem::exists(single)) return {single};
+  if (std::filesystem::exists(index)) return files_of_index(index);
+  return {};
+}
+
+void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
+  const int wanted = parameters.shards().list().shape().heads;
+  if (heads != wanted) fail(folder, ": has ", heads, " heads, the model ", wanted, ": leave out --heads");
+  TensorFiles files(folder, find_weight_files(folder), ": check config.json and the files");
+  files.drop_tied_head();
+  files.load(parameters, {State::weight}, most);
+}
+
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  const char* by_init = ": start from its weights with --init";
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "optimizer");
+  if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
+  TensorFiles(folder, files, by_init).load(parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
+}
+
+nlohmann::json load_trainer(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "trainer.json";
+  nlohmann::json trainer = read_json_object(path);
+  JsonFields(path, trainer, ": resume from another checkpoint").size("step");
+  return trainer;
+}

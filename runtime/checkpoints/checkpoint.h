@@ -1,0 +1,72 @@
+// Checkpoints: OUT/step_00000100/ holds a model after 100 updates, in public formats and as global tensors,
+// so that it depends neither on the mesh nor on the program that wrote it:
+//
+//   model.safetensors      fp32 weights under Hugging Face's GPT-2 names ("transformer.h.0.ln_1.weight"); the
+//                          output head is tied to wte and not stored
+//   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
+//   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
+//   trainer.json           what else a resumed run needs: step, sample position, seeds, options, a checksum of the data
+//   manifest_*             which part of these files each rank wrote, with checksums (runtime/checkpoints/manifest.h)
+//
+// The folder is written under a name that ends with .partial, and renamed when all of it is on disk
+// (runtime/checkpoints/checkpoint_writer.h). Weights to start from may come from any GPT-2 folder, in one file or in several.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "parallel/parameters.h"
+#include "runtime/checkpoints/model_config.h"
+#include "runtime/checkpoints/safetensors.h"
+
+// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...
+std::string file_prefix(State state);
+
+// The content of a checkpoint.
+struct CheckpointContent {
+  Parameters& parameters;
+  std::vector<CheckpointBlock> blocks;                    // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
+  std::string trainer;                          // what else a resumed run needs: a JSON object
+  std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
+};
+
+struct Checkpoint {
+  size_t step;
+  std::filesystem::path folder;
+};
+
+// ---- which checkpoints there are --------------------------------------------------------------------------
+
+std::string checkpoint_name(size_t step);
+
+// Complete checkpoints of a run, oldest first; none if the folder does not exist.
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out);
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out);
+
+// Removes what an interrupted save or removal left behind.
+void remove_partial_checkpoints(const std::filesystem::path& out);
+
+// Renames the checkpoint before it removes it, because a checkpoint that is half removed must not look complete.
+void remove_checkpoint(const std::filesystem::path& folder);
+
+// Removes all checkpoints except the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no
+// others).
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every);
+
+// ---- reading ----------------------------------------------------------------------------------------------
+
+// STEM.safetensors, or the files that STEM.safetensors.index.json lists; none if the folder has neither.
+std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem);
+
+// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. They read block by block, of at
+// most `most` elements where a block has elements of other ranks, so that little host memory is needed.
+void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+
+nlohmann::json load_trainer(const std::filesystem::path& folder);

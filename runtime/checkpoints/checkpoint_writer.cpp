@@ -1,0 +1,384 @@
+#include "runtime/checkpoints/checkpoint_writer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "parallel/processes/rendezvous.h"
+#include "parallel/processes/error.h"
+#include "runtime/input/files.h"
+
+namespace {
+
+// The states that a checkpoint holds, in the order of the files.
+std::vector<State> saved_states() {
+  std::vector<State> states = {State::weight};
+  states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
+  return states;
+}
+
+// Distributes the tensors, in order, over files of at most `shard_bytes` bytes. A larger tensor gets a file of its own.
+std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
+  std::vector<FilePlan> files(1);
+  size_t bytes = 0;
+  for (const NamedShape& tensor : tensors) {
+    const size_t more = element_count(tensor.shape) * sizeof(float);
+    if (bytes > 0 && bytes + more > shard_bytes) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().tensors.push_back(tensor);
+    bytes += more;
+  }
+  for (size_t i = 0; i < files.size(); ++i) {
+    char number[32] = "";
+    if (files.size() > 1) std::snprintf(number, sizeof number, "-%05zu-of-%05zu", i + 1, files.size());
+    files[i].name = stem + number + ".safetensors";
+  }
+  return files;
+}
+
+// The index that says which file holds which tensor, as Hugging Face's libraries write it.
+std::string index_of(const std::vector<FilePlan>& files) {
+  nlohmann::ordered_json map;
+  size_t bytes = 0;
+  for (const FilePlan& file : files)
+    for (const NamedShape& tensor : file.tensors) {
+      map[tensor.name] = file.name;
+      bytes += element_count(tensor.shape) * sizeof(float);
+    }
+  return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}}.dump(2) + "\n";
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks, Allocate allocate)
+    : out_(std::move(out)), shard_bytes_(shard_bytes), ranks_(std::move(ranks)), allocate_(std::move(allocate)) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (thread_.joinable()) thread_.join();
+  finish_pruning();
+}
+
+size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks) {
+  size_t floats = 0;
+  for (const CheckpointBlock& block : blocks) floats += saved_states().size() * (block.count + File::block / sizeof(float));
+  return floats;
+}
+
+void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks) {
+  const size_t floats = snapshot_floats(blocks);
+  if (floats <= snapshot_floats_) return;
+  snapshot_ = allocate_(floats);
+  snapshot_floats_ = floats;
+  if (!snapshot_) reserve_chunk();
+}
+
+void CheckpointWriter::reserve_chunk() {
+  snapshot_.reset();
+  chunk_.resize(ranks_.chunk_bytes / sizeof(float));
+}
+
+std::vector<std::string> CheckpointWriter::find_slow_ranks() {
+  const int seen = ranks_.size == 1 ? 0 : whose_folder(ranks_, out_, ranks_.is_first());
+  const std::vector<std::string> all = ranks_.all_gather(seen != 0 ? "blind" : snapshot_ ? "" : "no room");
+  std::vector<int> unseeing, roomless;
+  for (int rank = 0; rank < ranks_.size; ++rank) {
+    if (all[size_t(rank)] == "blind") unseeing.push_back(rank);
+    if (all[size_t(rank)] == "no room") roomless.push_back(rank);
+  }
+  blind_ = with_tp_groups(unseeing);
+  if (is_blind(ranks_.rank)) reserve_chunk();
+  std::vector<std::string> reasons;
+  if (!unseeing.empty())
+    reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " +
+                      hosts_of(unseeing) + ": what has to be saved travels there, and training waits; " +
+                      "a file system that the hosts share avoids that");
+  if (!roomless.empty())
+    reasons.push_back("no room for a snapshot in the host's memory of " + hosts_of(roomless) +
+                      ": training waits while a checkpoint is written");
+  return reasons;
+}
+
+// Adds the other ranks of their tensor-parallel groups, which can't gather while these still wait to send.
+std::vector<int> CheckpointWriter::with_tp_groups(const std::vector<int>& some) const {
+  std::set<int> groups;
+  for (int rank : some) groups.insert(rank / ranks_.tp);
+  std::vector<int> all;
+  for (int rank = 0; rank < ranks_.size; ++rank)
+    if (groups.contains(rank / ranks_.tp)) all.push_back(rank);
+  return all;
+}
+
+// "ranks 1-3 (node7, node8)"
+std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
+  std::set<std::string> hosts;
+  for (int rank : some) hosts.insert(ranks_.hosts[size_t(rank)]);
+  std::string text;
+  for (const std::string& host : hosts) text += (text.empty() ? " (" : ", ") + host;
+  return rank_list(some) + text + ")";
+}
+
+void CheckpointWriter::prune(size_t keep, size_t keep_every) {
+  if (!ranks_.is_first()) return;
+  finish_pruning();
+  pruning_ = std::thread([this, keep, keep_every] {
+    const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every); });
+    if (!problem.empty()) print_error("an old checkpoint could not be removed, training goes on: " + one_line(problem) + ": remove it yourself");
+  });
+}
+
+std::string CheckpointWriter::begin(size_t step, const CheckpointContent& content) {
+  finish_pruning();
+  step_ = step;
+  complete_ = out_ / checkpoint_name(step);
+  partial_ = ranks_.all_gather(complete_.string() + "." + std::to_string(getpid()) + ".partial")[0];
+  std::string problem = attempt_together(ranks_, [&] {
+    plan(content);
+    if (ranks_.is_first()) create();
+  });
+  if (problem.empty())
+    problem = attempt_together(ranks_, [&] {
+      if (has_files()) open_files();
+      if (!is_blind(ranks_.rank)) reserve(content.blocks);
+    });
+  if (problem.empty())
+    problem = attempt_together(ranks_, [&] {
+      if (is_blind(ranks_.rank)) return;
+      if (snapshot_) take_snapshot(content);
+      else write_in_parts(content);
+    });
+  if (problem.empty() && !blind_.empty()) problem = send_in_parts(content);
+  if (!problem.empty()) return discard(problem);
+  written_ = false;
+  thread_ = std::thread([this] {
+    setpriority(PRIO_PROCESS, id_t(gettid()), 19);  // lowers only this thread's priority, so that training comes first
+    problem_ = attempt([this] { if (has_files()) write(); });
+    written_ = true;
+  });
+  begun_ = true;
+  return "";
+}
+
+std::string CheckpointWriter::complete() {
+  thread_.join();
+  writers_.clear();
+  if (std::string problem = first_problem(ranks_, problem_); !problem.empty()) return discard(problem);
+  std::string problem = attempt_together(ranks_, [this] { if (ranks_.is_first()) give_name(); });
+  begun_ = false;
+  return problem.empty() ? "" : discard(problem);
+}
+
+bool CheckpointWriter::finish_alone(double patience_s, const std::function<bool()>& all_are_there) {
+  using std::chrono::steady_clock, std::chrono::milliseconds;
+  if (!begun_) return false;
+  const auto end = steady_clock::now() + std::chrono::duration<double>(patience_s);
+  const auto wait = [&] { std::this_thread::sleep_for(milliseconds(20)); };
+  while (!written_ && steady_clock::now() < end) wait();
+  if (!written_ || !problem_.empty()) return false;
+  for (bool hopes = ranks_.is_first(); hopes; wait()) {  // give_name() fails while another rank still writes its part
+    hopes = all_are_there() && steady_clock::now() < end;
+    if (attempt([this] { give_name(); }).empty()) break;
+  }
+  return true;
+}
+
+// On rank 0, when all ranks have written their parts: checks the manifests and renames the folder.
+void CheckpointWriter::give_name() {
+  const std::lock_guard lock(naming_);
+  if (!begun_) return;
+  check_coverage(partial_, read_manifests(partial_));
+  // If a run resumes from an earlier step and saves this step again, the new checkpoint replaces the old one.
+  const std::filesystem::path replaced = complete_.string() + ".replaced.partial";
+  if (std::filesystem::exists(complete_)) std::filesystem::rename(complete_, replaced);
+  std::filesystem::rename(partial_, complete_);
+  begun_ = false;
+  sync_folder(out_);
+  std::filesystem::remove_all(replaced);
+}
+
+void CheckpointWriter::finish_pruning() {
+  if (pruning_.joinable()) pruning_.join();
+}
+
+std::string CheckpointWriter::discard(const std::string& problem) {
+  begun_ = false;
+  writers_.clear();
+  std::error_code ignored;
+  if (ranks_.is_first()) std::filesystem::remove_all(partial_, ignored);  // the disk may be full
+  ranks_.all_gather("");
+  return problem;
+}
+
+void CheckpointWriter::plan(const CheckpointContent& content) {
+  const TensorList& list = content.parameters.shards().list();
+  std::vector<NamedShape> weights, states;
+  for (State state : saved_states())
+    for (const TensorDescriptor& tensor : list.tensors())
+      (state == State::weight ? weights : states).push_back({file_prefix(state) + tensor.name, tensor.shape});
+  files_ = plan_files("model", weights, shard_bytes_);
+  const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
+  texts_.clear();
+  if (files_.size() > 1) texts_["model.safetensors.index.json"] = index_of(files_);
+  if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
+  files_.insert(files_.end(), optimizer.begin(), optimizer.end());
+  file_of_.clear();
+  for (size_t file = 0; file < files_.size(); ++file)
+    for (const NamedShape& tensor : files_[file].tensors) file_of_[tensor.name] = file;
+  nlohmann::json trainer = nlohmann::json::parse(content.trainer);
+  trainer["step"] = step_;
+  texts_["trainer.json"] = trainer.dump(2) + "\n";
+  texts_["config.json"] = config_of(list.shape()).dump(2) + "\n";
+  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"})
+    if (!content.tokenizer_folder.empty() && std::filesystem::exists(content.tokenizer_folder / name))
+      texts_[name] = read_file(content.tokenizer_folder / name);
+}
+
+std::unique_ptr<SafetensorsWriter> CheckpointWriter::open(size_t file, bool create) const {
+  const std::map<std::string, std::string> metadata = {{"format", "pt"}};  // transformers requires it
+  return std::make_unique<SafetensorsWriter>(partial_ / files_[file].name, files_[file].tensors, metadata, create);
+}
+
+// Creates the folder and its tensor files at their full size.
+void CheckpointWriter::create() {
+  std::filesystem::create_directories(out_);
+  remove_partial_checkpoints(out_);
+  std::filesystem::create_directory(partial_);
+  for (size_t file = 0; file < files_.size(); ++file) open(file, true)->close();
+}
+
+void CheckpointWriter::open_files() {
+  writers_.clear();
+  for (size_t file = 0; file < files_.size(); ++file) writers_.push_back(open(file, false));
+  manifests_.clear();
+  ranges_.clear();
+  for (int rank = 0; rank < ranks_.size; ++rank)
+    if (rank == ranks_.rank || (ranks_.is_first() && is_blind(rank))) manifests_[rank] = {step_, rank, ranks_.size, {}};
+}
+
+// ---- blocks from the device to the files
+
+std::vector<CheckpointWriter::BlockPart> CheckpointWriter::parts_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats) {
+  std::vector<BlockPart> parts;
+  for (State state : saved_states())
+    for (const CheckpointBlock& block : blocks)
+      for (size_t done = 0; done < block.count; done += most_floats)
+        parts.push_back({state, file_prefix(state) + block.tensor->name,
+                         {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
+  // Ranks that gather have these parts under the same numbers, whatever other parts each of them has, and in whatever
+  // way each copies them.
+  std::stable_partition(parts.begin(), parts.end(), [](const BlockPart& part) { return part.block.gathered; });
+  return parts;
+}
+
+CheckpointWriter::FileRange CheckpointWriter::range_of(const std::string& tensor, size_t first, size_t count,
+                                                   const float* values) const {
+  const size_t file = file_of_.at(tensor);
+  return {file, writers_[file]->offset(tensor, first, count), count, values};
+}
+
+// Writes a range of rank `rank` to its file, and adds it to that rank's manifest.
+void CheckpointWriter::put(int rank, const FileRange& range) {
+  writers_[range.file]->write_at(range.offset, range.count, range.values);
+  const auto* bytes = reinterpret_cast<const char*>(range.values);
+  manifests_.at(rank).add(files_[range.file].name, range.offset, {bytes, range.count * sizeof(float)});
+}
+
+// Copies this rank's blocks to the snapshot. A range's address in memory and its offset in the file have the same
+// remainder modulo a block, as File::write_past_cache needs.
+void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
+  float* free = snapshot_.get();
+  for (const auto& [state, name, block] : parts_of(content.blocks, SIZE_MAX)) {
+    FileRange range = range_of(name, block.first, block.count, nullptr);
+    free += (range.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
+    range.values = free;
+    ranges_.push_back(range);
+    content.parameters.copy_out(block, state, free);
+    free += block.count;
+  }
+  content.parameters.wait_for_copies();
+}
+
+// Copies and writes this rank's blocks chunk by chunk, if there is no memory for a snapshot.
+void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
+  std::string problem;
+  for (const BlockPart& part : parts_of(content.blocks, chunk_.size())) {
+    copy_to_chunk(content, part);  // after a problem, too: other ranks may wait for this copy
+    if (problem.empty())
+      problem = attempt([&] { put(ranks_.rank, range_of(part.name, part.block.first, part.block.count, chunk_.data())); });
+  }
+  if (!problem.empty()) fail(problem);
+}
+
+void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const BlockPart& part) {
+  content.parameters.copy_out(part.block, part.state, chunk_.data());
+  content.parameters.wait_for_copies();
+}
+
+// Collective: ranks that don't see rank 0's folder send their blocks to rank 0, one part per rank and round. A part is
+// sent as one line "TENSOR FIRST", followed by the floats.
+std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
+  std::vector<BlockPart> parts;
+  if (is_blind(ranks_.rank)) parts = parts_of(content.blocks, chunk_.size());
+  size_t rounds = 0;
+  for (const std::string& number : ranks_.all_gather(std::to_string(parts.size())))
+    rounds = std::max(rounds, size_t(std::stoull(number)));
+  std::string problem;
+  for (size_t i = 0; i < rounds; ++i) {
+    std::string mine;
+    if (i < parts.size()) {
+      const std::string failed = attempt([&] {
+        copy_to_chunk(content, parts[i]);
+        mine = parts[i].name + " " + std::to_string(parts[i].block.first) + "\n";
+        mine.append(reinterpret_cast<const char*>(chunk_.data()), parts[i].block.count * sizeof(float));
+      });
+      if (problem.empty()) problem = failed;
+    }
+    const std::vector<std::string> all = ranks_.gather(mine);
+    if (ranks_.is_first() && problem.empty())
+      problem = attempt([&] { for (int rank : blind_) receive(rank, all[size_t(rank)]); });
+  }
+  return first_problem(ranks_, problem);
+}
+
+void CheckpointWriter::receive(int rank, const std::string& part) {
+  if (part.empty()) return;
+  const size_t line = part.find('\n'), space = part.find(' ');
+  std::vector<float> values((part.size() - line - 1) / sizeof(float));
+  std::memcpy(values.data(), part.data() + line + 1, values.size() * sizeof(float));
+  put(rank, range_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
+}
+
+// Runs on the thread: writes the ranges of the snapshot, the small files (rank 0), and the manifests.
+void CheckpointWriter::write() {
+  for (const FileRange& range : ranges_) put(ranks_.rank, range);
+  if (ranks_.is_first())
+    for (size_t file = 0; file < files_.size(); ++file) manifests_[0].add(files_[file].name, 0, writers_[file]->header());
+  for (const auto& writer : writers_) writer->close();
+  if (ranks_.is_first())
+    for (const auto& [name, text] : texts_) {
+      write_file(partial_ / name, text);
+      manifests_[0].add(name, 0, text);
+    }
+  for (const auto& [rank, manifest] : manifests_) write_file(partial_ / manifest.name(), manifest.text());
+  sync_folder(partial_);
+}
+
+void save_checkpoint(const std::filesystem::path& out, size_t step, const CheckpointContent& content,
+                     size_t shard_bytes) {
+  CheckpointWriter writer(out, shard_bytes, {});
+  std::string problem = writer.begin(step, content);
+  if (problem.empty()) problem = writer.complete();
+  if (!problem.empty()) fail(problem);
+}

@@ -1,0 +1,146 @@
+// Writes checkpoints while training goes on. The loop waits only for the snapshot, a copy of this rank's blocks in the
+// host's memory. A thread writes the snapshot in place into files that all ranks share, and flushes them to the disk.
+// When every rank is done, the folder gets its final name.
+//
+// Two kinds of ranks make the loop wait longer, because their blocks go from the device to the file chunk by chunk:
+// ranks that have no memory for a snapshot, and ranks that don't see the folder on rank 0's disk and send the chunks to
+// rank 0.
+//
+// Tensor-parallel ranks that gather blocks together (parallel/blocks.h) wait for one another while they copy these. So
+// each copies them first, in the same order, and goes on to the last one even if its disk fails; and if one of them is
+// blind, all send.
+//
+// Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
+//   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
+//   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
+//   trainer.json, and the tokenizer's files   what else a resumed run needs
+//   manifest_*                                what every rank wrote, with checksums (runtime/checkpoints/manifest.h)
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/rank_group.h"
+
+// One safetensors file of a checkpoint.
+struct FilePlan {
+  std::string name;
+  std::vector<NamedShape> tensors;
+};
+
+// Allocates memory for a snapshot of so many floats; returns null if there is too little.
+using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
+// (g++ 11 has no std::make_shared for arrays.)
+inline std::shared_ptr<float[]> allocate_zeros(size_t floats) { return std::shared_ptr<float[]>(new float[floats]()); }
+
+class CheckpointWriter {
+ public:
+  CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks,
+                   Allocate allocate = allocate_zeros);
+  ~CheckpointWriter();
+
+  bool under_way() const { return thread_.joinable(); }
+  size_t step() const { return step_; }         // of the checkpoint that was begun last
+  bool is_written() const { return written_; }  // has this rank written its part, or failed to?
+
+  // How many floats a snapshot of these blocks takes.
+  static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks);
+
+  // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
+  void reserve(const std::vector<CheckpointBlock>& blocks);
+  size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
+
+  // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line
+  // per reason.
+  std::vector<std::string> find_slow_ranks();
+
+  // Removes older checkpoints, on a thread, because removing gigabytes takes long.
+  void prune(size_t keep, size_t keep_every);
+
+  // Collective. Starts a checkpoint; none may be under way. Returns when the snapshot is taken. If the checkpoint can't
+  // be written, it returns the reason, and removes what was begun.
+  std::string begin(size_t step, const CheckpointContent& content);
+
+  // Collective. Waits for the thread. Returns the reason if the checkpoint could not be written.
+  std::string complete();
+
+  // For the end of a job, when one rank has reported an error and no collective is possible any more. Waits until this
+  // rank has written its part of the checkpoint under way; rank 0 waits for all parts, as long as all_are_there(), and
+  // gives the checkpoint its name. May be called in any thread. Returns false if there is nothing that another rank
+  // could wait for.
+  bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
+
+ private:
+  // The part of a block that is written or sent at once.
+  struct BlockPart {
+    State state;
+    std::string name;  // the tensor's name in its file
+    CheckpointBlock block;
+  };
+  // Neighbouring bytes of a file, and their values in memory.
+  struct FileRange {
+    size_t file, offset, count;  // the file's number in files_; offset in the file in bytes; number of floats
+    const float* values;         // in the snapshot
+  };
+
+  bool is_blind(int rank) const { return std::find(blind_.begin(), blind_.end(), rank) != blind_.end(); }
+  // Does this rank write to files: its own blocks, or (rank 0) those that blind ranks send?
+  bool has_files() const { return ranks_.is_first() || !is_blind(ranks_.rank); }
+  std::vector<int> with_tp_groups(const std::vector<int>& some) const;
+  std::string hosts_of(const std::vector<int>& some) const;
+  void reserve_chunk();
+  void finish_pruning();
+  std::string discard(const std::string& problem);
+  void plan(const CheckpointContent& content);
+  std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
+  void create();
+  void open_files();
+  static std::vector<BlockPart> parts_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats);
+  FileRange range_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
+  void put(int rank, const FileRange& range);
+  void take_snapshot(const CheckpointContent& content);
+  void write_in_parts(const CheckpointContent& content);
+  void copy_to_chunk(const CheckpointContent& content, const BlockPart& part);
+  std::string send_in_parts(const CheckpointContent& content);
+  void receive(int rank, const std::string& part);
+  void write();
+  void give_name();
+
+  std::filesystem::path out_;
+  size_t shard_bytes_;
+  RankGroup ranks_;
+  std::vector<int> blind_;  // the ranks that don't see rank 0's folder, and all other ranks of their tensor-parallel groups
+
+  size_t step_ = 0;
+  std::filesystem::path partial_, complete_;
+  std::vector<FilePlan> files_;
+  std::map<std::string, size_t> file_of_;     // the file's number in files_, by tensor name
+  std::map<std::string, std::string> texts_;  // the content of small files, by name
+  std::vector<std::unique_ptr<SafetensorsWriter>> writers_;  // by file
+  std::map<int, Manifest> manifests_;         // the manifests that this rank writes, by rank
+  std::vector<FileRange> ranges_;
+  Allocate allocate_;
+  std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
+  size_t snapshot_floats_ = 0;         // the size that a snapshot needs
+  std::vector<float> chunk_;           // used if there is no snapshot
+  std::atomic<bool> begun_ = false;    // a checkpoint is under way
+  std::atomic<bool> written_ = false;
+  std::mutex naming_;
+  std::string problem_;
+  std::thread thread_, pruning_;
+};
+
+// Writes a checkpoint and waits for it. Fails with the reason.
+void save_checkpoint(const std::filesystem::path& out, size_t step, const CheckpointContent& content,
+                     size_t shard_bytes = size_t(5'000'000'000));

@@ -1,0 +1,48 @@
+// The ranks that save and load checkpoints together. Their hosts need not share a disk: a path may be a different
+// folder on each host, and then the folder of rank 0 is the one that counts.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "parallel/processes/error.h"
+
+class Control;
+
+struct RankGroup {
+  // Returns the texts of all ranks, by rank, when all ranks have called it.
+  using Gather = std::function<std::vector<std::string>(const std::string&)>;
+
+  int rank = 0, size = 1;
+  int tp = 1;  // so many neighbouring ranks gather blocks of tensors together (parallel/blocks.h)
+  std::vector<std::string> hosts = {""};  // by rank
+  Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
+  Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
+  size_t chunk_bytes = size_t(16) << 20;    // files are sent in chunks of at most so many bytes
+
+  // In a job of so many ranks, of which rank 0 holds a chunk each.
+  static size_t chunk_bytes_for(int ranks) { return (size_t(64) << 20) / size_t(std::max(4, ranks)); }
+
+  bool is_first() const { return rank == 0; }
+  int neighbours() const;  // number of ranks on this host, this one included
+};
+
+// The group of all ranks; `control` must outlive it.
+RankGroup rank_group(Control& control, int tp = 1);
+
+// Collective: returns the problem of the lowest rank that has one, on all ranks; empty if no rank has one.
+std::string first_problem(const RankGroup& ranks, const std::string& mine);
+
+// Collective: each rank does its work. Returns the error of a rank that failed; empty: no rank failed.
+template <class Work>
+std::string attempt_together(const RankGroup& ranks, Work work) {
+  return first_problem(ranks, attempt(work));
+}
+
+// Collective: which ranks share `folder`? Some ranks create a file in it. Returns the lowest rank whose file this rank
+// sees in its own folder; -1: none.
+int whose_folder(const RankGroup& ranks, const std::filesystem::path& folder, bool leaves_file);

@@ -1,0 +1,153 @@
+#include "runtime/checkpoints/run_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "parallel/processes/error.h"
+
+namespace {
+
+// Creates the folder if it does not exist, and checks that it can be written to: now, not after hours of training.
+// was_there: the folder existed before this program; if it did not, a refused start removes it again.
+void make_writable(const std::filesystem::path& out, bool was_there) {
+  std::error_code error;
+  std::filesystem::create_directories(out, error);
+  if (error) fail("--out ", out, ": cannot create the folder: ", error.message(), ": choose another --out");
+  if (!std::filesystem::is_directory(out)) fail("--out ", out, ": is no folder: choose another --out");
+  std::filesystem::path probe = out / ".write_probe";
+  try {
+    write_file(probe, std::string(4096, ' '));
+  } catch (const std::exception& problem) {
+    std::filesystem::remove(probe, error);
+    if (!was_there) rmdir(out.c_str());
+    fail("--out ", problem.what(), ": free space, or choose another --out");
+  }
+  std::filesystem::remove(probe);
+}
+
+void remove_run(const std::filesystem::path& out) {
+  for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
+  std::filesystem::remove(metrics_path(out));
+  std::filesystem::remove(plan_path(out));
+}
+
+// Renames checkpoints of later steps when a run goes back to `step`. Otherwise new checkpoints would be pruned before
+// these, which have higher steps, and --resume would choose these.
+void set_aside_later(const std::filesystem::path& out, size_t step) {
+  for (const Checkpoint& checkpoint : list_checkpoints(out)) {
+    if (checkpoint.step <= step) continue;
+    std::filesystem::path aside = checkpoint.folder.string() + ".abandoned";
+    std::filesystem::remove_all(aside);
+    std::filesystem::rename(checkpoint.folder, aside);
+  }
+}
+
+bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& out) {
+  return std::filesystem::weakly_canonical(folder / "..") == std::filesystem::weakly_canonical(out);
+}
+
+// Is `path` the folder or inside it? Links and .. are resolved.
+bool is_or_lies_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  const std::filesystem::path within = std::filesystem::weakly_canonical(path), whole = std::filesystem::weakly_canonical(folder);
+  return std::mismatch(whole.begin(), whole.end(), within.begin(), within.end()).first == whole.end();
+}
+
+}  // namespace
+
+RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s)
+    : out_(out), created_(!std::filesystem::exists(out)) {
+  double waited = 0;
+  do {  // repeated if the run that held the lock before has removed the folder
+    make_writable(out, !created_);
+    folder_.emplace(out, O_RDONLY | O_DIRECTORY);
+    for (; flock(folder_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
+      if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
+      if (waited >= patience_s)
+        fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  } while (!folder_->is_at(out));
+}
+
+RunFolderLock::~RunFolderLock() {
+  if (created_ && folder_->is_at(out_)) rmdir(out_.c_str());
+}
+
+std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
+
+std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
+
+bool holds_run(const std::filesystem::path& out) {
+  return std::filesystem::exists(metrics_path(out)) || newest_checkpoint(out);
+}
+
+std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "trainer.json")) return newest_checkpoint(folder);
+  return Checkpoint{load_trainer(folder)["step"], folder};
+}
+
+bool continues(const std::filesystem::path& out, const RunStart& start,
+               const std::optional<Checkpoint>& checkpoint) {
+  return start.resume && (start.resume_from.empty() || lies_in(checkpoint->folder, out));
+}
+
+std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start) {
+  const std::filesystem::path& from = start.resume_from;
+  std::optional<Checkpoint> checkpoint;
+  if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
+  if (!from.empty() && !checkpoint) {
+    fail(start.option, " ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders, or --init");
+  }
+  if (out.empty()) return checkpoint;
+  const bool goes_on = continues(out, start, checkpoint);
+  if (goes_on && start.overwrite) {
+    fail("--resume continues the run in ", out, ", --overwrite deletes it: give one of them");
+  }
+  if (start.overwrite && !start.init.empty())
+    for (const Checkpoint& doomed : list_checkpoints(out))
+      if (is_or_lies_in(start.init, doomed.folder))
+        fail("--init ", start.init, ": --overwrite would delete it, as a checkpoint of --out ", out,
+             ": choose another --out, or move it away first");
+  if (!goes_on && !start.overwrite && holds_run(out)) {
+    fail("--out ", out,
+         ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
+  }
+  return checkpoint;
+}
+
+std::vector<Checkpoint> with_earlier(const Checkpoint& found) {
+  std::vector<Checkpoint> all = list_checkpoints(found.folder.parent_path());
+  std::erase_if(all, [&](const Checkpoint& checkpoint) { return checkpoint.step >= found.step; });
+  all.push_back(found);
+  return all;
+}
+
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
+                            const std::function<std::string(const std::filesystem::path&)>& damage) {
+  const std::filesystem::path run = candidates.back().folder.parent_path();
+  for (; !candidates.empty(); candidates.pop_back()) {
+    const std::filesystem::path& folder = candidates.back().folder;
+    const std::string problem = damage(folder);
+    if (problem.empty()) return candidates.back();
+    if (folder == start.resume_from) fail(start.option, " ", problem, ": name another checkpoint");
+    std::fprintf(start.notes, "skipping checkpoint %s: %s\n", one_line(folder.native()).c_str(), one_line(problem).c_str());
+  }
+  fail(start.option, ": no checkpoint in ", run, " is whole: take weights from elsewhere with --init, or train afresh with ",
+       "--overwrite");
+}
+
+void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint) {
+  if (start.overwrite) remove_run(out);
+  if (checkpoint && continues(out, start, checkpoint)) set_aside_later(out, checkpoint->step);
+}

@@ -1,0 +1,78 @@
+// What --out may hold when a run starts, and which checkpoint the run continues from:
+//
+//   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
+//                    these, the run's plan.json, and nothing else; a folder that holds anything else is simply used.
+//                    --overwrite --init with one of these checkpoints is refused: it would delete what the run starts
+//                    from
+//   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
+//   --resume DIR     continues from a checkpoint, or from the newest one of a run; if there is none, it fails. If it
+//                    goes back to an earlier checkpoint of --out, the later ones are renamed to
+//                    step_00000200.abandoned
+//
+// With several ranks the folder is the one that rank 0 sees (runtime/checkpoints/shared_checkpoint.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/input/files.h"
+
+struct RunStart {
+  bool overwrite = false;
+  bool resume = false;
+  std::filesystem::path resume_from = {};  // the folder to resume from; empty: --out
+  std::filesystem::path init = {};         // weights that must outlive --overwrite
+  const char* option = "--resume";         // that messages name
+  std::FILE* notes = stdout;               // where it is said that a checkpoint is skipped
+};
+
+// Makes sure that only one run at a time writes to a folder. The lock is on the folder itself, and the operating system
+// releases it when the process ends, in whatever way. (Some network file systems have no locks.)
+class RunFolderLock {
+ public:
+  // Creates the folder if it does not exist, and checks that it can be written to. Waits for another run that is just
+  // ending, because it was killed or was told to stop.
+  explicit RunFolderLock(const std::filesystem::path& out, double patience_s = 60);
+  // Removes the folder if this object created it and it is still empty.
+  ~RunFolderLock();
+  RunFolderLock(const RunFolderLock&) = delete;
+  RunFolderLock& operator=(const RunFolderLock&) = delete;
+
+ private:
+  std::filesystem::path out_;
+  bool created_;
+  std::optional<File> folder_;
+};
+
+std::filesystem::path metrics_path(const std::filesystem::path& out);
+
+std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (runtime/planner/plan.h)
+
+bool holds_run(const std::filesystem::path& out);
+
+// If `folder` is a checkpoint, that one; if it is a run's folder, its newest checkpoint.
+std::optional<Checkpoint> find_checkpoint(const std::filesystem::path& folder);
+
+// Does this run continue the run in --out?
+bool continues(const std::filesystem::path& out, const RunStart& start,
+               const std::optional<Checkpoint>& checkpoint);
+
+// The checkpoint to start from, if any; nothing is changed yet. `out` empty: nothing will be written.
+std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, const RunStart& start);
+
+// The checkpoints of the same run that are older than `found`, oldest first, then `found` itself.
+std::vector<Checkpoint> with_earlier(const Checkpoint& found);
+
+// The newest of the candidates that is not damaged. damage(folder): what is damaged in a checkpoint; empty: nothing.
+Checkpoint whole_checkpoint(std::vector<Checkpoint> candidates, const RunStart& start,
+                            const std::function<std::string(const std::filesystem::path&)>& damage);
+
+// Makes the locked folder this run's, and removes an old run if --overwrite says so. To be called after all other
+// preparations: if one of them failed after this, the old run would be lost for nothing.
+void claim_run_folder(const std::filesystem::path& out, const RunStart& start, const std::optional<Checkpoint>& checkpoint);

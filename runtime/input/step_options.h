@@ -1,0 +1,32 @@
+// What a training step computes, and how ranks split it: those of the options that a plan's forecast reads, and that
+// its search chooses. Names and values as on the command line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/mesh_shape.h"
+#include "parallel/model_shape.h"
+
+struct StepOptions {
+  ModelShape shape = {};  // which the options for it, the data and --init decide together (runtime/training/setup.cuh)
+  MeshShape mesh = {};    // dp follows from the number of ranks (complete_options)
+  int seq_len = 0, micro_batch = 4, global_batch = 0;
+  std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
+  bool stochastic_rounding = false;
+  int zero = 0, tp_pieces = 2, pp_chunks = 1;
+  std::string cp_method = "ring", pp_schedule = "1f1b";
+  bool generate = false;  // texts are sampled, instead of training
+
+  double tokens() const { return double(global_batch) * seq_len; }              // of a step
+  int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
+};
+
+// The divisors of a number that are at most `most`, in order.
+std::vector<int> divisors(int number, int most);
+
+// What is wrong with the samples of a step and the schedule, on this mesh; empty: nothing.
+std::string batch_problem(const StepOptions& o);
+
+// What is wrong with the model's shape, or why these ranks cannot split it and its micro-batches; empty: nothing.
+std::string shape_problem(const StepOptions& o);

@@ -1,0 +1,199 @@
+#include "runtime/planner/cluster.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "parallel/processes/text.h"
+#include "runtime/input/files.h"
+#include "runtime/input/hardware.h"
+#include "runtime/input/json_fields.h"
+
+namespace {
+
+constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e-6;
+
+// What no data sheet says of a GPU. runtime/planner/forecast.md has the sources.
+//   products    of the peak: Hopper's by Megatron-Core's runs, the others' by the first row of 2104.04473's table
+//   bandwidth   assumed: nine tenths
+//   fp32        attention's share of the peak without tensor cores: assumed
+//   launch      from kernel to kernel in a recorded graph or a full stream: assumed
+//   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
+constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3;
+constexpr double gpu_launch = 2e-6, gpu_links = 0.8;
+
+// Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the
+// CPU device. What never ran gets the wider of both.
+constexpr Margin on_a100 = {-0.20, 0.30, "published runs on A100"}, on_h100 = {-0.20, 0.20, "published runs on H100"};
+constexpr Margin elsewhere = {-0.20, 0.30, "published runs on A100 and H100"}, on_cpu = {-0.10, 0.30, "runs on the CPU device"};
+
+Margin known_margin(const DeviceSheet& sheet) {
+  if (sheet.generation == Generation::hopper) return on_h100;
+  return std::string(sheet.name).starts_with("A100") || std::string(sheet.name) == "A800" ? on_a100 : elsewhere;
+}
+
+// Rates of the same kernels on a device with another peak, FLOP/s.
+AttentionRates scaled(const AttentionRates& published, double peak, double published_peak) {
+  return published * (tera * peak / published_peak);
+}
+
+Device gpu(const DeviceSheet& sheet) {
+  Device d = {sheet.name, sheet.fp32 * tera, sheet.bf16 * tera, sheet.bandwidth * tera, sheet.memory * gib};
+  d.sheet_fp32 = d.fp32, d.sheet_bf16 = d.bf16;
+  d.product_share = gpu_products;
+  d.bandwidth_share = gpu_bandwidth;
+  d.attention_fp32 = AttentionRates::flat(gpu_fp32_attention * d.fp32, gpu_fp32_attention * d.fp32);
+  d.own = d.hopper = d.library = scaled(flash_on_a100, sheet.bf16, 312);
+  d.launch = gpu_launch;
+  d.margin = known_margin(sheet);
+  if (sheet.generation == Generation::ampere) return d;
+  d.product_share = hopper_products;
+  d.has_persistent_products = true;
+  if (sheet.generation == Generation::hopper) {
+    d.own = scaled(flash_on_h100, sheet.bf16, 989);
+    d.hopper = scaled(hopper_on_h100, sheet.bf16, 989);
+    d.library = scaled(cudnn_on_hopper, sheet.bf16, 989);
+  } else {
+    d.own = d.hopper = flash_on_h100 * tera;  // no faster than there
+    d.library = scaled(cudnn_on_blackwell, sheet.bf16, 2500);
+  }
+  return d;
+}
+
+constexpr const char* cure = ": see runtime/planner/forecast.md, and runtime/planner/clusters for examples";
+
+Device read_device(JsonFields& file) {
+  if (file.value("device").is_string()) {
+    const DeviceSheet* sheet = find_device(file.text("device"));
+    if (!sheet) file.refuse("device", "one of " + joined(device_sheets, &DeviceSheet::name) + ", or an object with its rates");
+    return gpu(*sheet);
+  }
+  JsonFields device = file.object("device");
+  const std::string name = device.text("name");
+  DeviceSheet sheet = {name.c_str(), device.rate("bf16_tflops"), device.rate("fp32_tflops"),
+                       device.rate("memory_tb_per_s"), device.rate("memory_gib")};
+  if (device.has("generation")) {
+    const std::string generation = device.text("generation");
+    if (generation == "hopper") sheet.generation = Generation::hopper;
+    else if (generation == "blackwell") sheet.generation = Generation::blackwell;
+    else if (generation != "ampere") device.refuse("generation", "ampere, hopper or blackwell");
+  }
+  Device d = gpu(sheet);
+  if (device.has("product_share")) d.product_share = device.rate("product_share", 1);
+  device.end();
+  return d;
+}
+
+Link read_link(JsonFields link) {
+  const Link read = {link.text("kind"), link.rate("gb_per_s") * giga, link.rate("latency_us") * micro};
+  link.end();
+  return read;
+}
+
+// Where runtime/planner/clusters is: in the folder where the program was started, or beside it, or above the build folder.
+std::vector<std::filesystem::path> example_folders() {
+  const std::filesystem::path examples = "runtime/planner/clusters";
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  return {examples, program / examples, program / "../.." / examples};
+}
+
+// Those of the first folder that has any.
+std::vector<std::filesystem::path> example_files() {
+  std::vector<std::filesystem::path> files;
+  std::error_code not_there;
+  for (const auto& folder : example_folders())
+    if (files.empty())
+      for (const auto& entry : std::filesystem::directory_iterator(folder, not_there)) files.push_back(entry.path());
+  std::ranges::sort(files);
+  return files;
+}
+
+}  // namespace
+
+std::string Margin::text() const {
+  return formatted("%s: %+.0f to %+.0f %%", runs, 100 * shorter, 100 * longer);
+}
+
+Cluster load_cluster(const std::filesystem::path& path) {
+  const nlohmann::json object = read_json_object(path);
+  JsonFields file(path, object, cure);
+  Cluster c;
+  c.name = file.text("name");
+  c.device = read_device(file);
+  c.devices_per_host = file.count("devices_per_host");
+  c.hosts = file.count("hosts");
+  if (const int most = (1 << 14) / c.devices_per_host; c.hosts > most)
+    file.refuse("hosts", "from 1 to " + std::to_string(most) + ", with 16384 devices at most");
+  c.link_share = gpu_links;
+  if (c.devices() > 1 || file.has("links")) {
+    JsonFields links = file.object("links");
+    if (c.devices_per_host > 1 || links.has("inside")) c.inside = read_link(links.object("inside"));
+    if (c.hosts > 1 || links.has("between")) c.between = read_link(links.object("between"));
+    links.end();
+  }
+  for (const auto& [key, rate] : {std::pair("price_per_device_hour", &c.price), {"spot_price_per_device_hour", &c.spot_price},
+                                  {"spot_hours_between_interruptions", &c.spot_hours}})
+    if (file.has(key)) *rate = file.rate(key);
+  if (file.has("date")) c.date = file.text("date");
+  if (file.has("source")) c.source = file.text("source");
+  file.end();
+  return c;
+}
+
+Cluster find_cluster(const std::string& name) {
+  if (std::filesystem::is_regular_file(name)) return load_cluster(name);
+  for (const auto& folder : example_folders())
+    if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
+  const std::string known = joined(example_files(), [](const auto& path) { return path.stem().string(); });
+  fail("--cluster ", excerpt(name), ": no such file, and none of runtime/planner/clusters: give a file's path",
+       known.empty() ? "; runtime/planner/clusters is not here" : ", or one of: " + known);
+}
+
+std::vector<Cluster> example_clusters() {
+  std::vector<Cluster> all;
+  for (const auto& path : example_files()) all.push_back(load_cluster(path));
+  std::ranges::sort(all, {}, [](const Cluster& c) { return std::pair(c.devices(), c.name); });
+  return all;
+}
+
+std::optional<Cluster> cluster_of_device(const std::string& reported, int devices) {
+  const DeviceSheet* sheet = find_device(reported);
+  for (const Cluster& c : example_clusters())
+    if (sheet && c.device.name == sheet->name && c.devices() >= devices) return c;
+  return {};
+}
+
+Device device_of(const Ceilings& ceilings) {
+  Device d = {"measured", ceilings.product, ceilings.product, ceilings.update, 0};
+  d.sheet_fp32 = peak_flops(ceilings.device, true), d.sheet_bf16 = peak_flops(ceilings.device, false);
+  // Measured as seven products, since our kernels compute two of backward's twice
+  const double backward = ceilings.attention_backward * 5 / 7;
+  d.own = d.hopper = d.library = d.attention_fp32 = AttentionRates::flat(ceilings.attention_forward, backward);
+  d.attention_block = 64;
+  d.elements = ceilings.gelu / ceilings.product;
+  d.launch = ceilings.launch;
+  d.norm_row = ceilings.norm_row, d.loss_row = ceilings.loss_row;
+  d.overlaps = !ceilings.integrated;
+  d.margin = ceilings.integrated ? on_cpu : elsewhere;
+  return d;
+}
+
+Cluster cluster_of(const Ceilings& ceilings, int ranks) {
+  Cluster c;
+  if (ceilings.integrated) {
+    c.ranks_per_device = ranks;
+    c.inside = {"memory", ceilings.copy / 4, 1e-4};  // two copies; how long a waiting rank sleeps (cpu/cuda_runtime.cpp)
+  } else if (ranks > 1) {
+    const auto known = cluster_of_device(ceilings.device, ranks);
+    if (!known)
+      fail("--ceilings: what connects ", ranks, " devices ", excerpt(ceilings.device), " is not known: ",
+           "give a --cluster instead");
+    c = *known;
+    c.price = c.spot_price = 0;
+  }
+  c.name = "this machine";
+  c.device = device_of(ceilings);
+  return c;
+}

@@ -1,0 +1,96 @@
+// What training is planned for: a device, how many a host has, how many hosts, what connects them, and the price.
+//
+// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/forecast.md says what each key means):
+//
+//   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
+//    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
+//    "price_per_device_hour": 2.99, "spot_price_per_device_hour": 1.99, "date": "2026-11", "source": "where prices are
+//    from"}
+//
+// `device` is a name in the table of runtime/input/hardware.h, or an object with all rates. More than one host needs
+// links.between, whose gb_per_s is that of a whole host. Prices may be left out.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/planner/attention_rates.h"
+#include "runtime/input/ceilings.h"
+
+// How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
+struct Margin {
+  double shorter = 0, longer = 0;  // shares of the time: -0.1 and 0.3
+  const char* runs = "";           // which these are
+
+  double least(double time) const { return (1 + shorter) * time; }
+  double most(double time) const { return (1 + longer) * time; }
+  std::string text() const;  // "published runs on H100: -10 to +30 %"
+};
+
+// FLOP/s, bytes/s, bytes and seconds. Rates are those of the data sheet, unless they were measured (device_of).
+struct Device {
+  std::string name;
+  double fp32 = 0, bf16 = 0;  // of matrix products, dense; fp16 as bf16, fp32 without TF32
+  double bandwidth = 0;       // of memory, bytes read and written
+  double memory = 0;
+  double sheet_fp32 = 0, sheet_bf16 = 0;  // what MFU is a share of; 0: not known
+  // The shares of these rates that kernels reach: products, copies; of fp32's, arithmetic on single elements.
+  double product_share = 1, bandwidth_share = 1, elements = 1;
+  // Attention by our own kernels, those for Hopper and a library, in 16 bits; and in fp32
+  AttentionRates own = {}, hopper = {}, library = {}, attention_fp32 = {};
+  double launch = 0;     // from the end of a kernel to the start of the next one
+  double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
+  int attention_block = 0;  // queries that see the same keys: causal attention computes so many more of them than T
+  bool overlaps = true;  // communication goes on while kernels run
+  bool has_persistent_products = false;  // a product keeps all multiprocessors until it ends
+  Margin margin = {};
+
+  double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }
+  // kind: as of --attention
+  const AttentionRates& attention(const std::string& kind, bool is_fp32) const {
+    return is_fp32 ? attention_fp32 : kind == "own" ? own : kind == "hopper" ? hopper : library;
+  }
+};
+
+// In one direction.
+struct Link {
+  std::string kind;
+  double bandwidth = 0, latency = 0;
+};
+
+struct Cluster {
+  std::string name;
+  Device device;
+  int devices_per_host = 1, hosts = 1;
+  int ranks_per_device = 1;  // they share its rates
+  Link inside, between;      // of a device to others of its host; of a host to others
+  double link_share = 1;     // of a link's rate, that collectives reach
+  double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
+  double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (runtime/planner/rules.md)
+  std::string date, source;
+
+  int devices() const { return devices_per_host * hosts; }
+  int ranks_per_host() const { return devices_per_host * ranks_per_device; }
+};
+
+// Fails with one line if the file is no cluster.
+Cluster load_cluster(const std::filesystem::path& path);
+
+// The cluster of --cluster: a file, or the name of one of runtime/planner/clusters, here or beside the program.
+Cluster find_cluster(const std::string& name);
+
+// Those of runtime/planner/clusters that gpt.cu could run on, the smallest first.
+std::vector<Cluster> example_clusters();
+
+// The first of these with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None: it is
+// not known there.
+std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
+
+// A device whose rates dev/ceilings measured. What is not measured (memory) is 0.
+Device device_of(const Ceilings& ceilings);
+
+// This machine. Its ranks share an integrated device, as the CPU is; messages are copies in its memory. Else each has a
+// device, with the links of runtime/planner/clusters; fails if none has such devices.
+Cluster cluster_of(const Ceilings& ceilings, int ranks);

@@ -1,0 +1,155 @@
+#include "runtime/planner/forecast.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+
+#include "parallel/pipeline.h"
+#include "runtime/planner/kernels.h"
+#include "parallel/processes/text.h"
+
+namespace {
+
+// ---- stages
+
+struct Passes {
+  Cost forward, backward;
+  StageTimes times() const { return {forward.seconds(), backward.seconds(), backward[weights]}; }
+};
+
+// What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are
+// alike but for their layers.
+std::vector<Passes> passes_of(const Kernels& kernels, const std::vector<int>& layers) {
+  const Passes block = {kernels.forward(), kernels.backward()};
+  std::vector<Passes> stages;
+  for (int count : layers) stages.push_back({block.forward * count, block.backward * count});
+  stages.front().forward += kernels.embedding_forward();
+  stages.front().backward += kernels.embedding_backward();
+  stages.back().backward += kernels.head();
+  return stages;
+}
+
+// ---- what is not of one stage alone
+
+// The parameters of a rank of the first stage, which ends last: behind it nothing hides.
+struct ParameterCounts {
+  double embedding, block, blocks;
+  double all() const { return embedding + block * blocks; }
+};
+ParameterCounts parameters_of(const StepOptions& step, int layers) {
+  const double C = step.shape.channels, tp = step.mesh.tp;
+  return {double(round_up(step.shape.vocabulary, 128)) * C / tp + double(step.shape.positions) * C,
+          12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
+}
+
+// What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
+Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const ParameterCounts& p,
+                                           const StageTimes& first) {
+  const double g = bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
+  const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
+  const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(w * elements); };
+  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.block);
+  const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
+  const double times = step.zero < 2 ? 1 : step.micro_batches();
+  Forecast::Communication c;
+  c.total = times * reduced + reduce(p.embedding) + gathered + gather(p.embedding) + (2 * times - 1) * again;
+  // For the last reductions no backward is left, and for the first gather no update.
+  c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
+  c.exposed += std::max(gather(p.block), gathered - first.forward);
+  c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
+  return c;
+}
+
+// What stages wait for: rows of a micro-batch from their neighbours, and, after the last action, `wte` bytes of
+// gradients, which both ends have.
+void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, const std::vector<StageTimes>& stages,
+                  double wte, bool overlaps) {
+  const MeshShape& mesh = step.mesh;
+  if (mesh.pp == 1) return;
+  const int A = step.micro_batches(), stage_ranks = mesh.ranks() / mesh.pp;
+  const double rows = double(step.micro_batch) * step.seq_len / mesh.cp;
+  const double bytes = rows * step.shape.channels / mesh.tp * bytes_of(step.dtype);
+  const double message = ring_of(cluster, stage_ranks, mesh.pp).send(bytes);
+  const double messages = 2.0 * A * step.pp_chunks * message;
+  const double ends = 2 * ring_of(cluster, mesh.ranks() - stage_ranks, 2, mesh.ranks()).gather(wte);
+  const auto seconds = [&](double sent) { return pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, sent); };
+  f.pp = {messages + ends, seconds(message) - seconds(0) + (overlaps ? 0 : messages) + ends};
+  f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
+}
+
+using Share = std::pair<const char*, double>;
+std::array<Share, 6> shares_of(const Forecast& f) {
+  const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
+  return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update},
+           {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
+}
+
+// The step, when all parts of it are known, and what follows.
+void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
+  for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
+  f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
+  const ModelShape& s = step.shape;
+  const double L = s.layers, C = s.channels, tokens = step.tokens();
+  const double parameters = (s.vocabulary + s.positions) * C + L * (12 * C * C + 13 * C) + 2 * C;
+  f.tokens_per_s = tokens / f.seconds;
+  f.model_flops = tokens * (6 * parameters + 6 * L * C * step.seq_len);
+  const double devices = double(step.mesh.ranks()) / cluster.ranks_per_device;
+  const double peak = step.dtype == "fp32" ? cluster.device.sheet_fp32 : cluster.device.sheet_bf16;
+  if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);
+}
+
+}  // namespace
+
+double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
+                        int micro_batches, double message) {
+  const double A = micro_batches, p = double(stages.size());
+  const auto most = [&](auto part) { return std::invoke(part, std::ranges::max(stages, {}, part)); };
+  const double slowest = most(&StageTimes::sum);
+  const double forward = most(&StageTimes::forward), backward = most(&StageTimes::backward);
+  double all = 0, weight = 0;
+  for (const StageTimes& s : stages) all += s.sum(), weight += s.weight;
+  const double messages = 2 * (p - 1) * message;
+  if (p == 1) return A * slowest;
+  if (schedule == "gpipe") return all + (A - 1) * (forward + backward) + messages;
+  // What fills and drains is a chunk of each other stage. Later messages hide behind the other chunks.
+  if (schedule == "interleaved") return A * slowest + (all - slowest) / chunks + messages * (chunks + 1) / 2;
+  // A backward of stage 0 waits until its forward has passed all stages and come back; p are on their way at a time.
+  // zb's weights do not delay it, and fill what is idle at the end.
+  const double way = all - (schedule == "zb" ? weight : 0) + messages;
+  if (schedule == "1f1b") return way + (A - 1) * std::max(slowest, way / p);
+  const double fills = std::min({forward, backward - weight / p, weight / p}) * (std::min(A, p) - 1);
+  return way * (p - 1) / p + A * std::max(slowest, way / p) - fills;
+}
+
+std::string Forecast::explanation() const {
+  const auto text = [&](const Share& s) { return concat(s.first, ' ', std::lround(100 * s.second / seconds), " %"); };
+  return concat("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
+}
+
+Forecast forecast(const StepOptions& step, const Cluster& c) { return forecast(step, c, Kernels(step, c)); }
+
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
+  const ModelShape& s = step.shape;
+  const MeshShape& mesh = step.mesh;
+  const std::vector<int> layers = deal(s.layers, mesh.pp, step.pp_chunks, s.vocabulary / (12.0 * s.channels));
+  const std::vector<Passes> stages = passes_of(kernels, layers);
+  std::vector<StageTimes> times;
+  for (const Passes& stage : stages) times.push_back(stage.times());
+  const Passes& own = stages[size_t(std::ranges::max_element(times, {}, &StageTimes::sum) - times.begin())];
+  const Cost cost = (own.forward + own.backward) * step.micro_batches();
+  Forecast f;
+  f.products = cost[products], f.attention = cost[attention], f.memory = cost[memory], f.launches = cost[launches];
+  f.tp = {cost[tp_total], cost[tp_exposed]}, f.cp = {cost[cp_total], cost[cp_exposed]};
+
+  const ParameterCounts first = parameters_of(step, layers[0]);
+  const Ring data = ring_of(cluster, mesh.tp, mesh.cp * mesh.dp);
+  const double pieces = step.zero == 0 ? 1 : data.ranks;
+  f.dp = zero_communication(step, data, first, times[0]);
+  if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
+  add_pipeline(f, step, cluster, times, 4 * first.embedding / pieces, kernels.overlaps());
+  const Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
+  f.update = update[memory], f.launches += update[launches];
+  add_rates(f, step, cluster);
+  return f;
+}

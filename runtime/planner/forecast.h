@@ -1,0 +1,44 @@
+// How long a training step takes on a cluster, from first principles: runtime/planner/forecast.md derives each formula.
+//
+//   kernels         the longer of FLOPs / rate and bytes / bandwidth, and the gap to the next kernel (dev/roofline.md)
+//   collectives     latency and bytes / bandwidth of a ring, by the links that the group crosses
+//   pipelines       what the schedules of parallel/pipeline.h take, in closed form
+//   overlap         what the code overlaps (parallel/README.md): only the rest of communication counts
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/planner/cluster.h"
+#include "runtime/input/step_options.h"
+
+// Seconds. The first line and what is exposed of tp, cp and dp add up to the step, on the slowest pipeline stage.
+struct Forecast {
+  double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
+  struct Communication {
+    double total = 0, exposed = 0;
+  } tp, cp, dp, pp;  // pp's exposed messages lengthen the bubble
+  double seconds = 0;
+
+  double tokens_per_s = 0;
+  double model_flops = 0;  // of a step: 6·Ψ + 6·L·C·T a token
+  double mfu = 0;          // of the dense peak of all devices; 0: not known
+
+  const char* limit = "";  // what takes the most time: products, attention, memory, communication, bubble, launches
+  std::string explanation() const;  // the same in a sentence
+};
+
+// step: one without a batch_problem() and a shape_problem(). Whether it fits the devices' memory is not asked.
+Forecast forecast(const StepOptions& step, const Cluster& cluster);
+
+// ---- parts of it, for tests
+
+// Seconds in which one pipeline stage computes a micro-batch, in all of its chunks. input + weight: backward
+struct StageTimes {
+  double forward = 0, backward = 0, weight = 0;
+  double sum() const { return forward + backward; }
+};
+
+// From the first action to the end of the last one, if a message takes so long.
+double pipeline_seconds(const std::string& schedule, const std::vector<StageTimes>& stages, int chunks,
+                        int micro_batches, double message);

@@ -1,0 +1,174 @@
+// What a rank's kernels and messages cost, seconds: the parts of a forecast. runtime/planner/forecast.md derives each formula;
+// FLOPs and bytes are those of dev/roofline.py, in the order of gpt.cuh.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <string>
+
+#include "runtime/planner/forecast.h"
+
+inline double bytes_of(const std::string& dtype) { return dtype == "fp32" ? 4 : 2; }
+inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// ---- communication
+
+// The ring of a group: N ranks, each of which sends to the next one.
+struct Ring {
+  double ranks = 1, bandwidth = 0, latency = 0;  // bytes/s of a rank, seconds to the next one
+
+  // all_gather or reduce_scatter of so many bytes in all
+  double gather(double bytes) const { return ranks == 1 ? 0 : (ranks - 1) * (latency + bytes / ranks / bandwidth); }
+  // to the next rank
+  double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
+};
+
+// The ring of `size` ranks, of which each stands `stride` after the one before, among `all` ranks in a row. Inside a
+// host each device has its own link. Between hosts all groups that cross share the host's links: a ring goes through
+// each host once, and enters and leaves it by the links of its members there.
+Ring ring_of(const Cluster& c, int stride, int size, int all);
+inline Ring ring_of(const Cluster& c, int stride, int size) { return ring_of(c, stride, size, stride * size); }
+
+// ---- computation
+
+// The kinds before tp_total add up to the step. tp_total and cp_total are communication with what hides of it; weights
+// is that part of the products which zb delays, the gradients of weights.
+enum Kind { products, attention, memory, launches, tp_exposed, cp_exposed, tp_total, cp_total, weights, kinds };
+
+struct Cost {
+  std::array<double, kinds> of = {};  // seconds
+
+  double& operator[](Kind kind) { return of[kind]; }
+  double operator[](Kind kind) const { return of[kind]; }
+  double seconds() const { return std::accumulate(of.begin(), of.begin() + tp_total, 0.0); }
+};
+inline Cost sum(Cost a, const Cost& b, double times = 1) {
+  for (size_t kind = 0; kind < kinds; ++kind) a.of[kind] += times * b.of[kind];
+  return a;
+}
+inline Cost operator+(const Cost& a, const Cost& b) { return sum(a, b); }
+inline Cost operator*(const Cost& cost, double times) { return sum({}, cost, times); }
+inline Cost& operator+=(Cost& a, const Cost& b) { return a = a + b; }
+
+// The kernels of gpt.cu. What other programs do otherwise, for dev/published, derives from this.
+class Kernels {
+ public:
+  Kernels(const StepOptions& step, const Cluster& cluster) : step_(step), cluster_(cluster) {}
+  virtual ~Kernels() = default;
+
+  // A block, of one micro-batch.
+  Cost forward() const { return activations() + product_then_scatter(R_, C_, 4 * c_); }
+  Cost backward() const {
+    const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
+    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward(), c_);
+  }
+
+  Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
+  Cost embedding_backward() const { return kernel(2 * R_ * C_, 2 * R_ * C_ * (w_ + 4)) + sent(rows_); }
+
+  // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
+  Cost head() const;
+
+  // Norm and AdamW of so many elements; each unit has launches of its own.
+  Cost update(double count, double units) const {
+    const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
+    Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
+    cost[launches] = 2 * units * device_.launch;
+    return cost;
+  }
+
+  // Do gradients and messages between stages travel while kernels run?
+  bool overlaps() const { return overlaps_; }
+
+ protected:
+  Cost timed(Kind kind, double seconds) const {
+    Cost cost;
+    cost[kind] = seconds;
+    cost[launches] = device_.launch;
+    return cost;
+  }
+  Cost kernel(double flops, double bytes) const { return timed(memory, std::max(flops / elements_, bytes / bandwidth_)); }
+  // `passes`: how often each of these elements is read or written; `sums`: seconds that sums over rows take besides
+  Cost elements(double count, double flops, double passes, double sums = 0) const {
+    Cost cost = kernel(flops * count, passes * count * w_);
+    cost[memory] += sums * sharing_;
+    return cost;
+  }
+  // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out`
+  // bytes an element) when that is done.
+  Cost product(double m, double n, double k, double out) const {
+    const double inner = std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_);
+    return timed(products, inner + m * n * out / bandwidth_);
+  }
+  Cost product(double m, double n, double k) const { return product(m, n, k, w_); }
+  // The gradients of a weight (inputs, outputs), which are added to those of the micro-batches before; and of its bias.
+  Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
+    const Cost weight = product(inputs, outputs, R_, gradient_bytes_ * (step_.micro_batches() > 1 ? 2 : 1));
+    return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
+  }
+
+  // What tensor parallelism sends while something else is computed.
+  Cost sent(double seconds, double meanwhile = 0) const {
+    Cost cost;
+    cost[tp_total] = seconds;
+    cost[tp_exposed] = device_.overlaps ? std::max(0.0, seconds - meanwhile) : seconds;
+    return cost;
+  }
+  // A product in pieces whose rows are gathered before it: one piece travels while another is multiplied.
+  Cost gather_then_product(double m, double n, double k) const { return in_pieces(m, n, k, true, 0); }
+  // The same with sums that are scattered after it; `meanwhile` is computed while the last ones travel. Persistent
+  // kernels leave them no multiprocessor before they end.
+  Cost product_then_scatter(double m, double n, double k, double meanwhile = 0) const {
+    return in_pieces(m, n, k, !device_.has_persistent_products, device_.has_persistent_products ? 0 : meanwhile);
+  }
+
+  Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
+  Cost layernorm_forward() const { return elements(r_ * C_, 8, norm_passes_, r_ * device_.norm_row); }
+  Cost layernorm_backward() const { return elements(r_ * C_, 20, norm_passes_, r_ * device_.norm_row); }
+
+  // A block's forward without its last product, which recomputation leaves out.
+  Cost activations() const {
+    return layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) + attention_forward() +
+           product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+  }
+  virtual Cost recomputed() const {
+    return step_.recompute == "block" ? activations() : step_.recompute == "gelu" ? gelu_forward() : Cost();
+  }
+  // The backward of half a block: LayerNorm, a product with `wide` columns, `between`, a product of `inner` columns.
+  virtual Cost half_backward(double wide, const Cost& between, double inner) const;
+
+  // Causal: half of the pairs are computed. Forward has two products, backward five.
+  virtual Cost attention_forward() const { return fused_attention(2, rates_.forward, 4, w_); }
+  virtual Cost attention_backward() const { return fused_attention(5, rates_.backward, 8, w_ + 4); }
+
+  const StepOptions& step_;
+  const Cluster& cluster_;
+  const Device& device_ = cluster_.device;
+  double sharing_ = cluster_.ranks_per_device;
+  bool is_fp32_ = step_.dtype == "fp32";
+  double product_ = device_.peak(is_fp32_) / sharing_ * device_.product_share;
+  double elements_ = device_.fp32 * device_.elements / sharing_;
+  double bandwidth_ = device_.bandwidth * device_.bandwidth_share / sharing_;
+  const AttentionRates& rates_ = device_.attention(step_.attention, is_fp32_);
+  double w_ = bytes_of(step_.dtype), N_ = step_.mesh.tp, C_ = step_.shape.channels, c_ = C_ / N_, T_ = step_.seq_len;
+  double R_ = double(step_.micro_batch) * T_ / step_.mesh.cp, r_ = R_ / N_;  // rows; where they are split over tp
+  double Vs_ = round_up((step_.shape.vocabulary + step_.mesh.tp - 1) / step_.mesh.tp, 128);
+  double loss_row_ = device_.loss_row * std::clamp(Vs_ * w_ / 2048, 1.0, 8.0);
+  double pieces_ = step_.tp_pieces;
+  Ring tp_ = ring_of(cluster_, 1, step_.mesh.tp), cp_ = ring_of(cluster_, step_.mesh.tp, step_.mesh.cp);
+  double rows_ = tp_.gather(R_ * C_ * w_);  // seconds to gather or scatter (R,C)
+  double gradient_bytes_ = 4;               // of an element of a weight's gradient
+  double norm_passes_ = 4;                  // tensors (r,C) that a LayerNorm reads and writes
+  bool gathers_for_head_ = true, overlaps_ = device_.overlaps;
+
+ private:
+  Cost in_pieces(double m, double n, double k, bool hides, double meanwhile) const;
+  // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the
+  // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
+  // before and after.
+  Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
+};
+
+// As runtime/planner/forecast.h, with these kernels.
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels);

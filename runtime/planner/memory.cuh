@@ -1,0 +1,134 @@
+// What a rank takes of memory. A plan is made by the code that trains: it builds the model of each rank on a mesh that
+// is only imagined (parallel/mesh.cuh). The model lays out its memory, as always, in an arena that counts, and stops
+// there.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/gemm_shape.h"
+#include "runtime/planner/plan.h"
+#include "parallel/processes/text.h"
+#include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/training/checkpoints.cuh"
+#include "runtime/training/steps_in_flight.cuh"
+
+// The layers of this rank: "1 to 3, 7 to 9".
+inline std::string layers_text(const TensorList& list) {
+  return joined(list.chunks(), [](const Layers& chunk) {
+    return std::to_string(chunk.first + 1) + (chunk.count > 1 ? " to " + std::to_string(chunk.end()) : "");
+  });
+}
+
+// batches: the device's memory of batch buffers; snapshot: the host's for checkpoints, 0: none.
+inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& batches,
+                          size_t snapshot) {
+  const std::string layers = layers_text(model.tensors());
+  RankPlan plan = {rank, mesh.place(), layers, model.options().slots, model.memory().categories(), {}};
+  plan.memory.insert(plan.memory.end(), batches.begin(), batches.end());
+  if (snapshot) plan.host.push_back({"snapshot", snapshot});
+  plan.host.push_back({"batches", Batches::memory_for(model).pinned_bytes()});
+  plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
+  return plan;
+}
+
+// What this rank has allocated.
+inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers,
+                          size_t snapshot) {
+  return rank_plan(model, mesh, rank, buffers.memory().categories(), snapshot);
+}
+
+// Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its
+// device; on Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
+inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
+  const bool is_ring = o.cp_method == "ring";
+  const bool by_cudnn = o.dtype != "fp32" && (o.attention == "auto" || o.attention == "cudnn");
+  const size_t B = size_t(o.micro_batch), NH = size_t(o.shape.heads / o.mesh.tp / (is_ring ? 1 : o.mesh.cp));
+  const size_t T = size_t(o.seq_len / (is_ring ? o.mesh.cp : 1));
+  return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
+}
+
+inline std::vector<MemoryCategory> memory_of_batches(const Model& model) {
+  DeviceMemory counted;
+  counted.add("batches", [&](Arena& arena) { Batches::memory_for(model).lay_out(arena); });
+  return counted.categories();
+}
+
+// These options with another step.
+inline Options options_with(Options o, const StepOptions& step) {
+  static_cast<StepOptions&>(o) = step;
+  return o;
+}
+
+// What a rank would allocate, on this device or elsewhere. Options are complete (complete_options, decide_shape).
+inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
+  Mesh mesh(o.mesh, rank);
+  const auto elsewhere = is_here ? std::nullopt : std::optional(workspaces_elsewhere(o));
+  const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
+  const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
+  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk));
+  return rank_plan(*model, mesh, rank, memory_of_batches(*model), floats * sizeof(float));
+}
+
+// The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.
+// Stages with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that
+// needs more than `enough`.
+inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX) {
+  const MeshShape& mesh = o.mesh;
+  const std::vector<Layers> dealt = deal_layers(o.shape, mesh.pp, o.pp_chunks);
+  const auto same_layers = [&](int stage, int other) {
+    for (size_t i = 0; i < dealt.size(); i += size_t(mesh.pp))
+      if (dealt[i + size_t(stage)].count != dealt[i + size_t(other)].count) return false;
+    return true;
+  };
+  size_t most = 0;
+  for (int stage = 0; stage < mesh.pp && most <= enough; ++stage)
+    if (stage < 2 || stage + 1 == mesh.pp || !same_layers(stage, stage - 1))
+      most = std::max(most, planned(o, stage * mesh.ranks() / mesh.pp, is_here).total());
+  return most;
+}
+
+// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole
+// blocks that ZeRO gathers and reduces; and what blocks keep for backward on the first stage, which has the most
+// micro-batches in it.
+inline size_t least_bytes(const StepOptions& s) {
+  const auto& [tp, cp, dp, pp] = s.mesh;
+  const int A = s.micro_batches();
+  const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
+  const double weights = w, gradients = 4, optimizer = w == 4 || s.stochastic_rounding ? 8 : 12;  // bytes a parameter
+  const int pieces = dp * cp;
+  const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
+  const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
+  const double whole = (s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0);
+  const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
+  const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : 1;  // of C elements for each row
+  const double rows = slots * layers * s.micro_batch * s.seq_len / cp;
+  return size_t(12 * C * C * s.shape.layers / pp / tp * state + std::min(layers, 2.) * 12 * C * C / tp * whole +
+                rows * kept * C * w / tp);
+}
+
+// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the
+// host's memory; 1: they have divided it already, or are not on this host.
+inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
+  size_t free_bytes = 0, total_bytes = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  const bool is_shared = device_attribute(cudaDevAttrIntegrated);
+  return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve()};
+}
+
+inline Plan plan_of_memory(const Options& o, const PlannedDevice& device) {
+  Plan plan = {device, {}};
+  for (int rank = 0; rank < o.mesh.ranks(); ++rank) plan.ranks.push_back(planned(o, rank, device.is_here));
+  return plan;
+}
+
+// What all ranks have allocated, on rank 0; on others only what this rank has. Collective.
+inline Plan gathered_plan(Control& control, const PlannedDevice& device, const RankPlan& own) {
+  const std::vector<std::string> all = control.gather(text_of(own));
+  if (control.rank() > 0) return {device, {own}};
+  Plan plan = {device, {}};
+  for (const std::string& text : all) plan.ranks.push_back(rank_plan_of(text));
+  return plan;
+}

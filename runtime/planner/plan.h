@@ -1,0 +1,121 @@
+// The plan of a run: what each rank takes of memory, byte for byte. --plan makes it without training, and every run
+// writes it to OUT/plan.json, as the ranks have really allocated (runtime/planner/memory.cuh makes both).
+//
+// As JSON it is one object:
+//
+//   device       object: name; bytes, which a rank may use; reserve, bytes of these that are left to libraries; here:
+//                is it the device of this machine? If not, libraries' workspaces are those of formulas
+//   fits         has the device room for every rank, and for the reserve?
+//   ranks        list, an object for each rank:
+//     rank         its number
+//     place        object: its number among the ranks of tp, cp, dp and pp
+//     layers       those of its pipeline stage, as text: "1 to 3, 7 to 9"
+//     slots        so many micro-batches, each in one chunk of layers, may wait for backward (parallel/pipeline.h)
+//     memory       object: bytes on the device, by category
+//     total        all of them
+//     host         object: bytes of pinned memory of the host, by category
+//   step_ms, margin, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
+//     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs,
+//                  which
+//     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
+//     run          object: tokens; days, dollars, checkpoint_minutes, lost (to interruptions, a share); and spot_ of
+//                  these. null: not known, or the run never ends
+//   time         what step_ms consists of (runtime/planner/forecast.h), or null: object of milliseconds; of communication total
+//                and exposed
+//   limit        what of this takes the most, in a sentence, or null
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "kernels/device/bytes.h"
+#include "parallel/mesh_shape.h"
+#include "runtime/planner/forecast.h"
+#include "runtime/planner/rules.h"
+
+// The device of each rank. If it is not here, the workspaces of its libraries are planned by formulas.
+struct PlannedDevice {
+  std::string name;
+  size_t bytes = 0, reserve = 0;
+  bool is_here = true;
+
+  size_t room() const { return bytes - std::min(bytes, reserve); }
+};
+
+struct RankPlan {
+  int rank = 0;
+  MeshPlace place = {};
+  std::string layers;
+  int slots = 1;
+  std::vector<MemoryCategory> memory, host;
+
+  size_t total() const { return total_of(memory); }
+};
+
+// The whole run.
+struct PlannedRun {
+  double parameters = 0, vocabulary = 2, tokens = 0;
+  double seconds = 0;       // of training, which then determine the tokens; 0: they are given
+  double save_seconds = 0;  // that training waits for a checkpoint; 0: by the bytes of a rank (runtime/planner/rules.md)
+
+  // After so many tokens: expected_loss, and no worse than guessing.
+  double loss(double tokens) const;
+};
+
+// Devices at a price: what it is, and how often they are interrupted.
+struct Rent {
+  double price = 0;  // of a device for an hour, dollars; 0: not known
+  Saving saving = {};
+};
+
+// How long a step takes on some devices, and the run; and what these cost.
+struct PlannedTime {
+  Forecast forecast;
+  double devices = 1, tokens = 0;
+  Rent demand, spot;
+  Margin margin = {};
+
+  double device_hours(double tokens) const { return devices * tokens / forecast.tokens_per_s / 3600; }
+  double days(const Rent& rent) const { return tokens / forecast.tokens_per_s / (1 - rent.saving.lost) / 86400; }
+  double dollars(const Rent& rent) const { return days(rent) * 24 * devices * rent.price; }
+};
+PlannedTime planned_time(const StepOptions& step, const Cluster& cluster, const PlannedRun& run);
+
+struct Plan {
+  PlannedDevice device;
+  std::vector<RankPlan> ranks;
+  std::optional<PlannedTime> time = {};
+  std::string advice = {};  // if it does not fit: what would help most
+
+  const RankPlan& largest() const;
+  bool fits() const { return largest().total() <= device.room(); }
+};
+
+// The JSON; of `time`, the keys from step_ms on.
+std::string text_of(const Plan& plan);
+nlohmann::ordered_json object_of(const PlannedTime& time);
+
+// JSON as text, whatever bytes are in it, as in a command line.
+std::string json_text(const nlohmann::ordered_json& object);
+
+// The same of one rank, which it sends to another one.
+std::string text_of(const RankPlan& rank);
+RankPlan rank_plan_of(const std::string& text);
+
+// "weights 1.0 MiB, gradients 1.0 MiB, ...": those of the largest rank. Stages of a pipeline differ: then it is a table
+// with a row for each, that of its largest rank.
+std::string memory_text(const Plan& plan);
+
+// Which rank needs the most, and whether the device has room for that.
+std::string fit_text(const Plan& plan);
+
+// How long a step and the run take, what limits a step, and what it costs: some lines.
+std::string time_text(const PlannedTime& time, double tokens_per_step);
+
+// Writes plan.json of a run. If the disk does not take it, the run says so and goes on.
+void write_plan(const std::filesystem::path& out, const Plan& plan);

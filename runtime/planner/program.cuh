@@ -1,0 +1,185 @@
+// --plan, as the program does it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/library_attention.h"
+#include "runtime/planner/memory.cuh"
+#include "runtime/planner/search.h"
+#include "runtime/training/telemetry.cuh"
+
+inline std::string device_name(int device = 0) {
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
+// The device of a cluster, which is not here.
+inline PlannedDevice device_of(const Cluster& cluster) {
+  return {cluster.device.name, size_t(cluster.device.memory), gpu_reserve, false};
+}
+
+// By --ceilings; none: they are not given.
+inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {
+  if (o.ceilings.empty()) return {};
+  return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
+}
+
+// Which change of one option saves the most, if a plan does not fit.
+inline std::string advice(const Options& o, const Plan& plan) {
+  const size_t now = plan.largest().total();
+  size_t least = now;
+  std::string best;
+  Options changed = o;
+  const auto consider = [&](const char* flag, auto& option, const auto& value) {
+    option = value;
+    if (attempt([&] { complete_options(changed, o.mesh.ranks()), refuse(shape_problem(changed)); }).empty()) {
+      const size_t bytes = largest_bytes(changed, plan.device.is_here);
+      if (bytes < least) least = bytes, best = concat(flag, ' ', value);
+    }
+    changed = o;
+  };
+  if (o.micro_batch % 2 == 0) consider("--micro-batch", changed.micro_batch, o.micro_batch / 2);
+  for (const char* kind : {"gelu", "block"}) consider("--recompute", changed.recompute, kind);
+  for (int stage = o.zero + 1; stage <= 3; ++stage) consider("--zero", changed.zero, stage);
+  consider("--tp", changed.mesh.tp, 2 * o.mesh.tp);
+  consider("--pp", changed.mesh.pp, 2 * o.mesh.pp);
+  if (best.empty()) return "; more ranks would help";
+  const char* fits = least <= plan.device.room() ? ", and it fits" : ", and not enough";
+  return "; " + best + " would help most, by " + bytes_text(now - least) + fits;
+}
+
+// The run of these options: their steps, or --train-minutes. A plan without either has tokens that suit the model.
+inline PlannedRun planned_run(const Options& o) {
+  const double parameters = double(TensorList(o.shape).parameters());
+  const bool by_steps = !o.plan || o.steps_given;
+  const double tokens = by_steps ? double(o.schedule.steps) * o.tokens() : suitable_tokens(parameters);
+  return {parameters, double(o.shape.vocabulary), tokens, 60 * o.train_minutes, o.checkpoint_seconds};
+}
+
+// Advice if the number of ranks determines the samples of a step.
+inline void print_batch_hint(const Options& o, const PlannedRun& run) {
+  if (o.samples_alone && o.global_batch != o.samples_alone)
+    print_line(batch_hint(o.global_batch, o.samples_alone, o.seq_len, run.loss(run.tokens), o.schedule.lr));
+}
+
+// ---- --mesh auto
+
+// The samples of a step, which are the same on all meshes: the program's default for ranks that all train on different
+// ones.
+inline void fix_batch(Options& o, int ranks) {
+  if (!o.global_batch) o.samples_alone = o.micro_batch, o.global_batch = o.micro_batch * ranks;
+  o.micro_batch = 1;
+}
+
+// Searches for the ranks of each part of a cluster. A library that does attention plans on its device, which takes too
+// long for a search: there its workspace is the formula's at first.
+inline SearchResult search_meshes(const Options& o, const PlannedDevice& device, const std::vector<Rented>& parts,
+                                  size_t most = 10) {
+  const bool has_plans = device.is_here && has_library_attention;
+  const auto bytes = [&](StepOptions s, bool is_here) {
+    const int enough = 4 * s.mesh.pp;  // micro-batches: with more of them, a stage but gpipe's holds no more at a time
+    if (s.pp_schedule != "gpipe") s.global_batch = s.micro_batch * s.mesh.dp * std::min(s.micro_batches(), enough);
+    return largest_bytes(options_with(o, s), is_here, device.room());
+  };
+  const auto bytes_at_first = [&](const StepOptions& s) { return bytes(s, device.is_here && !has_plans); };
+  SearchResult result;
+  const PlannedRun run = planned_run(o);
+  for (const Rented& part : parts) search(result, o, part, run, device.room(), {bytes_at_first, least_bytes}, most);
+  if (result.fastest.empty() && result.too_large) result.smallest.bytes = bytes_at_first(result.smallest.step);
+  if (has_plans)
+    for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest}) {
+      for (Candidate& c : *list) c.bytes = bytes(c.step, true);
+      std::erase_if(*list, [&](const Candidate& c) { return c.bytes > device.room(); });
+    }
+  return result;
+}
+
+// The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
+inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
+  const auto is_length = [](const std::string& word) {
+    return word.starts_with("--steps") || word.starts_with("--train-minutes");
+  };
+  const double steps = std::ceil(c.time.tokens / c.step.tokens());
+  return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
+         command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch",
+                          "--checkpoint-seconds", "--days", "--budget"}, words) + ' ' + options_text(c.step) +
+         (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
+}
+
+inline void print_search(const Options& o, const PlannedDevice& device, const std::vector<Rented>& parts) {
+  const Clock::time_point begin = Clock::now();
+  SearchResult result = search_meshes(o, device, parts);
+  const double seconds = seconds_since(begin);
+  for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
+    for (Candidate& c : *list) c.command = command_of(c, o.words);
+  if (o.json) return print_line(text_of(result, seconds, device));
+  describe_model(o);
+  print_batch_hint(o, planned_run(o));
+  std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n",
+              with_commas(double(result.candidates)).c_str(), seconds, with_commas(double(result.too_large)).c_str(),
+              device.name.c_str());
+  if (result.fastest.empty()) std::printf("fits      %s\n", nothing_fits_text(result, device).c_str());
+  else std::printf("fastest   %s\n", table_of(result.fastest).c_str());
+  if (parts.size() > 1 && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest).c_str());
+}
+
+// Chooses the fastest mesh for the ranks that were started, the same on all. device_taken: by this rank.
+// Collective.
+inline void choose_mesh(Options& o, Control& control, int device_taken) {
+  fix_batch(o, control.size());
+  decide_shape(o, o.init, false, open_data(o));
+  const std::string name = device_name(device_taken);
+  const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
+  const PlannedDevice device = {name, std::stoull(control.all_gather(own)[0]), memory_reserve()};
+  std::optional<Cluster> cluster = measured_cluster(o, name, control.size());
+  if (!cluster) cluster = cluster_of_device(name, control.size());
+  if (!cluster)
+    usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
+  const SearchResult result = search_meshes(o, device, {with_devices(*cluster, control.size())}, 1);
+  if (result.fastest.empty()) fail("--mesh auto: ", nothing_fits_text(result, device));
+  const Candidate& best = result.fastest[0];
+  o = options_with(o, best.step);
+  std::printf("auto      %s: %.1f ms a step by forecast (%s), the fastest of %s candidates\n",
+              options_text(best.step).c_str(), 1e3 * best.time.forecast.seconds, best.time.margin.text().c_str(),
+              with_commas(double(result.candidates)).c_str());
+}
+
+// Prints the plan of training with these options. ranks: those that were started.
+inline void print_plan(Options& o, int ranks) {
+  std::optional<Cluster> cluster;
+  if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
+  if (cluster && o.ranks > cluster->devices())
+    usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(),
+                " devices: give that many or fewer");
+  if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
+  if (!o.mesh_search.empty()) fix_batch(o, ranks);
+  complete_options(o, o.mesh_search.empty() ? ranks : 1);
+  decide_shape(o, o.init, false, open_data(o));
+  const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
+  const bool by_parts = cluster && !o.ranks;
+  if (!cluster) cluster = measured_cluster(o, device.name, ranks);
+  if (!o.mesh_search.empty()) {
+    if (!cluster)
+      usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");
+    return print_search(o, device, by_parts ? parts_of(*cluster) : std::vector{with_devices(*cluster, ranks)});
+  }
+  Plan plan = plan_of_memory(o, device);
+  const PlannedRun run = planned_run(o);
+  if (cluster) plan.time = planned_time(o, with_devices(*cluster, ranks).cluster, run);
+  if (!plan.fits()) plan.advice = advice(o, plan);
+  if (o.json) return print_line(text_of(plan));
+  describe_model(o);
+  describe_mesh(o);
+  describe_batch(o);
+  print_batch_hint(o, run);
+  std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
+  if (plan.time) print_line(time_text(*plan.time, o.tokens()));
+}

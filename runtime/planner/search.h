@@ -1,0 +1,67 @@
+// The search for a mesh: all that training can do with so many ranks is timed (runtime/planner/forecast.h), and what does not
+// fit is left out. README.md says how it is fast.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/planner/plan.h"
+
+struct Candidate {
+  StepOptions step;
+  PlannedTime time;
+  size_t bytes = 0;  // of its largest rank
+  std::string cluster = {}, command = {};
+
+  double device_hours() const { return time.device_hours(1e9); }  // for a billion tokens
+};
+
+// The bytes of a candidate's largest rank: exactly, and how many these are at least, which is known at once.
+struct CandidateBytes {
+  std::function<size_t(const StepOptions&)> exactly, at_least;
+};
+
+struct SearchResult {
+  std::vector<Candidate> fastest, cheapest;  // the best first
+  size_t candidates = 0, too_large = 0;      // of these, as far as they had to be known
+  Candidate smallest = {};  // of those that are too large, without its time
+};
+
+// Calls visit for each way to train on so many ranks: mesh, schedule, chunks, ZeRO, micro-batch, recomputation. Model,
+// samples and storage types are those of `base`.
+void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit);
+
+// Some devices of a cluster.
+struct Rented {
+  Cluster cluster;
+  int ranks;
+};
+
+// So many ranks: hosts one after the other, or some devices of the first one.
+Rented with_devices(const Cluster& cluster, int ranks);
+
+// The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The
+// whole is last.
+std::vector<Rented> parts_of(const Cluster& cluster);
+
+// Adds the candidates of these devices to the result, of which each list keeps `most`. room: bytes that a rank may use.
+void search(SearchResult& result, const StepOptions& base, const Rented& rented, const PlannedRun& run, size_t room,
+            const CandidateBytes& bytes, size_t most = 10);
+
+// The options of a candidate, as on the command line.
+std::string options_text(const StepOptions& step);
+
+// A table of candidates, with titles.
+std::string table_of(const std::vector<Candidate>& candidates);
+
+// What is missing if no candidate fits.
+std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device);
+
+// As JSON: a list of objects, each with cluster, ranks, command, memory (bytes of its largest rank), the keys of plan.h
+// from step_ms on, and device_hours_per_billion_tokens.
+nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates);
+
+// The whole result, an object: candidates, too_large, seconds that the search took, fastest and cheapest; if nothing
+// fits, problem.
+std::string text_of(const SearchResult& result, double seconds, const PlannedDevice& device);

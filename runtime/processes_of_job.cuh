@@ -1,0 +1,79 @@
+// What surrounds the recipe: a process starts, finds the other ranks and its device, does its work, and ends with all
+// of them.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/planner/goals.cuh"
+#include "parallel/processes/agreement.h"
+#include "parallel/processes/launch.h"
+#include "parallel/processes/process.h"
+#include "runtime/training/end_job.cuh"
+#include "runtime/training/job.cuh"
+
+// Returns the exit code.
+using JobWork = int (*)(Job&);
+
+inline int run_job(const Options& options, Control& control, Mesh& mesh, JobWork work) {
+  cudaStream_t stream = nullptr;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device())};
+  int code = 0;
+  end_job_on_error(control, [&] { code = work(job); });
+  cudaStreamDestroy(stream);
+  return code;
+}
+
+inline void check_pipeline(const Control& control) {
+  if (const std::string problem = pipeline_problem(); !problem.empty()) usage_error("--pp: ", problem);
+  if (const std::string advice = pipeline_advice(); control.rank() == 0 && !advice.empty()) print_error("--pp: " + advice);
+}
+
+inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, JobWork train, JobWork generate) {
+  if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
+  require_agreement(control, "program", program_checksum(), "start the same build on every host");
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
+  std::optional<Options> options = parse_options(argc, argv);
+  if (!options) return require_printed(), 0;
+  if (!model_makers().contains(options->dtype))
+    usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
+  if (options->plan) {
+    if (control.rank() == 0) options->has_goal() ? print_goals(*options) : print_plan(*options, control.size());
+    return require_printed(), 0;
+  }
+  const int device = take_device(control, options->share_gpu);
+  if (!options->mesh_search.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
+  complete_options(*options, control.size());
+  if (options->mesh.pp > 1) check_pipeline(control);
+  control.watch(recorder, 15, options->collective_timeout);
+  Mesh mesh(control, options->mesh, device, recorder, options->cp_method == "ulysses");
+  int code = 0;
+  end_job_on_error(control, [&] { code = run_job(*options, control, mesh, options->generate ? generate : train); });
+  return code;
+}
+
+// The whole of a process. train, generate: what the job does, as the options ask.
+inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
+  prepare_process();
+  FlightRecorder recorder;
+  Control alone;
+  std::unique_ptr<Control> control;
+  end_job_on_error(alone, [&] {
+    const Launch launch = find_launch();
+    prepare_cuda(launch);
+    control = start_control(launch);
+  });
+  int code = 0;
+  end_job_on_error(*control, [&] {
+    code = run_rank(argc, argv, *control, recorder, train, generate);
+    const uint64_t ending = recorder.enter("MPI_Finalize", 0);
+    end_mpi();
+    recorder.leave(ending);
+    control->finish();
+  });
+  return code;
+}

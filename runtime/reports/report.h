@@ -1,0 +1,121 @@
+// Reports the steps of a run: a line on the terminal, an object in metrics.jsonl, a summary at the end.
+//
+// The keys of metrics.jsonl, one object per line. A number that is not finite or not known is null.
+//
+//   a step
+//     step                   its number, from 1
+//     loss                   mean per token over the global batch, before the step's update
+//     grad_norm              L2 norm of the gradients, before clipping and without the loss scale
+//     lr                     learning rate
+//     tokens                 trained so far: step times the tokens of one step
+//     step_ms                milliseconds on the device
+//     tokens_per_s           in this step, all ranks together
+//     flops_per_s            in this step, all ranks together; 6Ψ + 6LCT per token (model.cuh)
+//     mfu                    flops_per_s divided by the peak of all devices; null: the peak is not known
+//     left_out               true: the update was not applied; else the key is absent
+//     loss_scale             of the next step; fp16 only
+//   a step, if there are several ranks: what rank 0 sent in it
+//     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
+//     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
+//     comm_ms                milliseconds in collectives, of all groups together
+//     comm_exposed_ms        those of them in which the device only waited
+//     ranks                  list, in steps that the terminal shows: these four of every rank
+//   an evaluation (--val-every)
+//     step                   number of updates done before it
+//     val_loss               mean per token
+//   a rollback (--on-spike rollback)
+//     step                   the step that the run went back to; the lines of later steps are removed
+//     rolled_back_from       the step that went wrong
+//     samples_left_out       [first, last] in the order in which samples are taken
+//     reason                 text
+//   every line: the bill so far, earlier starts included (runtime/reports/bill.h)
+//     hours                  in which a process of the run existed
+//     lost_s                 object: seconds that went into checkpoints, evaluation, data, rollbacks, restarts
+//     restarts               how often the run was resumed
+//     device_hours           hours times devices
+//     cost                   device_hours times --price; absent if no price was ever given
+//     unpriced_device_hours  device-hours without a price; absent if there are none, or no cost
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "runtime/reports/bill.h"
+#include "runtime/input/ceilings.h"
+#include "runtime/reports/metrics.h"
+
+// The results of one step.
+struct StepResult {
+  size_t step;  // number of updates done, from 1
+  double loss, norm, learning_rate, seconds;
+  bool applied;       // false: the update was left out
+  double loss_scale;  // of the next step; 0: none is used
+};
+
+// What one rank sent in one step.
+struct StepTraffic {
+  std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
+  double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
+  std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
+};
+
+// The run went back `from` a step `to` an earlier one. The samples after step `to`, first_sample to last_sample in the
+// order in which samples are taken, are left out.
+struct Rollback {
+  size_t to, from, first_sample, last_sample;
+  std::string reason;
+};
+
+// The text that a rank sends to rank 0, without of_ranks.
+std::string text_of(const StepTraffic& traffic);
+
+class Report {
+ public:
+  // steps: of the whole run; tokens, flops: per step; peak: FLOP/s of all devices together, 0 if not known; metrics:
+  // path of metrics.jsonl, empty: none is written; start: steps done before. The first line creates the file, so a run
+  // that fails before leaves nothing behind.
+  Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start);
+
+  // traffic: none if there is only one rank; printed: print the step on the terminal, too
+  void step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
+            double seconds_left);
+
+  void validation(size_t step, double loss, const Bill& bill);
+
+  void rollback(const Rollback& r, const Bill& bill);
+
+  // Writes the lines that are not in metrics.jsonl yet. Fails if that can't be done.
+  void finish();
+
+  // Prints what went wrong in a step, and what was done about it.
+  void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const;
+
+  // Prints a summary of the `steps` steps of this start; shortest_s: the fastest step.
+  void print_summary(size_t steps, double shortest_s, double seconds) const;
+
+ private:
+  nlohmann::ordered_json metrics(const StepResult& s) const;
+  void print(const StepResult& s, const std::optional<StepTraffic>& traffic, double seconds_left) const;
+  void log(nlohmann::ordered_json fields, const Bill& bill);
+
+  size_t steps_;
+  double tokens_, flops_, peak_;
+  std::optional<MetricsLog> log_;
+};
+
+// All calls of one kernel in a run.
+struct KernelTotal {
+  std::string name;
+  size_t calls;
+  double milliseconds, bytes, flops;
+};
+
+// Prints a table of kernels. totals: of `steps` steps together. The column "of ceiling" is the shortest time in which
+// the device could move a kernel's bytes and do its FLOPs, divided by the measured time.
+void print_profile(std::vector<KernelTotal> totals, size_t steps, const std::optional<Ceilings>& ceilings);

@@ -1,0 +1,203 @@
+// What a training run consists of. All that may fail comes first; begin() is the first to change the run folder.
+// train() in train_gpt.cu says what happens in a step.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "runtime/planner/program.cuh"
+#include "parallel/processes/agreement.h"
+#include "runtime/training/interruption.h"
+#include "runtime/checkpoints/run_folder.h"
+#include "runtime/input/schedule.h"
+#include "runtime/training/checkpoints.cuh"
+#include "runtime/training/end_job.cuh"
+#include "runtime/training/rank_check.cuh"
+#include "runtime/training/rehearsal.cuh"
+#include "runtime/training/sync_check.cuh"
+#include "runtime/training/telemetry.cuh"
+#include "runtime/training/time_budget.cuh"
+
+inline AdamW adamw_at(const Options& o, double learning_rate) {
+  return {float(learning_rate), float(o.beta1), float(o.beta2), float(o.epsilon), float(o.weight_decay)};
+}
+
+// Nothing in the run folder is changed before all that may fail has been done.
+class Trainer {
+ public:
+  explicit Trainer(Job& job)
+      : job_(job), o_(job.options), tracing_(job), data_(open_data(o_)), start_{o_.overwrite, o_.resume, o_.resume_from, o_.init},
+        lock_(lock_of(job)), checkpoint_(agreed_checkpoint()), copies_(job.ranks, o_.out), folder_(folder_of_weights()),
+        model_(checked_model()), bill_(o_.price, job.control.size()), batches_(job, *model_, data_, bill_),
+        state_{job, data_, *model_, copies_, Guard(o_.guard), {}} {
+    if (checkpoint_) load_checkpoint(state_, *checkpoint_);
+    else start_afresh(state_);
+    const std::filesystem::path tokenizer_folder = !folder_.empty() ? folder_ : std::filesystem::path(o_.out);
+    if (o_.samples_in_training()) sampler_.emplace(sampler_of(o_, tokenizer_folder));
+    end_job_on_error(job.control, [&] {
+      rehearse(job, *model_, batches_.buffers(), sampler());
+      if (o_.train_minutes > 0 && !checkpoint_) choose_steps(state_, batches_, sampler());
+    });
+    copies_.release();  // the weights and the tokenizer have been read
+    checkpoints_.emplace(state_, bill_, checkpoint_, tokenizer_folder);
+    if (o_.resume && !checkpoint_) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
+  }
+
+  // Have all steps of the run been done?
+  bool is_finished() const { return steps_done() >= o_.schedule.steps; }
+
+  // Claims the run folder, says what will be trained, and opens the logs.
+  void begin() {
+    const RankPlan own = allocated(*model_, job_.mesh, job_.control.rank(), batches_.buffers(), checkpoints_->snapshot_bytes());
+    plan_ = gathered_plan(job_.control, device_, own);
+    describe(job_, *model_, data_, memory_text(*plan_), steps_done());
+    print_batch_hint(o_, planned_run(o_));
+    if (const std::string hint = dtype_hint(job_.device, o_.dtype); !hint.empty() && !checkpoint_) std::printf("%s\n", hint.c_str());
+    job_.ranks.all_gather("");  // wait until all ranks have read the run folder, before rank 0 changes it
+    if (checkpoint_ && continues(o_.out, start_, checkpoint_)) bill_.restore(metrics_path(o_.out), steps_done());
+    if (lock_) claim_run_folder(o_.out, start_, checkpoint_);
+    checkpoints_->report_slow_ranks();
+    telemetry_.emplace(job_, *model_, tracing_, bill_, steps_done());
+    in_flight_.emplace(*model_, job_.mesh, o_.dtype == "fp16");
+    interruption_.emplace(o_.max_hours);
+    sampled_ = Clock::now();
+  }
+
+  bool done() const { return is_finished() || stopping_; }
+
+  // A step: micro-batches in the order of the actions, then the update. The device may still be at it when this
+  // returns: its result is looked at one step later, unless the host needs it first. Returns false if training went
+  // back to a checkpoint.
+  bool step() {
+    const double learning_rate = ::learning_rate(o_.schedule, steps_done());
+    const StepLimits limits = state_.guard.limits(in_flight_->count() > 0);
+    // What the device itself refuses to apply. With --on-spike log that is only what is not finite.
+    const StepLimits enforced = state_.guard.prevents_updates() ? limits : StepLimits{};
+    telemetry_->begin_step(steps_done() + 1);
+    // Zeroes the step's sums on the device, and puts this rank's votes beside the loss: was it asked to stop, has it
+    // written its part of the checkpoint, and (rank 0 decides) are --sample-seconds over?
+    const bool wants_sample = job_.is_first() && o_.sample_seconds > 0 && seconds_since(sampled_) >= o_.sample_seconds;
+    in_flight_->begin(interruption_->asked(), checkpoints_->is_written(), wants_sample);
+    run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, learning_rate), float(o_.grad_clip), enforced);
+    ++state_.progress.step;
+    in_flight_->end(steps_done(), learning_rate, limits);
+    telemetry_->end_step();
+    while (in_flight_->count() > most_in_flight())
+      if (!judge_oldest()) return false;
+    return true;
+  }
+
+  // Is one due after this step? 0: never
+  bool every(size_t steps) const { return steps > 0 && steps_done() % steps == 0; }
+  bool saves() const { return !o_.out.empty() && (done() || every(o_.checkpoint_every)); }
+  bool validates() const { return data_.validation && (is_finished() || every(o_.val_every)); }
+  bool samples() const { return (sample_due_ && !stopping_) || every(o_.sample_every); }
+
+  void check_sync() { ::check_sync(job_.control, model_->store(), steps_done(), job_.stream); }
+  void save() {
+    if (job_.is_first()) data_.train->require_unchanged();
+    checkpoints_->save(done());
+  }
+  void validate() {
+    const AddTime timer(bill_.lost.evaluation);
+    telemetry_->validated(steps_done(), validation_loss(*model_, batches_, o_.val_batches));
+  }
+  void sample() {
+    telemetry_->sampled(sampler_->text(steps_done(), TokenByToken(*model_, batches_.buffers())));
+    sample_due_ = false;
+    sampled_ = Clock::now();
+  }
+  void show_progress() { telemetry_->show_progress(steps_done()); }
+
+  // After an error: if the data turn out to be bad, the steps that were started before are still good, and are logged.
+  // No rank may be met any more: the others may wait for this one's part of a step that it cannot start.
+  void log_started_steps() {
+    while (in_flight_->count() > 0 && in_flight_->ends_within(10)) telemetry_->finished(in_flight_->finish(), steps_done(), false);
+  }
+
+  // Returns the exit code.
+  int finish() {
+    checkpoints_->complete();
+    telemetry_->summarize(steps_done());
+    if (!stopping_ && !o_.out.empty()) std::printf("%s", next_commands(o_, job_.control.size()).c_str());
+    if (!stopping_) return 0;
+    std::printf("%s: stopped after step %zu%s\n", interruption_->reason().c_str(), steps_done(),
+                o_.out.empty() ? "" : ", and saved: go on with --resume");
+    return interrupted_exit_code;
+  }
+
+  size_t steps_done() const { return state_.progress.step; }  // of the whole run
+
+ private:
+  // Rank 0 has it: while it lives, no other run writes to this folder.
+  static std::optional<RunFolderLock> lock_of(const Job& job) {
+    if (!job.is_first() || job.options.out.empty()) return {};
+    return std::optional<RunFolderLock>(std::in_place, job.options.out);
+  }
+  std::optional<Checkpoint> agreed_checkpoint() const {
+    require_agreement(job_.control, "data", {data_.identity.train.text(), data_.identity.val.text()}, "all ranks must see the same files");
+    return choose_shared_checkpoint(o_.out, start_, job_.ranks);
+  }
+  // Ranks that don't share rank 0's disk read its checkpoint from a copy.
+  std::filesystem::path folder_of_weights() { return checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(o_.init); }
+  std::unique_ptr<Model> checked_model() {
+    if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh.world(), job_.stream);
+    decide_shape(o_, folder_, checkpoint_.has_value(), data_);
+    device_ = this_device(job_.device);
+    return build_model_to_train(o_, job_.mesh, job_.stream);
+  }
+  const Sampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
+
+  // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first.
+  size_t most_in_flight() const {
+    const bool needs_result = done() || tracing_.wanted() || validates() || saves() || every(o_.check_sync) || samples();
+    return needs_result ? 0 : 1;
+  }
+
+  // Waits for the oldest step in flight and looks at its result. Returns false if training went back to a checkpoint.
+  bool judge_oldest() {
+    const FinishedStep finished = in_flight_->finish();
+    telemetry_->finished(finished, steps_done());
+    if (lock_ && plan_) write_plan(o_.out, *plan_);  // a run that fails in its first step leaves nothing behind
+    plan_.reset();
+    stopping_ |= finished.stop && steps_done() < o_.schedule.steps;
+    sample_due_ |= finished.sample;
+    if (finished.saved) checkpoints_->complete();
+    const StepResult& result = finished.result;
+    const Guard::Judgement judgement = state_.guard.judge(result.loss, result.norm, result.applied, finished.limits);
+    if (judgement.reason.empty()) return true;
+    const bool rolls_back = judgement.action == Guard::Response::roll_back && checkpoints_->can_roll_back();
+    telemetry_->went_wrong(result, judgement.reason, rolls_back);
+    if (!rolls_back) return true;
+    const Clock::time_point begin = Clock::now();
+    in_flight_->drop();
+    telemetry_->rolled_back(checkpoints_->roll_back(result.step, judgement.reason), seconds_since(begin));
+    return false;
+  }
+
+  Job& job_;
+  Options& o_;
+  Tracing tracing_;
+  const Datasets data_;
+  const RunStart start_;
+  std::optional<RunFolderLock> lock_;
+  const std::optional<Checkpoint> checkpoint_;  // to start from
+  CheckpointCopies copies_;
+  const std::filesystem::path folder_;  // of the weights to start from; empty: there are none
+  PlannedDevice device_;
+  const std::unique_ptr<Model> model_;
+  Bill bill_;  // what the run costs from here on; a resumed run adds its earlier costs in begin()
+  Batches batches_;
+  TrainingState state_;
+  std::optional<Sampler> sampler_;
+  const Actions actions_ = job_.actions();
+  std::optional<Checkpoints> checkpoints_;
+  std::optional<Plan> plan_;
+  std::optional<Telemetry> telemetry_;
+  std::optional<StepsInFlight> in_flight_;
+  std::optional<Interruption> interruption_;
+  bool stopping_ = false, sample_due_ = false;  // sample_due: by --sample-seconds
+  Clock::time_point sampled_;
+};

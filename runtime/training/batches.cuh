@@ -1,0 +1,141 @@
+// Chooses the samples of a step, reads this rank's share of them and sends it to the device. With N ranks, micro-step a
+// of rank r takes micro-batch number a·N + r of the step, so a step has the same tokens on every mesh.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "parallel/pipeline.h"
+#include "runtime/reports/bill.h"
+#include "runtime/input/data.h"
+#include "runtime/training/trainer_state.h"
+#include "runtime/training/batch_buffers.cuh"
+#include "runtime/training/job.cuh"
+
+struct Datasets {
+  std::optional<TokenData> train, validation;
+  RunData identity;  // numbers of tokens and checksums, to recognise the same data
+};
+
+inline Datasets open_data(const Options& o) {
+  Datasets data;
+  if (o.train.empty()) return data;  // a plan needs none
+  data.train.emplace(o.train);
+  if (!o.val.empty()) data.validation.emplace(o.val);
+  if (data.validation && data.validation->is_text() != data.train->is_text())
+    usage_error("--train and --val: one is text, the other .bin shards; use one kind");
+  data.identity = {data.train->identity(), data.validation ? data.validation->identity() : DataIdentity()};
+  return data;
+}
+
+inline void check_enough(const Options& o, const TokenData& data, const char* option, size_t samples) {
+  if (data.samples(o.seq_len) < samples)
+    fail(option, ": ", data.tokens(), " tokens hold ", data.samples(o.seq_len), " samples of ", o.seq_len, ", and ",
+         samples, " are needed: give more data, or lower --seq-len, --global-batch or --val-batches");
+}
+
+class Batches {
+ public:
+  Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
+      : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
+        ranks_(job.mesh.shape().dp), micro_batches_(job.options.micro_batches()), loss_weight_(float(1 / job.options.tokens())),
+        sent_(size_t(model.options().slots)),
+        buffers_(memory_for(model), job.stream) {}
+
+  // The buffers that a model trains with.
+  static BatchMemory memory_for(const Model& model) {
+    return {model.options().micro_batch * model.positions().length, model.options().slots + 1};
+  }
+
+  // The samples of one global batch.
+  class Samples {
+   public:
+    // The micro-batch of an action: forward reads it and sends it to the device, backward finds it there.
+    Batch batch(const Action& action) {
+      Batch& sent = batches_.sent_[size_t(action.slot)];
+      if (action.work == Work::forward) sent = batches_.load(*this, action);
+      TraceContext& context = Profiler::instance().context;
+      context.micro_batch = batches_.number_of(action);
+      context.work = name_of(action.work);
+      context.chunk = action.chunk;
+      Batch batch = sent;
+      batch.action = action;
+      return batch;
+    }
+
+   private:
+    friend Batches;
+    Samples(Batches& batches, const TokenData& data, size_t first, bool training)
+        : batches_(batches), data_(data), first_(first), training_(training),
+          order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
+    Batches& batches_;
+    const TokenData& data_;
+    size_t first_;  // number of the global batch's first sample
+    bool training_;
+    SampleOrder order_;
+  };
+
+  Samples of_step(const Progress& progress) {
+    return {*this, *data_.train, progress.first_sample(size_t(options_.global_batch)), true};
+  }
+  Samples of_validation(size_t batch) { return {*this, *data_.validation, batch * size_t(options_.global_batch), false}; }
+
+  BatchBuffers& buffers() { return buffers_; }
+  int micro_batches() const { return micro_batches_; }
+
+ private:
+  // The micro-batch's number in the step, counted over all data-parallel ranks.
+  int number_of(const Action& action) const { return action.micro_batch * ranks_ + dp_rank_; }
+
+  Batch load(const Samples& samples, const Action& action) {
+    Batch batch = {.batch_size = options_.micro_batch, .positions = model_.positions()};
+    if (model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch + 1 == micro_batches_;
+    batch.training = samples.training_;
+    batch.loss_weight = loss_weight_;
+    return batch;
+  }
+
+  Batch send(const Samples& samples, const Action& action) {
+    const Clock::time_point begin = Clock::now();
+    const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
+    std::vector<int> inputs(B * T), targets(B * T);
+    for (size_t b = 0; b < B; ++b)
+      samples.data_.read_sample(samples.order_(samples.first_ + size_t(number_of(action)) * B + b), options_.seq_len,
+                                model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
+    if (samples.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
+    return buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len, model_.positions());
+  }
+
+  const Options& options_;
+  const Model& model_;
+  const Datasets& data_;
+  Bill& bill_;
+  int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
+  int micro_batches_;    // of a step, on this rank
+  float loss_weight_;
+  std::vector<Batch> sent_;  // by slot
+  BatchBuffers buffers_;
+};
+
+// A training step: micro-batches in the order of the actions, then the update by their gradients.
+inline void run_step(Model& model, const Actions& actions, Batches::Samples samples, const AdamW& update, float clip,
+                     const StepLimits& limits = {}) {
+  for (const Action& action : actions) model.run(samples.batch(action));  // forward and backward, in this order
+  model.update(update, clip, limits);
+}
+
+// The mean loss per token over the first `count` global batches of the validation data.
+inline double validation_loss(Model& model, Batches& batches, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    model.begin_sums();
+    Batches::Samples samples = batches.of_validation(i);
+    for (const Action& action : forwards(model.stage(), batches.micro_batches())) model.run(samples.batch(action));
+    sum += model.loss();
+  }
+  Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
+  return sum / double(count);
+}

@@ -1,0 +1,69 @@
+// The rehearsal. Before the first step each stage goes through its own chunks of layers alone, in every way in which it
+// will compute them: forward and backward of a step, validation, text. There are two reasons:
+//   - The algorithms of products are chosen here, for exactly the shapes that will come (kernels/gemm/gemm_choices.cuh).
+//   - A kernel that is launched for the first time may wait until the device is idle. In a step of a pipeline another
+//     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no
+//     single wait of this kind could stop a step: with_messages in parallel/pipeline.h. But there may be several, and
+//     each delays all stages.)
+//
+// The lanes between stages are silent. The other groups take part, as all ranks of a stage do the same. All tokens are
+// 0, and what would arrive from other stages is zeros. No result, count or trace shows that there was a rehearsal.
+#pragma once
+
+#include "runtime/training/generation.cuh"
+
+// Calls work(), in which the first rank of each stage times the algorithms of products. Then all ranks know what was
+// chosen. Collective over all ranks.
+template <class Work>
+void choose_algorithms(Control& control, const Mesh& mesh, Work work) {
+  GemmChoices& choices = gemm_choices();
+  choices.library = control.all_gather(choices.library)[0];
+  const bool times = mesh.is_first_of_stage();
+  choices.times = times;
+  work();
+  choices.times = false;
+  choices.learn(control.all_gather(times ? choices.text() : ""));
+}
+
+// passes(): the passes to rehearse. Collective over all ranks.
+template <class Passes>
+void rehearse(Control& control, Mesh& mesh, Model& model, Passes passes) {
+  const Unobserved unobserved;
+  mesh.rehearse(true);
+  choose_algorithms(control, mesh, [&] {
+    passes();
+    CUDA_CHECK(cudaDeviceSynchronize());
+  });
+  mesh.rehearse(false);
+  model.store().forget_passes();
+}
+
+// The passes of a step and of validation. Of the schedule the first two micro-batches are enough: the first overwrites
+// gradients, the second adds to them. buffers, loss_weight: as in the steps.
+inline void rehearse_step(Model& model, Actions actions, BatchBuffers& buffers, float loss_weight) {
+  const int B = model.options().micro_batch, T = model.options().seq_len;
+  const std::vector<int> tokens(size_t(B) * size_t(T));
+  Batch batch = buffers.send(tokens.data(), tokens.data(), B, T, model.positions());
+  batch.loss_weight = loss_weight;
+  std::erase_if(actions, [](const Action& action) { return action.micro_batch > 1; });
+  const auto run = [&](const Action& action) {
+    batch.action = action;
+    batch.action.next_receives = Message::none;  // the next action may have been left out
+    batch.first = action.micro_batch == 0;
+    batch.last = action.micro_batch == std::ranges::max(actions, {}, &Action::micro_batch).micro_batch;
+    model.run(batch);
+  };
+  std::ranges::for_each(actions, run);
+  batch.training = false;
+  std::ranges::for_each(forwards(model.stage(), 1), run);
+}
+
+// Rehearses what the program will do, if this device needs it. sampler: null if no text is sampled.
+inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sampler* sampler) {
+  if (gemm_choices().library.empty() && !loads_kernels_late()) return;
+  rehearse(job.control, job.mesh, model, [&] {
+    const bool trains = model.options().store.training;
+    if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.options.tokens()));
+    if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
+  });
+}

@@ -1,0 +1,96 @@
+// From options to a model: decides its shape and builds it.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "model.cuh"
+#include "runtime/checkpoints/shared_checkpoint.h"
+#include "runtime/input/tokenizer.h"
+#include "runtime/training/batches.cuh"
+#include "runtime/training/job.cuh"
+
+// The checkpoint that --generate loads, the newest whole one; none: it loads --init. A checkpoint of --resume beats
+// --init, as in training, so the command line of a run that began with --init, with --generate added, shows what the
+// run has learned. What is said goes to stderr, as stdout has the texts. Collective.
+inline std::optional<Checkpoint> generating_checkpoint(const Job& job) {
+  const Options& o = job.options;
+  if (!o.init.empty() && !o.resume) return {};
+  const bool by_out = o.resume_from.empty();
+  const RunStart start = {.resume = true, .resume_from = by_out ? o.out : o.resume_from, .option = by_out ? "--out" : "--resume",
+                          .notes = job.is_first() ? stderr : stdout};
+  return choose_shared_checkpoint("", start, job.ranks);
+}
+
+// The shape of the weights in the folder. Sets the sequence length if no option gives it.
+inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) {
+  const ModelShape shape = load_shape(folder);
+  check_loaded_shape(o, shape, folder);
+  if (o.seq_len == 0) o.seq_len = shape.positions;
+  return shape;
+}
+
+// Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan
+// may have no data: then the vocabulary is the usual one of token shards.
+inline void decide_shape(Options& o, const std::filesystem::path& folder, bool is_checkpoint, const Datasets& data) {
+  const int vocabulary = data.train ? data.train->default_vocabulary() : TokenData::shards_vocabulary;
+  o.shape = folder.empty() ? shape_of(o, vocabulary) : loaded_shape(o, folder);
+  if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, o.shape.vocabulary);
+  refuse(shape_problem(o));
+  if (data.train) check_enough(o, *data.train, "--train", size_t(o.global_batch));
+  if (data.validation) {
+    const size_t samples = o.val_batches * size_t(o.global_batch);
+    check_enough(o, *data.validation, "--val", samples);
+    data.validation->check_tokens(samples, o.seq_len, o.shape.vocabulary);
+  }
+}
+
+// Only fp16 needs a loss scale.
+inline LossScale loss_scale_of(const Options& o) {
+  if (o.dtype != "fp16") return {};
+  return {.value = float(o.loss_scale), .window = o.loss_scale_window};
+}
+
+// samples: how many texts are generated at the same time; 0: none. On an imagined mesh the model allocates nothing, and
+// may be planned for a device elsewhere.
+inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStream_t stream, bool training, int samples,
+                                          const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  const Actions actions = training ? actions_of(o, mesh) : Actions();
+  const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
+  // Without backward, blocks can share memory.
+  const Recompute recompute = !training || o.recompute == "block" ? Recompute::block :
+                              o.recompute == "gelu" ? Recompute::gelu : Recompute::none;
+  std::unique_ptr<Model> model = make_model(
+      o.dtype,
+      {.shape = o.shape,
+       .micro_batch = o.micro_batch,
+       .seq_len = o.seq_len,
+       .recompute = recompute,
+       .context_method = o.cp_method == "ring" ? ContextMethod::ring : ContextMethod::ulysses,
+       .tp_pieces = o.tp_pieces,
+       .chunks = o.pp_chunks,
+       .slots = std::max(slots_of(actions), 1),
+       .splits_backward = std::ranges::count(actions, Work::weight, &Action::work) > 0,
+       .logit_chunks = std::min(chunks, rows),
+       .cached_positions = samples > 0 && !o.no_cache ? o.seq_len : 0,
+       .samples = samples,
+       .library_attention = !elsewhere && (o.attention == "cudnn" || (o.attention == "auto" && training)),
+       .hopper_attention = o.attention == "hopper",
+       .elsewhere = elsewhere,
+       .store = {.zero = o.zero,
+                 .training = training,
+                 .stochastic_rounding = o.stochastic_rounding,
+                 .loss_scale = loss_scale_of(o),
+                 .cast_gradients = o.reduce_dtype == "bf16",
+                 .seed = o.seed}},
+      mesh, stream);
+  if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())
+    usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");
+  return model;
+}
+
+inline std::unique_ptr<Model> build_model_to_train(const Options& o, Mesh& mesh, cudaStream_t stream,
+                                                   const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  return build_model(o, mesh, stream, true, o.samples_in_training() ? 1 : 0, elsewhere);
+}

@@ -1,0 +1,62 @@
+// The state that training changes, and how it is saved and loaded: weights and moments, the guard, the progress.
+#pragma once
+
+#include "kernels/gemm/gemm_choices.cuh"
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/training/guard.h"
+#include "runtime/checkpoints/manifest.h"
+#include "runtime/checkpoints/shared_checkpoint.h"
+#include "runtime/training/trainer_state.h"
+#include "runtime/training/setup.cuh"
+
+struct TrainingState {
+  Job& job;
+  const Datasets& data;
+  Model& model;
+  CheckpointCopies& copies;
+  Guard guard;
+  Progress progress;
+};
+
+// Loads the weights of --init, from a checkpoint of this program or from any other folder.
+inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
+  const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, job.ranks);
+  if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
+  load_weights(folder, model.store());
+}
+
+inline void start_afresh(TrainingState& state) {
+  const std::string& init = state.job.options.init;
+  state.model.store().clear();
+  if (init.empty()) state.model.store().initialize();
+  else load_initial_weights(state.job, state.model, init);
+}
+
+inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) {
+  Options& o = state.job.options;
+  Model& model = state.model;
+  const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
+  const TrainerState trainer =
+      load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
+  if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
+  load_weights(folder, model.store());
+  load_optimizer(folder, model.store());
+  state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
+  model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);
+  for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
+}
+
+// What this rank writes of the model. chunk_bytes: of the ranks' group.
+inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
+  return written_blocks(model.store().shards(), chunk_bytes / sizeof(float));
+}
+
+// The content of a checkpoint of the present state. Its copies run on the model's stream.
+inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
+  const Options& o = state.job.options;
+  Model& model = state.model;
+  const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
+                                model.gradient_summary().scale, gemm_choices().known};
+  return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
+          trainer_text(trainer, state.guard, o, state.data.identity), tokenizer_folder};
+}

@@ -1,0 +1,116 @@
+// Steps that the device has been given, and whose results the host has not read yet. The host may be one step ahead: it
+// reads the result of a step while the device computes the next step, so the device never waits for the host.
+//
+// Votes and results of a step lie in pinned memory, in two buffers that are used in turn.
+#pragma once
+
+#include <deque>
+#include <thread>
+
+#include "kernels/device/event.cuh"
+#include "model.cuh"
+#include "runtime/training/guard.h"
+#include "runtime/reports/report.h"
+#include "runtime/training/job.cuh"
+
+// The results of a step that has ended.
+struct FinishedStep {
+  StepResult result;
+  StepLimits limits;   // the limits that it is judged by
+  int traffic;         // its number for Mesh::take_traffic()
+  bool stop;           // at least one rank was asked to stop
+  bool saved;          // all ranks have written their part of the checkpoint under way
+  bool sample;         // --sample-seconds are over
+};
+
+class StepsInFlight {
+ public:
+  // scales_loss: the results name the loss scale, which only fp16 has.
+  StepsInFlight(Model& model, Mesh& mesh, bool scales_loss = false)
+      : model_(model), mesh_(mesh), scales_loss_(scales_loss), pinned_(pinned_bytes()), told_(static_cast<Told*>(pinned_.data())) {}
+
+  size_t count() const { return started_.size(); }
+  static size_t pinned_bytes() { return 2 * sizeof(Told); }
+
+  // To be called before the step's first batch. stop, saved, sample: this rank's votes.
+  void begin(bool stop, bool saved, bool sample = false) {
+    turn_ ^= 1;
+    told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f, .sample = sample ? 1.0f : 0.0f};
+    traffic_ = mesh_.begin_traffic();
+    begin_[turn_].record(model_.stream());
+    model_.begin_sums(&told_[turn_].votes);
+  }
+
+  // To be called after the step's update. step: number of updates, this one included.
+  void end(size_t step, double learning_rate, const StepLimits& limits) {
+    Told& told = told_[turn_];
+    const cudaStream_t stream = model_.stream();
+    CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
+                               stream));
+    end_[turn_].record(stream);
+    mesh_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
+    started_.push_back({turn_, traffic_, step, learning_rate, limits});
+  }
+
+  // Waits for the oldest step in flight, at most `seconds` seconds. Returns whether it has ended.
+  bool ends_within(double seconds) const {
+    const Clock::time_point begin = Clock::now();
+    while (!is_ready(end_[started_.front().turn])) {
+      if (seconds_since(begin) > seconds) return false;
+      is_ready(model_.stream());  // the CPU device's streams go on while the host calls
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+  // Waits for the oldest step in flight.
+  FinishedStep finish() {
+    const Started started = started_.front();
+    started_.pop_front();
+    const int turn = started.turn;
+    CUDA_CHECK(cudaEventSynchronize(end_[turn]));
+    const auto& [votes, sums, gradients] = told_[turn];
+    return {.result = {.step = started.step,
+                       .loss = sums.loss,
+                       .norm = gradients.norm,
+                       .learning_rate = started.learning_rate,
+                       .seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3,
+                       .applied = gradients.applied(),
+                       .loss_scale = scales_loss_ ? gradients.scale.value : 0},
+            .limits = started.limits,
+            .traffic = started.traffic,
+            .stop = sums.stop > 0,
+            .saved = sums.saved == float(mesh_.world().size()),
+            .sample = sums.sample > 0};
+  }
+
+  // Waits for all steps in flight, and drops their results.
+  void drop() {
+    CUDA_CHECK(cudaStreamSynchronize(model_.stream()));
+    started_.clear();
+  }
+
+ private:
+  struct Told {
+    StepSums votes, sums;
+    GradientSummary gradients;
+  };
+  struct Started {
+    int turn, traffic;
+    size_t step;
+    double learning_rate;
+    StepLimits limits;
+  };
+
+  Model& model_;
+  Mesh& mesh_;
+  bool scales_loss_;
+  HostMemory pinned_;
+  Told* told_;
+  Event begin_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
+  Event end_[2] = {Event(cudaEventDefault), Event(cudaEventDefault)};
+  int turn_ = 0;     // which of the two buffers the step under way uses: 0, 1, 0, 1, ...
+  int traffic_ = 0;  // number of the step's traffic
+  std::deque<Started> started_;
+};

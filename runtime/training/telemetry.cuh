@@ -1,0 +1,171 @@
+// What a job prints and logs: the set-up, each step, and a summary at the end.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "parallel/processes/text.h"
+#include "runtime/reports/bill.h"
+#include "runtime/reports/console.h"
+#include "runtime/reports/report.h"
+#include "runtime/checkpoints/run_folder.h"
+#include "runtime/training/sample.h"
+#include "runtime/training/batches.cuh"
+#include "runtime/training/steps_in_flight.cuh"
+#include "runtime/training/tracing.cuh"
+
+inline std::string attention_body(const Options& o, const Model& model) {
+  if (o.attention == "hopper") return "own kernels for Hopper";
+  if (o.attention != "own" && model.attention_problem().empty()) return model.library_attention();
+  return "own kernels" + (o.attention == "own" ? "" : ": " + model.attention_problem());
+}
+
+inline void describe_model(const Options& o) {
+  const ModelShape& s = o.shape;
+  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s\n", s.layers,
+              s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(TensorList(s).parameters())).c_str(),
+              o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "", o.is_dtype_chosen ? " (no --dtype was given)" : "");
+}
+
+inline void describe_mesh(const Options& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  if (o.mesh.ranks() == 1) return;
+  std::string split;
+  if (tp > 1) split += formatted("tensor parallel %d, rows in %d pieces, ", tp, o.tp_pieces);
+  if (cp > 1) split += formatted("context parallel %d (%s), ", cp, o.cp_method.c_str());
+  const std::string chunks = o.pp_chunks > 1 ? formatted(", %d chunks each", o.pp_chunks) : "";
+  if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
+  std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero, o.reduce_dtype.c_str());
+}
+
+inline void describe_batch(const Options& o) {
+  std::printf("batch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
+              with_commas(o.tokens()).c_str());
+}
+
+// memory: what ranks have allocated, as text; start: steps done before this start.
+inline void describe(const Job& job, const Model& model, const Datasets& data, const std::string& memory, size_t start) {
+  const Options& o = job.options;
+  describe_model(o);
+  std::printf("device    %s\n", job.device.c_str());
+  if (!model.library_attention().empty() || o.attention == "hopper")
+    std::printf("attention %s\n", attention_body(o, model).c_str());
+  describe_mesh(o);
+  std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
+              data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
+              data.train->samples(o.seq_len), o.seq_len);
+  if (data.validation) std::printf("; validation on %zu", o.val_batches * size_t(o.global_batch));
+  std::printf("\n");
+  describe_batch(o);
+  std::printf("memory    %s\n", memory.c_str());
+  std::printf("work      6Ψ + 6LCT = %.3f GFLOP per token", model.flops_per_token() / 1e9);
+  if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
+  std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
+  if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);
+  std::printf(", learning rate %g (%s), output %s\n", o.schedule.lr, o.schedule.kind.c_str(),
+              o.out.empty() ? "none" : o.out.c_str());
+  std::fflush(stdout);
+}
+
+// What to try after a run: commands for a shell in the folder where the run was started.
+inline std::string next_commands(const Options& o, int ranks) {
+  const std::string out = quoted(o.out), dtype = o.dtype == "fp32" ? "" : " --dtype " + o.dtype;
+  return "to sample " + quoted(o.words[0]) + " --generate --resume " + out + " --seq-len " + std::to_string(o.seq_len) + dtype +
+         "\nto extend " + command_without({"--steps", "--train-minutes", "--resume", "--overwrite"}, o.words) + " --resume --steps " +
+         std::to_string(std::min(2 * o.schedule.steps, Options::most_steps)) + (ranks > 1 ? "  # on every rank" : "") +
+         (std::filesystem::exists("dev/plot.py") ? "\nto plot   python3 dev/plot.py " + out : "") + '\n';
+}
+
+class Telemetry {
+ public:
+  static constexpr size_t unprofiled = 2;  // the first steps allocate memory and load kernels
+
+  // start: steps done before this start.
+  Telemetry(Job& job, const Model& model, Tracing& tracing, Bill& bill, size_t start)
+      : job_(job), tracing_(tracing), bill_(bill), flops_per_token_(model.flops_per_token()),
+        report_(job.options.schedule.steps, job.options.tokens(), job.options.tokens() * flops_per_token_,
+                job.peak() * job.control.size(),
+                job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
+        bar_(job.options.schedule.steps, job.is_alone()) {}
+
+  // step: number of the step, counted from 1.
+  void begin_step(size_t step) {
+    Profiler::instance().enabled = job_.options.profile && steps_ >= unprofiled;
+    Profiler::instance().context.step = int(step);
+    ++steps_;
+  }
+  void end_step() { Profiler::instance().enabled = false; }
+
+  // given: number of steps that the device has been given so far; meets: the other ranks call this, too.
+  void finished(const FinishedStep& step, size_t given, bool meets = true) {
+    const StepResult& result = step.result;
+    const Options& o = job_.options;
+    const bool printed = result.step % o.log_every == 0 || result.step == o.schedule.steps;
+    shortest_ = std::min(shortest_, result.seconds);
+    bar_.hide();
+    bar_.add(result.loss);
+    report_.step(result, traffic_of(step.traffic, printed && meets), bill_, printed, seconds_left(given));
+    if (tracing_.wanted()) tracing_.take();
+  }
+
+  void went_wrong(const StepResult& step, const std::string& reason, bool rolls_back) {
+    report_.print_incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out");
+  }
+  // seconds: how long the rollback took
+  void rolled_back(const Rollback& rollback, double seconds) {
+    const Options& o = job_.options;
+    if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
+    report_.rollback(rollback, bill_);
+  }
+  void validated(size_t step, double loss) { report_.validation(step, loss, bill_); }
+  void sampled(const std::string& text) {
+    std::printf("---\n");
+    print_sample(text);
+    std::printf("---\n");
+  }
+
+  void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
+
+  // Prints the summary of the run. step: number of steps done.
+  void summarize(size_t step) {
+    bar_.hide();
+    tracing_.finish();
+    report_.print_summary(steps_, shortest_, seconds_since(begin_));
+    const double tokens = double(step) * job_.options.tokens();
+    bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
+    if (job_.options.profile && steps_ > unprofiled) tracing_.print_profile_of(steps_ - unprofiled);
+    else if (job_.options.profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
+    report_.finish();
+  }
+
+ private:
+  double seconds_left(size_t step) const {
+    return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
+  }
+
+  // The traffic of this rank in step `number`, and of every rank for a printed step. None if there is only one rank.
+  std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
+    if (job_.is_alone()) return {};
+    StepTraffic mine;
+    for (const auto& [group, traffic] : job_.mesh.take_traffic(number)) {
+      mine.bytes[group] = traffic.bytes_sent;
+      mine.milliseconds += traffic.milliseconds;
+      mine.exposed_milliseconds += traffic.exposed_milliseconds;
+    }
+    if (of_all_ranks) mine.of_ranks = job_.control.gather(text_of(mine));
+    return mine;
+  }
+
+  Job& job_;
+  Tracing& tracing_;
+  Bill& bill_;
+  double flops_per_token_;
+  Report report_;
+  ProgressBar bar_;
+  Clock::time_point begin_ = Clock::now();
+  size_t steps_ = 0;             // steps since this start, those that a rollback undid included
+  double shortest_ = INFINITY;   // seconds of the fastest step
+};

@@ -1,0 +1,46 @@
+// --train-minutes: finds how many steps fit, from a few steps that are timed and then undone.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "runtime/input/schedule.h"
+#include "runtime/training/generation.cuh"
+#include "runtime/training/state.cuh"
+
+// Sets the schedule's number of steps. Rank 0's clock decides for all ranks. sampler: null if no text is sampled.
+inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* sampler) {
+  Options& o = state.job.options;
+  Model& model = state.model;
+  const Unobserved unobserved;  // traces must not show steps that are undone
+  const Clock::time_point begin = Clock::now();
+  const Actions actions = state.job.actions();
+  std::vector<double> seconds;
+  constexpr size_t unmeasured = 2, measured = 5;  // the first steps allocate memory and load kernels
+  for (size_t step = 0; step < unmeasured + measured; ++step) {  // with a learning rate of 0
+    const Clock::time_point start = Clock::now();
+    model.begin_sums();
+    run_step(model, actions, batches.of_step({step}), {}, float(o.grad_clip));
+    model.sums();
+    if (step >= unmeasured) seconds.push_back(seconds_since(start));
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + measured / 2, seconds.end());
+  double validation = 0;
+  for (int time = 0; state.data.validation && time < 2; ++time) {
+    const Clock::time_point start = Clock::now();
+    validation_loss(model, batches, 1);
+    validation = double(o.val_batches) * seconds_since(start);
+  }
+  const Clock::time_point start = Clock::now();
+  if (sampler) sampler->text(0, TokenByToken(model, batches.buffers()));
+  const double sample = seconds_since(start);
+  start_afresh(state);
+  const double left = 60 * o.train_minutes - seconds_since(begin);
+  const double each = seconds[measured / 2] + (o.sample_every ? sample / double(o.sample_every) : 0);
+  const double share = o.sample_seconds > 0 ? o.sample_seconds / (o.sample_seconds + sample) : 1;  // of the time without samples
+  const size_t steps = steps_within(left * share, each, validation, o.val_every);
+  o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);
+  if (const std::string problem = attempt([&] { validate(o.schedule); }); !problem.empty())
+    usage_error("--train-minutes ", o.train_minutes, " is ", o.schedule.steps, " steps here: ", problem);
+}

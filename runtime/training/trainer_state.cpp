@@ -1,0 +1,91 @@
+#include "runtime/training/trainer_state.h"
+
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "parallel/processes/error.h"
+#include "runtime/training/arithmetic.h"
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/input/json_fields.h"
+
+namespace {
+
+// scale: what is used if the checkpoint stores none.
+LossScale loss_scale_of(JsonFields& trainer, LossScale scale) {
+  if (!trainer.has("loss_scale")) return scale;
+  JsonFields stored = trainer.object("loss_scale");
+  const auto number = [&](const char* key, size_t most) {
+    return stored.get<double>(key, "a number from 0 to " + std::to_string(most),
+                              [&](const auto& found) { return found.is_number() && found >= 0 && found <= most; });
+  };
+  if (stored.has("value")) scale.value = float(number("value", size_t(LossScale::most)));
+  scale.good_steps = stored.has("good_steps") ? int(number("good_steps", 1'000'000'000)) : 0;
+  return scale;
+}
+
+// The number of steps of the run. --train-minutes determines it only once, at the first start, because the learning
+// rate depends on it.
+size_t steps_of(const nlohmann::json& trainer, const Options& options, const std::filesystem::path& folder) {
+  const nlohmann::json steps = trainer.value("steps", nlohmann::json());
+  const bool known = steps.is_number_unsigned();
+  if (options.train_minutes > 0 && (!known || trainer.value("train_minutes", nlohmann::json()) != options.train_minutes))
+    usage_error("--resume: --train-minutes ", options.train_minutes, " is not what the run in ", folder.string(),
+                " was started with; give --steps to train longer");
+  return known ? steps.get<size_t>() : 0;
+}
+
+// Prints a message if the validation data differ. That is no error, because validation changes no update.
+void report_other_validation(const nlohmann::json& trainer, const DataIdentity& val, const std::filesystem::path& folder) {
+  const nlohmann::json before = trainer.value("val_data", nlohmann::json("none"));
+  if (before == "none" || val.tokens == 0 || before == val.text()) return;
+  std::printf("--val holds other data than the run in %s was validated on: what follows is another val_loss\n",
+              folder.c_str());
+}
+
+// Says that training longer than planned raises the learning rate, which had fallen for the planned end.
+void report_higher_rate(size_t planned, size_t step, const LearningRateSchedule& schedule) {
+  LearningRateSchedule before = schedule;
+  before.steps = planned;
+  if (planned > 0 && learning_rate(schedule, step) > learning_rate(before, step))
+    std::printf("--steps %zu instead of %zu raises the learning rate at step %zu from %g to %g (%s); --init starts a schedule "
+                "of its own\n",
+                schedule.steps, planned, step + 1, learning_rate(before, step), learning_rate(schedule, step),
+                schedule.kind.c_str());
+}
+
+}  // namespace
+
+std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data) {
+  const nlohmann::json trainer = {
+      {"samples", state.samples},
+      {"steps", state.steps},
+      {"train_minutes", options.train_minutes},
+      {"arithmetic", arithmetic(options, data.train)},
+      {"val_data", data.val.text()},
+      {"guard", guard.state()},
+      {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
+      {"algorithms", state.algorithms}};
+  return trainer.dump();
+}
+
+TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
+                                const Options& options, const RunData& data) {
+  const nlohmann::json trainer = load_trainer(folder);
+  JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
+  check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
+  report_other_validation(trainer, data.val, folder);
+  // Else a folder that was renamed would be trained on as if it had come further.
+  if (trainer["step"] != step)
+    fail(folder, ": holds step ", trainer["step"].dump(), " by its trainer.json: give the folder the name that it had");
+  if (fields.has("guard")) guard.restore(fields.object("guard"));
+  TrainerState state;
+  state.samples = fields.size("samples", step * size_t(options.global_batch));  // rollbacks leave some more out
+  state.steps = steps_of(trainer, options, folder);
+  if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
+  state.loss_scale = loss_scale_of(fields, loss_scale);
+  const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
+  for (const auto& [product, choice] : algorithms.items())
+    if (choice.is_string()) state.algorithms[product] = choice;
+  return state;
+}

@@ -1,0 +1,33 @@
+// trainer.json of a checkpoint: what a resumed run needs besides weights and moments.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "kernels/update.h"
+#include "runtime/input/data.h"
+#include "runtime/training/guard.h"
+#include "runtime/input/options.h"
+
+struct TrainerState {
+  size_t samples = 0;  // number of samples taken so far or left out
+  size_t steps = 0;    // of the whole run; with --train-minutes a resumed run must keep this number
+  LossScale loss_scale;
+  std::map<std::string, std::string> algorithms;  // choices for matrix products, by name (kernels/gemm/gemm_choices.cuh)
+};
+
+// The data that a run reads. Without validation, val has 0 tokens.
+struct RunData {
+  DataIdentity train, val;
+};
+
+// The text for CheckpointContent::trainer: state, guard, and the options and data that decide what a run computes.
+std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
+
+// Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
+// step `step`, or if options or training data differ from this run's; prints a message if validation data differ.
+// loss_scale: used if the checkpoint stores none.
+TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
+                                const Options& options, const RunData& data);
