@@ -22,9 +22,9 @@ BUILD := build/$(DEVICE)$(VARIANT:%=-%)
 # ---- what is built
 DTYPES := fp32 bf16 fp16
 MODELS := $(DTYPES:%=$(BUILD)/gpt_%.o)
-SOURCES := $(wildcard *.cuh planner/*.cuh training/*.cuh kernels/*.cuh kernels/device/*.cuh parallel/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
-HOST_SOURCES := $(wildcard planner/*.cpp runtime/*.cpp processes/*.cpp)
-DEVICE_SOURCES := $(wildcard training/*.cu)
+SOURCES := $(wildcard *.cuh kernels/*.cuh kernels/*/*.cuh parallel/*.cuh runtime/*.cuh runtime/*/*.cuh dev/ladders/*.cuh dev/ladders/ranks/*.cuh)
+HOST_SOURCES := $(wildcard runtime/*/*.cpp parallel/processes/*.cpp)
+DEVICE_SOURCES := $(wildcard runtime/training/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
 CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu)))
 RANK_TESTS := $(basename $(notdir $(wildcard test/ranks/test_*.cu)))

@@ -1,5 +1,6 @@
-// train_gpt: the recipe. Trainer (runtime/trainer.cuh) has what a run consists of, runtime/processes_of_job.cuh what starts and ends
-// processes; the files in training/ hold the details. `train_gpt --help` lists the options, README.md shows runs.
+// train_gpt: the recipe. Trainer (runtime/trainer.cuh) has what a run consists of, runtime/processes_of_job.cuh what
+// starts and ends processes; runtime/training/ holds the details. `train_gpt --help` lists the options, README.md shows
+// runs.
 #include "runtime/processes_of_job.cuh"
 #include "runtime/trainer.cuh"
 #include "runtime/training/generation.cuh"

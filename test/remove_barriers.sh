@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
-if [ $# -eq 0 ]; then files=(kernels/*.cuh kernels/device/*.cuh); fi
+if [ $# -eq 0 ]; then files=(kernels/*.cuh kernels/*/*.cuh); fi
 copy=build/remove_barriers
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=4 halt_on_error=1'
 mkdir -p $copy

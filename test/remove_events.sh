@@ -25,7 +25,7 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 export OMP_NUM_THREADS=1
 # What is built already, but for the lines in question, need not be built again.
 mkdir -p $copy/dev $copy/build
-cp -rp Makefile gpt.cu *.cuh parallel/model_options.h cpu kernels parallel planner processes runtime training test $copy
+cp -rp Makefile *.cuh cpu kernels parallel runtime test $copy
 cp -rp dev/make $copy/dev
 for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
 

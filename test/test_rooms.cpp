@@ -1,11 +1,14 @@
 // The layers of the program: a file includes only files of its own layer or of a lower one, never in a circle. A layer
 // consists of one or two rooms, which do not know each other: folders, or the files of the model.
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,21 +22,23 @@ using Includes = std::map<std::string, std::set<std::string>>;
 
 // From the top down. Rooms in one line don't know each other.
 const std::vector<std::vector<std::string>> floors = {{"train_gpt.cu"},
-                                                      {"planner"},
-                                                      {"training"},
-                                                      {"runtime", "model"},
+                                                      {"runtime"},
+                                                      {"runtime/planner"},
+                                                      {"runtime/training"},
+                                                      {"runtime/checkpoints", "runtime/reports"},
+                                                      {"runtime/input", "model"},
                                                       {"parallel"},
                                                       {"kernels"},
-                                                      {"kernels/device", "processes"},
+                                                      {"kernels/attention", "kernels/gemm"},
+                                                      {"kernels/device", "parallel/processes"},
                                                       {"cpu"}};
 
 std::string room_of(const std::string& file) {
-  for (const char* recipe : {"runtime/processes_of_job.cuh", "runtime/trainer.cuh"})
-    if (file == recipe) return "train_gpt.cu";
-  for (const char* model : {"gpt.cu", "gpt.cuh", "stage.cuh", "parallel/logits.cuh", "model.cuh", "parallel/model_options.h"})
+  for (const char* model : {"gpt.cuh", "stage.cuh", "model.cuh"})
     if (file == model) return "model";
-  if (file.starts_with("kernels/device/")) return "kernels/device";
-  return file.substr(0, file.find('/'));
+  const auto has_rooms = [](const std::string& folder) { return folder == "kernels" || folder == "parallel" || folder == "runtime"; };
+  const size_t first = file.find('/'), second = file.find('/', first + 1);
+  return file.substr(0, first != file.npos && second != file.npos && has_rooms(file.substr(0, first)) ? second : first);
 }
 
 // 0 is the top; the number of floors: no room of the house.
@@ -99,10 +104,12 @@ TEST_CASE("arrows that point up, sideways or out of the house, and circles, are 
   CHECK(arrows("train_gpt.cu", "runtime/training/job.cuh") == 0);
   CHECK(arrows("runtime/input/options.h", "parallel/tensors.h") == 0);
   CHECK(arrows("kernels/gelu.cuh", "kernels/device/common.cuh") == 0);
+  CHECK(arrows("kernels/attention/ring.cuh", "kernels/gelu.cuh") == 1);
   CHECK(arrows("parallel/zero.cuh", "parallel/shards.h") == 0);
   CHECK(arrows("parallel/zero.cuh", "runtime/input/options.h") == 1);
   CHECK(arrows("kernels/device/profile.cuh", "kernels/statistics.cuh") == 1);
-  CHECK(arrows("runtime/checkpoints/checkpoint.h", "model.cuh") == 1);
+  CHECK(arrows("runtime/checkpoints/checkpoint.h", "runtime/reports/report.h") == 1);
+  CHECK(arrows("runtime/input/options.h", "model.cuh") == 1);
   CHECK(arrows("parallel/processes/control.h", "kernels/device/common.cuh") == 1);
   CHECK(arrows("kernels/gelu.cuh", "test/bounds.h") == 1);
   CHECK(arrows("runtime/training/job.cuh", "train_gpt.cu") == 1);
@@ -125,5 +132,50 @@ TEST_CASE("gpt.cuh says what is computed, and not how it is shared; it and model
     }
     CHECK(lines > 50);
     CHECK(lines <= most);
+  }
+}
+
+namespace {
+
+// The files in backticks of a page's text, in order: names with a dot and without spaces.
+std::vector<std::string> files_named_in(const std::string& text) {
+  std::vector<std::string> files;
+  const std::regex quoted("`([A-Za-z_0-9/]+\\.(cuh?|h|cpp|md))`");
+  for (std::sregex_iterator match(text.begin(), text.end(), quoted), end; match != end; ++match) files.push_back((*match)[1]);
+  return files;
+}
+
+// What lies between two texts in a file.
+std::string part_of(const char* file, const std::string& from, const std::string& to) {
+  std::ifstream stream(file);
+  const std::string text((std::istreambuf_iterator<char>(stream)), {});
+  const size_t begin = text.find(from), end = text.find(to, begin + from.size());
+  REQUIRE(begin != text.npos);
+  REQUIRE(end != text.npos);
+  return text.substr(begin, end - begin);
+}
+
+}  // namespace
+
+TEST_CASE("three walks through the house: their files exist, README and CONTRIBUTING name the same ones, and they are short") {
+  const struct {
+    const char *in_readme, *behind_it, *in_contributing, *next;
+    size_t most;
+  } walks[] = {{"1. **A step of one rank**", "Of the kernels", "### A step of one rank", "###", 20},
+               {"2. **A micro-batch through", "3. **A checkpoint**", "### A micro-batch through", "###", 10},
+               {"3. **A checkpoint**", "Then a kernel", "### A checkpoint", "\n## ", 15}};
+  for (const auto& walk : walks) {
+    CAPTURE(walk.in_readme);
+    std::vector<std::string> steps;  // the first file of each numbered line
+    std::istringstream lines(part_of("CONTRIBUTING.md", walk.in_contributing, walk.next));
+    for (std::string line; std::getline(lines, line);)
+      if (const std::vector<std::string> files = files_named_in(line); !files.empty() && std::isdigit(line[0])) steps.push_back(files[0]);
+    CHECK(steps == files_named_in(part_of("README.md", walk.in_readme, walk.behind_it)));
+    CHECK(steps.size() >= 10);
+    CHECK(steps.size() <= walk.most);
+    for (const std::string& file : steps) {
+      CAPTURE(file);
+      CHECK(std::filesystem::exists(file));
+    }
   }
 }

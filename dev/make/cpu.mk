@@ -35,7 +35,7 @@ $(BUILD)/src/%: % $(FILTER)
 $(BUILD)/%.o: cpu/%.cpp
 	@mkdir -p $(@D)
 	g++ $(CPU_FLAGS) -MMD -MP -c -o $@ $<
-$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/gpt.cu | $(MIRRORED)
+$(MODELS): $(BUILD)/gpt_%.o: $(BUILD)/src/runtime/gpt_instances.cu | $(MIRRORED)
 	g++ $(CPU_FLAGS) $(KERNEL_FLAGS) -DSTORAGE_TYPE=$* -MMD -MP -c -o $@ -x c++ $<
 # $(1): the folder of the sources; $(2): what programs of theirs are called before their name
 define compile
@@ -43,7 +43,7 @@ $(BUILD)/$(2)%.o: $(BUILD)/src/$(1)%.cu | $(MIRRORED)
 	g++ $$(CPU_FLAGS) $$(KERNEL_FLAGS) -MMD -MP -c -o $$@ -x c++ $$<
 endef
 $(eval $(call compile,))
-$(foreach folder,training/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
+$(foreach folder,runtime/training/ test/ test/cpu/ test/cpu/cublaslt/ test/ranks/ dev/,$(eval $(call compile,$(folder))))
 $(foreach folder,dev/ladders/ dev/ladders/ranks/,$(eval $(call compile,$(folder),ladder_)))
 $(BUILD)/%.o: dev/ladders/cpu/%.cpp
 	@mkdir -p $(@D)

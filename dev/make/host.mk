@@ -2,6 +2,7 @@
 # is the disk, the network and the compiler.
 HOST_BUILD := build/host$(if $(filter asan debug,$(VARIANT)),-$(VARIANT))
 HOST_FLAGS := -std=c++20 $(WARNINGS) -I. $(MPI_FLAGS)
+HOST_FOLDERS := $(patsubst %/,%,$(sort $(dir $(HOST_SOURCES))))
 HOST_OBJECTS := $(patsubst %.cpp,$(HOST_BUILD)/%.o,$(notdir $(HOST_SOURCES)))
 HOST_LIBRARY := $(HOST_BUILD)/host.a
 HOST_LIBRARIES := -lxxhash $(MPI_LIBRARIES)
@@ -12,7 +13,7 @@ $(HOST_BUILD)/$(3)%.o: $(1)/%.cpp
 	@mkdir -p $$(@D)
 	g++ $$(HOST_FLAGS) $(if $(filter debug,$(VARIANT)),-O0 -g,$(2)) $$(SANITIZE) -MMD -MP -c -o $$@ $$<
 endef
-$(foreach folder,planner runtime processes,$(eval $(call compile_host,$(folder),-O1)))
+$(foreach folder,$(HOST_FOLDERS),$(eval $(call compile_host,$(folder),-O1)))
 $(foreach folder,test test/faults dev,$(eval $(call compile_host,$(folder),-O0)))
 $(eval $(call compile_host,dev/ladders,-O1,ladder_))
 $(HOST_LIBRARY): $(HOST_OBJECTS)
@@ -30,7 +31,7 @@ $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
 # that makes no programs the sources are one text, for which the libraries' headers are read once; where that fails, as it
 # does for names that clash, the sources by themselves decide.
 SYNTAX := $(CXX) $(HOST_FLAGS) -fsyntax-only -x c++
-SYNTAX_FOLDERS := planner runtime processes dev/ladders
+SYNTAX_FOLDERS := $(HOST_FOLDERS) dev/ladders
 SYNTAX_PROGRAMS := $(wildcard dev/*.cpp test/*.cpp test/faults/*.cpp)
 syntax: $(SYNTAX_FOLDERS:%=syntax-of-%) $(SYNTAX_PROGRAMS:%=syntax-of-%)
 	@echo "syntax: $(CXX) takes the host's code"

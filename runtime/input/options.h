@@ -10,9 +10,15 @@
 #include <vector>
 
 #include "parallel/processes/error.h"
-#include "runtime/training/guard.h"
 #include "runtime/input/schedule.h"
 #include "runtime/input/step_options.h"
+
+// What happens to steps that go wrong (runtime/training/guard.h).
+struct GuardOptions {
+  std::string on_spike = "log";  // or skip, rollback
+  double z = 6;
+  size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
+};
 
 struct Options : StepOptions {
   static constexpr size_t most_steps = 1'000'000'000;

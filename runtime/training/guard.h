@@ -22,14 +22,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "kernels/update.h"
+#include "runtime/input/options.h"
 
 class JsonFields;
-
-struct GuardOptions {
-  std::string on_spike = "log";  // or skip, rollback
-  double z = 6;
-  size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
-};
 
 // Loss or norm of the last steps whose update was applied.
 class SpikeWindow {
