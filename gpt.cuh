@@ -18,9 +18,9 @@
 #pragma once
 
 #include "kernels/gelu.cuh"
-#include "parallel/model_options.h"
 #include "parallel/attention.cuh"
 #include "parallel/layers.cuh"
+#include "parallel/model_options.h"
 #include "parallel/weight_gradients.cuh"
 
 // What a block keeps between forward and backward.

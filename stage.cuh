@@ -10,9 +10,9 @@
 #include "gpt.cuh"
 #include "kernels/device/graph.cuh"
 #include "kernels/residual.cuh"
-#include "parallel/logits.cuh"
 #include "model.cuh"
 #include "parallel/ends.cuh"
+#include "parallel/logits.cuh"
 #include "parallel/stage_links.cuh"
 
 // Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps

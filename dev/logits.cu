@@ -5,8 +5,8 @@
 #include <random>
 
 #include "model.cuh"
-#include "runtime/checkpoints/checkpoint.h"
 #include "parallel/processes/error.h"
+#include "runtime/checkpoints/checkpoint.h"
 #include "runtime/training/batch_buffers.cuh"
 
 namespace {

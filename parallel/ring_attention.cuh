@@ -26,8 +26,8 @@
 
 #include <string>
 
-#include "kernels/device/memory.cuh"
 #include "kernels/attention/ring.cuh"
+#include "kernels/device/memory.cuh"
 #include "parallel/collectives.cuh"
 
 template <class Float>

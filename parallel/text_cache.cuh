@@ -17,9 +17,9 @@
 
 #include "kernels/attention/decode_attention.cuh"
 #include "kernels/device/memory.cuh"
-#include "parallel/sequence_split.h"
 #include "parallel/collectives.cuh"
 #include "parallel/model_shape.h"
+#include "parallel/sequence_split.h"
 
 template <class Float>
 class TextCache {

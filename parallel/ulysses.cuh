@@ -20,8 +20,8 @@
 #include <string>
 
 #include "kernels/attention/attention.cuh"
-#include "kernels/device/memory.cuh"
 #include "kernels/attention/split_heads.cuh"
+#include "kernels/device/memory.cuh"
 #include "parallel/collectives.cuh"
 
 template <class Float>

@@ -27,9 +27,9 @@
 
 #include "kernels/adamw.cuh"
 #include "kernels/cast.cuh"
+#include "kernels/device/memory.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
-#include "kernels/device/memory.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 

@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 
-#include "runtime/planner/goals.cuh"
 #include "parallel/processes/agreement.h"
 #include "parallel/processes/launch.h"
 #include "parallel/processes/process.h"
+#include "runtime/planner/goals.cuh"
 #include "runtime/training/end_job.cuh"
 #include "runtime/training/job.cuh"
 

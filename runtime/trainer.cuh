@@ -7,13 +7,13 @@
 #include <optional>
 #include <string>
 
-#include "runtime/planner/program.cuh"
 #include "parallel/processes/agreement.h"
-#include "runtime/training/interruption.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/input/schedule.h"
+#include "runtime/planner/program.cuh"
 #include "runtime/training/checkpoints.cuh"
 #include "runtime/training/end_job.cuh"
+#include "runtime/training/interruption.h"
 #include "runtime/training/rank_check.cuh"
 #include "runtime/training/rehearsal.cuh"
 #include "runtime/training/sync_check.cuh"

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "model.cuh"
-#include "test/kernel_test.cuh"
 #include "runtime/training/batch_buffers.cuh"
+#include "test/kernel_test.cuh"
 
 // inputs, targets: (B,T) of the model's micro-batch; tokens: of the whole step on all ranks.
 inline Batch send_batch(const Model& model, const int* inputs, const int* targets, double tokens, bool first, bool last) {

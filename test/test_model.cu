@@ -8,9 +8,9 @@
 #include "model.cuh"
 #include "runtime/checkpoints/checkpoint.h"
 #include "runtime/input/schedule.h"
+#include "runtime/training/generation.cuh"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
-#include "runtime/training/generation.cuh"
 
 namespace {
 

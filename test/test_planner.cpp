@@ -12,11 +12,11 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
-#include "dev/published/runs.h"
 #include "dev/pipeline_simulator.h"
-#include "runtime/planner/goals.h"
+#include "dev/published/runs.h"
 #include "parallel/processes/error.h"
 #include "runtime/input/options.h"
+#include "runtime/planner/goals.h"
 #include "test/bounds.h"
 #include "test/temporary_folder.h"
 

@@ -35,10 +35,10 @@
 #include <string>
 
 #include "kernels/attention/attention_shape.h"
-#include "kernels/device/common.cuh"
 #include "kernels/attention/flash_attention.cuh"
 #include "kernels/attention/hopper_attention_backward.cuh"
 #include "kernels/attention/library_attention.h"
+#include "kernels/device/common.cuh"
 
 constexpr int attention_rows = 64;  // queries or keys per block, one per thread
 

@@ -45,8 +45,8 @@
 
 #include <algorithm>
 
-#include "kernels/device/hopper.cuh"
 #include "kernels/attention/flash_attention.cuh"
+#include "kernels/device/hopper.cuh"
 
 namespace hopper_attention {
 

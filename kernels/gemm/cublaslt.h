@@ -21,8 +21,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/gemm/bias.cuh"
 #include "kernels/device/common.cuh"
+#include "kernels/gemm/bias.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
 #include "kernels/gemm/gemm_shape.h"
 

@@ -15,8 +15,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/processes/rendezvous.h"
 #include "parallel/processes/error.h"
+#include "parallel/processes/rendezvous.h"
 #include "runtime/input/files.h"
 
 namespace {

@@ -9,8 +9,8 @@
 
 #include "parallel/processes/error.h"
 #include "parallel/processes/text.h"
-#include "runtime/input/files.h"
 #include "runtime/checkpoints/manifest.h"
+#include "runtime/input/files.h"
 
 namespace {
 

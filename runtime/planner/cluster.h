@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/planner/attention_rates.h"
 #include "runtime/input/ceilings.h"
+#include "runtime/planner/attention_rates.h"
 
 // How much longer or shorter than its forecast a step may take: nine of ten runs that are known did not leave this.
 struct Margin {

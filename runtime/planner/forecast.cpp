@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "parallel/pipeline.h"
-#include "runtime/planner/kernels.h"
 #include "parallel/processes/text.h"
+#include "runtime/planner/kernels.h"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/planner/cluster.h"
 #include "runtime/input/step_options.h"
+#include "runtime/planner/cluster.h"
 
 // Seconds. The first line and what is exposed of tp, cp and dp add up to the step, on the slowest pipeline stage.
 struct Forecast {

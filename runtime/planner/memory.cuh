@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/gemm/gemm_shape.h"
-#include "runtime/planner/plan.h"
 #include "parallel/processes/text.h"
 #include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/planner/plan.h"
 #include "runtime/training/checkpoints.cuh"
 #include "runtime/training/steps_in_flight.cuh"
 

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/processes/error.h"
-#include "runtime/reports/console.h"
-#include "runtime/input/files.h"
 #include "runtime/checkpoints/run_folder.h"
+#include "runtime/input/files.h"
+#include "runtime/reports/console.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/processes/text.h"
-#include "runtime/reports/console.h"
 #include "runtime/input/options.h"
+#include "runtime/reports/console.h"
 
 namespace {
 

@@ -46,8 +46,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "runtime/reports/bill.h"
 #include "runtime/input/ceilings.h"
+#include "runtime/reports/bill.h"
 #include "runtime/reports/metrics.h"
 
 // The results of one step.

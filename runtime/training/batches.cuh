@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "parallel/pipeline.h"
-#include "runtime/reports/bill.h"
 #include "runtime/input/data.h"
-#include "runtime/training/trainer_state.h"
+#include "runtime/reports/bill.h"
 #include "runtime/training/batch_buffers.cuh"
 #include "runtime/training/job.cuh"
+#include "runtime/training/trainer_state.h"
 
 struct Datasets {
   std::optional<TokenData> train, validation;

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "runtime/reports/bill.h"
 #include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/reports/bill.h"
 #include "runtime/reports/report.h"
 #include "runtime/training/state.cuh"
 

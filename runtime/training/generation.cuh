@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "kernels/gemm/gemm_choices.cuh"
-#include "runtime/training/sample.h"
 #include "runtime/training/batches.cuh"
+#include "runtime/training/sample.h"
 
 inline Sampler sampler_of(const Options& o, const std::filesystem::path& tokenizer_folder) {
   return {Tokenizer(o.shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};

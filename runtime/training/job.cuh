@@ -5,9 +5,9 @@
 #include <string>
 
 #include "parallel/mesh.cuh"
+#include "runtime/checkpoints/rank_group.h"
 #include "runtime/input/hardware.h"
 #include "runtime/input/options.h"
-#include "runtime/checkpoints/rank_group.h"
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {

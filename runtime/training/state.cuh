@@ -3,11 +3,11 @@
 
 #include "kernels/gemm/gemm_choices.cuh"
 #include "runtime/checkpoints/checkpoint.h"
-#include "runtime/training/guard.h"
 #include "runtime/checkpoints/manifest.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
-#include "runtime/training/trainer_state.h"
+#include "runtime/training/guard.h"
 #include "runtime/training/setup.cuh"
+#include "runtime/training/trainer_state.h"
 
 struct TrainingState {
   Job& job;

@@ -9,8 +9,8 @@
 
 #include "kernels/device/event.cuh"
 #include "model.cuh"
-#include "runtime/training/guard.h"
 #include "runtime/reports/report.h"
+#include "runtime/training/guard.h"
 #include "runtime/training/job.cuh"
 
 // The results of a step that has ended.

@@ -7,8 +7,8 @@
 
 #include <cuda_runtime.h>
 
-#include "parallel/processes/control.h"
 #include "parallel/parameters.h"
+#include "parallel/processes/control.h"
 
 // Collective. To be called after `step` updates; if ranks differ, it fails on all of them. The model runs on `stream`.
 void check_sync(Control& control, Parameters& parameters, size_t step, cudaStream_t stream);

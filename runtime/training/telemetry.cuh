@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "parallel/processes/text.h"
+#include "runtime/checkpoints/run_folder.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/console.h"
 #include "runtime/reports/report.h"
-#include "runtime/checkpoints/run_folder.h"
-#include "runtime/training/sample.h"
 #include "runtime/training/batches.cuh"
+#include "runtime/training/sample.h"
 #include "runtime/training/steps_in_flight.cuh"
 #include "runtime/training/tracing.cuh"
 

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/processes/error.h"
-#include "runtime/training/arithmetic.h"
 #include "runtime/checkpoints/checkpoint.h"
 #include "runtime/input/json_fields.h"
+#include "runtime/training/arithmetic.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 
 #include "kernels/update.h"
 #include "runtime/input/data.h"
-#include "runtime/training/guard.h"
 #include "runtime/input/options.h"
+#include "runtime/training/guard.h"
 
 struct TrainerState {
   size_t samples = 0;  // number of samples taken so far or left out

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoints/checkpoint.h"
-#include "runtime/training/guard.h"
 #include "runtime/input/json_fields.h"
+#include "runtime/training/guard.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 // overlooked. Input: the first lines of two manifests, whose checksums are added, then the files "a" and "b".
 #include "test/fuzz/fuzz.h"
 
-#include "runtime/checkpoints/manifest.h"
 #include "parallel/processes/text.h"
+#include "runtime/checkpoints/manifest.h"
 
 namespace {
 

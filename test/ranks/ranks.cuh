@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/processes/launch.h"
 #include "parallel/mesh.cuh"
+#include "parallel/processes/launch.h"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"
 

@@ -7,9 +7,9 @@
 
 #include "kernels/cast.cuh"
 #include "parallel/processes/text.h"
+#include "runtime/training/rehearsal.cuh"
 #include "test/ranks/ranks.cuh"
 #include "test/temporary_folder.h"
-#include "runtime/training/rehearsal.cuh"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <thread>
 #include <tuple>
 
-#include "test/ranks/formulas.cuh"
 #include "runtime/planner/memory.cuh"
 #include "runtime/training/rehearsal.cuh"
+#include "test/ranks/formulas.cuh"
 
 namespace {
 

@@ -3,8 +3,8 @@
 
 #include <set>
 
-#include "test/temporary_folder.h"
 #include "runtime/training/sync_check.cuh"
+#include "test/temporary_folder.h"
 
 namespace {
 

@@ -8,9 +8,9 @@
 
 #include "model.cuh"
 #include "runtime/input/schedule.h"
-#include "test/ranks/ranks.cuh"  // before other tests' headers: it brings main()
-#include "test/model_test.cuh"
 #include "runtime/training/steps_in_flight.cuh"
+#include "test/model_test.cuh"
+#include "test/ranks/ranks.cuh"  // before other tests' headers: it brings main()
 
 constexpr int all_steps = 10, some_steps = 3;
 constexpr ModelShape even = {2, 4, 64, 256, 16};
