@@ -1,7 +1,7 @@
 // The model's interface for the program, the same for every storage type. gpt.cuh has the maths, and stage.cuh the
-// class that makes the passes. The Makefile compiles runtime/gpt_instances.cu once for each storage type, so an edit of the
-// program does not compile the kernels again: that file enters StageModel<float>, <bf16> and <half> in model_makers(), and
-// make_model() asks for one by name.
+// class that makes the passes. The Makefile compiles runtime/gpt_instances.cu once for each storage type, so an edit of
+// the program does not compile the kernels again: that file enters StageModel<float>, <bf16> and <half> in
+// model_makers(), and make_model() asks for one by name.
 #pragma once
 
 #include <map>

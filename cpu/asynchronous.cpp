@@ -173,7 +173,7 @@ void start_product(const Product& product, Location where) {
   const size_t number = member().products++;
   if (number == products.size()) products.push_back(product);
   if (products[number] != product)
-    refuse(where, "product %zu of this thread is not that of its warpgroup: all 128 threads start the same", number);
+    refuse(where, "product %zu of this thread is not its warpgroup's: all 128 threads start the same", number);
 }
 
 void set_registers(int count, int at_launch, bool gives, Location where) {

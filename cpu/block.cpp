@@ -49,7 +49,8 @@ Fiber::Fiber(int number, void (*entry)()) {
   begin(number, entry);
 }
 
-// The tops of stacks are shifted by some cache lines: otherwise equal offsets in all stacks would use the same cache sets.
+// The tops of stacks are shifted by some cache lines: otherwise equal offsets in all stacks would use the same cache
+// sets.
 void Fiber::begin(int number, void (*entry)()) {
   const size_t used = stack_bytes - (number % 32) * 192;
   context = make_context(memory + guard_bytes + used, used, entry);
@@ -63,8 +64,8 @@ namespace {
 
 void fiber_entry() { current_runner->run_fiber(); }
 
-// For the race detector, which takes 0.1 ms to learn of a new fiber: a block's fibers are used again by the fourth block after
-// it. To the detector these two have an order; neighbours have none, nor have the threads of a block.
+// For the race detector, which takes 0.1 ms to learn of a new fiber: a block's fibers are used again by the fourth
+// block after it. To the detector these two have an order; neighbours have none, nor have the threads of a block.
 std::vector<std::unique_ptr<Fiber>>& fibers_of_block() {
   static std::vector<std::unique_ptr<Fiber>> kept[4];
   static size_t turn = 0;

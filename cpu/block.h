@@ -1,5 +1,5 @@
-// The scheduler of the CPU device: runs the threads of one block, or of the blocks of one cluster, on fibers. Threads of
-// a cluster are numbered as if it were one large block.
+// The scheduler of the CPU device: runs the threads of one block, or of the blocks of one cluster, on fibers. Threads
+// of a cluster are numbered as if it were one large block.
 //
 // A *thread* is a CUDA thread; a *fiber* is a stack that threads run on. A thread is *runnable* if it has not started
 // yet, or if what it waited for has happened. Other threads wait or have ended.
@@ -90,7 +90,7 @@ class BlockRunner {
   int threads_ = 0, warps_ = 0, current_ = 0, next_ = -1, finished_ = 0;
   int blocks_ = 1, block_threads_ = 0;  // of a cluster, and how many of its threads are one block's
   unsigned first_block_ = 0;            // its blockIdx.x
-  int block_ = 0;                       // that of the current thread, from 0
+  int block_ = 0;                       // of the current thread, from 0
   bool is_line_ = true;                 // one block, and its threads lie along x
   int at_barrier_[max_blocks] = {}, barriers_[max_blocks] = {};
   uint32_t runnable_[max_warps];  // one bit per lane

@@ -1,6 +1,7 @@
 // Switches stacks, which C++ itself cannot do. On x86-64 this takes twenty instructions of our own. They save only the
-// registers that a called function must preserve, and end in a jump, because a `ret` on another stack than that of the
-// call is always mispredicted. A wait then takes a third of its time with Boost.Context, which other processors use.
+// registers that a called function must preserve, and end in a jump, because a `ret` on another stack than the one of
+// the call is always mispredicted. A wait then takes a third of its time with Boost.Context, which other processors
+// use.
 #pragma once
 
 #include <cstddef>

@@ -68,11 +68,12 @@ bool check_launch(const Launch& launch);  // false: the launch is impossible; se
 bool is_foreign(const void* p);  // does p point into the memory of another device than this thread's?
 void refuse_foreign_memory();    // sets cudaGetLastError's value
 
-// Called before a kernel or a library's product is issued. Under GPT_CPU_LAZY=1 it waits for the device when that is the
-// first time: on a GPU a kernel that is loaded at its first launch may do so. variant: one of those that `code` has.
+// Called before a kernel or a library's product is issued. Under GPT_CPU_LAZY=1 it waits for the device when that is
+// the first time: on a GPU a kernel that is loaded at its first launch may do so. variant: one of those that `code`
+// has.
 void load(const void* code, size_t variant);
 
-// Dynamic shared memory: a kernel may have so many bytes if nobody has asked for more (cudaFuncSetAttribute), and the
+// Dynamic shared memory: the bytes that a kernel may have if nobody has asked for more (cudaFuncSetAttribute), and the
 // most that anybody can ask for, as on Hopper.
 constexpr size_t usual_shared_bytes = 48 * 1024, most_shared_bytes = 227 * 1024;
 size_t& allowed_shared_bytes(const void* kernel);
@@ -106,7 +107,7 @@ struct Counts {
 };
 inline Counts counts;
 
-// Says that so many ranks share this host: from now on this process may use its part of the memory that is free now.
+// Says how many ranks share this host: from now on this process may use its part of the memory that is free now.
 void share_memory(size_t ranks);
 
 void* dynamic_shared_memory();
@@ -244,7 +245,7 @@ void meet_at(int number, int threads, bool waits, Location where);  // comes to 
 using Product = std::array<uint64_t, 3>;
 void order_registers();
 void start_product(const Product& product, Location where);
-// Gives back registers of the thread above `count`, or waits until it can have so many.
+// Gives back registers of the thread above `count`, or waits until it can have `count`.
 void set_registers(int count, int at_launch, bool gives, Location where);
 
 inline int thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }

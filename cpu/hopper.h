@@ -1,5 +1,5 @@
-// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes this
-// file.
+// Hopper's instructions as the CPU device executes them. kernels/device/hopper.cuh has their contracts and includes
+// this file.
 #pragma once
 
 #include <atomic>

@@ -64,7 +64,7 @@ inline void warp_reduce_sums(float (&values)[count], cpu::Location where = cpu::
     float values[count];
   } lane;
   std::memcpy(lane.values, values, sizeof lane);
-  cpu::counting::record(cpu::counting::Event::shuffle, nullptr, 5 * count);  // a GPU needs so many shuffles
+  cpu::counting::record(cpu::counting::Event::shuffle, nullptr, 5 * count);  // the shuffles that a GPU needs
   cpu::warp_instruction(lane, [](Lane (&lanes)[32]) {
     for (int offset = 16; offset > 0; offset /= 2)
       for (int l = 0; l < offset; ++l)

@@ -1,4 +1,4 @@
-// Memory of the CPU device: that of its devices, and the host's pinned memory.
+// Memory of the CPU device: its devices' memory, and the host's pinned memory.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -48,7 +48,7 @@ struct ncclComm {
 
 namespace {
 
-// Sums are computed in chunks of so many bytes per rank: small enough to stay in the cache until they are added.
+// Bytes per rank of the chunks in which sums are computed: small enough to stay in the cache until they are added.
 constexpr size_t chunk_bytes = 1 << 20;
 
 size_t bytes_sent = 0;
@@ -59,7 +59,8 @@ ncclResult_t refuse(ncclResult_t result, std::string reason) {
   return result;
 }
 
-// NCCL_RUNTIME_CONNECT: does a communicator connect at its first operation, or when it is made? Read once, as NCCL does.
+// NCCL_RUNTIME_CONNECT: does a communicator connect at its first operation, or when it is made? Read once, as NCCL
+// does.
 bool connects_at_first() {
   static const char* const value = std::getenv("NCCL_RUNTIME_CONNECT");
   return !value || std::strcmp(value, "0") != 0;

@@ -1,9 +1,9 @@
 // Tells AddressSanitizer and ThreadSanitizer about fibers. In a normal build these functions are empty.
 //
-// For ThreadSanitizer every CUDA thread is a thread of its own, on a stack of its own. It learns of an order between two
-// of them only at __syncthreads, __syncwarp and __threadfence, and between a launch and its threads. Each block runs in a
-// new thread, so that its __shared__ (thread_local) memory is new and blocks have no order, as on a GPU (but every fourth
-// block, as their threads have the same fibers: new ones take most of a test's time). The device's
+// For ThreadSanitizer every CUDA thread is a thread of its own, on a stack of its own. It learns of an order between
+// two of them only at __syncthreads, __syncwarp and __threadfence, and between a launch and its threads. Each block
+// runs in a new thread, so that its __shared__ (thread_local) memory is new and blocks have no order, as on a GPU (but
+// every fourth block, as their threads have the same fibers: new ones take most of a test's time). The device's
 // own files are compiled without instrumentation, so that only kernels are checked.
 #pragma once
 

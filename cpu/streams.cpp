@@ -203,8 +203,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// Streams go on only while the host calls: a host that waits for something else asks again and again. The answer is what was
-// so before that.
+// Streams go on only while the host calls: a host that waits for something else asks again and again. The answer is
+// what was so before that.
 // NVIDIA does not say whether "not ready" becomes the last error. Here it does, so that a test notices if a program
 // does not clear it.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {

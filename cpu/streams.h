@@ -49,8 +49,8 @@ namespace cpu {
 
 cudaError_t remember(cudaError_t error);  // as the last error of this thread, and returns it
 
-// Every call that reaches the driver on a GPU begins with this. The driver reads the variables CUDA_* once, at the first
-// such call: one that is changed later is reported, and ends the program.
+// Every call that reaches the driver on a GPU begins with this. The driver reads the variables CUDA_* once, at the
+// first such call: one that is changed later is reported, and ends the program.
 void call_driver();
 int current_device();  // of this thread
 bool is_here(cudaStream_t stream);  // does the stream belong to the current device? The null stream always does.
@@ -58,7 +58,7 @@ bool is_here(cudaStream_t stream);  // does the stream belong to the current dev
 void drain_stream(cudaStream_t stream);
 void drain_device();  // waits for all streams of the current device
 
-// Is any of [p, p + bytes) outside its allocation, or in that of another device?
+// Is any of [p, p + bytes) outside its allocation, or in an allocation of another device?
 bool is_out_of_bounds(const void* p, size_t bytes);
 
 }  // namespace cpu

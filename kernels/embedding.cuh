@@ -2,14 +2,14 @@
 //
 // Ranks may share the rows of wte (Megatron-LM: Shoeybi et al., arXiv:1909.08053). Then each adds zeros for tokens that
 // it does not have, one of them adds the positions, and the sum over the ranks is the result. In backward each has the
-// gradient of its own rows of wte, and that of wpe as a whole.
+// gradient of its own rows of wte, and the whole gradient of wpe.
 //
 // Backward adds dout (B·T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
 // timing:
 //   wte: the host sorts the rows b·T+t by token, with a stable sort (sort_by_token). Rows of the same token then form a
 //        run. Runs are as uneven as word frequencies, and the longest is a twentieth of all tokens. So a block has 64
 //        rows in this order, whatever their tokens are, and adds up its part of each run. A run that began in an
-//        earlier block gives a partial sum; a second kernel adds those of a run.
+//        earlier block gives a partial sum; a second kernel adds the partial sums of a run.
 //   wpe: one thread owns a pack of columns of one position and adds over b.
 // A thread handles a pack of columns, so that neighbouring threads read neighbouring bytes.
 // Forward moves 3·B·T·C elements (two reads, one write); backward reads dout twice and reads and writes touched rows.

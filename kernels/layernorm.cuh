@@ -25,7 +25,7 @@
 #include "kernels/device/common.cuh"
 
 constexpr float layernorm_epsilon = 1e-5f;
-constexpr int layernorm_rows_per_block = 32;  // backward: at least so many
+constexpr int layernorm_rows_per_block = 32;  // backward: at least this number
 constexpr int layernorm_most_blocks = 512;    // backward: a wave of them, or less, on GPUs of 108 to 132 multiprocessors
 constexpr int layernorm_rows_at_once = 2;     // backward: more rows mean more loads in flight, but more registers
 

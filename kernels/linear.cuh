@@ -4,7 +4,7 @@
 //   backward  dx = dy·Wᵀ,  dW = xᵀ·dy,  db = Σ_rows dy
 //
 // W is stored as (inputs, outputs), as Hugging Face's GPT-2 does. The head uses the token embedding (V, C) transposed:
-// logits = x·wteᵀ. Bytes and FLOPs are those of the products (kernels/matmul.cuh).
+// logits = x·wteᵀ. Bytes and FLOPs are in the products (kernels/matmul.cuh).
 //
 // Where a product is followed by GELU, by GELU's gradient or by a sum of columns, there are two ways to compute both:
 // in one call of the library, or in a product and a kernel. The faster one is taken (fused_or_separate).

@@ -5,15 +5,15 @@
 // If loss or norm is not finite, or beyond its limit, the factor is left_out (−1), and the optimizer changes nothing.
 // The device decides this, from numbers that are the same on all ranks.
 //
-// S is the loss scale: gradients are those of S times the loss, so that small ones don't vanish in fp16 (Micikevicius
+// S is the loss scale: gradients are taken of S times the loss, so that small ones don't vanish in fp16 (Micikevicius
 // et al., arXiv:1710.03740, section 3.2). It is halved when gradients overflow, and doubled after `window` steps
 // without overflow, as PyTorch's GradScaler does. fp32 and bf16 need no loss scale: S = 1, window 0.
 //
 // The gradients may lie in several arrays, and on several ranks. So the caller calls square_sums for each array, add_up
 // for all partial sums, adds the totals of all ranks, and calls clip_factor.
 //
-// Each array makes at most `most_sum_blocks` partial sums (kernels/sums.cuh); one block adds those of all arrays. Reads
-// 4·n bytes; 2 FLOPs per element.
+// Each array makes at most `most_sum_blocks` partial sums (kernels/sums.cuh); one block adds the partial sums of all
+// arrays. Reads 4·n bytes; 2 FLOPs per element.
 #pragma once
 
 #include "kernels/sums.cuh"

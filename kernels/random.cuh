@@ -38,7 +38,7 @@ __device__ inline float normal_from_bits(uint32_t bits) {
   return float(q < 0 ? -z : z);
 }
 
-// The random bits of a tensor's elements: those of element i of the whole tensor are word i % 4 of Philox at
+// The random bits of a tensor's elements: element i of the whole tensor has word i % 4 of Philox at
 // (key, i / 4). next() returns them element by element, from element `local` of a part on. Neighbours share a call of
 // Philox and the division that finds their place in the whole.
 class ElementBits {

@@ -1,6 +1,6 @@
 // Residual addition: out = residual + branch, rounded to the storage type. Where a LayerNorm follows, that does the
 // addition (layernorm.cuh); this kernel is for a sum that is sent to the next pipeline stage. Both round alike, so the
-// bits are those of one rank.
+// bits are the same as on one rank.
 //
 // Elementwise, one pack of elements per thread. Moves 3 elements per element: reads both terms, writes the sum.
 #pragma once

@@ -23,7 +23,7 @@ struct StepLimits {
 struct LossScale {
   static constexpr float least = 1, most = 1 << 24;
   float value = 1;
-  int window = 0;      // after so many steps without overflow it is doubled; 0: it never changes
+  int window = 0;      // steps without overflow after which it is doubled; 0: it never changes
   int good_steps = 0;  // steps without overflow since its last change
 };
 

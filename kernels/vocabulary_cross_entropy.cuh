@@ -9,7 +9,7 @@
 //
 // The first line, vocabulary_statistics, needs nothing of other ranks. Then the ranks gather its three numbers, 12
 // bytes a row and rank; that is all they send. vocabulary_cross_entropy does the rest. Every rank combines in the order
-// of ranks, so all get the same bits. weight and S are those of kernels/cross_entropy.cuh, which does the same for one
+// of ranks, so all get the same bits. weight and S are as in kernels/cross_entropy.cuh, which does the same for one
 // rank.
 //
 // Columns from J_r's end to Vs are padding: their values do not matter, and their gradient is 0. A rank may have

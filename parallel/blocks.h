@@ -116,7 +116,7 @@ inline Slice common(const CheckpointBlock& block, const Slice& slice) {
   return {slice.tensor, first, std::max(first, end) - first, slice.in_unit + first - slice.first};
 }
 
-// The values of a slice, picked from those of a block that holds it.
+// The values of a slice, picked from the values of a block that holds it.
 inline std::vector<float> pick(const Slice& slice, const CheckpointBlock& block, const std::vector<float>& values) {
   if (slice.count == values.size()) return values;
   std::vector<float> picked;

@@ -33,7 +33,7 @@ struct Replica {
   static constexpr int none = -1;
   int shard;            // 0 if there are no shards; none: the tensor is another pipeline stage's
   const void* values;   // in device memory
-  size_t count, bytes;  // so many elements (a piece may have none) of so many bytes each
+  size_t count, bytes;  // number of elements (a piece may have none), and bytes of each
 };
 
 class Parameters {
@@ -46,7 +46,7 @@ class Parameters {
   // The slices of tensors whose state this rank keeps: all tensors in stage 0, else those in its pieces.
   virtual std::vector<Slice> kept_slices() const = 0;
 
-  // Sets everything to zero, padding and the number of updates included, and the loss scale to that of the options.
+  // Sets everything to zero, padding and the number of updates included, and the loss scale to its option.
   virtual void clear() = 0;
   // Draws initial weights from the seed. For training only: the gradients serve as workspace, and are zero afterwards.
   virtual void initialize() = 0;

@@ -1,7 +1,7 @@
 // Pipeline schedules: what a rank does in a step, and in which order. The layers are cut into chunks, one after the
 // other; each stage of the pipeline has one chunk or several. A schedule is a list of actions, which one loop executes
-// (run_step, runtime/training/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's forward, B of
-// its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
+// (run_step, runtime/training/batches.cuh). With p stages of v chunks, A micro-batches, F the time of a stage's
+// forward, B of its backward, I of the half that computes gradients of inputs, and W of that for gradients of weights:
 //
 //   schedule                                  bubble                                    slots on stage r
 //   gpipe        Huang et al., 1811.06965     (p-1)(F+B)                                A

@@ -6,8 +6,8 @@
 //
 // The prompt is computed as in training, and each rank keeps the keys that it has had. Then every rank computes the row
 // of each new token, and attends from it to the keys that it keeps. The parts of all ranks are gathered, and merged in
-// rank order (kernels/attention/decode_attention.cuh), so that all have the same bits. A head without keys on a rank adds nothing
-// there.
+// rank order (kernels/attention/decode_attention.cuh), so that all have the same bits. A head without keys on a rank
+// adds nothing there.
 //
 // Bytes that a rank sends for each layer and token: (N−1) · B·NH·(HS+1) · 4
 #pragma once
@@ -27,7 +27,7 @@ class TextCache {
   TextCache(Communicator& ranks, ContextMethod method, cudaStream_t stream)
       : ranks_(ranks), shares_keys_(method == ContextMethod::ring), stream_(stream) {}
 
-  // For these layers, and so many texts of so many positions.
+  // For these layers, and `texts` texts of at most `positions` positions.
   void lay_out(Arena& arena, const std::vector<Layers>& chunks, int texts, int positions, int heads, int head_size) {
     const int of_tokens = shares_keys_ ? ranks_.size() : 1, own_heads = shares_keys_ ? heads : heads / ranks_.size();
     const int room = positions / of_tokens;
@@ -44,8 +44,8 @@ class TextCache {
     if (ranks_.size() > 1) parts_ = arena.take<float>(size_t(ranks_.size()) * attention_part(texts, heads, head_size));
   }
 
-  // A pass begins that adds so many tokens to the `cached` ones of each text. To none it adds a prompt, of whose rows
-  // this rank has those at `positions`: what stands behind the prompt is padding.
+  // Starts a pass that appends `added` tokens to the `cached` tokens of each text. cached = 0: the tokens are the prompt,
+  // and this rank computes the rows at `positions`; rows behind the prompt are padding.
   void begin(int cached, int added, const Positions& positions) {
     decodes_ = cached > 0;
     if (!decodes_) kept_ = shares_keys_ ? KeptTokens{positions, ranks_.size(), ranks_.rank()} : KeptTokens{neighbours(0), 1, 0};
@@ -84,7 +84,7 @@ class TextCache {
   std::vector<KeyValueCache<Float>> caches_;  // by layer
   float *workspace_ = nullptr, *parts_ = nullptr;
   KeptTokens kept_ = {};
-  // Of a pass: so many tokens this rank has kept before, and so many it adds.
+  // Of a pass: how many tokens this rank has kept before, and how many it adds.
   int first_ = 0, count_ = 0;
   bool decodes_ = false;
 };

@@ -8,8 +8,8 @@
 //                         qkv                              qkv, out                       out
 //
 // Rank r has the r-th run of each sample, so that runs that arrive lie in their natural order: each sample is a message
-// of its own, and only the side of all heads needs a kernel (kernels/attention/split_heads.cuh). Backward goes the same way with
-// dout and dqkv. Nothing hides these exchanges.
+// of its own, and only the side of all heads needs a kernel (kernels/attention/split_heads.cuh). Backward goes the same
+// way with dout and dqkv. Nothing hides these exchanges.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
 //   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out

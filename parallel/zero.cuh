@@ -202,7 +202,7 @@ class ParameterStore final : public Parameters {
   void copy_out(const CheckpointBlock& block, State state, float* to) override {
     const TensorDescriptor& tensor = *block.tensor;
     const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
-    // This rank's elements of the block; of a gathered block, those of all blocks of the round.
+    // This rank's elements of the block; of a gathered block, its elements of all blocks of the round.
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);

@@ -7,9 +7,9 @@
 //             dQ = scale·dS·K,  dK = scale·dSᵀ·Q,  dV = Pᵀ·dO
 //
 // The model's attention is causal and square: T queries and T keys of packed tensors, qkv (B, T, 3, NH, HS) and output
-// (B, T, NH, HS). The kernels do any rectangle, whose rows may lie anywhere (kernels/attention/attention_shape.h); lse and D are
-// (B, NH, queries). Keys can be dealt with part by part: with weights exp(lse of the part − lse of all), the outputs of
-// the parts add up to the output; with the out and lse of all, their gradients add up to the gradients.
+// (B, T, NH, HS). The kernels do any rectangle, whose rows may lie anywhere (kernels/attention/attention_shape.h); lse
+// and D are (B, NH, queries). Keys can be dealt with part by part: with weights exp(lse of the part − lse of all), the
+// outputs of the parts add up to the output; with the out and lse of all, their gradients add up to the gradients.
 //
 // One thread owns one query (forward, dQ) or one key (dK, dV). Its row and its sums stay in registers, and no sum is
 // shared by two threads, so the result never depends on timing. A block has 64 such threads. They share tiles of the
@@ -360,7 +360,7 @@ void attention_forward(const Heads<Float>& out, float* lse, const QkvHeads<const
 }
 
 // Computes dq, dk and dv from dout and the tensors of forward: out, q, k, v, lse. row_dots (B,NH,queries): workspace.
-// Gradient is Float, or float for partial gradients that are to be added up. lse and out may be those of more keys than
+// Gradient is Float, or float for partial gradients that are to be added up. lse and out may belong to more keys than
 // these: then this is the keys' part of the gradients.
 template <class Float, class Gradient>
 void attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, const Heads<const Float>& dout,

@@ -1,5 +1,5 @@
-// Which attention is computed (kernels/attention/attention.cuh): how many queries and keys there are, which keys a query sees,
-// and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
+// Which attention is computed (kernels/attention/attention.cuh): how many queries and keys there are, which keys a
+// query sees, and where in memory the rows of all heads lie. Queries may be fewer or more than keys.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -157,7 +157,7 @@ void merge_attention(Float* out, const float* parts, int count, int batch, int h
   merge_attention_kernel<false><<<dim3(heads, batch), head_size, 0, stream>>>(out, parts, count, heads, 0, head_size);
 }
 
-// Floats of a part; and of the workspace for a cache of so many positions.
+// Floats of a part; and of the workspace for a cache of `positions` positions.
 inline size_t attention_part(int batch, int heads, int head_size) { return size_t(batch) * heads * (head_size + 1); }
 inline size_t decode_workspace(int batch, int positions, int heads, int head_size) {
   return ceil_div(positions, decode_keys) * attention_part(batch, heads, head_size);

@@ -1,4 +1,4 @@
-// Attention on tensor cores, for bf16 and fp16. Maths and tensors are those of kernels/attention/attention.cuh; the
+// Attention on tensor cores, for bf16 and fp16. Maths and tensors are as in kernels/attention/attention.cuh; the
 // method is FlashAttention-2's (Dao, arXiv:2307.08691, algorithms 1 and 2), exponentials to base 2:
 //
 //   forward   S = Q·Kᵀ,  P = 2^(c·(S − m)),  O += P·V     c = log2(e)/√HS, m the running maximum of the row
@@ -14,8 +14,8 @@
 //
 // Non-finite inputs are not hidden: exp2 keeps NaN, and a row whose largest score is infinite becomes NaN.
 //
-// Bytes and FLOPs as in kernels/attention/attention.cuh, backward 7/2 of forward's: S and dP are computed for dQ and again for
-// dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
+// Bytes and FLOPs as in kernels/attention/attention.cuh, backward 7/2 of forward's: S and dP are computed for dQ and
+// again for dK, dV. That makes 7 products instead of 5, and needs neither atomics nor a workspace.
 //
 // What bounds the loops on Hopper, in SM cycles per warp and tile: a multiply_m16n8k16 takes 1.6 (mma reaches about 62%
 // of wgmma's 4096 FLOPs per cycle), a load_matrices 4 (128 bytes per cycle), an exp2 of all lanes 2, and 4 instructions
@@ -105,8 +105,8 @@ __device__ inline int end_of_seen_keys(int first, int count, const AttentionSize
   return first < sizes.queries ? sizes.last_key(min(first + count, sizes.queries) - 1) + 1 : 0;
 }
 
-// Raises `maximum` to that of the tile, and replaces s by P = 2^(factor·(s − maximum)). The caller has to multiply its
-// earlier sums by correction = 2^(factor·(old − new maximum)). Each lane adds its own columns to `sum`.
+// Raises `maximum` to the tile's maximum, and replaces s by P = 2^(factor·(s − maximum)). The caller has to multiply
+// its earlier sums by correction = 2^(factor·(old − new maximum)). Each lane adds its own columns to `sum`.
 template <int M, int N>
 __device__ inline void online_softmax(float (&s)[M][N][4], float (&maximum)[M][2], float (&sum)[M][2],
                                       float (&correction)[M][2], float factor) {

@@ -1,7 +1,8 @@
-// Attention by Hopper's copy engine and asynchronous tensor cores, for bf16 and fp16. Maths and tensors are those of
-// kernels/attention/attention.cuh; the method is FlashAttention-3's (Shah et al., arXiv:2407.08608, algorithms 1 and 2), with the
-// softmax of kernels/attention/flash_attention.cuh. There, the threads of a warp start products and wait for them, and while they
-// compute the exponentials, other warps may use the tensor cores or not. Here it is arranged so.
+// Attention by Hopper's copy engine and asynchronous tensor cores, for bf16 and fp16. Maths and tensors are as in
+// kernels/attention/attention.cuh; the method is FlashAttention-3's (Shah et al., arXiv:2407.08608, algorithms 1 and
+// 2), with the softmax of kernels/attention/flash_attention.cuh. There, the threads of a warp start products and wait
+// for them, and while they compute the exponentials, other warps may use the tensor cores or not. Here it is arranged
+// so.
 //
 // The roles. A block of 3 warpgroups works on one tile of 128 queries after another:
 //
@@ -17,7 +18,7 @@
 //   consumer 1   start S₁, PV₀ │ softmax of S₁         │ start S₂, PV₁ │ softmax of S₂ ...
 //   consumer 2   softmax of S₀         │ start S₁, PV₀ │ softmax of S₁         │ start S₂, PV₁ ...
 //
-// The order in which a block does tiles of keys, and so that of all sums, never depends on timing.
+// The order in which a block does tiles of keys, and so the order of all sums, never depends on timing.
 //
 // What bounds the loop, in cycles of an SM for 128 queries and 128 keys, if nothing waits for anything:
 //
@@ -39,8 +40,8 @@
 // blocks, so that its keys and values come from L2. There is one block per SM; the producer already loads a block's
 // next tile while consumers finish this one.
 //
-// Non-finite inputs are not hidden, as in kernels/attention/flash_attention.cuh. Compiled head sizes are 64 and 128; in smaller
-// heads the copy engine fills the tiles with zeros, and stores nothing there.
+// Non-finite inputs are not hidden, as in kernels/attention/flash_attention.cuh. Compiled head sizes are 64 and 128; in
+// smaller heads the copy engine fills the tiles with zeros, and stores nothing there.
 #pragma once
 
 #include <algorithm>
@@ -236,7 +237,8 @@ __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& querie
     hide_unseen_keys(s, first, first_query, sizes);
     online_softmax(s, maximum, sum, correction, factor);
   };
-  // p and o become those of the tile whose softmax has been computed last, in registers that products have used so far.
+  // p and o become the values of the tile whose softmax has been computed last, in registers that products have used so
+  // far.
   auto finish_outputs = [&] {
     wait_for_products(o[0]);
     if (values >= 0) release(shared.empty[values]);

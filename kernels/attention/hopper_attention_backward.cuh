@@ -1,6 +1,7 @@
 // The backward pass of attention by Hopper's copy engine and asynchronous tensor cores, for bf16 and fp16, beside
-// kernels/attention/hopper_attention.cuh. Maths and tensors are those of kernels/attention/attention.cuh. S and dP are computed once, for
-// dQ and for dK and dV: 5 products, where kernels/attention/flash_attention.cuh has 7. Both are computed as transposes:
+// kernels/attention/hopper_attention.cuh. Maths and tensors are as in kernels/attention/attention.cuh. S and dP are
+// computed once, for dQ and for dK and dV: 5 products, where kernels/attention/flash_attention.cuh has 7. Both are
+// computed as transposes:
 //
 //   Sᵀ = K·Qᵀ,  Pᵀ = 2^(c·Sᵀ − lse·log2 e),  dPᵀ = V·dOᵀ,  dSᵀ = Pᵀ·(dPᵀ − D)
 //   dV += Pᵀ·dO,  dK += dSᵀ·Q,  dQ += dS·K
@@ -101,7 +102,7 @@ struct KeyTile {
     start = first_query < sizes.queries ? first_query / Q * Q : sizes.queries;
   }
 
-  // How many blocks add to the dQ of this tile of queries before this one: those of later keys that it sees.
+  // How many blocks add to the dQ of this tile of queries before this one: the blocks of later keys that it sees.
   __device__ unsigned before(const AttentionSizes& sizes, int query) const {
     return (end_of_seen_keys(query, Q, sizes) - 1) / tile_rows - first / tile_rows;
   }

@@ -14,13 +14,13 @@
 // of the queries. In each step a head has as many pairs of a query and a key, (T/N)²/2, on every rank. Nothing is
 // computed to be masked away, and no rank waits for another that has more to do.
 //
-// Forward. A part gives outputs p with log-sum-exps m; o and l are those of the parts before. Together:
+// Forward. A part gives outputs p with log-sum-exps m; o and l are the results of the parts before. Together:
 //   w = e^m/(e^l + e^m),   o += w·(p − o),   l = log(e^l + e^m)                 o in fp32
 // Backward. With out and lse of all keys, each part gives its share of dq, and its keys' dk and dv from these queries;
 // the sums over steps and ranks are the gradients. All are in fp32 until they are complete.
 //
 // B samples, S = T/N rows of each on this rank, R = B·S, c = NH·HS channels. Rows lie as in packed tensors. Bytes,
-// beside those of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or 24·R·c;
+// beside the bytes of attention: pack_keys 4·R·c·w; merge_ring_part up to R·c·(w + 8); add_ring_part 30·R·c or 24·R·c;
 // finish_ring_gradients R·c·(20 + 3·w).
 #pragma once
 
@@ -136,7 +136,7 @@ __global__ void merge_ring_part_kernel(Float* out, float* sums, const float* wei
 
 // out (R,c) has the part's outputs. They are merged into sums (R,c) and lse (B,NH,S); after the last part, `out` has
 // the sums.
-// part_lse: those of the part (B,NH,queries), which become its weights.
+// part_lse: the part's log-sum-exps (B,NH,queries), which become its weights.
 template <class Float>
 void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const AttentionSizes& own,
                      cudaStream_t stream) {
@@ -160,7 +160,7 @@ void merge_ring_part(const RingStep& step, Float* out, float* lse, float* sums, 
 }
 
 // One step: attention of this rank's queries with the owner's keys, merged with the steps before. After the last step,
-// out (R,c) and lse (B,NH,S) are those of all keys; before that, `out` is where parts are computed.
+// out (R,c) and lse (B,NH,S) are the results over all keys; before that, `out` is where parts are computed.
 template <class Float>
 void ring_forward(const RingStep& step, Float* out, float* lse, float* sums, float* part_lse, const Float* qkv, const Float* keys,
                   const AttentionSizes& own, cudaStream_t stream, const AttentionBody& body = {}) {

@@ -1,4 +1,4 @@
-// Hopper's asynchronous instructions, each in one function: those of a copy engine (TMA) and of tensor cores (wgmma),
+// Hopper's asynchronous instructions, each in one function: of a copy engine (TMA) and of tensor cores (wgmma),
 // which both work at the same time as the threads, and of barriers in shared memory, by which threads wait for them.
 // Only this file and kernels/device/instructions.cuh ask which device they are compiled for. The code exists only for
 // sm_90a: in other code each function stops the kernel (trap), so the host asks has_wgmma() before it launches a kernel
@@ -11,7 +11,7 @@
 // it). In round r of the ring the consumer waits for `full` with parity r % 2, and the producer for `empty` with the
 // other parity.
 //
-// Numbered barriers (PTX ISA, "bar"), 1 to 15; 0 is that of __syncthreads. `threads`, a multiple of 32, come to one:
+// Numbered barriers (PTX ISA, "bar"), 1 to 15; __syncthreads uses number 0. `threads`, a multiple of 32, come to one:
 // some wait there until all have come, the others only announce themselves and go on. Then it begins anew.
 //
 // Boxes (PTX ISA, "cp.async.bulk.tensor"; CUDA driver API, "Tensor Map Object Management"). One thread has the copy
@@ -43,10 +43,10 @@
 //   bits  0..13  address of the first element      bits 32..45  bytes from 8 rows of the box to the next 8: 1,024
 //   bits 16..29  bytes from box to box             bits 62..63  1: rows of 128 bytes, permuted as above
 //
-//   along_k      a row of the box is 64 of k: it holds a (M,K), or the transpose (N,K) of b. Its rows are those of m or
+//   along_k      a row of the box is 64 of k: it holds a (M,K), or the transpose (N,K) of b. Its rows are rows of m or
 //                n. One box has all 16 of k of a product, so bits 16..29 are not used.
-//   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are those of k; box n / 64 has column n.
-//   along_m      a row of the box is all 64 of m: it holds the transpose (K,M) of a. Its rows are those of k.
+//   along_n      a row of the box is 64 of n: it holds b (K,N). Its rows are rows of k; box n / 64 has column n.
+//   along_m      a row of the box is all 64 of m: it holds the transpose (K,M) of a. Its rows are rows of k.
 //
 // So the next 16 of k are 32 bytes further along_k, and 16 rows, 2,048 bytes, further along_n and along_m. Lane l of
 // warp w (lane: a thread's number in its warp) holds
@@ -90,7 +90,7 @@ struct MatrixDescriptor {
 // The registers that a thread has at first, in a kernel of __launch_bounds__(threads, 1) that uses all 65,536.
 constexpr int registers_at_launch(int threads) { return threads < 256 ? 256 : 65536 / threads / 8 * 8; }
 
-// Launches a kernel whose blocks are clusters of so many; `blocks`, of all, is a multiple of that.
+// Launches a kernel whose blocks are clusters; `blocks`, the number of all blocks, is a multiple of a cluster's size.
 template <class... Parameters>
 void launch_clusters(int blocks_in_cluster, void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes,
                      cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
@@ -117,7 +117,7 @@ constexpr int probe_threads = 32;
 constexpr int probe_threads = 64;
 #endif
 
-// Is the code that this card would run that of sm_90a? A program may have none of it, or PTX of an older architecture.
+// Would this card run the code of sm_90a? A program may have none of it, or PTX of an older architecture.
 // The attributes of this kernel tell: its limit of threads is another one in other code.
 static __global__ void __launch_bounds__(probe_threads) wgmma_probe() {}
 inline bool has_wgmma_code() {
@@ -419,7 +419,7 @@ __device__ inline void multiply_m64k16(float (&sum)[J][4], const uint32_t (&a)[4
 #undef NUMBERS_32
 #undef NUMBERS
 
-// ---- registers: a warpgroup gives back those above `count` per thread, or waits until it can have so many. The
+// ---- registers: a warpgroup gives back those above `count` per thread, or waits until it can have `count`. The
 // kernel has __launch_bounds__(threads, 1).
 
 template <int count>
@@ -444,7 +444,7 @@ inline bool has_wgmma() {
          device_attribute(cudaDevAttrComputeCapabilityMinor) == 0 && has_wgmma_code();
 }
 
-// The number of the thread's warpgroup in its block. All lanes take that of lane 0, so that the compiler knows that
+// The number of the thread's warpgroup in its block. All lanes take lane 0's number, so that the compiler knows that
 // what is computed from it is the same for the whole warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0); }
 

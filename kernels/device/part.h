@@ -8,7 +8,7 @@
 // Which elements of a whole tensor an array holds: runs of `width` elements, `stride` apart, the first of them from
 // element `first` on. Without values it holds the tensor from its first element on.
 //
-// Example: the columns of c_attn.weight (C,3C) are those of q, k and v, and two ranks share the heads. So rank 1 has
+// Example: the columns of c_attn.weight (C,3C) belong to q, k and v, and two ranks share the heads. So rank 1 has
 // the second half of each of these three blocks in every row:
 //
 //   element     0                    C                     2C                    3C

@@ -182,7 +182,7 @@ class Profiler {
   std::map<std::string, Total> totals_;
   Timeline timeline_;
   std::vector<std::pair<cudaStream_t, std::string>> streams_;  // a stream's index here is its thread number
-  size_t named_streams_ = 0;                                   // so many names are in the timeline already
+  size_t named_streams_ = 0;                                   // names that are in the timeline already
 };
 
 class KernelRange {

@@ -1,10 +1,10 @@
 // Tiles of 16-bit numbers in shared memory, and products of tiles on tensor cores.
 //
-// A tile has rows of HS elements: those of one attention head, with zeros after the end of the head or of the sequence.
-// HS is a multiple of 64. A row is cut into chunks of 8 elements (16 bytes). A thread copies one chunk at a time, and
-// ldmatrix reads one chunk of each of 8 rows at a time. If chunk c of every row lay at place c, these 8 chunks would be
-// one row's length apart, in the same banks. It lies at place c xor (row mod 8) instead, so that chunk c of 8
-// neighbouring rows covers all 32 banks once. Tiles start at multiples of 128 bytes.
+// A tile has rows of HS elements: the channels of one attention head, with zeros after the end of the head or of the
+// sequence. HS is a multiple of 64. A row is cut into chunks of 8 elements (16 bytes). A thread copies one chunk at a
+// time, and ldmatrix reads one chunk of each of 8 rows at a time. If chunk c of every row lay at place c, these 8
+// chunks would be one row's length apart, in the same banks. It lies at place c xor (row mod 8) instead, so that chunk
+// c of 8 neighbouring rows covers all 32 banks once. Tiles start at multiples of 128 bytes.
 //
 // A warp's accumulator `float x[M][N][4]` is a matrix of 16M × 8N, spread over the lanes as multiply_m16n8k16 leaves it
 // (kernels/device/instructions.cuh): a lane has 2 columns of each 8, in rows lane/4 and lane/4 + 8 of each 16. So four
@@ -189,7 +189,7 @@ __device__ inline float quad_max(float value) {
 
 // Stores factor · row r of x to row first + r of `to`, for rows below its count and columns below head_size. Four lanes
 // share a row; each has two columns of every 8. Floats of the four fill a sector of memory, 32 bytes. Elements of 16
-// bits do if lanes exchange some: those of even number take four columns of 8, their neighbours four of the next 8.
+// bits do if lanes exchange some: lanes of even number take four columns of 8, their neighbours four of the next 8.
 template <int HS, int M, class T>
 __device__ inline void store_rows(const HeadRows<T>& to, int first, const float (&x)[M][HS / 8][4], float factor) {
   const int quad_lane = threadIdx.x % 4;

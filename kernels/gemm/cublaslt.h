@@ -5,10 +5,10 @@
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
 // Plans (layouts and algorithms) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes,
-// the fastest is taken (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, each one multiplies the given
-// operands a few times, and D is overwritten. A product that adds to D takes the algorithm of the same product without
-// the sum. A product that was not rehearsed takes the heuristic's first algorithm. If an algorithm fails when it is
-// used, it is removed, and the next one is tried.
+// the fastest is taken (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, each one multiplies the
+// given operands a few times, and D is overwritten. A product that adds to D takes the algorithm of the same product
+// without the sum. A product that was not rehearsed takes the heuristic's first algorithm. If an algorithm fails when
+// it is used, it is removed, and the next one is tried.
 #pragma once
 
 #include <cublasLt.h>

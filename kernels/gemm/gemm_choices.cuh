@@ -1,10 +1,10 @@
 // Chooses the fastest algorithm of a matrix product, and the faster of two ways to compute the same.
 //
 // The same job gives the same bits only if all ranks make the same choices, and a resumed run the same as the run
-// before. So choices are made before the first step, in the rehearsal (runtime/training/rehearsal.cuh): the first rank of each
-// pipeline stage times whatever its stage computes, then every rank is told all choices, and checkpoints keep them.
-// Nothing is timed later: a product that has no choice takes what the library recommends. A rank whose card can't do
-// what was chosen takes the next best by itself.
+// before. So choices are made before the first step, in the rehearsal (runtime/training/rehearsal.cuh): the first rank
+// of each pipeline stage times whatever its stage computes, then every rank is told all choices, and checkpoints keep
+// them. Nothing is timed later: a product that has no choice takes what the library recommends. A rank whose card can't
+// do what was chosen takes the next best by itself.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@
 #include "kernels/device/event.cuh"
 
 struct GemmChoices {
-  std::string library = "";  // gemm_library(), that of rank 0 from the rehearsal on: names begin with it
+  std::string library = "";  // gemm_library(), rank 0's from the rehearsal on: names begin with it
   std::map<std::string, std::string> known = {};
   bool times = false;   // does this rank time what is not known?
   int lessons = 0;      // number of calls of learn(): what was made of choices before is out of date
@@ -38,7 +38,7 @@ struct GemmChoices {
     return lines.str();
   }
 
-  // From now on exactly the choices of these texts are known; where they differ, that of the first text.
+  // From now on exactly the choices of these texts are known; where they differ, the first text holds.
   void learn(const std::vector<std::string>& texts) {
     known.clear();
     for (const std::string& text : texts) {

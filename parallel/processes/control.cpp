@@ -372,8 +372,8 @@ std::string Control::list_groups(const RanksAt& ranks_at) const {
   return joined(std::views::values(in_order));
 }
 
-// "rank 1 in host barrier (runtime/trainer.cuh:58), ranks 0, 2 in host all_gather (mesh.cuh:67)": the ranks that have entered
-// the meeting under way.
+// "rank 1 in host barrier (runtime/trainer.cuh:58), ranks 0, 2 in host all_gather (mesh.cuh:67)": the ranks that have
+// entered the meeting under way.
 std::string Control::where_ranks_meet() const {
   RanksAt ranks_at;
   for (int rank = 0; rank < size(); ++rank)

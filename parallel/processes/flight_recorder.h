@@ -1,6 +1,6 @@
 // The flight recorder lists this rank's last collectives, which of them are under way, and since when. Threads that
-// enqueue collectives, or notice their end, write it; the control thread (parallel/processes/control.h) reads it. When a job
-// hangs, the records of all ranks show where they differ.
+// enqueue collectives, or notice their end, write it; the control thread (parallel/processes/control.h) reads it. When
+// a job hangs, the records of all ranks show where they differ.
 //
 // Collectives are numbered from 1, in each group of ranks by itself, in the order in which a rank enters them: groups
 // that have different work to do meet at different times, but within a group all ranks enter the same collectives. A
@@ -38,8 +38,9 @@ class FlightRecorder {
     bool rehearsed = false;
   };
 
-  // While a rehearsal lasts (runtime/training/rehearsal.cuh), what is entered is recorded until it has left, for whoever looks
-  // for the cause of a hang. Then it is forgotten: it counts neither among the last collectives nor in their numbers.
+  // While a rehearsal lasts (runtime/training/rehearsal.cuh), what is entered is recorded until it has left, for
+  // whoever looks for the cause of a hang. Then it is forgotten: it counts neither among the last collectives nor in
+  // their numbers.
   void rehearse(bool lasts);
 
   // Records that a collective begins. Returns its sequence number.

@@ -1,11 +1,11 @@
 // How the ranks of a job find each other: rank 0 is the server, which listens until all ranks have connected. The other
 // ranks are clients, which try to connect until the server accepts them.
 //
-// A client introduces itself with a `hello` frame (parallel/processes/socket.h), JSON {"protocol", "token", "rank", "size",
-// "host", "pid"}. The server answers `accepted`, or `refused` and the reason. It closes a connection without an answer
-// if the token is wrong, or if no valid hello comes within some seconds. When all ranks are connected, the server sends
-// `start`: [[host, pid], ...] by rank. If they are not connected within the time-out, it sends `verdict` instead, which
-// ends the job.
+// A client introduces itself with a `hello` frame (parallel/processes/socket.h), JSON {"protocol", "token", "rank",
+// "size", "host", "pid"}. The server answers `accepted`, or `refused` and the reason. It closes a connection without an
+// answer if the token is wrong, or if no valid hello comes within some seconds. When all ranks are connected, the
+// server sends `start`: [[host, pid], ...] by rank. If they are not connected within the time-out, it sends `verdict`
+// instead, which ends the job.
 #pragma once
 
 #include <cstddef>

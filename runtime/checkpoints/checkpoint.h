@@ -9,7 +9,8 @@
 //   manifest_*             which part of these files each rank wrote, with checksums (runtime/checkpoints/manifest.h)
 //
 // The folder is written under a name that ends with .partial, and renamed when all of it is on disk
-// (runtime/checkpoints/checkpoint_writer.h). Weights to start from may come from any GPT-2 folder, in one file or in several.
+// (runtime/checkpoints/checkpoint_writer.h). Weights to start from may come from any GPT-2 folder, in one file or in
+// several.
 #pragma once
 
 #include <cstddef>

@@ -39,7 +39,7 @@ struct FilePlan {
   std::vector<NamedShape> tensors;
 };
 
-// Allocates memory for a snapshot of so many floats; returns null if there is too little.
+// Allocates memory for a snapshot of `floats` floats; returns null if there is too little.
 using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
 // (g++ 11 has no std::make_shared for arrays.)
 inline std::shared_ptr<float[]> allocate_zeros(size_t floats) { return std::shared_ptr<float[]>(new float[floats]()); }

@@ -52,7 +52,7 @@ Manifest read_manifest(const std::filesystem::path& path) {
     }
     if (manifest.rank < 0 || manifest.rank >= manifest.ranks)
       fail(path, ": is no manifest: there is no rank ", manifest.rank, " of ", manifest.ranks);
-    if (path.filename() != manifest.name()) fail(path, ": is that of another rank, ", manifest.name());
+    if (path.filename() != manifest.name()) fail(path, ": belongs to another rank: ", manifest.name());
     return manifest;
   } catch (const nlohmann::json::exception& error) {
     fail(path, ": is no manifest: ", excerpt(error.what()));
@@ -111,7 +111,7 @@ void check_coverage(const std::filesystem::path& folder, const std::vector<Manif
     size_t end = 0;
     for (const Extent& extent : extents) {
       if (extent.offset != end) fail(folder / name, ": bytes ", end, " to ", extent.offset, " were not written by any rank");
-      if (__builtin_add_overflow(end, extent.bytes, &end)) fail(folder / name, ": no file has so many bytes as are claimed");
+      if (__builtin_add_overflow(end, extent.bytes, &end)) fail(folder / name, ": it claims more bytes than any file has");
     }
     const size_t size = File(folder / name, for_reading).size();
     if (size != end) fail(folder / name, ": has ", size, " bytes and should have ", end, ": it is cut short or damaged");

@@ -18,13 +18,13 @@ struct RankGroup {
   using Gather = std::function<std::vector<std::string>(const std::string&)>;
 
   int rank = 0, size = 1;
-  int tp = 1;  // so many neighbouring ranks gather blocks of tensors together (parallel/blocks.h)
+  int tp = 1;  // neighbouring ranks that gather blocks of tensors together (parallel/blocks.h)
   std::vector<std::string> hosts = {""};  // by rank
   Gather all_gather = [](const std::string& mine) { return std::vector<std::string>{mine}; };
   Gather gather = all_gather;               // returns the texts on rank 0, and empty texts on the others
-  size_t chunk_bytes = size_t(16) << 20;    // files are sent in chunks of at most so many bytes
+  size_t chunk_bytes = size_t(16) << 20;    // the most bytes of a file that are sent at once
 
-  // In a job of so many ranks, of which rank 0 holds a chunk each.
+  // In a job of `ranks` ranks: rank 0 holds a chunk of each.
   static size_t chunk_bytes_for(int ranks) { return (size_t(64) << 20) / size_t(std::max(4, ranks)); }
 
   bool is_first() const { return rank == 0; }

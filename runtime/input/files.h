@@ -34,7 +34,7 @@ class File {
   // files that training reads (dev/results/2026-11-23-checkpoint-writes.md: the writing thread takes half of the time).
   void write_past_cache(size_t offset, const void* data, size_t bytes);
 
-  // Reads exactly so many bytes.
+  // Reads exactly `bytes` bytes.
   void read(size_t offset, void* data, size_t bytes) const;
 
   // Reads all of it. The file need not have a name any more.

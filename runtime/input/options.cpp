@@ -73,7 +73,7 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
       "optimizer state stay fp32); a plan for other devices is for bf16");
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
-      "the logits' rows in so many parts, to save memory; 0: of 16,384 at most");
+      "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
       "none, gelu or block: what backward computes again to save memory");
   add(app, "--attention", o.attention, one_of({"auto", "cudnn", "own", "hopper"}),
@@ -120,7 +120,7 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--checkpoint-every", o.checkpoint_every, count, "steps between checkpoints; 0: only after the last");
   add(app, "--shard-size", o.shard_size, in_range(1e-6, 1e6), "GB of a checkpoint's file at most (or one tensor)");
   add(app, "--keep", o.keep, positive, "newest checkpoints kept");
-  add(app, "--keep-every", o.keep_every, count, "and those of every so many steps; 0: none");
+  add(app, "--keep-every", o.keep_every, count, "and the checkpoints of every N-th step; 0: none");
   add(app, "--val-every", o.val_every, count, "steps between validations; 0: only after the last");
   add(app, "--val-batches", o.val_batches, positive, "global batches a validation");
   add(app, "--log-every", o.log_every, positive, "steps between lines on the terminal");
@@ -181,8 +181,8 @@ void add_run_options(CLI::App& app, Options& o) {
       "that --plan is for (default: the cluster's devices, else those that were started)")->default_str("");
   app.add_flag("--json", o.json, "print the plan as one JSON object, every rank by itself");
   add(app, "--days", o.days, in_range(1e-3, 1e5),
-      "with --plan: what can be trained in so many days, and where it is cheapest")->default_str("");
-  add(app, "--budget", o.budget, in_range(1e-3, 1e12), "with --plan: the same for so many dollars")->default_str("");
+      "with --plan: what can be trained in this number of days, and where it is cheapest")->default_str("");
+  add(app, "--budget", o.budget, in_range(1e-3, 1e12), "with --plan: the same for this number of dollars")->default_str("");
   add(app, "--checkpoint-seconds", o.checkpoint_seconds, in_range(1e-6, 1e6),
       "that training waits for a checkpoint, as a run measured it (default: by its bytes)")->default_str("");
 

@@ -112,5 +112,5 @@ ModelShape shape_of(Options& o, int data_vocabulary);
 // option.
 void check_loaded_shape(const Options& o, const ModelShape& loaded, const std::string& folder);
 
-// Checks the batch and the schedule for so many ranks, and fills in defaults that follow from other options.
+// Checks the batch and the schedule for this number of ranks, and fills in defaults that follow from other options.
 void complete_options(Options& o, int ranks);

@@ -1,4 +1,4 @@
-// What a training step computes, and how ranks split it: those of the options that a plan's forecast reads, and that
+// What a training step computes, and how ranks split it: the options that a plan's forecast reads, and that
 // its search chooses. Names and values as on the command line.
 #pragma once
 

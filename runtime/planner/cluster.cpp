@@ -92,14 +92,15 @@ Link read_link(JsonFields link) {
   return read;
 }
 
-// Where runtime/planner/clusters is: in the folder where the program was started, or beside it, or above the build folder.
+// Where runtime/planner/clusters is: in the folder where the program was started, or beside it, or above the build
+// folder.
 std::vector<std::filesystem::path> example_folders() {
   const std::filesystem::path examples = "runtime/planner/clusters";
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   return {examples, program / examples, program / "../.." / examples};
 }
 
-// Those of the first folder that has any.
+// The clusters of the first folder that has any.
 std::vector<std::filesystem::path> example_files() {
   std::vector<std::filesystem::path> files;
   std::error_code not_there;

@@ -1,6 +1,7 @@
 // What training is planned for: a device, how many a host has, how many hosts, what connects them, and the price.
 //
-// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/forecast.md says what each key means):
+// A cluster is a small JSON file (runtime/planner/clusters holds examples; runtime/planner/forecast.md says what each
+// key means):
 //
 //   {"name": "8xh100", "device": "H100", "devices_per_host": 8, "hosts": 1,
 //    "links": {"inside": {"kind": "NVLink", "gb_per_s": 450, "latency_us": 3}},
@@ -8,7 +9,7 @@
 //    from"}
 //
 // `device` is a name in the table of runtime/input/hardware.h, or an object with all rates. More than one host needs
-// links.between, whose gb_per_s is that of a whole host. Prices may be left out.
+// links.between, whose gb_per_s counts for a whole host. Prices may be left out.
 #pragma once
 
 #include <filesystem>
@@ -29,7 +30,7 @@ struct Margin {
   std::string text() const;  // "published runs on H100: -10 to +30 %"
 };
 
-// FLOP/s, bytes/s, bytes and seconds. Rates are those of the data sheet, unless they were measured (device_of).
+// FLOP/s, bytes/s, bytes and seconds. Rates are from the data sheet, unless they were measured (device_of).
 struct Device {
   std::string name;
   double fp32 = 0, bf16 = 0;  // of matrix products, dense; fp16 as bf16, fp32 without TF32
@@ -42,7 +43,7 @@ struct Device {
   AttentionRates own = {}, hopper = {}, library = {}, attention_fp32 = {};
   double launch = 0;     // from the end of a kernel to the start of the next one
   double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
-  int attention_block = 0;  // queries that see the same keys: causal attention computes so many more of them than T
+  int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
   bool overlaps = true;  // communication goes on while kernels run
   bool has_persistent_products = false;  // a product keeps all multiprocessors until it ends
   Margin margin = {};
@@ -81,11 +82,11 @@ Cluster load_cluster(const std::filesystem::path& path);
 // The cluster of --cluster: a file, or the name of one of runtime/planner/clusters, here or beside the program.
 Cluster find_cluster(const std::string& name);
 
-// Those of runtime/planner/clusters that gpt.cu could run on, the smallest first.
+// The clusters of runtime/planner/clusters that gpt.cu could run on, the smallest first.
 std::vector<Cluster> example_clusters();
 
-// The first of these with so many devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB". None: it is
-// not known there.
+// The first of these with at least `devices` devices of a GPU that reports this name, such as "NVIDIA A100-SXM4-80GB".
+// None: it is not known there.
 std::optional<Cluster> cluster_of_device(const std::string& reported, int devices);
 
 // A device whose rates dev/ceilings measured. What is not measured (memory) is 0.

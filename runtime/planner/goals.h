@@ -1,4 +1,4 @@
-// Goals in reverse: what can be trained in so many days or for so many dollars, and which devices are the cheapest for
+// Goals in reverse: what can be trained in some days or for some dollars, and which devices are the cheapest for
 // it.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a rank's kernels and messages cost, seconds: the parts of a forecast. runtime/planner/forecast.md derives each formula;
-// FLOPs and bytes are those of dev/roofline.py, in the order of gpt.cuh.
+// What a rank's kernels and messages cost, seconds: the parts of a forecast. runtime/planner/forecast.md derives each
+// formula; FLOPs and bytes agree with dev/roofline.py, in the order of gpt.cuh.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline int round_up(int value, int multiple) { return (value + multiple - 1) / m
 struct Ring {
   double ranks = 1, bandwidth = 0, latency = 0;  // bytes/s of a rank, seconds to the next one
 
-  // all_gather or reduce_scatter of so many bytes in all
+  // all_gather or reduce_scatter of `bytes` bytes in all
   double gather(double bytes) const { return ranks == 1 ? 0 : (ranks - 1) * (latency + bytes / ranks / bandwidth); }
   // to the next rank
   double send(double bytes) const { return ranks == 1 ? 0 : latency + bytes / bandwidth; }
@@ -70,7 +70,7 @@ class Kernels {
   // Final norm, logits, loss and their gradients; the forward of it is done at the start of backward.
   Cost head() const;
 
-  // Norm and AdamW of so many elements; each unit has launches of its own.
+  // Norm and AdamW of `elements` elements; each unit has launches of its own.
   Cost update(double count, double units) const {
     const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
     Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
@@ -102,7 +102,8 @@ class Kernels {
     return timed(products, inner + m * n * out / bandwidth_);
   }
   Cost product(double m, double n, double k) const { return product(m, n, k, w_); }
-  // The gradients of a weight (inputs, outputs), which are added to those of the micro-batches before; and of its bias.
+  // The gradients of a weight (inputs, outputs), which are added to the sums of the micro-batches before; and of its
+  // bias.
   Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
     const Cost weight = product(inputs, outputs, R_, gradient_bytes_ * (step_.micro_batches() > 1 ? 2 : 1));
     return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
@@ -164,7 +165,7 @@ class Kernels {
 
  private:
   Cost in_pieces(double m, double n, double k, bool hides, double meanwhile) const;
-  // Reads and writes so many tensors (R,c). Context parallelism: keys and values travel behind the attention to the
+  // Reads and writes a number of tensors (R,c). Context parallelism: keys and values travel behind the attention to the
   // last ones, `bytes` an element, and the last gradients come home behind nothing. In Ulysses four tensors travel
   // before and after.
   Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;

@@ -109,7 +109,7 @@ inline size_t least_bytes(const StepOptions& s) {
                 rows * kept * C * w / tp);
 }
 
-// The device that this rank has, and what is free of it now. sharers: so many ranks will share a device that uses the
+// The device that this rank has, and what is free of it now. sharers: the ranks that will share a device that uses the
 // host's memory; 1: they have divided it already, or are not on this host.
 inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;

@@ -4,13 +4,13 @@
 // As JSON it is one object:
 //
 //   device       object: name; bytes, which a rank may use; reserve, bytes of these that are left to libraries; here:
-//                is it the device of this machine? If not, libraries' workspaces are those of formulas
+//                is it the device of this machine? If not, libraries' workspaces follow formulas
 //   fits         has the device room for every rank, and for the reserve?
 //   ranks        list, an object for each rank:
 //     rank         its number
 //     place        object: its number among the ranks of tp, cp, dp and pp
-//     layers       those of its pipeline stage, as text: "1 to 3, 7 to 9"
-//     slots        so many micro-batches, each in one chunk of layers, may wait for backward (parallel/pipeline.h)
+//     layers       of its pipeline stage, as text: "1 to 3, 7 to 9"
+//     slots        pairs of micro-batch and chunk of layers that may wait for backward (parallel/pipeline.h)
 //     memory       object: bytes on the device, by category
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
@@ -63,7 +63,7 @@ struct PlannedRun {
   double seconds = 0;       // of training, which then determine the tokens; 0: they are given
   double save_seconds = 0;  // that training waits for a checkpoint; 0: by the bytes of a rank (runtime/planner/rules.md)
 
-  // After so many tokens: expected_loss, and no worse than guessing.
+  // After `tokens` tokens: expected_loss, and no worse than guessing.
   double loss(double tokens) const;
 };
 
@@ -107,8 +107,8 @@ std::string json_text(const nlohmann::ordered_json& object);
 std::string text_of(const RankPlan& rank);
 RankPlan rank_plan_of(const std::string& text);
 
-// "weights 1.0 MiB, gradients 1.0 MiB, ...": those of the largest rank. Stages of a pipeline differ: then it is a table
-// with a row for each, that of its largest rank.
+// "weights 1.0 MiB, gradients 1.0 MiB, ...": the largest rank's. Stages of a pipeline differ: then it is a table
+// with a row for each, of its largest rank.
 std::string memory_text(const Plan& plan);
 
 // Which rank needs the most, and whether the device has room for that.

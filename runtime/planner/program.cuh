@@ -102,7 +102,7 @@ inline SearchResult search_meshes(const Options& o, const PlannedDevice& device,
   return result;
 }
 
-// The command line that trains with a candidate: the words of this one, without those of the plan, and as many steps.
+// The command line that trains with a candidate: the words of this one, without the plan's words, and as many steps.
 inline std::string command_of(const Candidate& c, const std::vector<std::string>& words) {
   const auto is_length = [](const std::string& word) {
     return word.starts_with("--steps") || word.starts_with("--train-minutes");

@@ -1,12 +1,13 @@
-// What a run should be: how many tokens, how large a batch, how often to save. runtime/planner/rules.md has the formulas.
+// What a run should be: how many tokens, how large a batch, how often to save. runtime/planner/rules.md has the
+// formulas.
 #pragma once
 
 #include <string>
 
-// Tokens that suit so many parameters: 20 for each (Chinchilla, arXiv:2203.15556).
+// Tokens that suit a number of parameters: 20 for each (Chinchilla, arXiv:2203.15556).
 double suitable_tokens(double parameters);
 
-// The loss that so many parameters and tokens lead to, nats a token, on that paper's data and vocabulary (its equation
+// The loss that these parameters and tokens lead to, nats a token, on that paper's data and vocabulary (its equation
 // (10)).
 double expected_loss(double parameters, double tokens);
 
@@ -23,6 +24,6 @@ struct Saving {
 // training
 Saving saving_for(double seconds, double mean, double run);
 
-// Advice for a step of so many samples, if the learning rate was found with `before`; it is never followed silently.
+// Advice for a step of `samples` samples, if the learning rate was found with `before`; it is never followed silently.
 // Two lines. loss: at the end
 std::string batch_hint(double samples, double before, double seq_len, double loss, double learning_rate);

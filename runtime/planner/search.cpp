@@ -141,7 +141,7 @@ std::string table_of(const std::vector<Candidate>& candidates) {
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device) {
   const Candidate& c = result.smallest;
   if (result.too_large == 0)
-    return "there is no way to train on so many ranks: choose another number, or another --global-batch";
+    return "there is no way to train on this number of ranks: choose another number, or another --global-batch";
   return concat("none fits: the smallest, ", options_text(c.step), " on ", c.step.mesh.ranks(), " ranks, needs ",
                 bytes_text(c.bytes), " on each, and ", bytes_text(device.reserve), " are left to libraries; ",
                 device.name, " has ", bytes_text(device.bytes), ", ", bytes_text(c.bytes + device.reserve - device.bytes),

@@ -1,5 +1,5 @@
-// The search for a mesh: all that training can do with so many ranks is timed (runtime/planner/forecast.h), and what does not
-// fit is left out. README.md says how it is fast.
+// The search for a mesh: all that training can do with a number of ranks is timed (runtime/planner/forecast.h), and
+// what does not fit is left out. README.md says how it is fast.
 #pragma once
 
 #include <functional>
@@ -28,8 +28,8 @@ struct SearchResult {
   Candidate smallest = {};  // of those that are too large, without its time
 };
 
-// Calls visit for each way to train on so many ranks: mesh, schedule, chunks, ZeRO, micro-batch, recomputation. Model,
-// samples and storage types are those of `base`.
+// Calls visit for each way to train on `ranks` ranks: mesh, schedule, chunks, ZeRO, micro-batch, recomputation. Model,
+// samples and storage types are as in `base`.
 void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit);
 
 // Some devices of a cluster.

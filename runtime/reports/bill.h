@@ -1,6 +1,6 @@
 // The cost of a run so far: hours, the part of them that was not training, and money. It is counted over restarts: a
 // resumed run goes on from the last line of metrics.jsonl, even if that is later than the checkpoint. (Time after the
-// last line, such as that of the last checkpoint, is lost from the bill.) Costs of earlier starts do not change if the
+// last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts do not change if the
 // run goes on with more devices or at another price. Device-hours without a known price are counted separately.
 #pragma once
 

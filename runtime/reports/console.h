@@ -93,7 +93,7 @@ class Sparkline {
   std::vector<double> sums_ = {0};  // of the first values: none, one, two, ...
 };
 
-// A progress bar with the curve of the losses, in a terminal of so many columns. The last column stays free, because
+// A progress bar with the curve of the losses, in a terminal of `columns` columns. The last column stays free, because
 // some terminals begin a new line after it.
 inline std::string progress_text(size_t step, size_t steps, double seconds_left, const Sparkline& losses, size_t columns,
                                  bool utf8) {

@@ -18,7 +18,7 @@
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
 //     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
 //     comm_ms                milliseconds in collectives, of all groups together
-//     comm_exposed_ms        those of them in which the device only waited
+//     comm_exposed_ms        the part of them in which the device only waited
 //     ranks                  list, in steps that the terminal shows: these four of every rank
 //   an evaluation (--val-every)
 //     step                   number of updates done before it

@@ -1,6 +1,7 @@
 // The rehearsal. Before the first step each stage goes through its own chunks of layers alone, in every way in which it
 // will compute them: forward and backward of a step, validation, text. There are two reasons:
-//   - The algorithms of products are chosen here, for exactly the shapes that will come (kernels/gemm/gemm_choices.cuh).
+//   - The algorithms of products are chosen here, for exactly the shapes that will come
+//     (kernels/gemm/gemm_choices.cuh).
 //   - A kernel that is launched for the first time may wait until the device is idle. In a step of a pipeline another
 //     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no
 //     single wait of this kind could stop a step: with_messages in parallel/pipeline.h. But there may be several, and

@@ -11,7 +11,7 @@
 namespace {
 
 using Json = nlohmann::ordered_json;  // writes numbers that are not finite as null
-constexpr size_t most_streams = 8;  // the model's, and those of collectives and lanes (parallel/mesh.cuh)
+constexpr size_t most_streams = 8;  // the model's stream, and the streams of collectives and lanes (parallel/mesh.cuh)
 
 // 8192 lines are enough for a micro-step of 150 layers. When they are full, the log waits for the device. In a pipeline
 // it must not, before the step is complete: a receive that was posted ahead may wait for a stage that waits for this

@@ -8,7 +8,7 @@
 //    "count":49152,"dtype":"bf16","sum":-12.5,"absmax":3.0625,"checksum":"00e1c2d3a4b5f697"}
 // step, micro_batch, layer, piece: null where there is none. sum, absmax: null where not finite
 // (kernels/statistics.cuh). A pipeline's layers are numbered through all stages; pipeline is the number of stages,
-// chunks that of a stage's chunks.
+// chunks the number of a stage's chunks.
 // piece, partial: of tensor parallelism, as in kernels/device/timeline.h.
 #pragma once
 

@@ -264,7 +264,7 @@ TEST_CASE("products: registers are ordered before, and stay as they are until th
 
 TEST_CASE("products: the four warps of a warpgroup start the same ones") {
   for (const std::string& schedule : schedules) {
-    CHECK(run("other_product", schedule).mentions("product 0 of this thread is not that of its warpgroup"));
+    CHECK(run("other_product", schedule).mentions("product 0 of this thread is not its warpgroup's"));
     CHECK(run("missing_product", schedule).mentions("thread (96,0,0): started 0 products, and others of its"));
   }
   CHECK(run("half_a_warpgroup").mentions("starts a product in a block of 64 threads; give whole warpgroups of 128"));

@@ -2,7 +2,7 @@
 // "Backward" of the frontend's documentation. kernels/attention/attention.cuh has the maths and explains the functions.
 //
 // For cuDNN, q, k, v and out have the shape (B, NH, T, HS), where T is the number of queries or of keys, with any
-// strides, in elements. Those of packed tensors are:
+// strides, in elements. Packed tensors have these strides:
 //
 //   q, k, v, dq, dk, dv   parts 0, 1, 2 of (B, T, 3, NH, HS)   3·T·C, HS, 3·C, 1
 //   out, dout             (B, T, NH, HS)                         T·C, HS,   C, 1
@@ -69,7 +69,7 @@ struct Context {
   size_t own_bytes = 0;
 };
 
-// That of the current device. It is never destroyed, because at exit the library may be unloaded before it.
+// The context of the current device. It is never destroyed, because at exit the library may be unloaded before it.
 Context& context() {
   static auto& instances = *new std::map<int, Context>;
   int device = 0;
