@@ -23,9 +23,9 @@
 
 #include "parallel/collectives.cuh"
 #include "parallel/device.cuh"
-#include "parallel/mesh_shape.h"
 #include "parallel/pipeline.h"
 #include "parallel/processes/control.h"
+#include "parallel/shapes.h"
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
 // device at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all

@@ -3,10 +3,10 @@
 
 #include <optional>
 
-#include "parallel/model_shape.h"
 #include "parallel/parameters.h"
 #include "parallel/pipeline.h"
 #include "parallel/sequence_split.h"
+#include "parallel/shapes.h"
 #include "parallel/tokens.h"
 
 // Which activations backward computes again instead of keeping them from forward: none; gelu's output (4C of the 16C

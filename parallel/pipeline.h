@@ -25,8 +25,8 @@
 #include <utility>
 #include <vector>
 
-#include "parallel/model_shape.h"
 #include "parallel/processes/error.h"
+#include "parallel/shapes.h"
 
 enum class Work { forward, backward, input, weight };  // input and weight: the two halves of backward
 enum class Message { none, activation, gradient };     // an activation goes to the next stage, a gradient back

@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "kernels/device/part.h"
-#include "parallel/model_shape.h"
+#include "parallel/shapes.h"
 
 enum class Initial { normal, residual_normal, zero, one };
 

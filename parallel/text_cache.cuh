@@ -18,8 +18,8 @@
 #include "kernels/attention/decode_attention.cuh"
 #include "kernels/device/memory.cuh"
 #include "parallel/collectives.cuh"
-#include "parallel/model_shape.h"
 #include "parallel/sequence_split.h"
+#include "parallel/shapes.h"
 
 template <class Float>
 class TextCache {

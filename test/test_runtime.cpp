@@ -28,7 +28,6 @@
 #include "runtime/reports/console.h"
 #include "runtime/reports/metrics.h"
 #include "runtime/reports/trace_file.h"
-#include "runtime/training/arithmetic.h"
 #include "runtime/training/guard.h"
 #include "runtime/training/trainer_state.h"
 #include "test/bounds.h"

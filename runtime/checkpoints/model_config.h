@@ -6,7 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "parallel/model_shape.h"
+#include "parallel/shapes.h"
 
 nlohmann::ordered_json config_of(const ModelShape& shape);
 

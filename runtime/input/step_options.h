@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/mesh_shape.h"
-#include "parallel/model_shape.h"
+#include "parallel/shapes.h"
 
 struct StepOptions {
   ModelShape shape = {};  // which the options for it, the data and --init decide together (runtime/training/setup.cuh)

@@ -34,7 +34,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "kernels/device/bytes.h"
-#include "parallel/mesh_shape.h"
+#include "parallel/shapes.h"
 #include "runtime/planner/forecast.h"
 #include "runtime/planner/rules.h"
 

@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "kernels/update.h"
 #include "runtime/input/data.h"
 #include "runtime/input/options.h"
@@ -31,3 +33,11 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 // loss_scale: used if the checkpoint stores none.
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data);
+
+// ---- the arithmetic: the options and the data that decide what a run computes. A checkpoint records them, and a resumed
+// run must have the same: otherwise the loss curve would change in the middle without any message.
+
+nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
+
+// Fails if they differ. stored: from the checkpoint in `folder`; wanted: of this run.
+void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder);

@@ -448,7 +448,7 @@ void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradie
       weight.count = 1;
       const std::vector<float> value = values_of(model.store(), weight, State::weight);
       // By all ranks, as it is collective: weights are gathered anew.
-      const Block block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+      const CheckpointBlock block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
       model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
       train_step(model, mesh, 0);
       model.store().copy_in(block, State::weight, value);
