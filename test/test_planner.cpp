@@ -587,7 +587,7 @@ TEST_CASE("losses and critical batches are those of the papers' formulas") {
 
 TEST_CASE("checkpoints at the interval of Young and Daly lose the least, and as much as a game of chance does") {
   std::mt19937 random(1);
-  const double restart = 300;  // as in runtime/planner/rules.cpp
+  const double restart = 300;  // as in runtime/planner/rules.h
   for (const auto& [save, mean] : {std::pair(1.0, 3600.0), {30.0, 3600.0}, {60.0, 86400.0}, {1000.0, 400.0}}) {
     const Saving saving = saving_for(save, mean, 1e12);
     CAPTURE(save);

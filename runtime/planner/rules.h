@@ -2,18 +2,25 @@
 // formulas.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
+#include "parallel/processes/text.h"
+#include "runtime/reports/console.h"
+
 // Tokens that suit a number of parameters: 20 for each (Chinchilla, arXiv:2203.15556).
-double suitable_tokens(double parameters);
+inline double suitable_tokens(double parameters) { return 20 * parameters; }
 
 // The loss that these parameters and tokens lead to, nats a token, on that paper's data and vocabulary (its equation
 // (10)).
-double expected_loss(double parameters, double tokens);
+inline double expected_loss(double parameters, double tokens) {
+  return 1.69 + 406.4 / std::pow(parameters, 0.34) + 410.7 / std::pow(tokens, 0.28);
+}
 
 // The critical batch size (arXiv:1812.06162) at this loss, tokens: a larger batch saves few steps. As arXiv:2001.08361
 // measured it.
-double critical_batch(double loss);
+inline double critical_batch(double loss) { return 2e8 / std::pow(loss, 1 / 0.21); }
 
 // How often to save, and what is lost all the same.
 struct Saving {
@@ -22,8 +29,25 @@ struct Saving {
 };
 // seconds: that training waits for a checkpoint; mean: until an interruption (Young 1974, Daly 2006); run: the whole of
 // training
-Saving saving_for(double seconds, double mean, double run);
+inline Saving saving_for(double seconds, double mean, double run) {
+  constexpr double restart = 300;  // a new host, the program's start, the checkpoint's way back: assumed
+  const double x = seconds / (2 * mean);
+  const double best = x < 1 ? std::sqrt(2 * seconds * mean) * (1 + std::sqrt(x) / 3 + x / 9) - seconds : mean;
+  const double interval = std::min(best, run);
+  const double trained = interval / (mean * std::exp(restart / mean) * std::expm1((interval + seconds) / mean));
+  return {interval, trained > 0.01 ? 1 - trained : 1};
+}
 
 // Advice for a step of `samples` samples, if the learning rate was found with `before`; it is never followed silently.
 // Two lines. loss: at the end
-std::string batch_hint(double samples, double before, double seq_len, double loss, double learning_rate);
+inline std::string batch_hint(double samples, double before, double seq_len, double loss, double learning_rate) {
+  const double tokens = samples * seq_len, critical = critical_batch(loss), times = samples / before;
+  const double unit = std::pow(10, std::floor(std::log10(critical)) - 1);  // two digits
+  return formatted("hint      a step's %s tokens are %s the critical batch size, about %s tokens at a loss of %.2f "
+                   "(arXiv:1812.06162, 2001.08361)\n"
+                   "hint      if --lr %g is right for %g samples, %.3g is for these by the square-root rule "
+                   "(Adam, arXiv:2205.10287), %.3g by the linear one (1706.02677); nothing was changed",
+                   with_commas(tokens).c_str(), tokens > critical ? "above" : "below",
+                   with_commas(std::round(critical / unit) * unit).c_str(), loss, learning_rate, before,
+                   learning_rate * std::sqrt(times), learning_rate * times);
+}
