@@ -86,13 +86,13 @@ part_scale() {
   ranks=$(count_ranks)
   if [ "$ranks" -lt 2 ]; then leave_out "several ranks" "this machine has one GPU"; return; fi
   shape=(--layers 8 --heads 8 --channels 128 --seq-len 64 --steps 3 --out '')
-  job=(--train 'kernels/*.cuh' "${shape[@]}")
+  job=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' "${shape[@]}")
   if [ "$device" = cpu ]; then
     local -x GPT_CPU_DEVICES=$ranks
     data=("${job[@]}") model=("${job[@]}")
   else  # gpt2-xl has 25 heads, which cannot be divided
-    data=(--train 'kernels/*.cuh' --vocab 50257 --dtype bf16 --out '' --model gpt2-xl)
-    model=(--train 'kernels/*.cuh' --vocab 50257 --dtype bf16 --out '' --model gpt3-1.3b)
+    data=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' --vocab 50257 --dtype bf16 --out '' --model gpt2-xl)
+    model=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' --vocab 50257 --dtype bf16 --out '' --model gpt3-1.3b)
     if [ "$ranks" -ge 8 ]; then model+=(--model gpt3-6.7b); fi
   fi
 
