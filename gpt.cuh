@@ -81,7 +81,8 @@ class TransformerBlock {
         projection(on, unit, projection_weight, projection_bias, on.c()), down(on, unit, down_weight, down_bias, 4 * on.c()),
         attention(attention), on_(on) {}
 
-  // Returns the residual stream after the block. branch (r,C): memory for its second term, which may be x.branch.
+  // Returns the residual stream after the block. branch (r,C): where to write the second term of the result; it may be
+  // the memory of x.branch.
   Residual<Float> forward(const Activations& a, const Residual<Float>& x, Float* branch) {
     forward_for_backward(a, x, branch);
     down.forward(branch, a.gelu);                              // (r,C)
@@ -90,7 +91,7 @@ class TransformerBlock {
 
   // All that backward reads.
   void forward_for_backward(const Activations& a, const Residual<Float>& x, Float* branch) {
-    norm1.forward(a.norm1, a.input, a.moments1, x);            // (r,C)   a.input = x.stream + x.branch
+    norm1.forward(a.norm1, a.input, a.moments1, x);            // (r,C)   a.input = x.stream + x.branch, if there is a branch
     qkv.forward(attention.input(a.attention), a.norm1);        // (R,3c)
     attention.forward(layer(), a.attention);                   // (R,c)
     projection.forward(branch, a.attention.out);               // (r,C)
@@ -100,10 +101,10 @@ class TransformerBlock {
 
   void recompute_gelu(const Activations& a) { gelu_forward(a.gelu, a.up, on_.R, 4 * on_.c(), on_.stream); }
 
-  // dx (r,C): at first the gradient of the stream after the block, in the end of the one before it. The backward of
-  // each norm adds to it, because the norm's input is the stream. `later` computes the gradients of the matrices; the
-  // last argument of add is an activation that nobody needs after this block, so that it has memory for what it may
-  // have to keep.
+  // dx (r,C): on entry the gradient of the stream after the block, on return of the stream before it. The stream is a
+  // sum, so dx is the gradient of both its terms, and each norm's backward adds its part. `later` computes the
+  // gradients of the products: at once, unless the schedule has an action of its own for them. The last argument of add
+  // is an activation that nobody needs after this block, so that `later` has memory for what it may have to keep.
   void backward(Float* dx, Activations& a, Gradients& d, WeightGradients<Float>& later) {
     down.input_gradient_gelu(d.up, dx, a.up);                  // (R,4c)
     later.announce(up, a.norm2);

@@ -52,8 +52,8 @@ class Model {
   // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes
   // logits, and adds the batch's loss to the sums.
   virtual void forward(const Batch& batch) = 0;
-  // Adds the batch's loss to the step's loss, and its gradients to the step's gradients; the first batch overwrites
-  // them. The last chunk computes the logits here, some rows at a time, and does not keep them.
+  // Adds the batch's loss to the step's loss, and its gradients to the step's gradients; the first micro-batch
+  // overwrites them. The last chunk computes the logits here, some rows at a time, and does not keep them.
   virtual void backward(const Batch& batch) = 0;
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {

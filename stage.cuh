@@ -1,6 +1,12 @@
 // Runs the model of gpt.cuh on a rank: a pass computes one chunk of layers, between what comes and what goes. A chunk
 // begins with what the pipeline stage before has sent, or with the embedding, and ends by sending to the stage after,
 // or with the head (parallel/pipeline.h). With one stage there is one chunk, and nothing is sent.
+//
+// Where a micro-batch lies, on a stage in the middle:
+//   forward    the received buffer becomes the input of the slot's first block, and that one the next buffer to receive
+//              in. The last block's stream + branch is written to the buffer to send
+//   backward   the received buffer becomes dstream_, which each block changes in place, and which then becomes the buffer
+//              to send. A split backward leaves the rest in the slot (parallel/weight_gradients.cuh)
 #pragma once
 
 #include <algorithm>
@@ -73,7 +79,7 @@ class StageModel final : public Model {
 
   std::vector<float> logits(int first, int count, int cp_rank) override {
     set_rows(last_.batch_size, last_.positions);
-    if (list_.is_last_stage()) table_.begin(0, Pass::backward);  // so no unit is fetched ahead
+    if (list_.is_last_stage()) table_.begin(0, Pass::backward);  // none is gathered ahead
     const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
     return logits_of_rows(head_, on_, mesh_, own, {first, count}, logit_row_, cp_rank);
   }
@@ -111,9 +117,10 @@ class StageModel final : public Model {
   bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
-  // A training pass is the same every time, unless the store gathers or reduces meanwhile, or ranks exchange data.
-  // Batches differ by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of
-  // a loss; and after the rehearsal products may have other algorithms.
+  // A training pass that is the same every time is recorded as a CUDA graph. It is not where the store gathers or
+  // reduces meanwhile, nor where ranks exchange data: in a pipeline buffers change places in every pass. Batches differ
+  // by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of a loss; and
+  // after the rehearsal products may have other algorithms.
   using Key = std::tuple<const int*, bool, float, int>;
   static Key key_of(const Batch& batch) {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};
@@ -147,7 +154,7 @@ class StageModel final : public Model {
     final_.begin(list_.final_norm_unit(), Pass::forward);
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
-    table_.begin(0, Pass::backward);  // so no unit is fetched ahead: none comes before this one
+    table_.begin(0, Pass::backward);  // in backward no unit comes after this one: none is gathered ahead
     head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
@@ -177,7 +184,7 @@ class StageModel final : public Model {
 
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
-    table_.begin(0, Pass::backward);  // so no unit is fetched ahead: none comes before this one
+    table_.begin(0, Pass::backward);  // in backward no unit comes after this one: none is gathered ahead
     head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit(), Pass::backward);

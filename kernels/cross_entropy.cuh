@@ -1,11 +1,12 @@
-// Softmax and cross-entropy over the padded vocabulary, forward and backward in one pass over the logits.
+// Softmax and cross-entropy over the padded vocabulary, forward and backward in one kernel.
 //
 //   loss[row] = log Σ_v exp(z_v) − z_target;   dz_v = (softmax(z)_v − [v = target]) · weight · S,   v < V
 // Columns V..Vp are padding: their values do not matter, and their gradient is 0. `weight` is the weight of one token's
 // loss in the loss of the step, 1 / (tokens of the global batch). S is the loss scale (kernels/norm.cuh), in device
 // memory.
 //
-// One block per row, two passes: the sum of exponentials, then the gradient, which overwrites the logits. Exponentials
+// One block per row, two passes over it: the sum of exponentials, then the gradient, which overwrites the logits. Where
+// a row fits into shared memory, device memory is read and written once. Exponentials
 // are to base 2, and the sum's exponent K grows with the largest element so far (Milakov, Gimelshein,
 // arXiv:1805.02867):
 //

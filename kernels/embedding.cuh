@@ -4,7 +4,7 @@
 // it does not have, one of them adds the positions, and the sum over the ranks is the result. In backward each has the
 // gradient of its own rows of wte, and the whole gradient of wpe.
 //
-// Backward adds dout (B·T,C) to the rows of two tables. It never adds floats atomically, so the bits never depend on
+// Backward adds dout (B·T,C) to the rows of two gradients. It never adds floats atomically, so the bits never depend on
 // timing:
 //   wte: the host sorts the rows b·T+t by token, with a stable sort (sort_by_token). Rows of the same token then form a
 //        run. Runs are as uneven as word frequencies, and the longest is a twentieth of all tokens. So a block has 64

@@ -1,19 +1,18 @@
 // LayerNorm over C channels (Ba, Kiros, Hinton, arXiv:1607.06450), fused with the residual addition before it.
 //
-//   forward:   r = residual + branch, rounded to the storage type;  mean, rstd = 1/√(var + ε) over r's C channels
-//              out = (r − mean)·rstd·weight + bias
-//   backward:  with n = (r − mean)·rstd and g = dout·weight,
-//              dr += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
-// The code calls r `sum`, and dr `dsum`.
+//   forward:   sum = stream + branch, rounded to the storage type;  mean, rstd = 1/√(var + ε) over sum's C channels
+//              out = (sum − mean)·rstd·weight + bias
+//   backward:  with n = (sum − mean)·rstd and g = dout·weight,
+//              dsum += rstd·(g − mean_C(g) − n·mean_C(g·n));  dweight = Σ_rows dout·n;  dbias = Σ_rows dout
 //
 // Forward: one warp per row, so that only shuffles are needed. A lane keeps its packs of the row in registers, and
 // loads all of them before it uses the first. The variance takes a second pass over them (Σx² − mean² in one pass would
 // lose digits by cancellation). Rows of more than 32·kept_packs packs (on a GPU 2,048 channels in 16 bits) are read
-// anew in each pass, from cache. Moves 4 elements per channel and row: reads residual and branch, writes r and out.
+// anew in each pass, from cache. Moves 4 elements per channel and row: reads stream and branch, writes sum and out.
 // Backward: at most 512 blocks, each for a run of rows. Each thread owns a pack of columns, and sums its part of
 // dweight and dbias in registers without atomics. The block works on two rows, which it keeps in registers, while it
-// loads the next two: it computes both means of each row, then updates dr. Moves 4 elements per channel and row: reads
-// dout, r and dr, writes dr; the partial sums of dweight and dbias are a 1/32 of that or less.
+// loads the next two: it computes both means of each row, then updates dsum. Moves 4 elements per channel and row:
+// reads dout, sum and dsum, writes dsum; the partial sums of dweight and dbias are a 1/32 of that or less.
 // Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: first
 // by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill registers:
 // nvcc 13 stores 1,172 bytes for 16 bits, and 140 for floats.

@@ -1,5 +1,5 @@
-// Matrix products: the only operation with two implementations (kernels/gemm/library_gemm.h), kernels/gemm/cublaslt.h
-// (cuBLASLt) in a GPU build and cpu/gemm.h (oneDNN) on the CPU device. Both offer
+// Matrix products: the only operation whose source differs between GPU and CPU device (kernels/gemm/library_gemm.h):
+// kernels/gemm/cublaslt.h (cuBLASLt) and cpu/gemm.h (oneDNN). Both offer
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //

@@ -1,5 +1,5 @@
 // The two ends of the model, which share the table wte (V,C): the embedding, and the head with the loss. Ranks of
-// tensor parallelism have Vs rows of the table each, V rounded up to multiples of 128 (TensorList::vocabulary_rows).
+// tensor parallelism have Vs rows of the table each: V/N rounded up to a multiple of 128 (TensorList::vocabulary_rows).
 #pragma once
 
 #include "kernels/cross_entropy.cuh"
@@ -15,15 +15,15 @@ class Embedding {
 
   // out (r,C) = wte[token] + wpe[position]
   void forward(Float* out, const Tokens& tokens, const Positions& positions) {
-    const Float* const table = on_.tp.rank() == 0 ? unit_.weight(wpe) : nullptr;  // only one rank adds it to the sum
+    const Float* const positions_table = on_.tp.rank() == 0 ? unit_.weight(wpe) : nullptr;  // only one rank adds it to the sum
     on_.tp.then_scatter(out, on_.R, on_.C(), [&](Float* terms, Rows rows) {
-      embedding_forward(rows.of(terms, on_.C()), tokens.inputs + rows.first, unit_.weight(wte), table, on_.list.vocabulary(),
+      embedding_forward(rows.of(terms, on_.C()), tokens.inputs + rows.first, unit_.weight(wte), positions_table, on_.list.vocabulary(),
                         positions, rows.first, rows.count, on_.C(), on_.stream);
     });
   }
 
-  // Gradients of both tables from dout (r,C). The head has already written its part of wte's, so that is always added
-  // to.
+  // Gradients of both tables from dout (r,C). In the first micro-batch Head::backward has overwritten wte's gradient,
+  // so this only ever adds to it.
   void backward(const Float* dout, const Tokens& tokens, const Positions& positions, int samples) {
     const Float* all = on_.tp.gather(on_.tp.exchange(), dout, on_.R, on_.C());  // (R,C)
     embedding_backward(unit_.gradient(wte), unit_.gradient(wpe), tokens.inputs, tokens.order, all, on_.list.vocabulary(), samples,

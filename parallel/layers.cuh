@@ -127,7 +127,8 @@ class Linear {
   int weight_, bias_, inputs_, outputs_;
 };
 
-// Each rank has some columns of the weight: x (r,C) → (R,outputs).
+// Each rank has some columns of the weight: x (r,C) → (R,outputs). With one rank gather_then() just calls its lambda
+// with x and all rows, and start_scatter() with the result and all rows.
 template <class Float>
 class ColumnLinear final : public Linear<Float> {
  public:

@@ -129,7 +129,7 @@ class Mesh {
     recorder_->rehearse(lasts);
   }
 
-  // Do ranks send to each other in the middle of forward and backward, apart from weights and gradients?
+  // Do ranks send to each other in the middle of forward and backward, apart from parameters and their gradients?
   bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
 
   bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }

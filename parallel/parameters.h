@@ -43,7 +43,7 @@ class Parameters {
   virtual ~Parameters() = default;
 
   virtual const Shards& shards() const = 0;
-  // The slices of tensors whose state this rank keeps: all tensors in stage 0, else those in its pieces.
+  // The slices of tensors whose state this rank keeps: all tensors with ZeRO 0, else those in its pieces.
   virtual std::vector<Slice> kept_slices() const = 0;
 
   // Sets everything to zero, padding and the number of updates included, and the loss scale to its option.

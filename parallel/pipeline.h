@@ -72,19 +72,22 @@ inline Actions forward_order(const Stage& stage, int micro_batches) {
 
 struct Delayed {
   Work work;
-  int turns;
+  int delay;  // turns after the forward
 };
 
-// In turn t a stage runs the t-th forward of the order above. Each other kind of work runs on the item of turn t −
-// turns, and takes the chunks in reverse order.
+// In turn t a stage does, in the order of `works`, the t-th forward of the order above, and each other work on what had
+// its forward in turn t − delay, with the chunks in reverse order. Stage 1 of 4 with 4 micro-batches:
+//
+//   1f1b   F0 F1 F2 B0 F3 B1 B2 B3
+//   zb     F0 F1 F2 I0 F3 I1 W0 I2 W1 I3 W2 W3
 inline Actions in_turns(const Stage& stage, int micro_batches, const std::vector<Delayed>& works) {
   const Actions order = forward_order(stage, micro_batches);
-  const int count = int(order.size()), longest = std::ranges::max(works, {}, &Delayed::turns).turns;
+  const int count = int(order.size()), longest = std::ranges::max(works, {}, &Delayed::delay).delay;
   Actions actions;
   for (int turn = 0; turn < count + longest; ++turn)
-    for (const auto& [work, turns] : works) {
-      if (turn < turns || turn >= turns + count) continue;
-      const Action& next = order[size_t(turn - turns)];
+    for (const auto& [work, delay] : works) {
+      if (turn < delay || turn >= delay + count) continue;
+      const Action& next = order[size_t(turn - delay)];
       const int chunk = work == Work::forward ? next.chunk : stage.chunks - 1 - next.chunk;
       actions.push_back({work, next.micro_batch, chunk});
     }
@@ -102,7 +105,7 @@ inline Actions gpipe(const Stage& stage, int micro_batches) {
 }
 
 // A backward as soon as its gradient can be there. Until then micro-batch 0 passes the later stages, and this one
-// computes a forward for each of them.
+// computes one further forward for each later stage.
 inline Actions one_forward_one_backward(const Stage& stage, int micro_batches) {
   const int later_stages = stage.stages - 1 - stage.number;
   return in_turns(stage, micro_batches, {{Work::forward, 0}, {Work::backward, later_stages}});

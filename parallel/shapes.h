@@ -17,8 +17,8 @@ struct Layers {
   int end() const { return first + count; }
 };
 
-// How many ranks each kind of parallelism has. Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data and
-// pipeline parallelism), so that tensor-parallel ranks are neighbours on one node.
+// How many ranks each kind of parallelism has. Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data
+// and pipeline parallelism), so that tensor-parallel ranks are neighbours on one node.
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1;
   int ranks() const { return tp * cp * dp * pp; }

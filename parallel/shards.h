@@ -68,7 +68,7 @@ class Shards {
   }
 
   // The elements of a unit that this rank owns. Every element of the model has exactly one owner: within a
-  // data-parallel group the rank whose piece holds it, in every ZeRO stage; for a tensor that all tensor-parallel ranks
+  // data-parallel group the rank whose piece holds it, with any `--zero`; for a tensor that all tensor-parallel ranks
   // hold whole, the first of them; for the embedding, the pipeline's first stage.
   Range owned(int unit) const {
     if (unit == 0 && !list_.is_first_stage()) return {0, 0};

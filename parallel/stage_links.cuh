@@ -10,10 +10,10 @@
 // there. With one stream for both directions, two neighbours could each wait in a send to the other. With four streams
 // no schedule of pipeline.h stops (dev/pipeline_simulator.h).
 //
-// A receive is posted one action ahead, if its message cannot depend on that action (with_messages, pipeline.h). send()
-// returns at once, and the next send in the same direction waits until the buffer is free. So a direction has two
-// buffers for messages that come and one for the message that goes. Nothing is copied: this class and the model
-// exchange buffers.
+// A receive is posted together with the action before its own, if its message cannot depend on that action
+// (with_messages, pipeline.h). send() returns at once, and the next send in the same direction waits until the buffer
+// is free. So a direction has two buffers for messages that come and one for the message that goes. What comes is not
+// copied: this class and the model exchange buffers.
 #pragma once
 
 #include <utility>

@@ -44,8 +44,8 @@ class TextCache {
     if (ranks_.size() > 1) parts_ = arena.take<float>(size_t(ranks_.size()) * attention_part(texts, heads, head_size));
   }
 
-  // Starts a pass that appends `added` tokens to the `cached` tokens of each text. cached = 0: the tokens are the prompt,
-  // and this rank computes the rows at `positions`; rows behind the prompt are padding.
+  // Starts a pass that appends `added` tokens to the `cached` tokens of each text. cached = 0: the tokens are the
+  // prompt, and this rank computes the rows at `positions`; rows behind the prompt are padding.
   void begin(int cached, int added, const Positions& positions) {
     decodes_ = cached > 0;
     if (!decodes_) kept_ = shares_keys_ ? KeptTokens{positions, ranks_.size(), ranks_.rank()} : KeptTokens{neighbours(0), 1, 0};

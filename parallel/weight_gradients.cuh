@@ -31,15 +31,16 @@ class WeightGradients {
     if (!are_left_) layer.start_weight_gradient(x);
   }
 
-  // The gradients of a layer. x stays as it is until the micro-batch ends. `free` is as large as dout, and nobody needs
-  // it when the block's backward is done: the two then change places, so dout stays, and the next block writes to other
-  // memory.
+  // The gradients of a layer, at once or in compute(). Until then dout must stay: it changes places with `free`, an
+  // activation of this slot that is as large, and that nobody needs any more when the block's backward is done. They
+  // change places in end(), because the block may still read `free` until then. x stays as it is until the slot is
+  // free.
   void add(ColumnLinear<Float>& layer, Float*& dout, const Float* x, Float*& free) {
     if (!are_left_) return layer.weight_gradient(dout, x, true);
     kept_[now_].push_back({&layer, dout, x});
     exchanges_.push_back({&dout, &free});
   }
-  // dout (r,C) is the gradient of the residual stream, which goes on: a copy is kept, of two in a block at most.
+  // dout (r,C) is the gradient of the residual stream, which goes on: a copy is kept. A block makes two.
   void add(RowLinear<Float>& layer, const Float* dout, const Float* x, Float*& free) {
     if (!are_left_) return layer.weight_gradient(dout, x, true);
     Float*& copy = copies_.at(copied_++);

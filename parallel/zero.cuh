@@ -283,9 +283,8 @@ class ParameterStore final : public Parameters {
   bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && data_group_.size() > 1; }
 
   // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's buffer. The sum goes where this rank
-  // keeps
-  // gradients: in ZeRO 0 into the buffer itself, in ZeRO 1 into this rank's piece of it, in ZeRO 2 and 3 into an
-  // array of pieces, which may hold the sum of earlier micro-steps already.
+  // keeps gradients: with ZeRO 0 into the buffer itself, with ZeRO 1 into this rank's piece of it, with ZeRO 2 and 3
+  // into an array of pieces, which may hold the sum of earlier micro-steps already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
     float* sum = array(State::gradient, unit);

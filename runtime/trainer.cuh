@@ -1,4 +1,4 @@
-// What a training run consists of. All that may fail comes first; begin() is the first to change the run folder.
+// What a training run consists of. All that may fail comes first; begin() is the first to change a run that is there.
 // train() in train_gpt.cu says what happens in a step.
 #pragma once
 

@@ -15,8 +15,7 @@
 // nothing.
 //
 // Cache: keys and values (B,NH,P,HS) each, P tokens in any order, so that a block reads neighbouring bytes. Moves
-// 2·B·n·NH·HS
-// elements: all keys and values, once.
+// 2·B·n·NH·HS elements: all keys and values, once.
 #pragma once
 
 #include "kernels/attention/attention_shape.h"

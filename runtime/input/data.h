@@ -5,9 +5,9 @@
 //              (magic 20240520, version 1, number of tokens, zeros), then the tokens as uint16
 //   other      text: every byte is a token, vocabulary 256
 //
-// Files are taken in bytewise order of their names and concatenated without separators. Sample i of length T
-// is tokens [i*T, i*T + T] of the sequence; inputs are its first T tokens, targets its last T, so that
-// neighbours share one token and n tokens hold floor((n - 1) / T) samples. A sample may span files.
+// Files are taken in bytewise order of their names and concatenated without separators. Sample i is the
+// T + 1 tokens from i·T on; its first T tokens are inputs, its last T are targets. So neighbouring samples share one
+// token, and n tokens hold floor((n - 1) / T) samples. A sample may span files.
 //
 // Files are opened when they are read, and a few stay open: there may be any number of them. A file that is written to,
 // replaced or removed while a run reads it is an error, unless something was only added at its end: that is left out.

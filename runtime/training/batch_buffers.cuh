@@ -15,7 +15,7 @@
 struct BatchMemory {
   int most_tokens, buffers = 2;
 
-  size_t ints() const { return 3 * size_t(most_tokens); }  // of a buffer: inputs, targets, order
+  size_t ints() const { return 3 * size_t(most_tokens); }  // of a buffer: inputs, targets, rows in the order of tokens
   size_t pinned_bytes() const { return size_t(buffers) * ints() * sizeof(int); }
   std::vector<int*> lay_out(Arena& arena) const {
     std::vector<int*> arrays;

@@ -1,5 +1,6 @@
-// Chooses the samples of a step, reads this rank's share of them and sends it to the device. With N ranks, micro-step a
-// of rank r takes micro-batch number a·N + r of the step, so a step has the same tokens on every mesh.
+// Chooses the samples of a step, reads this rank's share of them and sends it to the device. With N
+// data-parallel ranks, micro-step a of number n of them takes micro-batch a·N + n of the step, so a step has the same
+// tokens on every mesh.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +52,8 @@ class Batches {
   // The samples of one global batch.
   class Samples {
    public:
-    // The micro-batch of an action: forward reads it and sends it to the device, backward finds it there.
+    // The micro-batch of an action. Forward makes it, backward finds it again. Stages with the embedding or the head
+    // read its tokens and send them to the device; the others need only its sizes.
     Batch batch(const Action& action) {
       Batch& sent = batches_.sent_[size_t(action.slot)];
       if (action.work == Work::forward) sent = batches_.load(*this, action);
@@ -79,7 +81,7 @@ class Batches {
   Samples of_step(const Progress& progress) {
     return {*this, *data_.train, progress.first_sample(size_t(options_.global_batch)), true};
   }
-  Samples of_validation(size_t batch) { return {*this, *data_.validation, batch * size_t(options_.global_batch), false}; }
+  Samples of_validation(size_t number) { return {*this, *data_.validation, number * size_t(options_.global_batch), false}; }
 
   BatchBuffers& buffers() { return buffers_; }
   int micro_batches() const { return micro_batches_; }
@@ -120,7 +122,8 @@ class Batches {
   BatchBuffers buffers_;
 };
 
-// A training step: micro-batches in the order of the actions, then the update by their gradients.
+// A training step: micro-batches in the order of the actions, then the update by their gradients. The caller has called
+// model.begin_sums().
 inline void run_step(Model& model, const Actions& actions, Batches::Samples samples, const AdamW& update, float clip,
                      const StepLimits& limits = {}) {
   for (const Action& action : actions) model.run(samples.batch(action));  // forward and backward, in this order

@@ -34,8 +34,8 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data);
 
-// ---- the arithmetic: the options and the data that decide what a run computes. A checkpoint records them, and a resumed
-// run must have the same: otherwise the loss curve would change in the middle without any message.
+// ---- the arithmetic: the options and the data that decide what a run computes. A checkpoint records them, and a
+// resumed run must have the same: otherwise the loss curve would change in the middle without any message.
 
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train);
 
