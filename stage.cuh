@@ -5,8 +5,8 @@
 // Where a micro-batch lies, on a stage in the middle:
 //   forward    the received buffer becomes the input of the slot's first block, and that one the next buffer to receive
 //              in. The last block's stream + branch is written to the buffer to send
-//   backward   the received buffer becomes dstream_, which each block changes in place, and which then becomes the buffer
-//              to send. A split backward leaves the rest in the slot (parallel/weight_gradients.cuh)
+//   backward   the received buffer becomes dstream_, which each block changes in place, and which then becomes the
+//              buffer to send. A split backward leaves the rest in the slot (parallel/weight_gradients.cuh)
 #pragma once
 
 #include <algorithm>
