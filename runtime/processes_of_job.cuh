@@ -21,8 +21,10 @@ inline int run_job(const Options& options, Control& control, Mesh& mesh, JobWork
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device())};
+  control.while_waiting([stream] { is_ready(stream); });
   int code = 0;
   end_job_on_error(control, [&] { code = work(job); });
+  control.while_waiting([] {});
   cudaStreamDestroy(stream);
   return code;
 }

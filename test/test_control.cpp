@@ -153,6 +153,22 @@ TEST_CASE("ranks that meet in different places are told where, and nobody gets t
   }
 }
 
+TEST_CASE("a rank that waits in a meeting goes on with its work") {
+  const int port = free_port();
+  Ranks ranks(2, [&](int rank) {
+    FlightRecorder recorder;
+    const auto control = start(rank, 2, port);
+    control->watch(recorder, silence_s, never);
+    int calls = 0;
+    control->while_waiting([&] { ++calls; });
+    if (rank == 1) sleep_for(0.5);
+    control->barrier();
+    if (rank == 0) require(calls > 50, "called " + std::to_string(calls) + " times in half a second");
+    control->finish();
+  });
+  check_silent_success(ranks);
+}
+
 TEST_CASE("strays can neither join nor hold up a job") {
   const int size = 3, port = free_port();
   const uint32_t huge[] = {0xffffffffu, uint32_t(FrameType::hello)}, half[] = {100, uint32_t(FrameType::hello)};

@@ -173,7 +173,11 @@ std::vector<std::string> Control::meet(const char* name, const Place& place, Fra
                << mine;
   submit({type, contribution.str()});
   std::unique_lock lock(mutex_);
-  gathered_changed_.wait(lock, [this] { return !gathered_.empty(); });
+  while (!gathered_changed_.wait_for(lock, std::chrono::milliseconds(1), [this] { return !gathered_.empty(); })) {
+    lock.unlock();
+    while_waiting_();
+    lock.lock();
+  }
   if (recorder) recorder->leave(sequence);
   return std::exchange(gathered_, {});
 }

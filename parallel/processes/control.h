@@ -55,6 +55,11 @@ class Control {
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
 
+  // Sets what a rank does every millisecond while it waits in a meeting. The device may be a step ahead of the host, and
+  // streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before they
+  // come to the meeting.
+  void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
+
   // From now on messages say which stage of a pipeline a rank belongs to: each `ranks_of_a_stage` ranks in a row are
   // one stage. 0: there are no stages.
   void name_stages(int ranks_of_a_stage) { ranks_of_a_stage_ = ranks_of_a_stage; }
@@ -133,6 +138,7 @@ class Control {
 
   int rank_ = 0;
   Peers peers_;
+  std::function<void()> while_waiting_ = [] {};
 
   // Used by the control thread only. The vectors are by rank, on rank 0: contributions to the meetings under way, last
   // heartbeats, and who has failed.

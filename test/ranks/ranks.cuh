@@ -23,6 +23,7 @@ struct Ranks {
   Mesh mesh{*control, {.dp = control->size()}, take_device(*control, true), recorder};
   explicit Ranks(Control& started) : control(&started) {
     control->watch(recorder, 60, 120);
+    control->while_waiting([] { is_ready(test_stream()); });
   }
 };
 
@@ -84,6 +85,7 @@ int main(int argc, char** argv) {
     for (int rank = 1; rank < control.size(); ++rank)
       if (results[size_t(rank)] != "0") others += " " + std::to_string(rank);
     if (control.rank() == 0 && !others.empty()) std::printf("failed on ranks%s\n", others.c_str());
+    control.while_waiting([] {});  // the device needs MPI
     end_mpi();
     control.finish();
     std::fflush(stdout);

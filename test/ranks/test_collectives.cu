@@ -576,3 +576,28 @@ TEST_CASE("a send lasts until the other rank receives, however small it is") {
   CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
 }
 #endif
+
+TEST_CASE("what a rank passes on arrives while it waits in a meeting, to which others come later") {
+  const int share = size() / 2;
+  if (size() % 2) return skip("needs two stages");
+  Mesh mesh(ranks().mesh, {.tp = share, .pp = 2});
+  Buffer<float> data(std::vector<float>{float(rank())});
+  if (rank() == 0) {
+    mesh.from_previous().receive(data.data(), 1);
+    mesh.from_previous().wait_for_all(test_stream());
+    mesh.to_next().after(test_stream());
+    mesh.to_next().send(data.data(), 1);
+  }
+  if (rank() == share) {
+    usleep(100000);
+    mesh.to_next().after(test_stream());
+    mesh.to_next().send(data.data(), 1);
+    CUDA_CHECK(cudaStreamSynchronize(mesh.to_next().stream()));
+    CUDA_CHECK(cudaMemset(data.data(), 0, sizeof(float)));
+    mesh.from_previous().after(nullptr);
+    mesh.from_previous().receive(data.data(), 1);
+    CUDA_CHECK(cudaStreamSynchronize(mesh.from_previous().stream()));
+    CHECK(data.get()[0] == float(share));
+  }
+  ranks().control->barrier();
+}
