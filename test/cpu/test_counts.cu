@@ -63,8 +63,8 @@ TEST_CASE("one step of gpt2") {
   const size_t forward = 1 + 4 * L + 1 + 2;
   // Backward: two layernorms of 2, gelu, attention 2, the biases of four products, 2 each; the final layernorm; embedding 3.
   const size_t backward = L * (2 * 2 + 1 + 2 + 4 * 2) + 2 + 3;
-  // Norm of each unit's gradients and two levels of sums; the factor; the count; AdamW of each unit.
-  const size_t update = (L + 2) + 2 + 1 + 1 + (L + 2);
+  // Norm of each unit's gradients, and their sum; the factor; the count; AdamW of each unit.
+  const size_t update = (L + 2) + 1 + 1 + 1 + (L + 2);
   CHECK(one.launches == forward + backward + update);
   CHECK(two.launches == 2 * (forward + backward) + update);
   CHECK(two.copies == 6);
