@@ -101,10 +101,10 @@ class TransformerBlock {
 
   void recompute_gelu(const Activations& a) { gelu_forward(a.gelu, a.up, on_.R, 4 * on_.c(), on_.stream); }
 
-  // dx (r,C): on entry the gradient of the stream after the block, on return of the stream before it. The stream is a sum,
-  // so dx is the gradient of both its terms, and each norm's backward adds its part. `later` computes the gradients of
-  // the products: at once, or in a pass of its own. The last argument of add is an activation that nobody needs after
-  // this block, so that `later` has memory for what it may have to keep.
+  // dx (r,C): on entry the gradient of the stream after the block, on return of the stream before it. The stream is a
+  // sum, so dx is the gradient of both its terms, and each norm's backward adds its part. `later` computes the
+  // gradients of the products: at once, or in a pass of its own. The last argument of add is an activation that nobody
+  // needs after this block, so that `later` has memory for what it may have to keep.
   void backward(Float* dx, Activations& a, Gradients& d, WeightGradients<Float>& later) {
     down.input_gradient_gelu(d.up, dx, a.up);                  // (R,4c)
     later.announce(up, a.norm2);

@@ -1,8 +1,8 @@
-// What a checkpoint writes or reads at once: a block, neighbouring elements of a whole tensor.
+// Blocks: neighbouring elements of a whole tensor that one rank writes to a checkpoint, or reads from one.
 //
-// Most of what a rank owns are long runs of neighbouring elements: all of a tensor, rows of a matrix, a ZeRO piece of
+// Most of what a rank owns are long runs of neighbouring elements: all of a tensor, rows of a matrix, a slice of
 // either. The rank writes such a run as it is, in one block. But of a matrix that tensor parallelism splits by columns
-// (c_attn.weight, c_fc.weight) a rank has one short run per row, and writing short runs takes five times as long
+// (c_attn.weight, c_fc.weight) a rank has short runs in every row, and writing short runs takes five times as long
 // (dev/results/2026-11-23-checkpoint-writes.md). So the tensor-parallel ranks gather them. A *stripe* is one run of
 // each rank, side by side: Part::stride elements. With two ranks, nine stripes, and blocks of at most two stripes:
 //
@@ -14,8 +14,8 @@
 //   8         ..............   ..............   left over: each rank writes its own run
 //
 // In a round each rank sends the others its runs of all stripes of the round, and writes one block. Tensor-parallel
-// ranks have the same piece of ZeRO, so all have the same rounds in the same order. A piece begins and ends anywhere:
-// what it has of a stripe that is cut there is left over, too.
+// ranks have the same piece of each unit, so all have the same rounds in the same order. A piece begins and ends
+// anywhere: what it has of a stripe that is cut there is left over, too.
 //
 // Reading needs no other rank: a rank reads all stripes that it has runs of, and picks its runs. So it reads more than
 // it keeps, but no rank waits for another.
@@ -33,7 +33,7 @@ struct CheckpointBlock {
   bool gathered = false;  // it has runs of all tensor-parallel ranks, which call for their blocks of the round together
 };
 
-// The most elements that are read, or gathered in a round, at once: 16 MiB of floats.
+// The most elements of a block that is gathered, or read and has elements of other ranks: 16 MiB of floats.
 constexpr size_t most_at_once = (size_t(16) << 20) / sizeof(float);
 
 // Elements [first, end) of this rank's part of a tensor, run by run.
@@ -53,7 +53,7 @@ inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t 
   const size_t ranks = size_t(shards.list().tp()), rank = size_t(shards.list().tp_rank());
   most = std::min(most, most_at_once / ranks);
   std::vector<CheckpointBlock> blocks;
-  for (const Slice& slice : shards.slices_of_rank()) {
+  for (const Slice& slice : shards.owned_slices()) {
     const TensorDescriptor& tensor = *slice.tensor;
     const Part& part = tensor.part;
     size_t next = slice.first;  // the first element that is in no block yet
@@ -109,7 +109,7 @@ inline size_t local_before(const TensorDescriptor& tensor, size_t whole) {
   return std::min(distance / part.stride * part.width + std::min(distance % part.stride, part.width), tensor.local);
 }
 
-// What lies in the block of a slice of this rank's part of the same tensor.
+// The elements of the slice that lie in the block, both of one tensor.
 inline Slice common(const CheckpointBlock& block, const Slice& slice) {
   const size_t first = std::max(slice.first, local_before(*block.tensor, block.first));
   const size_t end = std::min(slice.first + slice.count, local_before(*block.tensor, block.first + block.count));

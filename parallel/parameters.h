@@ -57,8 +57,8 @@ class Parameters {
   virtual void set_progress(size_t updates, const LossScale& scale) = 0;
   // Copies a slice to host memory, on the stream: `to` is filled when the caller has waited for the stream.
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
-  // The same for a block, all of which this rank has, or which is gathered. Then the call is collective: each
-  // tensor-parallel rank makes it for its block of the same round (blocks.h).
+  // The same for a block. If the block is gathered, the call is collective: each tensor-parallel rank makes it for its
+  // block of the same round (blocks.h).
   virtual void copy_out(const CheckpointBlock& block, State state, float* to) = 0;
   // Waits until all copies to host memory are done.
   virtual void wait_for_copies() const = 0;

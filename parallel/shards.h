@@ -1,11 +1,12 @@
-// How units are cut into pieces, one per rank. The words of this folder:
+// How units are cut into pieces, one for each rank of the data group (mesh.cuh). The words of this folder:
 //
 //   unit    the tensors that are gathered and reduced together: the embedding, a block, or the final norm (tensors.h)
-//   whole   a unit padded to N equal pieces, for N ranks
+//   whole   a unit padded to N equal pieces, for the N ranks of the data group
 //   piece   one of these N parts; rank r keeps piece r of every unit. A piece may hold parts of several tensors
 //   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
 //   kept    what this rank holds of a unit: the whole unit in ZeRO 0, else its piece
-//   owned   what this rank, and no other, adds to the norm and writes to checkpoints: a part of its piece
+//   owned   what this rank, and no other, adds to the norm and answers for in a checkpoint: a part of its piece.
+//           (Tensor-parallel ranks may exchange it first, and another one writes it: blocks.h)
 //   unit buffer   device memory for one whole unit; units may take turns in it (zero.cuh)
 //
 // A piece of a unit of `count` elements has ⌈count / N⌉ elements, rounded up to a multiple of TensorList::alignment. So
@@ -77,8 +78,8 @@ class Shards {
     return {first, std::min(piece(unit), end - first)};
   }
 
-  // The slices that this rank writes to a checkpoint.
-  std::vector<Slice> slices_of_rank() const {
+  // The slices that this rank answers for in a checkpoint.
+  std::vector<Slice> owned_slices() const {
     std::vector<Slice> all;
     for (int unit = 0; unit < units(); ++unit) {
       const Range range = owned(unit);

@@ -202,7 +202,8 @@ class ParameterStore final : public Parameters {
   void copy_out(const CheckpointBlock& block, State state, float* to) override {
     const TensorDescriptor& tensor = *block.tensor;
     const size_t ranks = size_t(tp_.size()), others_before = block.gathered ? size_t(tp_.rank()) * block.count : 0;
-    // This rank's elements of the block; of a gathered block, its elements of all blocks of the round.
+    // This rank's elements of the block. A round of gathered blocks has one for each tensor-parallel rank, all of
+    // `count` elements; then this is what this rank has of the round: `count` elements, too.
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);

@@ -14,7 +14,7 @@ class FakeParameters : public Parameters {
   using CopyOut = std::function<void(const CheckpointBlock&, State, float* to)>;
   using CopyIn = std::function<void(const CheckpointBlock&, State, const std::vector<float>& from)>;
 
-  explicit FakeParameters(const ModelShape& shape, CopyOut out = {}) : list(shape), out(out) { kept = shards_.slices_of_rank(); }
+  explicit FakeParameters(const ModelShape& shape, CopyOut out = {}) : list(shape), out(out) { kept = shards_.owned_slices(); }
   FakeParameters(const FakeParameters&) = delete;
 
   const TensorList list;

@@ -163,8 +163,8 @@ TEST_CASE("one rank, and tensors whose parts are no short runs: a block for each
     for (const auto& group : mesh)
       for (const Shards& shards : group) {
         const std::vector<CheckpointBlock> blocks = written_blocks(shards, 300);
-        if (group.size() == 1) CHECK(blocks.size() == shards.slices_of_rank().size());
-        for (const Slice& slice : shards.slices_of_rank()) {
+        if (group.size() == 1) CHECK(blocks.size() == shards.owned_slices().size());
+        for (const Slice& slice : shards.owned_slices()) {
           const std::string& name = slice.tensor->name;
           if (group.size() > 1 && (name.find("c_attn") != name.npos || name.ends_with("c_fc.weight"))) continue;
           const auto of_slice = [&](const CheckpointBlock& block) { return block.tensor == slice.tensor; };

@@ -15,8 +15,8 @@
 //   whole       [q of 0 | q of 1 ]   [ k of 0 | k of 1 ]   [ v of 0 | v of 1 ]   next row ...
 //   the part              [C/2 .. C)            [3C/2 .. 2C)          [5C/2 .. 3C)
 //
-// width = C/2, stride = C, first = C/2. A part by rows is one run: rows [a, b) of (rows, C) are width = stride =
-// (b−a)·C, first = a·C.
+// width = C/2, stride = C, first = C/2. A part by rows is one run: rows [a, b) of (rows, C) have width (b−a)·C and
+// first a·C, and the stride does not matter.
 struct Part {
   size_t width = SIZE_MAX, stride = 0, first = 0;
   // The number in the whole tensor of the array's element `local`.

@@ -55,9 +55,9 @@ class Control {
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
 
-  // Sets what a rank does every millisecond while it waits in a meeting. The device may be a step ahead of the host, and
-  // streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before they
-  // come to the meeting.
+  // Sets what a rank does every millisecond while it waits in a meeting. The device may be a step ahead of the host,
+  // and streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before
+  // they come to the meeting.
   void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
 
   // From now on messages say which stage of a pipeline a rank belongs to: each `ranks_of_a_stage` ranks in a row are

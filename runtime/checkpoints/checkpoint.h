@@ -1,11 +1,12 @@
-// Checkpoints: OUT/step_00000100/ holds a model after 100 updates, in public formats and as global tensors,
+// Checkpoints: OUT/step_00000100/ holds a model after 100 steps, in public formats and as global tensors,
 // so that it depends neither on the mesh nor on the program that wrote it:
 //
-//   model.safetensors      fp32 weights under Hugging Face's GPT-2 names ("transformer.h.0.ln_1.weight"); the
-//                          output head is tied to wte and not stored
+//   model.safetensors      fp32 weights (the masters, where there are any) under Hugging Face's GPT-2 names
+//                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
 //   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
-//   trainer.json           what else a resumed run needs: step, sample position, seeds, options, a checksum of the data
+//   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
+//                          guard, the loss scale, and the choices for products
 //   manifest_*             which part of these files each rank wrote, with checksums (runtime/checkpoints/manifest.h)
 //
 // The folder is written under a name that ends with .partial, and renamed when all of it is on disk
@@ -31,7 +32,7 @@ std::string file_prefix(State state);
 // The content of a checkpoint.
 struct CheckpointContent {
   Parameters& parameters;
-  std::vector<CheckpointBlock> blocks;                    // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
+  std::vector<CheckpointBlock> blocks;          // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
 };
@@ -65,8 +66,9 @@ void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t kee
 // STEM.safetensors, or the files that STEM.safetensors.index.json lists; none if the folder has neither.
 std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem);
 
-// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. They read block by block, of at
-// most `most` elements where a block has elements of other ranks, so that little host memory is needed.
+// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. The files hold whole tensors, so
+// they fit any mesh: Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of
+// other ranks has at most `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 

@@ -276,8 +276,9 @@ std::vector<CheckpointWriter::BlockPart> CheckpointWriter::parts_of(const std::v
       for (size_t done = 0; done < block.count; done += most_floats)
         parts.push_back({state, file_prefix(state) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
-  // Ranks that gather have these parts under the same numbers, whatever other parts each of them has, and in whatever
-  // way each copies them.
+  // Gathered parts come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
+  // one rank has a snapshot and another writes chunk by chunk. (A gathered block fits into a chunk, so it is never
+  // cut.)
   std::stable_partition(parts.begin(), parts.end(), [](const BlockPart& part) { return part.block.gathered; });
   return parts;
 }

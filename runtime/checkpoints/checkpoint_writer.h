@@ -1,16 +1,17 @@
-// Writes checkpoints while training goes on. The loop waits only for the snapshot, a copy of this rank's blocks in the
-// host's memory. A thread writes the snapshot in place into files that all ranks share, and flushes them to the disk.
-// When every rank is done, the folder gets its final name.
+// Writes checkpoints while training goes on. The loop waits for the step, for empty files of the right sizes, and for
+// the snapshot, a copy of this rank's blocks in the host's memory; not for the writing, unless the checkpoint before is
+// not done. A thread writes the snapshot in place into files that all ranks share, and flushes them to the disk. When
+// every rank is done, the folder gets its final name.
 //
-// Two kinds of ranks make the loop wait longer, because their blocks go from the device to the file chunk by chunk:
-// ranks that have no memory for a snapshot, and ranks that don't see the folder on rank 0's disk and send the chunks to
-// rank 0.
+// Two kinds of ranks make the loop wait longer, because their blocks go from the device to the file chunk by chunk, a
+// chunk being some bytes: ranks that have no memory for a snapshot, and *blind* ranks, which don't see the folder on
+// rank 0's disk and send the chunks to rank 0.
 //
 // Tensor-parallel ranks that gather blocks together (parallel/blocks.h) wait for one another while they copy these. So
-// each copies them first, in the same order, and goes on to the last one even if its disk fails; and if one of them is
-// blind, all send.
+// each copies them first, in the same order, and completes them even after an error of its disk. If one rank of such a
+// group is blind, the whole group sends.
 //
-// Files (names with numbers if they are split at `shard_bytes`, then with the usual index):
+// Files (split by --shard-size they have numbers in their names, and an index beside them):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
 //   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
 //   trainer.json, and the tokenizer's files   what else a resumed run needs

@@ -1,5 +1,5 @@
-// Manifests list every byte of a checkpoint's folder with checksums, so that any damage is found. Every rank that
-// writes a checkpoint also writes a manifest of its part, manifest_00002_of_00004.json:
+// Manifests list every byte of a checkpoint's other files with checksums, so that any damage is found. Each rank's part
+// has a manifest, manifest_00002_of_00004.json, which the rank writes that writes the part:
 //
 //   {"step": 100, "rank": 2, "ranks": 4, "extents": [["model.safetensors", OFFSET, BYTES, "XXH3 CHECKSUM"], ...]}
 //   (second line) the XXH3 checksum of the first line
@@ -44,6 +44,6 @@ void check_extents(const std::filesystem::path& folder, const std::vector<Manife
 // The files of a folder's manifests, in the order of their names; none if the folder has none or does not exist.
 std::vector<std::filesystem::path> manifest_files(const std::filesystem::path& folder);
 
-// What is damaged in a checkpoint folder; empty: nothing. Ranks may share the work: this one checks share number
-// `share` of `of`.
+// What is damaged in a checkpoint folder; empty: nothing. Ranks may share the work: this one checks every `of`-th
+// extent, beginning with number `share`.
 std::string damage_of(const std::filesystem::path& folder, size_t share = 0, size_t of = 1);

@@ -42,16 +42,17 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   load_weights(folder, model.store());
   load_optimizer(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
-  model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);
+  model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);  // AdamW counts updates
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }
 
-// What this rank writes of the model. chunk_bytes: of the ranks' group.
+// The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.
 inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
   return written_blocks(model.store().shards(), chunk_bytes / sizeof(float));
 }
 
-// The content of a checkpoint of the present state. Its copies run on the model's stream.
+// The content of a checkpoint of the present state. CheckpointWriter copies it on the model's stream, behind the
+// update.
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;

@@ -1,5 +1,5 @@
 // Steps that the device has been given, and whose results the host has not read yet. The host may be one step ahead: it
-// reads the result of a step while the device computes the next step, so the device never waits for the host.
+// reads the result of a step while the device computes the next step, so the device need not wait for the host.
 //
 // Votes and results of a step lie in pinned memory, in two buffers that are used in turn.
 #pragma once
