@@ -49,8 +49,8 @@ class Model {
   // Does the batch's action: posts the receives that go with it, and makes one of the passes below, or
   // computes the gradients that backward of Work::input has left.
   virtual void run(const Batch& batch) = 0;
-  // Computes the activations of the batch, in one chunk of layers. If no backward follows, the last chunk also computes
-  // logits, and adds the batch's loss to the sums.
+  // Computes the activations of the batch, in one chunk of layers. If no backward follows and losses count, the last
+  // chunk also computes logits, and adds the batch's loss to the sums.
   virtual void forward(const Batch& batch) = 0;
   // Adds the batch's loss to the step's loss, and its gradients to the step's gradients; the first micro-batch
   // overwrites them. The last chunk computes the logits here, some rows at a time, and does not keep them.

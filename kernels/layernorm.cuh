@@ -9,13 +9,13 @@
 // loads all of them before it uses the first. The variance takes a second pass over them (Σx² − mean² in one pass would
 // lose digits by cancellation). Rows of more than 32·kept_packs packs (on a GPU 2,048 channels in 16 bits) are read
 // anew in each pass, from cache. Moves 4 elements per channel and row: reads stream and branch, writes sum and out.
-// Backward: at most 512 blocks, each for a run of rows. Each thread owns a pack of columns, and sums its part of
-// dweight and dbias in registers without atomics. The block works on two rows, which it keeps in registers, while it
-// loads the next two: it computes both means of each row, then updates dsum. Moves 4 elements per channel and row:
-// reads dout, sum and dsum, writes dsum; the partial sums of dweight and dbias are a 1/32 of that or less.
-// Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache: first
-// by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill registers:
-// nvcc 13 stores 1,172 bytes for 16 bits, and 140 for floats.
+// Backward: at most 512 blocks (with long rows more), each for a run of rows. Each thread owns a pack of columns, and
+// sums its part of dweight and dbias in registers without atomics. The block works on two rows, which it keeps in
+// registers, while it loads the next two: it computes both means of each row, then updates dsum. Moves 4 elements per
+// channel and row: reads dout, sum and dsum, writes dsum; the partial sums of dweight and dbias are a 1/32 of that or
+// less. Rows of more packs than kept_row_block (on a GPU 4,096 channels in 16 bits) are read twice, mostly from cache:
+// first by one warp per row for the means, then by columns. Kept by threads of two packs each, they would spill
+// registers: nvcc 13 stores 1,172 bytes for 16 bits, and 140 for floats.
 #pragma once
 
 #include <algorithm>

@@ -91,7 +91,8 @@ class LayerNorm {
                                unit_.weight(bias_), on_.r, on_.C(), on_.stream);
   }
 
-  // dsum (r,C) += the gradient through the norm, from dout (r,C). Adds to the gradients of weight and bias.
+  // dsum (r,C) += the gradient through the norm, from dout (r,C). Writes the gradients of weight and bias, or adds to
+  // them.
   void backward(Float* dsum, const Float* dout, const Float* sum, const Moments& moments) const {
     layernorm_backward(dsum, unit_.gradient(weight_), unit_.gradient(bias_), dout, sum, unit_.weight(weight_), moments.mean,
                        moments.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream);

@@ -71,7 +71,7 @@ class Parameters {
 
   // ---- a step
 
-  // To be called before the micro-step's forward pass. The first micro-step overwrites the gradients, later ones add to
+  // To be called before each pass of the micro-step. The first micro-step overwrites the gradients, later ones add to
   // them. After the last one they are reduced over the ranks.
   virtual void begin_micro_step(bool first, bool last) = 0;
   // Will the next pass run without any collective, and without waiting for one? Then its work is the same every time.

@@ -1,5 +1,6 @@
-// Where backward takes the gradients of matrices: they are computed at once, or, where a schedule of the pipeline
-// splits backward (Work::input and Work::weight, pipeline.h), what they need is kept until their own pass.
+// Backward hands the weight gradient of each product to this class (`later` in gpt.cuh): it is computed at once, or,
+// where a schedule of the pipeline splits backward (Work::input and Work::weight, pipeline.h), what it needs is kept
+// until a pass of its own.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
-// Chooses the samples of a step, reads this rank's share of them and sends it to the device. With N
-// data-parallel ranks, micro-step a of number n of them takes micro-batch a·N + n of the step, so a step has the same
-// tokens on every mesh.
+// Chooses the samples of a step, reads this rank's share of them and sends it to the device. Data-
+// parallel rank n of N computes micro-batches n, N + n, 2N + n, ... of the step, one in each micro-step, so a step has
+// the same tokens on every mesh.
 #pragma once
 
 #include <algorithm>
