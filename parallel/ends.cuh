@@ -22,8 +22,8 @@ class Embedding {
     });
   }
 
-  // Gradients of both tables from dout (r,C). In the first micro-batch Head::backward has overwritten wte's gradient,
-  // so this only ever adds to it.
+  // Gradients of both tables from dout (r,C). wte's gradient already holds the head's part (zeros on a stage without
+  // the head), so this only ever adds to it.
   void backward(const Float* dout, const Tokens& tokens, const Positions& positions, int samples) {
     const Float* all = on_.tp.gather(on_.tp.exchange(), dout, on_.R, on_.C());  // (R,C)
     embedding_backward(unit_.gradient(wte), unit_.gradient(wpe), tokens.inputs, tokens.order, all, on_.list.vocabulary(), samples,

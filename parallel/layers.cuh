@@ -129,7 +129,7 @@ class Linear {
 };
 
 // Each rank has some columns of the weight: x (r,C) → (R,outputs). With one rank gather_then() just calls its lambda
-// with x and all rows, and start_scatter() with the result and all rows.
+// with x and all rows, and start_scatter() and then_scatter() with the result and all rows.
 template <class Float>
 class ColumnLinear final : public Linear<Float> {
  public:
