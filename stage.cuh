@@ -32,7 +32,7 @@ class StageModel final : public Model {
         attention_(on_, mesh, attention_options(options), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
-    gemm_choices().library = gemm_library();
+    if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out

@@ -15,7 +15,7 @@
 //
 // which save a pass over memory. They return false, and do nothing, if they can't do a shape, or if
 // gemm_has_epilogues<Float> is false. Each is used where it is faster than a product and a separate kernel: both ways
-// are timed once (kernels/gemm/gemm_choices.cuh).
+// are timed in the rehearsal (kernels/gemm/gemm_choices.cuh).
 //
 // FLOPs 2·m·n·k; moves at least m·k + k·n elements in and m·n out.
 #pragma once

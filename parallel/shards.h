@@ -2,7 +2,7 @@
 //
 //   unit    the tensors that are gathered and reduced together: the embedding, a block, or the final norm (tensors.h)
 //   whole   a unit padded to N equal pieces, for the N ranks of the data group
-//   piece   one of these N parts; rank r keeps piece r of every unit. A piece may hold parts of several tensors
+//   piece   one of these N equal shares; rank r keeps piece r of every unit. A piece may hold parts of several tensors
 //   slice   neighbouring elements of one tensor that lie in one piece (or in another range of a unit)
 //   kept    what this rank holds of a unit: the whole unit in ZeRO 0, else its piece
 //   owned   what this rank, and no other, adds to the norm and answers for in a checkpoint: a part of its piece.

@@ -24,7 +24,7 @@ inline AdamW adamw_at(const Options& o, double learning_rate) {
   return {float(learning_rate), float(o.beta1), float(o.beta2), float(o.epsilon), float(o.weight_decay)};
 }
 
-// Nothing in the run folder is changed before all that may fail has been done.
+// No run that is there is changed before all that may fail has been done.
 class Trainer {
  public:
   explicit Trainer(Job& job)

@@ -258,8 +258,8 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
 // Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue, int>, ProductPlan> plans;
-  const auto key = std::make_tuple(shape, epilogue, gemm_choices().lessons);
+  static std::map<std::tuple<GemmShape, Epilogue, int, bool>, ProductPlan> plans;
+  const auto key = std::make_tuple(shape, epilogue, gemm_choices().lessons, gemm_choices().times);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   ProductPlan& plan = found->second;

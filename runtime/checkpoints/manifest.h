@@ -1,5 +1,5 @@
 // Manifests list every byte of a checkpoint's other files with checksums, so that any damage is found. Each rank's part
-// has a manifest, manifest_00002_of_00004.json, which the rank writes that writes the part:
+// has a manifest, manifest_00002_of_00004.json, written by whoever writes the part:
 //
 //   {"step": 100, "rank": 2, "ranks": 4, "extents": [["model.safetensors", OFFSET, BYTES, "XXH3 CHECKSUM"], ...]}
 //   (second line) the XXH3 checksum of the first line

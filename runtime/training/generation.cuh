@@ -70,7 +70,7 @@ class TokenByToken {
     if (cached > 0) batch.positions = neighbours(1, cached);
     batch.cached = cached;
     batch.added = model_.options().cached_positions ? count : 0;
-    // Without a cache texts have many lengths: timing algorithms for each would not pay off.
+    // Prompts, and texts without a cache, have many lengths: timing algorithms for each would not pay off.
     const bool times = std::exchange(gemm_choices().times, gemm_choices().times && cached > 0);
     for (const Action& action : forwards(model_.stage(), 1)) {
       batch.action = action;

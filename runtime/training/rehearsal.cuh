@@ -1,6 +1,6 @@
-// The rehearsal. Before the first step each stage goes through its own chunks of layers alone, in every way in which it
-// will compute them: forward and backward of a step, validation, text. There are two reasons:
-//   - The algorithms of products are chosen here, for exactly the shapes that will come
+// The rehearsal. Before the first step each stage goes through its own chunks of layers, in every way in which it will
+// compute them: forward and backward of a step, validation, text. There are two reasons:
+//   - The algorithms of products are chosen here, for the shapes that will come
 //     (kernels/gemm/gemm_choices.cuh).
 //   - A kernel that is launched for the first time may wait until the device is idle. In a step of a pipeline another
 //     stage's message may be expected meanwhile; here no stage waits for another. (Receives are posted such that no
@@ -65,6 +65,8 @@ inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sample
   rehearse(job.control, job.mesh, model, [&] {
     const bool trains = model.options().store.training;
     if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.options.tokens()));
-    if (sampler) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
+    // (Without a cache each length of a text is a pass of its own, and none is timed.)
+    const bool rehearses_text = sampler && (job.mesh.shape().pp > 1 || model.options().cached_positions > 0);
+    if (rehearses_text) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());
   });
 }

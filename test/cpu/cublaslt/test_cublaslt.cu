@@ -101,6 +101,17 @@ TEST_CASE("a sum that comes first is timed, too: in a rehearsal its values have 
   CHECK(product.multiply() == 2);
 }
 
+TEST_CASE("a shape that was used untimed before is timed all the same") {
+  const Fresh fresh;
+  fake_library.proposed = {{.number = 1, .microseconds = 5000}, {.number = 2}};
+  Product product(18);
+  gemm_choices().times = false;
+  CHECK(product.multiply() == 1);
+  gemm_choices().times = true;
+  CHECK(product.multiply() == 2);
+  CHECK(gemm_choices().known.contains(product.name()));
+}
+
 TEST_CASE("what all ranks have learned is taken from then on, also for shapes that were used before") {
   const Fresh fresh;
   gemm_choices().times = false;
