@@ -154,7 +154,7 @@ class StageModel final : public Model {
     final_.begin(list_.final_norm_unit(), Pass::forward);
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
-    table_.begin(0, Pass::backward);  // in backward no unit comes after this one: none is gathered ahead
+    table_.begin(0, Pass::backward);  // in backward no unit comes after unit 0: none is gathered ahead
     head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
@@ -184,7 +184,7 @@ class StageModel final : public Model {
 
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
-    table_.begin(0, Pass::backward);  // in backward no unit comes after this one: none is gathered ahead
+    table_.begin(0, Pass::backward);  // in backward no unit comes after unit 0: none is gathered ahead
     head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
     final_.begin(list_.final_norm_unit(), Pass::backward);

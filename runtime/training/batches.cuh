@@ -126,7 +126,7 @@ class Batches {
 // model.begin_sums().
 inline void run_step(Model& model, const Actions& actions, Batches::Samples samples, const AdamW& update, float clip,
                      const StepLimits& limits = {}) {
-  for (const Action& action : actions) model.run(samples.batch(action));  // forward and backward, in this order
+  for (const Action& action : actions) model.run(samples.batch(action));  // in the order of the schedule
   model.update(update, clip, limits);
 }
 

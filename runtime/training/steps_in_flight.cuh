@@ -19,7 +19,7 @@ struct FinishedStep {
   StepLimits limits;   // the limits that it is judged by
   int traffic;         // its number for Mesh::take_traffic()
   bool stop;           // at least one rank was asked to stop
-  bool saved;          // all ranks have written their part of the checkpoint under way
+  bool saved;          // all ranks have written their part of the checkpoint under way, or failed to
   bool sample;         // --sample-seconds are over
 };
 
