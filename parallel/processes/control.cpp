@@ -29,14 +29,10 @@ void note_sigterm(int) { sigterm_came = true; }
 
 std::string reason(int error) { return error ? std::string(" (") + std::strerror(error) + ")" : ""; }
 
-std::string seconds(double number) {
-  std::ostringstream text;
-  text << number << " s";
-  return text.str();
-}
+std::string seconds(double number) { return concat(number, " s"); }
 
 // Several texts as one: their number and their sizes (uint64 each), then their bytes.
-std::string joined(const std::vector<std::string>& texts) {
+std::string as_one(const std::vector<std::string>& texts) {
   std::string numbers, bytes;
   const auto add = [&](uint64_t number) { numbers.append(reinterpret_cast<const char*>(&number), sizeof number); };
   add(texts.size());
@@ -47,6 +43,7 @@ std::string joined(const std::vector<std::string>& texts) {
   return numbers + bytes;
 }
 
+// The way back.
 std::vector<std::string> split(const std::string& text) {
   const auto number = [&](size_t i) {
     uint64_t value;
@@ -265,7 +262,7 @@ void Control::collect(int from, Frame frame) {
   for (auto& one : contributions_) texts.push_back(std::move(std::exchange(one, {})->bytes));
   ++meetings_;
   const bool for_all = frame.type == FrameType::for_all;
-  const Packet packet = pack(FrameType::gathered, joined(for_all ? texts : std::vector<std::string>(texts.size())));
+  const Packet packet = pack(FrameType::gathered, as_one(for_all ? texts : std::vector<std::string>(texts.size())));
   for (const Peer& peer : peers_)
     if (peer.is_connected()) peer.connection->send(packet);
   deliver(std::move(texts));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <set>
@@ -17,6 +16,7 @@
 
 #include "parallel/processes/error.h"
 #include "parallel/processes/rendezvous.h"
+#include "parallel/processes/text.h"
 #include "runtime/input/files.h"
 
 namespace {
@@ -42,8 +42,7 @@ std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<Name
     bytes += more;
   }
   for (size_t i = 0; i < files.size(); ++i) {
-    char number[32] = "";
-    if (files.size() > 1) std::snprintf(number, sizeof number, "-%05zu-of-%05zu", i + 1, files.size());
+    const std::string number = files.size() > 1 ? formatted("-%05zu-of-%05zu", i + 1, files.size()) : "";
     files[i].name = stem + number + ".safetensors";
   }
   return files;

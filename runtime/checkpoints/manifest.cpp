@@ -1,7 +1,6 @@
 #include "runtime/checkpoints/manifest.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <system_error>
@@ -65,11 +64,7 @@ void Manifest::add(const std::string& file, size_t offset, std::string_view byte
   extents.push_back({file, offset, bytes.size(), xxh3(bytes)});
 }
 
-std::string Manifest::name() const {
-  char text[64];
-  std::snprintf(text, sizeof text, "manifest_%05d_of_%05d.json", rank, ranks);
-  return text;
-}
+std::string Manifest::name() const { return formatted("manifest_%05d_of_%05d.json", rank, ranks); }
 
 std::string Manifest::text() const {
   nlohmann::ordered_json json = {{"step", step}, {"rank", rank}, {"ranks", ranks},

@@ -90,7 +90,7 @@ inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE
   return most;
 }
 
-// So many bytes the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole
+// The bytes that the largest rank needs at least: what blocks have of parameters, on the mean of all stages; whole
 // blocks that ZeRO gathers and reduces; and what blocks keep for backward on the first stage, which has the most
 // micro-batches in it.
 inline size_t least_bytes(const StepOptions& s) {

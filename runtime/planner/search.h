@@ -38,7 +38,7 @@ struct Rented {
   int ranks;
 };
 
-// So many ranks: hosts one after the other, or some devices of the first one.
+// A part of the cluster with `ranks` ranks: hosts one after the other, or some devices of the first one.
 Rented with_devices(const Cluster& cluster, int ranks);
 
 // The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The
