@@ -27,7 +27,8 @@ HOST_SOURCES := $(wildcard runtime/*/*.cpp parallel/processes/*.cpp)
 DEVICE_SOURCES := $(wildcard runtime/training/*.cu)
 TESTS := $(basename $(notdir $(wildcard test/test_*.cu test/test_*.cpp)))
 CPU_TESTS := $(basename $(notdir $(wildcard test/cpu/test_*.cu test/cpu/test_*.cpp test/cpu/cublaslt/test_*.cu)))
-RANK_TESTS := $(basename $(notdir $(wildcard test/ranks/test_*.cu)))
+# (test_sm_margin plays a library, and the CPU device alone has it)
+RANK_TESTS := $(filter-out $(if $(filter gpu,$(DEVICE)),test_sm_margin),$(basename $(notdir $(wildcard test/ranks/test_*.cu))))
 LADDERS := $(patsubst dev/ladders/%.cu,ladder_%,$(wildcard dev/ladders/*.cu))
 RANK_LADDERS := $(patsubst dev/ladders/ranks/%.cu,ladder_%,$(wildcard dev/ladders/ranks/*.cu))
 BUILT_TESTS := $(addprefix $(BUILD)/,$(TESTS) $(RANK_TESTS) $(LADDERS) $(RANK_LADDERS) $(if $(filter cpu,$(DEVICE)),$(CPU_TESTS)))
@@ -57,7 +58,7 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 # kernels none.
 WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_sync_check test_counts test_search
 $(WITH_MODEL:%=$(BUILD)/%): $(MODELS)
-$(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_parallel test_tp_checkpoint test_second_block test_strict ladder_all_reduce \
+$(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_parallel test_tp_checkpoint test_second_block test_sm_margin test_strict ladder_all_reduce \
   collectives): $(DEVICE_LIBRARY) $(HOST_LIBRARY)
 LADDER_OBJECTS := $(patsubst dev/ladders/%.cpp,$(HOST_BUILD)/ladder_%.o,$(wildcard dev/ladders/*.cpp))
 $(addprefix $(BUILD)/,$(LADDERS) $(RANK_LADDERS)): $(LADDER_OBJECTS)

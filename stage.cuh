@@ -69,16 +69,19 @@ class StageModel final : public Model {
   void forward(const Batch& batch) override {
     last_ = batch;
     if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    const SmMargin margin(mesh_.sm_margin(!batch.training || store_.travels(Pass::forward)));
     forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
     store_.begin_micro_step(batch.first, batch.last);
+    const SmMargin margin(mesh_.sm_margin(store_.travels(Pass::backward)));
     backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
   }
 
   std::vector<float> logits(int first, int count, int cp_rank) override {
     set_rows(last_.batch_size, last_.positions);
+    const SmMargin margin(mesh_.sm_margin(true));
     if (list_.is_last_stage()) table_.begin(0, Pass::backward);  // none is gathered ahead
     const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
     return logits_of_rows(head_, on_, mesh_, own, {first, count}, logit_row_, cp_rank);
@@ -208,6 +211,7 @@ class StageModel final : public Model {
 
   void weight_pass(const Batch& batch) {
     store_.begin_micro_step(batch.first, batch.last);
+    const SmMargin margin(mesh_.sm_margin(store_.travels(Pass::backward)));
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);

@@ -159,11 +159,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 // Compute capability is 9.0, because Hopper's instructions are emulated (kernels/device/hopper.cuh). Each worker is one
-// multiprocessor. The build that counts like a GPU has as many as an H100.
+// multiprocessor, unless GPT_CPU_MULTIPROCESSORS says another number. The build that counts like a GPU has as many as an
+// H100.
 #if defined(CPU_LIKE_A_GPU)
 static int multiprocessors() { return 132; }
 #else
-static int multiprocessors() { return omp_get_max_threads(); }
+static int multiprocessors() {
+  return cpu::switches().multiprocessors ? cpu::switches().multiprocessors : omp_get_max_threads();
+}
 #endif
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {

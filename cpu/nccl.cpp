@@ -36,6 +36,8 @@ struct ncclComm {
   int rank = 0, size = 1;
   int issued = 0;     // number of collectives so far
   int in_flight = 0;  // operations that have been issued and have not finished
+  int running = 0;    // operations of which the stream has come to the beginning, and not to the end
+  int ctas = 0;       // CUDA blocks of an operation, at most
   size_t launches = cpu::counts.launches;           // of kernels, by this process, before the communicator was made
   std::set<std::pair<std::string, int>> connected;  // calls, and their size class or peer: see Connection
 #ifdef GPT_MPI
@@ -52,6 +54,7 @@ namespace {
 constexpr size_t chunk_bytes = 1 << 20;
 
 size_t bytes_sent = 0;
+int ctas_running = 0;
 std::string last_error;
 
 ncclResult_t refuse(ncclResult_t result, std::string reason) {
@@ -136,14 +139,20 @@ class Collective {
 
   // Runs all steps that can run now. Returns true if the collective has finished.
   bool poll() {
+    ncclComm& comm = *transfers_.comm();
+    if (!std::exchange(runs_, true) && comm.running++ == 0) ctas_running += comm.ctas;
     while (transfers_.complete()) {
-      if (next_ == steps_.size()) return --transfers_.comm()->in_flight, true;
+      if (next_ == steps_.size()) {
+        if (--comm.running == 0) ctas_running -= comm.ctas;
+        return --comm.in_flight, true;
+      }
       steps_[next_++](transfers_);
     }
     return false;
   }
 
  private:
+  bool runs_ = false;
   Transfers transfers_;
   std::vector<std::function<void(Transfers&)>> steps_;
   size_t next_ = 0;
@@ -426,14 +435,23 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId, int) {
+// As many as NCCL takes on an H100 where it chooses.
+static int ctas_of(const ncclConfig_t& config) { return config.maxCTAs > 0 ? config.maxCTAs : 24; }
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId, int, ncclConfig_t* config) {
   *comm = new_world();
+  (*comm)->ctas = ctas_of(*config);
   if ((*comm)->size == ranks) return ncclSuccess;
   return refuse(ncclInvalidUsage, "the CPU device's collectives travel over MPI: start the ranks with mpirun, or with "
                                   "srun --mpi=pmix (torchrun's variables start GPU ranks)");
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  return ncclCommInitRankConfig(comm, ranks, id, rank, &config);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config) {
   static int splits = 0;
   if (++splits == switches().failing_split && comm->rank == 1)
     return refuse(ncclSystemError, "split " + std::to_string(splits) + " fails, as GPT_CPU_NCCL_FAULT says");
@@ -442,6 +460,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
                                     "communicator are under way: wait for its streams before you split it");
   if (comm->size > 1) *part = new_part(*comm, color, key);
   else *part = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm;
+  if (*part) (*part)->ctas = ctas_of(*config);
   return ncclSuccess;
 }
 
@@ -470,3 +489,4 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 size_t cpu::nccl_bytes_sent() { return bytes_sent; }
+int cpu::nccl_ctas() { return ctas_running; }

@@ -34,6 +34,7 @@ typedef struct ncclComm* ncclComm_t;
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);  // no error: MPI ends the process instead
@@ -58,4 +59,5 @@ ncclResult_t ncclGroupEnd();
 
 namespace cpu {
 size_t nccl_bytes_sent();  // bytes that this process has given to MPI so far
+int nccl_ctas();           // CUDA blocks that the operations under way would have at most, each of which takes a multiprocessor
 }

@@ -57,6 +57,7 @@ const Switches& switches() {
                                     .loads_late = read_number("GPT_CPU_LAZY", 0, 1, 0) == 1,
                                     .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0)),
                                     .sums_in_a_ring = read_is_ring(),
+                                    .multiprocessors = int(read_number("GPT_CPU_MULTIPROCESSORS", 1, 1024, 0)),
                                     .failing_split = read_failing_split()};
   return instance;
 }

@@ -26,6 +26,7 @@
 #include "parallel/pipeline.h"
 #include "parallel/processes/control.h"
 #include "parallel/shapes.h"
+#include "parallel/sm_options.h"
 
 // The streams of collectives, and how they are ordered. NCCL promises no progress to communicators that work on one
 // device at the same time (https://github.com/NVIDIA/nccl/issues/574). So one host thread issues all collectives, all
@@ -68,22 +69,27 @@ class CommunicationStreams {
   std::map<std::string, cudaStream_t> lanes_;
 };
 
+struct MeshOptions {
+  // Ranks that split a sequence will send to all others, as Ulysses does, and not only to the next one, as in a ring.
+  bool all_to_all = true;
+  SmOptions sms = {};
+};
+
 class Mesh {
  public:
   // One rank, alone.
   Mesh() { stay_alone(); }
 
-  // device: the one that take_device has chosen. all_to_all: ranks that split a sequence will send to all others, as
-  // Ulysses does, and not only to the next one, as in a ring. `control` and `recorder` outlive the mesh. Collective.
-  Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder, bool all_to_all = true)
-      : shape_(shape), all_to_all_(all_to_all), place_(place_of(control.rank(), shape)), device_(device), control_(&control),
+  // device: the one that take_device has chosen. `control` and `recorder` outlive the mesh. Collective.
+  Mesh(Control& control, const MeshShape& shape, int device, FlightRecorder& recorder, const MeshOptions& options = {})
+      : shape_(shape), options_(options), place_(place_of(control.rank(), shape)), device_(device), control_(&control),
         recorder_(&recorder) {
     make_groups();
   }
 
   // The same ranks in another shape, for tests. Collective.
   Mesh(const Mesh& other, const MeshShape& shape)
-      : shape_(shape), place_(place_of(other.control_->rank(), shape)), device_(other.device_), control_(other.control_),
+      : shape_(shape), options_(other.options_), place_(place_of(other.control_->rank(), shape)), device_(other.device_), control_(other.control_),
         recorder_(other.recorder_), comm_(other.comm_), streams_(other.streams_) {
     make_groups();
   }
@@ -132,6 +138,9 @@ class Mesh {
   // Do ranks send to each other in the middle of forward and backward, apart from parameters and their gradients?
   bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
 
+  // The SMs that kernels leave free in a pass (parallel/sm_options.h).
+  int sm_margin(bool sends_data) const { return options_.sms.margin_in_pass(shape_, sends_data); }
+
   bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }
 
   // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
@@ -166,19 +175,25 @@ class Mesh {
     if (control_->rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     const std::string of_rank_0 = control_->all_gather(std::string(id.internal, sizeof id.internal))[0];
     std::memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
+    ncclConfig_t config = with_ctas(SmOptions::for_world);
     ncclComm_t comm = nullptr;
     const uint64_t sequence = recorder_->enter("ncclCommInitRank", 0);
-    NCCL_CHECK(ncclCommInitRank(&comm, control_->size(), id, control_->rank()));
+    NCCL_CHECK(ncclCommInitRankConfig(&comm, control_->size(), id, control_->rank(), &config));
     recorder_->leave(sequence);
     return {comm, ncclCommDestroy};
   }
 
-  // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no
-  // group give NCCL_SPLIT_NOCOLOR. blocks: the most CUDA blocks of a collective; the
-  // collectives of all groups together leave most multiprocessors to the model.
-  NcclComm split(int color, int key, int blocks = 16) {
+  // most: CUDA blocks of a collective; 0: as many as NCCL likes
+  static ncclConfig_t with_ctas(int most) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.maxCTAs = blocks;
+    if (most > 0) config.maxCTAs = most;
+    return config;
+  }
+
+  // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no
+  // group give NCCL_SPLIT_NOCOLOR.
+  NcclComm split(int color, int key, int most_ctas) {
+    ncclConfig_t config = with_ctas(most_ctas);
     ncclComm_t comm = nullptr;
     const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
     NCCL_CHECK(ncclCommSplit(comm_.get(), color, key, &comm, &config));
@@ -187,9 +202,8 @@ class Mesh {
   }
 
   void make_group(std::unique_ptr<Communicator>& group, const char* name, const NcclComm& comm, cudaStream_t stream) {
-    const bool is_connected = world_->size() > 1 && comm == comm_;
     group = std::make_unique<Communicator>(name, comm, stream, *recorder_);
-    if (!is_connected) connect(*group);
+    connect(*group);
   }
 
   // The ranks with the same part of the model, and which of them this one is.
@@ -213,10 +227,10 @@ class Mesh {
     if (!comm_) comm_ = connect_all();
     if (!streams_) streams_ = std::make_shared<CommunicationStreams>();
     make_group(world_, "world", comm_, streams_->outer);
-    if (data_ranks() == ranks) make_group(data_, "data", comm_, streams_->outer);
-    else if (data_ranks() > 1)
-      make_group(data_, "data", split(place_.tp + shape_.tp * place_.pp, data_rank()), streams_->outer);
-    if (shape_.tp > 1) make_group(tp_, "tp", split(control_->rank() / shape_.tp, place_.tp), streams_->inner);
+    const int for_data = options_.sms.of_data(), for_layers = options_.sms.of_layers();
+    if (data_ranks() > 1)
+      make_group(data_, "data", split(place_.tp + shape_.tp * place_.pp, data_rank(), for_data), streams_->outer);
+    if (shape_.tp > 1) make_group(tp_, "tp", split(control_->rank() / shape_.tp, place_.tp, for_layers), streams_->inner);
     if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
@@ -227,11 +241,11 @@ class Mesh {
   // Keys go round in a ring, or heads to all. For each peer that it sends to, NCCL takes memory: some 150 MiB.
   void make_context_group() {
     const auto& [tp, cp, dp, pp] = place_;
-    make_group(cp_, "cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp), streams_->inner);
+    make_group(cp_, "cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp, options_.sms.of_layers()), streams_->inner);
     const size_t ranks = size_t(shape_.cp);
     try_out(*cp_, 2 * ranks, [&, rank = cp](float* data) {
       cp_->send_receive(data, (rank + 1) % int(ranks), data + 1, (rank + int(ranks) - 1) % int(ranks), 1);
-      if (all_to_all_) cp_->all_to_all(data, MessageOrder::by_rank, data + ranks, MessageOrder::by_rank, 1, 1);
+      if (options_.all_to_all) cp_->all_to_all(data, MessageOrder::by_rank, data + ranks, MessageOrder::by_rank, 1, 1);
     });
   }
 
@@ -240,7 +254,7 @@ class Mesh {
   // stages is odd, the edge that closes the ring.
   void make_pipeline_groups() {
     const int stages = shape_.pp, stage = place_.pp, place = control_->rank() % (shape_.ranks() / stages);
-    const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage);
+    const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage, options_.sms.of_layers());
     if (is_end()) make_group(ends_, "ends", ends, streams_->outer);
     const int out = stage, in = (stage + stages - 1) % stages;  // this stage's two edges
     const auto turn_of = [&](int edge) { return stages % 2 && edge == stages - 1 ? 2 : edge % 2; };
@@ -248,7 +262,7 @@ class Mesh {
       const bool begins = turn_of(out) == turn, takes_part = begins || turn_of(in) == turn;
       const int color = takes_part ? (begins ? out : in) * (shape_.ranks() / stages) + place : NCCL_SPLIT_NOCOLOR;
       for (bool forward : {true, false}) {
-        const NcclComm comm = split(color, begins ? 0 : 1, 4);
+        const NcclComm comm = split(color, begins ? 0 : 1, SmOptions::for_lane);
         if (!takes_part) continue;
         static constexpr const char* names[] = {"from_previous", "to_next", "from_next", "to_previous"};
         const int number = forward ? (begins ? 1 : 0) : (begins ? 2 : 3);
@@ -301,7 +315,7 @@ class Mesh {
   }
 
   MeshShape shape_;
-  bool all_to_all_ = true;
+  MeshOptions options_;
   MeshPlace place_ = {};
   bool is_imagined_ = false;
   int device_ = 0;

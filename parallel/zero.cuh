@@ -126,6 +126,13 @@ class ParameterStore final : public Parameters {
            std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
   }
 
+  // May weights or gradients travel during this pass of the micro-step? Unlike is_quiet() this does not depend on what
+  // was done before the step, so that a resumed run computes with the same margin of SMs (parallel/sm_options.h).
+  bool travels(Pass pass) const {
+    if (data_group_.size() == 1 || zero_ >= 2) return data_group_.size() > 1;
+    return pass == Pass::backward ? last_micro_step_ : zero_ == 1 && first_micro_step_;
+  }
+
   void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
     data_group_.wait_for_all(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;

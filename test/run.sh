@@ -79,6 +79,7 @@ if command -v mpirun > /dev/null; then
   for ranks in 8 3; do run ladder_all_reduce "" $ranks --check --share-gpu; done
   case $build in
     build/cpu*)
+      run test_sm_margin "" 4
       run test_collectives reverse 3
       for ranks in 2 4; do run test_context_parallel reverse $ranks; done
       run test_zero reverse 3 --test-case='*take turns*'

@@ -101,6 +101,7 @@ inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path
     s.recompute = text(), s.pp_chunks = number();
     run.unit = text(), run.published = std::stod(text());
     if (s.pp_chunks > 1) s.pp_schedule = "interleaved";
+    s.tp_pieces = 2, s.sms.margin = 0;  // their rows travel while others are multiplied, and products keep all multiprocessors
     s.dtype = run.program.starts_with("megatron-20") ? "fp16" : "bf16";
     if (run.program != "megatron-core" && run.program != "llm.c") s.reduce_dtype = "bf16";
     runs.push_back(run);

@@ -48,6 +48,7 @@
 
 #include "kernels/attention/flash_attention.cuh"
 #include "kernels/device/hopper.cuh"
+#include "kernels/device/multiprocessors.cuh"
 
 namespace hopper_attention {
 
@@ -345,7 +346,7 @@ void hopper_attention_forward(const Heads<Float>& out, float* lse, const QkvHead
   const Problem problem{sizes, map_heads(qkv.q, sizes.queries, sizes, tile_rows),
                         map_heads(qkv.k, sizes.keys, sizes, tile_rows), map_heads(qkv.v, sizes.keys, sizes, tile_rows),
                         map_heads(out, sizes.queries, sizes, warp_rows)};
-  const int blocks = std::min(problem.all_pairs(), device_attribute(cudaDevAttrMultiProcessorCount));
+  const int blocks = std::min(problem.all_pairs(), persistent_blocks());
   with_compiled_head_size(sizes.head_size, [&](auto HS) {
     constexpr int bytes = sizeof(Shared<Float, HS>);
     allow_shared_memory(forward_kernel<Float, HS>, bytes);

@@ -4,7 +4,8 @@
 // Dᵀ = op(B)ᵀ·op(A)ᵀ: the operands change places, m and n too. A bias over n then is a bias over the rows of Dᵀ, as
 // cuBLASLt's epilogue needs it. Sums are in fp32; fp32 inputs are multiplied in full fp32, not TF32.
 //
-// Plans (layouts and algorithms) are kept by shape, type and epilogue. Of the algorithms that the heuristic proposes,
+// Products leave the SMs free that kernels/device/multiprocessors.cuh says. Plans (layouts and algorithms) are kept by
+// shape, type, epilogue and this margin. Of the algorithms that the heuristic proposes,
 // the fastest is taken (kernels/gemm/gemm_choices.cuh): when a plan is made in the rehearsal, each one multiplies the
 // given operands a few times, and D is overwritten. A product that adds to D takes the algorithm of the same product
 // without the sum. A product that was not rehearsed takes the heuristic's first algorithm. If an algorithm fails when
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "kernels/device/common.cuh"
+#include "kernels/device/multiprocessors.cuh"
 #include "kernels/gemm/bias.cuh"
 #include "kernels/gemm/gemm_choices.cuh"
 #include "kernels/gemm/gemm_shape.h"
@@ -241,6 +243,7 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
   if (o.before_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(s.n));
+  if (SmMargin::current() > 0) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t(persistent_blocks()));
   set_pointers(plan, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
   const int a_columns = s.transpose_a ? s.m : s.k, a_rows = s.transpose_a ? s.k : s.m;
@@ -258,8 +261,8 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
 // Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue, int, bool>, ProductPlan> plans;
-  const auto key = std::make_tuple(shape, epilogue, gemm_choices().lessons, gemm_choices().times);
+  static std::map<std::tuple<GemmShape, Epilogue, int, int, bool>, ProductPlan> plans;
+  const auto key = std::make_tuple(shape, epilogue, SmMargin::current(), gemm_choices().lessons, gemm_choices().times);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   ProductPlan& plan = found->second;

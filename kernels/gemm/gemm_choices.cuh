@@ -14,6 +14,7 @@
 
 #include "kernels/device/common.cuh"
 #include "kernels/device/event.cuh"
+#include "kernels/device/multiprocessors.cuh"
 
 struct GemmChoices {
   std::string library = "";  // gemm_library(), rank 0's from the rehearsal on: names begin with it
@@ -21,7 +22,11 @@ struct GemmChoices {
   bool times = false;   // does this rank time what is not known?
   int lessons = 0;      // number of calls of learn(): what was made of choices before is out of date
 
-  std::string full_name(const std::string& name) const { return library + ' ' + name; }
+  // With the margin of SMs: what is fastest on all of them may not be on fewer.
+  std::string full_name(const std::string& name) const {
+    const std::string margin = SmMargin::current() > 0 ? ", margin " + std::to_string(SmMargin::current()) : "";
+    return library + margin + ' ' + name;
+  }
 
   // Returns the choice for `name`. If there is none, asks choose() if this rank times, or returns "".
   template <class Choose>

@@ -165,6 +165,10 @@ void add_run_options(CLI::App& app, Options& o) {
       "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is");
+  add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
+      "most CUDA blocks of a collective of tp, cp and data; 0: as many as NCCL likes; -1: 16, 16 and 8");
+  add(app, "--sm-margin", o.sms.margin, in_range(-1, 128),
+      "multiprocessors that kernels leave to collectives under way; -1: what the groups may take");
   app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)");
   add(app, "--collective-timeout", o.collective_timeout, in_range(0., 1e6),
       "seconds after which a collective counts as hung; 0: never");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel/shapes.h"
+#include "parallel/sm_options.h"
 
 struct StepOptions {
   ModelShape shape = {};  // which the options for it, the data and --init decide together (runtime/training/setup.cuh)
@@ -13,7 +14,8 @@ struct StepOptions {
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;
-  int zero = 0, tp_pieces = 2, pp_chunks = 1;
+  int zero = 0, tp_pieces = 1, pp_chunks = 1;
+  SmOptions sms;
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training
 

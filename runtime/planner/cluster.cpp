@@ -50,7 +50,7 @@ Device gpu(const DeviceSheet& sheet) {
   d.margin = known_margin(sheet);
   if (sheet.generation == Generation::ampere) return d;
   d.product_share = hopper_products;
-  d.has_persistent_products = true;
+  d.persistent_sms = sheet.generation == Generation::hopper ? 132 : 148;
   if (sheet.generation == Generation::hopper) {
     d.own = scaled(flash_on_h100, sheet.bf16, 989);
     d.hopper = scaled(hopper_on_h100, sheet.bf16, 989);

@@ -45,7 +45,7 @@ struct Device {
   double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
   int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
   bool overlaps = true;  // communication goes on while kernels run
-  bool has_persistent_products = false;  // a product keeps all multiprocessors until it ends
+  int persistent_sms = 0;  // multiprocessors that a product or attention keeps until it ends; 0: its blocks are short
   Margin margin = {};
 
   double peak(bool is_fp32) const { return is_fp32 ? fp32 : bf16; }

@@ -39,7 +39,7 @@ Cost Kernels::half_backward(double wide, const Cost& between, double inner) cons
 }
 
 Cost Kernels::fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const {
-  const double rate = AttentionRates::at(rates, step_.shape.head_size(), T_) / sharing_;
+  const double rate = AttentionRates::at(rates, step_.shape.head_size(), T_) / sharing_ / slowdown_;
   const double flops = products * R_ * (T_ + device_.attention_block) * c_;
   Cost cost = timed(attention, std::max(flops / rate, tensors * R_ * c_ * w_ / bandwidth_));
   if (cp_.ranks == 1) return cost;

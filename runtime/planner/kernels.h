@@ -119,9 +119,20 @@ class Kernels {
   // A product in pieces whose rows are gathered before it: one piece travels while another is multiplied.
   Cost gather_then_product(double m, double n, double k) const { return in_pieces(m, n, k, true, 0); }
   // The same with sums that are scattered after it; `meanwhile` is computed while the last ones travel. Persistent
-  // kernels leave them no multiprocessor before they end.
+  // kernels that leave no margin leave them no multiprocessor before they end.
   Cost product_then_scatter(double m, double n, double k, double meanwhile = 0) const {
-    return in_pieces(m, n, k, !device_.has_persistent_products, device_.has_persistent_products ? 0 : meanwhile);
+    const bool hides = device_.persistent_sms == 0 || step_.sms.margin_in_pass(step_.mesh, false) > 0;
+    return in_pieces(m, n, k, hides, hides ? meanwhile : 0);
+  }
+  // How much longer persistent kernels take on the multiprocessors that the margin leaves them, on the mean of a step's
+  // passes. With ZeRO 0 and 1 weights and gradients travel in one micro-batch of a step.
+  double slowdown() const {
+    if (device_.persistent_sms == 0) return 1;
+    const auto in_pass = [&](bool sends_data) {
+      return 1 / (1 - double(step_.sms.margin_in_pass(step_.mesh, sends_data)) / device_.persistent_sms);
+    };
+    const double sending = step_.zero >= 2 ? 1 : 1.0 / step_.micro_batches();
+    return sending * in_pass(true) + (1 - sending) * in_pass(false);
   }
 
   Cost gelu_forward() const { return elements(4 * R_ * c_, 10, 2); }
@@ -148,7 +159,8 @@ class Kernels {
   const Device& device_ = cluster_.device;
   double sharing_ = cluster_.ranks_per_device;
   bool is_fp32_ = step_.dtype == "fp32";
-  double product_ = device_.peak(is_fp32_) / sharing_ * device_.product_share;
+  double slowdown_ = slowdown();
+  double product_ = device_.peak(is_fp32_) / sharing_ * device_.product_share / slowdown_;
   double elements_ = device_.fp32 * device_.elements / sharing_;
   double bandwidth_ = device_.bandwidth * device_.bandwidth_share / sharing_;
   const AttentionRates& rates_ = device_.attention(step_.attention, is_fp32_);

@@ -22,12 +22,12 @@ inline std::string layers_text(const TensorList& list) {
   });
 }
 
-// batches: the device's memory of batch buffers; snapshot: the host's for checkpoints, 0: none.
-inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& batches,
+// others: what the device holds beside the model; snapshot: the host's for checkpoints, 0: none.
+inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const std::vector<MemoryCategory>& others,
                           size_t snapshot) {
   const std::string layers = layers_text(model.tensors());
   RankPlan plan = {rank, mesh.place(), layers, model.options().slots, model.memory().categories(), {}};
-  plan.memory.insert(plan.memory.end(), batches.begin(), batches.end());
+  plan.memory.insert(plan.memory.end(), others.begin(), others.end());
   if (snapshot) plan.host.push_back({"snapshot", snapshot});
   plan.host.push_back({"batches", Batches::memory_for(model).pinned_bytes()});
   plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
@@ -50,6 +50,21 @@ inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
   return {gpu_gemm_workspace_bytes, by_cudnn ? 2 * B * NH * T * T : 0};
 }
 
+// What NCCL takes on a GPU of several: for each group, for each block of its collectives (CTA) a buffer of the ring and
+// two of the tree, of 9.2 MiB each for NCCL's three protocols (4 MiB Simple, 4.7 LL128, 0.5 LL: NCCL 2.30's init.cc);
+// for each rank that sends to it one more.
+inline size_t nccl_bytes(const StepOptions& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  const auto taken = [](int ctas) { return ctas == 0 ? SmOptions::nccl_takes : ctas; };
+  const int layers = taken(o.sms.of_layers()), data = taken(o.sms.of_data()), lane = SmOptions::for_lane;
+  int buffers = o.mesh.ranks() > 1 ? 3 * SmOptions::for_world : 0;
+  if (cp * dp > 1) buffers += 3 * data;
+  if (tp > 1) buffers += 3 * layers;
+  if (cp > 1) buffers += (3 + (o.cp_method == "ring" ? 1 : cp - 1)) * layers;
+  if (pp > 1) buffers += 3 * layers + SmOptions::lanes * 3 * lane + SmOptions::lanes / 2 * lane;
+  return size_t(buffers * 9.2 * (1 << 20));
+}
+
 inline std::vector<MemoryCategory> memory_of_batches(const Model& model) {
   DeviceMemory counted;
   counted.add("batches", [&](Arena& arena) { Batches::memory_for(model).lay_out(arena); });
@@ -69,7 +84,11 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
   const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk));
-  return rank_plan(*model, mesh, rank, memory_of_batches(*model), floats * sizeof(float));
+  std::vector<MemoryCategory> others = memory_of_batches(*model);
+  // Of a device that is not here: what libraries would have taken before the model sees what is free. With several
+  // ranks all of their kernels are loaded at the start, which takes one or two GiB.
+  if (!is_here && o.mesh.ranks() > 1) others.insert(others.end(), {{"NCCL", nccl_bytes(o)}, {"modules", size_t(1) << 30}});
+  return rank_plan(*model, mesh, rank, others, floats * sizeof(float));
 }
 
 // The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.

@@ -289,7 +289,7 @@ TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch,
 TEST_CASE("ranks that split a sequence connect with the next one for a ring, and with all others for Ulysses") {
   for (bool all_to_all : {false, true}) {
     const uint64_t before = ranks().recorder.entries().back().sequence;
-    const Mesh mesh(*ranks().control, {.cp = size()}, ranks().mesh.device(), ranks().recorder, all_to_all);
+    const Mesh mesh(*ranks().control, {.cp = size()}, ranks().mesh.device(), ranks().recorder, {all_to_all});
     std::set<std::string> tried;
     for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
       if (entry.sequence > before && entry.group == std::string("cp")) tried.insert(entry.name);

@@ -17,6 +17,7 @@
 #include "cpu/cuda_fp16.h"
 #include "cpu/cuda_runtime.h"
 #include "cpu/device.h"
+#include "cpu/nccl.h"
 
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
@@ -41,7 +42,8 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_BIAS_POINTER,
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
   CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD
+  CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+  CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET
 };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -62,7 +64,7 @@ struct cublasLtMatmulHeuristicResult_t {
   cublasStatus_t state;
 };
 struct MatmulDesc {
-  uint64_t attributes[7] = {};
+  uint64_t attributes[8] = {};
 };
 struct MatrixLayout {
   cudaDataType type;
@@ -95,6 +97,8 @@ struct FakeLibrary {
   size_t version = 130002;
   std::vector<int> ran;  // numbers, in the order of the calls that succeeded
   const void* workspace = nullptr;  // of the last call
+  int blocks = 0;       // of the last call's kernel, which is persistent
+  int most_taken = 0;   // multiprocessors that a product and the collectives under way have asked for together, at most
 
   const Algorithm& of(const cublasLtMatmulAlgo_t& algorithm) const {
     for (const Algorithm& known : proposed)
@@ -240,10 +244,14 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (fake_library.failing.contains(number)) return fake_library.failing[number];
   fake_library.ran.push_back(number);
   fake_library.workspace = workspace;
+  int blocks = int(desc->attributes[CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET]);
+  if (!blocks) cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
+  fake_library.blocks = blocks;
   const bool accumulate = *static_cast<const float*>(beta) != 0;
   const int microseconds = fake_library.of(*algorithm).microseconds;
   cpu::enqueue(stream, [=, desc = *desc, a_layout = *a_layout, b_layout = *b_layout, d_layout = *d_layout] {
     if (microseconds) usleep(unsigned(microseconds));
+    fake_library.most_taken = std::max(fake_library.most_taken, blocks + cpu::nccl_ctas());
     fake_product(desc, a_layout, a, b_layout, b, d_layout, d, accumulate);
     return true;
   });

@@ -1,0 +1,34 @@
+// The multiprocessors (SMs) of the device, and the margin of them that kernels leave to collectives.
+//
+// A CUDA block of an NCCL collective takes an SM for itself. Products on Hopper, and our attention there, are
+// persistent: they have a block for each SM, and a block keeps its SM until the kernel ends. So a collective that comes
+// during such a kernel waits until it has ended. And a kernel that comes during a collective finds too few SMs: its last
+// blocks start when the first ones have ended, and it takes up to twice as long. Where collectives may be under way,
+// persistent kernels therefore have fewer blocks, by as many as the collectives have.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/device/common.cuh"
+
+// While it lives, persistent kernels leave `count` SMs free.
+class SmMargin {
+ public:
+  explicit SmMargin(int count) : outer_(std::exchange(current_, count)) {}
+  ~SmMargin() { current_ = outer_; }
+  SmMargin(const SmMargin&) = delete;
+  SmMargin& operator=(const SmMargin&) = delete;
+
+  static int current() { return current_; }
+
+ private:
+  inline static int current_ = 0;
+  const int outer_;
+};
+
+// The blocks of a persistent kernel. On a device with few SMs it has half of them at least.
+inline int persistent_blocks() {
+  const int all = device_attribute(cudaDevAttrMultiProcessorCount);
+  return std::max(all - SmMargin::current(), ceil_div(all, 2));
+}

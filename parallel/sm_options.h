@@ -1,0 +1,29 @@
+// How many multiprocessors (SMs) collectives may take, and how many the kernels leave to them
+// (kernels/device/multiprocessors.cuh says why). CTAs are CUDA blocks, as NCCL calls them: each takes an SM.
+#pragma once
+
+#include "parallel/shapes.h"
+
+struct SmOptions {
+  // Groups of the same line never work at the same time: their collectives share a stream (parallel/mesh.cuh).
+  static constexpr int for_layers = 16, for_data = 8;  // most CTAs of tp and cp; of the data group
+  static constexpr int for_lane = 2, lanes = 4;
+  static constexpr int for_world = 4;  // sums of a few numbers
+  static constexpr int nccl_takes = 24;  // where NCCL chooses on H100 and H200
+
+  int ctas = -1;    // --ctas: the most of tp, cp and data; −1: the numbers above, 0: NCCL chooses
+  int margin = -1;  // --sm-margin; −1: what the groups may take
+
+  // The most CTAs of a collective of tp and cp, and of the data group. 0: NCCL chooses.
+  int of_layers() const { return ctas < 0 ? for_layers : ctas; }
+  int of_data() const { return ctas < 0 ? for_data : ctas; }
+
+  // The SMs that kernels leave free in a pass. sends_data: weights or gradients may travel meanwhile.
+  int margin_in_pass(const MeshShape& mesh, bool sends_data) const {
+    const auto taken = [](int most) { return most == 0 ? nccl_takes : most; };
+    int sum = mesh.tp * mesh.cp > 1 ? taken(of_layers()) : 0;
+    if (mesh.cp * mesh.dp > 1 && sends_data) sum += taken(of_data());
+    if (mesh.pp > 1) sum += lanes * for_lane;
+    return margin < 0 || sum == 0 ? sum : margin;
+  }
+};

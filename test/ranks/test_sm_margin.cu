@@ -1,0 +1,72 @@
+// Products leave multiprocessors (SMs) to the collectives that are under way (parallel/sm_options.h). The cuBLASLt made for
+// tests notes, whenever a product runs, how many SMs the product's kernel and the collectives that have begun take together.
+#include "stage.cuh"
+#include "test/ranks/training.cuh"
+
+namespace {
+
+constexpr int all_sms = 132;
+[[maybe_unused]] const int an_h100 = setenv("GPT_CPU_MULTIPROCESSORS", "132", 1);  // read at the first CUDA call
+
+[[maybe_unused]] const bool has_fp32 =
+    model_makers().emplace("fp32", [](const ModelOptions& options, Mesh& mesh, cudaStream_t stream) -> std::unique_ptr<Model> {
+      return std::make_unique<StageModel<float>>(options, mesh, stream);
+    }).second;
+
+// The most that were taken on any rank, in two steps and a validation.
+int most_taken(const MeshShape& shape, const SmOptions& sms, int zero) {
+  Mesh mesh(*ranks().control, shape, ranks().mesh.device(), ranks().recorder, {.sms = sms});
+  fake_library = {};
+  train<float>({.shape = {4, 4, 64, 256, 16}, .micro_batch = 2, .tp_pieces = 2, .store = {.zero = zero}}, mesh);
+  const std::vector<float> all = all_values({float(fake_library.most_taken)});
+  return int(std::ranges::max(all));
+}
+
+struct Case {
+  MeshShape mesh;
+  int zero = 0;
+};
+const std::vector<Case> cases_of_four = {
+    {{.tp = 4}}, {{.cp = 4}}, {{.dp = 4}}, {{.dp = 4}, 1}, {{.dp = 4}, 2}, {{.dp = 4}, 3}, {{.pp = 4}},
+    {{.tp = 2, .dp = 2}, 1}, {{.tp = 2, .pp = 2}}, {{.cp = 2, .pp = 2}, 3}, {{.dp = 2, .pp = 2}, 1}};
+
+}  // namespace
+
+TEST_CASE("a product and the collectives under way never take more SMs than there are") {
+  for (const auto& [mesh, zero] : cases_of_four)
+    for (const int ctas : {-1, 0, 5}) {
+      CAPTURE(zero);
+      CAPTURE(ctas);
+      CAPTURE(mesh.tp);
+      CAPTURE(mesh.cp);
+      CAPTURE(mesh.pp);
+      CHECK(most_taken(mesh, {.ctas = ctas}, zero) <= all_sms);
+    }
+}
+
+TEST_CASE("without a margin they do") {
+  for (const auto& [mesh, zero] : cases_of_four) {
+    CAPTURE(zero);
+    CAPTURE(mesh.tp);
+    CAPTURE(mesh.cp);
+    CAPTURE(mesh.pp);
+    CHECK(most_taken(mesh, {.margin = 0}, zero) > all_sms);
+  }
+}
+
+TEST_CASE("the margin is the sum of what may be under way in a pass") {
+  const auto margin = [](const MeshShape& mesh, bool sends_data, const SmOptions& sms = {}) {
+    return sms.margin_in_pass(mesh, sends_data);
+  };
+  CHECK(margin({}, true) == 0);
+  CHECK(margin({.tp = 8}, true) == 16);
+  CHECK(margin({.tp = 2, .cp = 4}, false) == 16);  // they share a stream
+  CHECK(margin({.tp = 2, .cp = 4}, true) == 24);   // ranks that split samples are data-parallel ones, too
+  CHECK(margin({.dp = 8}, true) == 8);
+  CHECK(margin({.dp = 8}, false) == 0);
+  CHECK(margin({.tp = 2, .dp = 2, .pp = 4}, true) == 16 + 8 + 8);
+  CHECK(margin({.tp = 2, .dp = 2}, true, {.ctas = 4}) == 8);
+  CHECK(margin({.tp = 2, .dp = 2}, true, {.ctas = 0}) == 48);
+  CHECK(margin({.dp = 8}, true, {.margin = 20}) == 20);
+  CHECK(margin({.dp = 8}, false, {.margin = 20}) == 0);  // nothing travels
+}
