@@ -29,7 +29,7 @@ class StageModel final : public Model {
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream),
         tp_(mesh.tp(), options.tp_pieces, stream), on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
-        attention_(on_, mesh, attention_options(options), largest_attention()), table_(store_, list_), final_(store_, list_),
+        attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
@@ -96,11 +96,12 @@ class StageModel final : public Model {
     Moments final_moments;
   };
 
-  static AttentionOptions attention_options(const ModelOptions& o) {
+  static AttentionOptions attention_options(const ModelOptions& o, const Mesh& mesh) {
     return {.method = o.context_method,
             .library = o.library_attention,
             .hopper = o.hopper_attention,
             .training = o.store.training,
+            .sm_margins = {mesh.sm_margin(false), mesh.sm_margin(true)},
             .library_workspace = o.elsewhere ? std::optional(o.elsewhere->attention) : std::nullopt};
   }
   // Attention of this rank's rows and heads in a full micro-batch.

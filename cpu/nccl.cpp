@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -412,6 +413,7 @@ ncclComm* new_world() {
   int initialized = 0;
   MPI_Initialized(&initialized);
   if (!initialized) return new ncclComm;
+  if (const char* log = std::getenv("NCCL_DEBUG_FILE")) std::ofstream(log) << "NCCL INFO Using network MPI\n";
   share_host();
   MPI_Comm mpi;
   MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
@@ -460,7 +462,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
                                     "communicator are under way: wait for its streams before you split it");
   if (comm->size > 1) *part = new_part(*comm, color, key);
   else *part = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm;
-  if (*part) (*part)->ctas = ctas_of(*config);
+  if (*part) (*part)->ctas = config ? ctas_of(*config) : comm->ctas;
   return ncclSuccess;
 }
 

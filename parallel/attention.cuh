@@ -3,6 +3,7 @@
 // computes it: our own kernels, those for Hopper, or a library.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ struct AttentionOptions {
   ContextMethod method = ContextMethod::ring;
   bool library = false, hopper = false;  // which body is asked for; one of the two at most
   bool training = true;
+  std::array<int, 2> sm_margins = {};  // of passes: where data-parallel ranks send nothing, and where they may
   std::optional<size_t> library_workspace = {};  // bytes, on a device that is not here
 };
 
@@ -34,7 +36,10 @@ class Attention {
   Attention(LayerContext<Float>& context, Mesh& mesh, const AttentionOptions& options, const AttentionSizes& largest)
       : on_(context), options_(options), largest_(largest), cp_(mesh.cp(), options.method, context.stream),
         texts_(mesh.cp(), options.method, context.stream) {
-    if (options.library) problem_ = cp_.plan(largest);
+    for (const int margin : options.sm_margins) {
+      const SmMargin leaves(margin);
+      if (options.library && problem_.empty()) problem_ = cp_.plan(largest);
+    }
     if (options.hopper && !options.library_workspace) problem_ = hopper_attention_problem<Float>(largest.head_size);
   }
   // Why what was asked for can't do this; empty: it can.

@@ -143,6 +143,12 @@ class Mesh {
 
   bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }
 
+  // A group of all ranks with connections of its own, which end with it. Collective.
+  std::unique_ptr<Communicator> temporary_world() {
+    if (world_->size() == 1) return std::make_unique<Communicator>();
+    return std::make_unique<Communicator>("temporary", new_split(0, control_->rank(), 0), streams_->outer, *recorder_);
+  }
+
   // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
   int begin_traffic() {
     int number = 0;
@@ -192,13 +198,14 @@ class Mesh {
 
   // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no
   // group give NCCL_SPLIT_NOCOLOR.
-  NcclComm split(int color, int key, int most_ctas) {
+  NcclComm split(int color, int key, int most_ctas) { return parts_.emplace_back(new_split(color, key, most_ctas)); }
+  NcclComm new_split(int color, int key, int most_ctas) {
     ncclConfig_t config = with_ctas(most_ctas);
     ncclComm_t comm = nullptr;
     const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
     NCCL_CHECK(ncclCommSplit(comm_.get(), color, key, &comm, &config));
     recorder_->leave(sequence);
-    return parts_.emplace_back(comm, ncclCommDestroy);
+    return {comm, ncclCommDestroy};
   }
 
   void make_group(std::unique_ptr<Communicator>& group, const char* name, const NcclComm& comm, cudaStream_t stream) {

@@ -1,5 +1,5 @@
 // How many multiprocessors (SMs) collectives may take, and how many the kernels leave to them
-// (kernels/device/multiprocessors.cuh says why). CTAs are CUDA blocks, as NCCL calls them: each takes an SM.
+// (kernels/device/multiprocessors.h says why). CTAs are CUDA blocks, as NCCL calls them: each takes an SM.
 #pragma once
 
 #include "parallel/shapes.h"

@@ -13,6 +13,7 @@
 #include "runtime/planner/goals.cuh"
 #include "runtime/training/end_job.cuh"
 #include "runtime/training/job.cuh"
+#include "runtime/training/rank_check.cuh"
 
 // Returns the exit code.
 using JobWork = int (*)(Job&);
@@ -52,6 +53,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   complete_options(*options, control.size());
   if (options->mesh.pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
+  if (options->check_ranks) note_network();
   Mesh mesh(control, options->mesh, device, recorder, {options->cp_method == "ulysses", options->sms});
   int code = 0;
   end_job_on_error(control, [&] { code = run_job(*options, control, mesh, options->generate ? generate : train); });

@@ -143,7 +143,7 @@ class Trainer {
   // Ranks that don't share rank 0's disk read its checkpoint from a copy.
   std::filesystem::path folder_of_weights() { return checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(o_.init); }
   std::unique_ptr<Model> checked_model() {
-    if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh.world(), job_.stream);
+    if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh, job_.stream);
     decide_shape(o_, folder_, checkpoint_.has_value(), data_);
     device_ = this_device(job_.device);
     return build_model_to_train(o_, job_.mesh, job_.stream);

@@ -88,6 +88,9 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--tp 0", {"--tp", "'0'", "from 1 to 1024"});
   refuses("--tp 2", {"--tp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
   refuses("--tp-pieces 4", {"--tp-pieces 4 needs --tp"});
+  refuses("--ctas 8", {"--ctas is for collectives, and with one rank there are none"});
+  refuses("--sm-margin 0", {"--sm-margin is for collectives"});
+  refuses("--sm-margin 200", {"--sm-margin"});
   refuses("--pp 0", {"--pp", "'0'", "from 1 to 1000"});
   refuses("--pp 2", {"--pp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
   refuses("--pp-schedule gpipe", {"--pp-schedule gpipe needs --pp", "one stage"});

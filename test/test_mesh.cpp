@@ -292,7 +292,7 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     if (printed) CHECK(line["ranks"][0]["comm_bytes"] == line["comm_bytes"]);
   }
   const std::string checked = shell.output("$MPIRUN 2 $TEXT --share-gpu --check-ranks --check-sync 1 --out ''");
-  for (const char* part : {"rank", "TFLOP/s", "GB/s", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
+  for (const char* part : {"rank", "TFLOP/s", "GB/s", "network  MPI", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
   shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 1 --out '' --trace trace.json");
   std::set<int> traced;
   const Json timeline = Json::parse(shell.content("trace.json"));

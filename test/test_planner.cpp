@@ -132,16 +132,35 @@ TEST_CASE("attention is as fast as its table says, by who computes it, head size
 TEST_CASE("sums of tensor parallelism do not hide behind products that keep all multiprocessors") {
   Cluster host = cluster("8xh100");
   StepOptions step = gpt2(16);
-  step.mesh.tp = 4;
-  CHECK(host.device.has_persistent_products);
+  step.mesh.tp = 4, step.tp_pieces = 2, step.sms.margin = 0;
+  CHECK(host.device.persistent_sms == 132);
   const Forecast shown = forecast(step, host);
-  host.device.has_persistent_products = false;
+  host.device.persistent_sms = 0;
   const Forecast hidden = forecast(step, host);
   CHECK(shown.tp.total == hidden.tp.total);
   // Two sums of a layer forward and two backward: half of each was hidden, and all of what travels behind a weight's gradient
   const double rows = 12 * 4 * 3.0 / 4 * 16 * 1024 * 768 * 2 / (450e9 * 0.8);
   CHECK(shown.tp.exposed - hidden.tp.exposed > rows / 2);
   CHECK(shown.tp.exposed - hidden.tp.exposed < rows * 1.1);
+}
+
+TEST_CASE("with a margin they hide, and products and attention take longer by the multiprocessors that they leave") {
+  const Cluster host = cluster("8xh100");
+  StepOptions step = gpt2(16);
+  step.mesh = {.tp = 4, .dp = 2}, step.global_batch = 64;  // two micro-batches
+  const auto with_margin = [&](int margin) {
+    step.sms.margin = margin;
+    return forecast(step, host);
+  };
+  const Forecast none = with_margin(0), some = with_margin(33);
+  CHECK(some.attention == about(none.attention * 132 / 99));
+  CHECK(some.tp.exposed < none.tp.exposed);
+  CHECK(some.tp.total == about(none.tp.total));
+  // By itself 16, and 8 more in one of two micro-batches; with ZeRO 2 in both
+  CHECK(with_margin(-1).attention == about(none.attention * (132.0 / 116 + 132.0 / 108) / 2));
+  step.zero = 2;
+  CHECK(with_margin(-1).attention == about(none.attention * 132 / 108));
+  CHECK(forecast(step, cluster("8xa100-80")).attention > 0);
 }
 
 TEST_CASE("MFU is a share of the data sheet's peak, if the device has one") {
@@ -322,8 +341,8 @@ TEST_CASE("what changes when one thing changes") {
       return forecast(s, hosts).tp.total;
     };
     CHECK(sent(across) > 1.5 * sent(split));
-    const double one = seconds([](StepOptions& s) { s.mesh = {8, 1, 1, 1}, s.tp_pieces = 1; }, host);
-    CHECK(seconds(split, host) < one);
+    const double two = seconds([](StepOptions& s) { s.mesh = {8, 1, 1, 1}, s.tp_pieces = 2; }, host);
+    CHECK(two < seconds(split, host));
   }
   SUBCASE("between hosts data parallelism that all GPUs of a host share has the whole host's links") {
     Cluster at_once = hosts;

@@ -48,7 +48,7 @@
 
 #include "kernels/attention/flash_attention.cuh"
 #include "kernels/device/hopper.cuh"
-#include "kernels/device/multiprocessors.cuh"
+#include "kernels/device/multiprocessors.h"
 
 namespace hopper_attention {
 

@@ -22,14 +22,8 @@
 
 #include "kernels/device/check.cuh"
 #include "kernels/device/instructions.cuh"
+#include "kernels/device/multiprocessors.h"
 #include "kernels/device/profile.cuh"
-
-inline int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
 
 // Can a block have so much shared memory? More than 48 KB must be requested (below), and the limit depends on the card.
 inline bool fits_shared_memory(int bytes) { return bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }

@@ -14,7 +14,7 @@
 
 #include "kernels/device/common.cuh"
 #include "kernels/device/event.cuh"
-#include "kernels/device/multiprocessors.cuh"
+#include "kernels/device/multiprocessors.h"
 
 struct GemmChoices {
   std::string library = "";  // gemm_library(), rank 0's from the rehearsal on: names begin with it

@@ -2,15 +2,40 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include <unistd.h>
 
 #include "kernels/cast.cuh"
 #include "kernels/linear.cuh"
 #include "kernels/random.cuh"
+#include "parallel/processes/error.h"
+#include "parallel/processes/text.h"
 
 namespace {
+
+// NCCL's log of this process, from which it is removed as soon as it has been read.
+std::string log_path() {
+  return std::filesystem::temp_directory_path() / ("gpt_nccl_" + std::to_string(getpid()) + ".log");
+}
+
+// "Using network IB": the last line of this kind in NCCL's log.
+std::string network_name() {
+  constexpr std::string_view before = "Using network ";
+  std::ifstream log(log_path());
+  std::string name;
+  for (std::string line; std::getline(log, line);)
+    if (const size_t found = line.find(before); found != line.npos) name = line.substr(found + before.size());
+  std::error_code none;
+  std::filesystem::remove(log_path(), none);
+  return name;
+}
 
 struct RankSpeed {
   double product, copy, link;  // FLOP/s, bytes/s, bytes/s
@@ -19,8 +44,8 @@ struct RankSpeed {
 template <class Float>
 class RankCheck {
  public:
-  RankCheck(Control& control, Communicator& communicator, cudaStream_t stream)
-      : control_(control), communicator_(communicator), stream_(stream) {
+  RankCheck(Control& control, Mesh& mesh, cudaStream_t stream)
+      : control_(control), mesh_(mesh), stream_(stream) {
     CUDA_CHECK(cudaMalloc(&memory_, 2 * bytes));
   }
   ~RankCheck() {
@@ -35,6 +60,7 @@ class RankCheck {
     Float* data = reinterpret_cast<Float*>(memory_);
     const int n = 2048;
     mine.link = control_.size() > 1 ? time_links() : 0;  // first: NCCL connects neighbours here, best before any kernel
+    const std::string network = network_name();
     fill(data, reinterpret_cast<float*>(memory_ + bytes));
     use_gemm_workspace(memory_ + bytes);  // the model's is not there yet
     mine.product = 2.0 * n * n * n / best_seconds(stream_, [&] {
@@ -45,7 +71,7 @@ class RankCheck {
     });
     std::string text(sizeof mine, 0);
     std::memcpy(text.data(), &mine, sizeof mine);
-    report(control_.all_gather(text));
+    report(control_.all_gather(text), network);
   }
 
  private:
@@ -64,11 +90,12 @@ class RankCheck {
     const int rank = control_.rank(), size = control_.size();
     double seconds = INFINITY;
     CUDA_CHECK(cudaStreamSynchronize(stream_));
+    const std::unique_ptr<Communicator> all = mesh_.temporary_world();
     for (int first = 0; first < size; ++first) {
       const int second = (first + 1) % size, peer = rank == first ? second : first;
       if (rank == first || rank == second) {
-        const double time = best_seconds(communicator_.stream(), [&] {
-          communicator_.send_receive(memory_, peer, memory_ + bytes, peer, link_bytes);
+        const double time = best_seconds(all->stream(), [&] {
+          all->send_receive(memory_, peer, memory_ + bytes, peer, link_bytes);
         });
         if (rank == first) seconds = time;
       }
@@ -77,7 +104,7 @@ class RankCheck {
     return link_bytes / seconds;
   }
 
-  void report(const std::vector<std::string>& all) const {
+  void report(const std::vector<std::string>& all, const std::string& network) const {
     std::vector<RankSpeed> speeds(all.size());
     for (size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&speeds[rank], all[rank].data(), sizeof(RankSpeed));
     std::printf("%-32s %14s %14s %20s\n", "rank", "TFLOP/s", "copy GB/s", "link to next GB/s");
@@ -87,7 +114,13 @@ class RankCheck {
       if (all.size() > 1) std::printf("%20.2f%s\n", speeds[rank].link / 1e9, remarks(speeds, rank).c_str());
       else std::printf("%20s\n", "none");
     }
+    if (!network.empty()) std::printf("network  %s\n", network.c_str());
     std::fflush(stdout);
+    std::vector<double> links;
+    std::vector<std::string> hosts;
+    for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(control_.host(int(rank)));
+    if (device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
+    if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
   }
 
   // Names what is slow on this rank: less than 0.8 of the median of all ranks.
@@ -106,15 +139,35 @@ class RankCheck {
   }
 
   Control& control_;
-  Communicator& communicator_;
+  Mesh& mesh_;
   cudaStream_t stream_;
   char* memory_ = nullptr;
 };
 
 }  // namespace
 
-void check_ranks(const std::string& dtype, Control& control, Communicator& communicator, cudaStream_t stream) {
-  if (dtype == "fp32") RankCheck<float>(control, communicator, stream).run();
-  if (dtype == "bf16") RankCheck<__nv_bfloat16>(control, communicator, stream).run();
-  if (dtype == "fp16") RankCheck<__half>(control, communicator, stream).run();
+void note_network() {
+  if (std::getenv("NCCL_DEBUG") || std::getenv("NCCL_DEBUG_FILE")) return;
+  setenv("NCCL_DEBUG_FILE", log_path().c_str(), 1);
+  setenv("NCCL_DEBUG", "INFO", 1);
+  setenv("NCCL_DEBUG_SUBSYS", "INIT,NET", 0);
+}
+
+std::string network_problem(const std::vector<double>& links, const std::vector<std::string>& hosts, const std::string& network) {
+  constexpr double least = 5e9;
+  for (size_t rank = 0; rank < links.size(); ++rank) {
+    const size_t next = (rank + 1) % links.size();
+    if (hosts[rank] == hosts[next] || links[rank] >= least) continue;
+    return formatted("rank %zu (host %s) sends %.2g GB/s to rank %zu (host %s), and training over hosts needs 5: NCCL uses %s; "
+                     "install the network's plugin, or choose the interface with NCCL_SOCKET_IFNAME or NCCL_IB_HCA",
+                     rank, hosts[rank].c_str(), links[rank] / 1e9, next, hosts[next].c_str(),
+                     network.empty() ? "a network that NCCL_DEBUG=INFO names" : ("the network " + network).c_str());
+  }
+  return "";
+}
+
+void check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream) {
+  if (dtype == "fp32") RankCheck<float>(control, mesh, stream).run();
+  if (dtype == "bf16") RankCheck<__nv_bfloat16>(control, mesh, stream).run();
+  if (dtype == "fp16") RankCheck<__half>(control, mesh, stream).run();
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/cast.cuh"
 #include "parallel/processes/text.h"
+#include "runtime/training/rank_check.cuh"
 #include "runtime/training/rehearsal.cuh"
 #include "test/ranks/ranks.cuh"
 #include "test/temporary_folder.h"
@@ -284,6 +285,24 @@ TEST_CASE("a mesh has NCCL take its memory, keeps it from summing in the switch,
   CUDA_CHECK(cudaStreamGetPriority(ranks().mesh.data().stream(), &priority));
   CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   CHECK(priority == greatest);
+}
+
+TEST_CASE("a slow network between hosts is refused with its name; inside a host it may be slow") {
+  CHECK(network_problem({2e9, 60e9, 2e9, 60e9}, {"a", "a", "b", "b"}, "IB").empty());
+  CHECK(network_problem({300e9, 6e9, 300e9, 5e9}, {"a", "a", "b", "b"}, "IB").empty());
+  CHECK(network_problem({300e9, 1.25e9, 300e9, 1e9}, {"a", "a", "b", "b"}, "Socket").starts_with(
+      "rank 1 (host a) sends 1.2 GB/s to rank 2 (host b), and training over hosts needs 5: NCCL uses the network Socket;"));
+  CHECK(network_problem({1e9, 1e9}, {"a", "b"}, "").find("a network that NCCL_DEBUG=INFO names") != std::string::npos);
+}
+
+TEST_CASE("a temporary group of all ranks works, and leaves its groups as they were") {
+  const std::unique_ptr<Communicator> all = ranks().mesh.temporary_world();
+  CHECK(all->size() == size());
+  Buffer<float> data(std::vector<float>(1, 1.0f));
+  all->after(test_stream());
+  all->all_reduce(data.data(), 1);
+  all->wait_for_all(test_stream());
+  CHECK(data.get() == std::vector<float>{float(size())});
 }
 
 TEST_CASE("ranks that split a sequence connect with the next one for a ring, and with all others for Ulysses") {

@@ -8,8 +8,8 @@
 //   out, dout             (B, T, NH, HS)                         T·C, HS,   C, 1
 //   lse, its "stats"      (B, NH, T, 1) in fp32                 NH·T,  T,   1, 1    max + ln Σ exp, natural, as ours
 //
-// So it reads and writes our tensors without a copy. A shape with its strides is planned once, forward and backward
-// together: two graphs of one operation each, for which cuDNN's heuristics choose an engine.
+// So it reads and writes our tensors without a copy. A shape with its strides is planned once for each number of SMs that
+// it may take, forward and backward together: two graphs of one operation each, for which cuDNN's heuristics choose an engine.
 //
 // Backward is deterministic. For that, cuDNN on Hopper stores dS, B·NH·T²·2 bytes (T rounded up to tiles), and computes
 // dQ = dS·K as a separate product: 1.5 GiB of workspace for gpt2 at B=64, T=1024. With
@@ -32,6 +32,8 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "kernels/device/multiprocessors.h"
+
 static_assert(CUDNN_FRONTEND_VERSION >= 11300, "cuDNN's frontend is too old: 1.13 or later is needed (make build/cudnn)");
 
 namespace {
@@ -48,6 +50,7 @@ struct Shape {
   AttentionSizes sizes;
   AttentionStrides strides;
   DataType_t type;
+  int blocks;  // of a persistent kernel, at most
   float scale() const { return 1.0f / std::sqrt(float(sizes.head_size)); }
   auto operator<=>(const Shape&) const = default;
 };
@@ -79,7 +82,7 @@ Context& context() {
 
 template <class Float>
 Shape shape_of(const AttentionSizes& sizes, const AttentionStrides& strides) {
-  return {sizes, strides, std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16};
+  return {sizes, strides, std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16, persistent_blocks()};
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -140,6 +143,7 @@ void describe_backward(Graph& graph, const Shape& s) {
 int64_t build(Graph& graph, const Shape& s) {
   using cudnn_frontend::HeurMode_t;
   graph.set_io_data_type(s.type).set_intermediate_data_type(DataType_t::FLOAT).set_compute_data_type(DataType_t::FLOAT);
+  if (SmMargin::current() > 0) graph.set_sm_count(s.blocks);
   require(graph.build(context().handle, {HeurMode_t::A, HeurMode_t::FALLBACK}));
   int64_t bytes = 0;
   require(graph.get_workspace_size(bytes));

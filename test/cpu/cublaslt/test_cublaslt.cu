@@ -4,7 +4,9 @@
 
 namespace {
 
-[[maybe_unused]] const int two_devices = setenv("GPT_CPU_DEVICES", "2", 1);  // read at the first CUDA call
+// Read at the first CUDA call
+[[maybe_unused]] const int two_devices = setenv("GPT_CPU_DEVICES", "2", 1);
+[[maybe_unused]] const int an_h100 = setenv("GPT_CPU_MULTIPROCESSORS", "132", 1);
 
 constexpr int bias_epilogue = CUBLASLT_EPILOGUE_BIAS;
 
@@ -209,6 +211,32 @@ TEST_CASE("a rank that can't fuse what the others do goes its own way, and times
   Buffer<float> sums(48 * 64), column_sums(64), workspace(linear_workspace(35, 64));
   linear_weight_gradient<T>(sums, column_sums, dout, x, 35, 48, 64, false, workspace, test_stream());
   CHECK(fake_library.ran.size() == 3);
+}
+
+TEST_CASE("where collectives may be under way a product leaves SMs to them, and its algorithm is chosen for the rest") {
+  const Fresh fresh;
+  fake_library.proposed = {{.number = 1, .microseconds = 5000}, {.number = 2}};
+  int all = 0;
+  CUDA_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0));
+  REQUIRE(all == 132);
+  Product product(37);
+  product.multiply();
+  CHECK(fake_library.blocks == 132);
+  {
+    const SmMargin margin(16);
+    fake_library.proposed = {{.number = 1}, {.number = 2, .microseconds = 5000}};
+    CHECK(product.multiply() == 1);
+    CHECK(fake_library.blocks == 116);
+    const SmMargin larger(100);
+    product.multiply();
+    CHECK(fake_library.blocks == 66);  // half of them at least
+  }
+  CHECK(product.multiply() == 2);
+  CHECK(fake_library.blocks == 132);
+  std::vector<std::string> names;
+  for (const auto& [name, choice] : gemm_choices().known) names.push_back(name);
+  CHECK(names == std::vector<std::string>{" product 37 8 16 0 0 0 0 0", ", margin 100 product 37 8 16 0 0 0 0 0",
+                                          ", margin 16 product 37 8 16 0 0 0 0 0"});
 }
 
 TEST_CASE("a workspace that was taken back is not used any more") {

@@ -10,7 +10,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/device/common.cuh"
+#include "kernels/device/check.cuh"
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
 
 // While it lives, persistent kernels leave `count` SMs free.
 class SmMargin {
@@ -30,5 +37,5 @@ class SmMargin {
 // The blocks of a persistent kernel. On a device with few SMs it has half of them at least.
 inline int persistent_blocks() {
   const int all = device_attribute(cudaDevAttrMultiProcessorCount);
-  return std::max(all - SmMargin::current(), ceil_div(all, 2));
+  return std::max(all - SmMargin::current(), (all + 1) / 2);
 }
