@@ -63,7 +63,7 @@ TEST_CASE("of published runs no more are missed than runtime/planner/forecast.md
   size_t rows = 0;
   for (const auto& [source, count, within, median] :
        {Known{"MPT H100", 70, 57, 0.030}, {"MPT A100-80", 61, 45, -0.085}, {"MPT A100-40", 78, 64, 0.033}, {"2104.04473", 16, 16, -0.004},
-        {"2104.04473 ZeRO 3", 6, 0, 0.740}, {"2201.11990", 3, 0, 0.198}, {"2205.05198", 10, 10, -0.043}, {"Megatron-Core", 11, 9, -0.025},
+        {"2104.04473 ZeRO 3", 6, 0, 0.740}, {"2201.11990", 3, 0, 0.198}, {"2205.05198", 10, 10, -0.043}, {"Megatron-Core", 11, 9, -0.033},
         {"llm.c", 5, 5, -0.050}}) {
     CAPTURE(source);
     const Errors errors = errors_of(source);

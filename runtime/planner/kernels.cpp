@@ -23,9 +23,10 @@ Cost Kernels::head() const {
 Cost Kernels::in_pieces(double m, double n, double k, bool hides, double meanwhile) const {
   Cost cost = product(m, n, k);
   if (N_ == 1) return cost;
-  const double alone = rows_ / pieces_ + (pieces_ - 1) * std::max(0.0, rows_ - cost[products]) / pieces_;
+  const double rows = pieces_ * tp_.gather(R_ * C_ * w_ / pieces_);  // each piece has the latency of a message
+  const double alone = rows / pieces_ + (pieces_ - 1) * std::max(0.0, rows - cost[products]) / pieces_;
   cost[launches] *= pieces_;
-  return cost + sent(rows_, hides ? rows_ - alone + meanwhile : 0);
+  return cost + sent(rows, hides ? rows - alone + meanwhile : 0);
 }
 
 Cost Kernels::half_backward(double wide, const Cost& between, double inner) const {

@@ -34,7 +34,8 @@ inline void describe_mesh(const Options& o) {
   const auto& [tp, cp, dp, pp] = o.mesh;
   if (o.mesh.ranks() == 1) return;
   std::string split;
-  if (tp > 1) split += formatted("tensor parallel %d, rows in %d pieces, ", tp, o.tp_pieces);
+  if (tp > 1) split += formatted("tensor parallel %d, ", tp);
+  if (o.tp_pieces > 1) split += formatted("rows in %d pieces, ", o.tp_pieces);
   if (cp > 1) split += formatted("context parallel %d (%s), ", cp, o.cp_method.c_str());
   const std::string chunks = o.pp_chunks > 1 ? formatted(", %d chunks each", o.pp_chunks) : "";
   if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
