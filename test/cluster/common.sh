@@ -42,7 +42,7 @@ wait_for_step() {
 process_of_rank() {
   local process
   for process in $(pgrep -x train_gpt); do
-    if tr '\0' '\n' < /proc/"$process"/environ | grep -qx "OMPI_COMM_WORLD_RANK=$1"; then echo "$process"; fi
+    if grep -zqx "OMPI_COMM_WORLD_RANK=$1" /proc/"$process"/environ; then echo "$process"; fi
   done
 }
 
