@@ -194,10 +194,10 @@ TEST_CASE("parts of a tensor are rounded as the whole is" * doctest::skip(!large
         std::vector<__nv_bfloat16> own, expected;
         std::vector<float> own_gradients;
         for (size_t i = begin; i < count / 3; ++i) {
-          own.push_back(before[part.whole(i)]);
-          own_gradients.push_back(gradients[part.whole(i)]);
-          expected.push_back(after[part.whole(i)]);
-          held[part.whole(i)] += begin == 0;
+          own.push_back(before[part.in_whole(i)]);
+          own_gradients.push_back(gradients[part.in_whole(i)]);
+          expected.push_back(after[part.in_whole(i)]);
+          held[part.in_whole(i)] += begin == 0;
         }
         own.resize(round_up(own.size(), size_t(pack_width<float>)));
         own_gradients.resize(own.size());

@@ -137,10 +137,10 @@ TEST_CASE("element i of a tensor depends on (key, i) alone") {
 }
 
 TEST_CASE("a part of a tensor has the numbers of its elements" * doctest::skip(!large_shapes)) {
-  CHECK(Part().whole(12345) == 12345);
-  CHECK(Part{4, 12, 8}.whole(0) == 8);
-  CHECK(Part{4, 12, 8}.whole(3) == 11);
-  CHECK(Part{4, 12, 8}.whole(4) == 20);  // the next run
+  CHECK(Part().in_whole(12345) == 12345);
+  CHECK(Part{4, 12, 8}.in_whole(0) == 8);
+  CHECK(Part{4, 12, 8}.in_whole(3) == 11);
+  CHECK(Part{4, 12, 8}.in_whole(4) == 20);  // the next run
 
   const uint64_t key = random_key(1337, "h.0.attn.c_attn.weight");
   for (size_t columns : {3, 12, 51, 96}) {  // runs of 1, 4, 17 and 32: one to five calls of Philox
@@ -152,8 +152,8 @@ TEST_CASE("a part of a tensor has the numbers of its elements" * doctest::skip(!
       CAPTURE(columns);
       std::vector<float> expected;
       for (size_t i = 0; i < count; ++i) {
-        expected.push_back(whole[part.whole(i)]);
-        ++held[part.whole(i)];
+        expected.push_back(whole[part.in_whole(i)]);
+        ++held[part.in_whole(i)];
       }
       // ZeRO cuts a part anywhere, so it is made in two ranges, too.
       for (size_t first : {size_t(0), count / 2}) {

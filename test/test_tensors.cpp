@@ -91,8 +91,8 @@ TEST_CASE("tensor-parallel ranks: parts tile each split tensor, and every rank h
       for (const TensorDescriptor& tensor : list.tensors()) {
         for (const CheckpointBlock& run : runs(tensor, 0, tensor.local)) elements.meet(run);
         for (size_t local = 0; local < tensor.local; ++local)
-          as_meant &= tensor.part.whole(local) == whole_element(list, tensor, local) &&
-                      local_before(tensor, tensor.part.whole(local)) == local;
+          as_meant &= tensor.part.in_whole(local) == whole_element(list, tensor, local) &&
+                      local_before(tensor, tensor.part.in_whole(local)) == local;
         as_meant &= local_before(tensor, tensor.count()) == tensor.local;
       }
     CHECK(as_meant);
@@ -171,7 +171,7 @@ TEST_CASE("one rank, and tensors whose parts are no short runs: a block for each
           CAPTURE(name);
           REQUIRE(std::ranges::count_if(blocks, of_slice) == 1);
           const CheckpointBlock& block = *std::ranges::find_if(blocks, of_slice);
-          CHECK(block.first == slice.tensor->part.whole(slice.first));
+          CHECK(block.first == slice.tensor->part.in_whole(slice.first));
           CHECK(block.count == slice.count);
         }
       }
@@ -240,7 +240,7 @@ TEST_CASE("a rank finds all that it keeps in the blocks that it reads") {
           }
           REQUIRE(found.size() == slice.count);
           size_t wrong = 0;
-          for (size_t i = 0; i < slice.count; ++i) wrong += found[i] != float(tensor->part.whole(slice.first + i));
+          for (size_t i = 0; i < slice.count; ++i) wrong += found[i] != float(tensor->part.in_whole(slice.first + i));
           CHECK(wrong == 0);
         }
       }

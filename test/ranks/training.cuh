@@ -263,7 +263,7 @@ inline std::vector<Difference> differences(Model& model, const std::vector<float
     float* const sums = &mine[size_t(&tensor - tensors.data()) * 3];
     double squares[3] = {};
     for (size_t i = 0; i < actual.size(); ++i) {
-      const size_t whole = tensor.part.whole(slice.first + i);
+      const size_t whole = tensor.part.in_whole(slice.first + i);
       const double expected = wanted.at(before + whole);
       if (has_keys && whole * 3 / tensor.count() == 1) {
         squares[2] += std::pow(double(actual[i]), 2);
@@ -448,7 +448,7 @@ void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradie
       weight.count = 1;
       const std::vector<float> value = values_of(model.store(), weight, State::weight);
       // By all ranks, as it is collective: weights are gathered anew.
-      const CheckpointBlock block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+      const CheckpointBlock block = {weight.tensor, weight.tensor->part.in_whole(weight.first), 1};
       model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
       train_step(model, mesh, 0);
       model.store().copy_in(block, State::weight, value);
