@@ -361,7 +361,7 @@ TEST_CASE("mistakes in a schedule are noticed") {
   CHECK(problem_with([](auto& lists) { lists[1][3] = lists[1][1]; }) == "F1 comes twice");
   CHECK(problem_with([](auto& lists) { lists[1][0].micro_batch = 4; }) == "F4 does not exist");
   CHECK(problem_with([](auto& lists) { lists[0][1].slot = 0; }) == "F1 takes slot 0, which F0 has");
-  CHECK(problem_with([](auto& lists) { lists[0][3].slot = 1; }) == "B0 looks in slot 1, not in that of its forward");
+  CHECK(problem_with([](auto& lists) { lists[0][3].slot = 1; }) == "B0 looks in slot 1, not in its forward's slot");
   // What is possible on each stage, but not on all together
   CHECK(problem_with([](auto& lists) {
           std::swap(lists[1][0], lists[1][1]);

@@ -31,7 +31,7 @@ if [ -n "$hosts" ]; then
   [ "$ranks" -le $slots ] || fail "$ranks ranks do not fit HOSTS=$hosts, which has $slots places"
 fi
 
-# The cores of a host are divided among its ranks; those of a rank are next to each other. Open MPI by itself would give
+# The cores of a host are divided among its ranks, and each rank gets neighbouring cores. Open MPI by itself would give
 # each rank one core, whatever the number of OpenMP threads.
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
   export OMP_NUM_THREADS=$((cores > ranks_a_host ? cores / ranks_a_host : 1))

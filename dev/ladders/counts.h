@@ -18,7 +18,7 @@ namespace ladder {
 constexpr int sector_bytes = 32;
 
 std::vector<std::string> count_columns();
-// a / b with so many significant digits; "–" where one of them is 0.
+// a / b with `significant` significant digits; "–" if a or b is 0.
 std::string ratio(double a, double b, int significant = 3);
 std::vector<std::string> count_row(const std::string& name, const std::string& idea, const cpu::AccessCounts& counts,
                                    double elements, double least_bytes);

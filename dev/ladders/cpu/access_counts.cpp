@@ -62,7 +62,7 @@ struct Request {
   uintptr_t addresses[warp_size];
 };
 
-// Calls visit(number) once for each unit of memory, of so many bytes, that lanes [first, first + count) touch.
+// Calls visit(number) once for each unit of `unit` bytes of memory that lanes [first, first + count) touch.
 template <class Visit>
 void for_each_unit(const Request& request, int first, int count, size_t size, size_t unit, Visit visit) {
   std::vector<uintptr_t> addresses;

@@ -2,7 +2,7 @@
 //
 // A rung is right if it passes these checks. Inputs are small integers, so every sum is known, and the only error
 // allowed is the rounding to 8 bits. All ranks end with the same bits, and a second run gives them again. A NaN is
-// never lost. The bytes sent are those of the formula.
+// never lost. The formula gives the bytes that are sent.
 //
 // What is measured (other programs on the machine can only make it slower):
 //
