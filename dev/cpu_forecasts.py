@@ -7,8 +7,8 @@ highest value of each rate, and the fastest step of each run (without the first 
 steps are printed beside them.
 
 Ranks start as dev/cluster/mpirun.sh starts them, and share the cores. Kendall's tau compares the order of meshes. It
-looks at the pairs of runs that have the same model and batch, and whose times differ by more than a tenth: the number of
-pairs that the forecast puts in the right order, less the number in the wrong order, divided by the number of pairs.
+looks at the pairs of runs that have the same model and batch, and whose times differ by more than a tenth: the number
+of pairs that the forecast puts in the right order, less the number in the wrong order, divided by the number of pairs.
 
 Usage: make DEVICE=cpu build/cpu/train_gpt build/cpu/ceilings && python dev/cpu_forecasts.py
 """

@@ -60,9 +60,9 @@ void check(size_t count, size_t decayed) {
              test_stream());
     p.reference.update(as_double(values), decayed, step);
   }
-  // The worst case. Each step rounds a weight once, and what it subtracts, some hundredths, a few times more. Each step
-  // rounds the first moment's terms three times; they may cancel, and are (1 − β1)·clip·4 = 0.15 at most. The second
-  // moment's new term is rounded five times, what was there before twice.
+  // The worst case. Each step rounds a weight once, and what it subtracts, some hundredths of it, a few times. Each
+  // step rounds the first moment's terms three times; they may cancel, and are (1 − β1)·clip·4 = 0.15 at most. The
+  // second moment's new term is rounded five times, the old one twice.
   CHECK_CLOSE(p.masters.numbers(), p.reference.w, 1.0, steps * rounding<float>);
   CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.15, 3 * steps * rounding<float>);
   CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, (5 + 2 * (steps - 1)) * rounding<float>);

@@ -53,7 +53,7 @@ struct Tree {
   std::string output, ran, calls, report;
 };
 
-// Do these come in this order?
+// Do these lines come in this order?
 bool in_order(const std::string& text, const std::vector<std::string>& parts) {
   size_t at = 0;
   for (const std::string& part : parts) {

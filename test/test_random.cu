@@ -1,5 +1,5 @@
 // Philox against the known answers of its authors, the normal quantile against an inversion of erfc, initial weights
-// against both, and those of parts of a tensor against the whole.
+// against both, and the weights of a tensor's parts against the whole tensor's.
 #include "kernels/random.cuh"
 #include "test/kernel_test.cuh"
 
@@ -48,8 +48,8 @@ double quantile_reference(uint32_t bits) {
   return bits >> 31 ? -z : z;
 }
 
-// Relative, of the approximation itself: "about 1 part in 10^7" (AS 241). It is computed in float64, so no machine's
-// rounding shows; results come as close to it as they can.
+// The relative error of the approximation itself: "about 1 part in 10^7" (AS 241). It is computed in float64, so no
+// machine's rounding shows; results come as close to it as they can.
 constexpr double quantile_error = 1.2e-7;
 
 std::vector<float> normals(size_t count, uint64_t key, float standard_deviation) {
@@ -64,7 +64,7 @@ struct NamedPart {
   Part part;
 };
 
-// What each of three ranks may hold of a tensor (rows, 3·columns), and a rank that has no row left.
+// The parts that each of three ranks may hold of a tensor (rows, 3·columns), and a part without rows.
 std::vector<NamedPart> parts_of_three(size_t rows, size_t columns) {
   std::vector<NamedPart> parts = {{"no rows", 0, {1, 1, rows * 3 * columns}}};
   for (size_t rank = 0; rank < 3; ++rank) {
