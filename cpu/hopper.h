@@ -108,7 +108,7 @@ inline void check_box(const void* box) {
   if (shared_address(box) % 1024 != 0) cpu::refuse({}, "a box does not begin at a multiple of 1,024 bytes: align it");
 }
 
-// The box is NaN at once, for those who still read or already read it; the elements arrive as late as they may.
+// The box is NaN at once, for threads that still read it or read it too early; the elements arrive as late as they may.
 inline void start_load(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
   check_box(box);
   std::memset(box, 0xff, map.box_rows * 128);
@@ -205,7 +205,7 @@ inline void count_up(unsigned* counter) {
   atomicAdd(counter, 1u);
 }
 
-// Those who are waited for run on other workers, or have ended.
+// The threads that are waited for run on other workers, or have ended.
 inline void wait_for_count(unsigned* counter, unsigned count) {
   while (std::atomic_ref(*counter).load() != count) std::this_thread::yield();
   __threadfence();

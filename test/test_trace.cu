@@ -48,7 +48,7 @@ Json parse_trace(const std::vector<std::string>& texts) {
   return Json::parse(content_of(folder / "trace.json"))["traceEvents"];
 }
 
-// The events that last some time: all, or those with this name.
+// The events that last some time: all of them, or all with this name.
 std::vector<Json> ranges_of(const Json& events, const std::string& name = "") {
   std::vector<Json> found;
   for (const Json& event : events)

@@ -4,7 +4,7 @@
 //   × least      `moved` divided by the bytes that the operation must move at least
 //   width        bytes that a thread asks for at once, on average
 //   full %       how much of the sectors is asked for: 100 % if a warp's addresses are side by side
-//   conflicts    wavefronts of shared memory, divided by those that would do without bank conflicts
+//   conflicts    wavefronts of shared memory, divided by the wavefronts that would be enough without bank conflicts
 //   barriers, shuffles, mma    instructions of warps, for 1,000 elements
 #pragma once
 

@@ -46,7 +46,7 @@ std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const
   const int C = options.shape.channels, l = own_layers(list), tp = list.tp();
   const int embedding = list.is_first_stage(), head = list.is_last_stage();
   const double R = rows_of(options, cp), one = A * (tp - 1.0) / tp * R * C * sizeof(T);  // a gather, or a scatter, of all rows
-  double summed = 0;  // gradients of LayerNorms among those that this rank keeps
+  double summed = 0;  // elements of LayerNorms' gradients that this rank keeps
   for (int number = 0; number < shards.units(); ++number) {
     const Unit& unit = list.units()[size_t(number)];
     const size_t begin = options.store.zero ? shards.begin(number) : 0;

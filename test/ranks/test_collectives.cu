@@ -1,6 +1,6 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
-// so that every sum is exact in every type, so nothing is tolerated. One test rounds. With GPT_CPU_NCCL=ring, those
-// whose names begin with "strict" say what the CPU device is strict about.
+// so that every sum is exact in every type, so nothing is tolerated. One test rounds. With GPT_CPU_NCCL=ring,
+// the tests whose names begin with "strict" say what the CPU device is strict about.
 #include <csignal>
 #include <deque>
 #include <set>

@@ -168,7 +168,7 @@ struct Program {
 // The block that a worker runs.
 struct Block {
   const Range thread_locals = Program().thread_locals;
-  // Those thread_local variables that kernels read but that are not __shared__.
+  // The thread_local variables that kernels read but that are not __shared__.
   const Range not_shared[5] = {range_of(threadIdx), range_of(blockIdx), range_of(blockDim), range_of(gridDim),
                                range_of(plain_loop)};
   Range dynamic_shared;
