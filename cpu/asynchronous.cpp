@@ -27,7 +27,7 @@ struct Member {
   int given = 0;            // registers that it has less than at launch
 };
 
-// Of the block, or cluster of blocks, that this worker runs.
+// What is pending in the block, or cluster of blocks, that this worker runs.
 struct Asynchronous {
   DeferredWork deferred[max_threads][4];
   int pending = 0;  // number of deferred pieces of work, of all threads

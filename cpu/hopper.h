@@ -78,13 +78,13 @@ TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) 
 
 inline char* permuted(uintptr_t address) { return reinterpret_cast<char*>(address ^ (address >> 3 & 0x70)); }
 
-// Of the matrix that `at` names.
+// The address of an element in the matrix that `at` names.
 inline char* element(const MatrixStack<char>& stack, const StackPlace& at, int row, int column) {
   return stack.data + at.outer * stack.outer_stride + at.inner * stack.inner_stride + row * stack.row_stride +
          2 * column;
 }
 
-// For the access counters a box is moved by the thread that asks, a row in an access.
+// Counts the accesses of a box: to the counters, the thread that asks moves it, one row in each access.
 inline void count_box(cpu::counting::Event event, const TensorMap& map, const StackPlace& at) {
   const MatrixStack<char>& m = map.stack;
   const int first = std::max(at.column, 0), columns = std::min(at.column + box_columns, m.columns) - first;

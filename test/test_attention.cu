@@ -38,7 +38,7 @@ class PlacedTensor {
   template <class Float>
   Heads<Float> heads() const { return {memory_.data() + first_, {row_, int64_t(sample_)}}; }
 
-  // From and to part `part` of tensors (B, T, parts, C) of the host.
+  // set() copies from part `part` of a tensor (B, T, parts, C) of the host; add_to() adds to it.
   void set(const std::vector<T>& values, int seq_len, int parts, int part) {
     std::vector<T> memory = memory_.get();
     for_each_element(seq_len, parts, part, [&](size_t here, size_t there) { memory[here] = values[there]; });

@@ -7,7 +7,7 @@ namespace {
 GradientSummary norm_of(const std::vector<float>& gradients, float clip, float loss = 1, const StepLimits& limits = {},
                         const LossScale& scale = {}) {
   const size_t count = gradients.size();
-  // In two parts, as a model's units are.
+  // The gradients are summed in two parts, as a model's units are.
   const size_t parts[] = {count / 2 / pack_width<float> * pack_width<float>, count};
   Buffer<float> values(gradients), partials(2 * partial_sums<float>(count)), losses(std::vector<float>{loss});
   Buffer<double> total(1);

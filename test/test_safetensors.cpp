@@ -39,7 +39,7 @@ std::vector<float> values_of(const SafetensorsFile& file, const std::string& nam
   return values;
 }
 
-// By the definition of a format with this many exponent and mantissa bits, in double precision.
+// The number in a format with `exponent_bits` and `mantissa_bits`, by its definition, in double precision.
 double decoded(uint32_t bits, int exponent_bits, int mantissa_bits) {
   int bias = (1 << (exponent_bits - 1)) - 1, largest = (1 << exponent_bits) - 1;
   int mantissa = int(bits & ((1u << mantissa_bits) - 1)), exponent = int(bits >> mantissa_bits) & largest;

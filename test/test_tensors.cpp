@@ -17,7 +17,7 @@ namespace {
 // Only three ranks divide anything in the last shape.
 const std::vector<ModelShape> shapes = {{2, 24, 24, 211, 23}, {1, 24, 24, 129, 5}, {1, 8, 16, 257, 8}, {1, 3, 51, 211, 23}};
 
-// For every shape and every number of tensor-parallel ranks that it allows: the tensor list of each of these ranks.
+// Calls work() for every shape and every number of tensor-parallel ranks that it allows, with the ranks' tensor lists.
 void for_lists(const std::function<void(const std::vector<TensorList>&)>& work) {
   for (const ModelShape& shape : shapes)
     for (int tp : {1, 2, 3, 4, 6, 8}) {

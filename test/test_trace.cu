@@ -162,7 +162,7 @@ TEST_CASE("the timeline has processes, threads, times and what is known of each 
   CHECK(threads[gelu["tid"]] == "compute");
   CHECK(threads[reduced[0]["tid"]] == "communication");
 
-  // In the order that the event and the stream ask for, and on the clock of the wall.
+  // Ranges keep the order that the event and the stream ask for, and lie on the wall clock.
   double end = 0;
   for (const Json& event : {gelu, reduced[0], reduced[1]}) {
     CHECK(event["ts"].get<double>() >= end);
@@ -291,7 +291,7 @@ TEST_CASE("operations that fail to launch are not logged") {
   log.flush();
   const auto lines = lines_of(folder / "log");
   REQUIRE(lines.size() == 1);
-  CHECK(lines[0]["pieces"] == 1);  // of one rank no row travels
+  CHECK(lines[0]["pieces"] == 1);  // with one rank no row travels
 }
 
 // ---- what each launcher says that it writes

@@ -12,7 +12,7 @@
 
 namespace {
 
-// As many layers as eight stages need, or four with two chunks each; head sizes that nothing divides.
+// Eight layers are enough for eight stages, or for four with two chunks each. Nothing divides the head sizes.
 constexpr ModelShape eight_layers = {8, 8, 40, 211, 16}, six_layers = {6, 6, 54, 211, 36};
 const std::vector<std::string> schedules = {"1f1b", "interleaved", "zb", "gpipe"};
 

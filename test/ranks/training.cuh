@@ -449,7 +449,7 @@ void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradie
       Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == block_unit; });
       weight.count = 1;
       const std::vector<float> value = values_of(model.store(), weight, State::weight);
-      // By all ranks, as it is collective: weights are gathered anew.
+      // All ranks call copy_in(), as it is collective: weights are gathered anew.
       const CheckpointBlock block = {weight.tensor, weight.tensor->part.in_whole(weight.first), 1};
       model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
       train_step(model, mesh, 0);

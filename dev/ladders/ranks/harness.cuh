@@ -225,9 +225,9 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
 
 // ---- what does it cost?
 
-constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // for which rates are measured
+constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // of the message by which rates are measured
 
-// For longer messages the ranks agree before they are sent: Open MPI's limit between processes of a host.
+// The ranks agree before they send a longer message: Open MPI's limit between processes of a host.
 constexpr size_t short_message = 4096;
 
 struct Link {
