@@ -62,7 +62,7 @@ $(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_collectives test_context_par
   collectives): $(DEVICE_LIBRARY) $(HOST_LIBRARY)
 LADDER_OBJECTS := $(patsubst dev/ladders/%.cpp,$(HOST_BUILD)/ladder_%.o,$(wildcard dev/ladders/*.cpp))
 $(addprefix $(BUILD)/,$(LADDERS) $(RANK_LADDERS)): $(LADDER_OBJECTS)
-# Tests have one main() between them; those of ranks bring their own.
+# The tests share one main(); tests of several ranks bring their own.
 $(addprefix $(BUILD)/,$(TESTS) $(filter-out %failures test_strict,$(CPU_TESTS)) test_faults): $(HOST_BUILD)/main.o
 -include $(wildcard $(BUILD)/*.d $(HOST_BUILD)/*.d)
 
@@ -102,7 +102,7 @@ test-faults: all
 $(BUILD)/failing_io.so: test/faults/failing_io.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 
-# Of each suite that `make test` leaves out a part, a minute in all: CI runs it, so that none rots unseen.
+# A part of each suite that `make test` leaves out, a minute in all: CI runs it, so that no suite rots unseen.
 test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize
 slice-of-faults: all
 	@FAULTS_COUNT=2 FAULTS_EVERY=60 $(MAKE) --no-print-directory test-faults
@@ -121,7 +121,7 @@ KERNEL_TESTS := $(filter $(patsubst %.cuh,test_%,$(notdir $(filter kernels/% dev
 # (test_counts counts allocations of a layout in which arrays lie together, test_access_% is of another build)
 test-sanitize:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=asan run NAMES="$(TESTS) $(filter-out test_counts test_access_%,$(CPU_TESTS)) $(LADDERS)"
-# (the + hands make's job slots on to the script)
+# (the + hands make's job slots on to the scripts)
 test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"
 	+@test/remove_barriers.sh

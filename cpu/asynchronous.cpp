@@ -27,7 +27,7 @@ struct Member {
   int given = 0;            // registers that it has less than at launch
 };
 
-// Of the block, or cluster of blocks, that this worker runs.
+// What is pending in the block, or cluster of blocks, that this worker runs.
 struct Asynchronous {
   DeferredWork deferred[max_threads][4];
   int pending = 0;  // number of deferred pieces of work, of all threads
@@ -44,7 +44,7 @@ int thread() { return current_runner->running_thread(); }
 DeferredWork& deferred(Deferred kind) { return state.deferred[thread()][size_t(kind)]; }
 Member& member() { return state.has_warpgroups = true, state.members[thread()]; }
 
-// At the block's end.
+// Called at the block's end: checks that warpgroups have started the same products, and forgets them.
 void end_warpgroups() {
   for (int t = 0; t < current_runner->threads(); ++t)
     if (const size_t all = state.products[t / warpgroup_size].size(), own = state.members[t].products; own != all)
@@ -69,7 +69,7 @@ void begin_asynchronous(int blocks) {
     for (Barrier& barrier : state.numbered[block]) barrier = {};
 }
 
-// Only writes may be left, of stores whose shared memory the thread has waited for.
+// Called at the block's end. Only the writes of stores may be left: a thread waits for their shared memory alone.
 void end_asynchronous() {
   for (int t = 0; state.pending && t < current_runner->threads(); ++t)
     for (auto& group : state.deferred[t][size_t(Deferred::writes)].committed)

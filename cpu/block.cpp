@@ -64,8 +64,9 @@ namespace {
 
 void fiber_entry() { current_runner->run_fiber(); }
 
-// For the race detector, which takes 0.1 ms to learn of a new fiber: a block's fibers are used again by the fourth
-// block after it. To the detector these two have an order; neighbours have none, nor have the threads of a block.
+// The fibers for a new block. The race detector takes 0.1 ms to learn of a new fiber, so the fourth block after this
+// one uses them again. To the detector these two blocks have an order; neighbouring blocks have none, nor have the
+// threads of a block.
 std::vector<std::unique_ptr<Fiber>>& fibers_of_block() {
   static std::vector<std::unique_ptr<Fiber>> kept[4];
   static size_t turn = 0;

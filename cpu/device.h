@@ -69,8 +69,8 @@ bool is_foreign(const void* p);  // does p point into the memory of another devi
 void refuse_foreign_memory();    // sets cudaGetLastError's value
 
 // Called before a kernel or a library's product is issued. Under GPT_CPU_LAZY=1 it waits for the device when that is
-// the first time: on a GPU a kernel that is loaded at its first launch may do so. variant: one of those that `code`
-// has.
+// the first time: on a GPU a kernel that is loaded at its first launch may do so. variant: which variant of
+// `code`.
 void load(const void* code, size_t variant);
 
 // Dynamic shared memory: the bytes that a kernel may have if nobody has asked for more (cudaFuncSetAttribute), and the

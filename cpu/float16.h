@@ -1,8 +1,8 @@
 // What the two 16-bit floats of the CPU device have in common. Their formats are in cuda_bf16.h and cuda_fp16.h.
 //
-// Names and results are those of the CUDA Math API: rounding is to nearest even unless a name ends in _rz (toward
-// zero); any NaN becomes 0x7fff; a number that is too large becomes infinity. An operation is done in float and its
-// result is rounded. For normal numbers this is the correctly rounded result, as on the GPU, because a float has at
+// Names and results are the CUDA Math API's: rounding is to nearest even unless a name ends in _rz (toward zero); any
+// NaN becomes 0x7fff; a number that is too large becomes infinity. An operation is done in float and its result is
+// rounded. For normal numbers this is the correctly rounded result, as on the GPU, because a float has at
 // least two bits more than twice the mantissa (24 >= 2*11 + 2: Figueroa, "When is double rounding innocuous?", 1995).
 // One difference: a double is rounded to float first, while CUDA rounds it once.
 //

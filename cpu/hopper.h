@@ -78,13 +78,13 @@ TensorMap make_tensor_map(const T* matrix, int rows, int columns, int box_rows) 
 
 inline char* permuted(uintptr_t address) { return reinterpret_cast<char*>(address ^ (address >> 3 & 0x70)); }
 
-// Of the matrix that `at` names.
+// The address of an element in the matrix that `at` names.
 inline char* element(const MatrixStack<char>& stack, const StackPlace& at, int row, int column) {
   return stack.data + at.outer * stack.outer_stride + at.inner * stack.inner_stride + row * stack.row_stride +
          2 * column;
 }
 
-// For the access counters a box is moved by the thread that asks, a row in an access.
+// Counts the accesses of a box: to the counters, the thread that asks moves it, one row in each access.
 inline void count_box(cpu::counting::Event event, const TensorMap& map, const StackPlace& at) {
   const MatrixStack<char>& m = map.stack;
   const int first = std::max(at.column, 0), columns = std::min(at.column + box_columns, m.columns) - first;
@@ -108,7 +108,7 @@ inline void check_box(const void* box) {
   if (shared_address(box) % 1024 != 0) cpu::refuse({}, "a box does not begin at a multiple of 1,024 bytes: align it");
 }
 
-// The box is NaN at once, for those who still read or already read it; the elements arrive as late as they may.
+// The box is NaN at once, for threads that still read it or read it too early; the elements arrive as late as they may.
 inline void start_load(void* box, const TensorMap& map, StackPlace at, Barrier& barrier) {
   check_box(box);
   std::memset(box, 0xff, map.box_rows * 128);
@@ -205,7 +205,7 @@ inline void count_up(unsigned* counter) {
   atomicAdd(counter, 1u);
 }
 
-// Those who are waited for run on other workers, or have ended.
+// The threads that are waited for run on other workers, or have ended.
 inline void wait_for_count(unsigned* counter, unsigned count) {
   while (std::atomic_ref(*counter).load() != count) std::this_thread::yield();
   __threadfence();

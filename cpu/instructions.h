@@ -85,8 +85,9 @@ inline float largest(const float (&x)[N]) {
 }
 
 // 2ˣ = 2^floor(x) · 2^f by arithmetic alone, so that loops of it become vector instructions (g++ 12 calls exp2f one by
-// one). 2^f, 0 <= f < 1, is a polynomial with the least relative error, 2·10⁻⁹, among those of degree 6 that begin
-// with 1. Results below 2⁻¹²⁶ are 0, as on a GPU. Masks instead of branches, as g++ would turn a condition into jumps.
+// one). 2^f, 0 <= f < 1, is a polynomial: of all polynomials of degree 6 that begin with 1, the one with the least
+// relative error, 2·10⁻⁹. Results below 2⁻¹²⁶ are 0, as on a GPU. Masks instead of branches, as g++ would turn a
+// condition into jumps.
 inline float exp2_approximate(float x) {
   constexpr float coefficients[] = {2.1612509e-4f, 1.24679517e-3f, 9.67544131e-3f, 5.548528582e-2f, 2.4022930861e-1f,
                                     6.9314706326e-1f, 1};

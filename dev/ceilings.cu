@@ -15,14 +15,15 @@ namespace {
 
 using ceilings::steady_seconds;
 
-// Of one storage type. FLOPs are counted as dev/roofline.py does.
+// The rates in one storage type. FLOPs are counted as dev/roofline.py counts them.
 struct Rates {
   int side;
   double product, attention_forward, attention_backward, gelu;  // FLOP/s
   double norm_row, loss_row;                                    // seconds
 };
 
-// What a row takes longer than its bytes do at the rate of copies. Nothing: so little that it does not count.
+// How much longer a row takes than its bytes at the rate of copies. If it takes no longer: so little that it does not
+// count.
 double beside_bytes(double seconds, double bytes, double copy) { return std::max(1e-12, seconds - bytes / copy); }
 
 // Whole tiles on the diagonal of the causal mask count: a block has 64 queries, and T + 64 keys are computed for two of them.
@@ -42,7 +43,7 @@ void measure_attention(Rates& rates, cudaStream_t stream) {
   });
 }
 
-// Forward and backward together: exponentials, and no sums.
+// FLOP/s of GELU, forward and backward together: exponentials, and no sums.
 template <class T>
 double gelu_rate(cudaStream_t stream) {
   constexpr int rows = 4096, columns = 1024;
@@ -54,7 +55,7 @@ double gelu_rate(cudaStream_t stream) {
   });
 }
 
-// A short row of LayerNorm, the mean of forward and backward.
+// The time of a short row of LayerNorm beside its bytes, the mean of forward and backward.
 template <class T>
 double norm_row(double copy, cudaStream_t stream) {
   constexpr int rows = 4096, C = 256;
@@ -70,7 +71,7 @@ double norm_row(double copy, cudaStream_t stream) {
   return beside_bytes(seconds / rows, 8.0 * C * sizeof(T), copy) / 2;
 }
 
-// A row of 2,048 bytes of logits.
+// The time of a row of 2,048 bytes of logits beside its bytes.
 template <class T>
 double loss_row(double copy, cudaStream_t stream) {
   constexpr int rows = 4096, V = 2048 / sizeof(T);
@@ -108,7 +109,7 @@ double update_rate(cudaStream_t stream) {
   });
 }
 
-// From one small kernel to the next.
+// Seconds from one small kernel to the next.
 double launch_seconds(cudaStream_t stream) {
   const Buffer<float> factor(std::vector<float>{1});
   const Buffer<AdamWState> counter(std::vector<AdamWState>(1));

@@ -5,8 +5,8 @@
 // NCCL moves data by blocks that occupy multiprocessors. NCCL_MIN_CTAS=8 NCCL_MAX_CTAS=8 makes it take exactly 8, so that
 // one sees how many are enough: all others can compute at the same time.
 //
-// A row is the median of 21 rounds on the slowest rank. Bandwidths are those of nccl-tests: with S bytes of the whole
-// (what a rank has after all_gather, before reduce_scatter, before and after all_reduce) in t seconds on N ranks,
+// A row is the median of 21 rounds on the slowest rank. Bandwidths are defined as in nccl-tests: with S bytes of the
+// whole (what a rank has after all_gather, before reduce_scatter, before and after all_reduce) in t seconds on N ranks,
 //
 //   bus bandwidth = S/t · (N−1)/N for all_gather and reduce_scatter, twice that for all_reduce
 //

@@ -18,9 +18,9 @@ sum over the ranks is left out.
 Runs with another --cp or --cp-method have other rows on each rank, and gradients that are sums over other rows: they are
 refused. Ulysses' attention is left out where --tp differs: which heads a rank has follows from both.
 
-The stages of a pipeline have layers of their own. Up to the first update their bits are those of one rank, but for the
-gradient of the tied embedding, which both ends add up (it is left out) and what follows from the norm. Of a pipeline
-the first difference is the first in the order in which one rank computes.
+Each stage of a pipeline has its own layers. Up to the first update its results have one rank's bits. There are two
+exceptions: the gradient of the tied embedding, which both ends add up (it is left out), and what follows from the norm.
+The first difference of a pipeline is the first in the order in which one rank computes.
 
 Exit code: 0 the same, 1 different, 2 nothing to compare.
 
@@ -35,7 +35,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-FORMAT = {  # of a line; the first line of a file has the keys of HEADER
+FORMAT = {  # keys and types of a line; the first line of a file has the keys of HEADER
   "step": (int, type(None)), "micro_batch": (int, type(None)), "layer": (int, type(None)), "piece": (int, type(None)),
   "op": str, "output": int, "accumulated": bool, "partial": bool, "count": int, "dtype": str,
   "sum": (float, int, type(None)), "absmax": (float, int, type(None)), "checksum": str}
@@ -45,24 +45,25 @@ SPLIT = ("tensor_parallel", "pieces")  # what layers' outputs are split by
 STAGES = ("pipeline", "chunks")
 MESH = ("ranks", "data_parallel", "context_parallel", *SPLIT, *STAGES)
 EARLIER = 3  # operations shown before the first difference
-# What tensor parallelism changes: operations that write the same with other names; outputs of the head, whose rows have as many
-# zeros at their end as the mesh needs; and outputs that are terms of a sum over ranks, beside those whose line says so
-# (LayerNorm's gradients are sums over a rank's own rows, statistics over its own words; casts may have such in them).
+# Tensor parallelism changes three things. SAME: operations that write the same under another name. LOGITS: outputs of
+# the head, whose rows end in as many zeros as the mesh needs. TERMS: outputs that are terms of a sum over ranks,
+# although their lines do not say so (LayerNorm's gradients are sums over a rank's own rows, statistics are sums over
+# its own words; casts may convert such terms).
 SAME = {"vocabulary_cross_entropy": "cross_entropy"}
-# What a library computes in one call, and elsewhere two operations: whose outputs these are.
+# A library computes in one call what elsewhere two operations compute: its outputs, and whose outputs they are.
 FUSED = {("matmul_gelu_forward", 0): ("gelu_forward", 0), ("matmul_gelu_forward", 1): ("matmul_forward", 0),
          ("matmul_gelu_gradient", 0): ("gelu_backward", 0),
          ("matmul_bias_gradient", 0): ("matmul_weight_gradient", 0), ("matmul_bias_gradient", 1): ("column_sum", 0)}
 LOGITS = {("matmul_forward", 0), ("cross_entropy", 1)}  # outside of layers
 TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_statistics", 0), ("cast", 0),
          ("accumulate", 0)}
-# What both ends of a pipeline add up: outside of layers the gradient of wte.
+# The gradient of wte, outside of layers: both ends of a pipeline add it up.
 TIED = ("matmul_weight_gradient", 0)
-# What Ulysses does with some of the heads.
+# Operations that Ulysses does on some of the heads.
 OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "split_heads"}
-# What comes from other stages, posted under whatever micro-batch is computed then.
+# Messages from other stages. They are posted while another micro-batch may be computed, and logged under that one.
 FROM_STAGES = {"receive"}
-# What each mesh does in its own way.
+# Operations that each mesh does in its own way.
 OF_MESH = {"all_gather", "all_reduce", "broadcast", "reduce_scatter", "square_sums"}
 
 
@@ -222,7 +223,7 @@ def pairs(a, b):
 
 
 def same_size(counts_a, counts_b):
-  """Of one output, by tensor-parallel rank: are these parts of the same, or the whole of it on each rank?"""
+  """Do these counts, by tensor-parallel rank, belong to the same output: to its parts, or to all of it on each rank?"""
   return sum(counts_a) == sum(counts_b) or {*counts_a} == {*counts_b} == {counts_a[0]}
 
 
@@ -256,7 +257,7 @@ def why_not(a, b, headers):
 
 
 def views(a, b):
-  """What is to be compared of two lines: the sums of the ranks' parts, or each rank's, if each has the whole."""
+  """The pairs to compare for two lines: the sums of the ranks' parts, or each rank's line if each has the whole."""
   if a.fields["count"] == b.fields["count"] or a.are_logits():
     return [(a, b)]
   return [(part, b.by_rank()[0]) for part in a.by_rank()] + [(a.by_rank()[0], part) for part in b.by_rank()]

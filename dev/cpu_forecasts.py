@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """The planner's forecasts for the CPU device beside the clock: twelve runs, by what dev/ceilings alone has measured.
 
-Other programs, and other virtual machines, take parts of a machine for seconds or minutes. So all is measured in several
-rounds, dev/ceilings before each one and after the last, and both sides are the least disturbed: of each rate the highest,
-of a run the fastest step (the first of a start is left out). The medians of all steps are printed beside them.
+Other programs, and other virtual machines, take parts of a machine for seconds or minutes. So everything is measured in
+several rounds, with dev/ceilings before each round and after the last. The least disturbed measurements count: the
+highest value of each rate, and the fastest step of each run (without the first step after a start). The medians of all
+steps are printed beside them.
 
-Ranks start as dev/cluster/mpirun.sh starts them, and share the cores. Kendall's tau compares the order of meshes: of pairs
-of runs with the same model and batch, whose times are more than a tenth apart, those that the forecast has in the same
-order less those that it has in the other, divided by all.
+Ranks start as dev/cluster/mpirun.sh starts them, and share the cores. Kendall's tau compares the order of meshes. It
+looks at the pairs of runs that have the same model and batch, and whose times differ by more than a tenth: the number
+of pairs that the forecast puts in the right order, less the number in the wrong order, divided by the number of pairs.
 
 Usage: make DEVICE=cpu build/cpu/train_gpt build/cpu/ceilings && python dev/cpu_forecasts.py
 """
@@ -23,8 +24,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MESHES = "--model d4 --global-batch 8"  # of these runs the order is compared
-TIMES = {"launch_s", "norm_row_s", "loss_row_s"}  # of what dev/ceilings prints; all else are rates, or do not change
+MESHES = "--model d4 --global-batch 8"  # the order of these runs is compared
+TIMES = {"launch_s", "norm_row_s", "loss_row_s"}  # times that dev/ceilings prints; all else are rates, or do not change
 # (ranks, options)
 RUNS = [(1, f"{MESHES} --micro-batch 4"),
         (2, f"{MESHES} --micro-batch 4"),

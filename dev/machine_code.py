@@ -6,7 +6,7 @@ derives them, and shows how to read the table:
 
   issue   the time in which its instructions are issued: at most 0.7 of the time that its bytes take
   flight  bytes on their way to a multiprocessor at a time: at least 32 KiB
-  waste   of the multiprocessors' time, while the last blocks run: less than a tenth
+  waste   the share of the multiprocessors' time that is lost while the last blocks run: less than a tenth
 
   make DEVICE=gpu ARCHS=90a build/gpu/step_kernels.o && make DEVICE=cpu build/cpu/launches
   python dev/machine_code.py                                        # the table
@@ -38,7 +38,7 @@ SMALL = 5e-6  # seconds: bytes that take less are not worth a rule, launching ta
 def loops(s, operation, launch):
   """What machine code does not say: how often a warp runs each loop of a kernel, in the order of their addresses, for the
   shape s. Where a kernel does other things for other rows, the most common ones count. nvcc unrolls some loops: then one
-  loop has so many rounds at once, and another the rest."""
+  loop does several rounds at once, and another loop does the rest."""
   rows, grid, block = s.B * s.T, launch.grid, launch.block[0]
   logits = s.V // 8 / 512  # packs of a thread
   return {
@@ -58,7 +58,7 @@ def loops(s, operation, launch):
 
 
 def template_arguments(s, operation, kernel):
-  """Those of the instance that is launched, of a kernel of which step_kernels.o has several."""
+  """The template arguments of the instance that is launched, for kernels of which step_kernels.o has several."""
   return {
     "embedding_forward_kernel": "__nv_bfloat16, 8",
     "residual_layernorm_forward_kernel": f"__nv_bfloat16, 8, {-(-s.C // 256)}",
@@ -80,7 +80,7 @@ def template_arguments(s, operation, kernel):
   }.get(kernel)
 
 
-# Misses of a rule that are as they should be: (kernel, rule): why.
+# Rules that a kernel misses for a good reason: (kernel, rule): why.
 EXPLAINED = {}
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
@@ -106,7 +106,7 @@ class Instruction(NamedTuple):
     return next((WIDTHS[part] for part in self.name.split(".") if part in WIDTHS), 4)
 
   def target(self):
-    """Of a branch: an address."""
+    """The address that a branch goes to."""
     found = re.findall(r"0x([0-9a-f]+)", self.operands) if self.is_a("BRA") else []
     return int(found[-1], 16) if found else None
 
@@ -148,7 +148,7 @@ class Function(NamedTuple):
     return times
 
   def shortest_way(self, begin, end):
-    """Of the instructions [begin, end), those on the way forward to `end` that has fewest."""
+    """The instructions of [begin, end) on the shortest way forward to `end`, the way with the fewest instructions."""
     at = {instruction.address: i for i, instruction in enumerate(self.code)}
     before = {begin: None}  # the instruction that comes before, on the shortest way
     length = {begin: 0}

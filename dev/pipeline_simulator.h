@@ -3,11 +3,11 @@
 //
 // A stage computes its actions in order, one at a time. Messages travel in four lanes of a stage: activations from the
 // previous and to the next one, gradients from the next and to the previous one.
-//   - When an action is issued, receives are posted: its own, and mostly that of the action after it (receives_to_post,
+//   - When an action is issued, receives are posted: its own, and mostly the next action's (receives_to_post in
 //     pipeline.h, which the program asks too). They begin when all actions before it have ended.
-//   - An action computes when the action before it has ended and its message is there. It may also have to wait for the
-//     device, as a kernel does that is loaded at its first launch, or an allocation: until all receives that the stage
-//     has posted, and all its sends, are complete.
+//   - An action computes when the action before it has ended and its message is there. It may also have to wait until
+//     the device is idle (as an allocation does, or a kernel that is loaded at its first launch): until all receives
+//     that the stage has posted, and all its sends, are complete.
 //   - It ends, and its own message can be sent, when it has computed and the send before in the same lane is complete:
 //     there is one buffer to send from for each direction.
 //   - Sends are synchronous, as NCCL's: a message travels when sender and receiver are there, and both wait until then.
@@ -53,7 +53,7 @@ struct PlayedStep {
     double begin, end;  // of computing
   };
   std::vector<std::vector<Span>> spans;  // by stage and action
-  std::vector<double> idle;              // by stage: the step without what it computes
+  std::vector<double> idle;              // by stage: how long it does not compute
   double end = 0;
   std::string problem;  // if it doesn't end: what is wrong
 };
@@ -85,7 +85,7 @@ inline std::string mistake_in(const Actions& actions, const Stage& stage, int mi
     }
     const Work needed = a.work == Work::weight ? Work::input : Work::forward;
     if (!before || before->work != needed) return name + " comes too early, or twice";
-    if (a.slot != before->slot) return name + " looks in slot " + slot + ", not in that of its forward";
+    if (a.slot != before->slot) return name + " looks in slot " + slot + ", not in its forward's slot";
     if (a.micro_batch != next[{a.work, a.chunk}]++) return name + " is out of order";
     before = &a;
     if (a.work == Work::input) continue;
@@ -132,14 +132,14 @@ class PipelineSimulator {
     bool sends;
     Message message;
     const Action* action;  // of this end
-    int chunk;             // of the model: that of the receiver
+    int chunk;             // the receiver's, counted over the model
     double ready;          // when this end is there
     bool complete = false;
     double end = 0;
   };
   struct Queue {
     std::vector<Transfer> transfers;
-    size_t complete = 0;  // so many of them are
+    size_t complete = 0;  // how many of them are complete
 
     Transfer* first() { return complete < transfers.size() ? &transfers[complete] : nullptr; }
     double free() const { return complete > 0 ? transfers[complete - 1].end : 0; }
@@ -149,9 +149,9 @@ class PipelineSimulator {
     Stage stage;
     const Actions& actions;
     std::vector<size_t> receives;           // by action: where in its queue, or not_posted
-    size_t next = 0, issued = 0;            // so many actions have ended, and have been issued
+    size_t next = 0, issued = 0;            // how many actions have ended, and how many have been issued
     double end = 0;                         // of the last action
-    std::map<Message, size_t> posted = {};  // the receives of this message of so many actions have been posted
+    std::map<Message, size_t> posted = {};  // for how many actions the receives of this message have been posted
     std::map<Message, size_t> sent = {};    // where in its queue the last one is
     std::array<Queue, 4> queues = {};
   };

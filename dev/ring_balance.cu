@@ -3,9 +3,9 @@
 //
 //   make DEVICE=cpu build/cpu/ring_balance && OMP_NUM_THREADS=1 build/cpu/ring_balance [ranks, 4] [tokens, 4096] [turns, 5]
 //
-// One process does the work of all ranks, step after step. Of neighbours, rank r has its own square of queries and keys, seen
-// causally, and the r squares of the ranks before it. A time is that of the fastest turn. What is not timed is what both
-// ways have in common: messages, and putting parts together.
+// One process does the work of all ranks, step after step. With one run each, rank r computes its own square of queries
+// and keys, seen causally, and the r squares of the ranks before it. The fastest turn counts. Messages, and putting
+// parts together, are not timed: both ways have them in common.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

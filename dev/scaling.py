@@ -104,7 +104,7 @@ def parse_arguments():
 
 
 def train_options(a, folder):
-  """Options of all runs: those that were given, for the rest those of bench.py's first case, and data."""
+  """Options of all runs: the options that were given, bench.py's first case for the others, and data."""
   model, dtype, _, seq_len = bench.CASES["gpu" if a.on_gpu else "cpu"][0]
   usual = {"model": model, "dtype": dtype, "seq-len": seq_len, "vocab": bench.VOCABULARY, "schedule": "constant",
            "micro-batch": max(1, a.global_batch // a.ranks[-1])}
@@ -225,7 +225,7 @@ def main():
         execute(a, run, options + run.options, Path(folder) / "run")
     results, alone, together = [], None, None
     for run in runs:
-      fills = a.on_gpu or run.ranks * run.threads >= CORES  # --ceilings are those of all cores
+      fills = a.on_gpu or run.ranks * run.threads >= CORES  # --ceilings have the rates of all cores
       results.append(result_of(run, alone, together, forecast(a, run, options + run.options) if fills else None))
       if run.mode == "alone":
         alone, together = results[-1]["step_ms"], None

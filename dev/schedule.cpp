@@ -3,7 +3,7 @@
 //
 //   make build/host/schedule && build/host/schedule --schedule 1f1b --stages 4 --micro-batches 8
 //
-// The times are those of a whole stage, of which each chunk takes its part. Exit code: 0, 1 if the schedule is wrong, 2
+// The times are given for a whole stage; each chunk takes its part of them. Exit code: 0, 1 if the schedule is wrong, 2
 // for bad input.
 #include <charconv>
 #include <cstdio>

@@ -2,8 +2,8 @@
 """Draws pipeline schedules, one below the other, as an SVG: a step as the simulator plays it.
 
 A row is a stage of the pipeline. A box is work on the micro-batch whose number it has, white is idle. Where a stage has
-several chunks of the layers, those of later ones are darker. All schedules have the same scale of time. Times are those
-of a whole stage, in any unit; --weight is the part of --backward that gradients of weights take.
+several chunks of the layers, the boxes of later chunks are darker. All schedules have the same time scale. Times are
+given for a whole stage, in any unit; --weight is the part of --backward that gradients of weights take.
 
 The program that plays is dev/schedule.cpp. Needs only Python. Exit code: 0 drawn, 1 a wrong schedule, 2 bad
 input.

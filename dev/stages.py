@@ -1,9 +1,9 @@
 """A step of a pipeline, from a trace: what each stage did when, by the clock and by its dependencies.
 
 By dependencies, an action (the forward of a micro-batch, its backward, or a half of it) lasts as long as its kernels, and
-begins when the action before it on its stage has ended and the message that it needs is there; messages take no time. The
-order of actions is that of the trace. Of each kernel the fastest run counts, over micro-batches and steps: where ranks
-share cores, the clock goes on while a kernel waits for its core.
+begins when the action before it on its stage has ended and the message that it needs is there; messages take no time.
+Actions keep the order that they have in the trace. A kernel counts with its fastest run in all micro-batches and steps:
+where ranks share cores, the clock goes on while a kernel waits for its core.
 
 dev/timeline.py --stages calls this; dev/schedule.py draws it.
 """
@@ -69,7 +69,7 @@ def replay(stages, costs):
 
 
 def slots_of(actions):
-  """So many micro-batches in a chunk are between forward and backward at the same time, at most."""
+  """How many micro-batches in a chunk are between forward and backward at the same time, at most."""
   return max(itertools.accumulate({"forward": 1, "input": 0}.get(action["work"], -1) for action in actions))
 
 

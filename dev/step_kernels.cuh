@@ -24,7 +24,7 @@ T* nowhere() {
   return reinterpret_cast<T*>(size_t(1) << 40);
 }
 
-// Calls add(calls in a step of one micro-batch, elements, function) for each operation. `elements` are those of its
+// Calls add(calls in a step of one micro-batch, elements, function) for each operation. `elements` is the size of its
 // largest tensor; the function launches it.
 template <class Add>
 void for_each_operation(const Shape& shape, Add add) {

@@ -44,7 +44,7 @@ __device__ inline float normal_from_bits(uint32_t bits) {
 class ElementBits {
  public:
   __device__ ElementBits(uint64_t key, const Part& part, size_t local)
-      : key_(key), width_(part.width), gap_(part.stride - part.width), element_(part.whole(local)),
+      : key_(key), width_(part.width), gap_(part.stride - part.width), element_(part.in_whole(local)),
         left_(part.width - local % part.width), group_(element_ / 4), words_(philox(key, group_)) {}
 
   __device__ uint32_t next() {

@@ -42,7 +42,7 @@ inline std::vector<CheckpointBlock> runs(const TensorDescriptor& tensor, size_t 
   std::vector<CheckpointBlock> runs;
   for (size_t next; first < end; first = next) {
     next = std::min(end, (first / part.width + 1) * part.width);
-    runs.push_back({&tensor, part.whole(first), next - first});
+    runs.push_back({&tensor, part.in_whole(first), next - first});
   }
   return runs;
 }
@@ -92,8 +92,8 @@ inline std::vector<CheckpointBlock> read_blocks(const std::vector<Slice>& kept, 
   std::vector<CheckpointBlock> blocks;
   for (const Slice& slice : kept) {
     const Part& part = slice.tensor->part;
-    size_t first = part.whole(slice.first);
-    const size_t end = part.whole(slice.first + slice.count - 1) + 1;
+    size_t first = part.in_whole(slice.first);
+    const size_t end = part.in_whole(slice.first + slice.count - 1) + 1;
     const size_t at_once = end - first == slice.count ? slice.count : most;
     for (; first < end; first += at_once) blocks.push_back({slice.tensor, first, std::min(at_once, end - first)});
   }

@@ -406,7 +406,7 @@ class ParameterStore final : public Parameters {
       copy_and_wait(runs.data(), all + rank * round + size_t(tp_.rank()) * share, share, cudaMemcpyDeviceToHost, stream_);
       const Part in_block = {part.width, part.stride, rank * part.width};
       for (size_t i = 0; i < share; i += part.width)
-        std::transform(&runs[i], &runs[i] + part.width, to + in_block.whole(i), [](E x) { return to_float(x); });
+        std::transform(&runs[i], &runs[i] + part.width, to + in_block.in_whole(i), [](E x) { return to_float(x); });
     }
   }
 

@@ -8,8 +8,9 @@
 
 #include "kernels/attention/attention_shape.h"
 
-// `..._terms`: the sums of absolute values through which one rounding of P, dS and `out` each, and one of the result,
-// change `out` and dqkv: a relative error u of all of them changes an element by u times its terms at most.
+// `..._terms` bound the effect of roundings on `out` and dqkv. If P, dS, `out` and the result are each rounded once,
+// with a relative error of at most u, an element changes by at most u times its terms, which are sums of absolute
+// values.
 struct AttentionReference {
   std::vector<double> out, lse, dqkv, out_terms, dqkv_terms;
 };

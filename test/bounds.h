@@ -46,5 +46,5 @@ struct About {
     return out << about.wanted << " ± " << about.bound * std::abs(about.wanted);
   }
 };
-// The usual bound is that of one value rounded to float32, a few times.
+// The usual bound: a value rounded to float32 a few times.
 inline About about(double wanted, double bound = 1e-6) { return {wanted, bound}; }

@@ -8,7 +8,7 @@
 
 #include "kernels/device/common.cuh"
 
-// ThreadSanitizer looks at each access: tests leave their large shapes out there.
+// ThreadSanitizer looks at each access: under it tests leave out their large shapes.
 #if defined(CPU_THREAD_SANITIZER)
 constexpr bool large_shapes = false;
 #else
@@ -65,7 +65,7 @@ std::vector<T> random_values(size_t count, double scale = 1, double mean = 0, un
   return values;
 }
 
-// From −largest to largest: sums of them are exact in any order, as long as they fit the format.
+// Random integers from −largest to largest: their sums are exact in any order, as long as they fit the format.
 template <class T>
 std::vector<T> random_integers(size_t count, int largest, unsigned seed = 1) {
   std::mt19937_64 generator(seed * 7919 + count);

@@ -1,4 +1,4 @@
-// main() of all test programs but those of several ranks (test/ranks/ranks.cuh): compiled once.
+// main() of all test programs, but for tests of several ranks (test/ranks/ranks.cuh): compiled once.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "test/run_cases.h"
 

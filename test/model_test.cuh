@@ -18,7 +18,7 @@ inline Batch send_batch(const Model& model, const int* inputs, const int* target
   return batch;
 }
 
-// (B,T,V)
+// The logits (B,T,V) of one micro-batch.
 inline std::vector<float> batch_logits(Model& model, const int* inputs) {
   Batch batch = send_batch(model, inputs, nullptr, 1, true, true);
   batch.loss_weight = 0;
@@ -26,7 +26,7 @@ inline std::vector<float> batch_logits(Model& model, const int* inputs) {
   return model.logits(0, batch.batch_size * batch.positions.length);
 }
 
-// Of a part of a tensor: what this rank keeps.
+// The values of a slice that this rank keeps.
 inline std::vector<float> values_of(const Parameters& store, const Slice& slice, State state) {
   std::vector<float> values(slice.count);
   store.copy_out(slice, state, values.data());

@@ -1,4 +1,4 @@
-// For tests of many ranks: processes made by fork(), what they printed, how they ended and when.
+// For tests of many ranks: processes made by fork(), what they printed, and how and when they ended.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class Ranks {
     for (pid_t pid : pids_) kill(pid, number);
   }
 
-  // Until all have ended or stopped (code -SIGSTOP); those that have not after `seconds`, counted from the start, are
+  // Waits until all ranks have ended or stopped (code -SIGSTOP). Ranks that have not, `seconds` after the start, are
   // killed (code -SIGKILL).
   std::vector<Outcome> wait(double seconds = 20) {
     std::vector<Outcome> outcomes(pids_.size(), {-SIGKILL, "", INFINITY});

@@ -4,8 +4,8 @@
 #   test/run.sh build/cpu
 #
 # Tests in test/ranks/ are started by mpirun, on several numbers of ranks.
-# On the CPU device, tests of kernels and some of ranks run under a permuted schedule too: a missing barrier or event then
-# fails. Some of those of ranks run under the switches of cpu/README.md too, `make test-strict` runs all of them so.
+# On the CPU device, tests of kernels and some tests of ranks run under a permuted schedule too: there a missing barrier
+# or event fails. Some tests of ranks run under the switches of cpu/README.md too; `make test-strict` runs all so.
 build=${1:?build folder}
 cd "$(dirname "$0")/.." || exit 1
 counts=$(mktemp -d)

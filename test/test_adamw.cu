@@ -60,9 +60,9 @@ void check(size_t count, size_t decayed) {
              test_stream());
     p.reference.update(as_double(values), decayed, step);
   }
-  // The worst case. Each step rounds a weight once, and what it subtracts, some hundredths, a few times more. Each step
-  // rounds the first moment's terms three times; they may cancel, and are (1 − β1)·clip·4 = 0.15 at most. The second
-  // moment's new term is rounded five times, what was there before twice.
+  // The worst case. Each step rounds a weight once, and what it subtracts, some hundredths of it, a few times. Each
+  // step rounds the first moment's terms three times; they may cancel, and are (1 − β1)·clip·4 = 0.15 at most. The
+  // second moment's new term is rounded five times, the old one twice.
   CHECK_CLOSE(p.masters.numbers(), p.reference.w, 1.0, steps * rounding<float>);
   CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.15, 3 * steps * rounding<float>);
   CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, (5 + 2 * (steps - 1)) * rounding<float>);
@@ -194,10 +194,10 @@ TEST_CASE("parts of a tensor are rounded as the whole is" * doctest::skip(!large
         std::vector<__nv_bfloat16> own, expected;
         std::vector<float> own_gradients;
         for (size_t i = begin; i < count / 3; ++i) {
-          own.push_back(before[part.whole(i)]);
-          own_gradients.push_back(gradients[part.whole(i)]);
-          expected.push_back(after[part.whole(i)]);
-          held[part.whole(i)] += begin == 0;
+          own.push_back(before[part.in_whole(i)]);
+          own_gradients.push_back(gradients[part.in_whole(i)]);
+          expected.push_back(after[part.in_whole(i)]);
+          held[part.in_whole(i)] += begin == 0;
         }
         own.resize(round_up(own.size(), size_t(pack_width<float>)));
         own_gradients.resize(own.size());

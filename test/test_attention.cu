@@ -24,7 +24,7 @@ struct Layouts {
   Layout queries = in_qkv, keys = in_qkv, out = alone;
 };
 
-// A tensor (B, rows, C) in device memory that has more. All else there is NaN: it shows if it is read, and if it is
+// A tensor (B, rows, C) as a part of device memory. All other memory is NaN: it shows if it is read, and if it is
 // written.
 template <class T>
 class PlacedTensor {
@@ -38,7 +38,7 @@ class PlacedTensor {
   template <class Float>
   Heads<Float> heads() const { return {memory_.data() + first_, {row_, int64_t(sample_)}}; }
 
-  // From and to part `part` of tensors (B, T, parts, C) of the host.
+  // set() copies from part `part` of a tensor (B, T, parts, C) of the host; add_to() adds to it.
   void set(const std::vector<T>& values, int seq_len, int parts, int part) {
     std::vector<T> memory = memory_.get();
     for_each_element(seq_len, parts, part, [&](size_t here, size_t there) { memory[here] = values[there]; });
@@ -69,11 +69,11 @@ class PlacedTensor {
   Buffer<T> memory_;
 };
 
-// Which body: the one that attention_forward and attention_backward choose of our own, that for tensor cores, which the
-// CPU device emulates, that for Hopper, emulated too, or the library's.
+// The implementation: the one of ours that attention_forward and attention_backward choose, the one for tensor cores,
+// the one for Hopper (the CPU device emulates both), or the library's.
 enum class Body { chosen, tensor_cores, hopper, library };
 
-// As in test/attention_reference.h: qkv and dqkv have as many rows as there are queries or keys, whichever are more.
+// As in test/attention_reference.h: qkv and dqkv have as many rows as queries or keys, whichever are more.
 struct Results {
   std::vector<double> out, lse, dqkv;
 };
@@ -382,7 +382,7 @@ TEST_CASE("attention: bytes and FLOPs of rectangles") {
   CHECK(few["attention_backward"].bytes == columns * (2 * (3 * 3 + 2 * 3) + 4 * (3 + 2 * 40)));
 }
 
-TEST_CASE_TEMPLATE("attention of packed tensors is that of their rows", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("attention of packed tensors equals attention of their rows", T, float, __nv_bfloat16) {
   const Sizes s = square(2, 37, 3, 16);
   const Inputs<T> inputs(s);
   const Results expected = run(s, Body::chosen, inputs.qkv, inputs.dout);
@@ -418,7 +418,7 @@ TEST_CASE_TEMPLATE("attention: infinity and NaN come through", T, __nv_bfloat16,
         if (body != Body::hopper || (has_tensor_cores && has_wgmma())) check_non_finite<T>(square(1, 70, 2, 64), body, value, part);
 }
 
-// Whether the library is there and does this shape, as it will from then on: these tests are the last.
+// Is the library there, and does it do this shape? From then on it does, so these tests come last.
 template <class T>
 bool plan(const Sizes& s, const Layouts& layouts = {}) {
   if (!has_library_attention) return false;

@@ -217,8 +217,8 @@ TEST_CASE("hosts with disks of their own: rank 0's folder gets all, the other ra
   CHECK(std::filesystem::is_empty(folder / "disk1/run"));
 }
 
-// Four ranks in pairs. Of c_attn.weight each pair gathers 24 elements, in two rounds. What else the ranks write is as
-// unlike as it can be.
+// Four ranks in pairs. Each pair gathers 24 elements of c_attn.weight, in two rounds. The ranks' other blocks are as
+// different as they can be.
 std::vector<CheckpointBlock> gathered_blocks(int rank) {
   const std::string gathered = "h.0.attn.c_attn.weight";
   const size_t of_pair = size_t(rank / 2) * 24, mine = size_t(rank % 2) * 6;
@@ -234,7 +234,7 @@ std::vector<CheckpointBlock> gathered_blocks(int rank) {
   return blocks;
 }
 
-// Sends what rank `rank` copies of a block to the other rank of its pair, and waits for what that copies.
+// Tells the other rank of the pair which block this rank copies, and waits until it tells the same.
 void meet_in_pair(int socket, const CheckpointBlock& block, State state) {
   const std::string mine = char(state) + std::to_string(block.first / 12);
   char theirs[16] = "";

@@ -31,7 +31,7 @@ Json header(const Mesh& mesh, int rank) {
           {"micro_batch", mesh.micro_batch}};
 }
 
-// What a tensor-parallel rank has of an output: all of it, a part, in pieces, or a term of a sum, in pieces too.
+// What a tensor-parallel rank has of an output: all of it; a part, in pieces; or a term of a sum, in pieces too.
 enum class Kind { whole, part, term };
 
 // May change a line, whose rank is given, before it is written.
@@ -47,8 +47,8 @@ Json output(const Json& step, const Json& micro_batch, const Json& layer, const 
           {"sum", value}, {"absmax", value / 10}, {"checksum", checksum}};
 }
 
-// The lines of one rank of a mesh for an output. Part i of n adds i to a sum of 1 + 2 + ... + n, and the last one has the
-// largest element. Terms are not what the parts of a sum are.
+// The lines of one rank of a mesh for an output. Part i of n adds i to a sum of 1 + 2 + ... + n, and the last part has
+// the largest element. Terms have other values than parts.
 std::vector<Json> lines_of_rank(const Json& line, Kind kind, const Mesh& mesh, int rank) {
   if (mesh.tensor_parallel == 1 || kind == Kind::whole) return {line};
   std::vector<Json> lines;
@@ -143,7 +143,7 @@ TEST_CASE("runs of one mesh" * doctest::skip(!python_found)) {
   check(folder, "good short", 0, {"23 outputs agree", "22 in A alone, 22 in B alone"});
 }
 
-TEST_CASE("the first difference of several ranks is the earliest, not that of the first rank" *
+TEST_CASE("the first difference of several ranks is the earliest one, not the first rank's" *
           doctest::skip(!python_found)) {
   TemporaryFolder folder;
   const std::string path = folder.path().string() + "/";
@@ -175,11 +175,11 @@ TEST_CASE("runs of two meshes" * doctest::skip(!python_found)) {
     line["count"] = 50;  // by accident the second call's in the other run, which writes something else
     line["checksum"] = "ffffffffffffffff";
   });
-  write_run(path + "alone", {}, [](Json& line, int) {  // as ZeRO 2 hands on gradients
+  write_run(path + "alone", {}, [](Json& line, int) {  // as if ZeRO 2 had handed on the gradients
     if (line["accumulated"] == true) line["checksum"] = "ffffffffffffffff";
     line["accumulated"] = false;
   });
-  // Six of the eight gradients are sums of different micro-batches; those of the first on rank 0 are not.
+  // Six of the eight gradients are sums of different micro-batches; the first two on rank 0 are not.
   const std::string sums = " sums over other micro-batches.";
   check(folder, "one two", 0, {"39 outputs agree", "Not compared: 6" + sums});
   check(folder, "two one", 0, {"39 outputs agree", "Not compared: 6" + sums});

@@ -231,7 +231,7 @@ TEST_CASE("a rank whose stream turns to nonsense counts as dead") {
   check_one_line(ranks, -1, 1, 5, "rank 1 (host elsewhere, pid 5) died", "Protocol error");
 }
 
-TEST_CASE("ranks that never come are named, and those that came end too") {
+TEST_CASE("ranks that never come are named, and the ranks that came end too") {
   const int port = free_port();
   Ranks ranks(6, [&](int rank) {
     if (rank != 3 && rank != 5) start(rank, 8, port, 1);

@@ -77,7 +77,8 @@ void check(const Shape& s, int keys) {
   check_attention("out", out.get(), qkv, cache, s, keys);
 }
 
-// The keys and values of cache positions `rows` as a tensor (B,rows,3,NH,HS), whose queries are NaN; of position −1 all is.
+// The keys and values of cache positions `rows`, as a tensor (B,rows,3,NH,HS). Its queries are NaN, and so is all of
+// position −1.
 template <class T>
 std::vector<T> qkv_of(const Cache<T>& cache, const Shape& s, const std::vector<int>& rows) {
   std::vector<T> qkv;
@@ -92,8 +93,8 @@ std::vector<T> qkv_of(const Cache<T>& cache, const Shape& s, const std::vector<i
   return qkv;
 }
 
-// What ranks of context parallelism do, one after the other: a prompt of some tokens, then each later token by itself. They
-// share the keys of a text (ring), or the heads (Ulysses).
+// Plays ranks of context parallelism, one after the other: a prompt of some tokens, then each later token by itself.
+// The ranks share the keys of a text (ring), or the heads (Ulysses).
 template <class T>
 void check_ranks(const Shape& s, int ranks, int prompt, bool share_heads) {
   CAPTURE(ranks);

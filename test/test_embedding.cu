@@ -6,14 +6,14 @@
 
 namespace {
 
-// seq_len: of the whole samples, of which rank `rank` of `ranks` has its part.
+// seq_len: the length of whole samples; rank `rank` of `ranks` has its part of each.
 struct Shape {
   int batch, seq_len, positions, channels, vocabulary;
   ContextMethod method = ContextMethod::ring;
   int ranks = 1, rank = 0;
 
   Positions rows() const { return positions_of(method, seq_len, ranks, rank); }
-  // Counted out: run r and run 2N−1−r of 2N, or run r of N.
+  // The rank has runs r and 2N−1−r of 2N runs of the sample, or run r of N.
   size_t position(size_t row) const {
     const int length = seq_len / ranks, half = length / 2, i = int(row) % length;
     if (ranks == 1 || method == ContextMethod::ulysses) return size_t(rank * length + i);
@@ -83,7 +83,7 @@ void check_backward(const Shape& s, const std::vector<int>& tokens, bool accumul
   CHECK(dwpe_d.get() == dwpe);
 }
 
-// Of `ranks` shards of so many rows each, those that are tokens: the last may have fewer, or none.
+// The shards of `ranks` ranks, `rows` tokens each: the last ones may have fewer tokens, or none.
 std::vector<VocabularyShard> shards_of(int vocabulary, int ranks, int rows) {
   std::vector<VocabularyShard> shards;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -93,8 +93,9 @@ std::vector<VocabularyShard> shards_of(int vocabulary, int ranks, int rows) {
   return shards;
 }
 
-// Rank 0 adds the positions. Each of the other terms of a sum is zero, or the two are a token and a position that one
-// rank would have added: so the sum over the ranks, rounded once, has one rank's bits.
+// Rank 0 adds the positions. If it has the token, too, all other terms of the sum are zero. If another rank has it, two
+// terms are not zero: the position and the token that one rank would have added. So the sum over the ranks, rounded
+// once, has one rank's bits.
 template <class T>
 void check_forward_of_shards(const Shape& s, const std::vector<VocabularyShard>& shards) {
   const size_t C = s.channels;
@@ -118,7 +119,7 @@ void check_forward_of_shards(const Shape& s, const std::vector<VocabularyShard>&
   CHECK(same_bits(rounded, whole.get()));
 }
 
-// The rows of all shards, one after the other, are those of the whole gradient, and what lies around them stays.
+// The rows of all shards, one after the other, equal the whole gradient's, and what lies around them stays.
 template <class T>
 void check_backward_of_shards(const Shape& s, const std::vector<VocabularyShard>& shards) {
   const size_t C = s.channels, guard = 2 * C;

@@ -53,7 +53,7 @@ struct Tree {
   std::string output, ran, calls, report;
 };
 
-// Do these come in this order?
+// Do these lines come in this order?
 bool in_order(const std::string& text, const std::vector<std::string>& parts) {
   size_t at = 0;
   for (const std::string& part : parts) {
@@ -149,7 +149,7 @@ TEST_CASE("gpu_check.sh kernels: Hopper's instructions first, one at a time; tim
 TEST_CASE("gpu_check.sh training: every attention, beside the CPU's tensors" * doctest::skip(!python_found)) {
   Tree tree;
   tree.set_programs({"build/cpu/train_gpt", "build/cpu/ladder_matmul"});
-  // In Python only the report is real.
+  // Of the Python scripts only the report is real.
   tree.set_program("python", "if [ \"$1\" = dev/gpu_report.py ]; then exec python3 \"$@\"; fi\necho \"$@\" >> runs");
   CHECK(tree.check("training", "PYTHON=$PWD/python") == 0);
   const std::string traced = " --steps 1 --trace-tensors build/cpu/check/runs/bf16.jsonl";

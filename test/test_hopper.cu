@@ -121,7 +121,8 @@ __global__ void load_box_kernel(uint16_t* out, const __grid_constant__ TensorMap
   for (int i = threadIdx.x; i < box_rows * box_columns; i += blockDim.x) out[i] = box[i];
 }
 
-// Twice, from the same memory: the second time 100 rows further down, where the numbers are the ones after the first's.
+// Stores twice from the same memory: the second box lies 100 rows further down, and its numbers go on where the first
+// box's end.
 __global__ void store_box_kernel(const __grid_constant__ TensorMap map, int row, int column, int box_rows) {
   alignas(1024) __shared__ uint16_t box[most_box_rows * box_columns];
   const int count = box_rows * box_columns;
@@ -139,7 +140,7 @@ __global__ void store_box_kernel(const __grid_constant__ TensorMap map, int row,
 }
 
 struct BoxCase {
-  int rows, columns, box_rows, row, column;  // of the matrix, of the box, and where
+  int rows, columns, box_rows, row, column;  // the matrix, the box's height, and where it lies
 };
 const BoxCase box_cases[] = {{64, 64, 64, 0, 0}, {37, 88, 16, 3, 17},  {37, 88, 8, -3, -5}, {37, 88, 64, 30, 41},
                              {1, 8, 8, 0, 0},    {37, 88, 16, 37, 88}, {37, 88, 16, 0, 88}, {200, 72, 8, 199, 71}};
@@ -202,7 +203,8 @@ __global__ void copy_box_kernel(const __grid_constant__ TensorMap from, const __
 
 }  // namespace
 
-// Elements of the box that are outside of its matrix, in memory those of other matrices, arrive as zeros and stay.
+// Where a box reaches over the edge of its matrix, other matrices lie in memory. These elements are loaded as zeros,
+// and storing leaves them as they are.
 TEST_CASE("boxes of a stack: heads of samples, in rows with strides" * on_hopper) {
   const int rows = 21, columns = 24, heads = 3, samples = 2, row_stride = 104, sample_stride = rows * row_stride + 8;
   std::vector<uint16_t> numbers(samples * sample_stride);
@@ -231,7 +233,7 @@ namespace {
 
 constexpr int added_floats = 32;
 
-// Blocks take their number, and add to the same floats in the order of numbers; the first stores.
+// Each block takes a number. The blocks add to the same floats in the order of their numbers; the first block stores.
 __global__ void add_in_order_kernel(float* sums, unsigned* ticket, unsigned* counter) {
   alignas(16) __shared__ float own[added_floats];
   __shared__ unsigned number;
@@ -269,7 +271,7 @@ namespace {
 
 constexpr int ring_stages = 3, ring_rows = 16, ring_consumers = 128;
 
-// sums[t] = of column t % 64 of the matrix, rows 8·(t / 64) to + 8 of every 16.
+// sums[t] = the sum of column t % 64 of the matrix, over 8 of every 16 rows: from row 8·(t / 64) on.
 __global__ void ring_kernel(int* sums, const __grid_constant__ TensorMap map, int boxes) {
   alignas(1024) __shared__ uint16_t stages[ring_stages][ring_rows * box_columns];
   __shared__ Barrier full[ring_stages], empty[ring_stages];
@@ -352,8 +354,8 @@ TEST_CASE("sync_cluster: blocks see what the others have written" * on_hopper) {
 
 namespace {
 
-// Both blocks of a cluster sum as ring_kernel does, each cluster boxes of its own. A block loads half of the rows of a
-// box, for both.
+// Both blocks of a cluster sum as ring_kernel does; each cluster has boxes of its own. A block loads half of a box's
+// rows, for both blocks.
 struct ClusterRing {
   alignas(1024) uint16_t stages[ring_stages][ring_rows * box_columns];
   Barrier full[ring_stages], empty[ring_stages];

@@ -1,4 +1,4 @@
-// Who a process is, by its launcher's variables; and ranks that meet by them.
+// Which rank a process is, by its launcher's variables; and ranks that meet by these variables.
 #include "parallel/processes/device_choice.h"
 #include "parallel/processes/launch.h"
 

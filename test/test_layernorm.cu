@@ -62,8 +62,8 @@ struct Inputs {
   std::vector<T> residual, branch, weight, bias, sum;
 };
 
-// Deviations from the mean carry the roundings of values of size 5, and statistics those of sums over C:
-// about 1e-6 of a row's deviation. Then one rounding to T.
+// Deviations from the mean carry the roundings of values of size 5, and statistics the roundings of sums over C: about
+// 1e-6 of a row's deviation. Then comes one rounding to T.
 constexpr double float_error = 2e-6;
 
 template <class T>

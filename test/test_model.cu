@@ -48,21 +48,23 @@ struct Reference {
   int batch, seq_len;
 };
 
-// How far a tensor may be from float64, in its norm. A rounding to bf16 takes 0.17 % of a number (the root-mean-square;
-// 2^-8 at most). Of these roundings of random sign there are, with those of weights, 2 before the first of the two
-// blocks, 15 in each, 2 after them: √34 · 0.17 % = 1 % for logits. Backward, 3 before the last block and 10 in each:
-// √57 · 0.17 % = 1.3 % for gradients. Twice both, as small tensors are worse than others. fp16 rounds by an eighth of that, as long as
-// gradients don't vanish: loss_scale sees to it. In float the sums count, not the roundings of their results: a product
-// that adds k = 50 to 250 terms is off by 2.4e-8·√k, 3e-7 (test/test_matmul.cu). Twelve of them lie before the logits,
-// 24 before a gradient: 1e-6 and 1.5e-6; twice and three times that.
+// How far a tensor may be from float64, in its norm. A rounding to bf16 changes a number by 0.17 % (the
+// root-mean-square; 2^-8 at most). Forward, with the weights' roundings, there are 2 roundings of random sign before
+// the first of the two blocks, 15 in each block, and 2 after them: √34 · 0.17 % = 1 % for logits. Backward there are 3
+// more before the last block, and 10 in each: √57 · 0.17 % = 1.3 % for gradients. The bounds are twice that, as small
+// tensors are worse than others. fp16 rounds by an eighth of that, as long as gradients don't vanish: loss_scale sees
+// to it. In float the sums count, not the roundings of their results: a product that adds k = 50 to 250 terms is off by
+// 2.4e-8·√k = 3e-7 (test/test_matmul.cu). Twelve products lie before the logits, 24 before a gradient: 1e-6 and 1.5e-6.
+// The bounds are twice and three times that.
 template <class T>
 constexpr double of_16_bits = std::is_same_v<T, __half> ? 1.0 / 8 : 1;
 template <class T>
 constexpr double logit_tolerance = std::is_same_v<T, float> ? 2e-6 : 0.02 * of_16_bits<T>;
 template <class T>
 constexpr double tensor_tolerance = std::is_same_v<T, float> ? 5e-6 : 0.03 * of_16_bits<T>;
-// The loss, relative. Logits are of size 1, the loss is 5.4, and the mean over 64 tokens of a target's error less the
-// others' makes an eighth of it: 0.02 / 5.4 / 8 = 0.05 %, twice. In float the loss itself is rounded, and some sums.
+// The relative error of the loss. Logits are of size 1, and the loss is 5.4. A token's loss is off by the error of its
+// target's logit less the others', and the mean over 64 tokens by an eighth of that: 0.02 / 5.4 / 8 = 0.05 %. The bound
+// is twice that. In float the loss itself is rounded, and some sums.
 template <class T>
 constexpr double loss_tolerance = std::is_same_v<T, float> ? 5e-7 : 1e-3 * of_16_bits<T>;
 template <class T>
@@ -207,8 +209,9 @@ TEST_CASE("ten steps of AdamW equal the reference") {
     Reference reference(name);
     auto model = load_model<float>(reference, {});
     Curve curve = train(*model, reference);
-    // Design, section 4: fp32 within 1e-5 relative over ten steps. Weights: after ten steps mostly made of updates, each
-    // about as far off as its gradient, which the error of the updates before has doubled; twice that.
+    // Design, section 4: fp32 within 1e-5 relative over ten steps. After ten steps weights are mostly sums of updates.
+    // Each update is about as far off as its gradient, whose error the updates before have doubled; the bound is twice
+    // that.
     CHECK_WITHIN("losses", largest_difference(curve.losses, reference.tensor("losses")), 1e-5);
     CHECK_WITHIN("norms", largest_difference(curve.norms, reference.tensor("norms")), 1e-5);
     for (const TensorDescriptor& tensor : model->tensors().tensors()) {
@@ -220,7 +223,7 @@ TEST_CASE("ten steps of AdamW equal the reference") {
     }
     const Curve bf16 = train(*load_model<__nv_bfloat16>(reference, {}), reference);
     const Curve fp16 = train(*load_model<__half>(reference, {}), reference);
-    // Weights are rounded from fp32 masters anew in each step: the loss is no further off than that of the first.
+    // Weights are rounded from fp32 masters anew in each step: no loss is further off than the first step's.
     CHECK_WITHIN("bf16 losses", distance(bf16.losses, reference.tensor("losses")), loss_tolerance<__nv_bfloat16>);
     CHECK_WITHIN("fp16 losses", distance(fp16.losses, reference.tensor("losses")), loss_tolerance<__half>);
     const auto hopper = load_model<__nv_bfloat16>(reference, {.hopper_attention = true});

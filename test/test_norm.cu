@@ -7,7 +7,7 @@ namespace {
 GradientSummary norm_of(const std::vector<float>& gradients, float clip, float loss = 1, const StepLimits& limits = {},
                         const LossScale& scale = {}) {
   const size_t count = gradients.size();
-  // In two parts, as a model's units are.
+  // The gradients are summed in two parts, as a model's units are.
   const size_t parts[] = {count / 2 / pack_width<float> * pack_width<float>, count};
   Buffer<float> values(gradients), partials(2 * partial_sums<float>(count)), losses(std::vector<float>{loss});
   Buffer<double> total(1);
@@ -43,8 +43,8 @@ TEST_CASE("norm of random gradients against float64") {
     const auto gradients = random_values<float>(count, 1e-3);
     double sum = 0;
     for (double x : gradients) sum += x * x;
-    // Each thread's sum of some dozens of squares is off by about 3 roundings, either way; from eight threads on these
-    // cancel to one, of which the root halves. The norm itself is rounded once. Twice that.
+    // Each thread's sum of some dozens of squares is off by about 3 roundings, up or down. Over eight threads or more
+    // these cancel to one rounding, and the root halves it. The norm itself is rounded once. The bound is twice that.
     CHECK_CLOSE({norm_of(gradients, 0).norm}, {std::sqrt(sum)}, 0.0, 3 * rounding<float>);
   }
 }
@@ -88,7 +88,7 @@ TEST_CASE("the loss scale is taken out of norm and factor") {
   CHECK(norm_of(gradients, 0, 1, {}, scale).norm == 5);
   CHECK(norm_of(gradients, 0, 1, {}, scale).factor == 1.0f / 1024);
   CHECK(norm_of(gradients, 1, 1, {}, scale).factor == 1.0f / (5.0f + 1e-6f) / 1024);
-  CHECK(norm_of(gradients, 1, 1, {9, 6}, scale).factor > 0);  // limits are those of the norm without it
+  CHECK(norm_of(gradients, 1, 1, {9, 6}, scale).factor > 0);  // limits are for the norm without the scale
   CHECK(norm_of(gradients, 1, 1, {9, 4}, scale).factor == GradientSummary::left_out);
 }
 

@@ -48,7 +48,7 @@ void for_pipelines(const std::function<void(const Pipeline&)>& work) {
         }
 }
 
-// Of a whole stage. The last is that of the pictures.
+// Costs of a whole stage. The last ones are used in the pictures.
 const std::vector<ChunkCosts> stage_costs = [] {
   std::mt19937 random(1);
   std::uniform_real_distribution<double> cost(0.2, 2);
@@ -64,7 +64,7 @@ PipelineCosts equal_costs(const Pipeline& pipeline, const ChunkCosts& stage, dou
   return {std::vector<ChunkCosts>(size_t(pipeline.stages * pipeline.chunks), chunk), message};
 }
 
-// The table in parallel/pipeline.h. It says nothing of schedules that it doesn't have.
+// By the table in parallel/pipeline.h; empty for schedules that it doesn't have.
 std::optional<double> bubble_by_formula(const Pipeline& pipeline, const ChunkCosts& stage) {
   const auto& [schedule, p, v, A] = pipeline;
   const auto& [F, I, W] = stage;
@@ -91,7 +91,7 @@ std::string text(const Actions& actions, const Stage& stage) {
   return text;
 }
 
-// The first thing that is wrong with the lists of a pipeline of one chunk a stage; empty: nothing.
+// The first mistake in the lists of a pipeline with one chunk a stage; empty: there is none.
 std::string problem_of(const std::vector<Actions>& lists, int micro_batches) {
   const int stages = int(lists.size());
   for (int stage = 0; stage < stages; ++stage) {
@@ -319,7 +319,7 @@ TEST_CASE("with all messages in one queue gpipe ends, but 1f1b, interleaved and 
 }
 
 TEST_CASE("the simulator's times by hand") {
-  // When the forwards of a stage begin. Those of stage i take times[i].
+  // When the forwards of a stage begin; a forward of stage i takes times[i].
   const auto begins = [](const std::vector<double>& times, int micro_batches, double message, Lanes lanes) {
     std::vector<Actions> lists;
     PipelineCosts costs = {{}, message};
@@ -361,7 +361,7 @@ TEST_CASE("mistakes in a schedule are noticed") {
   CHECK(problem_with([](auto& lists) { lists[1][3] = lists[1][1]; }) == "F1 comes twice");
   CHECK(problem_with([](auto& lists) { lists[1][0].micro_batch = 4; }) == "F4 does not exist");
   CHECK(problem_with([](auto& lists) { lists[0][1].slot = 0; }) == "F1 takes slot 0, which F0 has");
-  CHECK(problem_with([](auto& lists) { lists[0][3].slot = 1; }) == "B0 looks in slot 1, not in that of its forward");
+  CHECK(problem_with([](auto& lists) { lists[0][3].slot = 1; }) == "B0 looks in slot 1, not in its forward's slot");
   // What is possible on each stage, but not on all together
   CHECK(problem_with([](auto& lists) {
           std::swap(lists[1][0], lists[1][1]);
@@ -522,7 +522,7 @@ TEST_CASE("schedules are drawn, and bad input is one line" * doctest::skip(!pyth
 
 namespace {
 
-// A trace of the actions of all stages. Each has two kernels, of which only micro-batch 5's are as fast as `costs` says.
+// A trace of the actions of all stages. Each action has two kernels; only micro-batch 5's are as fast as `costs` says.
 std::string trace_of(const std::vector<Actions>& lists, const ChunkCosts& costs) {
   std::string events;
   for (int stage = 0; stage < int(lists.size()); ++stage) {
@@ -542,7 +542,7 @@ std::string trace_of(const std::vector<Actions>& lists, const ChunkCosts& costs)
 
 }  // namespace
 
-TEST_CASE("the bubble of a trace is that of its dependencies, whatever the clock says" * doctest::skip(!python_found)) {
+TEST_CASE("a trace's bubble follows from its dependencies, whatever the clock says" * doctest::skip(!python_found)) {
   TemporaryFolder folder;
   const auto drawn = [&](const std::string& trace, const std::string& title) {
     std::ofstream(folder / "trace.json") << trace;
@@ -561,7 +561,7 @@ TEST_CASE("the bubble of a trace is that of its dependencies, whatever the clock
   contains(drawn(trace_of(lists_of({"interleaved", 4, 2, 8}), costs), "interleaved"),
            "a step of 57.0 ms, bubble 9.0 ms (15.8 %); (p−1)(F+B)/v = 9.0 ms\n");
   contains(drawn(trace_of(zb, costs), "zb"), "a step of 27.0 ms, bubble 3.0 ms (11.1 %); (p−1)(F+I) − (min(A,p)−1)·min(F,I,W) = 3.0 ms\n");
-  // The order is that of the trace: with the gradients of weights last nothing fills the gaps in between.
+  // Actions keep the order of the trace: with the gradients of weights last, nothing fills the gaps before.
   std::vector<Actions> later = zb;
   for (Actions& actions : later)
     std::ranges::stable_partition(actions, [](const Action& a) { return a.work != Work::weight; });

@@ -53,8 +53,8 @@ nlohmann::json good_cluster() {
 
 }  // namespace
 
-TEST_CASE("of published runs no more are missed than runtime/planner/forecast.md says") {
-  // Source, rows, and of these within the bound, which is the same for all; the median error of unseen rows
+TEST_CASE("no more published runs are missed than runtime/planner/forecast.md says") {
+  // Source; rows; how many of them are within the bound, which is the same for all; the median error of unseen rows.
   struct Known {
     const char* source;
     size_t rows, within;
@@ -75,7 +75,7 @@ TEST_CASE("of published runs no more are missed than runtime/planner/forecast.md
   CHECK(rows == published_runs().size());
 }
 
-TEST_CASE("the margins that are printed are those of published runs to which nothing was fitted") {
+TEST_CASE("the printed margins come from published runs to which nothing was fitted") {
   for (const auto& [device, known] : {std::pair("A100", "8xa100-80"), {"H100", "8xh100"}}) {
     CAPTURE(known);
     const Margin margin = cluster(known).device.margin;
@@ -179,7 +179,7 @@ TEST_CASE("operations take as long as dev/roofline.md says") {
   h200.device.launch = 0;
   const Forecast f = forecast(gpt2(), h200);
   CHECK(1e3 * f.attention == about(4.25 + 11.93, 0.005));
-  // 30 ms are those of kernels that move bytes; of the update 0.99 are
+  // Kernels that move bytes take 16 ms, the update 0.99 ms.
   const double memory = 0.07 + 2.29 + 2.25 + 3.07 + 2.34 + 2.53 + 3.37 + 0.14, written_by_products = 5.8;
   CHECK(1e3 * f.memory == about(memory, 0.01));
   CHECK(1e3 * f.update == about(0.12 + 0.87, 0.02));
@@ -476,7 +476,7 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
 
 namespace {
 
-// Bytes of parameters alone, by stage and ZeRO: enough that some candidates fit, and some do not.
+// A rough memory of parameters and activations, by which some candidates fit, and some do not.
 size_t rough_bytes(const StepOptions& s) {
   const double all = 12.0 * s.shape.layers * s.shape.channels * s.shape.channels / (s.mesh.tp * s.mesh.pp);
   const double rows = double(s.micro_batch) * s.seq_len / s.mesh.cp, kept = s.recompute == "none" ? 34 : s.recompute == "gelu" ? 26 : 2;
@@ -484,7 +484,7 @@ size_t rough_bytes(const StepOptions& s) {
   return size_t(all * state + rows * kept * s.shape.channels * s.shape.layers / (s.mesh.pp * s.mesh.tp));
 }
 
-// What ranks can train, in short: the rules without their reasons.
+// Can ranks train this? The rules in short, without their reasons.
 bool can_train(const StepOptions& s) {
   const auto& [tp, cp, dp, pp] = s.mesh;
   const ModelShape& m = s.shape;
@@ -596,7 +596,7 @@ TEST_CASE("parts of a cluster, and the cluster of a GPU that reports its name") 
 
 // ---- goals
 
-TEST_CASE("losses and critical batches are those of the papers' formulas") {
+TEST_CASE("losses and critical batches follow the papers' formulas") {
   // Chinchilla itself, and GPT-3's smallest model, whose batch was 0.5 million tokens
   CHECK(suitable_tokens(70e9) == 1.4e12);
   CHECK(expected_loss(70e9, 1.4e12) == about(1.69 + 0.0834 + 0.1634, 0.001));

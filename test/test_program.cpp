@@ -744,7 +744,7 @@ TEST_CASE("--mesh auto trains with the fastest mesh, by the rates that dev/ceili
   if (!is_gpu_build()) shell.refuses(train, 2, {"--mesh auto", "no rates", "dev/ceilings", "--ceilings"});
 }
 
-TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in parts" *
+TEST_CASE("memory of the host: room for a snapshot is taken at the start; none: checkpoints are written in chunks" *
           doctest::skip(is_gpu_build())) {
   Workplace shell;
   // One thread: stacks count, too.

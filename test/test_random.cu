@@ -1,5 +1,5 @@
 // Philox against the known answers of its authors, the normal quantile against an inversion of erfc, initial weights
-// against both, and those of parts of a tensor against the whole.
+// against both, and the weights of a tensor's parts against the whole tensor's.
 #include "kernels/random.cuh"
 #include "test/kernel_test.cuh"
 
@@ -48,8 +48,8 @@ double quantile_reference(uint32_t bits) {
   return bits >> 31 ? -z : z;
 }
 
-// Relative, of the approximation itself: "about 1 part in 10^7" (AS 241). It is computed in float64, so no machine's
-// rounding shows; results come as close to it as they can.
+// The relative error of the approximation itself: "about 1 part in 10^7" (AS 241). It is computed in float64, so no
+// machine's rounding shows; results come as close to it as they can.
 constexpr double quantile_error = 1.2e-7;
 
 std::vector<float> normals(size_t count, uint64_t key, float standard_deviation) {
@@ -64,7 +64,7 @@ struct NamedPart {
   Part part;
 };
 
-// What each of three ranks may hold of a tensor (rows, 3·columns), and a rank that has no row left.
+// The parts that each of three ranks may hold of a tensor (rows, 3·columns), and a part without rows.
 std::vector<NamedPart> parts_of_three(size_t rows, size_t columns) {
   std::vector<NamedPart> parts = {{"no rows", 0, {1, 1, rows * 3 * columns}}};
   for (size_t rank = 0; rank < 3; ++rank) {
@@ -137,10 +137,10 @@ TEST_CASE("element i of a tensor depends on (key, i) alone") {
 }
 
 TEST_CASE("a part of a tensor has the numbers of its elements" * doctest::skip(!large_shapes)) {
-  CHECK(Part().whole(12345) == 12345);
-  CHECK(Part{4, 12, 8}.whole(0) == 8);
-  CHECK(Part{4, 12, 8}.whole(3) == 11);
-  CHECK(Part{4, 12, 8}.whole(4) == 20);  // the next run
+  CHECK(Part().in_whole(12345) == 12345);
+  CHECK(Part{4, 12, 8}.in_whole(0) == 8);
+  CHECK(Part{4, 12, 8}.in_whole(3) == 11);
+  CHECK(Part{4, 12, 8}.in_whole(4) == 20);  // the next run
 
   const uint64_t key = random_key(1337, "h.0.attn.c_attn.weight");
   for (size_t columns : {3, 12, 51, 96}) {  // runs of 1, 4, 17 and 32: one to five calls of Philox
@@ -152,8 +152,8 @@ TEST_CASE("a part of a tensor has the numbers of its elements" * doctest::skip(!
       CAPTURE(columns);
       std::vector<float> expected;
       for (size_t i = 0; i < count; ++i) {
-        expected.push_back(whole[part.whole(i)]);
-        ++held[part.whole(i)];
+        expected.push_back(whole[part.in_whole(i)]);
+        ++held[part.in_whole(i)];
       }
       // ZeRO cuts a part anywhere, so it is made in two ranges, too.
       for (size_t first : {size_t(0), count / 2}) {

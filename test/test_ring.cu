@@ -9,7 +9,7 @@
 
 namespace {
 
-// What one rank has.
+// The tensors of one rank.
 template <class T>
 struct Player {
   Player(const std::vector<T>& own_qkv, const std::vector<T>& own_dout, size_t statistics)
@@ -109,8 +109,8 @@ void check(int ranks, int run, int heads, int head_size) {
     rows.put(dqkv, players[rank].dqkv.numbers(), rank);
     lse_rows.put(lse, players[rank].lse.numbers(), rank);
   }
-  // As in test_attention.cu, with two more roundings: outputs of parts are rounded to T, and each of the ranks − 1 weights is
-  // off by 2f. dqkv takes twice the rounding of `out`, too.
+  // As in test_attention.cu, with two more errors: outputs of parts are rounded to T, and each of the ranks − 1 weights
+  // is off by 2f. dqkv is also off by twice the rounding of `out`.
   const double f = attention_sum_error(all), u = rounding<T>;
   CHECK_CLOSE(lse, expected.lse, 1.0, f);
   CHECK_WITHIN("out", worst_excess(out, expected.out, expected.out_terms, 2 * u + (2 * ranks - 1) * f, f), 1);

@@ -17,7 +17,7 @@
 
 namespace {
 
-// By file, what it includes in quotes.
+// The files that each file includes in quotes.
 using Includes = std::map<std::string, std::set<std::string>>;
 
 // From the top down. Rooms in one line don't know each other.
@@ -41,7 +41,7 @@ std::string room_of(const std::string& file) {
   return file.substr(0, first != file.npos && second != file.npos && has_rooms(file.substr(0, first)) ? second : first);
 }
 
-// 0 is the top; the number of floors: no room of the house.
+// Floor 0 is the top. Returns the number of floors for what is no room of the house.
 size_t floor_of(const std::string& room) {
   const auto has_room = [&](const auto& rooms) { return std::find(rooms.begin(), rooms.end(), room) != rooms.end(); };
   return size_t(std::find_if(floors.begin(), floors.end(), has_room) - floors.begin());
@@ -57,7 +57,7 @@ std::vector<std::string> arrows_that_do_not_point_down(const Includes& includes)
   return arrows;
 }
 
-// A file that comes back to itself; empty: there is none.
+// A file whose includes lead back to it; empty: there is none.
 std::string circle(const Includes& includes) {
   std::map<std::string, int> seen;  // 1: its includes are being followed, 2: there is no circle
   std::string found;
@@ -118,7 +118,7 @@ TEST_CASE("arrows that point up, sideways or out of the house, and circles, are 
   CHECK(circle({{"a", {"a"}}}) == "a");
 }
 
-// What one reads to learn the model, and what one reads to use it.
+// One reads gpt.cuh to learn the model, and model.cuh to use it.
 TEST_CASE("gpt.cuh says what is computed, and not how it is shared; it and model.cuh are short") {
   for (const auto& [file, most] : {std::pair("gpt.cuh", 250), {"model.cuh", 110}}) {
     CAPTURE(file);

@@ -271,7 +271,7 @@ TEST_CASE("a log that can't be made anew keeps its lines until it can, and a del
 
 namespace {
 
-// What the next line of metrics says of a run that goes on from this line.
+// The bill in the next line of metrics, for a run that goes on from this line.
 nlohmann::json bill_after(const std::string& line, double price, int devices) {
   TemporaryFolder folder;
   put(folder / "metrics.jsonl", line + "\n");

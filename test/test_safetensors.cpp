@@ -39,7 +39,7 @@ std::vector<float> values_of(const SafetensorsFile& file, const std::string& nam
   return values;
 }
 
-// By the definition of a format with this many exponent and mantissa bits, in double precision.
+// The number in a format with `exponent_bits` and `mantissa_bits`, by its definition, in double precision.
 double decoded(uint32_t bits, int exponent_bits, int mantissa_bits) {
   int bias = (1 << (exponent_bits - 1)) - 1, largest = (1 << exponent_bits) - 1;
   int mantissa = int(bits & ((1u << mantissa_bits) - 1)), exponent = int(bits >> mantissa_bits) & largest;
@@ -63,7 +63,7 @@ TEST_CASE("every bfloat16 and every half is converted exactly") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("reads F32, F16 and BF16, whole or in slices, at any alignment") {
+TEST_CASE("reads F32, F16 and BF16, whole tensors or ranges of elements, at any alignment") {
   TemporaryFolder folder;
   std::string header = "{" + entry("b", "BF16", "3", "1,7") + "," + entry("flag", "BOOL", "1", "0,1") + "," +
                        entry("f", "F32", "2,2", "7,23") + "," + entry("h", "F16", "", "23,25") + "," +
@@ -172,7 +172,7 @@ TEST_CASE("hostile JSON exhausts neither the stack nor memory") {
   CHECK(is_line_with(error("{\"__metadata__\":{", "\"a\":\"\","), "too many values"));
 }
 
-TEST_CASE("what is written is read back, in any order of slices") {
+TEST_CASE("what is written is read back, in any order of ranges") {
   TemporaryFolder folder;
   std::string path = folder / "x.safetensors";
   std::vector<float> weight = {1, 2, 3, 4, 5, 6}, bias = {-1, std::numeric_limits<float>::infinity()};

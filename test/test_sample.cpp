@@ -9,7 +9,7 @@
 
 namespace {
 
-// Of the bytes only these four are likely, with these probabilities.
+// Only these four bytes are likely, with these probabilities.
 const std::vector<std::pair<char, double>> likely = {{'a', 0.5}, {'b', 0.3}, {'c', 0.15}, {'d', 0.05}};
 
 std::vector<float> table() {
@@ -44,7 +44,7 @@ TEST_CASE("tokens are drawn by their probabilities, or from the likeliest only")
   CHECK(drawn({.temperature = 0.01}) == drawn({.temperature = 0}));
 }
 
-TEST_CASE("several texts at a time are those drawn one after the other, and the first one is shown as it grows") {
+TEST_CASE("several texts at a time equal texts drawn one after the other, and the first one is shown as it grows") {
   const Sampler sampler(Tokenizer(256, ""), "ab", 20, {}, 3);
   std::string shown;
   size_t pieces = 0;

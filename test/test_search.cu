@@ -1,5 +1,5 @@
-// What a search takes a candidate's memory for: the bytes of its largest rank, and how many these are at least; and how many
-// candidates a second it tries.
+// What a search computes of a candidate: its memory, which is its largest rank's, and a lower bound of it. And how many
+// candidates it tries per second.
 #include <cstdio>
 #include <random>
 
@@ -27,7 +27,7 @@ void check_some(const ModelShape& shape, const char* dtype, int seq_len, int glo
     const StepOptions& step = all[random() % all.size()];
     const Options chosen = options_with(o, step);
     CAPTURE(options_text(step));
-    // Of all ranks. Only what they gather for a checkpoint differs within a stage.
+    // The most of all ranks. Within a stage they differ only by what they gather for a checkpoint.
     size_t most = 0, checkpoint_buffer = 0;
     for (int rank = 0; rank < ranks; ++rank) {
       const RankPlan plan = planned(chosen, rank, false);
@@ -46,7 +46,7 @@ void check_some(const ModelShape& shape, const char* dtype, int seq_len, int glo
 
 }  // namespace
 
-TEST_CASE("a candidate's memory is that of its largest rank, and never less than the bound") {
+TEST_CASE("a candidate's memory is its largest rank's, and never less than the bound") {
   const char* dtype = model_makers().begin()->first.c_str();
   check_some({13, 12, 204, 211, 96}, dtype, 96, 24, 24, 0, 100);
   check_some({9, 8, 136, 1000, 64}, dtype, 64, 16, 16, 2, 70);

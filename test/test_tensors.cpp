@@ -12,12 +12,12 @@
 
 namespace {
 
-// Layers, heads, channels, vocabulary, positions. Eight ranks have 3 channels each, no multiple of 4, and of 129 tokens two
-// of them have all: the other six have padding only. Half of 257 tokens are one more than 128. In the last shape nothing
-// but three ranks divides anything.
+// Layers, heads, channels, vocabulary, positions. Eight ranks have 3 channels each, which is no multiple of 4. Two of
+// eight ranks have all of 129 tokens, and the other six have padding only. Half of 257 tokens are one more than 128.
+// Only three ranks divide anything in the last shape.
 const std::vector<ModelShape> shapes = {{2, 24, 24, 211, 23}, {1, 24, 24, 129, 5}, {1, 8, 16, 257, 8}, {1, 3, 51, 211, 23}};
 
-// For every shape and every number of tensor-parallel ranks that it allows: the tensor list of each of these ranks.
+// Calls work() for every shape and every number of tensor-parallel ranks that it allows, with the ranks' tensor lists.
 void for_lists(const std::function<void(const std::vector<TensorList>&)>& work) {
   for (const ModelShape& shape : shapes)
     for (int tp : {1, 2, 3, 4, 6, 8}) {
@@ -66,7 +66,7 @@ class Elements {
   std::map<std::string, std::vector<int>> times_;
 };
 
-// By the meaning of a tensor: the number in the whole of a rank's element.
+// The number in the whole tensor of a rank's element, derived from what the tensor means.
 size_t whole_element(const TensorList& list, const TensorDescriptor& tensor, size_t local) {
   const size_t C = size_t(list.shape().channels), tp = size_t(list.tp()), rank = size_t(list.tp_rank()), h = C / tp;
   const auto is = [&](const char* name) { return tensor.name.find(name) != std::string::npos; };
@@ -91,8 +91,8 @@ TEST_CASE("tensor-parallel ranks: parts tile each split tensor, and every rank h
       for (const TensorDescriptor& tensor : list.tensors()) {
         for (const CheckpointBlock& run : runs(tensor, 0, tensor.local)) elements.meet(run);
         for (size_t local = 0; local < tensor.local; ++local)
-          as_meant &= tensor.part.whole(local) == whole_element(list, tensor, local) &&
-                      local_before(tensor, tensor.part.whole(local)) == local;
+          as_meant &= tensor.part.in_whole(local) == whole_element(list, tensor, local) &&
+                      local_before(tensor, tensor.part.in_whole(local)) == local;
         as_meant &= local_before(tensor, tensor.count()) == tensor.local;
       }
     CHECK(as_meant);
@@ -171,7 +171,7 @@ TEST_CASE("one rank, and tensors whose parts are no short runs: a block for each
           CAPTURE(name);
           REQUIRE(std::ranges::count_if(blocks, of_slice) == 1);
           const CheckpointBlock& block = *std::ranges::find_if(blocks, of_slice);
-          CHECK(block.first == slice.tensor->part.whole(slice.first));
+          CHECK(block.first == slice.tensor->part.in_whole(slice.first));
           CHECK(block.count == slice.count);
         }
       }
@@ -191,8 +191,8 @@ TEST_CASE("tensor-parallel ranks gather in the same rounds, and most of what is 
             else short_runs += block.tensor->split.axis == 1;
           }
         if (group.size() == 1) CHECK(gathered[0].empty());
-        // Of each matrix that is split by columns a rank writes the runs that ZeRO has cut, one at either end of its piece,
-        // and those of the stripes that are left over.
+        // Of each matrix that is split by columns, a rank writes some runs alone: the runs that ZeRO has cut, one at
+        // either end of its piece, and the runs of the stripes that are left over.
         const size_t matrices = 2 * size_t(group[0].list().shape().layers);
         if (group.size() > 1) CHECK(short_runs <= group.size() * matrices * (2 + group.size() - 1));
         for (size_t rank = 0; rank < group.size(); ++rank) {
@@ -210,7 +210,7 @@ TEST_CASE("tensor-parallel ranks gather in the same rounds, and most of what is 
     });
 }
 
-// The numbers of a tensor's elements, as its values.
+// Values of a tensor: each element's value is its number.
 std::vector<float> numbers(const CheckpointBlock& block) {
   std::vector<float> values(block.count);
   std::iota(values.begin(), values.end(), float(block.first));
@@ -240,7 +240,7 @@ TEST_CASE("a rank finds all that it keeps in the blocks that it reads") {
           }
           REQUIRE(found.size() == slice.count);
           size_t wrong = 0;
-          for (size_t i = 0; i < slice.count; ++i) wrong += found[i] != float(tensor->part.whole(slice.first + i));
+          for (size_t i = 0; i < slice.count; ++i) wrong += found[i] != float(tensor->part.in_whole(slice.first + i));
           CHECK(wrong == 0);
         }
       }

@@ -48,7 +48,7 @@ Json parse_trace(const std::vector<std::string>& texts) {
   return Json::parse(content_of(folder / "trace.json"))["traceEvents"];
 }
 
-// Those that took time, by name.
+// The events that last some time: all of them, or all with this name.
 std::vector<Json> ranges_of(const Json& events, const std::string& name = "") {
   std::vector<Json> found;
   for (const Json& event : events)
@@ -66,7 +66,7 @@ std::vector<Json> lines_of(const std::filesystem::path& path) {
 constexpr size_t elements = large_shapes ? 3 << 16 : 640;
 constexpr size_t lines_kept = 8192;  // TensorLog's
 
-// A range of some length: in place, on test_stream().
+// Launches a range of some length on test_stream(), in place.
 void gelu(Buffer<float>& values) { gelu_forward<float>(values, values, int(values.size()), 1, test_stream()); }
 
 }  // namespace
@@ -162,7 +162,7 @@ TEST_CASE("the timeline has processes, threads, times and what is known of each 
   CHECK(threads[gelu["tid"]] == "compute");
   CHECK(threads[reduced[0]["tid"]] == "communication");
 
-  // In the order that the event and the stream ask for, and on the clock of the wall.
+  // Ranges keep the order that the event and the stream ask for, and lie on the wall clock.
   double end = 0;
   for (const Json& event : {gelu, reduced[0], reduced[1]}) {
     CHECK(event["ts"].get<double>() >= end);
@@ -291,7 +291,7 @@ TEST_CASE("operations that fail to launch are not logged") {
   log.flush();
   const auto lines = lines_of(folder / "log");
   REQUIRE(lines.size() == 1);
-  CHECK(lines[0]["pieces"] == 1);  // of one rank no row travels
+  CHECK(lines[0]["pieces"] == 1);  // with one rank no row travels
 }
 
 // ---- what each launcher says that it writes
@@ -316,7 +316,7 @@ std::vector<std::string> outputs_of(Action action) {
   return outputs;
 }
 
-// Outputs of an operation by their counts.
+// The log lines of an operation's outputs, from their counts.
 std::vector<std::string> outputs(const std::string& operation, std::vector<std::string> counts) {
   for (size_t i = 0; i < counts.size(); ++i) counts[i] = operation + " " + std::to_string(i) + " " + counts[i];
   return counts;

@@ -34,7 +34,7 @@ struct Results {
   std::vector<T> gradients;  // (rows, V): the columns of all ranks
 };
 
-// What the ranks compute together. Rank 0 adds to the total, as one of them has to.
+// Computes what the ranks compute together. Rank 0 adds to the total, as one of them has to.
 template <class T>
 Results<T> run(const std::vector<T>& logits, const std::vector<int>& targets, const Shape& s, float weight,
                bool write_gradient) {

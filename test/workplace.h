@@ -26,7 +26,7 @@ inline bool is_gpu_build() {
   return build && contains(build, "gpu");
 }
 
-// As dev/ceilings prints it, for one storage type.
+// What dev/ceilings prints, made up, for one storage type.
 inline Json made_up_ceilings(const std::string& device) {
   Json made_up = {{"device", device}, {"copy_bytes_per_s", 1e10}, {"update_bytes_per_s", 2e10}, {"launch_s", 1e-6}};
   for (const char* rate : {"", "attention_forward_", "attention_backward_", "gelu_"})

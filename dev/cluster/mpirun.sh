@@ -5,9 +5,10 @@
 #   HOSTS=node1:8,node2:8 dev/cluster/mpirun.sh 16 --train 'data/*.bin' --model gpt2     8 ranks on each of two
 #
 # HOSTS are names that ssh reaches without a password. Program and data are at the same path on each of them. Exported
-# variables OMP_*, NCCL_*, GPT_*, MASTER_PORT and CUDA_VISIBLE_DEVICES reach every rank, and so do those by which NCCL and MPI
-# find fast networks: FI_* (libfabric, as on AWS), UCX_*, LD_LIBRARY_PATH. OMPI_MCA_* configure Open MPI itself. MASTER_PORT is for firewalls: the port at which rank 0 listens for the others (without it, any free port). To
-# stop a run, send mpirun SIGUSR1: all ranks finish the step, save and end with exit code 75. After SIGTERM or Ctrl-C
+# variables OMP_*, NCCL_*, GPT_*, MASTER_PORT and CUDA_VISIBLE_DEVICES reach every rank, and so do the variables by
+# which NCCL and MPI find fast networks: FI_* (libfabric, as on AWS), UCX_*, LD_LIBRARY_PATH. OMPI_MCA_* configure Open
+# MPI itself. MASTER_PORT is for firewalls: the port at which rank 0 listens for the others (without it, any free port).
+# To stop a run, send mpirun SIGUSR1: all ranks finish the step, save and end with exit code 75. After SIGTERM or Ctrl-C
 # they have five seconds for that. GPT_PROGRAM: a program other than ./train_gpt of this repository.
 set -euo pipefail
 fail() { echo "mpirun.sh: $*" >&2; exit 2; }
@@ -31,7 +32,7 @@ if [ -n "$hosts" ]; then
   [ "$ranks" -le $slots ] || fail "$ranks ranks do not fit HOSTS=$hosts, which has $slots places"
 fi
 
-# The cores of a host are divided among its ranks; those of a rank are next to each other. Open MPI by itself would give
+# The cores of a host are divided among its ranks, and each rank gets neighbouring cores. Open MPI by itself would give
 # each rank one core, whatever the number of OpenMP threads.
 if [ -z "${OMP_NUM_THREADS:-}" ]; then
   export OMP_NUM_THREADS=$((cores > ranks_a_host ? cores / ranks_a_host : 1))

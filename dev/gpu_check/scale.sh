@@ -114,7 +114,7 @@ part_scale() {
     time_step "pp $((ranks / 2)), tp 2" "${model[@]}" --micro-batch 2 --global-batch 16 --pp $((ranks / 2)) --tp 2
   fi
 
-  # As many stages as do not take all ranks; a global batch of one micro-batch for each pipeline.
+  # Up to four stages; the global batch is one micro-batch for each pipeline.
   for schedule in gpipe 1f1b zb; do
     check "a pipeline with one micro-batch, $schedule" 120 on_all "${job[@]}" --pp $((ranks < 4 ? ranks : 4)) \
       --pp-schedule $schedule

@@ -55,7 +55,7 @@ part_torch_all() {
   torch "PyTorch in all its ways, gpt2-xl" 10800 --model gpt2-xl --batch 16
 }
 
-# Those of one rank.
+# The ladders that run on one rank.
 ladders() { for ladder in "$build"/ladder_*; do case $ladder in *.* | *_all_reduce) ;; *) echo "$ladder" ;; esac; done; }
 
 part_ladders() {

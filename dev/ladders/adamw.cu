@@ -86,7 +86,7 @@ std::vector<Output> AdamWUpdate<T>::outputs() const {
     const double m_hat = m[i] / (1 - beta1), v_hat = v[i] / (1 - beta2);
     w[i] -= lr * m_hat / (std::sqrt(v_hat) + options.epsilon);
   }
-  // The first moment's terms, which may cancel, are rounded three times, those of the second moment five times. A
+  // The first moment's terms, which may cancel, are rounded three times, the second moment's terms five times. A
   // weight of size 1 is rounded once. Decay and update together are some hundredths of it, and add at most one more
   // rounding.
   std::vector<Output> outputs = {{"first moments", first.numbers(), m, 1, 3 * rounding<float>},

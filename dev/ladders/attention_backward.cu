@@ -278,7 +278,7 @@ void tiles(AttentionBackward<T>& o, cudaStream_t stream) {
 //
 // Seven products are 7·4 mma for 16 × 8 pairs, 0.22 per pair. P and dS pass from one product to the next in registers,
 // rounded to 16 bits. Operands are loaded by ldmatrix: counted, 1,070 wavefronts for 1,000 elements instead of 36,000.
-// 128 rows share those of the other side, 4 bytes per pair. The model runs this in 16 bits
+// 128 rows share each row of the other side: 4 bytes per pair. The model runs this in 16 bits
 // (kernels/attention/flash_attention.cuh).
 
 template <class T>

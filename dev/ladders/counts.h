@@ -4,7 +4,7 @@
 //   × least      `moved` divided by the bytes that the operation must move at least
 //   width        bytes that a thread asks for at once, on average
 //   full %       how much of the sectors is asked for: 100 % if a warp's addresses are side by side
-//   conflicts    wavefronts of shared memory, divided by those that would do without bank conflicts
+//   conflicts    wavefronts of shared memory, divided by the wavefronts that would be enough without bank conflicts
 //   barriers, shuffles, mma    instructions of warps, for 1,000 elements
 #pragma once
 
@@ -18,7 +18,7 @@ namespace ladder {
 constexpr int sector_bytes = 32;
 
 std::vector<std::string> count_columns();
-// a / b with so many significant digits; "–" where one of them is 0.
+// a / b with `significant` significant digits; "–" if a or b is 0.
 std::string ratio(double a, double b, int significant = 3);
 std::vector<std::string> count_row(const std::string& name, const std::string& idea, const cpu::AccessCounts& counts,
                                    double elements, double least_bytes);

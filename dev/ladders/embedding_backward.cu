@@ -72,7 +72,7 @@ struct EmbeddingBackward {
       dwte_right[size_t(host_tokens[row]) * channels + column] += d[i];
       dwpe_right[row % seq_len * channels + column] += d[i];
     }
-    // At most all rows are added to one sum. Terms of size 1 cancel to √rows, and each of so many additions rounds a
+    // At most all rows are added to one sum. Terms of size 1 cancel to √rows, and each of these additions rounds a
     // number of that size.
     const double size = std::sqrt(double(rows())), tolerance = 3 * size * rounding<float>;
     return {{"dwte", dwte.numbers(), dwte_right, size, tolerance},

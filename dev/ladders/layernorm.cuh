@@ -31,7 +31,7 @@ inline LayerNormReference layernorm_reference(const std::vector<double>& x, cons
   return right;
 }
 
-// The results of a rung, with those expected. A mean of C numbers near 3 is off by less than C roundings of float in
+// The results of a rung, with the expected ones. A mean of C numbers near 3 is off by less than C roundings of float in
 // the worst case, by about √C of them usually.
 template <template <class> class Operation, class T>
 std::vector<Output> layernorm_outputs(const Operation<T>& o, const LayerNormReference& right) {

@@ -156,7 +156,7 @@ void warp_per_row(LayerNormBackward<T>& o, cudaStream_t stream) {
 // for its 32 rows; kernels/column_sum.cuh adds these up: 2·2/32 floats per element instead of two atomics, and the same
 // bits every time.
 
-// The partial sums of 32 rows each are in the workspace: first those of dweight, then those of dbias.
+// The workspace holds partial sums of 32 rows each: first the sums of dweight, then the sums of dbias.
 template <class T>
 void add_blocks(LayerNormBackward<T>& o, cudaStream_t stream) {
   const int blocks = ceil_div(o.rows, layernorm_rows_per_block);
@@ -183,8 +183,8 @@ void owned_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
 //
 // The same kernel, with 8 elements of bf16 at once: an eighth of the loads and stores, and of the loop around them. The
 // bytes are the same as before, 6 elements per channel, because dout and x are still read twice: 32 rows of two tensors
-// are 98 KB at 768 channels. Those of all blocks at work exceed the L2 cache, so the second read costs as much as the
-// first.
+// are 98 KB at 768 channels. The rows of all running blocks exceed the L2 cache, so the second read costs as much as
+// the first.
 
 template <class T>
 void packs(LayerNormBackward<T>& o, cudaStream_t stream) {

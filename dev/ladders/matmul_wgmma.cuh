@@ -13,8 +13,8 @@
 // 128·256 sums take half of the registers. L2 reads each byte from device memory once for all tiles that are computed at
 // the same time, if these lie together: 16 tiles down and 8 across, 2,048 × 2,048 of C, are 2·2,048·2,048·K FLOPs and
 // (2,048 + 2,048)·K·2 bytes. That is 1,024 FLOPs per byte, where 300 would be enough. Besides, the tensor cores must wait
-// for nothing else: copies run up to 4 steps ahead, also into the next tile; the products of a step start before those of
-// the step before are done; and the copy engine writes the results to C.
+// for nothing else: copies run up to 4 steps ahead, also into the next tile; the products of a step start before the
+// products of the step before are done; and the copy engine writes the results to C.
 //
 // The roles. A block of 3 warpgroups works on one tile after another:
 //
@@ -22,7 +22,7 @@
 //   warpgroups 1, 2 the consumers: they multiply
 //
 //   producer   waits for empty[s], starts the copies that bring stage s to full[s]
-//   consumers  wait for full[s], start its products, wait for those of the stage before and arrive at its empty
+//   consumers  wait for full[s], start the products of stage s, wait for the stage before it and arrive at its empty
 //
 // The sums of a consumer are 128 registers of each thread, so the threads of the producer give it some of theirs.
 //
@@ -30,10 +30,10 @@
 //
 //   SharedTile  each multiplies 64 rows of A's tile with the whole tile of B, 4 products per step. While both round
 //               their sums and store them, the tensor cores wait.
-//   TileEach    each has every second tile of the block (CUTLASS: "ping-pong"). The steps of one tile follow those of
-//               the other in the ring, so one consumer multiplies while the other stores. It begins a tile when the
-//               other has started the last products of the tile before: until then, full[s] may still be in the round
-//               before, and a wait for its parity would be over too early.
+//   TileEach    each has every second tile of the block (CUTLASS: "ping-pong"). In the ring, the steps of one tile
+//               follow the steps of the other, so one consumer multiplies while the other stores. It begins a tile when
+//               the other has started the last products of the tile before: until then, full[s] may still be in the
+//               round before, and a wait for its parity would be over too early.
 //
 // TileEach pays with bytes. A tile is 128 × 128, as its consumer has no more registers for sums; its step, 512 cycles
 // of the tensor cores, takes 32 KB from L2: 64 bytes per cycle instead of 48. Shared memory gives and takes 128 bytes
@@ -89,7 +89,7 @@ constexpr int products = tile_rows / product_rows / Way::readers;  // of a consu
 template <class Way>
 constexpr unsigned all_blocks = (1u << Way::blocks) - 1;  // of a cluster
 
-// Of a thread.
+// The sums of one thread.
 template <class Way>
 using Sums = float[products<Way>][Way::columns / 8][4];
 
@@ -263,7 +263,7 @@ __device__ inline void consume(Shared<Way, T>& shared, const TensorMap& c, const
         turn.advance(ceil_div(problem.depth, step));
         continue;
       }
-      wait(shared.started[1 - consumer], (round / 2 + 1 - consumer) % 2);  // those of round - 1
+      wait(shared.started[1 - consumer], (round / 2 + 1 - consumer) % 2);  // the products of round - 1
     }
     const Tile tile = problem.tile<Way>(unit);
     Sums<Way> sum;

@@ -26,7 +26,7 @@ constexpr bool is_gpu = true;  // so times are measured
 constexpr bool is_gpu = false;
 #endif
 
-// As many sets of operands of one shape as exceed every cache, or as there is memory for.
+// Sets of operands of one shape: enough to exceed every cache, or as many as there is memory for.
 template <class Operation>
 class SetsOfOperands {
  public:

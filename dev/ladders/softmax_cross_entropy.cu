@@ -53,7 +53,7 @@ struct SoftmaxCrossEntropy {
   Buffer<float> loss_scale;  // which only the last rung knows
 
  private:
-  // From the last token of the vocabulary on, downwards.
+  // A target for each row: the last token of the vocabulary, the one before it, and so on.
   std::vector<int> last_tokens() const {
     std::vector<int> tokens(rows);
     for (int row = 0; row < rows; ++row) tokens[row] = vocabulary - 1 - row % vocabulary;

@@ -7,7 +7,7 @@
 
 namespace ladder {
 
-// `value` with so many significant digits, without an exponent.
+// `value` with `significant` significant digits, without an exponent.
 std::string digits(double value, int significant);
 
 class Table {

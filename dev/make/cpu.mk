@@ -16,7 +16,7 @@ FLAGS_ = $(FLAGS_fast)
 FLAGS_asan := -O1 -g -fno-omit-frame-pointer
 FLAGS_tsan := -O1 -g -DCPU_THREAD_SANITIZER -DCPU_LIKE_A_GPU  # races are looked for in what a GPU's threads do
 FLAGS_debug := -O0 -g
-# counts memory accesses (dev/ladders/cpu/access_counts.h), those that nvcc would leave: functions are inlined, structs
+# counts the memory accesses that nvcc would leave (dev/ladders/cpu/access_counts.h): functions are inlined, structs
 # stay whole, no code is duplicated, and (-O1) nothing is inferred about addresses from types
 FLAGS_counts := -O1 -g1 -finline-functions -finline-small-functions -fno-tree-sra -fno-thread-jumps -fdebug-prefix-map=$(CURDIR)=. \
   -DCPU_COUNT_ACCESSES -DCPU_LIKE_A_GPU

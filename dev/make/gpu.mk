@@ -1,6 +1,6 @@
 # The GPU: nvcc compiles each source to an object for each of ARCHS, and links.
-# ARCHS: those of this machine's cards, from 80 (Ampere) on, that this nvcc knows; on a machine without one, the three
-# kinds that people rent. A card that is newer than nvcc runs what its driver makes of compute_80's PTX.
+# ARCHS: the architectures of this machine's cards, from 80 (Ampere) on, that this nvcc knows; on a machine without a
+# card, the three kinds that people rent. A card that is newer than nvcc runs what its driver makes of compute_80's PTX.
 KNOWN_ARCHS := $(patsubst compute_%,%,$(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null)))
 SEEN_ARCHS := $(filter-out 5% 6% 7%,$(subst .,,$(CAPABILITIES)))
 ARCHS ?= $(or $(patsubst 100,100a,$(patsubst 90,90a,$(or $(filter $(KNOWN_ARCHS),$(SEEN_ARCHS)),$(SEEN_ARCHS:%=80)))),80 90a $(filter 100a,$(KNOWN_ARCHS:=a)))

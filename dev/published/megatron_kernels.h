@@ -1,5 +1,5 @@
 // Megatron-LM before FlashAttention, for the tables of its papers: 2021 (arXiv:2104.04473, 2201.11990) and 2022 (2205.05198).
-// Nothing of this is for a forecast of gpt.cu. ../../planner/forecast.md says what each difference is.
+// No forecast of gpt.cu uses it. runtime/planner/forecast.md says what each difference is.
 #pragma once
 
 #include "runtime/planner/kernels.h"
@@ -37,8 +37,8 @@ class MegatronKernels : public Kernels {
 
   Cost attention_forward() const override { return scores(4, 6); }
   Cost attention_backward() const override { return scores(8, 9); }
-  // Whole products of queries and keys, whose (B,NH,T,T) scores are written and read so many times, and the mask of their
-  // dropout, a byte each, once.
+  // Whole products of queries and keys. Their scores (B,NH,T,T) are written and read `passes` times, and the mask of
+  // their dropout once, a byte for each score.
   Cost scores(double flops, double passes) const {
     const double bytes = R_ * T_ * step_.shape.heads / N_ * (passes * w_ + 1);
     return timed(attention, flops * R_ * T_ * c_ / product_ + bytes / bandwidth_);

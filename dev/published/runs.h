@@ -36,7 +36,7 @@ inline constexpr AttentionRates triton_on_a100 = {{{{59, 75, 79, 76, 79, 80}, {5
 inline constexpr AttentionRates flash_1_on_h100 = {{{{104, 123, 136, 138, 149, 156}, {98, 109, 108, 126, 135, 137}}},
                                                    {{{104, 123, 136, 138, 149, 156}, {98, 109, 108, 126, 135, 137}}}};
 
-// Where a run was, with the attention that it had.
+// The cluster that a run was on, with the rates of the attention that it used.
 inline const Cluster& cluster_of(const PublishedRun& run) {
   static std::map<std::string, Cluster> known;
   const std::string key = run.cluster + ' ' + run.program;
@@ -53,7 +53,7 @@ inline Forecast forecast(const PublishedRun& run) {
   return forecast(run.step, c, MegatronKernels(run.step, c, run.program == "megatron-2021" ? 2021 : 2022));
 }
 
-// In the unit of what is published
+// The forecast in the unit of the published number.
 inline double forecast_rate(const PublishedRun& run, const Forecast& f) {
   if (run.unit == "s") return f.seconds;
   return (run.unit == "tokens/s" ? f.tokens_per_s : megatron_flops(run.step) / f.seconds / 1e12) / run.step.mesh.ranks();
@@ -117,7 +117,7 @@ inline const std::vector<PublishedRun>& published_runs() {
 
 // ---- errors, of one source or of more
 
-// Stated before any of them was looked at, the same for all sources.
+// The same for all sources. It was stated before any error was looked at.
 inline constexpr double bound = 0.15;
 
 struct Errors {
@@ -147,14 +147,15 @@ inline Errors errors_of(const std::string& source, bool is_unseen) {
   return errors_where([&](const PublishedRun& run) { return run.source == source && run.is_unseen == is_unseen; });
 }
 
-// Unseen runs on this GPU of programs that compute as gpt.cu does: what a margin is made of (runtime/planner/cluster.cpp). "": on any
+// Errors of unseen runs on this GPU ("": on any), of programs that compute as gpt.cu does: a margin is made of them
+// (runtime/planner/cluster.cpp).
 inline Errors errors_on(const std::string& device) {
   return errors_where([&](const PublishedRun& run) {
     return run.is_unseen && !run.program.starts_with("megatron-20") && cluster_of(run).device.name.starts_with(device);
   });
 }
 
-// In the order of the file
+// The names of all sources, in the order of the file.
 inline std::vector<std::string> sources() {
   std::vector<std::string> names;
   for (const PublishedRun& run : published_runs())

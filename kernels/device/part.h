@@ -20,7 +20,7 @@
 struct Part {
   size_t width = SIZE_MAX, stride = 0, first = 0;
   // The number in the whole tensor of the array's element `local`.
-  constexpr size_t whole(size_t local) const { return local / width * stride + first + local % width; }
+  constexpr size_t in_whole(size_t local) const { return local / width * stride + first + local % width; }
 };
 
 // Which rows of the token embedding, so which tokens, an array holds: token v is its row v − first.

@@ -81,12 +81,12 @@ void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks) {
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
-  if (!snapshot_) reserve_chunk();
+  if (!snapshot_) reserve_chunk_memory();
 }
 
-void CheckpointWriter::reserve_chunk() {
+void CheckpointWriter::reserve_chunk_memory() {
   snapshot_.reset();
-  chunk_.resize(ranks_.chunk_bytes / sizeof(float));
+  chunk_memory_.resize(ranks_.chunk_bytes / sizeof(float));
 }
 
 std::vector<std::string> CheckpointWriter::find_slow_ranks() {
@@ -98,7 +98,7 @@ std::vector<std::string> CheckpointWriter::find_slow_ranks() {
     if (all[size_t(rank)] == "no room") roomless.push_back(rank);
   }
   blind_ = with_tp_groups(unseeing);
-  if (is_blind(ranks_.rank)) reserve_chunk();
+  if (is_blind(ranks_.rank)) reserve_chunk_memory();
   std::vector<std::string> reasons;
   if (!unseeing.empty())
     reasons.push_back(out_.string() + " on the host of rank 0 (" + ranks_.hosts[0] + ") is not seen by " +
@@ -156,9 +156,9 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
     problem = attempt_together(ranks_, [&] {
       if (is_blind(ranks_.rank)) return;
       if (snapshot_) take_snapshot(content);
-      else write_in_parts(content);
+      else write_in_chunks(content);
     });
-  if (problem.empty() && !blind_.empty()) problem = send_in_parts(content);
+  if (problem.empty() && !blind_.empty()) problem = send_in_chunks(content);
   if (!problem.empty()) return discard(problem);
   written_ = false;
   thread_ = std::thread([this] {
@@ -268,18 +268,19 @@ void CheckpointWriter::open_files() {
 
 // ---- blocks from the device to the files
 
-std::vector<CheckpointWriter::BlockPart> CheckpointWriter::parts_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats) {
-  std::vector<BlockPart> parts;
+std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const std::vector<CheckpointBlock>& blocks,
+                                                                      size_t most_floats) {
+  std::vector<BlockChunk> chunks;
   for (State state : saved_states())
     for (const CheckpointBlock& block : blocks)
       for (size_t done = 0; done < block.count; done += most_floats)
-        parts.push_back({state, file_prefix(state) + block.tensor->name,
+        chunks.push_back({state, file_prefix(state) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
-  // Gathered parts come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
+  // Gathered blocks come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
   // one rank has a snapshot and another writes chunk by chunk. (A gathered block fits into a chunk, so it is never
   // cut.)
-  std::stable_partition(parts.begin(), parts.end(), [](const BlockPart& part) { return part.block.gathered; });
-  return parts;
+  std::stable_partition(chunks.begin(), chunks.end(), [](const BlockChunk& chunk) { return chunk.block.gathered; });
+  return chunks;
 }
 
 CheckpointWriter::FileRange CheckpointWriter::range_of(const std::string& tensor, size_t first, size_t count,
@@ -299,7 +300,7 @@ void CheckpointWriter::put(int rank, const FileRange& range) {
 // remainder modulo a block, as File::write_past_cache needs.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
-  for (const auto& [state, name, block] : parts_of(content.blocks, SIZE_MAX)) {
+  for (const auto& [state, name, block] : chunks_of(content.blocks, SIZE_MAX)) {
     FileRange range = range_of(name, block.first, block.count, nullptr);
     free += (range.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
     range.values = free;
@@ -311,37 +312,39 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
 }
 
 // Copies and writes this rank's blocks chunk by chunk, if there is no memory for a snapshot.
-void CheckpointWriter::write_in_parts(const CheckpointContent& content) {
+void CheckpointWriter::write_in_chunks(const CheckpointContent& content) {
   std::string problem;
-  for (const BlockPart& part : parts_of(content.blocks, chunk_.size())) {
-    copy_to_chunk(content, part);  // after a problem, too: other ranks may wait for this copy
-    if (problem.empty())
-      problem = attempt([&] { put(ranks_.rank, range_of(part.name, part.block.first, part.block.count, chunk_.data())); });
+  for (const BlockChunk& chunk : chunks_of(content.blocks, chunk_memory_.size())) {
+    copy_chunk(content, chunk);  // after a problem, too: other ranks may wait for this copy
+    if (!problem.empty()) continue;
+    problem = attempt([&] {
+      put(ranks_.rank, range_of(chunk.name, chunk.block.first, chunk.block.count, chunk_memory_.data()));
+    });
   }
   if (!problem.empty()) fail(problem);
 }
 
-void CheckpointWriter::copy_to_chunk(const CheckpointContent& content, const BlockPart& part) {
-  content.parameters.copy_out(part.block, part.state, chunk_.data());
+void CheckpointWriter::copy_chunk(const CheckpointContent& content, const BlockChunk& chunk) {
+  content.parameters.copy_out(chunk.block, chunk.state, chunk_memory_.data());
   content.parameters.wait_for_copies();
 }
 
-// Collective: ranks that don't see rank 0's folder send their blocks to rank 0, one part per rank and round. A part is
-// sent as one line "TENSOR FIRST", followed by the floats.
-std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
-  std::vector<BlockPart> parts;
-  if (is_blind(ranks_.rank)) parts = parts_of(content.blocks, chunk_.size());
+// Collective: ranks that don't see rank 0's folder send their blocks to rank 0, one chunk per rank and round. A chunk
+// is sent as one line "TENSOR FIRST", followed by the floats.
+std::string CheckpointWriter::send_in_chunks(const CheckpointContent& content) {
+  std::vector<BlockChunk> chunks;
+  if (is_blind(ranks_.rank)) chunks = chunks_of(content.blocks, chunk_memory_.size());
   size_t rounds = 0;
-  for (const std::string& number : ranks_.all_gather(std::to_string(parts.size())))
+  for (const std::string& number : ranks_.all_gather(std::to_string(chunks.size())))
     rounds = std::max(rounds, size_t(std::stoull(number)));
   std::string problem;
   for (size_t i = 0; i < rounds; ++i) {
     std::string mine;
-    if (i < parts.size()) {
+    if (i < chunks.size()) {
       const std::string failed = attempt([&] {
-        copy_to_chunk(content, parts[i]);
-        mine = parts[i].name + " " + std::to_string(parts[i].block.first) + "\n";
-        mine.append(reinterpret_cast<const char*>(chunk_.data()), parts[i].block.count * sizeof(float));
+        copy_chunk(content, chunks[i]);
+        mine = chunks[i].name + " " + std::to_string(chunks[i].block.first) + "\n";
+        mine.append(reinterpret_cast<const char*>(chunk_memory_.data()), chunks[i].block.count * sizeof(float));
       });
       if (problem.empty()) problem = failed;
     }
@@ -352,12 +355,12 @@ std::string CheckpointWriter::send_in_parts(const CheckpointContent& content) {
   return first_problem(ranks_, problem);
 }
 
-void CheckpointWriter::receive(int rank, const std::string& part) {
-  if (part.empty()) return;
-  const size_t line = part.find('\n'), space = part.find(' ');
-  std::vector<float> values((part.size() - line - 1) / sizeof(float));
-  std::memcpy(values.data(), part.data() + line + 1, values.size() * sizeof(float));
-  put(rank, range_of(part.substr(0, space), std::stoull(part.substr(space + 1, line)), values.size(), values.data()));
+void CheckpointWriter::receive(int rank, const std::string& chunk) {
+  if (chunk.empty()) return;
+  const size_t line = chunk.find('\n'), space = chunk.find(' ');
+  std::vector<float> values((chunk.size() - line - 1) / sizeof(float));
+  std::memcpy(values.data(), chunk.data() + line + 1, values.size() * sizeof(float));
+  put(rank, range_of(chunk.substr(0, space), std::stoull(chunk.substr(space + 1, line)), values.size(), values.data()));
 }
 
 // Runs on the thread: writes the ranges of the snapshot, the small files (rank 0), and the manifests.

@@ -83,8 +83,8 @@ class CheckpointWriter {
   bool finish_alone(double patience_s, const std::function<bool()>& all_are_there);
 
  private:
-  // The part of a block that is written or sent at once.
-  struct BlockPart {
+  // A block, or the elements of one that are written or sent at once.
+  struct BlockChunk {
     State state;
     std::string name;  // the tensor's name in its file
     CheckpointBlock block;
@@ -100,21 +100,21 @@ class CheckpointWriter {
   bool has_files() const { return ranks_.is_first() || !is_blind(ranks_.rank); }
   std::vector<int> with_tp_groups(const std::vector<int>& some) const;
   std::string hosts_of(const std::vector<int>& some) const;
-  void reserve_chunk();
+  void reserve_chunk_memory();
   void finish_pruning();
   std::string discard(const std::string& problem);
   void plan(const CheckpointContent& content);
   std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
   void create();
   void open_files();
-  static std::vector<BlockPart> parts_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats);
+  static std::vector<BlockChunk> chunks_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats);
   FileRange range_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
   void put(int rank, const FileRange& range);
   void take_snapshot(const CheckpointContent& content);
-  void write_in_parts(const CheckpointContent& content);
-  void copy_to_chunk(const CheckpointContent& content, const BlockPart& part);
-  std::string send_in_parts(const CheckpointContent& content);
-  void receive(int rank, const std::string& part);
+  void write_in_chunks(const CheckpointContent& content);
+  void copy_chunk(const CheckpointContent& content, const BlockChunk& chunk);
+  std::string send_in_chunks(const CheckpointContent& content);
+  void receive(int rank, const std::string& chunk);
   void write();
   void give_name();
 
@@ -134,7 +134,7 @@ class CheckpointWriter {
   Allocate allocate_;
   std::shared_ptr<float[]> snapshot_;  // null: there is no room for one
   size_t snapshot_floats_ = 0;         // the size that a snapshot needs
-  std::vector<float> chunk_;           // used if there is no snapshot
+  std::vector<float> chunk_memory_;    // for one chunk; used if there is no snapshot
   std::atomic<bool> begun_ = false;    // a checkpoint is under way
   std::atomic<bool> written_ = false;
   std::mutex naming_;

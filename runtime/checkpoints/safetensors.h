@@ -6,7 +6,7 @@
 //   the rest   the tensors, row-major and little-endian, without overlaps and without holes
 //
 // The reader trusts no file: it checks everything, and reports every defect. The writer creates the file at its full
-// size and then fills in slices in any order; several ranks can share this work.
+// size and then fills in ranges of elements in any order; several ranks can share this work.
 #pragma once
 
 #include <bit>
@@ -89,7 +89,7 @@ class SafetensorsWriter {
   // The offset in the file of elements [first, first + count) of a tensor, in bytes.
   size_t offset(const std::string& name, size_t first, size_t count) const;
 
-  // Slices may be written in any order.
+  // Ranges may be written in any order.
   void write(const std::string& name, size_t first, size_t count, const float* from);
   void write_at(size_t offset, size_t count, const float* from);
 

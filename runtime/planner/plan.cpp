@@ -36,7 +36,7 @@ Object milliseconds(const Forecast& f) {
 
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
 
-// A value for each rent. That of spot has spot_ before its key; null: it has no price.
+// Adds a value for each rent, on demand and spot (spot_KEY); null: the rent has no price.
 using OfRent = std::function<double(const Rent&)>;
 void add_rents(Object& object, const PlannedTime& time, const std::string& key, const OfRent& value) {
   object[key] = known(value(time.demand));

@@ -12,10 +12,10 @@ fail() { echo "  FAILED: $*"; exit 1; }
 job=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' gpt.cuh --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 8
      --lr 1e-3 --steps 10)
 
-# The numbers of one key of metrics.jsonl, those of rank 0: values FOLDER KEY
+# Rank 0's numbers of one key of metrics.jsonl: values FOLDER KEY
 values() { sed -n 's/"ranks".*//; s/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
 
-# Trains on one rank, as what others are compared with.
+# Trains on one rank: the run that other runs are compared with.
 train_alone() { "$GPT_PROGRAM" "${job[@]}" --out "$work/alone" > "$work/alone.log" 2>&1 || fail "one rank fails"; }
 
 # Every loss of a run must equal one rank's within 1e-5: same_losses_as_alone FOLDER
@@ -29,7 +29,7 @@ same_losses_as_alone() {
           exit !(NR == 10 && steps == 10 && worst < 1e-5) }' || fail "the losses of $1 are not one rank's"
 }
 
-# Waits until a run has done so many steps: wait_for_step FOLDER STEP SECONDS
+# Waits until a run has done STEP steps: wait_for_step FOLDER STEP SECONDS
 wait_for_step() {
   local end=$((SECONDS + $3))
   until [ "$(values "$1" loss | wc -l)" -ge "$2" ]; do
@@ -42,7 +42,7 @@ wait_for_step() {
 process_of_rank() {
   local process
   for process in $(pgrep -x train_gpt); do
-    if tr '\0' '\n' < /proc/"$process"/environ | grep -qx "OMPI_COMM_WORLD_RANK=$1"; then echo "$process"; fi
+    if grep -zqx "OMPI_COMM_WORLD_RANK=$1" /proc/"$process"/environ; then echo "$process"; fi
   done
 }
 

@@ -9,7 +9,7 @@ ip addr add 10.77.0.1/32 dev lo  # Slurm does not listen where there is nothing 
 printf '127.0.0.1 localhost\n10.77.0.1 node-a\n' > "$work/hosts"
 mount --bind "$work/hosts" /etc/hosts
 
-# munge: who signs messages with the same key belongs to the same cluster.
+# munge: programs that sign messages with the same key belong to the same cluster.
 (umask 077; head -c 1024 /dev/urandom > "$work/munge.key")
 munged --force --key-file="$work/munge.key" --socket="$work/munge.socket" --pid-file="$work/munge.pid" \
   --log-file="$work/munge.log" --seed-file="$work/munge.seed" || fail "munged does not start"

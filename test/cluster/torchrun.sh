@@ -27,7 +27,7 @@ wait
 trained_or_refused two_hosts $status
 unset NNODES MASTER_ADDR MASTER_PORT GPT_JOB_TOKEN
 
-# In place of train_gpt: says who it is and sleeps; the rank named in STUBBORN ignores signals, that in FAILS fails.
+# In place of train_gpt: says who it is and sleeps; rank $STUBBORN ignores signals, and rank $FAILS fails.
 cat > "$work/train_gpt" <<'END'
 #!/usr/bin/env bash
 for name in INT TERM; do trap "echo rank $RANK: $name; exit 7" $name; done

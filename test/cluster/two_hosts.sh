@@ -29,7 +29,7 @@ dev/cluster/mpirun.sh 4 "${job[@]}" --out "$work/two_hosts" > "$work/two_hosts.l
   fail "two hosts do not train"
 same_losses_as_alone two_hosts
 
-# The mean of a key over the last so many steps: recent KEY STEPS
+# The mean of a key over the last STEPS steps: recent KEY STEPS
 recent() { values cable "$1" | tail -n "$2" | awk '{ sum += $1 } END { printf "%.1f", sum / NR }'; }
 
 dev/cluster/mpirun.sh 4 "${job[@]}" --steps 1000000 --out "$work/cable" > "$work/cable.log" 2>&1 &

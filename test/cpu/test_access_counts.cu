@@ -200,7 +200,7 @@ TEST_CASE("shared memory: half-warps take 8 bytes a thread, quarter-warps 16") {
   CHECK(shared<float4>(2) == AccessCounts{.shared_loads = {1, 32, 512, 8, 4}, .shared_stores = packs});
   // All want the same 16 bytes: still a wavefront for each quarter-warp, but no conflict.
   CHECK(shared<float4>(0) == AccessCounts{.shared_loads = packs, .shared_stores = packs});
-  // The whole warp wants as much of each bank, but a half-warp or a quarter-warp does not.
+  // The whole warp wants equally much of each bank, but a half-warp or a quarter-warp does not.
   CHECK(shared<float2>(2, 16) == AccessCounts{.shared_loads = {1, 32, 256, 4, 2}, .shared_stores = pairs});
   CHECK(shared<float4>(4, 8) == AccessCounts{.shared_loads = {1, 32, 512, 16, 4}, .shared_stores = packs});
   // Two threads to a word: all 64 bytes in one wavefront.
@@ -384,7 +384,7 @@ AccessCounts copies(int copied) {
   return count([&] { copy_async_kernel<bytes><<<1, 32, 0, test_stream()>>>(input<char>().data(), copied); });
 }
 
-// Rows of 16 bytes, so many bytes apart.
+// Rows of 16 bytes, `row_bytes` bytes apart.
 __global__ void matrices_kernel(int row_bytes) {
   extern __shared__ __align__(128) char rows[];
   uint32_t registers[4];

@@ -1,5 +1,5 @@
 // What one training step of gpt2 asks of the device, exactly: an extra pass, copy or wait fails here, not in a
-// benchmark months later. A sixth of its channels do: but for a level of the norm, nothing is counted by the channel.
+// benchmark months later. A sixth of its channels is enough: no count but the norm's depends on the channels.
 #include "runtime/training/batch_buffers.cuh"
 #include "runtime/training/steps_in_flight.cuh"
 #include "test/kernel_test.cuh"
@@ -19,7 +19,7 @@ struct Run {
   StepsInFlight in_flight{*model, alone};
   std::vector<int> tokens = std::vector<int>(B * T, 17);
 
-  // With so many micro-steps; the host waits for the step before this one.
+  // What a step of `micro_steps` micro-steps asks for. The host waits for the step before it.
   cpu::Counts step(int micro_steps) {
     const cpu::Counts before = cpu::counts;
     in_flight.begin(false, false);

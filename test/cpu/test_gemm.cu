@@ -31,7 +31,7 @@ void check(int m, int n, int k) {
     CAPTURE(choice);
     const auto in_place = multiply<Out>(Operands::in_place, s, with_bias, 4);
     CHECK(same_bits(multiply<Out>(Operands::dense, s, with_bias, 4), in_place));
-    // Of large numbers the sums are rounded: in the same order for any number of threads.
+    // Sums of large numbers are rounded. They are added in the same order for any number of threads.
     std::vector<Out> first;
     for (int threads : {1, 2, 5, 16}) {
       omp_set_num_threads(threads);

@@ -322,7 +322,7 @@ TEST_CASE("numbered barriers are for whole warps") {
   }
 }
 
-TEST_CASE("registers come from those that other threads have given back") {
+TEST_CASE("a thread takes registers that other threads have given back") {
   for (const std::string& schedule : schedules) {
     CHECK(run("registers", schedule).code == right);
     const Outcome outcome = run("too_many_registers", schedule);

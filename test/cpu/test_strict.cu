@@ -24,8 +24,8 @@ cudaStream_t new_stream() {
   return stream;
 }
 
-// Something that keeps a stream busy for a while, as a message does that another rank has not sent yet. Says whether a call
-// of the host waited for it.
+// Keeps a stream busy for a while, as a message does that another rank has not sent yet. Says whether a call of the
+// host waited for it.
 class Message {
  public:
   Message() {
@@ -77,7 +77,7 @@ void first_uses() {
   CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-// What belongs to device 0 is used while device 1 is the current one.
+// Uses what belongs to device 0 while device 1 is the current one.
 void other_device() {
   const Buffer<int> out(1);
   const cudaStream_t stream = new_stream();
@@ -113,7 +113,7 @@ void pipeline() {
   std::printf("problem: %s\nadvice: %s\n", pipeline_problem().c_str(), pipeline_advice().c_str());
 }
 
-// As the program of rank `argument` of two does it before anything else.
+// Does what the program of rank `argument` of two does before anything else.
 void prepare() {
   prepare_cuda({0, 2, "mpirun", true, {}});
   pipeline();
@@ -136,7 +136,7 @@ int main(int argument_count, char** arguments) {
   _exit(0);  // streams and events end with the process, which is no leak
 }
 
-TEST_CASE("GPT_CPU_QUEUE: a launch waits while its stream has so many operations pending") {
+TEST_CASE("GPT_CPU_QUEUE=N: a launch waits while its stream has N operations pending") {
   CHECK(output("many_launches", "") == "9 launches: goes on\n10 launches: goes on\n");
   CHECK(output("many_launches", "GPT_CPU_QUEUE=10") == "9 launches: goes on\n10 launches: waits\n");
 }

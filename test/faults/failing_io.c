@@ -1,6 +1,6 @@
-// Preloaded into train_gpt: what happens to checkpoints on disks that fail. Of the calls that write, reserve, flush or
-// rename files whose path holds "step_", number FAIL_AT and the FAIL_COUNT - 1 after it fail with FAIL_ERRNO, and leave a
-// file FAIL_MARK. SLOW_MS: every flush takes so many milliseconds more.
+// Preloaded into train_gpt: what happens to checkpoints on disks that fail. It counts the calls that write, reserve,
+// flush or rename files whose path holds "step_". Call number FAIL_AT and the FAIL_COUNT - 1 calls after it fail with
+// FAIL_ERRNO, and leave a file FAIL_MARK. Every flush takes SLOW_MS milliseconds longer.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

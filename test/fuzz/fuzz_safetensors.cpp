@@ -1,4 +1,4 @@
-// Any file as safetensors: either refused, or all of its data belongs to tensors that can be read, whole and in slices.
+// Any file as safetensors: either refused, or all of its data belongs to tensors that can be read, whole and in ranges.
 // Input: see safetensors_of.
 #include <cstring>
 #include <optional>

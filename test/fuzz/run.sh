@@ -52,7 +52,7 @@ fuzz() {  # name
   return $status
 }
 
-# As many at once as there are cores; those that did not compile fail.
+# As many at once as there are cores; a target that did not compile fails.
 make -s -k --no-print-directory "${jobs[@]}" -f test/fuzz/targets.mk CLANG="$clang" "${names[@]/#/$build/fuzz_}"
 rm -f $build/passed.*
 for name in "${names[@]}"; do

@@ -1,13 +1,13 @@
-// What the design says of bytes that a rank sends in a step, and of its memory (PARALLEL.md, section 6): by group and
-// collective, and by category.
+// Formulas for the bytes that a rank sends in a step, by group and collective, and for its memory, by category
+// (parallel/README.md).
 #pragma once
 
 #include "test/ranks/training.cuh"
 
 using BytesSent = std::map<std::string, std::map<std::string, double>>;
 
-// Of data parallelism: bytes a step, by group and collective; a float, or a T, is `wide`, or `narrow`, bytes. Padding
-// included: it travels too.
+// The bytes that data parallelism sends in a step. A float has `wide` bytes, and a T has `narrow`. Padding is included:
+// it travels too.
 template <class T>
 BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
                                                                    int micro_steps) {
@@ -39,14 +39,14 @@ inline int own_layers(const TensorList& list) {
   return layers;
 }
 
-// A step of A micro-batches, by collective, in the group of the ranks that share layers.
+// Bytes that the ranks that share layers send in a step of A micro-batches, by collective.
 template <class T>
 std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const TensorList& list, const Shards& shards, int A,
                                               int cp = 1) {
   const int C = options.shape.channels, l = own_layers(list), tp = list.tp();
   const int embedding = list.is_first_stage(), head = list.is_last_stage();
   const double R = rows_of(options, cp), one = A * (tp - 1.0) / tp * R * C * sizeof(T);  // a gather, or a scatter, of all rows
-  double summed = 0;  // gradients of LayerNorms among those that this rank keeps
+  double summed = 0;  // elements of LayerNorms' gradients that this rank keeps
   for (int number = 0; number < shards.units(); ++number) {
     const Unit& unit = list.units()[size_t(number)];
     const size_t begin = options.store.zero ? shards.begin(number) : 0;
@@ -59,7 +59,7 @@ std::map<std::string, double> bytes_of_layers(const ModelOptions& options, const
           {"all_reduce", 2 * (tp - 1.0) / tp * sizeof(float) * summed}};
 }
 
-// A step of A micro-batches, by collective, in the group of the ranks that share sequences.
+// Bytes that the ranks that share sequences send in a step of A micro-batches, by collective.
 template <class T>
 std::map<std::string, double> bytes_of_sequences(const ModelOptions& options, const TensorList& list, int A, int cp) {
   const double R = rows_of(options, cp), c = options.shape.channels / list.tp(), w = sizeof(T), layers = A * own_layers(list);
@@ -68,7 +68,7 @@ std::map<std::string, double> bytes_of_sequences(const ModelOptions& options, co
   return {{"all_to_all", layers * (cp - 1) / cp * (again ? 12 : 8) * R * c * w}};
 }
 
-// Without what begins arrays at multiples of 256 bytes.
+// Memory by category, without the gaps between arrays, each of which begins at a multiple of 256 bytes.
 template <class T>
 std::map<std::string, double> bytes_of_activations(const ModelOptions& options, const TensorList& list, int cp = 1) {
   const double C = options.shape.channels, N = list.tp(), R = rows_of(options, cp), r = R / N, w = sizeof(T);
@@ -91,8 +91,8 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
 
 // ---- pipelines
 
-// How many units are gathered in ZeRO's stage 3: the blocks take turns in two slots, and each is gathered ahead of the one
-// before it. Counts the elements of this rank's pieces.
+// How many elements ZeRO 3 gathers from this rank's pieces: the blocks take turns in two unit buffers, and each block
+// is gathered while the block before it computes.
 inline double gathered_in_pipeline(const Actions& actions, const TensorList& list, const Shards& shards) {
   const int last = list.final_norm_unit();
   const int ring = std::min(2, own_layers(list));
@@ -126,7 +126,7 @@ inline double gathered_in_pipeline(const Actions& actions, const TensorList& lis
   return elements;
 }
 
-// All groups of a mesh.
+// Bytes that a step sends in all groups of a mesh.
 template <class T>
 BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorList& list, const Shards& shards) {
   const Actions actions = schedule_of(options, mesh);
@@ -154,14 +154,14 @@ BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorLis
 
 // ---- beside what was measured
 
-// Over the ranks: a sum of few elements does not travel in equal parts.
+// The sum over all ranks, because few elements do not travel in equal parts.
 inline double all_added(double mine) {
   double sum = 0;
   for (const std::string& text : ranks().control->all_gather(std::to_string(mine))) sum += std::stod(text);
   return sum;
 }
 
-// `wanted` has all that was sent and is not 0.
+// `wanted` must hold all bytes that were sent, unless they are 0.
 inline void check_bytes(const Curve& curve, BytesSent wanted) {
   double counted = 0;
   for (const auto& [group, sent] : curve.bytes_sent)
@@ -187,7 +187,7 @@ inline void check_memory(const Curve& curve, const std::map<std::string, double>
   }
 }
 
-// Ranks that share layers, or sequences, have an Nth of gpt2-medium's activations each, and of its cache.
+// Each of N ranks that share layers, or sequences, has an Nth of gpt2-medium's activations, and of its cache.
 inline void check_share_of_activations(const MeshShape& shape) {
   constexpr ModelShape medium = {6, 16, 1024, 50257, 1024};  // a quarter of its 24 layers, which are all alike
   const auto bytes_on = [&](Mesh& mesh) {

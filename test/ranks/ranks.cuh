@@ -30,7 +30,7 @@ struct Ranks {
 inline Ranks* all_ranks = nullptr;  // ended by hand, not by a destructor
 inline Ranks& ranks() { return *all_ranks; }
 
-// All ranks' values, one rank's after the other's.
+// Gathers all ranks' values, in the order of ranks.
 inline std::vector<float> all_values(const std::vector<float>& mine) {
   const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(float));
   std::string all;
@@ -40,7 +40,7 @@ inline std::vector<float> all_values(const std::vector<float>& mine) {
   return values;
 }
 
-// What rank 0 computes, on all ranks.
+// Returns on all ranks what rank 0 computes.
 template <class Compute>
 std::vector<float> from_rank_0(Compute compute) {
   return all_values(ranks().control->rank() == 0 ? compute() : std::vector<float>());

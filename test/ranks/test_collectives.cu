@@ -1,6 +1,6 @@
 // NCCL's collectives (on the CPU device: cpu/nccl.cpp), in the style of nccl-tests: inputs are small integers crafted
-// so that every sum is exact in every type, so nothing is tolerated. One test rounds. With GPT_CPU_NCCL=ring, those
-// whose names begin with "strict" say what the CPU device is strict about.
+// so that every sum is exact in every type, so nothing is tolerated. One test rounds. With GPT_CPU_NCCL=ring,
+// the tests whose names begin with "strict" say what the CPU device is strict about.
 #include <csignal>
 #include <deque>
 #include <set>
@@ -30,7 +30,7 @@ ncclComm_t comm() {
   return instance;
 }
 
-// What rank `from` brings: 0 to 30, so that the sum of 8 ranks is exact even in bf16.
+// The elements that rank `from` brings: 0 to 30, so that the sum of 8 ranks is exact even in bf16.
 int input(int from, size_t i) { return int((i * 7 + size_t(from) * 13) % 31); }
 
 template <class T>
@@ -61,14 +61,14 @@ bool same(const Buffer<T>& actual, const std::vector<T>& wanted) {
   return values.size() == wanted.size() && std::memcmp(values.data(), wanted.data(), values.size() * sizeof(T)) == 0;
 }
 
-// Around packs, pieces and chunks: nothing, fewer elements than ranks, one more or less, and `largest`.
+// Counts of elements around packs, pieces and chunks: none, fewer than ranks, one more or less, and `largest`.
 std::vector<size_t> counts(size_t largest) {
   const size_t n = size_t(size());
   return {0, 1, n - 1, n, n + 1, 17, 1023, 4096, largest};
 }
 
-// More than cpu/nccl.cpp sends at once: a chunk is 1 MiB from each rank. What all ranks have is cut into a piece for
-// each, so that eight ranks' pieces of doubles are longer than a chunk.
+// More than cpu/nccl.cpp sends at once: a chunk is 1 MiB from each rank. Where all ranks' elements are cut into a piece
+// for each rank, there are so many that eight ranks' pieces of doubles are longer than a chunk.
 template <class T>
 constexpr size_t over_a_chunk = (size_t(1) << 20) / sizeof(T) + 5;
 constexpr size_t pieces_over_a_chunk = (size_t(1) << 20) + 5;
@@ -507,8 +507,8 @@ T ring_sum(const std::vector<std::vector<T>>& values, size_t first, size_t i) {
 
 }  // namespace
 
-// Blocks of 1,024 elements take turns; those of a piece of reduce_scatter begin after the rank that gets it.
-TEST_CASE_TEMPLATE("strict: sums are those of rings, bit for bit", T, float, __nv_bfloat16, __half) {
+// Blocks of 1,024 elements take turns. In reduce_scatter the blocks of a piece begin after the rank that gets it.
+TEST_CASE_TEMPLATE("strict: sums equal a ring's, bit for bit", T, float, __nv_bfloat16, __half) {
   if (!is_strict()) return skip("needs GPT_CPU_NCCL=ring");
   const size_t piece = over_a_chunk<T>, count = piece * size_t(size());
   std::vector<std::vector<T>> all;

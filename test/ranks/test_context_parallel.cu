@@ -8,7 +8,7 @@ namespace {
 
 int size() { return ranks().control->size(); }
 
-// Attention over all rows, and which of them are this rank's.
+// The sizes of attention over all rows and over this rank's, and which rows these are.
 struct Job {
   AttentionSizes all, own;
   Positions positions;
@@ -26,7 +26,7 @@ struct Job {
   }
 };
 
-// Of this rank among all.
+// The job of this rank among all.
 Job job_of(ContextMethod method, int batch, int own_rows, int head_size) {
   const int heads = 2 * size(), seq_len = own_rows * size();
   return {square_attention(batch, seq_len, heads, head_size), square_attention(batch, own_rows, heads, head_size),
@@ -37,7 +37,7 @@ Job job_of_one_rank(ContextMethod method) {
   return {all, all, positions_of(method, 9, 1, 0)};
 }
 
-// What a model has of a layer, on this rank. Its own tensors are (R,c), and the same number of elements by heads.
+// What a model keeps of a layer on this rank: tensors (R,c) of its own rows, or as many elements of its heads.
 template <class T>
 struct Layer {
   Layer(const Job& job, unsigned seed)
@@ -58,7 +58,7 @@ struct Layer {
     cp.backward(dqkv, row_dots, dout, out, cp.keeps_heads() ? heads_out.data() : nullptr, qkv, lse, job.own);
   }
 
-  // The bits of one rank.
+  // Results must have one rank's bits.
   void check_same(const Job& job) const {
     const auto& [batch, seq_len, keys, heads, head_size, causal, past] = job.all;
     Buffer<T> whole_qkv(all_qkv), whole_dout(all_dout), whole_out(all_dout.size()), whole_dqkv(all_qkv.size());
@@ -104,7 +104,7 @@ struct Workspace {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("two layers, forward and backward, are those of one rank, twice", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("two layers, forward and backward, equal one rank's, twice", T, float, __nv_bfloat16) {
   Mesh mesh(ranks().mesh, {.cp = size()});
   for (ContextMethod method : {METHODS}) {
     CAPTURE(int(method));

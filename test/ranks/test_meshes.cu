@@ -1,5 +1,5 @@
 // Every mesh that splits the sequence, or has stages, beside one rank: every schedule, both methods. test_tensor_parallel
-// has the others, of tp and dp alone.
+// has the other meshes, with tp and dp alone.
 #include <map>
 #include <random>
 #include <set>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// As many layers as eight stages need, or four with two chunks each; head sizes that nothing divides.
+// Eight layers are enough for eight stages, or for four with two chunks each. Nothing divides the head sizes.
 constexpr ModelShape eight_layers = {8, 8, 40, 211, 16}, six_layers = {6, 6, 54, 211, 36};
 const std::vector<std::string> schedules = {"1f1b", "interleaved", "zb", "gpipe"};
 
@@ -37,15 +37,15 @@ std::vector<MeshShape> mesh_shapes(const ModelShape& shape) {
   return shapes;
 }
 
-// Those that have stages.
+// The meshes that have stages.
 std::vector<MeshShape> pipelines(const ModelShape& shape) {
   std::vector<MeshShape> shapes = mesh_shapes(shape);
   std::erase_if(shapes, [](const MeshShape& mesh) { return mesh.pp == 1; });
   return shapes;
 }
 
-// What runs may differ in, in rotation: schedules, ways to split attention, ZeRO stages, recomputation, pieces, numbers of
-// micro-batches. Of these the schedule allows some only.
+// What runs may differ in, in rotation: schedules, ways to split attention, levels of ZeRO, recomputation, pieces, and
+// numbers of micro-batches, as far as the schedule allows them.
 ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
   const int stages = mesh.shape().pp, samples = global_batch() / mesh.shape().dp;
   pipeline_schedule = schedules[size_t(turn) % schedules.size()];
@@ -64,7 +64,8 @@ ModelOptions options_of(const ModelShape& shape, const Mesh& mesh, int turn) {
   return options;
 }
 
-// Calls work(mesh, turn) with each mesh, `runs` times; or with every so many-th mesh only, each time with others.
+// Calls work(mesh, turn) with each mesh, `runs` times. With `every` above 1 it takes only every `every`-th mesh, and
+// other meshes in the next call.
 int calls = 0;
 template <class Call>
 void for_meshes(const std::vector<MeshShape>& shapes, int runs, Call work, int every = 1) {
@@ -83,12 +84,12 @@ void for_meshes(const std::vector<MeshShape>& shapes, int runs, Call work, int e
   }
 }
 
-// Eight ranks on few cores take their time: a few of their twenty meshes are enough where ranks only have to agree, and half
-// of them for what another case asks the other half.
+// Eight ranks on few cores take their time. A few of their twenty meshes are enough where ranks only have to agree.
+// Half of them are enough where another case tests the other half.
 int every_few() { return rank_count() < 6 ? 1 : rank_count() < 8 ? 3 : 7; }
 int every_second() { return rank_count() < 6 ? 1 : 2; }
 
-// A pipeline of all ranks.
+// A pipeline in which each rank is a stage.
 struct AllStages : Mesh {
   AllStages() : Mesh(ranks().mesh, {.pp = rank_count()}) {}
 };
@@ -99,7 +100,7 @@ ModelShape tiny(int layers) {
 
 }  // namespace
 
-TEST_CASE("losses and norms are those of one rank, on every mesh, under every schedule") {
+TEST_CASE("losses and norms equal one rank's, on every mesh, under every schedule") {
   size_t steps = all_steps;  // and a validation, on the first mesh
   for_meshes(mesh_shapes(shape_for_ranks()), rank_count() >= 6 ? 1 : 4, [&](Mesh& mesh, int turn) {
     const ModelOptions options = options_of(shape_for_ranks(), mesh, turn);
@@ -248,7 +249,7 @@ void check_first_gradients(Mesh& mesh, const ModelOptions& options, const std::v
 
 }  // namespace
 
-TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
+TEST_CASE("the gradients of a first step equal one rank's, tensor by tensor") {
   const ModelShape& shape = shape_for_ranks();
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
   for_meshes(mesh_shapes(shape), 1, [&](Mesh& mesh, int turn) {
@@ -290,7 +291,7 @@ std::vector<float> next_logits(Model& model, int tokens, int end) {
 }  // namespace
 
 // Prompts so short that some ranks that split the sequence have no key at first, and such that the positions are full.
-TEST_CASE("text: the logits after a few tokens and after many are those of one rank, with a cache and without") {
+TEST_CASE("text: the logits after a few tokens and after many equal one rank's, with a cache and without") {
   const ModelShape& shape = shape_for_ranks();
   const int P = shape.positions;
   const auto logits_on = [&](const ModelOptions& options, Mesh& mesh) {
@@ -480,9 +481,9 @@ TEST_CASE_TEMPLATE("wte is the same on the first and the last stage, bit by bit,
 
 // ---- 16 bits
 
-// Rows are rounded as one rank rounds them, but for the parts of attention in a ring; else only sums in another order differ:
-// of wte's gradient, of the norm, over data-parallel and tensor-parallel ranks. Six ranks have as many meshes as eight, and
-// take less time.
+// Rows are rounded as one rank rounds them, but for the parts of attention in a ring. Apart from that only sums in
+// another order differ: wte's gradient, the norm, and sums over data-parallel and tensor-parallel ranks. Six ranks have
+// as many meshes as eight, and take less time.
 TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
   const ModelShape shape = tiny(std::max(rank_count(), 2));
   if (rank_count() == 8) return skip("six ranks have as many meshes");
@@ -491,7 +492,7 @@ TEST_CASE("bf16: curves are as near to fp32's as one rank's") {
 
 // ---- bytes and memory
 
-TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, __nv_bfloat16) {
   const ModelShape shape = tiny(std::max(rank_count(), 4));
   for_meshes(mesh_shapes(shape), rank_count() >= 6 ? 1 : std::is_same_v<T, float> ? 4 : 2, [&](Mesh& mesh, int turn) {
     ModelOptions options = options_of(shape, mesh, turn);
@@ -507,7 +508,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
   }, (every_few() + 1) / 2);
 }
 
-// What long samples are trained with: all ranks have one sample between them, and keep as little of it as they can.
+// Long samples are trained so: all ranks share one sample, and keep as little of it as they can.
 TEST_CASE("samples that are long beside the channels: losses, bytes and memory in bf16 with ZeRO 3, blocks recomputed") {
   using T = __nv_bfloat16;
   const int N = rank_count();
@@ -532,7 +533,8 @@ TEST_CASE("samples that are long beside the channels: losses, bytes and memory i
 
 namespace {
 
-// Options that no check refuses, on any mesh of these ranks: a tiny model, and of everything that memory depends on anything.
+// Random options that no check refuses, on a random mesh of these ranks: a tiny model, and everything that memory
+// depends on.
 struct RandomJob {
   Options o;
   MeshShape mesh;

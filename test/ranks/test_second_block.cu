@@ -158,7 +158,7 @@ double loss_of(Model& model, Mesh& mesh) {
 
 }  // namespace
 
-TEST_CASE("gradients are those of finite differences, where ranks share layers, sequences and stages") {
+TEST_CASE("gradients equal finite differences, where ranks share layers, sequences and stages") {
   use_second_block();
   Mesh mesh(ranks().mesh, {.tp = 2, .cp = 2, .dp = rank_count() / 8, .pp = 2});
   const std::unique_ptr<Model> model = model_of<float>({.shape = shape, .micro_batch = 2}, mesh);
@@ -186,9 +186,10 @@ TEST_CASE("gradients are those of finite differences, where ranks share layers, 
     CAPTURE(tensors[i].name);
     CHECK_WITHIN("gradient", std::sqrt(found[i].squares), gradient_bound(shape) * std::sqrt(found[i].wanted));
   }
-  // Along a tensor's gradient g the loss grows by |g| for each unit of length. Losses of 4 that differ by rounding, some 1e-6, on
-  // both sides of two steps leave 1e-4 of a slope of 1, and 0.4e-3 of the least one, 0.25. The third derivative, up to 10 % of a
-  // slope at a step of 0.04, falls out of two differences (Richardson).
+  // Along a tensor's gradient g the loss grows by |g| for each unit of length. Losses of size 4 are off by some 1e-6,
+  // as they are rounded. On both sides of two steps, that changes a slope of 1 by 1e-4 of it, and the least slope,
+  // 0.25, by 0.4e-3. The third derivative, up to 10 % of a slope at a step of 0.04, cancels between two differences
+  // (Richardson).
   all_weights(*model);
   for (const TensorDescriptor& tensor : tensors) {
     CAPTURE(tensor.name);
@@ -208,7 +209,7 @@ TEST_CASE("gradients are those of finite differences, where ranks share layers, 
   }
 }
 
-TEST_CASE("losses and norms are those of one rank, on meshes of all kinds") {
+TEST_CASE("losses and norms equal one rank's, on meshes of all kinds") {
   use_second_block();
   const int n = rank_count();
   for (const auto& [mesh_shape, schedule] : {std::pair(MeshShape{.tp = 2, .cp = 2, .dp = n / 8, .pp = 2}, "1f1b"),

@@ -10,7 +10,7 @@ namespace {
 
 constexpr ModelShape shape = {2, 4, 36, 500, 8};  // each of four ranks has words of the vocabulary
 
-// For 2, 3, 4 and 8 ranks.
+// The meshes of 2, 3, 4 and 8 ranks.
 std::vector<MeshShape> mesh_shapes() {
   switch (ranks().control->size()) {
     case 2: return {{.tp = 2}, {.pp = 2}};
@@ -28,7 +28,7 @@ std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps) {
   return model;
 }
 
-// The message of a check that fails on all ranks, which is the same on all; empty: it doesn't fail.
+// The message with which the check fails, the same on all ranks; empty: it doesn't fail.
 std::string message_of_check(Model& model) {
   std::string message;
   try {
@@ -55,8 +55,8 @@ Spread spread_of(const TensorDescriptor& tensor, const MeshShape& shape, bool ha
   return {tensor.split.axis >= 0 && shape.tp > 1, has_pieces && shape.dp > 1, tensor.unit == 0};
 }
 
-// The ranks that must have the same as `rank`: of a split tensor those with the same part of it, of a piece those with
-// the same piece, of the embedding those of both stages, and else those of the same stage.
+// The ranks that must hold the same values as `rank`. They have the same part, if the tensor is split, and the same
+// piece, if there are pieces; and they are in the same stage, but for the embedding, which both end stages hold.
 std::vector<int> holders(const Spread& spread, const MeshShape& shape, int rank) {
   std::vector<int> found;
   const MeshPlace mine = place_of(rank, shape);

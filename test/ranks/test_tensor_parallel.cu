@@ -28,7 +28,7 @@ std::vector<MeshShape> mesh_shapes(const ModelShape& shape) {
   return shapes;
 }
 
-// Calls work(mesh) with each of them.
+// Calls work(mesh) with each of these meshes.
 template <class Work>
 void for_meshes(const ModelShape& shape, Work work) {
   for (const MeshShape& mesh_shape : mesh_shapes(shape)) {
@@ -112,7 +112,7 @@ TEST_CASE("rows are gathered in their natural order, and scattered sums are exac
 }
 
 // Eight layers for three steps, three layers for more: ten steps, and a validation, on the first mesh of each shape.
-TEST_CASE("losses and norms are those of one rank, on every mesh") {
+TEST_CASE("losses and norms equal one rank's, on every mesh") {
   int turn = rank_count();
   for (const ModelShape& shape : {shape_for_ranks(), few_tokens}) {
     const size_t most = shape.layers == 8 ? some_steps : all_steps;
@@ -129,7 +129,7 @@ TEST_CASE("losses and norms are those of one rank, on every mesh") {
 
 // ---- gradients
 
-TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor") {
+TEST_CASE("the gradients of a first step equal one rank's, tensor by tensor") {
   const ModelShape& shape = shape_for_ranks();
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
   int turn = rank_count();
@@ -155,7 +155,7 @@ TEST_CASE("the gradients of a first step are those of one rank, tensor by tensor
 
 namespace {
 
-// Logits of a whole batch; then those of a last token whose rows the ranks do not divide, as in sampling.
+// Logits of a whole batch; then, as in sampling, logits of a last token whose rows the ranks do not divide.
 std::vector<std::vector<float>> logits_on(Mesh& mesh, int pieces) {
   const ModelShape& shape = small_shape();
   const ModelOptions options = {.shape = shape, .micro_batch = 2, .tp_pieces = pieces, .logit_chunks = 3};
@@ -174,7 +174,7 @@ std::vector<std::vector<float>> logits_on(Mesh& mesh, int pieces) {
 
 }  // namespace
 
-TEST_CASE("logits of a batch, and of a few tokens, are those of one rank") {
+TEST_CASE("logits of a batch, and of a few tokens, equal one rank's") {
   Mesh alone;
   std::vector<std::vector<float>> wanted = logits_on(alone, 1);
   int pieces = 1;
@@ -256,8 +256,8 @@ TEST_CASE_TEMPLATE("what all ranks have stays the same, bit by bit, with stochas
 }
 
 // As in test_zero: a weight is rounded the other way where its gradient's sign is open. Here gradients differ by their
-// roundings to bf16, some 2 %, so that of all signs some 1 % are open. Random numbers that depend on the mesh would round a
-// third of all weights to the other side.
+// roundings to bf16, some 2 %, so that about 1 % of all signs are open. Random numbers that depend on the mesh would
+// round a third of all weights to the other side.
 TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
   const ModelShape shape = with_layers(small_shape(), 1);
   const StoreOptions store = {.stochastic_rounding = true};
@@ -276,7 +276,7 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
       const float* const expected = &wanted[offset_of(model->tensors(), *slice.tensor)];
       size_t different = 0;
       for (size_t i = 0; i < actual.size(); ++i)
-        different += actual[i] != expected[slice.tensor->part.whole(slice.first + i)];
+        different += actual[i] != expected[slice.tensor->part.in_whole(slice.first + i)];
       CHECK_WITHIN("share of weights", double(different) / double(actual.size()), 0.05);
     }
   });
@@ -284,7 +284,7 @@ TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
 
 // ---- bytes and memory
 
-TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, __nv_bfloat16) {
   const ModelShape shape = with_layers(small_shape(), 3);
   int turn = 0;
   for_meshes(shape, [&](Mesh& mesh) {

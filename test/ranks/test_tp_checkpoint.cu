@@ -7,7 +7,8 @@
 
 namespace {
 
-// Six heads of 17 channels: with three ranks 34 channels each, no multiple of 4; the third has vocabulary padding only.
+// Six heads of 17 channels: each of three ranks has 34 channels, no multiple of 4; the third has only padding of the
+// vocabulary.
 constexpr ModelShape shape = {2, 6, 102, 211, 7};
 
 // A parameter store with what it needs.

@@ -19,7 +19,7 @@ void check_all_stages(const ModelShape& shape, int micro_batch, size_t steps) {
 
 // ---- gradients beside what they are summed from
 
-// Of a tensor's gradient: the sums over all micro-batches of all ranks, and the sums of their magnitudes.
+// The elements of a tensor's gradient, summed over all micro-batches of all ranks, and the sums of their magnitudes.
 struct Terms {
   std::vector<double> sums, magnitudes;
 };
@@ -32,7 +32,7 @@ void add_over_ranks(std::vector<double>& values) {
   values = device.get();
 }
 
-// By tensor. Each rank computes its own micro-batches one by one, on its own.
+// The terms by tensor name. Each rank computes its own micro-batches one by one, without the others.
 template <class T>
 std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_batch) {
   Mesh alone;
@@ -65,10 +65,10 @@ std::map<std::string, Terms> gradient_terms(const ModelShape& shape, int micro_b
 }
 
 // The gradients of a first step are the sums of their terms. Each addition of floats rounds a sum that is no larger
-// than the largest sum of magnitudes in the tensor; there are as many as micro-batches of all ranks, and as tokens in a
-// micro-batch, as kernels add these to the sum of the micro-batches before. In bf16 each rank rounds what it sends, and
-// each of the N − 1 additions its result, by 2^-8 of the element's own magnitudes at most. The norm is off by no more
-// than the norm of all that.
+// than the largest sum of magnitudes in the tensor. There is an addition for each micro-batch of all ranks, and one for
+// each token of a micro-batch, as kernels add tokens to the sum of the micro-batches before. In bf16 each rank rounds
+// what it sends, and each of the N − 1 additions rounds its result, by 2^-8 of the element's own magnitudes at most.
+// The norm is off by no more than the norm of all these errors.
 template <class T>
 void check_gradients(const ModelShape& shape, int micro_batch, const std::map<std::string, Terms>& terms, StoreOptions store) {
   const std::unique_ptr<Model> owner = model_of<T>(shape, mesh(), micro_batch, store);
@@ -96,9 +96,9 @@ void check_gradients(const ModelShape& shape, int micro_batch, const std::map<st
   CHECK_WITHIN("norm", model.gradient_summary().norm - norm, std::sqrt(totals[1]) + additions * rounding<float> * norm);
 }
 
-// ---- what the design's section 6 says of bytes, for this model's units
+// ---- bytes by the formulas of parallel/README.md, for this model's units
 
-// Of the partial sums of the gradients' norm.
+// The bytes of the partial sums of the gradients' norm.
 double norm_bytes(const Shards& shards) {
   size_t partials = 0;
   for (int unit = 0; unit < shards.units(); ++unit) partials += partial_sums<float>(shards.owned(unit).count);
@@ -150,8 +150,8 @@ TEST_CASE_TEMPLATE("gradients are summed over micro-batches and ranks", T, float
 #ifndef __NVCC__
 TEST_CASE("passes without a collective are launched as graphs") {
   const size_t micro_steps = size_t(global_batch() / dp().size());
-  // Forward and backward of all but the last micro-step, which reduces the gradients; in stage 1 but the first forward
-  // pass, which gathers the new weights.
+  // A graph for forward and one for backward, in all micro-steps but the last, which reduces the gradients. In stage 1
+  // the first forward pass is no graph either: it gathers the new weights.
   const size_t expected[] = {2 * (micro_steps - 1), 2 * (micro_steps - 1) - 1, 0, 0};
   const size_t steps = 6;  // so that each of the three batch buffers has had a step's first micro-batch before
   for (int stage : {0, 1, 2, 3}) {
@@ -182,7 +182,7 @@ TEST_CASE("the same mesh gives the same bits, and so do stages that add in the s
   }
 }
 
-TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, float, __nv_bfloat16) {
+TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, __nv_bfloat16) {
   for (int layers : {1, 2, 5})
     for (int stage = 0; stage <= 3; ++stage) {
       CAPTURE(layers);
@@ -205,7 +205,7 @@ TEST_CASE_TEMPLATE("bytes sent and allocated are those of the formulas", T, floa
     }
 }
 
-// After one step on `mesh`, the weights by tensor; of other ranks' pieces NaN.
+// The weights by tensor, after one step on `mesh`; elements in other ranks' pieces are NaN.
 std::map<std::string, std::vector<float>> stochastically_rounded(Mesh& mesh, int stage) {
   const StoreOptions store = {.zero = stage, .stochastic_rounding = true};
   const std::unique_ptr<Model> owner = model_of<__nv_bfloat16>(even, mesh, 2, store);
@@ -219,11 +219,11 @@ std::map<std::string, std::vector<float>> stochastically_rounded(Mesh& mesh, int
   return weights;
 }
 
-// A weight that is to become x is rounded the other way where sums in another order move x across its random number:
-// with probability |δx| / ulp(x). AdamW's first update is ±lr whatever the size of the gradient, so δx is nothing but
-// where a gradient is all noise and its sign is open: in the key third of c_attn.bias, 0.1 % of the weights, and in some
-// more. Random numbers that depend on the mesh would round a third of all weights, the mean of 2f(1 − f) over the
-// fractions f of a unit, to the other side.
+// A weight that is to become x is rounded the other way if sums in another order move x across its random number: with
+// probability |δx| / ulp(x). AdamW's first update is ±lr whatever the size of the gradient. So δx is 0, unless a
+// gradient is all noise and its sign is open: in the key third of c_attn.bias, which is 0.1 % of the weights, and in a
+// few more. Random numbers that depend on the mesh would round a third of all weights to the other side: the mean of
+// 2f(1 − f) over the fractions f of a unit.
 TEST_CASE("masters left out: stochastic rounding does not depend on the mesh") {
   Mesh alone;
   const auto wanted = stochastically_rounded(alone, 0);

@@ -1,4 +1,4 @@
-// A little training on some ranks, and its curve beside that of one rank.
+// A little training on some ranks, and its curve beside one rank's.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr ModelShape deep = {5, 1, 16, 61, 8};   // more blocks than the ring ha
 inline Mesh& mesh() { return ranks().mesh; }
 inline Communicator& dp() { return mesh().data(); }
 
-// Samples of a step: of 1, 2, 3, 4 or 8 data-parallel ranks each has at least two micro-batches of two.
+// Samples of a step. Each of 1, 2, 3, 4 or 8 data-parallel ranks has at least two micro-batches of two samples.
 inline int (*usual_global_batch)() = [] { return std::max(24, 4 * ranks().control->size()); };
 inline int chosen_global_batch = 0;  // instead of that, if not 0
 inline int global_batch() { return chosen_global_batch ? chosen_global_batch : usual_global_batch(); }
@@ -42,7 +42,7 @@ struct Curve {
   std::vector<DeviceMemory::Category> memory;
 };
 
-// Launched so far; 0 where nobody counts them.
+// How many graphs have been launched so far; 0 where nobody counts them.
 inline size_t graphs() {
 #ifdef __NVCC__
   return 0;
@@ -161,7 +161,7 @@ inline void randomize_biases_and_norms(Model& model) {
   }
 }
 
-// With fresh weights.
+// A model with fresh weights.
 template <class T>
 std::unique_ptr<Model> model_of(ModelOptions options, Mesh& mesh) {
   options.seq_len = options.shape.positions;
@@ -219,13 +219,13 @@ Curve train(const ModelShape& shape, Mesh& mesh, int micro_batch, StoreOptions s
   return train<T>({.shape = shape, .micro_batch = micro_batch, .store = store}, mesh, steps);
 }
 
-// ---- a first step beside that of one rank
+// ---- a first step beside one rank's
 
-// Of a tensor's gradient, which is made of two parts, the second being that of c_attn.bias which shifts keys: softmax
-// ignores it, so it is zero in theory, and noise in practice.
+// How far a tensor's gradient is from the wanted one. The part of c_attn.bias that shifts keys counts by itself:
+// softmax ignores it, so its gradient is zero in theory, and noise in practice.
 struct Difference {
-  double squares = 0, wanted = 0;  // ‖difference‖² and ‖wanted‖²
-  double noise = 0;                // ‖second part‖²
+  double squares = 0, wanted = 0;  // ‖difference‖² and ‖wanted‖², without the part that shifts keys
+  double noise = 0;                // ‖gradient of the part that shifts keys‖²
 };
 
 // Gradients, or weights, after a first step on one rank: all tensors, one after the other. Rank 0 computes them.
@@ -244,14 +244,15 @@ std::vector<float> first_step_of_one_rank(const ModelShape& shape, State state, 
   });
 }
 
-// Where a tensor begins among them.
+// Where a tensor begins in these values.
 inline size_t offset_of(const TensorList& list, const TensorDescriptor& tensor) {
   size_t before = 0;
   for (const TensorDescriptor* other = list.tensors().data(); other != &tensor; ++other) before += other->count();
   return before;
 }
 
-// By tensor, in the order of the list. What several ranks have counts several times, in each of the numbers.
+// The differences by tensor, in the order of the list. Elements that several ranks have count several times, in each of
+// the numbers.
 inline std::vector<Difference> differences(Model& model, const std::vector<float>& wanted) {
   const std::vector<TensorDescriptor>& tensors = model.tensors().tensors();
   std::vector<float> mine(tensors.size() * 3);
@@ -263,7 +264,7 @@ inline std::vector<Difference> differences(Model& model, const std::vector<float
     float* const sums = &mine[size_t(&tensor - tensors.data()) * 3];
     double squares[3] = {};
     for (size_t i = 0; i < actual.size(); ++i) {
-      const size_t whole = tensor.part.whole(slice.first + i);
+      const size_t whole = tensor.part.in_whole(slice.first + i);
       const double expected = wanted.at(before + whole);
       if (has_keys && whole * 3 / tensor.count() == 1) {
         squares[2] += std::pow(double(actual[i]), 2);
@@ -287,16 +288,17 @@ inline std::vector<Difference> differences(Model& model, const std::vector<float
 
 // ---- bounds of single steps
 
-// As in test_model, of a tensor as a whole, in its norm: a product that adds up to k = 216 terms is off by 2.4e-8·√k,
-// 3.5e-7; of L layers 6·L + 1 products lie before a logit, and twice as many before a gradient. Two computations that add in
-// different orders differ by √2 times that; three times that, as small tensors are worse than others.
+// Bounds for a tensor as a whole, in its norm, as in test_model. A product that adds up to k = 216 terms is off by
+// 2.4e-8·√k = 3.5e-7. With L layers, 6·L + 1 products lie before a logit, and twice as many before a gradient. Two
+// computations that add in different orders differ by √2 times that. The bounds are three times that, as small tensors
+// are worse than others.
 inline double products_differ_by(double products) { return 3.5e-7 * std::sqrt(2 * products); }
 inline double logit_bound(const ModelShape& shape) { return 3 * products_differ_by(6 * shape.layers + 1); }
 inline double gradient_bound(const ModelShape& shape) { return 3 * products_differ_by(2 * (6 * shape.layers + 1)); }
 
-// ---- curves beside those of one rank
+// ---- curves beside one rank's
 
-// One rank alone: in fp32 one curve, in 16 bits one for each micro-batch. The ranks share the work.
+// Curves of one rank alone: in fp32 one curve, in 16 bits one for each size of micro-batch. The ranks share the work.
 template <class T>
 const std::vector<Curve>& of_one_rank(const ModelShape& shape, size_t steps = all_steps) {
   static std::map<int, std::vector<Curve>> known;  // by channels: the first to ask says how many steps
@@ -334,7 +336,7 @@ inline double distance(const std::vector<Curve>& curves, std::vector<float> Curv
   return std::sqrt(squares / double(curves.size() * steps));
 }
 
-// The same of the first few steps of curves that have each its own to be compared with.
+// The same over the first few steps, where each curve is compared with its own `wanted`.
 inline double distance(const std::vector<Curve>& curves, std::vector<float> Curve::*part,
                        const std::vector<Curve>& wanted) {
   double squares = 0;
@@ -350,14 +352,14 @@ inline void check_fp32_curve(const Curve& curve, const ModelShape& shape, size_t
   CHECK_WITHIN("norms", largest_difference(curve.norms, wanted.norms), 1e-5);
 }
 
-// 16 bits: in another order some sums fall on the other side of a tie, and no formula says what becomes of that in ten
-// steps; but one rank's curve, which rounds as often, is as far from the fp32 curve. Design, section 4: twice as far in
-// root-mean-square. Over ten seeds, other micro-batches and meshes came to 0.8 to 1.15 times it, gradients that travel
-// in bf16 to 0.8 to 1.4 times it. Norms are compared as long as they are no chaos: after the warm-up one seed's are off
-// by 0.2 %, another's by 3 %. fp16 rounds by an eighth of what bf16 does.
-// Gradients that travel in bf16 are rounded by each of N ranks, and in a ring at each of N − 1 additions: a sum of k
-// ranks is k/N of the whole, or less, so all that comes to √(N/3) roundings of 0.17 %: 0.3 % for 8 ranks, beside the
-// 1.3 % of the gradients' own (test_model).
+// 16 bits: in another order some sums fall on the other side of a tie, and no formula says how that changes ten steps.
+// But one rank's curve rounds as often, so it is as far from the fp32 curve. The bound is twice that distance, in
+// root-mean-square (design, section 4). Over ten seeds, other micro-batches and meshes were at 0.8 to 1.15 times the
+// distance, and gradients that travel in bf16 at 0.8 to 1.4 times. Norms are compared before they become chaotic: after
+// the warm-up one seed's norms are off by 0.2 %, another's by 3 %. fp16 rounds by an eighth of what bf16 does.
+// Gradients that travel in bf16 are rounded by each of N ranks, and in a ring at each of N − 1 additions. A sum of k
+// ranks is k/N of the whole, or less, so together these are √(N/3) roundings of 0.17 %: 0.3 % for 8 ranks, beside the
+// 1.3 % of the gradients' own roundings (test_model).
 template <class T>
 void check_16_bit_curves(const std::vector<Curve>& curves, const ModelShape& shape) {
   const Curve& wanted = of_one_rank<float>(shape)[0];
@@ -369,17 +371,17 @@ void check_16_bit_curves(const std::vector<Curve>& curves, const ModelShape& sha
   check("norms", &Curve::norms, some_steps);
 }
 
-// As check_16_bit_curves, over seeds instead of micro-batches, which do not change how rows are rounded, so that they say
-// nothing of chance: a seed's losses are off by 0.2 to 1.3e-5, and one mesh's by three times one rank's or by a third.
+// As check_16_bit_curves, but over seeds. Other micro-batches do not change how rows are rounded, so they do not show
+// what is chance: a seed's losses are off by 0.2e-5 to 1.3e-5, and a mesh's by a third of one rank's or by three times.
 //
 // Tensor-parallel ranks round each of the N terms of a product by rows, and each of the N − 1 partial sums that go
 // round a ring, where one rank rounds once. Terms of random sign are 1/√N of the sum S, k of them √(k/N)·S. So the
-// variances of the roundings, in units of the one rank's, are N·1/N for the terms and Σ k/N over k = 2 ... N for the
+// variances of the roundings, in units of one rank's, are N·1/N for the terms and Σ k/N over k = 2 ... N for the
 // sums: together (N + 3)/2 − 1/N, which is 2 for N = 2 and 5.4 for N = 8. That happens in two of 15 places forward and
 // two of 10 backward. With N = 8 it makes √1.6 = 1.3 times the distance for losses and √1.9 = 1.4 for norms. Twice the
 // distance is allowed.
 //
-// options_of(shape, mesh, turn): of a run, for bf16; seeds take turns on the meshes.
+// options_of(shape, mesh, turn): the options of a run in bf16; seeds take turns on the meshes.
 template <class OptionsOf>
 void check_bf16_curves(const ModelShape& shape, const std::vector<MeshShape>& mesh_shapes, OptionsOf options_of) {
   constexpr int seeds = 12;
@@ -405,7 +407,7 @@ void check_bf16_curves(const ModelShape& shape, const std::vector<MeshShape>& me
 
 // ---- what must hold on every mesh
 
-// Of logits, in their norm.
+// Compares logits in their norm.
 inline void check_logits(const std::vector<float>& actual, const std::vector<float>& wanted, double bound) {
   REQUIRE(actual.size() == wanted.size());
   double squares = 0, norm = 0;
@@ -433,8 +435,8 @@ inline void check_loss_scale(ModelOptions options, Mesh& mesh) {
   for (size_t i = 0; i < all.size(); ++i) CHECK(all[i] == all[i % 3]);
 }
 
-// A NaN on one rank after the other, in a weight of a block, or in a gradient of a unit whose gradients stay where they
-// are: all ranks leave the update out, and go on. in_weight(rank): which of the two.
+// Puts a NaN on one rank after the other: all ranks leave the update out, and go on. in_weight(rank): the NaN is in a
+// weight of a block, else in a gradient of a unit whose gradients stay where they are.
 template <class InWeight>
 void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradient_unit, InWeight in_weight) {
   for (int rank = 0; rank < ranks().control->size(); ++rank) {
@@ -447,8 +449,8 @@ void check_nan_on_each_rank(Model& model, Mesh& mesh, int block_unit, int gradie
       Slice weight = *std::ranges::find_if(slices, [&](const Slice& slice) { return slice.tensor->unit == block_unit; });
       weight.count = 1;
       const std::vector<float> value = values_of(model.store(), weight, State::weight);
-      // By all ranks, as it is collective: weights are gathered anew.
-      const CheckpointBlock block = {weight.tensor, weight.tensor->part.whole(weight.first), 1};
+      // All ranks call copy_in(), as it is collective: weights are gathered anew.
+      const CheckpointBlock block = {weight.tensor, weight.tensor->part.in_whole(weight.first), 1};
       model.store().copy_in(block, State::weight, mine ? std::vector<float>{NAN} : value);
       train_step(model, mesh, 0);
       model.store().copy_in(block, State::weight, value);

@@ -62,7 +62,7 @@ struct Request {
   uintptr_t addresses[warp_size];
 };
 
-// Calls visit(number) once for each unit of memory, of so many bytes, that lanes [first, first + count) touch.
+// Calls visit(number) once for each unit of `unit` bytes of memory that lanes [first, first + count) touch.
 template <class Visit>
 void for_each_unit(const Request& request, int first, int count, size_t size, size_t unit, Visit visit) {
   std::vector<uintptr_t> addresses;
@@ -168,7 +168,7 @@ struct Program {
 // The block that a worker runs.
 struct Block {
   const Range thread_locals = Program().thread_locals;
-  // Those thread_local variables that kernels read but that are not __shared__.
+  // The thread_local variables that kernels read but that are not __shared__.
   const Range not_shared[5] = {range_of(threadIdx), range_of(blockIdx), range_of(blockDim), range_of(gridDim),
                                range_of(plain_loop)};
   Range dynamic_shared;

@@ -18,8 +18,8 @@
 //
 // What a request costs. Global memory: the sectors that its lanes touch; no cache is modelled. Shared memory has 32
 // banks, each 4 bytes wide. In one wavefront, each bank gives one word to all lanes that want it. Accesses of 8 bytes
-// are served by half-warps, those of 16 bytes by quarter-warps. Atomics cost the same: that a lane waits for the result
-// of another is not modelled.
+// are served by half-warps, accesses of 16 bytes by quarter-warps. Atomics cost the same: that a lane waits for the
+// result of another is not modelled.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 // Each rung is made of NCCL's sends and receives and of a few kernels (wire.cuh). What a rank sends and receives within
 // one group of calls is a step. In the α-β-γ model (Thakur, Rabenseifner, Gropp, 2005) a step takes α seconds before
 // the first byte arrives, each byte that passes a link takes β, and each byte that is added takes γ. Links work in both
-// directions at once, and those of different ranks at the same time. Two things are added here. The launch of a kernel
+// directions at once, and all ranks' links at the same time. Two things are added here. The launch of a kernel
 // takes λ: half of the steps bring numbers that are then added, so there are half as many adds as steps. And α is
 // larger for long messages, because the ranks agree before such a message is sent.
 //

@@ -2,7 +2,7 @@
 //
 // A rung is right if it passes these checks. Inputs are small integers, so every sum is known, and the only error
 // allowed is the rounding to 8 bits. All ranks end with the same bits, and a second run gives them again. A NaN is
-// never lost. The bytes sent are those of the formula.
+// never lost. The formula gives the bytes that are sent.
 //
 // What is measured (other programs on the machine can only make it slower):
 //
@@ -225,9 +225,9 @@ void check(const CollectiveOptions& options, const char* dtype, const std::vecto
 
 // ---- what does it cost?
 
-constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // for which rates are measured
+constexpr size_t rate_bytes = size_t(is_gpu ? 64 : 8) << 20;  // of the message by which rates are measured
 
-// For longer messages the ranks agree before they are sent: Open MPI's limit between processes of a host.
+// The ranks agree before they send a longer message: Open MPI's limit between processes of a host.
 constexpr size_t short_message = 4096;
 
 struct Link {

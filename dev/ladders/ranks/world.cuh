@@ -57,10 +57,10 @@ class World {
 
   // ---- what all ranks must call together
 
-  // The `mine` of every rank, by rank.
+  // Gathers `mine` from every rank, in the order of ranks.
   std::vector<std::string> all(const std::string& mine) { return control_.all_gather(mine); }
 
-  // For each value the largest among all ranks.
+  // The largest of each value among all ranks.
   std::vector<double> largest(const std::vector<double>& mine) {
     Buffer<double> values(mine);
     NCCL_CHECK(ncclAllReduce(values, values, mine.size(), ncclFloat64, ncclMax, comm_, stream_));

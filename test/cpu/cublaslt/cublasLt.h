@@ -82,7 +82,7 @@ using cublasLtMatmulDesc_t = MatmulDesc*;
 using cublasLtMatrixLayout_t = MatrixLayout*;
 using cublasLtMatmulPreference_t = MatmulPreference*;
 
-// What the test decides, and sees.
+// The test sets how this library behaves, and sees what it was asked for.
 struct FakeLibrary {
   struct Algorithm {
     int number = 1;
@@ -92,8 +92,8 @@ struct FakeLibrary {
   };
   std::vector<Algorithm> proposed = {{}};
   std::set<int> unsuitable;                    // numbers that no product can run on this card
-  std::map<int, cublasStatus_t> failures;      // by epilogue, of running any algorithm
-  std::map<int, cublasStatus_t> failing;       // by number of an algorithm, of running it
+  std::map<int, cublasStatus_t> failures;      // by epilogue: what running any algorithm returns
+  std::map<int, cublasStatus_t> failing;       // by number of an algorithm: what running it returns
   size_t version = 130002;
   std::vector<int> ran;  // numbers, in the order of the calls that succeeded
   const void* workspace = nullptr;  // of the last call
