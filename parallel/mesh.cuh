@@ -134,10 +134,11 @@ class Mesh {
 
   bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }
 
-  // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
-  int begin_traffic() {
+  // Starts a new count of what is sent, in every group, and times it if `timed`. Returns the count's number, for
+  // take_traffic.
+  int begin_traffic(bool timed = true) {
     int number = 0;
-    for (Communicator* group : groups()) number = group->begin_traffic();
+    for (Communicator* group : groups()) number = group->begin_traffic(timed);
     return number;
   }
   // What was sent under this number, by group. Groups of one rank are left out.
