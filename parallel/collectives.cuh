@@ -2,9 +2,9 @@
 // share (mesh.cuh). Every call is counted, profiled and written to the flight recorder; in some steps it is timed, too.
 // With one rank every call returns at once.
 //
-// A call of CUDA's runtime costs the host about a microsecond, and in a layer it may have no more time than the device
-// needs. So a collective that is not timed records one event, when it ends: streams wait for this event, and it tells
-// the flight recorder that the collective has finished.
+// Each call of CUDA's runtime takes the host time, and it must issue a layer in less time than the device needs for it.
+// So a collective that is not timed records one event, when it ends: streams wait for this event, and it tells the
+// flight recorder that the collective has finished.
 //
 // Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
 //   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather, all_to_all (N−1)/N·S     broadcast S on average     send S
@@ -307,9 +307,9 @@ class Communicator {
   Event order_;
   uint64_t issued_ = 0;  // the number of collectives so far
   std::mutex mutex_;     // protects what refresh() reads on another thread
-  std::deque<Pending> pending_, waits_;            // collectives, in the order of issue; timed waits for them
-  std::vector<std::unique_ptr<Event>> free_[2];    // events without and with a time
-  size_t most_pending_ = 256;                      // so many make run() look which of them have finished
+  std::deque<Pending> pending_, waits_;          // collectives, in the order of issue; timed waits for them
+  std::vector<std::unique_ptr<Event>> free_[2];  // without times, and with times
+  size_t most_pending_ = 256;                    // with so many, run() looks which of them have finished
   int count_ = 0;
   bool is_timed_ = false;
   std::map<int, Traffic> traffic_;
