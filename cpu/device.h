@@ -86,13 +86,15 @@ bool runs_at_once(cudaStream_t stream);
 void keep(cudaStream_t stream, std::function<bool()> poll);
 void enqueue(cudaStream_t stream, std::function<bool()> poll);
 
-// What the host has asked of the device so far.
+// What this thread has asked of the device so far.
 struct Counts {
   size_t launches = 0, products = 0;  // kernel launches, matrix products
   size_t copies = 0, copied_bytes = 0, memsets = 0;
   size_t waits = 0;  // calls in which the host waits for the device
   size_t allocations = 0, allocated_bytes = 0;
   size_t graphs = 0;  // graph launches; the operations in them are counted, too
+  size_t events = 0, records = 0, event_waits = 0;  // events that were made, and recorded; streams that were made to wait
+  size_t queries = 0;                               // whether an event or a stream is done, and times between events
 
   friend Counts operator+(const Counts& a, const Counts& b) { return combine(a, b, std::plus<>()); }
   friend Counts operator-(const Counts& a, const Counts& b) { return combine(a, b, std::minus<>()); }
@@ -102,10 +104,11 @@ struct Counts {
   static Counts combine(const Counts& a, const Counts& b, Operation of) {
     return {of(a.launches, b.launches), of(a.products, b.products), of(a.copies, b.copies),
             of(a.copied_bytes, b.copied_bytes), of(a.memsets, b.memsets), of(a.waits, b.waits),
-            of(a.allocations, b.allocations), of(a.allocated_bytes, b.allocated_bytes), of(a.graphs, b.graphs)};
+            of(a.allocations, b.allocations), of(a.allocated_bytes, b.allocated_bytes), of(a.graphs, b.graphs),
+            of(a.events, b.events), of(a.records, b.records), of(a.event_waits, b.event_waits), of(a.queries, b.queries)};
   }
 };
-inline Counts counts;
+inline thread_local constinit Counts counts;
 
 // Says how many ranks share this host: from now on this process may use its part of the memory that is free now.
 void share_memory(size_t ranks);

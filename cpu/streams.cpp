@@ -208,12 +208,14 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 // NVIDIA does not say whether "not ready" becomes the last error. Here it does, so that a test notices if a program
 // does not clear it.
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  ++cpu::counts.queries;
   const bool was_ready = stream->queue.empty();
   while (cpu::advance_any()) {}
   return remember(was_ready ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  ++cpu::counts.event_waits;
   if (!event || !cpu::is_here(stream)) return remember(cudaErrorInvalidResourceHandle);
   if (stream && stream->recording) return remember(cudaErrorInvalidValue);  // graphs of one stream only
   if (!event->latest || event->latest->done) return cudaSuccess;
@@ -224,6 +226,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   cpu::call_driver();
+  ++cpu::counts.events;
   *event = new CUevent_st{cpu::current_device(), nullptr};
   return cudaSuccess;
 }
@@ -234,6 +237,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  ++cpu::counts.records;
   if (stream && stream->recording) return remember(cudaErrorInvalidValue);
   if (!cpu::is_here(stream) || event->device != cpu::current_device()) return remember(cudaErrorInvalidResourceHandle);
   auto recording = event->latest = std::make_shared<cpu::Recording>();
@@ -251,10 +255,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  ++cpu::counts.queries;
   return remember(!event->latest || event->latest->done ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  ++cpu::counts.queries;
   if (!start->latest || !end->latest) return remember(cudaErrorInvalidResourceHandle);
   if (!start->latest->done || !end->latest->done) return remember(cudaErrorNotReady);
   *milliseconds = std::chrono::duration<float, std::milli>(end->latest->when - start->latest->when).count();

@@ -7,7 +7,8 @@ GPU there is also the ratio: T(N) divided by the time in which one rank does the
 one for each core if cores are fewer. That is what splitting costs; efficiency falls by itself where cores run out.
 
 Communication is what metrics.jsonl says (runtime/reports/report.h): time in collectives, waiting for other ranks included, and
-the part of it that is exposed, in which the device only waited. A rank computes during the rest of the step.
+the part of it that is exposed, in which the device only waited. A rank computes during the rest of the step. The program
+times collectives in steps 1 to 10 and in every tenth after: medians are over such steps.
 
 A mode is made of dp, zero 0 to 3, tp, cp, cp ulysses, pp, pp zb and the like. tp, cp and pp take all ranks, or as many
 as a number after them says: "tp 2 zero 1" leaves the rest to data parallelism. Ranks start by srun in a Slurm job, by
@@ -183,7 +184,8 @@ def result_of(run, alone, together, forecast_ms):
   if run.ranks == 1 or ms is None:
     return result
   traffic = list(zip(*(step["ranks"] for step in run.steps if "ranks" in step)))  # by rank, then by step
-  comm, exposed = ([statistics.median(step[key] for step in rank) for rank in traffic]
+  timed = [[step for step in rank if "comm_ms" in step] for rank in traffic]
+  comm, exposed = ([statistics.median(step[key] for step in rank) for rank in timed if rank]
                    for key in ("comm_ms", "comm_exposed_ms"))
   work = run.ranks if run.scaling == "strong" else 1
   return result | {"efficiency": alone and alone / (work * ms), "ratio": together and ms / together,

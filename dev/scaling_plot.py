@@ -29,7 +29,8 @@ def draw(results, file):
         continue
       ranks = [1, *(r["ranks"] for r in done)]
       efficiency.plot(ranks, [1, *(r["efficiency"] for r in done)], "o-", color=f"C{i}", label=mode)
-      exposed.plot(ranks, [0, *(max(r["exposed_share"], default=0) for r in done)], "o-", color=f"C{i}")
+      shares = [max(r["exposed_share"], default=float("nan")) for r in done]  # no share: no step was timed
+      exposed.plot(ranks, [0, *shares], "o-", color=f"C{i}")
       if alone["forecast_ms"] and all(r["forecast_ms"] for r in done):  # forecasts' efficiency
         slower = [r["forecast_ms"] / alone["forecast_ms"] * alone["step_ms"] / r["step_ms"] for r in done]
         efficiency.plot(ranks, [1, *(r["efficiency"] / s for r, s in zip(done, slower))], "--", color=f"C{i}")

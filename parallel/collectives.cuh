@@ -1,6 +1,10 @@
 // Collectives between the ranks of one group, by NCCL (on the CPU device: cpu/nccl.h), on a stream that groups may
-// share (mesh.cuh). Every call is counted, timed, profiled and written to the flight recorder. With one rank every call
-// returns at once.
+// share (mesh.cuh). Every call is counted, profiled and written to the flight recorder; in some steps it is timed, too.
+// With one rank every call returns at once.
+//
+// Each call of CUDA's runtime takes the host time, and it must issue a layer in less time than the device needs for it.
+// So a collective that is not timed records one event, when it ends: streams wait for this event, and it tells the
+// flight recorder that the collective has finished.
 //
 // Bytes that each of N ranks sends for a buffer of S bytes (Patarasuk and Yuan, 2009: no algorithm sends fewer):
 //   all_reduce 2·(N−1)/N·S     reduce_scatter, all_gather, all_to_all (N−1)/N·S     broadcast S on average     send S
@@ -8,12 +12,14 @@
 
 #include <nccl.h>
 
+#include <algorithm>
 #include <cstring>
-#include <list>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "kernels/device/common.cuh"
 #include "kernels/device/event.cuh"
@@ -39,6 +45,7 @@ constexpr ncclDataType_t nccl_type = std::is_same_v<T, float>           ? ncclFl
 // What one rank has sent, and how long that took.
 struct Traffic {
   std::map<std::string, double> bytes_sent;  // by collective
+  bool is_timed = false;                     // if not, the other two stay 0
   double milliseconds = 0;                   // duration of all collectives, the wait for other ranks included
   double exposed_milliseconds = 0;           // how long the compute stream waited for them
 };
@@ -168,23 +175,31 @@ class Communicator {
   void wait(cudaStream_t stream, const Event& event) {
     if (size_ == 1) return;
     std::lock_guard lock(mutex_);
-    std::list<Timed> waiting = unused();
-    waiting.front().start.record(stream);
-    CUDA_CHECK(cudaStreamWaitEvent(stream, event));
-    waiting.front().end.record(stream);
-    waits_.splice(waits_.end(), waiting);
+    wait_for(stream, event);
   }
-  // Makes `stream` wait for all collectives that have been issued so far.
+
+  // The number of the last collective that has been issued. The first one has number 1.
+  uint64_t last() const { return issued_; }
+  // Makes `stream` wait for this collective, and for all before it.
+  void wait(cudaStream_t stream, uint64_t collective) {
+    if (size_ == 1) return;
+    std::lock_guard lock(mutex_);
+    const uint64_t later = issued_ - collective;  // the number of collectives after it
+    if (later < pending_.size()) wait_for(stream, *pending_[pending_.size() - 1 - later].end);  // else it has finished
+  }
+
+  // Makes `stream` wait for all that the communication stream has been given so far.
   void wait_for_all(cudaStream_t stream) {
     if (size_ == 1) return;
     order_.record(stream_);
     wait(stream, order_);
   }
 
-  // Starts a new count of what is sent. Returns the count's number, for take_traffic.
-  int begin_traffic() {
+  // Starts a new count of what is sent, and times it if `timed`. Returns the count's number, for take_traffic.
+  int begin_traffic(bool timed = true) {
     std::lock_guard lock(mutex_);
-    return ++count_;
+    traffic_[++count_].is_timed = is_timed_ = timed;
+    return count_;
   }
 
   // Returns what was sent under this number, and how long its finished collectives took. Drops earlier numbers.
@@ -207,10 +222,11 @@ class Communicator {
   }
 
  private:
-  struct Timed {
-    Event start{cudaEventDefault}, end{cudaEventDefault};
-    uint64_t sequence = 0;  // number of the call in the flight recorder
-    int count = 0;          // number of the traffic count it belongs to
+  // A collective, or a wait for one, that the device may not have finished.
+  struct Pending {
+    int count;                          // number of the traffic count it belongs to
+    std::unique_ptr<Event> start, end;  // start: null if it is not timed
+    uint64_t sequence = 0;              // number of the call in the flight recorder
   };
 
   double others() const { return double(size_ - 1) / size_; }
@@ -221,38 +237,66 @@ class Communicator {
   void run(const char* name, size_t bytes, double share, const T* written, size_t count, Issue issue) {
     if (size_ == 1) return;
     std::lock_guard lock(mutex_);
-    collect_finished();
-    std::list<Timed> call = unused();
-    call.front().sequence = recorder_->enter(name, bytes, 1, group_);
+    if (pending_.size() >= most_pending_) collect_finished();
+    const uint64_t sequence = recorder_->enter(name, bytes, 1, group_);
     KernelRange range(name, stream_, share * double(bytes), 0);
-    call.front().start.record(stream_);
+    Pending call = begin(stream_);
+    call.sequence = sequence;
     if (const ncclResult_t result = issue(); result != ncclSuccess)
       check_nccl(result, (std::string(name) + " in the group " + group_).c_str());
-    call.front().end.record(stream_);
-    pending_.splice(pending_.end(), call);
+    call.end->record(stream_);
+    pending_.push_back(std::move(call));
+    ++issued_;
     traffic_[count_].bytes_sent[name] += share * double(bytes);
     if constexpr (std::is_same_v<T, float> || sizeof(T) == 2) range.writes(written, count);
   }
 
-  // Takes an element that is not in use, or makes a new one.
-  std::list<Timed> unused() {
-    std::list<Timed> one;
-    if (free_.empty()) one.emplace_back();
-    else one.splice(one.end(), free_, free_.begin());
-    one.front().count = count_;
+  void wait_for(cudaStream_t stream, const Event& event) {
+    if (!is_timed_) {
+      CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+      return;
+    }
+    Pending waiting = begin(stream);
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+    waiting.end->record(stream);
+    waits_.push_back(std::move(waiting));
+  }
+
+  Pending begin(cudaStream_t stream) {
+    Pending pending = {count_, is_timed_ ? unused() : nullptr, unused()};
+    if (is_timed_) pending.start->record(stream);
+    return pending;
+  }
+
+  // Takes an event that is not in use, or makes a new one.
+  std::unique_ptr<Event> unused() {
+    std::vector<std::unique_ptr<Event>>& free = free_[is_timed_];
+    if (free.empty()) return std::make_unique<Event>(is_timed_ ? cudaEventDefault : cudaEventDisableTiming);
+    std::unique_ptr<Event> one = std::move(free.back());
+    free.pop_back();
     return one;
   }
 
+  // Collectives end in the order in which they were issued, so few queries find the first one that is under way.
   void collect_finished() {
-    while (!pending_.empty() && is_ready(pending_.front().end)) {
-      recorder_->leave(pending_.front().sequence);
-      traffic_[pending_.front().count].milliseconds += elapsed_ms(pending_.front().start, pending_.front().end);
-      free_.splice(free_.end(), pending_, pending_.begin());
+    const auto has_finished = [](const Pending& one) { return is_ready(*one.end); };
+    const auto under_way = std::partition_point(pending_.begin(), pending_.end(), has_finished);
+    for (auto one = pending_.begin(); one != under_way; ++one) {
+      recorder_->leave(one->sequence);
+      retire(*one, &Traffic::milliseconds);
     }
-    while (!waits_.empty() && is_ready(waits_.front().end)) {
-      traffic_[waits_.front().count].exposed_milliseconds += elapsed_ms(waits_.front().start, waits_.front().end);
-      free_.splice(free_.end(), waits_, waits_.begin());
-    }
+    pending_.erase(pending_.begin(), under_way);
+    most_pending_ = pending_.size() + 256;
+    for (; !waits_.empty() && is_ready(*waits_.front().end); waits_.pop_front())
+      retire(waits_.front(), &Traffic::exposed_milliseconds);
+  }
+
+  // sum: the time to which that of `done` is added
+  void retire(Pending& done, double Traffic::*sum) {
+    const bool was_timed = done.start != nullptr;
+    if (was_timed) traffic_[done.count].*sum += elapsed_ms(*done.start, *done.end);
+    if (was_timed) free_[true].push_back(std::move(done.start));
+    free_[was_timed].push_back(std::move(done.end));
   }
 
   const char* group_ = "alone";
@@ -261,9 +305,13 @@ class Communicator {
   int rank_ = 0, size_ = 1;
   cudaStream_t stream_ = nullptr;
   Event order_;
-  std::mutex mutex_;  // protects what refresh() reads on another thread
-  std::list<Timed> pending_, waits_, free_;
+  uint64_t issued_ = 0;  // the number of collectives so far
+  std::mutex mutex_;     // protects what refresh() reads on another thread
+  std::deque<Pending> pending_, waits_;          // collectives, in the order of issue; timed waits for them
+  std::vector<std::unique_ptr<Event>> free_[2];  // without times, and with times
+  size_t most_pending_ = 256;                    // with so many, run() looks which of them have finished
   int count_ = 0;
+  bool is_timed_ = false;
   std::map<int, Traffic> traffic_;
 };
 

@@ -149,10 +149,11 @@ class Mesh {
     return std::make_unique<Communicator>("temporary", new_split(0, control_->rank(), 0), streams_->outer, *recorder_);
   }
 
-  // Starts a new count of what is sent, in every group. Returns the count's number, for take_traffic.
-  int begin_traffic() {
+  // Starts a new count of what is sent, in every group, and times it if `timed`. Returns the count's number, for
+  // take_traffic.
+  int begin_traffic(bool timed = true) {
     int number = 0;
-    for (Communicator* group : groups()) number = group->begin_traffic();
+    for (Communicator* group : groups()) number = group->begin_traffic(timed);
     return number;
   }
   // What was sent under this number, by group. Groups of one rank are left out.

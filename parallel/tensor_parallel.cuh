@@ -58,7 +58,7 @@ class TensorParallel {
  public:
   // The model runs on `stream`, and sends its rows in `pieces` pieces.
   TensorParallel(Communicator& ranks, int pieces, cudaStream_t stream)
-      : ranks_(ranks), pieces_(pieces), stream_(stream), arrived_(size_t(ranks.size() > 1 ? pieces : 0)) {}
+      : ranks_(ranks), pieces_(pieces), stream_(stream) {}
 
   int size() const { return ranks_.size(); }
   int rank() const { return ranks_.rank(); }
@@ -89,23 +89,21 @@ class TensorParallel {
       return own;
     }
     const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
-    ranks_.after(stream_);
+    const uint64_t first = gather_pieces(buffer, own, columns, pieces);
     for (size_t k = 0; k < pieces.size(); ++k) {
       const TraceScope scope(int(k), false);
-      gather_piece(buffer, own, columns, pieces[k]);
-      arrived_[k].record(ranks_.stream());
-    }
-    for (size_t k = 0; k < pieces.size(); ++k) {
-      const TraceScope scope(int(k), false);
-      ranks_.wait(stream_, arrived_[k]);
+      ranks_.wait(stream_, first + k);
       use(static_cast<const Float*>(buffer), pieces[k]);
     }
     return buffer;
   }
 
-  // The same without a product.
+  // The same without a product: one wait for all pieces.
   const Float* gather(Float* buffer, const Float* own, int rows, int columns) {
-    return gather_then(buffer, own, rows, columns, [](const Float*, Rows) {});
+    if (size() == 1) return own;
+    gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
+    ranks_.wait(stream_, ranks_.last());
+    return buffer;
   }
 
   // Gathers `count` values of each rank, one rank's after the other's. Returns them: `all`, or `own` if there is one
@@ -115,7 +113,7 @@ class TensorParallel {
     if (size() == 1) return own;
     ranks_.after(stream_);
     ranks_.all_gather(all, own, count);
-    ranks_.wait_for_all(stream_);
+    ranks_.wait(stream_, ranks_.last());
     return all;
   }
 
@@ -123,14 +121,8 @@ class TensorParallel {
   // buffer before.
   void start_gather(Float* buffer, const Float* own, int rows, int columns, bool is_there) {
     if (size() == 1 || is_there) return;
-    ranks_.after(stream_);
-    const std::vector<Rows> pieces = cut_rows(rows, size(), pieces_);
-    for (size_t k = 0; k < pieces.size(); ++k) {
-      const TraceScope scope(int(k), false);
-      gather_piece(buffer, own, columns, pieces[k]);
-    }
-    gathered_.record(ranks_.stream());
-    gathering_ = true;
+    gather_pieces(buffer, own, columns, cut_rows(rows, size(), pieces_));
+    gathered_ = ranks_.last();
   }
 
   // Adds up what all ranks have computed, each for its own rows. compute(out, piece) writes a piece of this rank's term
@@ -147,10 +139,10 @@ class TensorParallel {
       ranks_.reduce_scatter(own_piece(own, columns, pieces[k]), static_cast<const Float*>(pieces[k].of(exchange_, columns)),
                             own_count(columns, pieces[k]));
     }
-    if (std::exchange(gathering_, false)) ranks_.wait(stream_, gathered_);
+    if (gathered_) ranks_.wait(stream_, std::exchange(gathered_, 0));
   }
   void finish_scatter() {
-    if (size() > 1) ranks_.wait_for_all(stream_);
+    if (size() > 1) ranks_.wait(stream_, ranks_.last());
   }
   template <class Compute>
   void then_scatter(Float* own, int rows, int columns, Compute compute) {
@@ -166,8 +158,15 @@ class TensorParallel {
   }
   size_t own_count(int columns, const Rows& piece) const { return size_t(piece.count / size()) * columns; }
 
-  void gather_piece(Float* buffer, const Float* own, int columns, const Rows& piece) {
-    ranks_.all_gather(piece.of(buffer, columns), own_piece(own, columns, piece), own_count(columns, piece));
+  // Starts to gather these pieces of rows. Returns the number of the first one's collective; the others' follow it.
+  uint64_t gather_pieces(Float* buffer, const Float* own, int columns, const std::vector<Rows>& pieces) {
+    const uint64_t first = ranks_.last() + 1;
+    ranks_.after(stream_);
+    for (size_t k = 0; k < pieces.size(); ++k) {
+      const TraceScope scope(int(k), false);
+      ranks_.all_gather(pieces[k].of(buffer, columns), own_piece(own, columns, pieces[k]), own_count(columns, pieces[k]));
+    }
+    return first;
   }
 
   Communicator& ranks_;
@@ -175,7 +174,5 @@ class TensorParallel {
   cudaStream_t stream_;
   Float *exchange_ = nullptr, *zeros_ = nullptr;  // with one rank there are none
   size_t columns_ = 0;
-  std::vector<Event> arrived_;  // by piece: it has been gathered
-  Event gathered_;              // what start_gather() started
-  bool gathering_ = false;
+  uint64_t gathered_ = 0;  // the number of start_gather()'s last collective; 0: the stream has waited for it
 };

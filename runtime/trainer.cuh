@@ -79,7 +79,8 @@ class Trainer {
     // Zeroes the step's sums on the device, and puts this rank's votes beside the loss: was it asked to stop, has it
     // written its part of the checkpoint, and (rank 0 decides) are --sample-seconds over?
     const bool wants_sample = job_.is_first() && o_.sample_seconds > 0 && seconds_since(sampled_) >= o_.sample_seconds;
-    in_flight_->begin(interruption_->asked(), checkpoints_->is_written(), wants_sample);
+    in_flight_->begin(interruption_->asked(), checkpoints_->is_written(), wants_sample,
+                      telemetry_->times_collectives(steps_done() + 1));
     run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, learning_rate), float(o_.grad_clip), enforced);
     ++state_.progress.step;
     in_flight_->end(steps_done(), learning_rate, limits);

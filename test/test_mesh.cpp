@@ -268,15 +268,14 @@ TEST_CASE("a plan for four ranks, made by one, is what four ranks allocate" * do
 
 TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
-  const std::string text = shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 2 --steps 4 --log-every 2 --out run");
-  for (const char* once : {"model  ", "mesh      data parallel 3, ZeRO 2", "step     2/4", "step     4/4", "fastest step"}) {
+  const std::string text = shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 2 --steps 21 --log-every 7 --out run");
+  for (const char* once : {"model  ", "mesh      data parallel 3, ZeRO 2", "step     7/21", "step    14/21", "fastest step", "exposed"}) {
     CAPTURE(once);
     REQUIRE(contains(text, once));
     CHECK(text.find(once) == text.rfind(once));
   }
-  CHECK(contains(text, "exposed"));
   const std::vector<Json> lines = shell.metrics("run");
-  REQUIRE(lines.size() == 4);
+  REQUIRE(lines.size() == 21);
   for (const Json& line : lines) {
     for (const char* collective : {"all_reduce", "reduce_scatter", "all_gather"})
       CHECK(line["comm_bytes"][collective].get<double>() > 0);
@@ -284,13 +283,23 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     for (const auto& [group, collectives] : line["comm_bytes_by_group"].items())
       for (const auto& [name, bytes] : collectives.items()) sums[name] += bytes.get<size_t>();
     CHECK(Json(sums) == line["comm_bytes"]);
-    CHECK(line["comm_ms"].get<double>() > 0);
-    CHECK(line["comm_exposed_ms"].get<double>() >= 0);
-    const bool printed = line["step"].get<int>() % 2 == 0;
+    const int step = line["step"].get<int>();
+    CAPTURE(step);
+    const bool printed = step % 7 == 0, timed = step <= 10 || step == 20;
+    for (const char* time : {"comm_ms", "comm_exposed_ms"}) REQUIRE(line.contains(time) == timed);
+    if (timed) CHECK(line["comm_ms"].get<double>() > 0);
+    if (timed) CHECK(line["comm_exposed_ms"].get<double>() >= 0);
     REQUIRE(line.contains("ranks") == printed);  // other ranks are asked at the steps that are printed
     if (printed) CHECK(line["ranks"].size() == 3);
     if (printed) CHECK(line["ranks"][0]["comm_bytes"] == line["comm_bytes"]);
+    if (printed) CHECK(line["ranks"][2].contains("comm_ms") == timed);
   }
+  for (const char* observed : {"--trace observed.json", "--profile"}) {
+    CAPTURE(observed);
+    shell.output("$MPIRUN 2 $TEXT --share-gpu --steps 12 --out observed --overwrite " + std::string(observed));
+    for (const Json& line : shell.metrics("observed")) CHECK(line.contains("comm_ms"));
+  }
+  shell.output("rm -r observed observed.json");
   const std::string checked = shell.output("$MPIRUN 2 $TEXT --share-gpu --check-ranks --check-sync 1 --out ''");
   for (const char* part : {"rank", "TFLOP/s", "GB/s", "network  MPI", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
   shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 1 --out '' --trace trace.json");

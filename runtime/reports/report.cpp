@@ -21,10 +21,11 @@ nlohmann::ordered_json object_of(const StepTraffic& traffic) {
       groups[group][name] = rounded;
       sums[name] = sums.value(name, size_t(0)) + rounded;
     }
-  return {{"comm_bytes", sums},
-          {"comm_bytes_by_group", groups},
-          {"comm_ms", traffic.milliseconds},
-          {"comm_exposed_ms", traffic.exposed_milliseconds}};
+  nlohmann::ordered_json fields = {{"comm_bytes", sums}, {"comm_bytes_by_group", groups}};
+  if (!traffic.is_timed) return fields;
+  fields["comm_ms"] = traffic.milliseconds;
+  fields["comm_exposed_ms"] = traffic.exposed_milliseconds;
+  return fields;
 }
 
 void add_traffic(nlohmann::ordered_json& fields, const StepTraffic& traffic) {
@@ -95,7 +96,7 @@ void Report::print(const StepResult& s, const std::optional<StepTraffic>& traffi
               s.norm, s.learning_rate, s.seconds * 1e3, with_commas(tokens_ / s.seconds).c_str());
   if (peak_ > 0) std::printf("MFU %.1f%% | ", 100 * flops_ / s.seconds / peak_);
   else std::printf("%.0f GFLOP/s | ", flops_ / s.seconds / 1e9);
-  if (traffic) std::printf("comm %.1f ms, %.1f exposed | ", traffic->milliseconds, traffic->exposed_milliseconds);
+  if (traffic && traffic->is_timed) std::printf("comm %.1f ms, %.1f exposed | ", traffic->milliseconds, traffic->exposed_milliseconds);
   std::printf("%s left\n", duration(seconds_left).c_str());
   std::fflush(stdout);
 }

@@ -17,9 +17,10 @@
 //   a step, if there are several ranks: what rank 0 sent in it
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
 //     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
-//     comm_ms                milliseconds in collectives, of all groups together
-//     comm_exposed_ms        the part of them in which the device only waited
-//     ranks                  list, in steps that the terminal shows: these four of every rank
+//     comm_ms                milliseconds in collectives, of all groups together; in steps 1 to 10, 20, 30, ..., and in
+//                            each step with --profile, --trace or --trace-tensors; else the key is absent
+//     comm_exposed_ms        the part of them in which the device only waited; in the same steps
+//     ranks                  list, in steps that the terminal shows: these keys of every rank
 //   an evaluation (--val-every)
 //     step                   number of updates done before it
 //     val_loss               mean per token
@@ -61,6 +62,7 @@ struct StepResult {
 // What one rank sent in one step.
 struct StepTraffic {
   std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
+  bool is_timed = false;                              // if not, the next two are not known
   double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };

@@ -32,11 +32,11 @@ class StepsInFlight {
   size_t count() const { return started_.size(); }
   static size_t pinned_bytes() { return 2 * sizeof(Told); }
 
-  // To be called before the step's first batch. stop, saved, sample: this rank's votes.
-  void begin(bool stop, bool saved, bool sample = false) {
+  // To be called before the step's first batch. stop, saved, sample: this rank's votes; timed: are collectives timed?
+  void begin(bool stop, bool saved, bool sample = false, bool timed = true) {
     turn_ ^= 1;
     told_[turn_].votes = {.stop = stop ? 1.0f : 0.0f, .saved = saved ? 1.0f : 0.0f, .sample = sample ? 1.0f : 0.0f};
-    traffic_ = mesh_.begin_traffic();
+    traffic_ = mesh_.begin_traffic(timed);
     begin_[turn_].record(model_.stream());
     model_.begin_sums(&told_[turn_].votes);
   }
@@ -49,7 +49,7 @@ class StepsInFlight {
     CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
     end_[turn_].record(stream);
-    mesh_.begin_traffic();  // what is sent from here to the next begin() belongs to no step
+    mesh_.begin_traffic(false);  // what is sent from here to the next begin() belongs to no step
     started_.push_back({turn_, traffic_, step, learning_rate, limits});
   }
 

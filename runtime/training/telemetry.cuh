@@ -98,6 +98,10 @@ class Telemetry {
     Profiler::instance().context.step = int(step);
     ++steps_;
   }
+  // Are collectives timed in this step? Each of them then costs the host more calls, and the device more events.
+  bool times_collectives(size_t step) const {
+    return step <= 10 || step % 10 == 0 || tracing_.wanted() || job_.options.profile;
+  }
   void end_step() { Profiler::instance().enabled = false; }
 
   // given: number of steps that the device has been given so far; meets: the other ranks call this, too.
@@ -153,6 +157,7 @@ class Telemetry {
     StepTraffic mine;
     for (const auto& [group, traffic] : job_.mesh.take_traffic(number)) {
       mine.bytes[group] = traffic.bytes_sent;
+      mine.is_timed = traffic.is_timed;
       mine.milliseconds += traffic.milliseconds;
       mine.exposed_milliseconds += traffic.exposed_milliseconds;
     }

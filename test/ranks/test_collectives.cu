@@ -357,6 +357,35 @@ TEST_CASE("the communicator counts what is sent") {
   CHECK((size() == 1 || traffic.milliseconds > 0));
 }
 
+// On every rank but the first one it is issued late.
+TEST_CASE("a collective that is not timed leaves the flight recorder when it has finished") {
+  Communicator& dp = ranks().mesh.data();
+  Control& control = *ranks().control;
+  const auto last = [&] {  // of this group: others have meetings of the host
+    FlightRecorder::Entry found;
+    for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+      if (entry.group == std::string(dp.group())) found = entry;
+    return found;
+  };
+  Buffer<float> data(1024);
+  const int number = ranks().mesh.begin_traffic(false);
+  if (rank() == 0) dp.all_reduce(data.data(), 1024);
+  usleep(300000);
+  if (rank() == 0) CHECK(last().name == std::string("all_reduce"));
+  if (rank() == 0) CHECK(!last().left);
+  control.barrier();
+  if (rank()) dp.all_reduce(data.data(), 1024);
+  dp.wait(test_stream(), dp.last());
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+  for (int i = 0; i < 1000 && !last().left; ++i) usleep(10000);  // the mesh's own thread looks
+  CHECK(last().left);
+  Traffic traffic = ranks().mesh.take_traffic(number)["data"];
+  CHECK(!traffic.is_timed);
+  CHECK(traffic.milliseconds == 0);
+  CHECK(traffic.exposed_milliseconds == 0);
+  CHECK(traffic.bytes_sent["all_reduce"] > 0);
+}
+
 namespace {
 
 struct NamedLane {
@@ -522,6 +551,21 @@ TEST_CASE_TEMPLATE("strict: sums equal a ring's, bit for bit", T, float, __nv_bf
     of_piece[i] = ring_sum(all, size_t(rank()) + 1 + i / 1024, begin + i);
   CHECK(same(reduced, wanted));
   CHECK(same(scattered, of_piece));
+}
+
+TEST_CASE("events of finished collectives are used again") {
+  Communicator& dp = ranks().mesh.data();
+  Buffer<float> data(1);
+  ranks().mesh.begin_traffic(false);
+  const cpu::Counts before = cpu::counts;
+  for (int i = 0; i < 4000; ++i) {
+    dp.all_reduce(data.data(), 1);
+    if (i % 64 == 63) CUDA_CHECK(cudaDeviceSynchronize());
+  }
+  const cpu::Counts calls = cpu::counts - before;
+  CHECK(calls.events <= 400);   // 256 that nobody has asked for, and 64 under way, twice at most
+  CHECK(calls.queries <= 400);  // some ten for each 256
+  CHECK(calls.records == 4000);
 }
 
 TEST_CASE("strict: a first send blocks the host until it is received, and is refused after a kernel") {

@@ -309,3 +309,65 @@ TEST_CASE_TEMPLATE("the formulas give the bytes sent and allocated", T, float, _
 TEST_CASE("N ranks have an Nth of gpt2-medium's activations each") {
   check_share_of_activations({.tp = rank_count()});
 }
+
+#if !defined(__CUDACC__)  // the CPU device counts what it is asked for
+
+namespace {
+
+// What the host asks of CUDA's runtime in a step on tp 2, with ZeRO 1 over the other ranks. Of three steps the one with
+// most calls counts: the mesh's own thread may have seen that a collective has finished, and then no stream need wait.
+cpu::Counts calls_of_step(Mesh& mesh, int layers, int micro_batches, int pieces, bool timed) {
+  const ModelShape shape = {layers, 4, 64, 256, 16};
+  chosen_global_batch = 2 * micro_batches * mesh.shape().dp;
+  const std::unique_ptr<Model> model =
+      model_of<float>({.shape = shape, .micro_batch = 2, .tp_pieces = pieces, .store = {.zero = 1}}, mesh);
+  cpu::Counts most;
+  for (size_t step = 0; step < 4; ++step) {
+    CUDA_CHECK(cudaDeviceSynchronize());
+    mesh.take_traffic(mesh.begin_traffic(timed) - 1);
+    const cpu::Counts before = cpu::counts;
+    train_step(*model, mesh, step);
+    const cpu::Counts calls = cpu::counts - before;
+    if (step > 0 && calls.event_waits >= most.event_waits) most = calls;
+  }
+  chosen_global_batch = 0;
+  return most;
+}
+
+// The same of one layer in one micro-batch, neither the first nor the last.
+cpu::Counts calls_of_layer(Mesh& mesh, int pieces, bool timed) {
+  const auto of_layer = [&](int micro_batches) {
+    const cpu::Counts two = calls_of_step(mesh, 2, micro_batches, pieces, timed);
+    return calls_of_step(mesh, 3, micro_batches, pieces, timed) - two;
+  };
+  const cpu::Counts of_two = of_layer(2);
+  return of_layer(3) - of_two;
+}
+
+}  // namespace
+
+// Forward gathers rows twice and scatters sums twice. Backward gathers rows four times and scatters sums twice. With K
+// pieces these are 10·K collectives. Each of them records when it ends. It starts after what the stream has done so far:
+// a record and a wait, once for a gather, K times for a scatter. The stream waits for each piece of the four gathers that
+// products follow, and once for all pieces of the others.
+TEST_CASE("what a layer asks of CUDA's runtime besides its kernels") {
+  if (rank_count() % 2) return skip("needs an even number of ranks");
+  Mesh mesh(ranks().mesh, {.tp = 2, .dp = rank_count() / 2});
+  for (size_t K : {1, 2}) {
+    CAPTURE(K);
+    const size_t collectives = 10 * K, orders = 6 + 4 * K, waits = 4 * K + 2 + 4;
+    const cpu::Counts calls = calls_of_layer(mesh, int(K), false);
+    CHECK(calls.records == collectives + orders);
+    CHECK(calls.event_waits == orders + waits);
+    for (size_t others : {calls.queries, calls.copies, calls.memsets, calls.waits, calls.events}) CHECK(others == 0);
+    // When all were timed, a collective and a wait had two records each, a query and a reading of the time. Besides, a
+    // wait had an event of its own.
+    const size_t launched = calls.launches + calls.products, before = 4 * collectives + 2 * orders + 6 * waits;
+    CHECK(double(launched + calls.records + calls.event_waits) < 0.6 * double(launched + before));
+
+    const cpu::Counts timed = calls_of_layer(mesh, int(K), true);
+    CHECK(timed.records == 2 * collectives + orders + 2 * waits);
+    CHECK(timed.event_waits == calls.event_waits);
+  }
+}
+#endif
