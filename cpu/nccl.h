@@ -58,4 +58,6 @@ ncclResult_t ncclGroupEnd();
 
 namespace cpu {
 size_t nccl_bytes_sent();  // bytes that this process has given to MPI so far
+size_t nccl_sends();       // its calls of ncclSend so far
+size_t nccl_operations();  // what it has given to streams so far: a group is one for each of its streams
 }

@@ -59,7 +59,7 @@ TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_stat
 # What both ends of a pipeline add up: outside of layers the gradient of wte.
 TIED = ("matmul_weight_gradient", 0)
 # What Ulysses does with some of the heads.
-OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "split_heads"}
+OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "join_runs", "split_heads", "split_runs"}
 # What comes from other stages, posted under whatever micro-batch is computed then.
 FROM_STAGES = {"receive"}
 # What each mesh does in its own way.

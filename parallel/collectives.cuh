@@ -43,9 +43,6 @@ struct Traffic {
   double exposed_milliseconds = 0;           // how long the compute stream waited for them
 };
 
-// Where a buffer of all_to_all has its messages: (ranks, messages, count) or (messages, ranks, count).
-enum class MessageOrder { by_rank, by_message };
-
 // NCCL's communicator. Groups of the same ranks, on the same stream, may share one.
 using NcclComm = std::shared_ptr<std::remove_pointer_t<ncclComm_t>>;
 
@@ -119,25 +116,19 @@ class Communicator {
     });
   }
 
-  // Every rank sends `messages` messages of `count` elements to each rank. The buffers have a place for each message to
-  // or from each rank, this one included: its own messages are copied.
+  // receive (size(), count) = what each rank has for this one: every rank sends each other one a message, the message
+  // number `rank` of send (size(), count), and copies its own.
   template <class T>
-  void all_to_all(T* receive, MessageOrder received, const T* send, MessageOrder sent, size_t count, int messages) {
-    const size_t all = size_t(size_) * messages * count;
-    const auto place = [&](MessageOrder order, int peer, int message) {
-      return (order == MessageOrder::by_rank ? size_t(peer) * messages + message : size_t(message) * size_ + peer) * count;
-    };
+  void all_to_all(T* receive, const T* send, size_t count) {
+    const size_t all = size_t(size_) * count;
     run("all_to_all", all * sizeof(T), others(), receive, all, [&] {
-      for (int m = 0; m < messages; ++m)
-        CUDA_CHECK(cudaMemcpyAsync(receive + place(received, rank_, m), send + place(sent, rank_, m), count * sizeof(T),
-                                   cudaMemcpyDeviceToDevice, stream_));
+      CUDA_CHECK(cudaMemcpyAsync(receive + rank_ * count, send + rank_ * count, count * sizeof(T), cudaMemcpyDeviceToDevice,
+                                 stream_));
       NCCL_CHECK(ncclGroupStart());
       for (int step = 1; step < size_; ++step) {
         const int to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
-        for (int m = 0; m < messages; ++m) {
-          NCCL_CHECK(ncclSend(send + place(sent, to, m), count, nccl_type<T>, to, comm_.get(), stream_));
-          NCCL_CHECK(ncclRecv(receive + place(received, from, m), count, nccl_type<T>, from, comm_.get(), stream_));
-        }
+        NCCL_CHECK(ncclSend(send + to * count, count, nccl_type<T>, to, comm_.get(), stream_));
+        NCCL_CHECK(ncclRecv(receive + from * count, count, nccl_type<T>, from, comm_.get(), stream_));
       }
       return ncclGroupEnd();
     });
