@@ -97,11 +97,10 @@ class Run(NamedTuple):
 
   def first_groups(self):
     """Every key's line on the first group of tensor-parallel ranks that has it: the sum of its ranks' lines. If several
-    stages have it, as they have the embedding, it is taken from the last one, which updates the final norm, too."""
+    stages have it, as they have the embedding, it is taken from the first one, which has wpe, too."""
     found = {}
     groups = range(0, len(self.ranks), self.header["tensor_parallel"])
-    ranks_of_stage = len(self.ranks) // self.header["pipeline"]
-    for first in sorted(groups, key=lambda first: (first // ranks_of_stage, -first)):
+    for first in reversed(groups):
       group = collections.defaultdict(list)
       for lines in self.ranks[first:first + self.header["tensor_parallel"]]:
         for line in lines:

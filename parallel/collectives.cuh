@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "kernels/device/common.cuh"
 #include "kernels/device/event.cuh"
@@ -41,6 +42,15 @@ struct Traffic {
   std::map<std::string, double> bytes_sent;  // by collective
   double milliseconds = 0;                   // duration of all collectives, the wait for other ranks included
   double exposed_milliseconds = 0;           // how long the compute stream waited for them
+};
+
+// An array that is added up over ranks.
+struct Summed {
+  template <class T>
+  Summed(T* data, size_t count) : data(data), count(count), bytes(count * sizeof(T)), type(nccl_type<T>) {}
+  void* data;
+  size_t count, bytes;
+  ncclDataType_t type;
 };
 
 // NCCL's communicator. Groups of the same ranks, on the same stream, may share one.
@@ -75,6 +85,20 @@ class Communicator {
   void all_reduce(T* data, size_t count, ncclRedOp_t operation = ncclSum) {
     run("all_reduce", count * sizeof(T), 2 * others(), data, count, [&] {
       return ncclAllReduce(data, data, count, nccl_type<T>, operation, comm_.get(), stream_);
+    });
+  }
+
+  // Adds up several small arrays, of any types, in one operation: a kernel of NCCL, and an entry of the flight recorder.
+  // The first array is of floats (--trace-tensors shows no other). No array: does nothing.
+  void all_reduce(const std::vector<Summed>& arrays) {
+    if (arrays.empty()) return;
+    size_t bytes = 0;
+    for (const Summed& array : arrays) bytes += array.bytes;
+    run("all_reduce", bytes, 2 * others(), static_cast<float*>(arrays[0].data), arrays[0].count, [&] {
+      NCCL_CHECK(ncclGroupStart());
+      for (const auto& [data, count, _, type] : arrays)
+        NCCL_CHECK(ncclAllReduce(data, data, count, type, ncclSum, comm_.get(), stream_));
+      return ncclGroupEnd();
     });
   }
 

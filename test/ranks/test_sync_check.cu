@@ -52,11 +52,11 @@ struct Spread {
   bool is_split, is_piece, is_tied;
 };
 Spread spread_of(const TensorDescriptor& tensor, const MeshShape& shape, bool has_pieces) {
-  return {tensor.split.axis >= 0 && shape.tp > 1, has_pieces && shape.dp > 1, tensor.unit == 0};
+  return {tensor.split.axis >= 0 && shape.tp > 1, has_pieces && shape.dp > 1, tensor.name == "wte.weight"};
 }
 
 // The ranks that must have the same as `rank`: of a split tensor those with the same part of it, of a piece those with
-// the same piece, of the embedding those of both stages, and else those of the same stage.
+// the same piece, of wte those of both stages, and else those of the same stage.
 std::vector<int> holders(const Spread& spread, const MeshShape& shape, int rank) {
   std::vector<int> found;
   const MeshPlace mine = place_of(rank, shape);
