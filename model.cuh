@@ -58,8 +58,7 @@ class Model {
   // Clips the step's gradients and applies them, unless loss or norm are not finite or beyond `limits`.
   void update(const AdamW& options, float clip, const StepLimits& limits = {}) {
     Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
-    sums_.reduce();
-    store().update(options, clip, &sums_.all()->loss, limits);
+    store().update(options, clip, sums_.terms(), limits);
   }
 
   // ---- results

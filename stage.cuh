@@ -267,7 +267,7 @@ class StageModel final : public Model {
   LayerContext<Float> on_;
   StageLinks<Float> links_;
   Attention<Float> attention_;
-  UnitInUse<Float> table_, final_;  // the units of wte and wpe, and of the last norm
+  UnitInUse<Float> table_, final_;  // the units of the embedding, and of the last norm
   Embedding<Float> embedding_;
   Block<Float> block_;  // takes the place of one layer after the other
   LayerNorm<Float> final_norm_;

@@ -54,7 +54,7 @@ namespace {
 // Bytes per rank of the chunks in which sums are computed: small enough to stay in the cache until they are added.
 constexpr size_t chunk_bytes = 1 << 20;
 
-size_t bytes_sent = 0;
+size_t bytes_sent = 0, sends = 0, operations = 0;
 int ctas_running = 0;
 std::string last_error;
 
@@ -302,8 +302,10 @@ ncclResult_t issue(cudaStream_t stream, Collective collective, const Connection&
     return ncclSuccess;
   }
   const ncclResult_t connected = connect({connection});
-  if (connected == ncclSuccess)
+  if (connected == ncclSuccess) {
+    ++operations;
     cpu::enqueue(stream, [collective = std::move(collective)]() mutable { return collective.poll(); });
+  }
   return connected;
 }
 
@@ -352,6 +354,7 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
+  ++sends;
   Collective sending(Transfers::of_pair(comm));
   sending.add_step([=](Transfers& transfers) { transfers.send(send, count * bytes_of(type), peer); });
   return issue(stream, std::move(sending), {comm, "ncclSend", count * bytes_of(type), peer});
@@ -375,6 +378,7 @@ ncclResult_t ncclGroupEnd() {
   if (--group.depth) return ncclSuccess;
   auto all_issued = std::exchange(group.issued, {});
   if (connect(std::exchange(group.connections, {})) != ncclSuccess) return ncclInvalidUsage;
+  operations += all_issued.size();
   for (auto& [stream, issued] : all_issued)
     cpu::enqueue(stream, [parts = issued]() mutable {
       std::erase_if(parts, [](Collective& part) { return part.poll(); });
@@ -492,3 +496,5 @@ const char* ncclGetLastError(ncclComm_t) { return last_error.c_str(); }
 
 size_t cpu::nccl_bytes_sent() { return bytes_sent; }
 int cpu::nccl_ctas() { return ctas_running; }
+size_t cpu::nccl_sends() { return sends; }
+size_t cpu::nccl_operations() { return operations; }

@@ -59,5 +59,7 @@ ncclResult_t ncclGroupEnd();
 
 namespace cpu {
 size_t nccl_bytes_sent();  // bytes that this process has given to MPI so far
+size_t nccl_sends();       // its calls of ncclSend so far
+size_t nccl_operations();  // what it has given to streams so far: a group is one for each of its streams
 int nccl_ctas();           // CUDA blocks that the operations under way would have at most, each of which takes a multiprocessor
 }

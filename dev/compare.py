@@ -60,7 +60,7 @@ TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_stat
 # The gradient of wte, outside of layers: both ends of a pipeline add it up.
 TIED = ("matmul_weight_gradient", 0)
 # Operations that Ulysses does on some of the heads.
-OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "split_heads"}
+OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "join_runs", "split_heads", "split_runs"}
 # Messages from other stages. They are posted while another micro-batch may be computed, and logged under that one.
 FROM_STAGES = {"receive"}
 # Operations that each mesh does in its own way.
@@ -98,11 +98,10 @@ class Run(NamedTuple):
 
   def first_groups(self):
     """Every key's line on the first group of tensor-parallel ranks that has it: the sum of its ranks' lines. If several
-    stages have it, as they have the embedding, it is taken from the last one, which updates the final norm, too."""
+    stages have it, as they have the embedding, it is taken from the first one, which has wpe, too."""
     found = {}
     groups = range(0, len(self.ranks), self.header["tensor_parallel"])
-    ranks_of_stage = len(self.ranks) // self.header["pipeline"]
-    for first in sorted(groups, key=lambda first: (first // ranks_of_stage, -first)):
+    for first in reversed(groups):
       group = collections.defaultdict(list)
       for lines in self.ranks[first:first + self.header["tensor_parallel"]]:
         for line in lines:

@@ -50,8 +50,14 @@ struct Traffic {
   double exposed_milliseconds = 0;           // how long the compute stream waited for them
 };
 
-// Where a buffer of all_to_all has its messages: (ranks, messages, count) or (messages, ranks, count).
-enum class MessageOrder { by_rank, by_message };
+// An array that is added up over ranks.
+struct Summed {
+  template <class T>
+  Summed(T* data, size_t count) : data(data), count(count), bytes(count * sizeof(T)), type(nccl_type<T>) {}
+  void* data;
+  size_t count, bytes;
+  ncclDataType_t type;
+};
 
 // NCCL's communicator. Groups of the same ranks, on the same stream, may share one.
 using NcclComm = std::shared_ptr<std::remove_pointer_t<ncclComm_t>>;
@@ -85,6 +91,20 @@ class Communicator {
   void all_reduce(T* data, size_t count, ncclRedOp_t operation = ncclSum) {
     run("all_reduce", count * sizeof(T), 2 * others(), data, count, [&] {
       return ncclAllReduce(data, data, count, nccl_type<T>, operation, comm_.get(), stream_);
+    });
+  }
+
+  // Adds up several small arrays, of any types, in one operation: a kernel of NCCL, and an entry of the flight recorder.
+  // The first array is of floats (--trace-tensors shows no other). No array: does nothing.
+  void all_reduce(const std::vector<Summed>& arrays) {
+    if (arrays.empty()) return;
+    size_t bytes = 0;
+    for (const Summed& array : arrays) bytes += array.bytes;
+    run("all_reduce", bytes, 2 * others(), static_cast<float*>(arrays[0].data), arrays[0].count, [&] {
+      NCCL_CHECK(ncclGroupStart());
+      for (const auto& [data, count, _, type] : arrays)
+        NCCL_CHECK(ncclAllReduce(data, data, count, type, ncclSum, comm_.get(), stream_));
+      return ncclGroupEnd();
     });
   }
 
@@ -126,25 +146,19 @@ class Communicator {
     });
   }
 
-  // Every rank sends `messages` messages of `count` elements to each rank. The buffers have a place for each message to
-  // or from each rank, this one included: its own messages are copied.
+  // receive (size(), count) = what each rank has for this one: every rank sends each other one a message, the message
+  // number `rank` of send (size(), count), and copies its own.
   template <class T>
-  void all_to_all(T* receive, MessageOrder received, const T* send, MessageOrder sent, size_t count, int messages) {
-    const size_t all = size_t(size_) * messages * count;
-    const auto place = [&](MessageOrder order, int peer, int message) {
-      return (order == MessageOrder::by_rank ? size_t(peer) * messages + message : size_t(message) * size_ + peer) * count;
-    };
+  void all_to_all(T* receive, const T* send, size_t count) {
+    const size_t all = size_t(size_) * count;
     run("all_to_all", all * sizeof(T), others(), receive, all, [&] {
-      for (int m = 0; m < messages; ++m)
-        CUDA_CHECK(cudaMemcpyAsync(receive + place(received, rank_, m), send + place(sent, rank_, m), count * sizeof(T),
-                                   cudaMemcpyDeviceToDevice, stream_));
+      CUDA_CHECK(cudaMemcpyAsync(receive + rank_ * count, send + rank_ * count, count * sizeof(T), cudaMemcpyDeviceToDevice,
+                                 stream_));
       NCCL_CHECK(ncclGroupStart());
       for (int step = 1; step < size_; ++step) {
         const int to = (rank_ + step) % size_, from = (rank_ + size_ - step) % size_;
-        for (int m = 0; m < messages; ++m) {
-          NCCL_CHECK(ncclSend(send + place(sent, to, m), count, nccl_type<T>, to, comm_.get(), stream_));
-          NCCL_CHECK(ncclRecv(receive + place(received, from, m), count, nccl_type<T>, from, comm_.get(), stream_));
-        }
+        NCCL_CHECK(ncclSend(send + to * count, count, nccl_type<T>, to, comm_.get(), stream_));
+        NCCL_CHECK(ncclRecv(receive + from * count, count, nccl_type<T>, from, comm_.get(), stream_));
       }
       return ncclGroupEnd();
     });

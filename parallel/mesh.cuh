@@ -253,7 +253,7 @@ class Mesh {
     const size_t ranks = size_t(shape_.cp);
     try_out(*cp_, 2 * ranks, [&, rank = cp](float* data) {
       cp_->send_receive(data, (rank + 1) % int(ranks), data + 1, (rank + int(ranks) - 1) % int(ranks), 1);
-      if (options_.all_to_all) cp_->all_to_all(data, MessageOrder::by_rank, data + ranks, MessageOrder::by_rank, 1, 1);
+      if (options_.all_to_all) cp_->all_to_all(data, data + ranks, 1);
     });
   }
 

@@ -36,6 +36,8 @@ struct Replica {
   size_t count, bytes;  // number of elements (a piece may have none), and bytes of each
 };
 
+struct StepSums;  // parallel/step_sums.cuh
+
 class Parameters {
  public:
   using Visit = std::function<void(const Replica&)>;
@@ -78,10 +80,10 @@ class Parameters {
   virtual bool is_quiet() const = 0;
   // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
-  // Clips the gradients by their global norm and applies AdamW. If *loss or the norm is not finite or beyond `limits`,
-  // nothing is changed. loss: device memory; a collective of the world, issued after the gradients, may still be
-  // writing it.
-  virtual void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) = 0;
+  // Clips the gradients by their global norm and applies AdamW. If loss or norm is not finite or beyond `limits`,
+  // nothing is changed. sums: in device memory, this rank's terms of what the step adds up over all ranks, the loss
+  // among them; on return their sums.
+  virtual void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) = 0;
   // Norm and clip factor of the last step's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

@@ -1,4 +1,5 @@
-// The sums over all ranks that every step needs: the loss, and what ranks tell one another beside it, in one
+// The sums over all ranks that every step needs: the loss, and what ranks tell one another beside it. In a training
+// step they travel together with the norm of the gradients (parallel/zero.cuh), so that all ranks wait for one
 // collective.
 #pragma once
 
@@ -12,6 +13,10 @@ struct StepSums {
   float saved = 0;   // number of ranks that have written their part of the checkpoint under way
   float sample = 0;  // 1: a sample is due by rank 0's clock
 };
+inline Summed summed(StepSums* sums) {
+  static_assert(sizeof(StepSums) == 4 * sizeof(float));
+  return {&sums->loss, sizeof(StepSums) / sizeof(float)};
+}
 
 class SummedOverRanks {
  public:
@@ -31,17 +36,21 @@ class SummedOverRanks {
   // In device memory, when the stream has waited for the world.
   const StepSums* all() const { return all_; }
 
-  void reduce() {
+  // This rank's terms, which the caller adds up over the ranks, in device memory. What is added to own_loss() later does
+  // not count any more.
+  StepSums* terms() {
     is_reduced_ = true;
     CUDA_CHECK(cudaMemcpyAsync(all_, own_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
-    mesh_.world().after(stream_);
-    static_assert(sizeof(StepSums) == 4 * sizeof(float));  // so that one collective adds up all of it
-    mesh_.world().all_reduce(&all_->loss, sizeof(StepSums) / sizeof(float));
+    return all_;
   }
 
-  // Waits for the device.
+  // The sums. Adds them up if nobody has. Waits for the device.
   StepSums read() {
-    if (!is_reduced_) reduce();
+    if (!is_reduced_) {
+      const Summed own = summed(terms());
+      mesh_.world().after(stream_);
+      mesh_.world().all_reduce({own});
+    }
     mesh_.world().wait_for_all(stream_);
     StepSums result;
     copy_and_wait(&result, all_, 1, cudaMemcpyDeviceToHost, stream_);

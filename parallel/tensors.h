@@ -16,7 +16,8 @@
 //
 // Pipeline parallelism gives a rank some of the layers (parallel/pipeline.h). Units of other ranks are in the list,
 // too, so that all ranks number and name everything alike, but they have no elements here. The embedding is a unit of
-// the first stage and of the last one, whose head needs wte.
+// the first stage and of the last one, whose head needs wte. There wpe has its place in the unit, so that both stages
+// cut it into the same pieces, but no elements.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +57,7 @@ struct TensorDescriptor {
   size_t offset;  // from the start of the unit, in elements
   Split split;
   Part part;      // which elements of the whole tensor this rank has
-  size_t local;   // how many these are, padding left out; 0 if the unit is another stage's
+  size_t local;   // how many these are, padding left out; 0 if the tensor is another stage's
 
   // Elements of the whole tensor.
   size_t count() const {
@@ -122,6 +123,7 @@ class TensorList {
     const size_t C = size_t(shape.channels), V = size_t(shape.vocabulary), P = size_t(shape.positions);
     add_unit("", {{wte, "wte.weight", {V, C}, Initial::normal, split_by::rows, true},
                   {wpe, "wpe.weight", {P, C}, Initial::normal, split_by::nothing}});
+    if (!has(tensors_[wpe])) tensors_[wpe].local = 0;
     for (int layer = 0; layer < shape.layers; ++layer) add_unit("h." + std::to_string(layer) + ".", of_block(C));
     add_unit("", {{final_norm_weight, "ln_f.weight", {C}, Initial::one, split_by::sums},
                   {final_norm_bias, "ln_f.bias", {C}, Initial::zero, split_by::sums}});
@@ -159,6 +161,9 @@ class TensorList {
     return std::any_of(chunks_.begin(), chunks_.end(),
                        [&](const Layers& chunk) { return chunk.first < unit && unit <= chunk.end(); });
   }
+
+  // Has this stage the tensor? Of the embedding the last one has wte alone.
+  bool has(const TensorDescriptor& tensor) const { return &tensor == &tensors_[wpe] ? is_first_stage() : has(tensor.unit); }
 
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
   const std::vector<Unit>& units() const { return units_; }

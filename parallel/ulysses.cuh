@@ -7,9 +7,10 @@
 //   rank 1     rows 1   └ h0 h1 h2 h3   ──►     rows 0..1        h2 h3   ──►    rows 1    h0 h1 h2 h3
 //                         qkv                              qkv, out                       out
 //
-// Rank r has the r-th run of each sample, so that runs that arrive lie in their natural order: each sample is a message
-// of its own, and only the side of all heads needs a kernel (kernels/attention/split_heads.cuh). Backward goes the same
-// way with dout and dqkv. Nothing hides these exchanges.
+// Rank r has the r-th run of each sample. Each rank sends each other one a single message, with the runs of all samples.
+// Kernels put messages together and take them apart (kernels/attention/split_heads.cuh). On the side of all rows they
+// put the runs of a sample beside each other; with one sample they lie so already. Backward goes the same way with dout
+// and dqkv. Nothing hides these exchanges.
 //
 // R = B·T/N rows, c channels of this tensor-parallel rank, w bytes of the storage type. Bytes that a rank sends:
 //   forward and backward each (N−1)/N·4·R·c·w: q, k, v and out
@@ -56,10 +57,10 @@ class Ulysses {
   void forward(Float* out, Float* heads_out, float* lse, Float* qkv, const AttentionSizes& own,
                const AttentionBody& body) {
     const AttentionSizes heads = of_own_heads(own);
-    rows_to_heads(qkv, rows_, messages_, 3, own);
+    rows_to_heads(qkv, rows_, messages_, rows_, 3, own);
     attention_forward(heads_out, lse, static_cast<const Float*>(qkv), heads.batch, heads.queries, heads.heads,
                       heads.head_size, stream_, body);
-    heads_to_rows(out, heads_out, messages_, 1, own);
+    heads_to_rows(out, heads_out, messages_, rows_, 1, own);
   }
 
   // dqkv (R,3c) from dout (R,c). row_dots: workspace (B,NH/N,T).
@@ -67,33 +68,36 @@ class Ulysses {
                 const AttentionSizes& own, const AttentionBody& body) {
     const AttentionSizes heads = of_own_heads(own);
     Float *const heads_dout = rows_, *const heads_dqkv = messages_;  // whose messages have been sent by then
-    rows_to_heads(heads_dout, dout, messages_, 1, own);
+    rows_to_heads(heads_dout, dout, messages_, messages_ + size_t(own.batch) * own.queries * own.channels(), 1, own);
     attention_backward(heads_dqkv, row_dots, static_cast<const Float*>(heads_dout), heads_out, qkv, lse, heads.batch,
                        heads.queries, heads.heads, heads.head_size, stream_, body);
-    heads_to_rows(dqkv, heads_dqkv, rows_, 3, own);
+    heads_to_rows(dqkv, heads_dqkv, rows_, own.batch > 1 ? messages_ : rows_, 3, own);  // one sample is sent as it lies
   }
 
  private:
-  // Elements of a message: a sample's rows of one rank, and the heads of one rank.
-  size_t message(int parts, const AttentionSizes& own) const {
+  // Elements that a message has of a sample: the rows and the heads of one rank.
+  size_t run(int parts, const AttentionSizes& own) const {
     return size_t(own.queries) * parts * own.channels() / ranks_.size();
   }
 
-  // heads (B,T,parts,c/N) from the ranks' rows (R,parts,c), by way of messages (N,B,T/N,parts,c/N).
-  void rows_to_heads(Float* heads, const Float* rows, Float* messages, int parts, const AttentionSizes& own) {
-    split_heads(messages, rows, size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(), stream_);
+  // heads (B,T,parts,c/N) from the ranks' rows (R,parts,c), by way of messages (N,B,T/N,parts,c/N) that are sent and
+  // messages that arrive. `arrived` may be the memory of `rows`.
+  void rows_to_heads(Float* heads, const Float* rows, Float* sent, Float* arrived, int parts, const AttentionSizes& own) {
+    split_heads(sent, rows, size_t(own.batch) * own.queries, parts, own.channels(), ranks_.size(), stream_);
+    if (own.batch == 1) arrived = heads;
     ranks_.after(stream_);
-    ranks_.all_to_all(heads, MessageOrder::by_message, static_cast<const Float*>(messages), MessageOrder::by_rank,
-                      message(parts, own), own.batch);
+    ranks_.all_to_all(arrived, static_cast<const Float*>(sent), own.batch * run(parts, own));
     ranks_.wait_for_all(stream_);
+    if (own.batch > 1) join_runs(heads, static_cast<const Float*>(arrived), own.batch, ranks_.size(), run(parts, own), stream_);
   }
 
-  // The way back.
-  void heads_to_rows(Float* rows, const Float* heads, Float* messages, int parts, const AttentionSizes& own) {
+  // The way back. `arrived` may be the memory of `heads`, if there are several samples.
+  void heads_to_rows(Float* rows, const Float* heads, Float* sent, Float* arrived, int parts, const AttentionSizes& own) {
+    if (own.batch > 1) split_runs(sent, heads, own.batch, ranks_.size(), run(parts, own), stream_);
     ranks_.after(stream_);
-    ranks_.all_to_all(messages, MessageOrder::by_rank, heads, MessageOrder::by_message, message(parts, own), own.batch);
+    ranks_.all_to_all(arrived, own.batch > 1 ? sent : heads, own.batch * run(parts, own));
     ranks_.wait_for_all(stream_);
-    join_heads(rows, static_cast<const Float*>(messages), size_t(own.batch) * own.queries, parts, own.channels(),
+    join_heads(rows, static_cast<const Float*>(arrived), size_t(own.batch) * own.queries, parts, own.channels(),
                ranks_.size(), stream_);
   }
 

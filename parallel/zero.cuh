@@ -32,6 +32,7 @@
 #include "kernels/random.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
+#include "parallel/step_sums.cuh"
 
 enum class Pass { forward, backward };
 
@@ -133,12 +134,12 @@ class ParameterStore final : public Parameters {
     return pass == Pass::backward ? last_micro_step_ : zero_ == 1 && first_micro_step_;
   }
 
-  void update(const AdamW& options, float clip, const float* loss, const StepLimits& limits) override {
+  void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
     data_group_.wait_for_all(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
     add_up_over_tp();
     add_up_over_ends();
-    compute_norm(loss, clip, limits);
+    compute_norm(sums, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
@@ -312,30 +313,34 @@ class ParameterStore final : public Parameters {
     }
   }
 
-  // Tensor-parallel ranks have computed the gradients of the LayerNorms from their own rows: adds them up.
+  // Tensor-parallel ranks have computed the gradients of the LayerNorms from their own rows: adds them up, those of all
+  // units in one operation.
   void add_up_over_tp() {
     if (tp_.size() == 1) return;
-    tp_.after(stream_);
+    std::vector<Summed> arrays;
     for (int unit = 0; unit < shards_.units(); ++unit) {
       const size_t begin = std::max(kept_begin(unit), list_.units()[unit].summed);
       const size_t end = std::min(kept_begin(unit) + kept_count(unit), list_.units()[unit].count);
-      if (begin < end) tp_.all_reduce(array(State::gradient, unit) + (begin - kept_begin(unit)), end - begin);
+      if (begin < end) arrays.emplace_back(array(State::gradient, unit) + (begin - kept_begin(unit)), end - begin);
     }
+    tp_.after(stream_);
+    tp_.all_reduce(arrays);
     tp_.wait_for_all(stream_);
   }
 
   // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get
-  // the sum, and so make the same update.
+  // the sum, and so make the same update. (The last stage needs no wpe.)
   void add_up_over_ends() {
     if (ends_.size() == 1) return;
+    const size_t begin = kept_begin(0), end = std::min(begin + kept_count(0), list_.tensors_of(0)[wpe].offset);
     ends_.after(stream_);
-    ends_.all_reduce(array(State::gradient, 0), kept_count(0));
+    if (begin < end) ends_.all_reduce(array(State::gradient, 0), end - begin);
     ends_.wait_for_all(stream_);
   }
 
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
-  // factor.
-  void compute_norm(const float* loss, float clip, const StepLimits& limits) {
+  // factor. The step's other sums go along.
+  void compute_norm(StepSums* sums, float clip, const StepLimits& limits) {
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) {
       const Range range = shards_.owned(unit);
@@ -345,9 +350,9 @@ class ParameterStore final : public Parameters {
     }
     add_up(total_, partials_, partials, stream_);
     world_.after(stream_);
-    world_.all_reduce(total_, 1);
+    world_.all_reduce({summed(sums), {total_, 1}});
     world_.wait_for_all(stream_);
-    clip_factor(summary_, total_, loss, clip, limits, stream_);
+    clip_factor(summary_, total_, &sums->loss, clip, limits, stream_);
   }
 
   void update_unit(int unit, const AdamW& options) {
@@ -435,14 +440,14 @@ class ParameterStore final : public Parameters {
 
   // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
   // unit, or of the whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the
-  // tensor-parallel ranks, and the embedding on the first and the last stage of a pipeline.
+  // tensor-parallel ranks, and wte on the first and the last stage of a pipeline.
   template <class E>
   void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
                            bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = tensor.unit == 0 && is_pipeline_;
+    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = &tensor == list_.tensors_of(0) && is_pipeline_;
     if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
     const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
-    if (!list_.has(tensor.unit)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
+    if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
     const size_t begin = is_piece ? shards_.begin(tensor.unit) : 0;
     const size_t end = begin + (is_piece ? shards_.piece(tensor.unit) : shards_.whole(tensor.unit));
     const size_t first = std::clamp(tensor.offset, begin, end), last = std::clamp(tensor.offset + tensor.local, begin, end);

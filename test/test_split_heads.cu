@@ -27,6 +27,28 @@ TEST_CASE_TEMPLATE("heads are split into a message for each rank, and joined aga
       }
 }
 
+TEST_CASE_TEMPLATE("runs of samples are joined from the ranks' messages, and split again", T, float, __nv_bfloat16, __half) {
+  for (int ranks : {2, 3})
+    for (int samples : {1, 2, 5})
+      for (size_t run : {size_t(1), size_t(51), size_t(256 + 64)}) {  // elements
+        CAPTURE(ranks);
+        CAPTURE(samples);
+        CAPTURE(run);
+        const size_t count = size_t(ranks * samples) * run;
+        const std::vector<T> values = random_integers<T>(count, 100);
+        std::vector<T> expected(count);
+        for (size_t rank = 0; rank < size_t(ranks); ++rank)
+          for (size_t sample = 0; sample < size_t(samples); ++sample)
+            for (size_t i = 0; i < run; ++i)
+              expected[(sample * size_t(ranks) + rank) * run + i] = values[(rank * size_t(samples) + sample) * run + i];
+        Buffer<T> messages(values), heads(count), again(count);
+        join_runs<T>(heads, messages, samples, ranks, run, test_stream());
+        split_runs<T>(again, heads, samples, ranks, run, test_stream());
+        CHECK(same_bits(heads.get(), expected));
+        CHECK(same_bits(again.get(), values));
+      }
+}
+
 TEST_CASE("heads are moved at the price of a copy") {
   Buffer<__nv_bfloat16> tensor(std::vector<__nv_bfloat16>(5 * 96)), messages(tensor.size());
   Profiler::instance().enabled = true;

@@ -126,6 +126,28 @@ TEST_CASE("units have the same sizes on all ranks; split tensors come first, the
   });
 }
 
+TEST_CASE("of the embedding a pipeline's last stage has wte alone, and cuts it into the pieces of the first stage") {
+  for (int data : {1, 2, 7})
+    for (int rank = 0; rank < data; ++rank) {
+      const TensorList first(shapes[0], 1, 0, {{0, 1}}), last(shapes[0], 1, 0, {{shapes[0].layers - 1, 1}});
+      const Shards of_first(first, data, rank), of_last(last, data, rank);
+      CHECK(of_first.piece(0) == of_last.piece(0));
+      std::vector<Slice> mine = of_first.slices(0, of_first.begin(0), of_first.piece(0));
+      const std::vector<Slice> its = of_last.slices(0, of_last.begin(0), of_last.piece(0));
+      std::erase_if(mine, [](const Slice& slice) { return slice.tensor->name == "wpe.weight"; });
+      REQUIRE(its.size() == mine.size());
+      for (size_t i = 0; i < its.size(); ++i) {
+        CHECK(its[i].tensor->name == "wte.weight");
+        CHECK(its[i].first == mine[i].first);
+        CHECK(its[i].count == mine[i].count);
+        CHECK(its[i].in_unit == mine[i].in_unit);
+      }
+      CHECK(first.has(first.find("wpe.weight")));
+      CHECK(!last.has(last.find("wpe.weight")));
+      CHECK(last.find("wpe.weight").local == 0);
+    }
+}
+
 TEST_CASE("all ranks together answer for each element of the model once") {
   for_meshes([](const MeshShards& mesh) {
     Elements elements(mesh[0][0].list());

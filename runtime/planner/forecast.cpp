@@ -34,13 +34,13 @@ std::vector<Passes> passes_of(const Kernels& kernels, const std::vector<int>& la
 
 // The parameters of a rank of the first stage, which ends last: behind it nothing hides.
 struct ParameterCounts {
-  double embedding, block, blocks;
+  double wte, embedding, block, blocks;
   double all() const { return embedding + block * blocks; }
 };
 ParameterCounts parameters_of(const StepOptions& step, int layers) {
   const double C = step.shape.channels, tp = step.mesh.tp;
-  return {double(round_up(step.shape.vocabulary, 128)) * C / tp + double(step.shape.positions) * C,
-          12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
+  const double wte = double(round_up(step.shape.vocabulary, 128)) * C / tp;
+  return {wte, wte + double(step.shape.positions) * C, 12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
@@ -147,7 +147,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double pieces = step.zero == 0 ? 1 : data.ranks;
   f.dp = zero_communication(step, data, first, times[0]);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
-  add_pipeline(f, step, cluster, times, 4 * first.embedding / pieces, kernels.overlaps());
+  add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   const Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
   f.update = update[memory], f.launches += update[launches];
   add_rates(f, step, cluster);

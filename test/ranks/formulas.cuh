@@ -147,7 +147,9 @@ BytesSent bytes_of_mesh(const ModelOptions& options, Mesh& mesh, const TensorLis
   for (const Action& action : actions) {
     if (action.sends != Message::none) bytes[action.sends == Message::activation ? "to_next" : "to_previous"]["send"] += message;
   }
-  if (mesh.ends().size() > 1) bytes["ends"]["all_reduce"] = wide * double(stage ? shards.piece(0) : shards.whole(0));
+  const double of_wte = round_to_tensor(list.vocabulary_rows() * options.shape.channels);
+  const double own_begin = stage ? double(shards.begin(0)) : 0, own_end = own_begin + double(stage ? shards.piece(0) : shards.whole(0));
+  if (mesh.ends().size() > 1) bytes["ends"]["all_reduce"] = wide * std::max(0.0, std::min(own_end, of_wte) - own_begin);
   bytes["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));
   return bytes;
 }

@@ -55,6 +55,15 @@ inline double transport_bytes() {
 #endif
 }
 
+// What has been given to streams so far, a group of calls being one; 0 where nobody counts.
+inline double nccl_operations() {
+#ifdef __NVCC__
+  return 0;
+#else
+  return double(cpu::nccl_operations());
+#endif
+}
+
 // A case without an assertion on this rank may have one on another.
 inline void keep_empty_on_all_ranks() {
   std::string mine;

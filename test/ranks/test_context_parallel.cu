@@ -165,6 +165,31 @@ TEST_CASE_TEMPLATE("bytes that are sent, and memory, by the formulas", T, float,
   }
 }
 
+#ifndef __NVCC__
+TEST_CASE("Ulysses sends each rank one message, and copies its own, however many samples there are") {
+  Mesh mesh(ranks().mesh, {.cp = size()});
+  ContextParallel<float> cp(mesh.cp(), ContextMethod::ulysses, test_stream());
+  const Job largest = job_of(ContextMethod::ulysses, 4, 2, 16);
+  const Workspace workspace(cp, largest.own, true);
+  for (int batch : {1, 4}) {
+    CAPTURE(batch);
+    const Job job = job_of(ContextMethod::ulysses, batch, 2, 16);
+    Layer<float> layer(job, 1);
+    const auto exchanges_twice = [&](auto work) {
+      const size_t sends = cpu::nccl_sends(), operations = cpu::nccl_operations(), copies = cpu::counts.copies;
+      work();
+      CHECK(cpu::nccl_sends() - sends == size_t(2 * (size() - 1)));
+      CHECK(cpu::nccl_operations() - operations == 2);
+      return cpu::counts.copies - copies;
+    };
+    CHECK(exchanges_twice([&] { layer.forward(cp, job); }) == 2 + 1);  // (and the test's copy of qkv)
+    CHECK(exchanges_twice([&] { layer.backward(cp, job); }) == 2);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    layer.check_same(job);
+  }
+}
+#endif
+
 TEST_CASE("ranks have the rows of a sample between them") {
   Mesh mesh(ranks().mesh, {.cp = size()});
   for (ContextMethod method : {METHODS}) {

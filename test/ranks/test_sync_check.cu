@@ -52,11 +52,11 @@ struct Spread {
   bool is_split, is_piece, is_tied;
 };
 Spread spread_of(const TensorDescriptor& tensor, const MeshShape& shape, bool has_pieces) {
-  return {tensor.split.axis >= 0 && shape.tp > 1, has_pieces && shape.dp > 1, tensor.unit == 0};
+  return {tensor.split.axis >= 0 && shape.tp > 1, has_pieces && shape.dp > 1, tensor.name == "wte.weight"};
 }
 
 // The ranks that must hold the same values as `rank`. They have the same part, if the tensor is split, and the same
-// piece, if there are pieces; and they are in the same stage, but for the embedding, which both end stages hold.
+// piece, if there are pieces; and they are in the same stage, but for wte, which both end stages hold.
 std::vector<int> holders(const Spread& spread, const MeshShape& shape, int rank) {
   std::vector<int> found;
   const MeshPlace mine = place_of(rank, shape);

@@ -64,6 +64,28 @@ TEST_CASE("pieces of rows cover them, and every rank has as many of each") {
       }
 }
 
+// What travels in small pieces at the end of a step travels together: the gradients of all LayerNorms, and loss and norm.
+TEST_CASE("a step adds up once over tp, and once over the world") {
+  for_meshes(small_shape(), [&](Mesh& mesh) {
+    for (int stage : {0, 1}) {
+      CAPTURE(stage);
+      const std::unique_ptr<Model> model = model_of<float>(small_shape(), mesh, 2, {.zero = stage});
+      train_step(*model, mesh, 0);
+      const uint64_t before = ranks().recorder.entries().back().sequence;
+      const double operations = nccl_operations();
+      train_step(*model, mesh, 1);
+      std::map<std::string, int> sums;
+      for (const FlightRecorder::Entry& entry : ranks().recorder.entries())
+        if (entry.sequence > before && entry.name == std::string("all_reduce")) ++sums[entry.group];
+      CHECK(sums["world"] == 1);
+      if (stage == 0) CHECK(sums["tp"] == 1);
+      else CHECK(sums["tp"] <= 1);  // a rank's pieces may have no LayerNorm
+      const uint64_t recorded = ranks().recorder.entries().back().sequence - before;
+      if (operations > 0) CHECK(nccl_operations() - operations == double(recorded));
+    }
+  });
+}
+
 TEST_CASE("rows are gathered in their natural order, and scattered sums are exact") {
   const int columns = 5, n = rank_count(), rows = 12 * n;
   Mesh mesh(ranks().mesh, {.tp = n});

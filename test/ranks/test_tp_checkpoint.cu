@@ -47,8 +47,8 @@ void fill(Store<T>& s) {
 // Applies gradients of zero, which change moments and weights all the same. Does not wait for the device.
 template <class T>
 void update(Store<T>& s) {
-  static const Buffer<float> loss(std::vector<float>{0});
-  s.store.update({0.01f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1, loss.data(), {});
+  static const Buffer<float> sums(std::vector<float>(sizeof(StepSums) / sizeof(float)));
+  s.store.update({0.01f, 0.9f, 0.95f, 1e-8f, 0.1f}, 1, reinterpret_cast<StepSums*>(sums.data()), {});
 }
 
 template <class T>
