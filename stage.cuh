@@ -61,6 +61,7 @@ class StageModel final : public Model {
   void run(const Batch& batch) override {
     set_rows(batch.batch_size, batch.positions);
     links_.post(batch.action, on_.elements());
+    const SmMargin margin(mesh_.sm_margin(!batch.training || store_.may_send(batch.action.work, batch.first, batch.last)));
     if (batch.action.work == Work::forward) forward(batch);
     else if (batch.action.work == Work::weight) weight_pass(batch);
     else backward(batch);
@@ -69,20 +70,18 @@ class StageModel final : public Model {
   void forward(const Batch& batch) override {
     last_ = batch;
     if (batch.training) store_.begin_micro_step(batch.first, batch.last);
-    const SmMargin margin(mesh_.sm_margin(!batch.training || store_.travels(Pass::forward)));
     forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
     store_.begin_micro_step(batch.first, batch.last);
-    const SmMargin margin(mesh_.sm_margin(store_.travels(Pass::backward)));
     backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
   }
 
   std::vector<float> logits(int first, int count, int cp_rank) override {
     set_rows(last_.batch_size, last_.positions);
     const SmMargin margin(mesh_.sm_margin(true));
-    if (list_.is_last_stage()) table_.begin(0, Pass::backward);  // none is gathered ahead
+    if (list_.is_last_stage()) table_.begin(0);
     const Float* own = list_.is_last_stage() ? activations_[size_t(last_.action.slot)].final_norm : nullptr;
     return logits_of_rows(head_, on_, mesh_, own, {first, count}, logit_row_, cp_rank);
   }
@@ -119,6 +118,12 @@ class StageModel final : public Model {
   bool is_pipeline() const { return mesh_.shape().pp > 1; }
   const Layers& chunk_of(const Batch& batch) const { return list_.chunks()[size_t(batch.action.chunk)]; }
   bool is_last(const Layers& chunk) const { return chunk.end() == options_.shape.layers; }
+  // The block that the next action begins with; 0: there is none.
+  int block_after(const Action& action) const {
+    if (action.next_chunk < 0) return 0;
+    const Layers& next = list_.chunks()[size_t(action.next_chunk)];
+    return action.next_work == Work::forward ? next.first + 1 : next.end();
+  }
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
   // A training pass that is the same every time is recorded as a CUDA graph. It is not where the store gathers or
@@ -140,7 +145,7 @@ class StageModel final : public Model {
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
     if (chunk.first == 0) {
-      table_.begin(0, Pass::forward);
+      table_.begin(0, 1);
       embedding_.forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
     } else {
       std::swap(a.blocks[0].input, links_.received(Message::activation));                // (r,C)
@@ -148,17 +153,17 @@ class StageModel final : public Model {
     Residual<Float> x = {a.blocks[0].input};                                             // (r,C)
     for (int i = 0; i < chunk.count; ++i) {
       const TraceScope scope(chunk.first + i);
-      block_.unit.begin(chunk.first + i + 1, Pass::forward);
+      block_.unit.begin(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
       x = block_.forward(a.blocks[size_t(i)], x, narrow_);
     }
     if (!is_last(chunk)) {
       residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
       return links_.send(Message::activation, on_.elements());
     }
-    final_.begin(list_.final_norm_unit(), Pass::forward);
+    final_.begin(list_.final_norm_unit());
     final_norm_.forward(a.final_norm, a.final_input, a.final_moments, x);                // (r,C)
     if (batch.training || batch.loss_weight == 0) return;
-    table_.begin(0, Pass::backward);  // in backward no unit comes after unit 0: none is gathered ahead
+    table_.begin(0);
     head_.forward(a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());
   }
 
@@ -174,7 +179,7 @@ class StageModel final : public Model {
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
-      block_.unit.begin(chunk.first + i + 1, Pass::backward);
+      block_.unit.begin(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
@@ -188,10 +193,10 @@ class StageModel final : public Model {
 
   void head_backward(const Batch& batch, const Activations& a) {
     clear_embedding_gradients(batch);
-    table_.begin(0, Pass::backward);  // in backward no unit comes after unit 0: none is gathered ahead
+    table_.begin(0, list_.final_norm_unit() - 1);
     head_.backward(narrow_, a.final_norm, batch.tokens.targets, batch.loss_weight, sums_.own_loss());  // (r,C)
     CUDA_CHECK(cudaMemsetAsync(dstream_, 0, on_.elements() * sizeof(Float), stream_));
-    final_.begin(list_.final_norm_unit(), Pass::backward);
+    final_.begin(list_.final_norm_unit());
     final_norm_.backward(dstream_, narrow_, a.final_input, a.final_moments);                       // (r,C)
     final_.gradients_ready();
     if (!list_.is_first_stage()) table_.gradients_ready();
@@ -212,7 +217,6 @@ class StageModel final : public Model {
 
   void weight_pass(const Batch& batch) {
     store_.begin_micro_step(batch.first, batch.last);
-    const SmMargin margin(mesh_.sm_margin(store_.travels(Pass::backward)));
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);

@@ -44,10 +44,10 @@ class UnitInUse {
   static constexpr int none = -1;
   UnitInUse(ParameterStore<Float>& store, const TensorList& list) : store_(store), list_(list) {}
 
-  // The pass comes to this unit, and needs its weights.
-  void begin(int unit, Pass pass) {
+  // The pass comes to this unit, and needs its weights. next: the block that comes next, if any (acquire, zero.cuh).
+  void begin(int unit, int next = 0) {
     use(unit);
-    weights_ = store_.acquire(unit, pass);
+    weights_ = store_.acquire(unit, next);
   }
   // The same for a pass that needs no weights.
   void use(int unit) { unit_ = unit; }

@@ -43,6 +43,8 @@ struct Action {
   int slot = 0;     // where the model keeps the activations, from forward to backward (zb: to weight)
   Message receives = Message::none, sends = Message::none;
   Message next_receives = Message::none;  // what the next action receives, if that is posted together with this action
+  Work next_work = Work::forward;         // the next action, whose first weights are gathered during this one
+  int next_chunk = -1;                    // -1: there is none
   bool operator==(const Action&) const = default;
 };
 using Actions = std::vector<Action>;
@@ -151,6 +153,7 @@ inline Actions with_messages(Actions actions, const Stage& stage) {
   const bool all_forwards_first = std::ranges::is_partitioned(actions, is_forward);
   for (size_t i = 0; i + 1 < actions.size(); ++i) {
     Action &a = actions[i], &next = actions[i + 1];
+    a.next_work = next.work, a.next_chunk = next.chunk;
     const bool is_last_forward = all_forwards_first && is_forward(a) && !is_forward(next);
     if (a.micro_batch != next.micro_batch && !is_last_forward) a.next_receives = next.receives;
   }

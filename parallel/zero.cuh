@@ -10,8 +10,9 @@
 //
 // The model computes with whole units, and each lies in a *buffer*. Where units are kept as pieces, the blocks take
 // turns in a ring of two buffers: while one block is computed, the next one is gathered, or the one before is reduced,
-// on the communication stream. The embedding and the final norm have buffers of their own, so they are sent once per
-// step. That makes the last column an upper bound (test/ranks/test_zero.cu has the exact counts).
+// on the communication stream. The next one may be the first block of the next pass, or of the next action of a
+// pipeline. The embedding and the final norm have buffers of their own, so they are sent once per step. That makes the
+// last column an upper bound (test/ranks/test_zero.cu has the exact counts).
 //
 //   weights    Float  the model computes with them; Float is the storage type: float, bf16 or half
 //   gradients  float  sums over the micro-steps of a step, for any Float
@@ -33,8 +34,6 @@
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 #include "parallel/step_sums.cuh"
-
-enum class Pass { forward, backward };
 
 template <class Float>
 class ParameterStore final : public Parameters {
@@ -87,12 +86,13 @@ class ParameterStore final : public Parameters {
 
   // ---- what the model calls; all of it is ordered with the stream
 
-  // Returns the whole unit's weights, and starts to gather the unit that comes next in this pass.
-  const Float* acquire(int unit, Pass pass) {
+  // Returns the whole unit's weights, and starts to gather the block that is acquired next, if the caller knows it: else
+  // `next` is 0.
+  const Float* acquire(int unit, int next = 0) {
     UnitBuffer<Float>& buffer = fetch(unit);
     settle(buffer);
-    const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-    if (next > 0 && next < shards_.units() && list_.has(next)) fetch(next);  // (unit 0 stays in its buffer until backward)
+    acquired_ = unit;
+    if (next > 0) fetch(next);
     return buffer.data;
   }
 
@@ -127,11 +127,11 @@ class ParameterStore final : public Parameters {
            std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
   }
 
-  // May weights or gradients travel during this pass of the micro-step? Unlike is_quiet() this does not depend on what
-  // was done before the step, so that a resumed run computes with the same margin of SMs (parallel/sm_options.h).
-  bool travels(Pass pass) const {
+  // May weights or gradients travel during this pass of the step's first or last micro-step, or of another one? Unlike
+  // is_quiet() this does not depend on what was done before the step: a resumed run leaves the same SMs free.
+  bool may_send(Work work, bool first, bool last) const {
     if (data_group_.size() == 1 || zero_ >= 2) return data_group_.size() > 1;
-    return pass == Pass::backward ? last_micro_step_ : zero_ == 1 && first_micro_step_;
+    return work == Work::forward ? zero_ == 1 && first : last;
   }
 
   void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
@@ -145,7 +145,8 @@ class ParameterStore final : public Parameters {
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
-      if (unit == 0) fetch(0);  // the embedding is the largest unit: it is gathered while the others are updated
+      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit.
+      if (!is_block(unit) || unit == list_.chunks()[0].first + 1) fetch(unit);
     }
   }
 
@@ -180,7 +181,7 @@ class ParameterStore final : public Parameters {
       const int unit = tensor.unit;
       const bool has_pieces = zero_ > 0;
       if (zero_ == 3) visit_if_replicated(visit, tensor, "weights", kept_weights(unit), true);
-      else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit, Pass::forward) : nullptr, false);
+      else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
       if (masters_) visit_if_replicated(visit, tensor, "masters", masters_ + kept_offset(unit), has_pieces);
       for (size_t i = 0; i < std::size(optimizer_states); ++i)
         if (states_[i])
@@ -243,6 +244,7 @@ class ParameterStore final : public Parameters {
   // ---- buffers: the first is the embedding's, the last the final norm's; between them is one per block, or a ring of
   // two
 
+  bool is_block(int unit) const { return unit > 0 && unit < list_.final_norm_unit(); }
   int blocks() const {
     int count = 0;
     for (int unit = 1; unit < list_.final_norm_unit(); ++unit) count += list_.has(unit);
@@ -257,12 +259,20 @@ class ParameterStore final : public Parameters {
     return buffers[1 + (unit - 1) % (buffers.size() - 2)];
   }
 
+  // Where a unit's weights are, or can be gathered. In the ring that is not the buffer of the block that was acquired
+  // last, which is still being computed.
+  UnitBuffer<Float>& weight_buffer(int unit) {
+    if (zero_ < 3 || !is_block(unit)) return buffer_of(weight_buffers_, unit);
+    UnitBuffer<Float>&one = weight_buffers_[1], &other = weight_buffers_[weight_buffers_.size() - 2];
+    return one.unit == unit || (other.unit != unit && one.unit != acquired_) ? one : other;
+  }
+
   // -1: embedding, final norm
-  int layer_of(int unit) const { return unit == 0 || unit == list_.final_norm_unit() ? -1 : unit - 1; }
+  int layer_of(int unit) const { return is_block(unit) ? unit - 1 : -1; }
 
   // Do this unit's gradients add up in its buffer over the micro-steps? The gradients of other units are reduced after
   // each one.
-  bool sums_in_buffer(int unit) const { return zero_ < 2 || unit == 0 || unit == shards_.units() - 1; }
+  bool sums_in_buffer(int unit) const { return zero_ < 2 || !is_block(unit); }
 
   template <class E>
   void settle(UnitBuffer<E>& buffer) {
@@ -271,7 +281,7 @@ class ParameterStore final : public Parameters {
   }
 
   UnitBuffer<Float>& fetch(int unit) {
-    UnitBuffer<Float>& buffer = buffer_of(weight_buffers_, unit);
+    UnitBuffer<Float>& buffer = weight_buffer(unit);
     if (buffer.unit == unit) return buffer;
     buffer.unit = unit;
     if (zero_ == 0) return buffer;
@@ -512,6 +522,7 @@ class ParameterStore final : public Parameters {
   bool is_pipeline_;
   bool has_masters_;
   bool first_micro_step_ = true, last_micro_step_ = true;
+  int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
   float *gradients_ = nullptr, *masters_ = nullptr;

@@ -54,7 +54,7 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
   c.total = times * reduced + reduce(p.embedding) + gathered + gather(p.embedding) + (2 * times - 1) * again;
-  // For the last reductions no backward is left, and for the first gather no update.
+  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
   c.exposed += std::max(gather(p.block), gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));

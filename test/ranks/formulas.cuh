@@ -91,37 +91,20 @@ std::map<std::string, double> bytes_of_activations(const ModelOptions& options, 
 
 // ---- pipelines
 
-// How many elements ZeRO 3 gathers from this rank's pieces: the blocks take turns in two unit buffers, and each block
-// is gathered while the block before it computes.
+// How many elements ZeRO 3 gathers from this rank's pieces: the blocks take turns in two unit buffers, and each block is
+// gathered while the block before it computes, the first block of an action too.
 inline double gathered_in_pipeline(const Actions& actions, const TensorList& list, const Shards& shards) {
-  const int last = list.final_norm_unit();
-  const int ring = std::min(2, own_layers(list));
-  std::map<int, int> in_slot = {{-1, 0}};  // the update has gathered the embedding
-  double elements = list.has(0) ? double(shards.piece(0)) : 0;
-  const auto fetch = [&](int unit) {
-    const int slot = unit == 0 ? -1 : unit == last ? -2 : (unit - 1) % ring;
-    const auto [found, is_new] = in_slot.try_emplace(slot, unit);
-    if (!is_new && found->second == unit) return;
-    found->second = unit;
-    elements += double(shards.piece(unit));
-  };
-  const auto acquire = [&](int unit, int direction) {
-    fetch(unit);
-    const int next = unit + direction;
-    if (next > 0 && next <= last && list.has(next)) fetch(next);
-  };
+  std::vector<int> blocks;  // in the order in which they are computed
   for (const Action& action : actions) {
-    if (action.work == Work::weight) continue;
     const Layers& chunk = list.chunks()[size_t(action.chunk)];
-    const bool embeds = chunk.first == 0, has_head = chunk.end() == list.shape().layers;
-    if (action.work == Work::forward) {
-      if (embeds) acquire(0, 1);
-      for (int i = 0; i < chunk.count; ++i) acquire(chunk.first + i + 1, 1);
-      if (has_head) acquire(last, 1);
-    } else {
-      if (has_head) acquire(0, -1), acquire(last, -1);
-      for (int i = chunk.count; i > 0; --i) acquire(chunk.first + i, -1);
-    }
+    for (int i = 0; i < chunk.count; ++i)
+      blocks.push_back(1 + chunk.first + (action.work == Work::forward ? i : chunk.count - 1 - i));
+  }
+  int computed = blocks[0], other = 0;  // the update has gathered the first one, and what is no block
+  double elements = double(shards.piece(0) + shards.piece(list.final_norm_unit()) + shards.piece(computed));
+  for (int block : blocks) {
+    if (block != computed) elements += block == other ? 0 : double(shards.piece(block));
+    if (block != computed) other = std::exchange(computed, block);
   }
   return elements;
 }

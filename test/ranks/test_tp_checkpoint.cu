@@ -69,7 +69,7 @@ std::vector<float> state_of(Store<T>& s) {
     }
   for (int unit = 0; unit < s.store.shards().units(); ++unit) {
     std::vector<T> weights(s.list.units()[size_t(unit)].count);
-    const T* unit_weights = s.store.acquire(unit, Pass::forward);
+    const T* unit_weights = s.store.acquire(unit);
     copy_and_wait(weights.data(), unit_weights, weights.size(), cudaMemcpyDeviceToHost, test_stream());
     for (T weight : weights) all.push_back(to_float(weight));
   }
