@@ -164,7 +164,8 @@ class TensorParallel {
     ranks_.after(stream_);
     for (size_t k = 0; k < pieces.size(); ++k) {
       const TraceScope scope(int(k), false);
-      ranks_.all_gather(pieces[k].of(buffer, columns), own_piece(own, columns, pieces[k]), own_count(columns, pieces[k]));
+      ranks_.all_gather(pieces[k].of(buffer, columns), own_piece(own, columns, pieces[k]),
+                        own_count(columns, pieces[k]));
     }
     return first;
   }

@@ -294,9 +294,9 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
     if (printed) CHECK(line["ranks"][0]["comm_bytes"] == line["comm_bytes"]);
     if (printed) CHECK(line["ranks"][2].contains("comm_ms") == timed);
   }
-  for (const char* observed : {"--trace observed.json", "--profile"}) {
+  for (const std::string observed : {"--trace observed.json", "--profile"}) {
     CAPTURE(observed);
-    shell.output("$MPIRUN 2 $TEXT --share-gpu --steps 12 --out observed --overwrite " + std::string(observed));
+    shell.output("$MPIRUN 2 $TEXT --share-gpu --steps 12 --out observed --overwrite " + observed);
     for (const Json& line : shell.metrics("observed")) CHECK(line.contains("comm_ms"));
   }
   shell.output("rm -r observed observed.json");

@@ -392,4 +392,17 @@ TEST_CASE("what a layer asks of CUDA's runtime besides its kernels") {
     CHECK(timed.event_waits == calls.event_waits);
   }
 }
+
+TEST_CASE("rows that no product follows are waited for once") {
+  Mesh mesh(ranks().mesh, {.tp = rank_count()});
+  TensorParallel<float> tp(mesh.tp(), 3, test_stream());
+  const int rows = 6 * rank_count();
+  Buffer<float> own(6), all{size_t(rows)};
+  const cpu::Counts before = cpu::counts;
+  tp.gather(all, own, rows, 1);
+  const cpu::Counts calls = cpu::counts - before;
+  CHECK(calls.records == 1 + 3);
+  CHECK(calls.event_waits <= 1 + 1);  // the first starts the collectives
+  CUDA_CHECK(cudaStreamSynchronize(test_stream()));
+}
 #endif
