@@ -370,7 +370,7 @@ __global__ void cluster_ring_kernel(int* sums, const __grid_constant__ TensorMap
     const int stage = box % ring_stages, parity = box / ring_stages % 2;
     const int row = (blockIdx.x / 2 * boxes + box) * ring_rows + half;
     if (t == ring_consumers) {
-      wait_for_cluster(ring.empty[stage], parity ^ 1);
+      wait(ring.empty[stage], parity ^ 1);
       arrive_expecting(ring.full[stage], sizeof ring.stages[stage]);
       load_box(ring.stages[stage] + half * box_columns, map, row, 0, ring.full[stage], 3);
     } else if (t < ring_consumers) {

@@ -140,31 +140,32 @@ __device__ inline void produce(BackwardShared<Float, HS>& shared, const Backward
   }
 }
 
-// Called by one thread: adds the block's part of dQ to the sums, tile by tile of queries.
+// Called by one thread for each buffer: adds the block's part of dQ to the sums, for every second tile of queries. Tiles
+// have counters of their own, so the two threads need no order between them.
 template <class Float, int HS>
 __device__ inline void add_queries(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
-                                   const KeyTile<tile_queries<HS>>& tile) {
+                                   const KeyTile<tile_queries<HS>>& tile, int buffer) {
   constexpr int Q = tile_queries<HS>;
   const AttentionSizes& sizes = problem.sizes;
   float* sums = problem.workspace.sums + tile.head * Workspace::head_sums(sizes);
   unsigned* counters = problem.workspace.counters + tile.head * ceil_div(sizes.queries, Q);
-  Turn<dq_buffers> turn;
-  for (int first = tile.start; first < sizes.queries; first += Q, turn.next()) {
+  unsigned parity = 0;
+  for (int first = tile.start + buffer * Q; first < sizes.queries; first += dq_buffers * Q, parity ^= 1) {
     const unsigned before = tile.before(sizes, first);
-    wait(shared.dq_full[turn.index], turn.parity);
+    wait(shared.dq_full[buffer], parity);
     wait_for_count(&counters[first / Q], before);
     for (int consumer = 0; consumer < consumers; ++consumer) {
       const int rows = HS == 64 ? consumer * dq_side : 0, channels = HS == 64 ? 0 : consumer * dq_side;
       const int bytes = min(sizes.head_size - channels, dq_side) * dq_side * int(sizeof(float));
       float* to = sums + size_t(first + rows) * sizes.head_size + channels * dq_side;
       if (bytes <= 0) continue;
-      if (before == 0) store_floats(to, shared.dq[turn.index][consumer], bytes);
-      else add_floats(to, shared.dq[turn.index][consumer], bytes);
+      if (before == 0) store_floats(to, shared.dq[buffer][consumer], bytes);
+      else add_floats(to, shared.dq[buffer][consumer], bytes);
     }
     commit_stores();
     finish_stores();
+    arrive(shared.dq_empty[buffer]);
     count_up(&counters[first / Q]);
-    arrive(shared.dq_empty[turn.index]);
   }
 }
 
@@ -329,8 +330,9 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
   if (threadIdx.x < warpgroup) {
     give_registers<producer_registers>();
     if (tile.start >= sizes.queries) return;  // no query sees these keys: their gradients are zero
-    if (threadIdx.x < 32) produce(shared, problem, tile);
-    if (threadIdx.x == 32) add_queries(shared, problem, tile);
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) produce(shared, problem, tile);
+    else if (warp <= dq_buffers && threadIdx.x % 32 == 0) add_queries(shared, problem, tile, warp - 1);
   } else {
     take_registers<consumer_registers>();
     auto rows = [&](const Heads<Gradient>& heads) {
