@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from machine_code import find_cuobjdump
-from wgmma_hazards import followers, read_kernels
+from wgmma_hazards import followers, read_kernels, used_registers
 
 SHOWN = ("HGMMA", "UTMALDG", "UTMASTG", "UBLKRED", "UBLKCP", "MEMBAR", "FENCE", "CCTL", "ERRBAR", "REDG", "ATOMG",
          "R2UR", "STL", "LDL")
@@ -64,6 +64,16 @@ def loops(code):
   return found, ways
 
 
+def highest_register(code, ways, begin):
+  """That is named in what may run after instruction number `begin`."""
+  reached, rest = {begin}, [begin]
+  while rest:
+    for following in set(ways[rest.pop()]) - reached:
+      reached.add(following)
+      rest.append(following)
+  return max(number for i in reached for number in used_registers(code[i]))
+
+
 def round_of(first, body, ways):
   """The shortest way from the first instruction back to it, inside the loop."""
   came, now = {}, [first]
@@ -84,8 +94,10 @@ def round_of(first, body, ways):
 
 
 def show(name, code):
-  print(f"{name}: {sum(i.is_a('STL', 'LDL') for i in code)} spills")
   found, ways = loops(code)
+  print(f"{name}: {sum(i.is_a('STL', 'LDL') for i in code)} spills" + "".join(
+      f"; registers up to R{highest_register(code, ways, i)} of {int(code[i].operands.split(', ')[-1], 16)}"
+      for i in range(len(code)) if code[i].is_a("USETMAXREG")))
   kept = {first: [code[i] for i in sorted(body)] for first, body in found.items()
           if len(body) > SMALL and any(code[i].is_a(*NEEDED) for i in body)}
   for first, part in sorted(kept.items()):
