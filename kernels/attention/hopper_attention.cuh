@@ -27,8 +27,7 @@
 //   exponentials, 128·128, 16 a cycle                  1,024    1,024
 //   shared memory, 128 bytes a cycle                     896    1,792   a warpgroup's products of 16 read 2 KB of Q and
 //                                                                       4 KB of K; 32·HS bytes of V; copies write K, V
-//   instructions, 4 a cycle                              936    1,054   468 and 527 of a warp in nvcc's code (13.0),
-//                                                                       332 and 364 of them for scores and O
+//   instructions, 4 a cycle                              872      954   436 and 477 of a warp in nvcc's code (13.0)
 //   bytes from L2                                     32,768   65,536   32 a cycle, if tensor cores never wait
 //
 // So at HS = 64 exponentials take as long as products, and all else nearly as long: one after the other, not under each
