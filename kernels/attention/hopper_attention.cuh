@@ -309,7 +309,8 @@ __device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& stat
   wait_for_products<1>(o[0]);
   release(shared.empty[last_values]);
   for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
-  store_outputs<Float, HS>(own_queries + threadIdx.x % warpgroup / 32 * warp_rows * box_columns, o[0], problem.out, work, first_query);
+  Float* rows = own_queries + threadIdx.x % warpgroup / 32 * warp_rows * box_columns;
+  store_outputs<Float, HS>(rows, o[0], problem.out, work, first_query);
 }
 
 template <class Float, int HS>
