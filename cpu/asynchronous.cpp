@@ -99,6 +99,10 @@ void finish(Deferred kind, size_t but) {
   }
 }
 
+bool is_unfinished(Deferred kind) { return !deferred(kind).open.empty() || !deferred(kind).committed.empty(); }
+
+void let_others_run(Location where) { current_runner->let_others_run(where); }
+
 void do_in_background(std::function<void()> work) {
   sanitizers::release(&state.background);
   state.background.push_back(std::move(work));

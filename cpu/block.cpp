@@ -219,6 +219,19 @@ void BlockRunner::wait(Location where, const char* what, const void* awaited) {
   jump(fiber_for(thread));
 }
 
+void BlockRunner::let_others_run(Location where) {
+  if (plain_loop) leave_plain_loop();
+  const int other = pick();
+  if (other < 0 && background_work() == 0) return;
+  fiber_of_[current_] = running_;
+  where_[current_] = where;
+  awaited_[current_] = nullptr;
+  make_runnable(current_ / warp_size, 1u << current_ % warp_size);
+  if (other < 0) return jump(&main_);
+  set_current(other);
+  jump(fiber_for(other));
+}
+
 void BlockRunner::wake(const void* awaited) {
   for (int t = 0; t < threads_; ++t)
     if (awaited_[t] == awaited) {

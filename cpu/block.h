@@ -58,6 +58,7 @@ class BlockRunner {
   // The running thread waits until wake() is called for the same thing. `what`: for the report of a deadlock.
   void wait(Location where, const char* what, const void* awaited = nullptr);
   void wake(const void* awaited);
+  void let_others_run(Location where);  // or background work; the running thread goes on when its turn comes
 
   const Launch& launch() const { return *launch_; }
   uint64_t result() const { return results_[current_]; }

@@ -225,6 +225,8 @@ enum class Deferred { copies, stores, writes, products };
 void defer(Deferred kind, std::function<void()> work);
 void commit(Deferred kind);
 void finish(Deferred kind, size_t but = 0);
+bool is_unfinished(Deferred kind);  // of this thread
+void let_others_run(Location where);
 
 // Work that belongs to no thread. It is done when no thread can run; then it arrives at a barrier for which threads
 // wait.

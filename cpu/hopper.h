@@ -33,9 +33,6 @@ inline void arrive_at(Barrier& barrier, int block) {
   const cpu::counting::Hidden hidden;  // no access to the shared memory of this SM
   arrive(shared_of(block, barrier));
 }
-inline void wait_for_cluster(Barrier& barrier, unsigned parity, cpu::Location where = cpu::Location::current()) {
-  cpu::wait(made(barrier), parity, where);
-}
 
 inline void wait_at(int number, int threads, cpu::Location where = cpu::Location::current()) {
   cpu::meet_at(number, threads, true, where);
@@ -176,8 +173,10 @@ inline void store_box(const TensorMap& map, int row, int column, const void* box
 
 inline void commit_stores() { cpu::commit(cpu::Deferred::stores); }
 
+// The others go first: if one of them already writes to the shared memory, its stores become NaN.
 template <int groups>
-void wait_for_stores() {
+void wait_for_stores(cpu::Location where = cpu::Location::current()) {
+  cpu::let_others_run(where);
   cpu::finish(cpu::Deferred::stores, groups);
 }
 
@@ -195,19 +194,30 @@ inline void store_floats(float* to, const float* from, int bytes, bool adds) {
 inline void store_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, false); }
 inline void add_floats(float* to, const float* from, int bytes) { store_floats(to, from, bytes, true); }
 
-inline void finish_stores() {
-  cpu::finish(cpu::Deferred::stores, 0);
+inline void finish_stores(cpu::Location where = cpu::Location::current()) {
+  wait_for_stores<0>(where);
   cpu::finish(cpu::Deferred::writes, 0);
 }
 
-inline void count_up(unsigned* counter) {
+inline void count_up(unsigned* counter, cpu::Location where = cpu::Location::current()) {
+  if (cpu::is_unfinished(cpu::Deferred::stores) || cpu::is_unfinished(cpu::Deferred::writes))
+    cpu::refuse(where, "counts stores that are not finished: call finish_stores() before");
   __threadfence();
   atomicAdd(counter, 1u);
 }
 
+<<<<<<< HEAD
 // The threads that are waited for run on other workers, or have ended.
 inline void wait_for_count(unsigned* counter, unsigned count) {
   while (std::atomic_ref(*counter).load() != count) std::this_thread::yield();
+=======
+// Those who are waited for are threads of this block, run on other workers, or have ended.
+inline void wait_for_count(unsigned* counter, unsigned count, cpu::Location where = cpu::Location::current()) {
+  while (std::atomic_ref(*counter).load() != count) {
+    cpu::let_others_run(where);
+    std::this_thread::yield();
+  }
+>>>>>>> 3ba5dadf7ff55abca67fc22d31d26a683776828e
   __threadfence();
 }
 

@@ -2,8 +2,9 @@
 """Names the kernels whose measured time differs most from the time that was expected before a GPU had run them.
 
 Measured: the table per kernel (--profile) in what dev/bench.py printed. Expected: for our own kernels what
-dev/machine_code.py computed from their machine code, where its table is of the same shape; for the others, which are
-products and a library's attention, the floor of dev/roofline.py at the ceilings that dev/bench.py measured.
+dev/machine_code.py computed from their machine code, or for attention what others have measured of the same method,
+where its table is of the same shape; for the others, which are products and attention by a library or by our kernels
+for Hopper, the floor of dev/roofline.py at the ceilings that dev/bench.py measured.
 
 Usage: python dev/bench.py --build build/gpu --model gpt2 > bench.log && python dev/expected.py bench.log
 """
@@ -34,7 +35,7 @@ class Kernel:
 
 def read_log(path):
   """Ceilings, and for each table: (model, dtype, B, T), milliseconds of a step that was not profiled, kernels; and is
-  attention a library's?"""
+  attention computed by others than the kernels of the table of machine code?"""
   ceilings, cases, kernels = None, [], None
   for line in Path(path).read_text().splitlines():
     title = re.match(r"(\S+), (\w+), B=(\d+), T=(\d+): median", line)
@@ -43,11 +44,11 @@ def read_log(path):
       ceilings = json.loads(line.split(None, 1)[1])
     elif title:
       model, dtype, *sizes = title.groups()
-      cases.append({"case": (model, dtype, *map(int, sizes)), "kernels": [], "library": False, "step": None})
+      cases.append({"case": (model, dtype, *map(int, sizes)), "kernels": [], "other_attention": False, "step": None})
     elif line.startswith("step  ") and cases:
       cases[-1]["step"] = float(line.split()[1].replace(",", ""))
     elif line.startswith("attention ") and cases:
-      cases[-1]["library"] = "own kernels" not in line
+      cases[-1]["other_attention"] = not re.search("own kernels(:|$)", line)
     elif line.startswith("kernel  ") and cases:
       kernels = cases[-1]["kernels"]
     elif line.startswith("all  "):
@@ -61,12 +62,13 @@ def read_log(path):
 
 
 def machine_code(path, case):
-  """Milliseconds of a step by operation; empty where the table is missing, or of another shape."""
+  """(milliseconds of a step, their source) by operation; empty where the table is missing, or of another shape."""
   if case not in CASES["gpu"] or not Path(path).exists():
     return {}
   sums = {}
   for row in json.loads(Path(path).read_text())[case[0]]:
-    sums[row["operation"]] = sums.get(row["operation"], 0) + row["calls"] * row["expected_us"] / 1e3
+    before = sums.get(row["operation"], (0, ""))[0]
+    sums[row["operation"]] = before + row["calls"] * row["expected_us"] / 1e3, row["source"]
   return sums
 
 
@@ -75,8 +77,8 @@ def expect(case, ceilings, table):
   rates = Rates(ceilings["flops_per_s"][case["case"][1]], ceilings["copy_bytes_per_s"], 0,
                 {kernel: rate * 1e12 for kernel, rate in ATTENTION.items()})
   for kernel in case["kernels"]:
-    if kernel.name in table and not (case["library"] and kernel.name in ATTENTION):
-      kernel.expected, kernel.source = table[kernel.name], "machine code"
+    if kernel.name in table and not (case["other_attention"] and kernel.name in ATTENTION):
+      kernel.expected, kernel.source = table[kernel.name]
     else:
       operation = Operation(kernel.name, "", kernel.calls, kernel.flops, kernel.bytes)
       kernel.expected, kernel.source = rates.milliseconds(operation), "floor"

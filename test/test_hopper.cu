@@ -265,6 +265,46 @@ TEST_CASE("blocks add floats one after the other" * on_hopper) {
   CHECK(numbers.get() == std::vector<unsigned>(2, blocks));
 }
 
+namespace {
+
+// One thread waits for the count of another, which loads and stores a box before.
+__global__ void count_in_block_kernel(uint16_t* out, unsigned* counter, const __grid_constant__ TensorMap from,
+                                      const __grid_constant__ TensorMap to) {
+  alignas(1024) __shared__ uint16_t box[8 * box_columns];
+  __shared__ Barrier full;
+  make_barriers(&full, 1, 1);
+  if (threadIdx.x == 0) {
+    wait_for_count(counter, 1);
+    load_box(box, to, 0, 0, full);
+    arrive_expecting(full, sizeof box);
+    wait(full, 1);
+    for (int i = 0; i < 8 * box_columns; ++i) out[i] = box[in_box(i / box_columns, i % box_columns)];
+  }
+  if (threadIdx.x == 32) {
+    arrive_expecting(full, sizeof box);
+    load_box(box, from, 0, 0, full);
+    wait(full, 0);
+    store_box(to, 0, 0, box);
+    commit_stores();
+    finish_stores();
+    count_up(counter);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a thread sees the stores that another thread of its block has counted" * on_hopper) {
+  std::vector<uint16_t> numbers(8 * box_columns);
+  std::iota(numbers.begin(), numbers.end(), 1);
+  Buffer<uint16_t> from(numbers), to(numbers.size()), out(numbers.size());
+  Buffer<unsigned> counter(std::vector<unsigned>(1));
+  auto map = [&](Buffer<uint16_t>& memory) {
+    return make_tensor_map(reinterpret_cast<const __half*>(memory.data()), 8, box_columns, 8);
+  };
+  count_in_block_kernel<<<1, 64, 0, test_stream()>>>(out.data(), counter.data(), map(from), map(to));
+  CHECK(out.get() == numbers);
+}
+
 // ---- a ring of stages
 
 namespace {
@@ -372,7 +412,7 @@ __global__ void cluster_ring_kernel(int* sums, const __grid_constant__ TensorMap
     const int stage = box % ring_stages, parity = box / ring_stages % 2;
     const int row = (blockIdx.x / 2 * boxes + box) * ring_rows + half;
     if (t == ring_consumers) {
-      wait_for_cluster(ring.empty[stage], parity ^ 1);
+      wait(ring.empty[stage], parity ^ 1);
       arrive_expecting(ring.full[stage], sizeof ring.stages[stage]);
       load_box(ring.stages[stage] + half * box_columns, map, row, 0, ring.full[stage], 3);
     } else if (t < ring_consumers) {

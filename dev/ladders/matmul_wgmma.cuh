@@ -169,8 +169,7 @@ __device__ inline void produce(Shared<Way, T>& shared, const TensorMap& a, const
     for (int k = 0; k < problem.depth; k += step, turn.advance()) {
       Stage<Way, T>& stage = shared.stages[turn.stage];
       Barrier& full = shared.full[turn.stage];
-      if constexpr (Way::blocks == 1) wait(shared.empty[turn.stage], turn.parity ^ 1);
-      else wait_for_cluster(shared.empty[turn.stage], turn.parity ^ 1);
+      wait(shared.empty[turn.stage], turn.parity ^ 1);
       arrive_expecting(full, sizeof stage);
       load_box(stage.a, a, tile.row, k, full);
       load_b(stage, b, k, tile.column, full);
@@ -253,7 +252,7 @@ __device__ inline void store_rows(Shared<Way, T>& shared, const float (&sum)[Way
 
 template <class Way, class T>
 __device__ inline void consume(Shared<Way, T>& shared, const TensorMap& c, const Problem& problem) {
-  const int consumer = threadIdx.x / warpgroup - 1, warp = threadIdx.x / 32 % 4;
+  const int consumer = warpgroup_index() - 1, warp = threadIdx.x / 32 % 4;
   const int row = Way::readers == 1 ? 0 : consumer * product_rows;  // of the tile
   Turn<Way> turn;
   int round = 0;

@@ -27,8 +27,7 @@
 //   exponentials, 128·128, 16 a cycle                  1,024    1,024
 //   shared memory, 128 bytes a cycle                     896    1,792   a warpgroup's products of 16 read 2 KB of Q and
 //                                                                       4 KB of K; 32·HS bytes of V; copies write K, V
-//   instructions, 4 a cycle                              936    1,054   468 and 527 of a warp in nvcc's code (13.0),
-//                                                                       332 and 364 of them for scores and O
+//   instructions, 4 a cycle                              882      980   441 and 490 of a warp in nvcc's code (13.0)
 //   bytes from L2                                     32,768   65,536   32 a cycle, if tensor cores never wait
 //
 // So at HS = 64 exponentials take as long as products, and all else nearly as long: one after the other, not under each
@@ -38,7 +37,7 @@
 // A causal head has tiles of queries with many keys and with few. A block gets them in pairs, the p-th from the end and
 // then the p-th from the beginning, which are as much work for each p. Pairs of a head are dealt out to neighbouring
 // blocks, so that its keys and values come from L2. There is one block per SM; the producer already loads a block's
-// next tile while consumers finish this one.
+// next tile while consumers finish this one, and its first S is computed while they store O.
 //
 // Non-finite inputs are not hidden, as in kernels/attention/flash_attention.cuh. Compiled head sizes are 64 and 128; in
 // smaller heads the copy engine fills the tiles with zeros, and stores nothing there.
@@ -93,6 +92,7 @@ struct Turn {
 // A tile of queries and where the keys end that they see.
 struct QueryTile {
   int sample, head, first, end;
+  bool is_last;  // of the block
 };
 
 // What there is to do, and the maps of the tensors: tiles of q, k and v, a warp's rows of out.
@@ -114,7 +114,9 @@ __device__ inline void for_each_tile(const Problem& problem, Function function) 
 #pragma unroll 1
     for (int tile = late;; tile = early) {
       const int first = tile * tile_rows;
-      function(QueryTile{head / sizes.heads, head % sizes.heads, first, end_of_seen_keys(first, tile_rows, sizes)});
+      const bool is_last = tile == early && number + int(gridDim.x) >= problem.all_pairs();
+      function(QueryTile{head / sizes.heads, head % sizes.heads, first, end_of_seen_keys(first, tile_rows, sizes),
+                         is_last});
       if (tile == early) break;
     }
   }
@@ -209,32 +211,51 @@ __device__ inline void store_outputs(Float* rows, const float (&o)[HS / 8][4], c
 __device__ inline void take_turn(int consumer) { wait_at(1 + consumer, consumers * warpgroup); }
 __device__ inline void pass_turn(int consumer) { announce_at(2 - consumer, consumers * warpgroup); }
 
+// What a consumer has under way from one tile of queries to the next: s, the scores of a tile's first keys.
+template <int HS>
+struct ConsumerState {
+  Turn<query_tiles> queries;
+  Turn<slot_count<HS>> slot;
+  int keys = 0;                     // the slot that s is computed from
+  Barrier* last_queries = nullptr;  // where the outputs of the tile before are being stored
+  float s[1][tile_rows / 8][4];
+};
+
+template <class Float, int HS>
+__device__ inline int next_slot(Shared<Float, HS>& shared, Turn<slot_count<HS>>& slot) {
+  const int index = slot.index;
+  wait(shared.full[index], slot.parity);
+  slot.next();
+  return index;
+}
+
+// Waits for a tile of queries and its first keys.
+template <class Float, int HS>
+__device__ inline void wait_for_tile(Shared<Float, HS>& shared, ConsumerState<HS>& state) {
+  wait(shared.queries_full[state.queries.index], state.queries.parity);
+  state.keys = next_slot(shared, state.slot);
+}
+
 // Called by a consumer: out and lse of 64 queries.
 template <class Float, int HS>
-__device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& queries, Turn<slot_count<HS>>& slot,
-                              const Problem& problem, const QueryTile& work, float* lse, float scale, int consumer,
-                              Barrier* last_queries) {
+__device__ inline void attend(Shared<Float, HS>& shared, ConsumerState<HS>& state, const Problem& problem,
+                              const QueryTile& work, float* lse, float scale, int consumer) {
   const AttentionSizes& sizes = problem.sizes;
   const int lane = threadIdx.x % 32;
   const int warp_row = (threadIdx.x - warpgroup) / 32 * warp_rows, first_query = work.first + warp_row;
   const float factor = scale * log2_e;
-  const Float* own_queries = queries.elements + consumer * group_rows * box_columns;
-  auto next_slot = [&] {
-    const int index = slot.index;
-    wait(shared.full[index], slot.parity);
-    slot.next();
-    return index;
-  };
+  auto& s = state.s;
   auto release = [&](Barrier& barrier) {
     if (lane == 0) arrive(barrier);
   };
+  Float* own_queries = shared.queries[state.queries.index].elements + consumer * group_rows * box_columns;
 
-  float s[1][tile_rows / 8][4], o[1][HS / 8][4] = {}, maximum[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
+  float o[1][HS / 8][4] = {}, maximum[1][2] = {{-INFINITY, -INFINITY}}, sum[1][2] = {};
   float correction[1][2];
   uint32_t p[tile_rows / 16][4];
-  int keys = next_slot(), values = -1;
+  int values = -1;
   auto softmax = [&](int first) {
-    release(shared.empty[keys]);
+    release(shared.empty[state.keys]);
     hide_unseen_keys(s, first, first_query, sizes);
     online_softmax(s, maximum, sum, correction, factor);
   };
@@ -247,29 +268,35 @@ __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& querie
     round_left<Float>(p, s[0]);
   };
 
-  start_scores<Float, HS>(s[0], own_queries, shared.slots[keys]);
   if (lane == 0) wait_for_stores<0>();  // of the tile before: its memory is free
-  if (last_queries) release(*last_queries);
+  if (state.last_queries) release(*state.last_queries);
   wait_for_products(s[0]);
   softmax(0);
   for (int first = tile_rows; first < work.end; first += tile_rows) {
     // The slots are waited for here, and not later, because ptxas moves no instruction across such a loop. Otherwise it
     // computes the softmax after the wait for o.
-    keys = next_slot();
-    const int next_values = next_slot();
+    state.keys = next_slot(shared, state.slot);
+    const int next_values = next_slot(shared, state.slot);
     finish_outputs();
     values = next_values;
     take_turn(consumer);
-    start_scores<Float, HS>(s[0], own_queries, shared.slots[keys]);
+    start_scores<Float, HS>(s[0], own_queries, shared.slots[state.keys]);
     start_outputs<Float, HS>(o[0], p, shared.slots[values]);
     pass_turn(consumer);
     wait_for_products<1>(s[0]);
     softmax(first);
   }
-  const int last_values = next_slot();
+  const int last_values = next_slot(shared, state.slot);
+  state.last_queries = &shared.queries_empty[state.queries.index];
+  state.queries.next();
+  const Float* next_queries = shared.queries[state.queries.index].elements + consumer * group_rows * box_columns;
+  if (!work.is_last) wait_for_tile(shared, state);
   finish_outputs();
   take_turn(consumer);  // all warps of this consumer have waited for its last S: the queries are no longer needed
   start_outputs<Float, HS>(o[0], p, shared.slots[last_values]);
+  // The first S of the next tile runs while these outputs are stored. After the block's last tile it is computed for
+  // nothing, because ptxas lets products run on beyond a branch only if they are started on both sides.
+  start_scores<Float, HS>(s[0], next_queries, shared.slots[state.keys]);
   pass_turn(consumer);
 
   float inverse[1][2];
@@ -280,25 +307,23 @@ __device__ inline void attend(Shared<Float, HS>& shared, Tile<Float, HS>& querie
       lse[(size_t(work.sample) * sizes.heads + work.head) * sizes.queries + first_query + row] =
           scale * maximum[m][half] + logf(total);
   });
-  wait_for_products(o[0]);
+  wait_for_products<1>(o[0]);
   release(shared.empty[last_values]);
   for_each_element([&](Place at, float& x) { x *= inverse[at.m][at.half]; }, o);
-  store_outputs<Float, HS>(queries.elements + warp_row * box_columns, o[0], problem.out, work, first_query);
+  Float* rows = own_queries + threadIdx.x % warpgroup / 32 * warp_rows * box_columns;
+  store_outputs<Float, HS>(rows, o[0], problem.out, work, first_query);
 }
 
 template <class Float, int HS>
 __device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem, float* lse, float scale) {
   const int consumer = warpgroup_index() - 1;
-  Turn<query_tiles> queries;
-  Turn<slot_count<HS>> slot;
-  Barrier* last_queries = nullptr;
+  ConsumerState<HS> state;
   if (consumer == 1) pass_turn(consumer);  // the first turn is consumer 0's
-  for_each_tile(problem, [&](const QueryTile& work) {
-    wait(shared.queries_full[queries.index], queries.parity);
-    attend(shared, shared.queries[queries.index], slot, problem, work, lse, scale, consumer, last_queries);
-    last_queries = &shared.queries_empty[queries.index];
-    queries.next();
-  });
+  wait_for_tile(shared, state);
+  start_scores<Float, HS>(state.s[0], shared.queries[0].elements + consumer * group_rows * box_columns,
+                          shared.slots[state.keys]);
+  for_each_tile(problem, [&](const QueryTile& work) { attend(shared, state, problem, work, lse, scale, consumer); });
+  wait_for_products<0>();
   if (consumer == 0) take_turn(consumer);  // nobody's turn is left over
   if (threadIdx.x % 32 == 0) wait_for_stores<0>();
 }

@@ -9,24 +9,29 @@
 // so that Pᵀ and dSᵀ, from registers, are left operands of dV and dK. Three kernels:
 //
 //   row_dots   D = Σ_d dO·O, and all counters become 0
-//   gradients  a block has 128 keys of a head; one tile of queries after another comes by. The two consumer warpgroups
-//              have 64 keys each, with sums of dK and dV in registers. For dQ they exchange dSᵀ through shared memory,
-//              and each computes 64 × 64 of dS·K, the sum over the block's keys
+//   gradients  a block has one tile of keys after another, 128 keys of a head, and for each all tiles of queries that see
+//              some of them come by. The two consumer warpgroups have 64 keys each, with sums of dK and dV in registers.
+//              For dQ they exchange dSᵀ through shared memory, and each computes 64 × 64 of dS·K, the sum over the
+//              tile's keys
 //   finish     dQ = scale · sums, rounded
 //
-// dQ is a sum over blocks, in float32. So that its bits do not depend on timing, blocks add to a tile of queries in a
-// fixed order, last keys first: each waits until the tile's counter says that those before it are done. (With causal
-// attention, blocks of later keys begin at later queries, so that they are the first at a tile if all run in step.) A
-// block takes its number from a ticket, and only waits for smaller numbers: for blocks that run already. A thread that
-// does nothing else waits: consumers write their part of dQ to one of two buffers, from where the copy engine adds it
-// to the workspace. The first block's part is stored.
+// dQ is a sum over tiles of keys, in float32. So that its bits do not depend on timing, these add to a tile of queries
+// in a fixed order, last keys first: each waits until the queries' counter says that those before it are done. (With
+// causal attention, tiles of later keys begin at later queries, so that they are the first if all run in step.) A block
+// takes the numbers of its tiles from a ticket, one after another, and only waits for smaller numbers: for tiles of
+// blocks that run already, or its own. Two threads that do nothing else wait: consumers write their part of dQ to one of
+// two buffers, from where the copy engine adds it to the workspace. The first part is stored.
+//
+// There is one block per SM, so what a tile of keys begins and ends with must overlap with other work: the producer takes
+// the next tile and loads its first queries while consumers finish this one, its keys arrive while dK and dV are stored,
+// and the last parts of dQ are added while the next tile is computed.
 //
 // What bounds the loop, in cycles of an SM for a tile, 128 queries (HS = 64) or 64 (HS = 128), and 128 keys:
 //
 //                                                      HS 64   HS 128
 //   tensor cores, 10·8,192·128 FLOPs, 4,096 a cycle    2,560    2,560
 //   exponentials, 16 a cycle                           1,024      512
-//   instructions, 4 a cycle                            1,654    1,120   827 and 560 of a warp in nvcc's code (13.0)
+//   instructions, 4 a cycle                            1,466      968   733 and 484 of a warp in nvcc's code (13.0)
 //   shared memory, 128 bytes a cycle                   3,072    2,944   products read 256 KB; Q, dO, dS and dQ
 //                                                                       come and go, 128 or 112 KB
 //   bytes to and from L2                              65,536   65,536   Q, dO; dQ
@@ -57,8 +62,8 @@ struct BackwardShared {
   Tile<Float, tile_queries<HS>, group_rows> ds[2][consumers];  // dSᵀ: rows are the consumer's keys
   alignas(1024) float dq[dq_buffers][consumers][dq_side * dq_side];
   float2 statistics[stage_count][tile_queries<HS>];  // lse·log2 e, and D
-  Barrier keys_full, full[stage_count], empty[stage_count], dq_full[dq_buffers], dq_empty[dq_buffers];
-  int number;
+  Barrier keys_full, keys_empty, full[stage_count], empty[stage_count], dq_full[dq_buffers], dq_empty[dq_buffers];
+  int number;  // of the tile of keys; comes and goes with them
 };
 static_assert(sizeof(BackwardShared<__half, 64>) <= 227 * 1024 && sizeof(BackwardShared<__half, 128>) <= 227 * 1024);
 
@@ -86,6 +91,8 @@ struct BackwardProblem {
   const float *lse, *row_dots;
   Workspace workspace;
   float scale;
+
+  __host__ __device__ int tiles() const { return sizes.batch * sizes.heads * ceil_div(sizes.keys, tile_rows); }
 };
 
 // A tile of keys of a head, and the queries that see some of it: from `start` on, in tiles of Q.
@@ -108,64 +115,93 @@ struct KeyTile {
   }
 };
 
-// Called by a warp: copies, and what a query's row of Pᵀ and dSᵀ needs.
-template <class Float, int HS>
-__device__ inline void produce(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
-                               const KeyTile<tile_queries<HS>>& tile) {
-  constexpr int Q = tile_queries<HS>;
-  const AttentionSizes& sizes = problem.sizes;
-  const int lane = threadIdx.x % 32, head = tile.head % sizes.heads;
-  if (lane == 0) {
-    arrive_expecting(shared.keys_full, sizeof shared.keys + sizeof shared.values);
-    load_tile(shared.keys, problem.k, tile.sample, head, tile.first, shared.keys_full);
-    load_tile(shared.values, problem.v, tile.sample, head, tile.first, shared.keys_full);
-  }
-  Turn<stage_count> turn;
-  for (int first = tile.start; first < sizes.queries; first += Q, turn.next()) {
-    Barrier& full = shared.full[turn.index];
-    QueryStage<Float, HS>& stage = shared.stages[turn.index];
-    wait(shared.empty[turn.index], turn.parity ^ 1);
-    if (lane == 0) {
-      load_tile(stage.queries, problem.q, tile.sample, head, first, full);
-      load_tile(stage.douts, problem.dout, tile.sample, head, first, full);
-    }
-#pragma unroll
-    for (int i = lane; i < Q; i += 32) {
-      const size_t at = size_t(tile.head) * sizes.queries + min(first + i, sizes.queries - 1);
-      const float2 row = {log2_e * problem.lse[at], problem.row_dots[at]};
-      shared.statistics[turn.index][i] = first + i < sizes.queries ? row : float2{INFINITY, 0};  // P is 0 there
-    }
-    __syncwarp();
-    if (lane == 0) arrive_expecting(full, sizeof stage);
+// Calls function(KeyTile) for this block's tiles of keys, one after another, each after its number and keys have arrived.
+template <class Float, int HS, class Function>
+__device__ inline void for_each_key_tile(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
+                                         Function function) {
+  for (unsigned parity = 0;; parity ^= 1) {
+    wait(shared.keys_full, parity);
+    const int number = shared.number;
+    if (number >= problem.tiles()) return;
+    function(KeyTile<tile_queries<HS>>(problem.sizes, number));
   }
 }
 
-// Called by one thread: adds the block's part of dQ to the sums, tile by tile of queries.
+// Called by a warp: takes tiles of keys, and starts their copies; then the copies of one tile of queries after another,
+// with what a query's row of Pᵀ and dSᵀ needs. It is ahead of the consumers by the stages, also in the next tile of keys.
 template <class Float, int HS>
-__device__ inline void add_queries(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
-                                   const KeyTile<tile_queries<HS>>& tile) {
+__device__ inline void produce(BackwardShared<Float, HS>& shared, const BackwardProblem& problem) {
   constexpr int Q = tile_queries<HS>;
   const AttentionSizes& sizes = problem.sizes;
-  float* sums = problem.workspace.sums + tile.head * Workspace::head_sums(sizes);
-  unsigned* counters = problem.workspace.counters + tile.head * ceil_div(sizes.queries, Q);
-  Turn<dq_buffers> turn;
-  for (int first = tile.start; first < sizes.queries; first += Q, turn.next()) {
-    const unsigned before = tile.before(sizes, first);
-    wait(shared.dq_full[turn.index], turn.parity);
-    wait_for_count(&counters[first / Q], before);
-    for (int consumer = 0; consumer < consumers; ++consumer) {
-      const int rows = HS == 64 ? consumer * dq_side : 0, channels = HS == 64 ? 0 : consumer * dq_side;
-      const int bytes = min(sizes.head_size - channels, dq_side) * dq_side * int(sizeof(float));
-      float* to = sums + size_t(first + rows) * sizes.head_size + channels * dq_side;
-      if (bytes <= 0) continue;
-      if (before == 0) store_floats(to, shared.dq[turn.index][consumer], bytes);
-      else add_floats(to, shared.dq[turn.index][consumer], bytes);
+  const int lane = threadIdx.x % 32;
+  Turn<stage_count> turn;
+  for (unsigned parity = 0;; parity ^= 1) {
+    const int own_number = lane == 0 ? int(atomicAdd(problem.workspace.ticket, 1u)) : 0;
+    const int number = __shfl_sync(0xffffffffu, own_number, 0);
+    const KeyTile<Q> tile(sizes, number);
+    const int head = tile.head % sizes.heads;
+    const bool is_seen = number < problem.tiles() && tile.start < sizes.queries;
+    if (lane == 0) {
+      wait(shared.keys_empty, parity ^ 1);
+      shared.number = number;
+      arrive_expecting(shared.keys_full, is_seen ? sizeof shared.keys + sizeof shared.values : 0);
+      if (is_seen) {
+        load_tile(shared.keys, problem.k, tile.sample, head, tile.first, shared.keys_full);
+        load_tile(shared.values, problem.v, tile.sample, head, tile.first, shared.keys_full);
+      }
     }
-    commit_stores();
-    finish_stores();
-    count_up(&counters[first / Q]);
-    arrive(shared.dq_empty[turn.index]);
+    if (number >= problem.tiles()) return;
+    for (int first = tile.start; first < sizes.queries; first += Q, turn.next()) {
+      Barrier& full = shared.full[turn.index];
+      QueryStage<Float, HS>& stage = shared.stages[turn.index];
+      wait(shared.empty[turn.index], turn.parity ^ 1);
+      if (lane == 0) {
+        load_tile(stage.queries, problem.q, tile.sample, head, first, full);
+        load_tile(stage.douts, problem.dout, tile.sample, head, first, full);
+      }
+#pragma unroll
+      for (int i = lane; i < Q; i += 32) {
+        const size_t at = size_t(tile.head) * sizes.queries + min(first + i, sizes.queries - 1);
+        const float2 row = {log2_e * problem.lse[at], problem.row_dots[at]};
+        shared.statistics[turn.index][i] = first + i < sizes.queries ? row : float2{INFINITY, 0};  // P is 0 there
+      }
+      __syncwarp();
+      if (lane == 0) arrive_expecting(full, sizeof stage);
+    }
   }
+}
+
+// Called by one thread for each buffer: adds the block's part of dQ to the sums, for every second tile of queries. Tiles
+// have counters of their own, so the two threads need no order between them. They may still add parts of one tile of
+// keys while the consumers compute the next.
+template <class Float, int HS>
+__device__ inline void add_queries(BackwardShared<Float, HS>& shared, const BackwardProblem& problem, int buffer) {
+  constexpr int Q = tile_queries<HS>;
+  const AttentionSizes& sizes = problem.sizes;
+  int turns = 0;
+  for_each_key_tile(shared, problem, [&](const KeyTile<Q>& tile) {
+    arrive(shared.keys_empty);  // it has the number
+    float* sums = problem.workspace.sums + tile.head * Workspace::head_sums(sizes);
+    unsigned* counters = problem.workspace.counters + tile.head * ceil_div(sizes.queries, Q);
+    for (int first = tile.start; first < sizes.queries; first += Q, ++turns) {
+      if (turns % dq_buffers != buffer) continue;
+      const unsigned before = tile.before(sizes, first);
+      wait(shared.dq_full[buffer], turns / dq_buffers % 2);
+      wait_for_count(&counters[first / Q], before);
+      for (int consumer = 0; consumer < consumers; ++consumer) {
+        const int rows = HS == 64 ? consumer * dq_side : 0, channels = HS == 64 ? 0 : consumer * dq_side;
+        const int bytes = min(sizes.head_size - channels, dq_side) * dq_side * int(sizeof(float));
+        float* to = sums + size_t(first + rows) * sizes.head_size + channels * dq_side;
+        if (bytes <= 0) continue;
+        if (before == 0) store_floats(to, shared.dq[buffer][consumer], bytes);
+        else add_floats(to, shared.dq[buffer][consumer], bytes);
+      }
+      commit_stores();
+      finish_stores();
+      arrive(shared.dq_empty[buffer]);
+      count_up(&counters[first / Q]);
+    }
+  });
 }
 
 // Starts x = (64 rows of keys or values) · (64 rows of queries or dO)ᵀ.
@@ -236,7 +272,8 @@ __device__ inline void write_dq(float* to, const float (&dq)[dq_side / 8][4]) {
 // Called by a consumer: dK and dV of 64 keys.
 template <class Float, class Gradient, int HS>
 __device__ inline void consume(BackwardShared<Float, HS>& shared, const BackwardProblem& problem,
-                               const KeyTile<tile_queries<HS>>& tile, const HeadRows<Gradient>& dk_rows,
+                               const KeyTile<tile_queries<HS>>& tile, Turn<stage_count>& turn,
+                               Turn<dq_buffers>& dq_turn, const HeadRows<Gradient>& dk_rows,
                                const HeadRows<Gradient>& dv_rows) {
   constexpr int Q = tile_queries<HS>, parts = Q / part_rows;
   const AttentionSizes& sizes = problem.sizes;
@@ -250,7 +287,7 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     store_rows<HS>(dk_rows, first_key, dk, problem.scale);
     store_rows<HS>(dv_rows, first_key, dv, 1.0f);
   };
-  auto start_scores = [&](const Turn<stage_count>& turn) {
+  auto start_scores = [&] {
     wait(shared.full[turn.index], turn.parity);
 #pragma unroll
     for (int part = 0; part < parts; ++part)
@@ -258,11 +295,15 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
                                   shared.stages[turn.index].queries.elements + part * part_rows * box_columns);
   };
 
-  Turn<stage_count> turn;
-  Turn<dq_buffers> dq_turn;
-  if (tile.start >= sizes.queries) return store_keys();
-  wait(shared.keys_full, 0);
-  start_scores(turn);
+  auto release = [&](Barrier& barrier) {
+    if (is_first_lane) arrive(barrier);
+  };
+  if (tile.start >= sizes.queries) {  // no query sees these keys: their gradients are zero
+    __syncwarp();                     // all lanes have the tile's number
+    release(shared.keys_empty);
+    return store_keys();
+  }
+  start_scores();
   for (int first = tile.start; first < sizes.queries; first += Q, dq_turn.next()) {
     const QueryStage<Float, HS>& stage = shared.stages[turn.index];
     float ds[1][part_rows / 8][4], dq[dq_side / 8][4];
@@ -292,16 +333,21 @@ __device__ inline void consume(BackwardShared<Float, HS>& shared, const Backward
     wait_for_products(dq);
     wait_for_products(dk[0]);
     wait_for_products(dv[0]);
-    if (is_first_lane) arrive(shared.empty[turn.index]);
     // S of the next tile runs under the rest of the work on this one. After the last tile its S is computed again, for
     // nothing, because ptxas lets products run on beyond a branch only if they are started on both sides.
-    if (first + Q < sizes.queries) turn.next();
-    start_scores(turn);
+    if (first + Q < sizes.queries) {
+      release(shared.empty[turn.index]);
+      turn.next();
+    }
+    start_scores();
     write_dq(shared.dq[dq_turn.index][consumer], dq);
     __syncwarp();
-    if (is_first_lane) arrive(shared.dq_full[dq_turn.index]);
+    release(shared.dq_full[dq_turn.index]);
   }
   wait_for_products<0>();
+  release(shared.empty[turn.index]);
+  turn.next();
+  release(shared.keys_empty);
   store_keys();
 }
 
@@ -312,8 +358,8 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
   auto& shared = *reinterpret_cast<BackwardShared<Float, HS>*>(memory);
   const AttentionSizes& sizes = problem.sizes;
   if (threadIdx.x == 0) {
-    shared.number = int(atomicAdd(problem.workspace.ticket, 1u));
     init_barrier(shared.keys_full, 1);
+    init_barrier(shared.keys_empty, consumer_warps + dq_buffers);
     for (int i = 0; i < stage_count; ++i) {
       init_barrier(shared.full[i], 1);
       init_barrier(shared.empty[i], consumer_warps);
@@ -325,20 +371,23 @@ gradients_kernel(const __grid_constant__ BackwardProblem problem, Heads<Gradient
     share_barriers();
   }
   __syncthreads();
-  const KeyTile<tile_queries<HS>> tile(sizes, shared.number);
   if (threadIdx.x < warpgroup) {
     give_registers<producer_registers>();
-    if (tile.start >= sizes.queries) return;  // no query sees these keys: their gradients are zero
-    if (threadIdx.x < 32) produce(shared, problem, tile);
-    if (threadIdx.x == 32) add_queries(shared, problem, tile);
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) produce(shared, problem);
+    else if (warp <= dq_buffers && threadIdx.x % 32 == 0) add_queries(shared, problem, warp - 1);
   } else {
     take_registers<consumer_registers>();
-    auto rows = [&](const Heads<Gradient>& heads) {
-      return HeadRows<Gradient>{heads.data + tile.sample * heads.strides.sample +
-                                    tile.head % sizes.heads * sizes.head_size,
-                                heads.strides.row, sizes.keys, sizes.head_size};
-    };
-    consume<Float, Gradient, HS>(shared, problem, tile, rows(dk), rows(dv));
+    Turn<stage_count> turn;
+    Turn<dq_buffers> dq_turn;
+    for_each_key_tile(shared, problem, [&](const KeyTile<tile_queries<HS>>& tile) {
+      auto rows = [&](const Heads<Gradient>& heads) {
+        return HeadRows<Gradient>{heads.data + tile.sample * heads.strides.sample +
+                                      tile.head % sizes.heads * sizes.head_size,
+                                  heads.strides.row, sizes.keys, sizes.head_size};
+      };
+      consume<Float, Gradient, HS>(shared, problem, tile, turn, dq_turn, rows(dk), rows(dv));
+    });
   }
 }
 
@@ -448,7 +497,7 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
                                   map_heads(qkv.v, sizes.keys, sizes, tile_rows),
                                   map_heads(dout, sizes.queries, sizes, tile_queries<HS>),
                                   lse, row_dots, memory, sizes.scale()};
-    const int blocks = sizes.batch * sizes.heads * ceil_div(sizes.keys, tile_rows);
+    const int blocks = std::min(problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount));
     allow_shared_memory(gradients_kernel<Float, Gradient, HS>, bytes);
     gradients_kernel<Float, Gradient, HS><<<blocks, threads, bytes, stream>>>(problem, dqkv.k, dqkv.v);
   });

@@ -174,23 +174,16 @@ __device__ inline void sync_cluster() {
              "barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Arrives at this barrier of a block of the cluster, its own or another.
+// Arrives at this barrier of a block of the cluster, its own or another: to say that this thread has read what copies
+// may overwrite now. Nothing that it has written is shown to the other block, so no memory has to be ordered for the
+// cluster: what is read has come before the thread goes on (wait_for_products), and no later write can change it. The
+// other block waits as at a barrier of its own. (CUTLASS's ClusterBarrier does the same.)
 __device__ inline void arrive_at(Barrier& barrier, int block) {
   HOPPER_ASM("{\n"
              ".reg .b32 there;\n"
              "mapa.shared::cluster.u32 there, %0, %1;\n"
-             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+             "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
              "}" :: "r"(shared_address(&barrier)), "r"(block) : "memory");
-}
-
-// As wait, at a barrier of this block at which threads of others arrive.
-__device__ inline void wait_for_cluster(Barrier& barrier, unsigned parity) {
-  HOPPER_ASM("{\n"
-             ".reg .pred ended;\n"
-             "again:\n"
-             "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
-             "@!ended bra again;\n"
-             "}" :: "r"(shared_address(&barrier)), "r"(parity) : "memory");
 }
 
 // ---- numbered barriers
@@ -302,11 +295,15 @@ __device__ inline void add_floats(float* to, const float* from, int bytes) {
 __device__ inline void finish_stores() { HOPPER_ASM("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Stores of several blocks to the same memory, one after the other: each counts when its stores are finished, and first
-// waits until as many have counted as come before it.
+// waits until as many have counted as come before it. Two fences order them (PTX ISA 9.0):
+//
+//   in count_up        release. Finished stores are visible to the thread that has waited for them, as if it had written
+//                      itself ("Async Proxy": their completion is followed by an implicit fence between proxies). So
+//                      what a thread that acquires the count sees includes them ("Causality Order").
+//   in wait_for_count  acquire, then a fence between proxies: what the thread sees, the copy engine sees from now on.
+//                      It is needed in global memory alone.
 __device__ inline void count_up(unsigned* counter) {
-  HOPPER_ASM("fence.proxy.async;" ::: "memory");
-  __threadfence();
-  atomicAdd(counter, 1u);
+  HOPPER_ASM("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
 }
 __device__ inline void wait_for_count(unsigned* counter, unsigned count) {
   HOPPER_ASM("{\n"
@@ -316,7 +313,7 @@ __device__ inline void wait_for_count(unsigned* counter, unsigned count) {
              "ld.acquire.gpu.global.u32 now, [%0];\n"
              "setp.ne.u32 early, now, %1;\n"
              "@early bra again;\n"
-             "fence.proxy.async;\n"
+             "fence.proxy.async.global;\n"
              "}" :: "l"(counter), "r"(count) : "memory");
 }
 

@@ -120,6 +120,40 @@ ExitCode run_stores() {
   return out.get() == stored.get() ? right : wrong;
 }
 
+// Thread 0 stores what all have written; the others write again when it says so. It may say so, or count, too early.
+enum class Early { nothing, frees, counts };
+
+constexpr int count_line = __LINE__ + 13;
+template <Early early>
+__global__ void store_once(float* stored, unsigned* counter) {
+  alignas(16) __shared__ float own[n_stored];
+  __shared__ Barrier empty;
+  if (threadIdx.x == 0) init_barrier(empty, 1);
+  own[threadIdx.x] = 1;
+  share_with_engines();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    store_floats(stored, own, sizeof own);
+    commit_stores();
+    if (early == Early::frees) arrive(empty);
+    if (early == Early::counts) count_up(counter);
+    finish_stores();
+    if (early != Early::frees) arrive(empty);
+    if (early != Early::counts) count_up(counter);
+  } else {
+    wait(empty, 0);
+    own[threadIdx.x] = 2;
+  }
+}
+
+template <Early early>
+ExitCode run_early() {
+  Buffer<float> stored(n_stored);
+  Buffer<unsigned> counter(std::vector<unsigned>(1));
+  store_once<early><<<1, n_stored, 0, test_stream()>>>(stored.data(), counter.data());
+  return stored.get() == std::vector<float>(n_stored, 1) && counter.get()[0] == 1 ? right : wrong;
+}
+
 enum class Limit { box_alignment, floats, bytes_of_floats, expected_bytes, arrivals, number, threads };
 
 template <Limit limit>
@@ -195,6 +229,9 @@ ExitCode run_program(const std::string& name) {
   if (name == "half_a_warpgroup") return run_products<Mistake::half_a_warpgroup>();
   if (name == "stored") return run_stores<true>();
   if (name == "stored_not_to_the_end") return run_stores<false>();
+  if (name == "freed_and_counted") return run_early<Early::nothing>();
+  if (name == "freed_early") return run_early<Early::frees>();
+  if (name == "counted_early") return run_early<Early::counts>();
   if (name == "box_alignment") return run_limit<Limit::box_alignment>();
   if (name == "floats") return run_limit<Limit::floats>();
   if (name == "bytes_of_floats") return run_limit<Limit::bytes_of_floats>();
@@ -274,6 +311,16 @@ TEST_CASE("stores are not visible when their shared memory is free") {
   for (const std::string& schedule : schedules) {
     CHECK(run("stored", schedule).code == right);
     CHECK(run("stored_not_to_the_end", schedule).code == wrong);
+  }
+}
+
+TEST_CASE("stores are read to the end before their shared memory is free, and finished before they count") {
+  for (const std::string& schedule : schedules) {
+    CHECK(run("freed_and_counted", schedule).code == right);
+    CHECK(run("freed_early", schedule).code == wrong);
+    const Outcome outcome = run("counted_early", schedule);
+    CHECK(outcome.code == 1);
+    CHECK(outcome.mentions(here(count_line) + "counts stores that are not finished: call finish_stores() before"));
   }
 }
 
