@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/log.h"
 #include "cpu/nccl_sums.h"
 #include "cpu/switches.h"
 
@@ -36,6 +37,10 @@ struct ncclComm {
   int rank = 0, size = 1;
   int issued = 0;     // number of collectives so far
   int in_flight = 0;  // operations that have been issued and have not finished
+  // For the log: a name that is the same on all ranks, the number of splits so far, and of calls by kind and peer.
+  std::string name = "world";
+  int splits = 0, blocks = 0;  // blocks: maxCTAs, 0 where NCCL chooses
+  std::map<std::pair<std::string, int>, int> calls;
   size_t launches = cpu::counts.launches;           // of kernels, by this process, before the communicator was made
   std::set<std::pair<std::string, int>> connected;  // calls, and their size class or peer: see Connection
 #ifdef GPT_MPI
@@ -283,9 +288,17 @@ struct Group {
   int depth = 0;
   std::map<cudaStream_t, std::vector<Collective>> issued;
   std::vector<Connection> connections;
+  int number = 0;  // groups that have been opened
 } group;
 
+void log(cudaStream_t stream, const Connection& c) {
+  const std::pair<std::string, int> kind = {c.is_pair() ? c.call : "", c.peer};
+  cpu::log("nccl %d %s %s %d %d %d %zu %d %d %d", cpu::number_of(stream), c.call, c.comm->name.c_str(), c.comm->rank,
+           c.comm->size, c.comm->blocks, c.bytes, c.comm->calls[kind]++, c.peer, group.depth ? group.number : 0);
+}
+
 ncclResult_t issue(cudaStream_t stream, Collective collective, const Connection& connection) {
+  log(stream, connection);
   if (group.depth) {
     group.issued[stream].push_back(std::move(collective));
     group.connections.push_back(connection);
@@ -355,7 +368,7 @@ ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer
 }
 
 ncclResult_t ncclGroupStart() {
-  ++group.depth;
+  if (group.depth++ == 0) ++group.number;
   return ncclSuccess;
 }
 
@@ -433,7 +446,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId, int) {
                                   "srun --mpi=pmix (torchrun's variables start GPU ranks)");
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t*) {
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config) {
   static int splits = 0;
   if (++splits == switches().failing_split && comm->rank == 1)
     return refuse(ncclSystemError, "split " + std::to_string(splits) + " fails, as GPT_CPU_NCCL_FAULT says");
@@ -442,6 +455,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
                                     "communicator are under way: wait for its streams before you split it");
   if (comm->size > 1) *part = new_part(*comm, color, key);
   else *part = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm;
+  ++comm->splits;
+  if (!*part) return ncclSuccess;
+  (*part)->name = comm->name + "." + std::to_string(comm->splits) + "/" + std::to_string(color);
+  (*part)->blocks = config ? config->maxCTAs : comm->blocks;
   return ncclSuccess;
 }
 
