@@ -26,6 +26,7 @@ class HandLog {
   // Of or for the other rank, by 4 CTAs: 3 µs + 90e6 / (4·22.5e9) s = 1.003 ms.
   void send() { nccl("send", "ncclSend", 2, " 2 4 90000000 ", "1"); }
   void receive() { nccl("receive", "ncclRecv", 2, " 2 4 90000000 ", "0"); }
+  void micro_batch(int number) { micro_batch_ = number; }  // of what follows
   void wait(int stream, int for_stream) {
     add("record " + std::to_string(for_stream) + " " + std::to_string(++records_));
     add("wait " + std::to_string(stream) + " " + std::to_string(records_));
@@ -58,7 +59,8 @@ class HandLog {
   void launch(const std::string& name, int stream, const std::string& line, const std::string& bytes = "1") {
     add("range " + name), add(line), add("end");
     events_ += (events_.empty() ? "" : ",\n") + ("{\"ph\":\"X\",\"name\":\"" + name) + "\",\"pid\":" + rank_ + ",\"tid\":" +
-               std::to_string(stream) + ",\"args\":{\"bytes\":" + bytes + ",\"step\":" + std::to_string(step_) + "}}";
+               std::to_string(stream) + ",\"args\":{\"bytes\":" + bytes + ",\"step\":" + std::to_string(step_) +
+               ",\"micro-batch\":" + std::to_string(micro_batch_) + "}}";
   }
   void nccl(const char* name, const std::string& call, int stream, const std::string& size, const std::string& peer) {
     const std::string number = std::to_string(stream);
@@ -67,7 +69,7 @@ class HandLog {
   }
 
   std::string rank_, log_, events_;
-  int step_ = 1, records_ = 0;
+  int step_ = 1, micro_batch_ = 0, records_ = 0;
   std::map<int, int> calls_;
 };
 
@@ -155,6 +157,25 @@ TEST_CASE("kernels of short blocks use what NCCL leaves" * doctest::skip(!python
   });
   for (const char* margin : {"0", "16"})
     has_rows(play(folder, std::string("--margin ") + margin), {std::string("| ") + margin + " | 1.13 | 1.00 | 0.12 |"});
+  HandLog::write(folder, [](HandLog& log) {  // alone: 10 · (2 µs + 1 ms)
+    for (int i = 0; i < 10; ++i) log.short_kernel();
+  });
+  has_rows(play(folder, "--margin 0"), {"| 0 | 10.02 | 10.00 | 0.00 | 0.02 |"});
+}
+
+// 4 + 2 + 4 µs + 2 · 1.8376 ms + 1.003 ms; with a margin only the second product takes 132/116 times as long, 0.253 ms more.
+TEST_CASE("passes that give NCCL nothing have no margin" * doctest::skip(!python_found)) {
+  const TemporaryFolder folder;
+  HandLog::write(folder, [](HandLog& log) {
+    log.micro_batch(0);
+    log.product();
+    log.micro_batch(1);
+    log.product();
+    log.wait(2, 1);
+    log.reduce_scatter();
+    log.wait(1, 2);
+  });
+  has_rows(play(folder, "--margin 0,16"), {"| 0 | 4.69 | 3.68 | 0.00 |", "| 16 | 4.94 | 3.68 | 0.25 |"});
 }
 
 // Rank 0 multiplies twice before it sends: 4 + 2 + 4 µs + 2 · 1.8376 ms + 1.003 ms = 4.688 ms. Rank 1 waits for it on 4 SMs, so
