@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 
+#include "cpu/log.h"
 #include "cpu/sanitizers.h"
 #include "cpu/streams.h"
 #include "cpu/switches.h"
@@ -80,6 +81,7 @@ bool check_launch(const Launch& launch) {
   const bool is_on_its_device = is_here(launch.stream);
   if (fits && !is_on_its_device) remember(cudaErrorInvalidResourceHandle);
   if (!fits || !is_on_its_device) return false;
+  log("kernel %d %s %zu", number_of(launch.stream), launch.kernel, size_t(grid.x) * grid.y * grid.z);
   load(launch.code, 0);
   ++counts.launches;
   return true;

@@ -183,6 +183,7 @@ bool may_have_its_shared_memory(const Launch& launch) {
 
 void run_grid(const Launch& launch) {
   if (rehearsal) return rehearsal(launch);
+  if (!switches().computes) return;
   static std::atomic<uint64_t> launches{0};
   const uint64_t seed = schedule().seed + 0x9e3779b97f4a7c15u * ++launches;
   const size_t blocks = size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.cluster;  // or clusters

@@ -85,6 +85,7 @@ bool streams_are_deferred();
 bool runs_at_once(cudaStream_t stream);
 void keep(cudaStream_t stream, std::function<bool()> poll);
 void enqueue(cudaStream_t stream, std::function<bool()> poll);
+int number_of(cudaStream_t stream);  // in the log
 
 // What this thread has asked of the device so far.
 struct Counts {

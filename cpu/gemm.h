@@ -24,6 +24,8 @@
 #include "cpu/cuda_bf16.h"
 #include "cpu/cuda_fp16.h"
 #include "cpu/cuda_runtime.h"
+#include "cpu/log.h"
+#include "cpu/switches.h"
 #include "cpu/workers.h"
 
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
@@ -358,8 +360,10 @@ template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& shape, cudaStream_t stream) {
   ++cpu::counts.products;
   const size_t variant = (size_t(shape.m) << 42) ^ (size_t(shape.n) << 21) ^ size_t(shape.k);
+  cpu::log("product %d %d %d %d %zu %zu", cpu::number_of(stream), shape.m, shape.n, shape.k, sizeof(In), sizeof(Out));
   cpu::load(&typeid(In), variant);
   cpu::enqueue(stream, [=] {
+    if (!cpu::switches().computes) return true;
     if (cpu::dnnl_multiplies<In>()) cpu::gemm_tiles(d, a, b, bias, shape);
     else cpu::gemm_widened(d, a, b, bias, shape);
     return true;

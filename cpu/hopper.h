@@ -206,18 +206,12 @@ inline void count_up(unsigned* counter, cpu::Location where = cpu::Location::cur
   atomicAdd(counter, 1u);
 }
 
-<<<<<<< HEAD
-// The threads that are waited for run on other workers, or have ended.
-inline void wait_for_count(unsigned* counter, unsigned count) {
-  while (std::atomic_ref(*counter).load() != count) std::this_thread::yield();
-=======
-// Those who are waited for are threads of this block, run on other workers, or have ended.
+// The threads that are waited for are in this block, run on other workers, or have ended.
 inline void wait_for_count(unsigned* counter, unsigned count, cpu::Location where = cpu::Location::current()) {
   while (std::atomic_ref(*counter).load() != count) {
     cpu::let_others_run(where);
     std::this_thread::yield();
   }
->>>>>>> 3ba5dadf7ff55abca67fc22d31d26a683776828e
   __threadfence();
 }
 

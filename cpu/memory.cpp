@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cpu/host_memory.h"
+#include "cpu/log.h"
 #include "cpu/streams.h"
 #include "cpu/switches.h"
 
@@ -136,6 +137,7 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     return remember(cudaErrorInvalidValue);
   ++cpu::counts.copies;
   cpu::counts.copied_bytes += rows * width;
+  cpu::log("copy %d %zu", cpu::number_of(stream), rows * width);
   cpu::enqueue(stream, [=] {
     for (size_t row = 0; row < rows && width > 0; ++row)
       std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
@@ -148,6 +150,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   if (!cpu::is_here(stream)) return remember(cudaErrorInvalidResourceHandle);
   if (is_out_of_bounds(to, bytes)) return remember(cudaErrorInvalidValue);
   ++cpu::counts.memsets;
+  cpu::log("memset %d %zu", cpu::number_of(stream), bytes);
   cpu::enqueue(stream, [=] { return std::memset(to, value, bytes), true; });
   return cudaSuccess;
 }

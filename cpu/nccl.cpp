@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/log.h"
 #include "cpu/nccl_sums.h"
 #include "cpu/switches.h"
 
@@ -38,7 +39,11 @@ struct ncclComm {
   int issued = 0;     // number of collectives so far
   int in_flight = 0;  // operations that have been issued and have not finished
   int running = 0;    // operations of which the stream has come to the beginning, and not to the end
-  int ctas = 0;       // CUDA blocks of an operation, at most
+  int ctas = 0;       // CUDA blocks of an operation, at most: maxCTAs; 0: NCCL chooses
+  // For the log: a name that is the same on all ranks, the number of splits so far, and of calls by kind and peer.
+  std::string name = "world";
+  int splits = 0;
+  std::map<std::pair<std::string, int>, int> calls;
   size_t launches = cpu::counts.launches;           // of kernels, by this process, before the communicator was made
   std::set<std::pair<std::string, int>> connected;  // calls, and their size class or peer: see Connection
 #ifdef GPT_MPI
@@ -56,6 +61,7 @@ constexpr size_t chunk_bytes = 1 << 20;
 
 size_t bytes_sent = 0, sends = 0, operations = 0;
 int ctas_running = 0;
+int taken(int ctas) { return ctas > 0 ? ctas : 24; }  // as many as NCCL takes on an H100 where it chooses
 std::string last_error;
 
 ncclResult_t refuse(ncclResult_t result, std::string reason) {
@@ -141,10 +147,10 @@ class Collective {
   // Runs all steps that can run now. Returns true if the collective has finished.
   bool poll() {
     ncclComm& comm = *transfers_.comm();
-    if (!std::exchange(runs_, true) && comm.running++ == 0) ctas_running += comm.ctas;
+    if (!std::exchange(runs_, true) && comm.running++ == 0) ctas_running += taken(comm.ctas);
     while (transfers_.complete()) {
       if (next_ == steps_.size()) {
-        if (--comm.running == 0) ctas_running -= comm.ctas;
+        if (--comm.running == 0) ctas_running -= taken(comm.ctas);
         return --comm.in_flight, true;
       }
       steps_[next_++](transfers_);
@@ -293,9 +299,17 @@ struct Group {
   int depth = 0;
   std::map<cudaStream_t, std::vector<Collective>> issued;
   std::vector<Connection> connections;
+  int number = 0;  // groups that have been opened
 } group;
 
+void log(cudaStream_t stream, const Connection& c) {
+  const std::pair<std::string, int> kind = {c.is_pair() ? c.call : "", c.peer};
+  cpu::log("nccl %d %s %s %d %d %d %zu %d %d %d", cpu::number_of(stream), c.call, c.comm->name.c_str(), c.comm->rank,
+           c.comm->size, c.comm->ctas, c.bytes, c.comm->calls[kind]++, c.peer, group.depth ? group.number : 0);
+}
+
 ncclResult_t issue(cudaStream_t stream, Collective collective, const Connection& connection) {
+  log(stream, connection);
   if (group.depth) {
     group.issued[stream].push_back(std::move(collective));
     group.connections.push_back(connection);
@@ -368,7 +382,7 @@ ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer
 }
 
 ncclResult_t ncclGroupStart() {
-  ++group.depth;
+  if (group.depth++ == 0) ++group.number;
   return ncclSuccess;
 }
 
@@ -441,12 +455,9 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-// As many as NCCL takes on an H100 where it chooses.
-static int ctas_of(const ncclConfig_t& config) { return config.maxCTAs > 0 ? config.maxCTAs : 24; }
-
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId, int, ncclConfig_t* config) {
   *comm = new_world();
-  (*comm)->ctas = ctas_of(*config);
+  (*comm)->ctas = config->maxCTAs;
   if ((*comm)->size == ranks) return ncclSuccess;
   return refuse(ncclInvalidUsage, "the CPU device's collectives travel over MPI: start the ranks with mpirun, or with "
                                   "srun --mpi=pmix (torchrun's variables start GPU ranks)");
@@ -466,7 +477,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* part
                                     "communicator are under way: wait for its streams before you split it");
   if (comm->size > 1) *part = new_part(*comm, color, key);
   else *part = color == NCCL_SPLIT_NOCOLOR ? nullptr : new ncclComm;
-  if (*part) (*part)->ctas = config ? ctas_of(*config) : comm->ctas;
+  ++comm->splits;
+  if (!*part) return ncclSuccess;
+  (*part)->name = comm->name + "." + std::to_string(comm->splits) + "/" + std::to_string(color);
+  (*part)->ctas = config ? config->maxCTAs : comm->ctas;
   return ncclSuccess;
 }
 

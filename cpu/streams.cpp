@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "cpu/log.h"
 #include "cpu/switches.h"
 
 namespace cpu {
@@ -89,6 +90,8 @@ void push(CUstream_st* stream, StreamOperation operation) {
 }
 
 }  // namespace
+
+int number_of(cudaStream_t stream) { return stream ? stream->number : 0; }
 
 bool is_here(cudaStream_t stream) { return !stream || stream->device == current_device(); }
 
@@ -179,7 +182,9 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphD
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   cpu::call_driver();
-  *stream = new CUstream_st{cpu::current_device(), !(flags & cudaStreamNonBlocking), priority, {}};
+  static int created = 0;
+  *stream = new CUstream_st{cpu::current_device(), !(flags & cudaStreamNonBlocking), priority, {}, ++created};
+  cpu::log("stream %d %d", created, priority);
   cpu::streams.push_back(*stream);
   return cudaSuccess;
 }
@@ -218,6 +223,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   ++cpu::counts.event_waits;
   if (!event || !cpu::is_here(stream)) return remember(cudaErrorInvalidResourceHandle);
   if (stream && stream->recording) return remember(cudaErrorInvalidValue);  // graphs of one stream only
+  cpu::log("wait %d %zu", cpu::number_of(stream), event->latest ? event->latest->number : 0);
   if (!event->latest || event->latest->done) return cudaSuccess;
   if (!stream) return cudaEventSynchronize(event);
   cpu::push(stream, {nullptr, event->latest});
@@ -240,7 +246,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ++cpu::counts.records;
   if (stream && stream->recording) return remember(cudaErrorInvalidValue);
   if (!cpu::is_here(stream) || event->device != cpu::current_device()) return remember(cudaErrorInvalidResourceHandle);
-  auto recording = event->latest = std::make_shared<cpu::Recording>();
+  static size_t recorded = 0;
+  auto recording = event->latest = std::make_shared<cpu::Recording>(++recorded);
+  cpu::log("record %d %zu", cpu::number_of(stream), recorded);
   cpu::enqueue(stream, [recording] {
     recording->when = cpu::Clock::now();
     return recording->done = true;

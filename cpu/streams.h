@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 // One recording of an event. A wait is for the recording that was the latest when the wait was issued.
 struct Recording {
+  size_t number;
   std::atomic<bool> done = false;  // other threads may ask
   Clock::time_point when;
 };
@@ -42,6 +43,7 @@ struct CUstream_st {
   bool blocking;  // it waits for the null stream, and the null stream for it
   int priority;
   std::deque<cpu::StreamOperation> queue;
+  int number;  // from 1: streams that were created before, and this one
   CUgraph_st* recording = nullptr;
 };
 

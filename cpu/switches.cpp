@@ -58,7 +58,9 @@ const Switches& switches() {
                                     .devices = int(read_number("GPT_CPU_DEVICES", 1, 64, 0)),
                                     .sums_in_a_ring = read_is_ring(),
                                     .multiprocessors = int(read_number("GPT_CPU_MULTIPROCESSORS", 1, 1024, 0)),
-                                    .failing_split = read_failing_split()};
+                                    .failing_split = read_failing_split(),
+                                    .log = variable("GPT_CPU_LOG"),
+                                    .computes = read_number("GPT_CPU_DRY", 0, 1, 0) == 0};
   return instance;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace cpu {
 
@@ -22,6 +23,8 @@ struct Switches {
   bool sums_in_a_ring = false;           // GPT_CPU_NCCL=direct|ring: ring is as strict as NCCL (cpu/nccl.h)
   int multiprocessors = 0;               // GPT_CPU_MULTIPROCESSORS=N: of a device; 0: one for each worker
   int failing_split = 0;                 // GPT_CPU_NCCL_FAULT=split:N: the N-th ncclCommSplit of rank 1 fails; 0: none
+  std::string log;                       // GPT_CPU_LOG=FILE: what the host gives to the device (cpu/log.h); empty: no log
+  bool computes = true;                  // GPT_CPU_DRY=1: kernels and products do nothing
 };
 
 const Switches& switches();

@@ -2,7 +2,7 @@
 # asan and tsan with sanitizers, counts to count accesses to memory, debug for gdb.
 FILTER := $(BUILD)/filter
 MIRRORED := $(SOURCES:%=$(BUILD)/src/%)
-DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block asynchronous workers cuda_runtime memory streams switches nccl \
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block asynchronous workers cuda_runtime memory streams switches log nccl \
   $(if $(filter counts,$(VARIANT)),access_counts))
 
 FLAGS_fast := -O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros

@@ -8,10 +8,12 @@
 #include <string>
 #include <thread>
 
+#include "kernels/matmul.cuh"
 #include "parallel/device.cuh"
 #include "test/cpu/child.h"
 #include "test/kernel_test.cuh"
 #include "test/run_cases.h"
+#include "test/temporary_folder.h"
 
 namespace {
 
@@ -119,9 +121,34 @@ void prepare() {
   pipeline();
 }
 
+// Calls of each kind that the log has, but for NCCL's. Says what the kernel and the product have computed.
+void logged() {
+  const Buffer<int> out(1);
+  const Buffer<float> product(1), two(std::vector{2.0f});
+  cudaStream_t stream;
+  CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, -5));
+  cudaEvent_t event;
+  CUDA_CHECK(cudaEventCreate(&event));
+  CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+  CUDA_CHECK(cudaMemsetAsync(out.data(), 0, sizeof(int)));
+  CUDA_CHECK(cudaEventRecord(event));
+  CUDA_CHECK(cudaStreamWaitEvent(stream, event));
+  {
+    KernelRange range("launcher", stream, 4, 0);
+    first_kernel<<<dim3(2, 3), 4, 0, stream>>>(out.data());
+  }
+  CUDA_CHECK(cudaEventRecord(event, stream));
+  gemm<float, float>(product, two, two, nullptr, {1, 1, 1}, stream);
+  int result = 0;
+  CUDA_CHECK(cudaMemcpyAsync(&result, out.data(), sizeof(int), cudaMemcpyDeviceToHost, stream));
+  CUDA_CHECK(cudaStreamSynchronize(stream));
+  std::printf("%d, %s\n", result, product.get()[0] == 4 ? "4" : "no product");
+}
+
 const std::map<std::string, void (*)()> programs = {{"many_launches", many_launches}, {"first_uses", first_uses},
                                                     {"other_device", other_device},   {"changed_variable", changed_variable},
-                                                    {"pipeline", pipeline},           {"prepare", prepare}};
+                                                    {"pipeline", pipeline},           {"prepare", prepare},
+                                                    {"logged", logged}};
 
 std::string output(const std::string& program, const std::string& environment) {
   return run_child(program, "GPT_CPU_SCHEDULE=forward " + environment).output;
@@ -178,6 +205,21 @@ TEST_CASE("kernels of several ranks are loaded at the start, whatever the enviro
   CHECK(output("prepare", "CUDA_DEVICE_MAX_CONNECTIONS=1").starts_with("problem: \nadvice: CUDA_DEVICE_MAX_CONNECTIONS is 1"));
 }
 
+TEST_CASE("GPT_CPU_LOG: what the host gives to its streams, in its order; GPT_CPU_DRY: kernels compute nothing") {
+  const TemporaryFolder folder;
+  const std::string log = (folder / "log").string(), wanted =
+      "memset 0 4\nmemset 0 4\nmemset 0 4\ncopy 0 4\nstream 1 -5\nwait 1 0\nmemset 0 4\nrecord 0 1\nwait 1 1\n"
+      "range launcher\nkernel 1 first_kernel 6\nend\nrecord 1 2\nproduct 1 1 1 1 4 4\ncopy 1 4\ncopy 0 4\n";
+  const std::string environment = "OMPI_COMM_WORLD_RANK=3 GPT_CPU_LOG='" + log + "' ";
+  CHECK(output("logged", environment) == "1, 4\n");
+  CHECK(content_of(log + ".3") == wanted);
+  CHECK(output("logged", environment + "GPT_CPU_SCHEDULE=reverse") == "1, 4\n");
+  CHECK(content_of(log + ".3") == wanted);
+  CHECK(output("logged", environment + "GPT_CPU_DRY=1") == "0, no product\n");
+  CHECK(content_of(log + ".3") == wanted);
+  CHECK(output("logged", "GPT_CPU_LOG=/nowhere/log") == "GPT_CPU_LOG: /nowhere/log.0 can't be written\n");
+}
+
 TEST_CASE("a value that is not understood is refused in one line") {
   const auto refusal = [](const std::string& environment) {
     const Outcome outcome = run_child("pipeline", environment);
@@ -187,6 +229,7 @@ TEST_CASE("a value that is not understood is refused in one line") {
   for (const char* value : {"0", "many", "-1", "1000001", "99999999999999999999"})
     CHECK(refusal("GPT_CPU_QUEUE=" + std::string(value)) ==
           "GPT_CPU_QUEUE is '" + std::string(value) + "'; give a number from 1 to 1000000\n");
+  CHECK(refusal("GPT_CPU_DRY=2") == "GPT_CPU_DRY is '2'; give a number from 0 to 1\n");
   CHECK(refusal("GPT_CPU_LAZY=yes") == "GPT_CPU_LAZY is 'yes'; give a number from 0 to 1\n");
   CHECK(refusal("GPT_CPU_NCCL=rings") == "GPT_CPU_NCCL is 'rings'; give direct or ring\n");
   for (const char* value : {"split:0", "split:2nd", "2"})
