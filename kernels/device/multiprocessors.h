@@ -2,9 +2,9 @@
 //
 // A CUDA block of an NCCL collective takes an SM for itself. Products on Hopper, and our attention there, are
 // persistent: they have a block for each SM, and a block keeps its SM until the kernel ends. So a collective that comes
-// during such a kernel waits until it has ended. And a kernel that comes during a collective finds too few SMs: its last
-// blocks start when the first ones have ended, and it takes up to twice as long. Where collectives may be under way,
-// persistent kernels therefore have fewer blocks, by as many as the collectives have.
+// during such a kernel waits until it has ended. And a kernel that comes during a collective finds too few SMs: its
+// last blocks start when the first ones have ended, and it takes up to twice as long. Where collectives may be under
+// way, persistent kernels therefore have fewer blocks, by as many as the collectives have.
 #pragma once
 
 #include <algorithm>

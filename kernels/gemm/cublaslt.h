@@ -243,7 +243,8 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
   if (o.before_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(s.n));
-  if (SmMargin::current() > 0) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t(persistent_blocks()));
+  if (SmMargin::current() > 0)
+    set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t(persistent_blocks()));
   set_pointers(plan, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
   const int a_columns = s.transpose_a ? s.m : s.k, a_rows = s.transpose_a ? s.k : s.m;
