@@ -164,7 +164,7 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--zero", o.zero, in_range(0, 3),
       "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
-      "in which gradients travel: fp32, or bf16 where --dtype is");
+      "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
       "most CUDA blocks of a collective of tp, cp and data; 0: as many as NCCL likes; -1: 16, 16 and 8");
   add(app, "--sm-margin", o.sms.margin, in_range(-1, 128),
