@@ -323,7 +323,7 @@ class Communicator {
   std::mutex mutex_;     // protects what refresh() reads on another thread
   std::deque<Pending> pending_, waits_;          // collectives, in the order of issue; timed waits for them
   std::vector<std::unique_ptr<Event>> free_[2];  // without times, and with times
-  size_t most_pending_ = 256;                    // with so many, run() looks which of them have finished
+  size_t most_pending_ = 256;                    // at this number run() looks which of them have finished
   int count_ = 0;
   bool is_timed_ = false;
   std::map<int, Traffic> traffic_;
