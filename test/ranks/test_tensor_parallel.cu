@@ -1,6 +1,8 @@
 // Tensor parallelism beside one rank: exchanged rows exactly, training within the rounding of sums in another order.
 #include "test/ranks/formulas.cuh"
 
+#include <numeric>
+
 #include "parallel/tensor_parallel.cuh"
 
 namespace {
@@ -154,6 +156,7 @@ TEST_CASE("losses and norms equal one rank's, on every mesh") {
 TEST_CASE("the gradients of a first step equal one rank's, tensor by tensor") {
   const ModelShape& shape = shape_for_ranks();
   const std::vector<float> wanted = first_step_of_one_rank<float>(shape, State::gradient);
+  const double wanted_norm = std::sqrt(std::inner_product(wanted.begin(), wanted.end(), wanted.begin(), 0.0));
   int turn = rank_count();
   for_meshes(shape, [&](Mesh& mesh) {
     for (int stage : {0, 3}) {
@@ -162,6 +165,8 @@ TEST_CASE("the gradients of a first step equal one rank's, tensor by tensor") {
       CAPTURE(stage);
       const std::unique_ptr<Model> model = model_of<float>(options, mesh);
       train_step(*model, mesh, 0);
+      // Norms differ by no more than the norm of the difference, which of each tensor is within the bound.
+      CHECK_WITHIN("norm", std::abs(model->gradient_summary().norm - wanted_norm), gradient_bound(shape) * wanted_norm);
       const std::vector<Difference> found = differences(*model, wanted);
       for (size_t i = 0; i < found.size(); ++i) {
         CAPTURE(model->tensors().tensors()[i].name);
