@@ -180,16 +180,17 @@ TEST_CASE("gpu_check.sh scale: all of the first hour on several GPUs" * doctest:
       "mpirun.sh 8\nbuild/cpu/collectives 8 8-8\n", "mpirun.sh 8\nbuild/cpu/collectives 8 16-16\n", "24-24\n", "32-32\n",
       ranks, "--zero 1 --steps 8" + program + "-\n", "--zero 1 --steps 4 --profile\n", "--zero 3 --steps 8\n",
       "--zero 3 --steps 4 --profile\n", "--tp 8 --tp-pieces 1 --steps 8\n", "--tp 8 --tp-pieces 2 --steps 8\n",
+      "--zero 1 --sm-margin 0 --steps 8\n", "--tp 8 --sm-margin 24 --steps 8\n",
       "--pp 4 --tp 2 --steps 8\n", "--pp 4 --pp-schedule gpipe\n", "--pp 4 --pp-schedule 1f1b\n", "--pp 4 --pp-schedule zb\n",
       "--pp 2 --pp-schedule interleaved --steps 2", ranks + "--generate --resume", "--pp 2 --pp-schedule interleaved",
       "\nceilings\n", ranks + "--mesh auto", "--ceilings", "--tp 2 --train"};
   CHECK_MESSAGE(in_order(tree.calls, first_hour), tree.calls);
-  CHECK(contains(tree.report, "22 passed, 0 failed, 0 unfinished, 0 left out."));
+  CHECK(contains(tree.report, "30 passed, 0 failed, 0 unfinished, 0 left out."));
 
   // Text that does not come, a job that ends without a word of the bad token: only these fail.
   tree.set_programs({"dev/cluster/mpirun.sh"}, "case \"$*\" in *--generate* | *--vocab\\ 128*) exit 1 ;; esac");
   CHECK(tree.check("--again scale") == 1);
-  CHECK(contains(tree.report, "20 passed, 2 failed, 0 unfinished"));
+  CHECK(contains(tree.report, "28 passed, 2 failed, 0 unfinished"));
   CHECK(contains(tree.report, "- scale: text from an interleaved pipeline (failed: exit code 1"));
   CHECK(contains(tree.report, "- scale: a bad token, and two ranks for each layer (failed: exit code 1"));
 }

@@ -107,8 +107,8 @@ part_scale() {
     time_step "tp $ranks in $pieces pieces" "${model[@]}" --micro-batch 4 --tp "$ranks" --tp-pieces $pieces
   done
   for margin in 0 8 16 24; do
-    time_step "dp $ranks, ZeRO 1, margin of $margin SMs" "${data[@]}" --micro-batch 16 --zero 1 --sm-margin $margin
-    time_step "tp $ranks, margin of $margin SMs" "${model[@]}" --micro-batch 4 --tp "$ranks" --sm-margin $margin
+    check "dp $ranks, ZeRO 1, margin of $margin SMs" 240 on_all "${data[@]}" --micro-batch 16 --zero 1 --sm-margin $margin --steps 8
+    check "tp $ranks, margin of $margin SMs" 240 on_all "${model[@]}" --micro-batch 4 --tp "$ranks" --sm-margin $margin --steps 8
   done
   if [ "$ranks" -ge 4 ]; then
     time_step "pp $((ranks / 2)), tp 2" "${model[@]}" --micro-batch 2 --global-batch 16 --pp $((ranks / 2)) --tp 2

@@ -680,8 +680,24 @@ TEST_CASE("a plan for a GPU that is not here: the workspaces of its libraries by
     if (o.dtype != "fp32") workspaces += round_up(size_t(2 * o.micro_batch * NH * T * T), size_t(256));
     for (MemoryCategory& category : here.memory)
       if (category.name == "workspace") category.bytes += workspaces;
+    here.memory.insert(here.memory.end(), {{"NCCL", nccl_bytes(o)}, {"modules", size_t(1) << 30}});
     CHECK(text_of(elsewhere) == text_of(here));
   }
+}
+
+TEST_CASE("a plan for a GPU that is not here: a buffer of NCCL for each CTA of a group's ring, two for its tree, one for each sender") {
+  const auto buffers = [](const MeshShape& mesh, const std::string& method = "ring", int ctas = -1) {
+    StepOptions o;
+    o.mesh = mesh, o.cp_method = method, o.sms.ctas = ctas;
+    return int(std::lround(double(nccl_bytes(o)) / (9.2 * (1 << 20))));
+  };
+  CHECK(buffers({}) == 0);
+  CHECK(buffers({.dp = 8}) == 3 * (4 + 8));
+  CHECK(buffers({.tp = 8}) == 3 * (4 + 16));
+  CHECK(buffers({.tp = 8, .dp = 2}, "ring", 0) == 3 * (4 + 24 + 24));
+  CHECK(buffers({.cp = 4}) == 3 * (4 + 8 + 16) + 16);
+  CHECK(buffers({.cp = 4}, "ulysses") == 3 * (4 + 8 + 16) + 3 * 16);
+  CHECK(buffers({.pp = 4}) == 3 * (4 + 16 + 4 * 2) + 2 * 2);  // both ends; four lanes, of which two receive
 }
 
 TEST_CASE("N ranks that split the sequence have an Nth of gpt2-medium's activations each") {
