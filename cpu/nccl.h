@@ -27,7 +27,7 @@ struct ncclUniqueId {
   char internal[128];
 };
 struct ncclConfig_t {
-  int maxCTAs;
+  int maxCTAs, cgaClusterSize;
 };
 #define NCCL_CONFIG_INITIALIZER {}
 typedef struct ncclComm* ncclComm_t;

@@ -76,7 +76,9 @@ class Communicator {
   // A group that is only imagined: it has a size, and this rank a place in it, but nothing can be sent.
   Communicator(const char* group, int size, int rank) : group_(group), rank_(rank), size_(size) {}
   ~Communicator() {
-    if (comm_) cudaStreamSynchronize(stream_);
+    if (!comm_ || cudaStreamSynchronize(stream_) != cudaSuccess) return;
+    std::lock_guard lock(mutex_);
+    for (const Pending& one : pending_) recorder_->leave(one.sequence);  // nobody else would
   }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -94,7 +96,8 @@ class Communicator {
     });
   }
 
-  // Adds up several small arrays, of any types, in one operation: a kernel of NCCL, and an entry of the flight recorder.
+  // Adds up several small arrays, of any types, in one operation: usually one kernel of NCCL, and an entry of the flight
+  // recorder.
   // The first array is of floats (--trace-tensors shows no other). No array: does nothing.
   void all_reduce(const std::vector<Summed>& arrays) {
     if (arrays.empty()) return;

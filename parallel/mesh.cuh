@@ -96,7 +96,8 @@ class Mesh {
 
   // A mesh that is only imagined, seen from one of its ranks: groups have their sizes and this rank's places in them,
   // and carry nothing. A model on it counts its memory and allocates none (runtime/planner/memory.cuh).
-  Mesh(const MeshShape& shape, int rank) : shape_(shape), place_(place_of(rank, shape)), is_imagined_(true) {
+  Mesh(const MeshShape& shape, int rank, const SmOptions& sms = {})
+      : shape_(shape), options_{.sms = sms}, place_(place_of(rank, shape)), is_imagined_(true) {
     stay_alone();
     const auto imagine = [](auto& group, const char* name, int size, int place) {
       if (size > 1) group = std::make_unique<Communicator>(name, size, place);
@@ -190,10 +191,11 @@ class Mesh {
     return {comm, ncclCommDestroy};
   }
 
-  // most: CUDA blocks of a collective; 0: as many as NCCL likes
+  // most: CUDA blocks of a collective; 0: as many as NCCL likes. By default NCCL launches them in clusters of four, which
+  // need four free multiprocessors of one part of the GPU; a margin of single ones may have none.
   static ncclConfig_t with_ctas(int most) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    if (most > 0) config.maxCTAs = most;
+    if (most > 0) config.maxCTAs = most, config.cgaClusterSize = 1;
     return config;
   }
 

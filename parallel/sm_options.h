@@ -5,16 +5,16 @@
 #include "parallel/shapes.h"
 
 struct SmOptions {
-  // Groups of the same line never work at the same time: their collectives share a stream (parallel/mesh.cuh).
-  static constexpr int for_layers = 16, for_data = 8;  // most CTAs of tp and cp; of the data group
+  static constexpr int for_layers = 16;  // most CTAs of a collective of tp or cp, which share a stream; and of the ends
+  static constexpr int for_data = 8;     // of the data group
   static constexpr int for_lane = 2, lanes = 4;
-  static constexpr int for_world = 4;  // sums of a few numbers
+  static constexpr int for_world = 4;    // sums of a few numbers
   static constexpr int nccl_takes = 24;  // where NCCL chooses on H100 and H200
 
-  int ctas = -1;    // --ctas: the most of tp, cp and data; −1: the numbers above, 0: NCCL chooses
+  int ctas = -1;    // --ctas: for_layers and for_data; −1: the numbers above, 0: NCCL chooses
   int margin = -1;  // --sm-margin; −1: what the groups may take
 
-  // The most CTAs of a collective of tp and cp, and of the data group. 0: NCCL chooses.
+  // 0: NCCL chooses.
   int of_layers() const { return ctas < 0 ? for_layers : ctas; }
   int of_data() const { return ctas < 0 ? for_data : ctas; }
 

@@ -128,9 +128,11 @@ class ParameterStore final : public Parameters {
   }
 
   // May weights or gradients travel during this pass of the step's first or last micro-step, or of another one? Unlike
-  // is_quiet() this does not depend on what was done before the step: a resumed run leaves the same SMs free.
+  // is_quiet() this does not depend on what was done before the step: a resumed run leaves the same SMs free. With
+  // several chunks a pass may overlap with what the pass before has started in another chunk.
   bool may_send(Work work, bool first, bool last) const {
-    if (data_group_.size() == 1 || zero_ >= 2) return data_group_.size() > 1;
+    if (data_group_.size() == 1) return false;
+    if (zero_ >= 2 || list_.chunks().size() > 1) return true;
     return work == Work::forward ? zero_ == 1 && first : last;
   }
 

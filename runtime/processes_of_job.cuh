@@ -53,7 +53,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   complete_options(*options, control.size());
   if (options->mesh.pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
-  if (options->check_ranks) note_network();
+  if (options->check_ranks && control.rank() == 0) note_network();
   Mesh mesh(control, options->mesh, device, recorder, {options->cp_method == "ulysses", options->sms});
   int code = 0;
   end_job_on_error(control, [&] { code = run_job(*options, control, mesh, options->generate ? generate : train); });

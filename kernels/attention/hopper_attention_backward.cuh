@@ -497,7 +497,7 @@ void hopper_attention_backward(const QkvHeads<Gradient>& dqkv, float* row_dots, 
                                   map_heads(qkv.v, sizes.keys, sizes, tile_rows),
                                   map_heads(dout, sizes.queries, sizes, tile_queries<HS>),
                                   lse, row_dots, memory, sizes.scale()};
-    const int blocks = std::min(problem.tiles(), device_attribute(cudaDevAttrMultiProcessorCount));
+    const int blocks = std::min(problem.tiles(), persistent_blocks());
     allow_shared_memory(gradients_kernel<Float, Gradient, HS>, bytes);
     gradients_kernel<Float, Gradient, HS><<<blocks, threads, bytes, stream>>>(problem, dqkv.k, dqkv.v);
   });

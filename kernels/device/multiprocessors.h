@@ -4,7 +4,7 @@
 // persistent: they have a block for each SM, and a block keeps its SM until the kernel ends. So a collective that comes
 // during such a kernel waits until it has ended. And a kernel that comes during a collective finds too few SMs: its
 // last blocks start when the first ones have ended, and it takes up to twice as long. Where collectives may be under
-// way, persistent kernels therefore have fewer blocks, by as many as the collectives have.
+// way, persistent kernels therefore have fewer blocks, by as many as the collectives may have.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class SmMargin {
   const int outer_;
 };
 
-// The blocks of a persistent kernel. On a device with few SMs it has half of them at least.
+// The blocks of a persistent kernel: half of the SMs at least.
 inline int persistent_blocks() {
   const int all = device_attribute(cudaDevAttrMultiProcessorCount);
   return std::max(all - SmMargin::current(), (all + 1) / 2);

@@ -119,9 +119,11 @@ class Kernels {
   // A product in pieces whose rows are gathered before it: one piece travels while another is multiplied.
   Cost gather_then_product(double m, double n, double k) const { return in_pieces(m, n, k, true, 0); }
   // The same with sums that are scattered after it; `meanwhile` is computed while the last ones travel. Persistent
-  // kernels that leave no margin leave them no multiprocessor before they end.
+  // kernels that leave too few multiprocessors hold them up until they end.
   Cost product_then_scatter(double m, double n, double k, double meanwhile = 0) const {
-    const bool hides = device_.persistent_sms == 0 || step_.sms.margin_in_pass(step_.mesh, false) > 0;
+    const SmOptions needed = {.ctas = step_.sms.ctas};  // NCCL begins when it has all its multiprocessors
+    const bool hides = device_.persistent_sms == 0 ||
+                       step_.sms.margin_in_pass(step_.mesh, false) >= needed.margin_in_pass({.tp = step_.mesh.tp}, false);
     return in_pieces(m, n, k, hides, hides ? meanwhile : 0);
   }
   // How much longer persistent kernels take on the multiprocessors that the margin leaves them, on the mean of a step's
@@ -129,7 +131,8 @@ class Kernels {
   double slowdown() const {
     if (device_.persistent_sms == 0) return 1;
     const auto in_pass = [&](bool sends_data) {
-      return 1 / (1 - double(step_.sms.margin_in_pass(step_.mesh, sends_data)) / device_.persistent_sms);
+      const double all = device_.persistent_sms;  // (kernels keep half of them at least: kernels/device/multiprocessors.h)
+      return all / std::max(all - step_.sms.margin_in_pass(step_.mesh, sends_data), all / 2);
     };
     const double sending = step_.zero >= 2 ? 1 : 1.0 / step_.micro_batches();
     return sending * in_pass(true) + (1 - sending) * in_pass(false);

@@ -159,7 +159,7 @@ std::string network_problem(const std::vector<double>& links, const std::vector<
     const size_t next = (rank + 1) % links.size();
     if (hosts[rank] == hosts[next] || links[rank] >= least) continue;
     return formatted("rank %zu (host %s) sends %.2g GB/s to rank %zu (host %s), and training over hosts needs 5: NCCL uses %s; "
-                     "install the network's plugin, or choose the interface with NCCL_SOCKET_IFNAME or NCCL_IB_HCA",
+                     "install the network's plugin, or choose the interface with NCCL_SOCKET_IFNAME or NCCL_IB_HCA, or leave out --check-ranks",
                      rank, hosts[rank].c_str(), links[rank] / 1e9, next, hosts[next].c_str(),
                      network.empty() ? "a network that NCCL_DEBUG=INFO names" : ("the network " + network).c_str());
   }

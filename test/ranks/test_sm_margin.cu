@@ -13,44 +13,39 @@ constexpr int all_sms = 132;
       return std::make_unique<StageModel<float>>(options, mesh, stream);
     }).second;
 
+struct Case {
+  MeshShape mesh;
+  int zero = 0, chunks = 1;  // several: interleaved
+};
+const std::vector<Case> cases_of_four = {
+    {{.tp = 4}}, {{.cp = 4}}, {{.dp = 4}}, {{.dp = 4}, 1}, {{.dp = 4}, 2}, {{.dp = 4}, 3}, {{.pp = 4}},
+    {{.tp = 2, .dp = 2}, 1}, {{.tp = 2, .pp = 2}}, {{.cp = 2, .pp = 2}, 3}, {{.dp = 2, .pp = 2}, 1}, {{.dp = 2, .pp = 2}, 1, 2},
+    {{.dp = 2, .pp = 2}, 0, 2}};
+
 // The most that were taken on any rank in these steps, and after all_steps of them in a validation.
-int most_taken(const MeshShape& shape, const SmOptions& sms, int zero, size_t steps) {
-  Mesh mesh(*ranks().control, shape, ranks().mesh.device(), ranks().recorder, {.sms = sms});
+int most_taken(const Case& c, const SmOptions& sms, size_t steps) {
+  pipeline_schedule = c.chunks > 1 ? "interleaved" : "1f1b";
+  Mesh mesh(*ranks().control, c.mesh, ranks().mesh.device(), ranks().recorder, {.sms = sms});
   fake_library = {};
-  train<float>({.shape = {4, 4, 32, 64, 8}, .micro_batch = 2, .tp_pieces = 2, .store = {.zero = zero}}, mesh, steps);
+  train<float>({.shape = {4, 4, 32, 64, 8}, .micro_batch = 2, .tp_pieces = 2, .chunks = c.chunks, .store = {.zero = c.zero}}, mesh, steps);
   const std::vector<float> all = all_values({float(fake_library.most_taken)});
   return int(std::ranges::max(all));
 }
 
-struct Case {
-  MeshShape mesh;
-  int zero = 0;
-};
-const std::vector<Case> cases_of_four = {
-    {{.tp = 4}}, {{.cp = 4}}, {{.dp = 4}}, {{.dp = 4}, 1}, {{.dp = 4}, 2}, {{.dp = 4}, 3}, {{.pp = 4}},
-    {{.tp = 2, .dp = 2}, 1}, {{.tp = 2, .pp = 2}}, {{.cp = 2, .pp = 2}, 3}, {{.dp = 2, .pp = 2}, 1}};
-
 }  // namespace
 
 TEST_CASE("a product and the collectives under way never take more SMs than there are") {
-  for (const auto& [mesh, zero] : cases_of_four)
+  for (const Case& c : cases_of_four)
     for (const int ctas : {-1, 0, 5}) {
-      CAPTURE(zero);
-      CAPTURE(ctas);
-      CAPTURE(mesh.tp);
-      CAPTURE(mesh.cp);
-      CAPTURE(mesh.pp);
-      CHECK(most_taken(mesh, {.ctas = ctas}, zero, ctas < 0 ? all_steps : 2) <= all_sms);
+      INFO("tp ", c.mesh.tp, ", cp ", c.mesh.cp, ", pp ", c.mesh.pp, ", ZeRO ", c.zero, ", chunks ", c.chunks, ", CTAs ", ctas);
+      CHECK(most_taken(c, {.ctas = ctas}, ctas < 0 ? all_steps : 2) <= all_sms);
     }
 }
 
 TEST_CASE("without a margin they do") {
-  for (const auto& [mesh, zero] : cases_of_four) {
-    CAPTURE(zero);
-    CAPTURE(mesh.tp);
-    CAPTURE(mesh.cp);
-    CAPTURE(mesh.pp);
-    CHECK(most_taken(mesh, {.margin = 0}, zero, 2) > all_sms);
+  for (const Case& c : cases_of_four) {
+    INFO("tp ", c.mesh.tp, ", cp ", c.mesh.cp, ", pp ", c.mesh.pp, ", ZeRO ", c.zero, ", chunks ", c.chunks);
+    CHECK(most_taken(c, {.margin = 0}, 2) > all_sms);
   }
 }
 

@@ -50,7 +50,7 @@ struct Shape {
   AttentionSizes sizes;
   AttentionStrides strides;
   DataType_t type;
-  int blocks;  // of a persistent kernel, at most
+  int blocks;  // SMs that it may take; 0: all
   float scale() const { return 1.0f / std::sqrt(float(sizes.head_size)); }
   auto operator<=>(const Shape&) const = default;
 };
@@ -82,7 +82,8 @@ Context& context() {
 
 template <class Float>
 Shape shape_of(const AttentionSizes& sizes, const AttentionStrides& strides) {
-  return {sizes, strides, std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16, persistent_blocks()};
+  return {sizes, strides, std::is_same_v<Float, __half> ? DataType_t::HALF : DataType_t::BFLOAT16,
+          SmMargin::current() > 0 ? persistent_blocks() : 0};
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -143,7 +144,7 @@ void describe_backward(Graph& graph, const Shape& s) {
 int64_t build(Graph& graph, const Shape& s) {
   using cudnn_frontend::HeurMode_t;
   graph.set_io_data_type(s.type).set_intermediate_data_type(DataType_t::FLOAT).set_compute_data_type(DataType_t::FLOAT);
-  if (SmMargin::current() > 0) graph.set_sm_count(s.blocks);
+  if (s.blocks > 0) graph.set_sm_count(s.blocks);
   require(graph.build(context().handle, {HeurMode_t::A, HeurMode_t::FALLBACK}));
   int64_t bytes = 0;
   require(graph.get_workspace_size(bytes));
@@ -196,16 +197,19 @@ std::string plan_library_attention(const AttentionSizes& sizes, const AttentionS
   const Shape shape = shape_of<Float>(sizes, strides);
   if (c.plans.count(shape)) return "";
   if (sizes.causal && sizes.past != 0) return library_attention_name() + " is not asked for queries after past keys";
-  try {
-    if (!c.handle) require(cudnnCreate(&c.handle));
-    AttentionPlan& plan = c.plans[shape];
-    describe_forward(plan.forward, shape);
-    describe_backward(plan.backward, shape);
-    c.most_bytes = std::max({c.most_bytes, build(plan.forward, shape), build(plan.backward, shape)});
-    return "";
-  } catch (const std::exception& error) {
-    c.plans.erase(shape);
-    return library_attention_name() + " can't: " + error.what();
+  Shape asked = shape;
+  for (;; asked.blocks = 0) {  // not every engine can leave SMs free
+    try {
+      if (!c.handle) require(cudnnCreate(&c.handle));
+      AttentionPlan& plan = c.plans[shape];
+      describe_forward(plan.forward, asked);
+      describe_backward(plan.backward, asked);
+      c.most_bytes = std::max({c.most_bytes, build(plan.forward, asked), build(plan.backward, asked)});
+      return "";
+    } catch (const std::exception& error) {
+      c.plans.erase(shape);
+      if (asked.blocks == 0) return library_attention_name() + " can't: " + error.what();
+    }
   }
 }
 
