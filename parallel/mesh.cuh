@@ -89,8 +89,8 @@ class Mesh {
 
   // The same ranks in another shape, for tests. Collective.
   Mesh(const Mesh& other, const MeshShape& shape)
-      : shape_(shape), options_(other.options_), place_(place_of(other.control_->rank(), shape)), device_(other.device_), control_(other.control_),
-        recorder_(other.recorder_), comm_(other.comm_), streams_(other.streams_) {
+      : shape_(shape), options_(other.options_), place_(place_of(other.control_->rank(), shape)), device_(other.device_),
+        control_(other.control_), recorder_(other.recorder_), comm_(other.comm_), streams_(other.streams_) {
     make_groups();
   }
 

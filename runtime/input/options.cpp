@@ -166,14 +166,16 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
-      "most CUDA blocks of a collective of tp, cp and data; 0: as many as NCCL likes; -1: 16, 16 and 8; each takes a multiprocessor");
+      "most CUDA blocks of a collective of tp, cp and data, each of which takes a multiprocessor; 0: as many as NCCL "
+      "likes; -1: 16, 16 and 8");
   add(app, "--sm-margin", o.sms.margin, in_range(-1, 128),
       "multiprocessors, at most half, that kernels leave to collectives under way; -1: what the groups may take");
   app.add_flag("--share-gpu", o.share_gpu, "several ranks on a GPU (slow, for tests)");
   add(app, "--collective-timeout", o.collective_timeout, in_range(0., 1e6),
       "seconds after which a collective counts as hung; 0: never");
   add(app, "--check-sync", o.check_sync, count, "steps between comparisons of what all ranks must hold alike; 0: none");
-  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, refuse 5 GB/s and less between hosts");
+  app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, and "
+               "refuse less than 5 GB/s between the GPUs of two hosts");
 
   app.option_defaults()->group("Plan");
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
