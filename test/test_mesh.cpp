@@ -156,7 +156,8 @@ TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts
         lines.push_back(kept.dump());
       }
       std::map<std::string, int> traced;  // launches of each kernel and collective
-      for (const Json& event : Json::parse(shell.content(out + ".json"))["traceEvents"])
+      const Json trace = Json::parse(shell.content(out + ".json"));
+      for (const Json& event : trace["traceEvents"])
         if (event["ph"] == "X") ++traced[event["name"]];
       return std::pair(lines, traced);
     };
