@@ -37,8 +37,9 @@ class Attention {
       : on_(context), options_(options), largest_(largest), cp_(mesh.cp(), options.method, context.stream),
         texts_(mesh.cp(), options.method, context.stream) {
     for (const int margin : options.sm_margins) {
+      if (!options.library || !problem_.empty()) break;
       const SmMargin leaves(margin);
-      if (options.library && problem_.empty()) problem_ = cp_.plan(largest);
+      problem_ = cp_.plan(largest);
     }
     if (options.hopper && !options.library_workspace) problem_ = hopper_attention_problem<Float>(largest.head_size);
   }

@@ -97,8 +97,7 @@ class Communicator {
   }
 
   // Adds up several small arrays, of any types, in one operation: usually one kernel of NCCL, and an entry of the flight
-  // recorder.
-  // The first array is of floats (--trace-tensors shows no other). No array: does nothing.
+  // recorder. The first array is of floats (--trace-tensors shows no other). No array: does nothing.
   void all_reduce(const std::vector<Summed>& arrays) {
     if (arrays.empty()) return;
     size_t bytes = 0;

@@ -18,9 +18,11 @@ struct SmOptions {
   int of_layers() const { return ctas < 0 ? for_layers : ctas; }
   int of_data() const { return ctas < 0 ? for_data : ctas; }
 
+  // The SMs that a limit of CTAs stands for.
+  static int taken(int most) { return most == 0 ? nccl_takes : most; }
+
   // The SMs that kernels leave free in a pass. sends_data: weights or gradients may travel meanwhile.
   int margin_in_pass(const MeshShape& mesh, bool sends_data) const {
-    const auto taken = [](int most) { return most == 0 ? nccl_takes : most; };
     int sum = mesh.tp * mesh.cp > 1 ? taken(of_layers()) : 0;
     if (mesh.cp * mesh.dp > 1 && sends_data) sum += taken(of_data());
     if (mesh.pp > 1) sum += lanes * for_lane;

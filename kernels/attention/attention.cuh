@@ -295,8 +295,8 @@ void with_head_size(int head_size, int unit, Function function) {
   else with_pack<Float>(unit, with_width);
 }
 
-// Plans attention of this shape by the library, under the current SmMargin, which takes about a second, once. Returns an empty string, or the
-// reason why the library can't do it; then our own kernels do.
+// Plans attention of this shape by the library, under the current SmMargin, which takes about a second, once. Returns
+// an empty string, or the reason why the library can't do it; then our own kernels do.
 template <class Float>
 std::string plan_attention(const AttentionSizes& sizes, const AttentionStrides& strides) {
   if constexpr (library_has_type<Float>) return plan_library_attention<Float>(sizes, strides);

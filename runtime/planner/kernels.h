@@ -121,9 +121,8 @@ class Kernels {
   // The same with sums that are scattered after it; `meanwhile` is computed while the last ones travel. Persistent
   // kernels that leave too few multiprocessors hold them up until they end.
   Cost product_then_scatter(double m, double n, double k, double meanwhile = 0) const {
-    const SmOptions needed = {.ctas = step_.sms.ctas};  // NCCL begins when it has all its multiprocessors
-    const bool hides = device_.persistent_sms == 0 ||
-                       step_.sms.margin_in_pass(step_.mesh, false) >= needed.margin_in_pass({.tp = step_.mesh.tp}, false);
+    const int needed = SmOptions::taken(step_.sms.of_layers());  // NCCL begins when it has them all
+    const bool hides = device_.persistent_sms == 0 || step_.sms.margin_in_pass(step_.mesh, false) >= needed;
     return in_pieces(m, n, k, hides, hides ? meanwhile : 0);
   }
   // How much longer persistent kernels take on the multiprocessors that the margin leaves them, on the mean of a step's

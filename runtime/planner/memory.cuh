@@ -55,8 +55,8 @@ inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
 // for each rank that sends to it one more.
 inline size_t nccl_bytes(const StepOptions& o) {
   const auto& [tp, cp, dp, pp] = o.mesh;
-  const auto taken = [](int ctas) { return ctas == 0 ? SmOptions::nccl_takes : ctas; };
-  const int layers = taken(o.sms.of_layers()), data = taken(o.sms.of_data()), lane = SmOptions::for_lane;
+  const int layers = SmOptions::taken(o.sms.of_layers()), data = SmOptions::taken(o.sms.of_data());
+  const int lane = SmOptions::for_lane;
   int buffers = o.mesh.ranks() > 1 ? 3 * SmOptions::for_world : 0;
   if (cp * dp > 1) buffers += 3 * data;
   if (tp > 1) buffers += 3 * layers;

@@ -116,10 +116,10 @@ class RankCheck {
     }
     if (!network.empty()) std::printf("network  %s\n", network.c_str());
     std::fflush(stdout);
+    if (device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
     std::vector<double> links;
     std::vector<std::string> hosts;
     for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(control_.host(int(rank)));
-    if (device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
     if (const std::string problem = network_problem(links, hosts, network); !problem.empty()) fail("--check-ranks: ", problem);
   }
 
