@@ -32,6 +32,9 @@ run_one() {
   read -r p f s < <(sed -n 's/^cases: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$log")
   if [ -z "$s" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then f=1; fi  # it crashed
   echo "${p:=0} $f ${s:=0}" > "$counts/$(basename "$log")"
+  if [ "$f" -gt 0 ]; then  # said again at the end, where it is seen
+    { echo "failed: $label $2 ($log)"; grep -m 6 -A 1 ' ERROR: ' "$log" || tail -3 "$log"; } > "$counts/$(basename "$log").failed"
+  fi
   local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)))
   if [ "$f" -gt 0 ]; then echo "$line"$'\n'"$(cat "$log")"; else echo "$line"; fi
 }
@@ -83,7 +86,7 @@ if command -v mpirun > /dev/null; then
       run test_collectives reverse 3
       for ranks in 2 4; do run test_context_parallel reverse $ranks; done
       run test_zero reverse 3 --test-case='*take turns*'
-      for ranks in 2 4; do run test_tensor_parallel reverse $ranks --test-case='rows are*,the gradients*,*few tokens*'; done
+      for ranks in 2 4; do run test_tensor_parallel reverse $ranks --test-case='rows are*,the gradients*,*few tokens*,*runtime*'; done
       run test_meshes reverse 4 --test-case='any number*,every schedule*,the gradients*,*few tokens*'
       run ladder_all_reduce random:1 3 --check
       run_strictly test_collectives 3
@@ -94,7 +97,8 @@ else
   left_out=' (mpirun is not here: tests of several ranks were not run)'
 fi
 wait
-read -r passed failed skipped < <(cat "$counts"/* | awk '{p += $1; f += $2; s += $3} END {print p, f, s}')
+cat "$counts"/*.failed 2>/dev/null
+read -r passed failed skipped < <(cat "$counts"/*.log | awk '{p += $1; f += $2; s += $3} END {print p, f, s}')
 echo "$skipped skipped, as they say: grep -h '^skipped: ' $build/*.log | sort | uniq -c"
 echo "$passed passed, $failed failed$left_out"
 [ "$failed" -eq 0 ]
