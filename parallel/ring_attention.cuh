@@ -24,6 +24,7 @@
 // 16 in two buffers that travel), in the same place; and log-sum-exps, 4·B·NH·T/N.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "kernels/attention/ring.cuh"
@@ -80,11 +81,11 @@ class RingAttention {
       float* const gradients = step.is_first() ? sums_ : part_;
       ring_backward(step, gradients, row_dots, dout, out, qkv, keys(step), lse, part_lse_, own, stream_, body);
       if (step.is_first()) continue;
-      if (number > 1) ranks_.wait(stream_, arrived_sums_);
+      if (number > 1) ranks_.wait(stream_, last_sums_);
       add_ring_part(step, sums_, keys_sums_[number % 2], part_, own, stream_);
-      pass_on(keys_sums_, number, own, arrived_sums_);
+      last_sums_ = pass_on(keys_sums_, number, own);
     }
-    ranks_.wait(stream_, arrived_sums_);
+    ranks_.wait(stream_, last_sums_);
     finish_ring_gradients(dqkv, sums_, keys_sums_[ranks_.size() % 2], own, stream_);
   }
 
@@ -94,24 +95,25 @@ class RingAttention {
 
   // Waits for the keys of this step, and sends them on for the next one.
   void pass_keys_on(const RingStep& step, const AttentionSizes& own) {
-    if (!step.is_first()) ranks_.wait(stream_, arrived_keys_);
-    if (!step.is_last()) pass_on(keys_, step.number, own, arrived_keys_);
+    if (!step.is_first()) ranks_.wait(stream_, last_keys_);
+    if (!step.is_last()) last_keys_ = pass_on(keys_, step.number, own);
   }
 
   // Sends the keys and values (R,2c) of step `number` to the next rank, and receives the ones of the next step from the
   // previous rank. They overwrite what the last step used, so this begins when all earlier work of `stream_` is done.
+  // Returns the number of the call in its group.
   template <class T>
-  void pass_on(T* const (&buffers)[2], int number, const AttentionSizes& own, Event& arrived) {
+  uint64_t pass_on(T* const (&buffers)[2], int number, const AttentionSizes& own) {
     const int next = (ranks_.rank() + 1) % ranks_.size(), previous = (ranks_.rank() + ranks_.size() - 1) % ranks_.size();
     const T* from = buffers[number % 2];
     ranks_.after(stream_);
     ranks_.send_receive(from, next, buffers[(number + 1) % 2], previous, size_t(own.batch) * own.keys * 2 * own.channels());
-    arrived.record(ranks_.stream());
+    return ranks_.last();
   }
 
   Communicator& ranks_;
   cudaStream_t stream_;
-  Event arrived_keys_, arrived_sums_;
+  uint64_t last_keys_ = 0, last_sums_ = 0;  // numbers of the calls that bring the next keys and sums
   Float* keys_[2] = {};       // (R,2c): step i uses number i mod 2
   float* part_lse_ = nullptr;  // forward: of a step; backward: of the late queries
   float* sums_ = nullptr;      // forward: out (R,c); backward: dq, and dk and dv by this rank's own queries, (R,3c)

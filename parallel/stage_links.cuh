@@ -16,7 +16,7 @@
 // copied: this class and the model exchange buffers.
 #pragma once
 
-#include <utility>
+#include <cstdint>
 
 #include "kernels/device/memory.cuh"
 #include "parallel/mesh.cuh"
@@ -50,7 +50,7 @@ class StageLinks {
   Float*& received(Message message) {
     Direction& d = direction(message);
     const int oldest = (d.next + 2 - d.posted--) % 2;
-    d.from.wait(stream_, d.arrived[oldest]);
+    d.from.wait(stream_, d.arrivals[oldest]);
     return d.received[oldest];
   }
 
@@ -58,7 +58,7 @@ class StageLinks {
   // for it.
   Float*& to_send(Message message) {
     Direction& d = direction(message);
-    if (std::exchange(d.sending, false)) d.to.wait(stream_, d.left);
+    d.to.wait(stream_, d.last_sent);
     return d.sent;
   }
 
@@ -66,8 +66,7 @@ class StageLinks {
     Direction& d = direction(message);
     d.to.after(stream_);
     d.to.send(static_cast<const Float*>(d.sent), count);
-    d.left.record(d.to.stream());
-    d.sending = true;
+    d.last_sent = d.to.last();
   }
 
  private:
@@ -76,9 +75,8 @@ class StageLinks {
     Lane &from, &to;
     Float* received[2] = {};
     Float* sent = nullptr;
-    Event arrived[2], left;
+    uint64_t arrivals[2] = {}, last_sent = 0;  // numbers of these calls in their lanes
     int next = 0, posted = 0;  // where the next message goes; how many are on their way here
-    bool sending = false;      // the stream has not waited for `left` yet
   };
 
   Direction& direction(Message message) { return message == Message::activation ? activations_ : gradients_; }
@@ -86,7 +84,7 @@ class StageLinks {
   void post(Direction& d, size_t count) {
     d.from.after(stream_);
     d.from.receive(d.received[d.next], count);
-    d.arrived[d.next].record(d.from.stream());
+    d.arrivals[d.next] = d.from.last();
     d.next ^= 1;
     ++d.posted;
   }

@@ -149,6 +149,7 @@ class TensorList {
   bool is_first_stage() const { return chunks_.front().first == 0; }
   bool is_last_stage() const { return chunks_.back().end() == shape_.layers; }
   int final_norm_unit() const { return shape_.layers + 1; }
+  bool is_block(int unit) const { return unit > 0 && unit < final_norm_unit(); }
   // Does a chunk begin with the embedding, or end with the head?
   bool needs_tokens(int chunk) const {
     const Layers& layers = chunks_[size_t(chunk)];

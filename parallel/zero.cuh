@@ -34,6 +34,7 @@
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 #include "parallel/step_sums.cuh"
+#include "parallel/unit_buffers.cuh"
 
 template <class Float>
 class ParameterStore final : public Parameters {
@@ -48,11 +49,10 @@ class ParameterStore final : public Parameters {
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
         zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
-        weight_buffers_(zero_ == 3 ? ring_buffers() : shards_.units()),
-        gradient_buffers_(zero_ >= 2 ? ring_buffers() : shards_.units()) {
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2) {
     memory.add("weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
-      else lay_out_whole(weight_buffers_, weights_ = arena.take<Float>(shards_.all_whole()));
+      else weight_buffers_.lay_out(weights_ = arena.take<Float>(shards_.all_whole()));
     });
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
@@ -102,7 +102,7 @@ class ParameterStore final : public Parameters {
   }
 
   Gradient gradients(int unit) override {
-    UnitBuffer<float>& buffer = buffer_of(gradient_buffers_, unit);
+    UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     settle(buffer);
     return {buffer.data, sums_in_buffer(unit) && !first_micro_step_};
   }
@@ -110,7 +110,7 @@ class ParameterStore final : public Parameters {
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
     if (data_group_.size() == 1 || (sums_in_buffer(unit) && !last_micro_step_)) return;
-    UnitBuffer<float>& buffer = buffer_of(gradient_buffers_, unit);
+    UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
     reduce(unit, buffer.data);
     buffer.moved.record(data_group_.stream());
@@ -148,7 +148,7 @@ class ParameterStore final : public Parameters {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
       // Gathered while others are updated: what is acquired first, and the embedding is the largest unit.
-      if (!is_block(unit) || unit == list_.chunks()[0].first + 1) fetch(unit);
+      if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1) fetch(unit);
     }
   }
 
@@ -233,48 +233,12 @@ class ParameterStore final : public Parameters {
   }
 
  private:
-  // A buffer for one whole unit.
-  template <class E>
-  struct UnitBuffer {
-    E* data = nullptr;
-    size_t count = 0;
-    int unit = -1;        // the unit whose valid weights are in the buffer; -1: none
-    Event moved;          // recorded after the last gather into the buffer or reduction out of it
-    bool moving = false;  // the model's stream has not waited for `moved` yet
-  };
-
-  // ---- buffers: the first is the embedding's, the last the final norm's; between them is one per block, or a ring of
-  // two
-
-  bool is_block(int unit) const { return unit > 0 && unit < list_.final_norm_unit(); }
-  int blocks() const {
-    int count = 0;
-    for (int unit = 1; unit < list_.final_norm_unit(); ++unit) count += list_.has(unit);
-    return count;
-  }
-  int ring_buffers() const { return 2 + std::min(2, blocks()); }
-
-  template <class E>
-  UnitBuffer<E>& buffer_of(std::vector<UnitBuffer<E>>& buffers, int unit) {
-    if (unit == 0) return buffers.front();
-    if (unit == shards_.units() - 1) return buffers.back();
-    return buffers[1 + (unit - 1) % (buffers.size() - 2)];
-  }
-
-  // Where a unit's weights are, or can be gathered. In the ring that is not the buffer of the block that was acquired
-  // last, which is still being computed.
-  UnitBuffer<Float>& weight_buffer(int unit) {
-    if (zero_ < 3 || !is_block(unit)) return buffer_of(weight_buffers_, unit);
-    UnitBuffer<Float>&one = weight_buffers_[1], &other = weight_buffers_[weight_buffers_.size() - 2];
-    return one.unit == unit || (other.unit != unit && one.unit != acquired_) ? one : other;
-  }
-
   // -1: embedding, final norm
-  int layer_of(int unit) const { return is_block(unit) ? unit - 1 : -1; }
+  int layer_of(int unit) const { return list_.is_block(unit) ? unit - 1 : -1; }
 
   // Do this unit's gradients add up in its buffer over the micro-steps? The gradients of other units are reduced after
   // each one.
-  bool sums_in_buffer(int unit) const { return zero_ < 2 || !is_block(unit); }
+  bool sums_in_buffer(int unit) const { return zero_ < 2 || !list_.is_block(unit); }
 
   template <class E>
   void settle(UnitBuffer<E>& buffer) {
@@ -283,7 +247,7 @@ class ParameterStore final : public Parameters {
   }
 
   UnitBuffer<Float>& fetch(int unit) {
-    UnitBuffer<Float>& buffer = weight_buffer(unit);
+    UnitBuffer<Float>& buffer = weight_buffers_.find(unit, acquired_);
     if (buffer.unit == unit) return buffer;
     buffer.unit = unit;
     if (zero_ == 0) return buffer;
@@ -474,28 +438,9 @@ class ParameterStore final : public Parameters {
 
   // ---- memory
 
-  template <class E>
-  void lay_out_whole(std::vector<UnitBuffer<E>>& buffers, E* base) {
-    for (int unit = 0; unit < shards_.units(); ++unit) {
-      buffers[unit].data = base ? base + shards_.whole_offset(unit) : nullptr;
-      buffers[unit].count = shards_.whole(unit);
-    }
-  }
-
-  template <class E>
-  void lay_out_ring(std::vector<UnitBuffer<E>>& buffers, Arena& arena) {
-    const int last = list_.final_norm_unit();
-    size_t block = 0;  // elements of a block; blocks of other stages have none here
-    for (int unit = 1; unit < last; ++unit) block = std::max(block, shards_.whole(unit));
-    for (UnitBuffer<E>& buffer : buffers) {
-      buffer.count = &buffer == &buffers.front() ? shards_.whole(0) : &buffer == &buffers.back() ? shards_.whole(last) : block;
-      buffer.data = arena.take<E>(buffer.count);
-    }
-  }
-
   void lay_out_gradients(Arena& arena) {
     gradients_ = arena.take<float>(gradient_total());
-    if (zero_ < 2) lay_out_whole(gradient_buffers_, gradients_);
+    if (zero_ < 2) gradient_buffers_.lay_out(gradients_);
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) partials += partial_sums<float>(shards_.owned(unit).count);
     partials_ = arena.take<float>(partials);
@@ -505,8 +450,8 @@ class ParameterStore final : public Parameters {
   }
 
   void lay_out_buffers(Arena& arena) {
-    if (zero_ == 3) lay_out_ring(weight_buffers_, arena);
-    if (zero_ >= 2 && options_.training) lay_out_ring(gradient_buffers_, arena);
+    if (zero_ == 3) weight_buffers_.lay_out(arena);
+    if (zero_ >= 2 && options_.training) gradient_buffers_.lay_out(arena);
     if (casts_gradients()) staging_ = arena.take<Float>(shards_.largest());
   }
 
@@ -533,6 +478,6 @@ class ParameterStore final : public Parameters {
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
-  std::vector<UnitBuffer<Float>> weight_buffers_;
-  std::vector<UnitBuffer<float>> gradient_buffers_;
+  UnitBuffers<Float> weight_buffers_;
+  UnitBuffers<float> gradient_buffers_;
 };

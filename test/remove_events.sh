@@ -18,7 +18,7 @@ if [ $# -eq 0 ]; then
 fi
 events='^ +((data_group_|tp_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
 events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(buffer\)|ends_\.wait_for_all'
-events+='|(buffer\.moved|order_|arrived|arrived_.*|issued_.*|buffer.*\.copied|end_.*|d\.left|d\.arrived.*)\.record|call\.end->record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
+events+='|(buffer\.moved|order_|issued_.*|buffer.*\.copied|end_.*)\.record|d\.(last_sent|arrivals.*) =|call\.end->record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi

@@ -328,20 +328,21 @@ __device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem
   if (threadIdx.x % 32 == 0) wait_for_stores<0>();
 }
 
+template <int count>
+__device__ inline void init_barriers(Barrier (&barriers)[count], int arrivals) {
+  for (Barrier& barrier : barriers) init_barrier(barrier, arrivals);
+}
+
 template <class Float, int HS>
 __global__ void __launch_bounds__(threads, 1)
 forward_kernel(const __grid_constant__ Problem problem, float* lse, float scale) {
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<Shared<Float, HS>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < query_tiles; ++i) {
-      init_barrier(shared.queries_full[i], 1);
-      init_barrier(shared.queries_empty[i], consumer_warps);
-    }
-    for (int i = 0; i < slot_count<HS>; ++i) {
-      init_barrier(shared.full[i], 1);
-      init_barrier(shared.empty[i], consumer_warps);
-    }
+    init_barriers(shared.queries_full, 1);
+    init_barriers(shared.queries_empty, consumer_warps);
+    init_barriers(shared.full, 1);
+    init_barriers(shared.empty, consumer_warps);
     share_barriers();
   }
   __syncthreads();

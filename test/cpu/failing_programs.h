@@ -7,7 +7,13 @@
 
 #include "test/cpu/child.h"
 
-enum ExitCode { right = 0, wrong = 3 };
+enum ExitCode { right = 0, wrong = 3, race = 66 };
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool finds_races = true;
+#else
+constexpr bool finds_races = false;
+#endif
 
 inline Outcome run(const std::string& program, const std::string& schedule = "forward") {
   return run_child(program, "GPT_CPU_SCHEDULE=" + schedule + " OMP_NUM_THREADS=1 TSAN_OPTIONS=history_size=7");
