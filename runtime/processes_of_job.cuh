@@ -37,7 +37,7 @@ inline void check_pipeline(const Control& control) {
 
 inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, JobWork train, JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
-  require_agreement(control, "program", program_checksum(), "start the same build on every host");
+  require_agreement(control, "program", {program_checksum()}, "start the same build on every host");
   const std::vector<std::string> words(argv + 1, argv + argc);
   refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
