@@ -101,9 +101,8 @@ class TensorFiles {
   void drop_tied_head() {
     auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
     if (head == stored_.end() || embedding == stored_.end()) return;
-    if (!same_values(head->second, embedding->second)) {
+    if (!same_values(head->second, embedding->second))
       fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head: give such weights");
-    }
     stored_.erase(head);
   }
 
@@ -133,9 +132,8 @@ class TensorFiles {
     if (const size_t at = name.find("transformer."); at != name.npos) name.erase(at, std::strlen("transformer."));
     // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
     if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) return;
-    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second)
       fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
-    }
   }
 
   std::filesystem::path folder_;
