@@ -23,8 +23,7 @@ inline int run_job(const Options& options, Control& control, Mesh& mesh, JobWork
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device())};
   control.while_waiting([stream] { is_ready(stream); });
-  int code = 0;
-  end_job_on_error(control, [&] { code = work(job); });
+  const int code = end_job_on_error(control, [&] { return work(job); });
   control.while_waiting([] {});
   cudaStreamDestroy(stream);
   return code;
@@ -37,7 +36,7 @@ inline void check_pipeline(const Control& control) {
 
 inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, JobWork train, JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
-  require_agreement(control, "program", program_checksum(), "start the same build on every host");
+  require_agreement(control, "program", {program_checksum()}, "start the same build on every host");
   const std::vector<std::string> words(argv + 1, argv + argc);
   refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
@@ -55,9 +54,8 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   control.watch(recorder, 15, options->collective_timeout);
   if (options->check_ranks && control.rank() == 0) note_network();
   Mesh mesh(control, options->mesh, device, recorder, {options->cp_method == "ulysses", options->sms});
-  int code = 0;
-  end_job_on_error(control, [&] { code = run_job(*options, control, mesh, options->generate ? generate : train); });
-  return code;
+  const JobWork work = options->generate ? generate : train;
+  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, work); });
 }
 
 // The whole of a process. train, generate: what the job does, as the options ask.
@@ -65,19 +63,17 @@ inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
   prepare_process();
   FlightRecorder recorder;
   Control alone;
-  std::unique_ptr<Control> control;
-  end_job_on_error(alone, [&] {
+  const std::unique_ptr<Control> control = end_job_on_error(alone, [&] {
     const Launch launch = find_launch();
     prepare_cuda(launch);
-    control = start_control(launch);
+    return start_control(launch);
   });
-  int code = 0;
-  end_job_on_error(*control, [&] {
-    code = run_rank(argc, argv, *control, recorder, train, generate);
+  return end_job_on_error(*control, [&] {
+    const int code = run_rank(argc, argv, *control, recorder, train, generate);
     const uint64_t ending = recorder.enter("MPI_Finalize", 0);
     end_mpi();
     recorder.leave(ending);
     control->finish();
+    return code;
   });
-  return code;
 }

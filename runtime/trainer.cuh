@@ -50,7 +50,8 @@ class Trainer {
 
   // Claims the run folder, says what will be trained, and opens the logs.
   void begin() {
-    const RankPlan own = allocated(*model_, job_.mesh, job_.control.rank(), batches_.buffers(), checkpoints_->snapshot_bytes());
+    const RankPlan own = rank_plan(*model_, job_.mesh, job_.control.rank(), batches_.buffers().memory().categories(),
+                                   checkpoints_->snapshot_bytes());
     plan_ = gathered_plan(job_.control, device_, own);
     describe(job_, *model_, data_, memory_text(*plan_), steps_done());
     print_batch_hint(o_, planned_run(o_));

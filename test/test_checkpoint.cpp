@@ -22,6 +22,7 @@
 #include "runtime/checkpoints/shared_checkpoint.h"
 #include "test/fake_parameters.h"
 #include "test/ranks.h"
+#include "test/save_checkpoint.h"
 
 using Values = std::map<std::pair<char, std::string>, std::vector<float>>;
 

@@ -27,12 +27,7 @@ std::string listed(std::string_view joined) {
 
 std::string program_checksum() {
   std::ifstream file("/proc/self/exe", std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  return xxh3(bytes);
-}
-
-void require_agreement(Control& control, const std::string& name, const std::string& mine, const std::string& cure) {
-  require_agreement(control, name, std::vector<std::string>{mine}, cure);
+  return xxh3(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,

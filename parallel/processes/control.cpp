@@ -8,7 +8,6 @@
 #include <cstring>
 #include <filesystem>
 #include <ranges>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -31,30 +30,24 @@ std::string reason(int error) { return error ? std::string(" (") + std::strerror
 
 std::string seconds(double number) { return concat(number, " s"); }
 
-// Several texts as one: their number and their sizes (uint64 each), then their bytes.
+// Several texts as one: the size of each (uint64), then its bytes.
 std::string as_one(const std::vector<std::string>& texts) {
-  std::string numbers, bytes;
-  const auto add = [&](uint64_t number) { numbers.append(reinterpret_cast<const char*>(&number), sizeof number); };
-  add(texts.size());
+  std::string all;
   for (const std::string& text : texts) {
-    add(text.size());
-    bytes += text;
+    const uint64_t size = text.size();
+    all.append(reinterpret_cast<const char*>(&size), sizeof size).append(text);
   }
-  return numbers + bytes;
+  return all;
 }
 
 // The way back.
-std::vector<std::string> split(const std::string& text) {
-  const auto number = [&](size_t i) {
-    uint64_t value;
-    std::memcpy(&value, text.data() + i * sizeof value, sizeof value);
-    return value;
-  };
+std::vector<std::string> split(const std::string& all) {
   std::vector<std::string> texts;
-  size_t at = (1 + number(0)) * sizeof(uint64_t);
-  for (size_t i = 1; i <= number(0); ++i) {
-    texts.push_back(text.substr(at, number(i)));
-    at += number(i);
+  for (size_t at = 0; at < all.size(); at += texts.back().size()) {
+    uint64_t size;
+    std::memcpy(&size, all.data() + at, sizeof size);
+    at += sizeof size;
+    texts.push_back(all.substr(at, size));
   }
   return texts;
 }
@@ -165,10 +158,8 @@ std::vector<std::string> Control::meet(const char* name, const Place& place, Fra
     throw std::length_error("all_gather of " + std::to_string(mine.size()) + " bytes a rank: use a collective");
   FlightRecorder* recorder = recorder_;
   const uint64_t sequence = recorder ? recorder->enter(name, 0, patience) : 0;
-  std::ostringstream contribution;
-  contribution << name << " (" << std::filesystem::path(place.file_name()).filename().string() << ":" << place.line() << ")\n"
-               << mine;
-  submit({type, contribution.str()});
+  const std::filesystem::path file = std::filesystem::path(place.file_name()).filename();
+  submit({type, concat(name, " (", file, ":", place.line(), ")\n", mine)});
   std::unique_lock lock(mutex_);
   while (!gathered_changed_.wait_for(lock, std::chrono::milliseconds(1), [this] { return !gathered_.empty(); })) {
     lock.unlock();

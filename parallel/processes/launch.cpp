@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <random>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -26,6 +25,7 @@ const bool has_mpi = false;
 #endif
 
 #include "parallel/processes/error.h"
+#include "parallel/processes/text.h"
 
 namespace {
 
@@ -98,14 +98,6 @@ std::vector<std::string> own_addresses() {
   return addresses;
 }
 
-std::string describe_rank_0(const Listener& listener) {
-  std::random_device random("/dev/urandom");
-  std::ostringstream text;
-  text << listener.port() << " " << std::hex << random() << random() << random() << random();
-  for (const std::string& address : own_addresses()) text << " " << address;
-  return text.str();
-}
-
 std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) {
   int level = 0, rank = 0, size = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
@@ -118,7 +110,8 @@ std::unique_ptr<Control> start_over_mpi(const Launch& launch, double timeout_s) 
 
   std::optional<Listener> listener;
   if (rank == 0) listener.emplace(int(master_port().value_or(0)));
-  std::string text = rank == 0 ? describe_rank_0(*listener) : "";
+  std::string text;
+  if (listener) text = concat(listener->port(), ' ', random_digits(), ' ', joined(own_addresses(), {}, " "));
   text.resize(4096);
   MPI_Bcast(text.data(), int(text.size()), MPI_CHAR, 0, MPI_COMM_WORLD);
   std::istringstream words(text.c_str());

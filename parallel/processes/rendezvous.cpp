@@ -13,15 +13,9 @@
 #include "parallel/processes/error.h"
 #include "parallel/processes/text.h"
 
-namespace {
-
 constexpr double answer_patience_s = 10;  // how long a client waits for the server's answer
 
-}  // namespace
-
-Peer this_process() {
-  return {host_name(), getpid(), nullptr};
-}
+Peer this_process() { return {host_name(), getpid(), nullptr}; }
 
 std::string who(const Peers& peers, int rank) {
   const Peer& peer = peers[size_t(rank)];
@@ -64,9 +58,7 @@ RendezvousServer::RendezvousServer(Listener listener, int size, const std::strin
   peers_[0] = this_process();
   rlimit files;
   getrlimit(RLIMIT_NOFILE, &files);
-  files.rlim_cur = files.rlim_max;  // one connection for each rank is needed
-  setrlimit(RLIMIT_NOFILE, &files);
-  if (files.rlim_max < rlim_t(size) + 64)
+  if (files.rlim_max < rlim_t(size) + 64)  // one connection for each rank is needed; prepare_process() allows them all
     fail("rank 0 may open ", files.rlim_max, " files, and ", size, " ranks need ", size + 64, ": raise ulimit -n there");
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <random>
 
 #include <unistd.h>
 
@@ -24,5 +25,10 @@ std::string host_name() {
 }
 
 std::string hexadecimal(uint64_t number) { return formatted("%016llx", static_cast<unsigned long long>(number)); }
+
+std::string random_digits() {
+  std::random_device random("/dev/urandom");
+  return formatted("%08x%08x%08x%08x", random(), random(), random(), random());
+}
 
 std::string xxh3(std::string_view bytes) { return hexadecimal(XXH3_64bits(bytes.data(), bytes.size())); }

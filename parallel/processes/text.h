@@ -22,5 +22,8 @@ std::string host_name();
 // The number in 16 hexadecimal digits.
 std::string hexadecimal(uint64_t number);
 
+// 32 random hexadecimal digits, which nobody can guess.
+std::string random_digits();
+
 // The 64-bit XXH3 checksum (https://xxhash.com), hexadecimal. It is not secure against attackers.
 std::string xxh3(std::string_view bytes);

@@ -6,12 +6,13 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <system_error>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "parallel/processes/error.h"
+#include "parallel/processes/text.h"
 #include "runtime/input/files.h"
 #include "runtime/input/json_fields.h"
 
@@ -60,18 +61,16 @@ bool same_values(const StoredTensor& a, const StoredTensor& b) {
 
 // The files that an index lists, {"weight_map": {"TENSOR": "FILE", ...}}. They lie in the same folder.
 std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& index) {
-  std::vector<std::filesystem::path> files;
+  std::set<std::filesystem::path> files;
   const nlohmann::json json = read_json_object(index);
   if (!json.contains("weight_map") || !json["weight_map"].is_object()) fail(index, ": has no weight_map: get it again");
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     if (!is_file_name(name))
       fail(index, ": ", excerpt(tensor), " lies in ", excerpt(file.dump()), ", not a file of this folder: get it again");
-    files.push_back(index.parent_path() / name);
+    files.insert(index.parent_path() / name);
   }
-  std::sort(files.begin(), files.end());
-  files.erase(std::unique(files.begin(), files.end()), files.end());
-  return files;
+  return {files.begin(), files.end()};
 }
 
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder) {
@@ -102,9 +101,8 @@ class TensorFiles {
   void drop_tied_head() {
     auto head = stored_.find("lm_head.weight"), embedding = stored_.find("wte.weight");
     if (head == stored_.end() || embedding == stored_.end()) return;
-    if (!same_values(head->second, embedding->second)) {
+    if (!same_values(head->second, embedding->second))
       fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head: give such weights");
-    }
     stored_.erase(head);
   }
 
@@ -133,11 +131,9 @@ class TensorFiles {
     std::string name = tensor.name;
     if (const size_t at = name.find("transformer."); at != name.npos) name.erase(at, std::strlen("transformer."));
     // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
-    bool mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    if (mask) return;
-    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second) {
+    if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) return;
+    if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second)
       fail(file.path(), ": tensor ", excerpt(name), " is stored twice: remove one");
-    }
   }
 
   std::filesystem::path folder_;
@@ -152,10 +148,7 @@ std::string file_prefix(State state) { return state_prefix(state) + "transformer
 
 // ---- which checkpoints there are --------------------------------------------------------------------------
 
-std::string checkpoint_name(size_t step) {
-  std::string digits = std::to_string(step);
-  return "step_" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
-}
+std::string checkpoint_name(size_t step) { return formatted("step_%08zu", step); }
 
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
   std::vector<Checkpoint> checkpoints;
@@ -171,9 +164,8 @@ std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& out) {
 }
 
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& out) {
-  std::vector<Checkpoint> checkpoints = list_checkpoints(out);
-  if (checkpoints.empty()) return std::nullopt;
-  return checkpoints.back();
+  const std::vector<Checkpoint> checkpoints = list_checkpoints(out);
+  return checkpoints.empty() ? std::nullopt : std::optional(checkpoints.back());
 }
 
 void remove_partial_checkpoints(const std::filesystem::path& out) {

@@ -124,9 +124,7 @@ std::vector<int> CheckpointWriter::with_tp_groups(const std::vector<int>& some) 
 std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
   std::set<std::string> hosts;
   for (int rank : some) hosts.insert(ranks_.hosts[size_t(rank)]);
-  std::string text;
-  for (const std::string& host : hosts) text += (text.empty() ? " (" : ", ") + host;
-  return rank_list(some) + text + ")";
+  return rank_list(some) + " (" + joined(hosts) + ")";
 }
 
 void CheckpointWriter::prune(size_t keep, size_t keep_every) {
@@ -376,12 +374,4 @@ void CheckpointWriter::write() {
     }
   for (const auto& [rank, manifest] : manifests_) write_file(partial_ / manifest.name(), manifest.text());
   sync_folder(partial_);
-}
-
-void save_checkpoint(const std::filesystem::path& out, size_t step, const CheckpointContent& content,
-                     size_t shard_bytes) {
-  CheckpointWriter writer(out, shard_bytes, {});
-  std::string problem = writer.begin(step, content);
-  if (problem.empty()) problem = writer.complete();
-  if (!problem.empty()) fail(problem);
 }

@@ -141,7 +141,3 @@ class CheckpointWriter {
   std::string problem_;
   std::thread thread_, pruning_;
 };
-
-// Writes a checkpoint and waits for it. Fails with the reason.
-void save_checkpoint(const std::filesystem::path& out, size_t step, const CheckpointContent& content,
-                     size_t shard_bytes = size_t(5'000'000'000));

@@ -40,9 +40,8 @@ ModelShape load_shape(const std::filesystem::path& folder) {
   nlohmann::json config = read_json_object(path);
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {
     nlohmann::json found = config.value(key, when_missing);
-    if (found != wanted) {
+    if (found != wanted)
       fail(path, ": ", key, " is ", excerpt(found.dump()), ", this trainer supports only ", wanted.dump(), ": give such weights");
-    }
   };
   require("model_type", "gpt2", nullptr);
   require("activation_function", "gelu_new", "gelu_new");

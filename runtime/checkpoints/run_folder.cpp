@@ -106,23 +106,20 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
   const std::filesystem::path& from = start.resume_from;
   std::optional<Checkpoint> checkpoint;
   if (start.resume) checkpoint = find_checkpoint(from.empty() ? out : from);
-  if (!from.empty() && !checkpoint) {
+  if (!from.empty() && !checkpoint)
     fail(start.option, " ", from, ": holds no checkpoint: give a run's folder or one of its step_ folders, or --init");
-  }
   if (out.empty()) return checkpoint;
   const bool goes_on = continues(out, start, checkpoint);
-  if (goes_on && start.overwrite) {
+  if (goes_on && start.overwrite)
     fail("--resume continues the run in ", out, ", --overwrite deletes it: give one of them");
-  }
   if (start.overwrite && !start.init.empty())
     for (const Checkpoint& doomed : list_checkpoints(out))
       if (is_or_lies_in(start.init, doomed.folder))
         fail("--init ", start.init, ": --overwrite would delete it, as a checkpoint of --out ", out,
              ": choose another --out, or move it away first");
-  if (!goes_on && !start.overwrite && holds_run(out)) {
+  if (!goes_on && !start.overwrite && holds_run(out))
     fail("--out ", out,
          ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
-  }
   return checkpoint;
 }
 

@@ -12,7 +12,6 @@
 // With several ranks the folder is the one that rank 0 sees (runtime/checkpoints/shared_checkpoint.h).
 #pragma once
 
-#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <functional>

@@ -71,10 +71,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
   const size_t size = file_.size();
   if (size < sizeof header_bytes) fail(path_, ": has ", size, " bytes: it is cut short or no safetensors file", download_again);
   file_.read(0, &header_bytes, sizeof header_bytes);
-  if (header_bytes > longest_header || header_bytes > size - sizeof header_bytes) {
+  if (header_bytes > longest_header || header_bytes > size - sizeof header_bytes)
     fail(path_, ": says its header has ", header_bytes, " bytes, the file has ", size,
          " and a header at most ", longest_header, ": it is cut short or no safetensors file", download_again);
-  }
   data_begin_ = sizeof header_bytes + header_bytes;
   data_bytes_ = size - data_begin_;
   std::string header(header_bytes, 0);
@@ -90,9 +89,8 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
 
 void SafetensorsFile::read(const TensorInfo& tensor, size_t first, size_t count, float* to) const {
   size_t elements = element_count(tensor.shape);
-  if (first > elements || count > elements - first) {
+  if (first > elements || count > elements - first)
     fail(path_, ": ", excerpt(tensor.name), " has ", elements, " elements, not ", first, " + ", count);
-  }
   const size_t offset = data_begin_ + tensor.begin + first * bytes_per_element(tensor.dtype);
   if (tensor.dtype == "F32") {
     file_.read(offset, to, count * sizeof(float));
@@ -153,20 +151,17 @@ void SafetensorsFile::add_entry(const std::string& name, const nlohmann::json& e
   TensorInfo tensor{name, fields.text("dtype"), sizes("shape"), 0, 0};
   size_t bytes = bytes_per_element(tensor.dtype);
   if (bytes == 0) refuse(name, "has unknown dtype " + excerpt(tensor.dtype));
-  for (size_t extent : tensor.shape) {
+  for (size_t extent : tensor.shape)
     if (__builtin_mul_overflow(bytes, extent, &bytes)) refuse(name, "has a shape too large to count");
-  }
   std::vector<size_t> offsets = sizes("data_offsets");
   if (offsets.size() != 2) refuse(name, "has " + std::to_string(offsets.size()) + " data_offsets, not two");
   tensor.begin = offsets[0];
   tensor.end = offsets[1];
   std::string range = "data_offsets " + std::to_string(tensor.begin) + " to " + std::to_string(tensor.end);
-  if (tensor.begin > tensor.end || tensor.end > data_bytes_) {
+  if (tensor.begin > tensor.end || tensor.end > data_bytes_)
     refuse(name, range + " lie outside the file's " + std::to_string(data_bytes_) + " bytes of data");
-  }
-  if (tensor.end - tensor.begin != bytes) {
+  if (tensor.end - tensor.begin != bytes)
     refuse(name, range + " do not span its " + std::to_string(bytes) + " bytes");
-  }
   tensors_.push_back(std::move(tensor));
 }
 
@@ -175,9 +170,8 @@ void SafetensorsFile::index_tensors() {
   std::sort(tensors_.begin(), tensors_.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
-  for (size_t i = 0; i < tensors_.size(); ++i) {
+  for (size_t i = 0; i < tensors_.size(); ++i)
     if (!index_.emplace(tensors_[i].name, i).second) refuse(tensors_[i].name, "appears twice");
-  }
   size_t position = 0;
   for (const TensorInfo& tensor : tensors_) {
     if (tensor.begin < position) refuse(tensor.name, "overlaps another tensor");
@@ -219,9 +213,8 @@ size_t SafetensorsWriter::offset(const std::string& name, size_t first, size_t c
   auto found = places_.find(name);
   if (found == places_.end()) fail(file_.path(), ": has no tensor ", excerpt(name));
   const Place& place = found->second;
-  if (first > place.elements || count > place.elements - first) {
+  if (first > place.elements || count > place.elements - first)
     fail(file_.path(), ": ", excerpt(name), " has ", place.elements, " elements, not ", first, " + ", count);
-  }
   return header_.size() + place.begin + first * sizeof(float);
 }
 
@@ -238,7 +231,5 @@ void SafetensorsWriter::reserve(size_t bytes) {
   int error = posix_fallocate(file_.descriptor(), 0, off_t(bytes));
   // Not every file system can do that. On others a full disk is noticed only while writing.
   if (error == EOPNOTSUPP || error == EINVAL) error = ftruncate(file_.descriptor(), off_t(bytes)) == 0 ? 0 : errno;
-  if (error != 0) {
-    fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error));
-  }
+  if (error != 0) fail(file_.path(), ": cannot reserve ", bytes, " bytes: ", std::strerror(error));
 }

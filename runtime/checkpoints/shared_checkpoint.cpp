@@ -47,10 +47,7 @@ std::vector<Checkpoint> share(const std::vector<Checkpoint>& mine, const RankGro
   return shared;
 }
 
-struct FileSize {
-  std::string name;
-  size_t bytes;
-};
+using FileSize = std::pair<std::string, size_t>;  // name, bytes
 
 // Collective: each rank does one step of the copy. If it fails on one rank, it fails on all, with the same reason.
 template <class Work>
@@ -61,7 +58,7 @@ void copy_together(const RankGroup& ranks, Work work) {
 
 // Collective: returns the files of rank 0's checkpoint on all ranks: its manifests, and the files that they list.
 std::vector<FileSize> share_files(const std::filesystem::path& folder, const RankGroup& ranks) {
-  nlohmann::json list = nlohmann::json::array();
+  std::vector<FileSize> files;
   copy_together(ranks, [&] {
     if (!ranks.is_first()) return;
     std::set<std::string> names;
@@ -69,11 +66,9 @@ std::vector<FileSize> share_files(const std::filesystem::path& folder, const Ran
       names.insert(manifest.name());
       for (const Extent& extent : manifest.extents) names.insert(extent.file);
     }
-    for (const std::string& name : names) list.push_back({name, File(folder / name, O_RDONLY).size()});
+    for (const std::string& name : names) files.emplace_back(name, File(folder / name, O_RDONLY).size());
   });
-  std::vector<FileSize> files;
-  for (const auto& entry : nlohmann::json::parse(ranks.all_gather(list.dump())[0])) files.push_back({entry.at(0), entry.at(1)});
-  return files;
+  return nlohmann::json::parse(ranks.all_gather(nlohmann::json(files).dump())[0]);
 }
 
 // Collective: copies rank 0's file `from` to `to` on the ranks where `writes` is true.

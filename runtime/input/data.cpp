@@ -40,9 +40,8 @@ std::vector<std::string> matching_files(const std::vector<std::string>& patterns
       if (std::filesystem::is_regular_file(path, not_there)) files.push_back(path);
     }
     globfree(&matches);
-    if (files.size() == before) {
+    if (files.size() == before)
       fail("data '", pattern, "' matches no regular file: check the path, and quote globs against the shell");
-    }
   }
   std::sort(files.begin(), files.end());
   files.erase(std::unique(files.begin(), files.end()), files.end());
@@ -56,19 +55,17 @@ size_t tokens_in_shard(const File& file) {
   const char* cure = ": write shards with data/tokenize.py";
   const std::filesystem::path& path = file.path();
   size_t size = file.size();
-  if (size < header_bytes) {
+  if (size < header_bytes)
     fail(path, ": has ", size, " bytes, a token shard starts with a header of ", header_bytes, cure);
-  }
   int32_t header[3];
   file.read(0, header, sizeof header);
   if (header[0] != magic) fail(path, ": starts with ", header[0], ", a token shard with ", magic, cure);
   if (header[1] != version) fail(path, ": has version ", header[1], ", not ", version, cure);
   if (header[2] < 0) fail(path, ": its header says ", header[2], " tokens", cure);
   size_t tokens = size_t(header[2]), wanted = header_bytes + tokens * sizeof(uint16_t);
-  if (size != wanted) {
+  if (size != wanted)
     fail(path, ": its header says ", tokens, " tokens, which take ", wanted, " bytes, it has ", size,
          size < wanted ? ": it is cut short" : ": it has foreign bytes at its end", ": write it again");
-  }
   return tokens;
 }
 
@@ -94,9 +91,8 @@ TokenData::TokenData(const std::vector<std::string>& patterns) : open_files_(ope
   std::vector<std::string> paths = matching_files(patterns), empty;
   is_text_ = !is_shard(paths.front());
   for (const std::string& path : paths) {
-    if (is_shard(path) == is_text_) {
+    if (is_shard(path) == is_text_)
       fail("data mixes text and .bin token shards ('", paths.front(), "', '", path, "'): give one kind");
-    }
     const FileStamp stamp = stamp_of(path);
     const File file(path, for_reading);
     const size_t tokens_in_file = is_text_ ? file.size() : tokens_in_shard(file);
@@ -114,11 +110,10 @@ TokenData::TokenData(const std::vector<std::string>& patterns) : open_files_(ope
 size_t TokenData::samples(int T) const {
   if (T < 1) fail("sequence length ", T, " is not positive");
   size_t count = (tokens() - 1) / size_t(T);
-  if (count == 0) {
+  if (count == 0)
     fail("data '", files_.front().path, "'", files() > 1 ? " and others hold " : " holds ", tokens(),
          " tokens, one sample of sequence length ", T, " needs ", size_t(T) + 1,
          ": give more data or a shorter sequence");
-  }
   return count;
 }
 

@@ -151,9 +151,8 @@ void replace_file(const std::filesystem::path& path, std::string_view content) {
 void sync_folder(const std::filesystem::path& path) {
   File folder(path, O_RDONLY | O_DIRECTORY);
   // Some network file systems cannot flush a folder and say EINVAL.
-  if (fsync(folder.descriptor()) != 0 && errno != EINVAL) {
+  if (fsync(folder.descriptor()) != 0 && errno != EINVAL)
     fail(path, ": cannot flush the folder to disk: ", std::strerror(errno));
-  }
 }
 
 bool is_file_name(const std::string& name) {

@@ -1,9 +1,7 @@
 #include "runtime/input/options.h"
 
-#include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <map>
 #include <system_error>
 #include <type_traits>
 

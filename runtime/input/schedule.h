@@ -24,17 +24,15 @@ struct LearningRateSchedule {
 
 inline void validate(const LearningRateSchedule& schedule) {
   const auto& [kind, lr, min_lr, steps, warmup, cooldown] = schedule;
-  if (kind != "cosine" && kind != "constant" && kind != "wsd") {
+  if (kind != "cosine" && kind != "constant" && kind != "wsd")
     fail("--schedule ", excerpt(kind), " is unknown: give cosine, constant or wsd");
-  }
   if (!std::isfinite(lr) || lr < 0) fail("--lr ", lr, " is no learning rate: give a number from 0");
   if (!(min_lr >= 0 && min_lr <= lr)) fail("--min-lr ", min_lr, " does not lie between 0 and --lr ", lr, ": lower it, or raise --lr");
   if (warmup > steps) fail("--warmup ", warmup, " is longer than --steps ", steps, ": lower it, or train longer");
   if (cooldown > 0 && kind != "wsd") fail("--cooldown ", cooldown, " belongs to --schedule wsd, not ", kind, ": leave it out");
   if (cooldown == 0 && kind == "wsd") fail("--schedule wsd needs --cooldown N: the last steps, in which the rate falls");
-  if (cooldown > steps - warmup) {
+  if (cooldown > steps - warmup)
     fail("--warmup ", warmup, " and --cooldown ", cooldown, " together are longer than --steps ", steps, ": lower one, or train longer");
-  }
 }
 
 // How many steps of `step_s` seconds fit in `seconds`, with a validation of `validation_s` seconds after every `every`

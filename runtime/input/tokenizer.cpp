@@ -118,11 +118,10 @@ std::string Tokenizer::decode(const std::vector<int>& ids) const {
 }
 
 std::vector<int> Tokenizer::encode(std::string_view text) const {
-  if (!is_bytes() && ranks_.empty()) {
+  if (!is_bytes() && ranks_.empty())
     fail("text is turned into tokens by vocab.json and merges.txt, or tokenizer.json, which ",
          folder_.empty() ? "are not given" : folder_.string() + " lacks",
          ": put them there, start from an --init folder that has them, or give no --prompt");
-  }
   std::vector<int> ids;
   for (size_t begin = 0, length; begin < text.size(); begin += length) {
     length = added_token_at(text.substr(begin));
@@ -149,9 +148,8 @@ size_t Tokenizer::added_token_at(std::string_view text) const {
 }
 
 size_t Tokenizer::word_end(std::string_view text, size_t start) {
-  for (std::string_view suffix : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}) {
+  for (std::string_view suffix : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"})
     if (text.substr(start).starts_with(suffix)) return start + suffix.size();
-  }
   auto run_end = [&](size_t from) {
     size_t end = from;
     while (end < text.size() && class_of(text[end]) == class_of(text[from])) ++end;

@@ -1,7 +1,6 @@
 #include "runtime/planner/cluster.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 #include <system_error>
 #include <vector>

@@ -34,12 +34,6 @@ inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const 
   return plan;
 }
 
-// What this rank has allocated.
-inline RankPlan allocated(const Model& model, const Mesh& mesh, int rank, const BatchBuffers& buffers,
-                          size_t snapshot) {
-  return rank_plan(model, mesh, rank, buffers.memory().categories(), snapshot);
-}
-
 // Of a GPU that is not here. What cuDNN needs for attention in 16 bits is known only after it has planned on its
 // device; on Hopper it is 2·B·NH·T² bytes (dev/README.md), of the rows and heads that a rank has during attention.
 inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {

@@ -1,7 +1,6 @@
 #include "runtime/planner/search.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cmath>
 
 #include <nlohmann/json.hpp>

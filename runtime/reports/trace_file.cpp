@@ -56,11 +56,10 @@ std::string process_event(int rank, int stage) {
 }
 
 std::string trace_events(const Timeline& timeline, int rank) {
-  std::string events;
-  const auto add = [&](const std::string& event) { events += (events.empty() ? "" : ",\n") + event; };
-  for (const auto& [number, name] : timeline.streams) add(name_event("thread_name", rank, number, name));
-  for (const TracedRange& range : timeline.ranges) add(range_event(range, rank));
-  return events;
+  std::vector<std::string> events;
+  for (const auto& [number, name] : timeline.streams) events.push_back(name_event("thread_name", rank, number, name));
+  for (const TracedRange& range : timeline.ranges) events.push_back(range_event(range, rank));
+  return joined(events, {}, ",\n");
 }
 
 TraceFile::TraceFile(const std::filesystem::path& file, int rank) try

@@ -3,7 +3,6 @@
 // the same tokens on every mesh.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <vector>
 

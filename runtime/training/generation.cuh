@@ -1,7 +1,6 @@
 // Generates text from the model, for --sample-every, --sample-seconds and --generate.
 #pragma once
 
-#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <set>

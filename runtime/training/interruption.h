@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <string>
 
 #include <unistd.h>
@@ -25,14 +26,8 @@ inline void note_interruption(int signal) {
 class Interruption {
  public:
   // max_hours: the longest time that this process runs; 0: no limit
-  explicit Interruption(double max_hours) : max_hours_(max_hours) {
-    for (int signal : signals) std::signal(signal, note_interruption);
-    if (std::signal(SIGHUP, note_interruption) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
-  }
-  ~Interruption() {
-    for (int signal : signals) std::signal(signal, SIG_DFL);
-    if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
-  }
+  explicit Interruption(double max_hours) : max_hours_(max_hours) { handle_signals(note_interruption); }
+  ~Interruption() { handle_signals(SIG_DFL); }
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
@@ -40,17 +35,15 @@ class Interruption {
 
   // Why this rank stops.
   std::string reason() const {
-    switch (interrupting_signal) {
-      case SIGTERM: return "SIGTERM";
-      case SIGINT: return "SIGINT";
-      case SIGUSR1: return "SIGUSR1";
-      case SIGHUP: return "SIGHUP";
-    }
+    if (const int signal = interrupting_signal) return std::string("SIG") + sigabbrev_np(signal);
     return time_is_up() ? "--max-hours" : "another rank was asked to stop";
   }
 
  private:
-  static constexpr int signals[] = {SIGTERM, SIGINT, SIGUSR1};
+  static void handle_signals(void (*handler)(int)) {
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, handler);
+    if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+  }
 
   bool time_is_up() const {
     const std::chrono::duration<double, std::ratio<3600>> hours = std::chrono::steady_clock::now() - start_;

@@ -4,13 +4,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <iomanip>
 #include <numeric>
 #include <random>
-#include <sstream>
 #include <utility>
 
 #include "parallel/processes/process.h"
+#include "parallel/processes/text.h"
 
 namespace {
 
@@ -100,12 +99,9 @@ std::string generate_texts(const Sampler& sampler, int count, size_t positions, 
   }
   require_printed();
   if (steps < 2) return "";
-  const double taken = seconds(prefilled, Clock::now()), tokens = double(steps - 1) * count;
-  std::ostringstream line;
-  line << std::fixed << std::setprecision(1) << tokens / taken << " tokens/s; the prompt took " << 1e3 * seconds(begin, prefilled)
-       << " ms for ";
-  if (const size_t unseen = first_seen(sampler.prompt_tokens(), positions))
-    line << "the last " << sampler.prompt_tokens() - unseen << " of its ";
-  line << sampler.prompt_tokens() << " tokens";
-  return line.str();
+  const double rate = double(steps - 1) * count / seconds(prefilled, Clock::now());
+  const size_t prompt = sampler.prompt_tokens(), unseen = first_seen(prompt, positions);
+  const std::string seen = unseen ? formatted("the last %zu of its ", prompt - unseen) : "";
+  return formatted("%.1f tokens/s; the prompt took %.1f ms for %s%zu tokens", rate, 1e3 * seconds(begin, prefilled),
+                   seen.c_str(), prompt);
 }

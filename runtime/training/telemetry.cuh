@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "parallel/processes/text.h"
 #include "runtime/checkpoints/run_folder.h"

@@ -1,7 +1,6 @@
 #include "runtime/training/tensor_log.cuh"
 
 #include <array>
-#include <cstdio>
 
 #include <nlohmann/json.hpp>
 

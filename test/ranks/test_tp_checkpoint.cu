@@ -3,6 +3,7 @@
 #include "parallel/zero.cuh"
 #include "runtime/checkpoints/checkpoint_writer.h"
 #include "test/ranks/ranks.cuh"
+#include "test/save_checkpoint.h"
 #include "test/temporary_folder.h"
 
 namespace {
