@@ -13,7 +13,7 @@ if [ $# -eq 0 ]; then files=(kernels/*.cuh kernels/*/*.cuh); fi
 copy=build/remove_barriers
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=4 halt_on_error=1'
 mkdir -p $copy
-cp -r Makefile cpu dev kernels test $copy
+cp -r Makefile cpu dev kernels parallel test $copy
 
 # The first report on standard input with both sides in kernels/: "FILE:LINE and FILE:LINE", preferably of file $1 and
 # not of a helper that it calls.
