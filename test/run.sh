@@ -32,11 +32,13 @@ run_one() {
   read -r p f s < <(sed -n 's/^cases: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$log")
   if [ -z "$s" ] || { [ $status -ne 0 ] && [ "$f" -eq 0 ]; }; then f=1; fi  # it crashed
   echo "${p:=0} $f ${s:=0}" > "$counts/$(basename "$log")"
-  if [ "$f" -gt 0 ]; then  # said again at the end, where it is seen
+  local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)))
+  if [ "$f" -gt 0 ]; then
+    line+=$'\n'$(cat "$log")
+    # said again at the end, where it is seen
     { echo "failed: $label $2 ($log)"; grep -m 6 -A 1 ' ERROR: ' "$log" || tail -3 "$log"; } > "$counts/$(basename "$log").failed"
   fi
-  local line; line=$(printf '%-28s %-10s %4d passed %3d failed %3d skipped  %3d s' "$label" "$2" "$p" "$f" "$s" $((SECONDS - start)))
-  if [ "$f" -gt 0 ]; then echo "$line"$'\n'"$(cat "$log")"; else echo "$line"; fi
+  echo "$line"
 }
 
 run_scheduled() {  # name

@@ -288,12 +288,9 @@ matmul_wgmma_kernel(const __grid_constant__ TensorMap a, const __grid_constant__
   extern __shared__ __align__(1024) char boxes[];
   Shared<Way, T>& shared = *reinterpret_cast<Shared<Way, T>*>(boxes);
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Way::stages; ++stage) {
-      init_barrier(shared.full[stage], 1);
-      init_barrier(shared.empty[stage], Way::blocks * Way::readers * warpgroup / 32);
-    }
-    for (int consumer = 0; Way::readers == 1 && consumer < consumers; ++consumer)
-      init_barrier(shared.started[consumer], warpgroup);
+    init_barriers(shared.full, 1);
+    init_barriers(shared.empty, Way::blocks * Way::readers * warpgroup / 32);
+    if (Way::readers == 1) init_barriers(shared.started, warpgroup);
     share_barriers();
   }
   sync<Way>();  // the barriers of all are made

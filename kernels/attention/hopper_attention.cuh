@@ -328,11 +328,6 @@ __device__ inline void consume(Shared<Float, HS>& shared, const Problem& problem
   if (threadIdx.x % 32 == 0) wait_for_stores<0>();
 }
 
-template <int count>
-__device__ inline void init_barriers(Barrier (&barriers)[count], int arrivals) {
-  for (Barrier& barrier : barriers) init_barrier(barrier, arrivals);
-}
-
 template <class Float, int HS>
 __global__ void __launch_bounds__(threads, 1)
 forward_kernel(const __grid_constant__ Problem problem, float* lse, float scale) {

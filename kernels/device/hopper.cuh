@@ -435,6 +435,12 @@ __device__ inline void take_registers() {
 #include "cpu/hopper.h"
 #endif
 
+// Makes all barriers of an array, as init_barrier() makes one.
+template <int count>
+__device__ inline void init_barriers(Barrier (&barriers)[count], int arrivals) {
+  for (Barrier& barrier : barriers) init_barrier(barrier, arrivals);
+}
+
 // Do the card and the program have the instructions of this file?
 inline bool has_wgmma() {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
