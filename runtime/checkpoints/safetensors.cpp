@@ -65,14 +65,14 @@ float float_from_fp16(uint16_t bits) {
   return std::bit_cast<float>(sign | wide_exponent << 23 | mantissa << 13);
 }
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path, for_reading) {
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path, for_reading) {
   constexpr uint64_t longest_header = 100'000'000;  // the limit of the format's own library
   uint64_t header_bytes;
   const size_t size = file_.size();
-  if (size < sizeof header_bytes) fail(path_, ": has ", size, " bytes: it is cut short or no safetensors file", download_again);
+  if (size < sizeof header_bytes) fail(path, ": has ", size, " bytes: it is cut short or no safetensors file", download_again);
   file_.read(0, &header_bytes, sizeof header_bytes);
   if (header_bytes > longest_header || header_bytes > size - sizeof header_bytes)
-    fail(path_, ": says its header has ", header_bytes, " bytes, the file has ", size,
+    fail(path, ": says its header has ", header_bytes, " bytes, the file has ", size,
          " and a header at most ", longest_header, ": it is cut short or no safetensors file", download_again);
   data_begin_ = sizeof header_bytes + header_bytes;
   data_bytes_ = size - data_begin_;
@@ -90,7 +90,7 @@ const TensorInfo* SafetensorsFile::find(const std::string& name) const {
 void SafetensorsFile::read(const TensorInfo& tensor, size_t first, size_t count, float* to) const {
   size_t elements = element_count(tensor.shape);
   if (first > elements || count > elements - first)
-    fail(path_, ": ", excerpt(tensor.name), " has ", elements, " elements, not ", first, " + ", count);
+    fail(path(), ": ", excerpt(tensor.name), " has ", elements, " elements, not ", first, " + ", count);
   const size_t offset = data_begin_ + tensor.begin + first * bytes_per_element(tensor.dtype);
   if (tensor.dtype == "F32") {
     file_.read(offset, to, count * sizeof(float));
@@ -99,7 +99,7 @@ void SafetensorsFile::read(const TensorInfo& tensor, size_t first, size_t count,
   } else if (tensor.dtype == "F16") {
     read_16_bit<float_from_fp16>(file_, offset, count, to);
   } else {
-    fail(path_, ": ", excerpt(tensor.name), " is ", tensor.dtype,
+    fail(path(), ": ", excerpt(tensor.name), " is ", tensor.dtype,
          ", only F32, BF16 and F16 can be read: convert it");
   }
 }
@@ -116,7 +116,7 @@ void SafetensorsFile::read_header(std::string_view text) {
   auto on_event = [&](int depth, Event event, Json& parsed) {
     bool opens = event == Event::object_start || event == Event::array_start;
     bool no_object = event == Event::array_start || event == Event::value;
-    if (depth == 0 && no_object) fail(path_, ": header is no JSON object", download_again);
+    if (depth == 0 && no_object) fail(path(), ": header is no JSON object", download_again);
     if (depth == 1 && event == Event::key) {
       name = parsed.get<std::string>();
       values = 0;
@@ -132,7 +132,7 @@ void SafetensorsFile::read_header(std::string_view text) {
   try {
     std::ignore = Json::parse(text, on_event);
   } catch (const Json::exception& error) {
-    fail(path_, ": header is not valid JSON: ", excerpt(error.what()), download_again);
+    fail(path(), ": header is not valid JSON: ", excerpt(error.what()), download_again);
   }
 }
 
@@ -144,7 +144,7 @@ void SafetensorsFile::add_entry(const std::string& name, const nlohmann::json& e
     }
     return;
   }
-  JsonFields fields(path_.string() + ": " + excerpt(name), entry, download_again);
+  JsonFields fields(path().string() + ": " + excerpt(name), entry, download_again);
   const auto sizes = [&](const char* key) {
     return fields.list<size_t>(key, "counts", [](const auto& found) { return found.is_number_unsigned(); });
   };
@@ -179,11 +179,11 @@ void SafetensorsFile::index_tensors() {
     position = tensor.end;
   }
   size_t rest = data_bytes_ - position;
-  if (rest > 0) fail(path_, ": ", rest, " bytes at its end belong to no tensor", download_again);
+  if (rest > 0) fail(path(), ": ", rest, " bytes at its end belong to no tensor", download_again);
 }
 
 [[noreturn]] void SafetensorsFile::refuse(const std::string& name, const std::string& defect) const {
-  fail(path_, ": ", excerpt(name), " ", defect, download_again);
+  fail(path(), ": ", excerpt(name), " ", defect, download_again);
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::vector<NamedShape>& tensors,

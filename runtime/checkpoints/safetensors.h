@@ -52,7 +52,7 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -67,7 +67,6 @@ class SafetensorsFile {
   void index_tensors();
   [[noreturn]] void refuse(const std::string& name, const std::string& defect) const;
 
-  std::filesystem::path path_;
   File file_;
   size_t data_begin_;  // offset of the data in the file, after the header
   size_t data_bytes_;
