@@ -39,9 +39,7 @@ class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
       : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
-        ranks_(job.mesh.shape().dp), micro_batches_(job.options.micro_batches()), loss_weight_(float(1 / job.options.tokens())),
-        sent_(size_t(model.options().slots)),
-        buffers_(memory_for(model), job.stream) {}
+        ranks_(job.mesh.shape().dp), sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream) {}
 
   // The buffers that a model trains with.
   static BatchMemory memory_for(const Model& model) {
@@ -83,7 +81,7 @@ class Batches {
   Samples of_validation(size_t number) { return {*this, *data_.validation, number * size_t(options_.global_batch), false}; }
 
   BatchBuffers& buffers() { return buffers_; }
-  int micro_batches() const { return micro_batches_; }
+  int micro_batches() const { return options_.micro_batches(); }  // of a step, on this rank
 
  private:
   // The micro-batch's number in the step, counted over all data-parallel ranks.
@@ -93,9 +91,9 @@ class Batches {
     Batch batch = {.batch_size = options_.micro_batch, .positions = model_.positions()};
     if (model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
     batch.first = action.micro_batch == 0;
-    batch.last = action.micro_batch + 1 == micro_batches_;
+    batch.last = action.micro_batch + 1 == micro_batches();
     batch.training = samples.training_;
-    batch.loss_weight = loss_weight_;
+    batch.loss_weight = float(1 / options_.tokens());
     return batch;
   }
 
@@ -115,8 +113,6 @@ class Batches {
   const Datasets& data_;
   Bill& bill_;
   int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
-  int micro_batches_;    // of a step, on this rank
-  float loss_weight_;
   std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;
 };
