@@ -10,7 +10,7 @@
 // The checksum of the running program's file, which is different for two builds.
 std::string program_checksum();
 
-// Collective. Fails on every rank if the texts `mine` are not the same on all ranks. Texts may hold any byte except NUL.
+// Collective. Fails on every rank if the texts `mine` are not the same on all ranks. They may hold any byte except NUL.
 // The error message names the thing by `name`, shows the difference, and ends with `cure`.
 void require_agreement(Control& control, const std::string& name, const std::vector<std::string>& mine,
                        const std::string& cure);

@@ -69,7 +69,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   constexpr uint64_t longest_header = 100'000'000;  // the limit of the format's own library
   uint64_t header_bytes;
   const size_t size = file_.size();
-  if (size < sizeof header_bytes) fail(path, ": has ", size, " bytes: it is cut short or no safetensors file", download_again);
+  if (size < sizeof header_bytes)
+    fail(path, ": has ", size, " bytes: it is cut short or no safetensors file", download_again);
   file_.read(0, &header_bytes, sizeof header_bytes);
   if (header_bytes > longest_header || header_bytes > size - sizeof header_bytes)
     fail(path, ": says its header has ", header_bytes, " bytes, the file has ", size,
