@@ -78,3 +78,8 @@ await 60 "a second start of the job" sh -c "scontrol show job $number | tr ' ' '
 await 60 "a resumed run" grep -qE "$resumed" "$work/again.log"
 grep -hE "queueing again|$resumed" "$work/again.log" | head -2 | sed 's/^/  /'
 scancel "$number"
+
+# The line of dev/cluster/hooks.md by which a job script learns when its time is up.
+submit end --wait --time=10 --wrap "$(grep -m 1 '^export JOB_ENDS=' dev/cluster/hooks.md)
+  echo \"the job ends in \$((JOB_ENDS - \$(date +%s))) s\"" > /dev/null || fail "the job that asks for its end fails"
+grep -E 'ends in (60|5[0-9])[0-9] s' "$work/end.log" | sed 's/^/  hooks.md: /' || fail "a job of 10 minutes does not find its end"
