@@ -18,10 +18,10 @@
 // Returns the exit code.
 using JobWork = int (*)(Job&);
 
-inline int run_job(const Options& options, Control& control, Mesh& mesh, JobWork work) {
+inline int run_job(const Options& options, Control& control, Mesh& mesh, Hooks& hooks, JobWork work) {
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device())};
+  Job job = {options, control, mesh, rank_group(control, mesh.shape().tp), stream, device_name(mesh.device()), hooks};
   control.while_waiting([stream] { is_ready(stream); });
   const int code = end_job_on_error(control, [&] { return work(job); });
   control.while_waiting([] {});
@@ -34,10 +34,11 @@ inline void check_pipeline(const Control& control) {
   if (const std::string advice = pipeline_advice(); control.rank() == 0 && !advice.empty()) print_error("--pp: " + advice);
 }
 
-inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, JobWork train, JobWork generate) {
+inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, Hooks& hooks, JobWork train,
+                    JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
   require_agreement(control, "program", {program_checksum()}, "start the same build on every host");
-  const std::vector<std::string> words(argv + 1, argv + argc);
+  const std::vector<std::string> words = split_hooks({argv + 1, argv + argc}).second;
   refuse(attempt([&] { require_agreement(control, "options", words, "give every rank the same"); }));
   std::optional<Options> options = parse_options(argc, argv);
   if (!options) return require_printed(), 0;
@@ -47,6 +48,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
     if (control.rank() == 0) options->has_goal() ? print_goals(*options) : print_plan(*options, control.size());
     return require_printed(), 0;
   }
+  hooks.begin(options->out);
   const int device = take_device(control, options->share_gpu);
   if (!options->mesh_search.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
   complete_options(*options, control.size());
@@ -55,21 +57,26 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   if (options->check_ranks && control.rank() == 0) note_network();
   Mesh mesh(control, options->mesh, device, recorder, {options->cp_method == "ulysses", options->sms});
   const JobWork work = options->generate ? generate : train;
-  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, work); });
+  return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, work); });
 }
 
 // The whole of a process. train, generate: what the job does, as the options ask.
 inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
   prepare_process();
   FlightRecorder recorder;
+  Hooks hooks(split_hooks({argv + 1, argv + argc}).first);
   Control alone;
   const std::unique_ptr<Control> control = end_job_on_error(alone, [&] {
     const Launch launch = find_launch();
+    if (launch.rank == 0 && hooks.are_wanted()) hooks.fork_helper();
     prepare_cuda(launch);
     return start_control(launch);
   });
   return end_job_on_error(*control, [&] {
-    const int code = run_rank(argc, argv, *control, recorder, train, generate);
+    if (hooks.are_wanted()) control->at_exit([&](int exit_code) { hooks.end("error", exit_code); });
+    const int code = run_rank(argc, argv, *control, recorder, hooks, train, generate);
+    hooks.end(code == 0 ? "done" : hooks.stop_reason, code);
+    control->barrier(1e6);  // when another rank has ended with exit code 75, a launcher might end rank 0's upload
     const uint64_t ending = recorder.enter("MPI_Finalize", 0);
     end_mpi();
     recorder.leave(ending);

@@ -80,12 +80,13 @@ class Trainer {
     // Zeroes the step's sums on the device, and puts this rank's votes beside the loss: was it asked to stop, has it
     // written its part of the checkpoint, and (rank 0 decides) are --sample-seconds over?
     const bool wants_sample = job_.is_first() && o_.sample_seconds > 0 && seconds_since(sampled_) >= o_.sample_seconds;
-    in_flight_->begin(interruption_->asked(), checkpoints_->is_written(), wants_sample,
+    in_flight_->begin(interruption_->asked() || job_.hooks.asks_to_stop(), checkpoints_->is_written(), wants_sample,
                       telemetry_->times_collectives(steps_done() + 1));
     run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, learning_rate), float(o_.grad_clip), enforced);
     ++state_.progress.step;
     in_flight_->end(steps_done(), learning_rate, limits);
     telemetry_->end_step();
+    bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
       if (!judge_oldest()) return false;
     return true;
@@ -125,7 +126,10 @@ class Trainer {
     telemetry_->summarize(steps_done());
     if (!stopping_ && !o_.out.empty()) std::printf("%s", next_commands(o_, job_.control.size()).c_str());
     if (!stopping_) return 0;
-    std::printf("%s: stopped after step %zu%s\n", interruption_->reason().c_str(), steps_done(),
+    const bool by_hook = job_.hooks.asks_to_stop() && !interruption_->asked();
+    const std::string reason = by_hook ? "--stop-when" : interruption_->reason();
+    if (reason == "--max-hours") job_.hooks.stop_reason = "time";
+    std::printf("%s: stopped after step %zu%s\n", reason.c_str(), steps_done(),
                 o_.out.empty() ? "" : ", and saved: go on with --resume");
     return interrupted_exit_code;
   }

@@ -212,7 +212,7 @@ TEST_CASE("disks that the hosts don't share: rank 0's holds whole checkpoints, f
   shell.ranks_refuse(job("run --resume"), {"--resume: run holds step 80 on ", " (rank 1) and step 60 on ", "copy the checkpoint"});
   shell.output("mv a/run a/mine");
   shell.ranks_refuse(job("fresh --resume run"), {"--resume: run holds step 80 on ", " (rank 1) and no checkpoint on "});
-  shell.ranks_refuse(job("run"), {"rank 1", "run: holds a run", "--overwrite"});
+  shell.ranks_refuse(job("run"), {"rank 1", "run: holds a run", "--overwrite"}, 2);
   for (const char* folder : {"a/run", "a/fresh"})  // where rank 0 is told to end before it removes what it made
     CHECK((!shell.exists(folder) || std::filesystem::is_empty(shell / folder)));
 }
@@ -385,7 +385,7 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   const std::string tiny = " --layers 1 --heads 1 --channels 16 --seq-len 16 --train text --share-gpu";
   shell.ranks_refuse("$MPIRUN 1 $GPT" + tiny + " : -np 1 ./other" + tiny, {"ranks differ: program", "same build"});
   shell.output("$TEXT --out run --steps 2");
-  shell.ranks_refuse(two + "--out run", {"run", "holds a run", "--resume"});
+  shell.ranks_refuse(two + "--out run", {"run", "holds a run", "--resume"}, 2);
   shell.ranks_refuse(two + "--out run --resume --global-batch 8", {"global_batch is 8 and was 2"}, 2);
   CHECK(shell.output("ls") == "elsewhere\nnothing\nother\nrun\ntext\n");
 }

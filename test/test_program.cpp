@@ -17,7 +17,7 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   auto refuses = [&](int code, const std::string& arguments, const Texts& parts) {
     shell.refuses(train + arguments, code, parts);
   };
-  refuses(1, "", {"run", "holds a run", "--resume", "--overwrite"});
+  refuses(2, "", {"run", "holds a run", "--resume", "--overwrite"});
   refuses(1, "--resume --overwrite", {"--resume", "--overwrite", "one of them"});
   refuses(1, "--resume nowhere", {"--resume nowhere", "no checkpoint"});
   refuses(1, "--overwrite --resume run/step_00000003", {"run/step_00000003", "no checkpoint"});

@@ -105,6 +105,24 @@ bool Control::all_are_there() {
                      [](const Peer& peer) { return !peer.connection || peer.connection->is_open(); });
 }
 
+void Control::at_exit(std::function<void(int)> work) {
+  const std::lock_guard lock(last_work_mutex_);
+  at_exit_ = std::move(work);
+}
+
+bool Control::do_work_at_exit(int exit_code) {
+  std::unique_lock lock(last_work_mutex_);
+  const std::function<void(int)> work = at_exit_;
+  lock.unlock();  // it may take long
+  if (work) work(exit_code);
+  return bool(work);
+}
+
+[[noreturn]] void Control::exit(int exit_code) {
+  do_work_at_exit(exit_code);
+  _exit(exit_code);
+}
+
 [[noreturn]] void Control::fail(const std::string& message, int exit_code) {
   std::fflush(stdout);
   if (thread_.joinable()) {
@@ -114,7 +132,7 @@ bool Control::all_are_there() {
   }
   print_error(one_line(size() == 1 ? message : name_of(rank_) + ": " + message));
   if (size() == 1) do_last_work();
-  _exit(exit_code);
+  exit(exit_code);
 }
 
 void Control::finish(Place place) {
@@ -195,7 +213,7 @@ void Control::serve() try {
   peers_[0].connection.reset();
 } catch (const std::exception& error) {
   print_error(one_line(name_of(rank_) + ": control thread: " + error.what()));
-  _exit(1);
+  exit(1);
 }
 
 // This process itself was stopped and continued, perhaps the whole job was. So silence of the others in that time does
@@ -231,9 +249,11 @@ void Control::handle(int from, Frame frame) {
       break;
     }
     case FrameType::verdict: {
-      const bool reported = frame.payload.ends_with(" reported");
-      if (reported && do_last_work()) linger(peers_, 300);  // a launcher kills all ranks when the first one ends
-      _exit(std::stoi(frame.payload));
+      const bool reported = frame.payload.ends_with(" reported"), saves = reported && do_last_work();
+      const int exit_code = std::stoi(frame.payload);
+      const double patience = do_work_at_exit(exit_code) ? 1e9 : saves ? 300 : 0;
+      linger(peers_, patience);  // a launcher kills all ranks when the first one ends
+      _exit(exit_code);
     }
     default: throw std::runtime_error("a frame of type " + std::to_string(int(frame.type)) + " out of turn");
   }
@@ -313,6 +333,7 @@ void Control::add_failure(const Failure& failure, double patience_s) {
 }
 
 [[noreturn]] void Control::end_job() {
+  ending_ = true;  // the program's own threads wait for the end of this one
   std::stable_sort(failures_.begin(), failures_.end(), [](auto& a, auto& b) {
     if (a.fault != b.fault) return a.fault < b.fault;
     return a.fault != Fault::reported && a.rank < b.rank;  // the first report counts; deaths are noticed in any order
@@ -338,7 +359,7 @@ void Control::add_failure(const Failure& failure, double patience_s) {
   send_to_all(peers_, FrameType::verdict, std::to_string(cause.exit_code) + (reported ? " reported" : ""));
   if (reported) do_last_work();
   linger(peers_, 1);
-  _exit(cause.exit_code);
+  exit(cause.exit_code);
 }
 
 // "rank 3 (stage 1, host node1, pid 1234)"

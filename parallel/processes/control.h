@@ -75,6 +75,10 @@ class Control {
   using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
   void before_end(LastWork work);
 
+  // Sets what is done last, on the control thread, when a failed job ends this process. Ranks that have such work end
+  // after rank 0.
+  void at_exit(std::function<void(int exit_code)> work);
+
   // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once.
   [[noreturn]] void fail(const std::string& message, int exit_code = 1);
 
@@ -99,6 +103,8 @@ class Control {
 
   Control(int rank, Peers peers);
   void stop_thread();
+  bool do_work_at_exit(int exit_code);  // is there any?
+  [[noreturn]] void exit(int exit_code);
 
   // ---- from the program's threads to the control thread and back
 
@@ -161,6 +167,7 @@ class Control {
 
   std::mutex last_work_mutex_;
   LastWork last_work_;
+  std::function<void(int)> at_exit_;
   std::atomic<bool> ending_ = false;
 
   Descriptor wake_;

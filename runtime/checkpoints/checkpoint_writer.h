@@ -66,8 +66,9 @@ class CheckpointWriter {
   // per reason.
   std::vector<std::string> find_slow_ranks();
 
-  // Removes older checkpoints, on a thread, because removing gigabytes takes long.
-  void prune(size_t keep, size_t keep_every);
+  // Removes older checkpoints, but not the one of step `in_use` (0: none). On a thread, because removing gigabytes takes
+  // long.
+  void prune(size_t keep, size_t keep_every, size_t in_use);
 
   // Collective. Starts a checkpoint; none may be under way. Returns when the snapshot is taken. If the checkpoint can't
   // be written, it returns the reason, and removes what was begun.

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/processes/error.h"
+#include "runtime/input/options.h"
 
 namespace {
 
@@ -74,7 +75,7 @@ RunFolderLock::RunFolderLock(const std::filesystem::path& out, double patience_s
     for (; flock(folder_->descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; waited += 0.1) {
       if (waited == 0) std::printf("waiting for the run that still writes to %s\n", out.c_str()), std::fflush(stdout);
       if (waited >= patience_s)
-        fail("--out ", out, ": another run writes to it: let it end, or choose another --out");
+        usage_error("--out ", out, ": another run writes to it: let it end, or choose another --out");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   } while (!folder_->is_at(out));
@@ -118,8 +119,8 @@ std::optional<Checkpoint> choose_checkpoint(const std::filesystem::path& out, co
         fail("--init ", start.init, ": --overwrite would delete it, as a checkpoint of --out ", out,
              ": choose another --out, or move it away first");
   if (!goes_on && !start.overwrite && holds_run(out))
-    fail("--out ", out,
-         ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
+    usage_error("--out ", out,
+                ": holds a run: continue it with --resume, replace it with --overwrite, or choose another --out");
   return checkpoint;
 }
 

@@ -37,7 +37,7 @@ class RunFolderLock {
  public:
   // Creates the folder if it does not exist, and checks that it can be written to. Waits for another run that is just
   // ending, because it was killed or was told to stop.
-  explicit RunFolderLock(const std::filesystem::path& out, double patience_s = 60);
+  explicit RunFolderLock(const std::filesystem::path& out, double patience_s = 200);
   // Removes the folder if this object created it and it is still empty.
   ~RunFolderLock();
   RunFolderLock(const RunFolderLock&) = delete;

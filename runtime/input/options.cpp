@@ -1,5 +1,6 @@
 #include "runtime/input/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <system_error>
@@ -107,6 +108,18 @@ void add_training_options(CLI::App& app, Options& o) {
       "fp16: what the loss is multiplied by at first; halved on overflow");
   add(app, "--loss-scale-window", o.loss_scale_window, in_range(0, 1'000'000'000),
       "fp16: steps without overflow that double it; 0: never, nor halved");
+}
+
+void add_hook_options(CLI::App& app, HookOptions& hooks) {
+  app.option_defaults()->group("Hooks")->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("--after-checkpoint", hooks.after_checkpoint, "command for each finished checkpoint, such as an "
+                 "upload: it sees GPT_CHECKPOINT, GPT_STEP and GPT_OUT, and is tried until it succeeds")->type_name("CMD");
+  app.add_option("--stop-when", hooks.stop_when, "command, asked every 5 s: when it succeeds, the run is saved and ends "
+                 "with exit code 75")->type_name("CMD");
+  app.add_option("--on-end", hooks.on_end, "command for the end, however it comes: it sees GPT_REASON (done, stopped, "
+                 "time, error, killed), GPT_EXIT_CODE and GPT_UPLOADED, too")->type_name("CMD");
+  add(app, "--hook-timeout", hooks.timeout, in_range(-1., 1e6),
+      "seconds that the end waits for the last upload, and for --on-end; -1: 3600 after a finished run, else 90");
 }
 
 void add_run_options(CLI::App& app, Options& o) {
@@ -231,7 +244,8 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--init", "--resume", "--ceilings", "--cluster", "--trace", "--trace-tensors"})
+    for (const char* option : {"--init", "--resume", "--ceilings", "--cluster", "--trace", "--trace-tensors",
+                               "--after-checkpoint", "--stop-when", "--on-end"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
 }
@@ -241,7 +255,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   const auto refuse = [&](bool wrong, std::initializer_list<const char*> flags, const std::string& why) {
     for (const char* flag : flags)
       if (const CLI::Option* option = app.get_option(flag); wrong && option->count() > 0)
-        usage_error(flag, option->get_items_expected_min() > 0 ? ' ' + option->results().back() : "", ' ', why);
+        usage_error(flag, option->get_items_expected_min() > 0 && option->get_group() != "Hooks" ? ' ' + option->results().back() : "", ' ', why);
   };
   refuse(o.dtype != "fp16", {"--loss-scale", "--loss-scale-window"}, "keeps small gradients of fp16: it needs --dtype fp16");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
@@ -257,6 +271,9 @@ void refuse_together(const CLI::App& app, const Options& o) {
                     "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
   refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
          "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
+  refuse(o.hooks.after_checkpoint.empty() && o.hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
+  refuse(o.out.empty(), {"--after-checkpoint", "--stop-when", "--on-end"}, "needs a run folder, and --out '' names none");
+  refuse(o.generate, {"--after-checkpoint", "--stop-when", "--on-end"}, "beside --generate: hooks are for training");
   refuse(!o.generate, {"--samples"}, "needs --generate: training writes one sample at a time");
   refuse(!o.generate && !o.samples_in_training(), {"--no-cache"},
          "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
@@ -270,9 +287,23 @@ void refuse_together(const CLI::App& app, const Options& o) {
 
 }  // namespace
 
+std::pair<HookOptions, std::vector<std::string>> split_hooks(std::vector<std::string> words) {
+  HookOptions hooks;
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  add_hook_options(app, hooks);
+  std::reverse(words.begin(), words.end());
+  try {
+    app.parse(words);
+  } catch (const CLI::ParseError&) {
+  }
+  return {hooks, app.remaining()};
+}
+
 std::optional<Options> parse_options(int argc, char** argv) {
   Options o;
-  o.words.assign(argv, argv + argc);
+  o.words = split_hooks({argv, argv + argc}).second;
   o.schedule.steps = 100;
   CLI::App app("Trains a GPT on text or token shards.", "train_gpt");
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -280,6 +311,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_data_and_model_options(app, o);
   add_training_options(app, o);
   add_run_options(app, o);
+  add_hook_options(app, o.hooks);
   for (CLI::Option* option : app.get_options())
     if (option->get_items_expected_min() > 0 || option->get_name() == "--resume") option->transform(unmarked);
   refuse_missing_values(app, argc, argv);

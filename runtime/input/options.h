@@ -20,10 +20,19 @@ struct GuardOptions {
   size_t window = 128, most_in_a_row = 100, most_rollbacks = 3;
 };
 
+// Commands that a run calls (runtime/training/hooks.h); empty: none.
+struct HookOptions {
+  std::string after_checkpoint, stop_when, on_end;
+  double timeout = -1;
+
+  // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
+  double limit(std::string_view reason) const { return timeout >= 0 ? timeout : reason == "done" ? 3600 : 90; }
+};
+
 struct Options : StepOptions {
   static constexpr size_t most_steps = 1'000'000'000;
 
-  std::vector<std::string> words;  // of the command line, the program's name first
+  std::vector<std::string> words;  // of the command line, the program's name first, without hooks
 
   std::vector<std::string> train, val;
   bool shuffle = false;
@@ -51,6 +60,7 @@ struct Options : StepOptions {
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
 
   GuardOptions guard;
+  HookOptions hooks;
   double train_minutes = 0, max_hours = 0, price = 0;
 
   size_t sample_every = 0, sample_len = 256;
@@ -96,6 +106,9 @@ template <class... Parts>
 inline void refuse(const std::string& problem) {
   if (!problem.empty()) usage_error(problem);
 }
+
+// The hooks that a command line asks for, and its other words: commands may hold secrets. Says no mistake.
+std::pair<HookOptions, std::vector<std::string>> split_hooks(std::vector<std::string> words);
 
 // Returns none if --help was given; it has been printed then.
 std::optional<Options> parse_options(int argc, char** argv);

@@ -67,6 +67,7 @@ void Bill::add_to(nlohmann::ordered_json& metrics) const {
   metrics["lost_s"] = {{"checkpoints", lost.checkpoints}, {"evaluation", lost.evaluation}, {"data", lost.data},
                        {"rollbacks", lost.rollbacks}, {"restarts", lost.restarts}};
   metrics["restarts"] = restarts_;
+  if (failed_hooks > 0) metrics["failed_hooks"] = failed_hooks;
   metrics["device_hours"] = spent.device_hours;
   if (spent.cost <= 0) return;
   metrics["cost"] = spent.cost;
@@ -77,8 +78,10 @@ void Bill::print(double tokens, double flops, double peak, double seconds_left) 
   const Spent spent = this->spent();
   std::printf("bill      %s tokens, %.3g FLOPs in %s", with_commas(tokens).c_str(), flops, duration(3600 * spent.hours).c_str());
   if (peak > 0) std::printf(", MFU %.1f%% of it all", 100 * flops / (3600 * spent.device_hours * peak));
-  std::printf("; lost: checkpoints %.1f s, evaluation %.1f s, data %.1f s, rollbacks %.1f s, restarts %.1f s (%zu)\n",
+  std::printf("; lost: checkpoints %.1f s, evaluation %.1f s, data %.1f s, rollbacks %.1f s, restarts %.1f s (%zu)",
               lost.checkpoints, lost.evaluation, lost.data, lost.rollbacks, lost.restarts, restarts_);
+  if (failed_hooks > 0) std::printf(", %zu failed hooks", failed_hooks);
+  std::printf("\n");
   if (spent.cost <= 0) return;
   std::printf("cost      %.2f so far", spent.cost);
   if (spent.unpriced_device_hours > 0) std::printf(", and %.3g device-hours that had no --price", spent.unpriced_device_hours);

@@ -21,6 +21,7 @@ class Bill {
     double rollbacks = 0;  // steps that were undone, and loading the checkpoint
     double restarts = 0;   // steps that were trained again after a restart
   } lost;
+  size_t failed_hooks = 0;  // of this start
 
   // Reads the costs of earlier starts from their metrics. Steps up to `step` are kept; the others are trained again.
   void restore(const std::filesystem::path& metrics, size_t step);

@@ -8,6 +8,7 @@
 #include "runtime/checkpoints/rank_group.h"
 #include "runtime/input/hardware.h"
 #include "runtime/input/options.h"
+#include "runtime/training/hooks.h"
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
@@ -21,6 +22,7 @@ struct Job {
   RankGroup ranks;      // all ranks, for saving and loading: its collectives wait as long as slow disks need
   cudaStream_t stream;  // all of the model's work is on it
   std::string device;   // name of this rank's device
+  Hooks& hooks;
 
   bool is_first() const { return control.rank() == 0; }
   bool is_alone() const { return control.size() == 1; }

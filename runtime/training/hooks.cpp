@@ -1,0 +1,304 @@
+#include "runtime/training/hooks.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "parallel/processes/error.h"
+#include "parallel/processes/flight_recorder.h"
+#include "parallel/processes/text.h"
+#include "runtime/checkpoints/checkpoint.h"
+#include "runtime/input/files.h"
+
+namespace {
+
+constexpr double stop_when_every = 5, stop_when_limit = 60, longest_delay = 300;  // seconds
+
+// A command under way.
+class Command {
+ public:
+  explicit Command(const std::string& command) {
+    int output[2];
+    if (pipe2(output, O_CLOEXEC | O_NONBLOCK) != 0) return;
+    pid_ = fork();
+    if (pid_ == 0) {
+      setpgid(0, 0);
+      sigset_t none;
+      sigemptyset(&none);
+      sigprocmask(SIG_SETMASK, &none, nullptr);
+      for (int signal : {SIGPIPE, SIGXFSZ, SIGTERM, SIGINT, SIGHUP, SIGUSR1}) std::signal(signal, SIG_DFL);
+      fcntl(output[1], F_SETFL, 0);  // commands expect that writing waits
+      dup2(output[1], STDOUT_FILENO);
+      dup2(output[1], STDERR_FILENO);
+      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      _exit(127);
+    }
+    setpgid(pid_, pid_);
+    close(output[1]);
+    output_ = output[0];
+  }
+  ~Command() {
+    if (output_ >= 0) close(output_);
+  }
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  double seconds() const { return steady_seconds() - begin_; }
+
+  // The exit code, 128 + N after signal N; none while it runs. 126: it could not be started. Keeps the last line that it
+  // has written.
+  std::optional<int> exit_code() {
+    int status = 0;
+    const pid_t ended = pid_ < 0 ? -1 : waitpid(pid_, &status, WNOHANG);
+    read_output();
+    if (ended == 0) return {};
+    if (ended < 0) return 126;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  std::string how_it_ended(int exit_code) const {
+    return formatted("ended with exit code %d", exit_code) + (line_.empty() ? "" : " (" + excerpt(line_) + ")");
+  }
+
+  // Ends its process group: it has 2 s to end by itself. A process that waits for a disk that is gone may stay even after
+  // SIGKILL, and is left alone then.
+  void kill_group() {
+    if (pid_ < 0) return;
+    for (int signal : {SIGTERM, SIGKILL}) {
+      kill(-pid_, signal);
+      for (int tenths = 0; tenths < 20 && waitpid(pid_, nullptr, WNOHANG) == 0; ++tenths) usleep(100'000);
+    }
+  }
+
+ private:
+  void read_output() {
+    char buffer[4096];
+    ssize_t size;
+    for (int most = 256; most > 0 && (size = read(output_, buffer, sizeof buffer)) > 0; --most)
+      for (const char c : std::string_view(buffer, size_t(size))) {
+        if (std::exchange(ends_line_, c == '\n' || c == '\r') && !ends_line_) line_.clear();
+        if (!ends_line_ && line_.size() < 200) line_ += c;
+      }
+  }
+
+  pid_t pid_ = -1;
+  int output_ = -1;
+  double begin_ = steady_seconds();
+  std::string line_;
+  bool ends_line_ = false;
+};
+
+class Helper {
+ public:
+  Helper(const HookOptions& options, HookState& state) : options_(options), state_(state) {}
+
+  // Until rank 0 has ended, and all that is left to do then.
+  void run(int rank_0) {
+    for (pollfd pipe = {rank_0, POLLIN, 0}; poll(&pipe, 1, 100) == 0;) {
+      if (!state_.has_begun) continue;
+      upload();
+      ask();
+    }
+    if (state_.has_begun) finish();
+  }
+
+ private:
+  bool is_uploaded() const { return options_.after_checkpoint.empty() || uploaded_ == state_.newest; }
+
+  std::string newest_folder() const { return state_.newest ? concat(state_.out, '/', checkpoint_name(state_.newest)) : ""; }
+
+  void begin(std::optional<Command>& hook, const std::string& command) const {
+    setenv("GPT_OUT", state_.out, 1);
+    setenv("GPT_STEP", std::to_string(state_.newest).c_str(), 1);
+    setenv("GPT_CHECKPOINT", newest_folder().c_str(), 1);
+    hook.emplace(command);
+  }
+
+  // Looks after the upload under way, or begins the next one.
+  void upload() {
+    if (upload_) {
+      const std::optional<int> code = upload_->exit_code();
+      if (!code) return;
+      const bool is_newest = state_.uploading == state_.newest;
+      if (code == 0) uploaded_ = state_.uploading;
+      else note_failure("--after-checkpoint", upload_->how_it_ended(*code),
+                        is_newest ? "it is tried again" : "a newer checkpoint is next");
+      next_try_ = steady_seconds() + delay_;
+      delay_ = std::min(2 * delay_, longest_delay);
+      upload_.reset();
+    }
+    if (is_uploaded()) state_.uploading = 0;
+    else if (state_.uploading != state_.newest || steady_seconds() >= next_try_) begin_upload();
+  }
+
+  // Rank 0 removes old checkpoints, but neither the newest nor this one. It may finish a newer one just now, so this looks
+  // whether the checkpoint was still the newest when rank 0 could see that it must stay.
+  void begin_upload() {
+    if (state_.uploading != state_.newest) delay_ = 1;
+    do state_.uploading = state_.newest.load();
+    while (state_.uploading != state_.newest);
+    begin(upload_, options_.after_checkpoint);
+  }
+
+  void ask() {
+    if (options_.stop_when.empty() || state_.asks_to_stop) return;
+    if (!question_ && steady_seconds() < next_question_) return;
+    if (!question_) begin(question_, options_.stop_when);
+    const std::optional<int> code = question_->exit_code();
+    if (!code && question_->seconds() < stop_when_limit) return;
+    if (!code) {
+      question_->kill_group();
+      note_failure("--stop-when", "takes more than 60 s, and was ended", "training goes on");
+    } else if (code == 126 || code == 127) {
+      note_failure("--stop-when", question_->how_it_ended(*code), "that is no reason to stop: training goes on");
+    }
+    if (code == 0) state_.asks_to_stop = true;
+    question_.reset();
+    next_question_ = steady_seconds() + stop_when_every;
+  }
+
+  // The last upload, then --on-end.
+  void finish() {
+    const std::string reason = state_.reason.load();
+    std::optional<File> folder;
+    if (reason == "killed" && another_run_goes_on(folder)) return;
+    const double limit = options_.limit(reason), begin = steady_seconds();
+    if (question_) question_->kill_group();
+    if (upload_ && state_.uploading != state_.newest) {  // the time that is left is for the newest
+      upload_->kill_group();
+      upload_.reset();
+    }
+    delay_ = 1, next_try_ = 0;
+    for (; !is_uploaded() && steady_seconds() - begin < limit; usleep(50'000)) upload();
+    if (!is_uploaded()) {
+      if (upload_) upload_->kill_group();
+      note_failure("--after-checkpoint", formatted("has not succeeded for step %zu within %.0f s (--hook-timeout)",
+                   state_.newest.load(), limit), "upload " + newest_folder() + " yourself");
+    }
+    if (!options_.on_end.empty()) call_on_end(reason, limit);
+  }
+
+  // Of a run that was killed: may this process act for it? If the same folder is trained on already, --on-end would stop
+  // that run's machine. Otherwise the folder is locked until this process ends.
+  bool another_run_goes_on(std::optional<File>& folder) {
+    if (access(state_.out, F_OK) != 0) return false;
+    folder.emplace(state_.out, O_RDONLY | O_DIRECTORY);
+    if (flock(folder->descriptor(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
+    print_error(concat("hooks: the run in ", state_.out, " was killed, and another one writes there: its hooks go on"));
+    return true;
+  }
+
+  void call_on_end(const std::string& reason, double limit) {
+    setenv("GPT_REASON", reason.c_str(), 1);
+    setenv("GPT_EXIT_CODE", std::to_string(state_.exit_code).c_str(), 1);
+    setenv("GPT_UPLOADED", !options_.after_checkpoint.empty() && is_uploaded() ? "1" : "0", 1);
+    std::optional<Command> last;
+    begin(last, options_.on_end);
+    std::optional<int> code;
+    while (!(code = last->exit_code()) && last->seconds() < limit) usleep(50'000);
+    if (!code) last->kill_group();
+    const std::string too_long = formatted("takes more than %.0f s (--hook-timeout), and was ended", limit);
+    if (code != 0) note_failure("--on-end", code ? last->how_it_ended(*code) : too_long, "see what it left");
+  }
+
+  // Says it the first time that it has this consequence.
+  void note_failure(const char* hook, const std::string& what, const std::string& consequence) {
+    ++state_.failures;
+    if (named_.insert(hook + consequence).second) print_error(concat(hook, ' ', what, ": ", consequence));
+  }
+
+  const HookOptions& options_;
+  HookState& state_;
+  size_t uploaded_ = 0;  // step of the newest checkpoint for which --after-checkpoint has succeeded
+  double delay_ = 1, next_try_ = 0, next_question_ = 0;
+  std::optional<Command> upload_, question_;  // under way
+  std::set<std::string> named_;
+};
+
+// What the helper process does, from its start to its end. rank_0: a pipe that ends with rank 0.
+[[noreturn]] void run_helper(const HookOptions& options, HookState& state, int rank_0) {
+  setsid();  // a launcher that ends the process group of rank 0 does not end this one
+  // Who reads rank 0's output need not wait for hooks, and a launcher might wait for the end of other files.
+  dup2(open("/dev/null", O_RDWR), STDIN_FILENO);
+  dup2(STDIN_FILENO, STDOUT_FILENO);
+  dup2(rank_0, STDERR_FILENO + 1);
+  close_range(STDERR_FILENO + 2, ~0u, 0);
+  fcntl(STDERR_FILENO + 1, F_SETFD, FD_CLOEXEC);
+  std::signal(SIGCHLD, SIG_DFL);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);
+  // The exception's text may hold a command.
+  if (!attempt([&] { Helper(options, state).run(STDERR_FILENO + 1); }).empty())
+    print_error("hooks: their process failed, and none is called any more");
+  _exit(0);
+}
+
+}  // namespace
+
+void Hooks::fork_helper() {
+  void* page = mmap(nullptr, sizeof(HookState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  int ends[2];
+  if (page == MAP_FAILED || pipe2(ends, O_CLOEXEC) != 0) fail("hooks: no memory for them: raise ulimit -v or -n");
+  state_ = new (page) HookState;
+  helper_ = fork();
+  if (helper_ < 0) fail("hooks: no process can be started for them: raise ulimit -u");
+  if (helper_ == 0) {
+    close(ends[1]);
+    run_helper(options_, *state_, ends[0]);
+  }
+  close(ends[0]);
+  pipe_ = ends[1];
+}
+
+void Hooks::begin(const std::filesystem::path& out) {
+  if (!state_) return;
+  const std::string absolute = std::filesystem::absolute(out);
+  if (absolute.size() >= sizeof state_->out) usage_error("--out ", out, " is too long: choose another folder");
+  std::strcpy(state_->out, absolute.c_str());
+  state_->has_begun = true;
+}
+
+void Hooks::checkpoint(size_t step) {
+  if (state_) state_->newest = step;
+}
+
+size_t Hooks::failures() {
+  if (helper_ > 0 && helper_has_ended()) {
+    ++state_->failures;
+    print_error("hooks: their process has ended, training goes on without them");
+  }
+  return state_ ? state_->failures.load() : 0;
+}
+
+void Hooks::end(const char* reason, int exit_code) {
+  if (!are_wanted()) return;
+  std::call_once(ended_, [&] {
+    for (int signal : {SIGTERM, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);
+    if (helper_ <= 0) return;
+    state_->reason = reason;
+    state_->exit_code = exit_code;
+    if (exit_code == 2) state_->has_begun = false;
+    close(pipe_);
+    const double last = steady_seconds() + 2 * options_.limit(reason) + 15;  // of its two waits, and some more
+    while (!helper_has_ended() && steady_seconds() < last) usleep(20'000);
+    if (helper_ > 0) print_error("hooks: their process does not end, and is left alone");
+  });
+}
+
+bool Hooks::helper_has_ended() {
+  if (waitpid(helper_, nullptr, WNOHANG) == 0) return false;
+  helper_ = 0;
+  return true;
+}
