@@ -48,7 +48,6 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
     if (control.rank() == 0) options->has_goal() ? print_goals(*options) : print_plan(*options, control.size());
     return require_printed(), 0;
   }
-  hooks.begin(options->out);
   const int device = take_device(control, options->share_gpu);
   if (!options->mesh_search.empty()) end_job_on_error(control, [&] { choose_mesh(*options, control, device); });
   complete_options(*options, control.size());
@@ -60,20 +59,30 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, work); });
 }
 
+// On rank 0, before a machine's time is lost with anything that may fail. Mistakes in the options are named later.
+inline void start_hooks(Hooks& hooks, int argc, char** argv) {
+  hooks.fork_helper();
+  attempt([&] {
+    if (const std::optional<Options> options = parse_options(argc, argv); options && !options->plan) hooks.begin(options->out);
+  });
+}
+
 // The whole of a process. train, generate: what the job does, as the options ask.
 inline int run_program(int argc, char** argv, JobWork train, JobWork generate) {
   prepare_process();
   FlightRecorder recorder;
   Hooks hooks(split_hooks({argv + 1, argv + argc}).first);
+  const auto at_exit = [&](int exit_code) { hooks.end("error", exit_code); };
   Control alone;
   const std::unique_ptr<Control> control = end_job_on_error(alone, [&] {
+    alone.at_exit(at_exit, 0);
     const Launch launch = find_launch();
-    if (launch.rank == 0 && hooks.are_wanted()) hooks.fork_helper();
+    if (launch.rank == 0 && hooks.are_wanted()) start_hooks(hooks, argc, argv);
     prepare_cuda(launch);
     return start_control(launch);
   });
   return end_job_on_error(*control, [&] {
-    if (hooks.are_wanted()) control->at_exit([&](int exit_code) { hooks.end("error", exit_code); });
+    control->at_exit(at_exit, hooks.are_wanted() ? hooks.longest_wait("error") : 0);
     const int code = run_rank(argc, argv, *control, recorder, hooks, train, generate);
     hooks.end(code == 0 ? "done" : hooks.stop_reason, code);
     control->barrier(1e6);  // when another rank has ended with exit code 75, a launcher might end rank 0's upload

@@ -36,9 +36,13 @@ TEST_CASE("checkpoints are uploaded, the last one before the end, and then --on-
   CHECK(shell.exists("there/step_00000004/trainer.json"));
   CHECK(shell.content("ends") == "done 0 4 1\n");
   CHECK(!contains(shell.output("cat run/plan.json run/metrics.jsonl; find run -name '*.json' | xargs cat"), "GPT_CHECKPOINT"));
-  // The words of a run that goes on may have other hooks.
-  CHECK(contains(shell.output("$TEXT --steps 4 --checkpoint-every 2 --out run --resume " + end), "finished: "));
-  CHECK(shell.content("ends") == "done 0 4 1\ndone 0 4 0\n");
+  // The words of a run that goes on may have other hooks. Nobody knows what has been uploaded before.
+  CHECK(contains(shell.output("$TEXT --steps 4 --checkpoint-every 2 --out run/ --resume " + end), "finished: "));
+  shell("$TEXT --steps 4 --out run/ --resume --after-checkpoint 'exit 1' --hook-timeout 1 " + end);
+  shell("$TEXT --steps 4 --out run/ --resume --after-checkpoint 'echo $GPT_STEP >again' --train nowhere " + end);
+  shell("$TEXT --steps 4 --out other --after-checkpoint true --train nowhere " + end);
+  CHECK(shell.content("again") == "4\n");
+  CHECK(shell.content("ends") == "done 0 4 1\ndone 0 4 0\ndone 0 4 0\nerror 1 4 1\nerror 1 0 0\n");
 }
 
 TEST_CASE("an upload that fails is tried again; its failures are named once and counted") {
@@ -48,7 +52,7 @@ TEST_CASE("an upload that fails is tried again; its failures are named once and 
   CHECK(result.code == 0);
   CHECK(result.error == "train_gpt: --after-checkpoint ended with exit code 3 ('no disk'): it is tried again\n");
   CHECK(shell.content("tries") == "try\ntry\ntry\n");
-  shell(endless + "--checkpoint-every 100 --overwrite --after-checkpoint 'exit 1' --hook-timeout 0 >out 2>error & \n" + until_named +
+  shell(endless + "--checkpoint-every 100 --overwrite --after-checkpoint 'exit 1' --hook-timeout 1 >out 2>error & \n" + until_named +
         "kill -TERM $!; wait $!");
   CHECK(contains(shell.content("out"), " failed hooks"));
   CHECK(shell.content("ends") == "done 0 2 1\n");
@@ -111,12 +115,14 @@ TEST_CASE("--on-end is called after a signal, an error, a limit of time, and aft
 TEST_CASE("hooks that hang are ended with what they have started, and named; the exit code stays") {
   Workplace shell;
   const auto hangs = shell("$TEXT --steps 2 --out run --hook-timeout 1 --after-checkpoint 'sleep 54321 & sleep 54321' "
-                           "--on-end 'echo $GPT_UPLOADED >uploaded; sleep 54321'");
+                           "--on-end 'echo $GPT_UPLOADED >uploaded; sh -c \"trap \\\"sleep 0.2; touch tidy; exit\\\" TERM; while :; do sleep "
+                           "0.05; done\"; sleep 54321'");
   CHECK(hangs.code == 0);
   CHECK(contains(hangs.error, "train_gpt: --after-checkpoint has not succeeded for step 2 within 1 s (--hook-timeout): upload "));
   CHECK(contains(hangs.error, "train_gpt: --on-end takes more than 1 s (--hook-timeout), and was ended: "));
   CHECK(std::ranges::count(hangs.error, '\n') == 2);
   CHECK(shell.content("uploaded") == "0\n");
+  CHECK(shell.exists("tidy"));  // what a hook has started gets time to end by itself
   CHECK(shell("pgrep -f 'sleep 54321'").code == 1);
 }
 
@@ -126,9 +132,13 @@ TEST_CASE("after SIGKILL the next run waits for the hooks; if it runs already, t
   shell.output(killed + "kill -KILL $!; $TEXT --steps 2 --out run --overwrite --on-end 'echo next >>order' >next");
   CHECK(shell.content("order") == "end\nnext\n");
   CHECK(shell.content("next").starts_with("waiting for the run that still writes to run\n"));
+  // The hooks of a run that has finished keep its folder, too.
+  shell("rm -rf run order; $TEXT --out run --on-end 'echo begin >>order; sleep 1; echo end >>order' >out & \nuntil [ -s order ]; do sleep 0.01; "
+        "done; $TEXT --out run --overwrite --on-end 'echo next >>order'; wait");
+  CHECK(shell.content("order") == "begin\nend\nnext\n");
   shell(killed + "helper=$(pgrep -P $!); kill -STOP $helper; kill -KILL $!; " + endless + "--overwrite >next & \nuntil grep -q '^step ' next; do "
         "sleep 0.05; done; kill -CONT $helper; until [ -s error ]; do sleep 0.05; done; kill -TERM $!; wait $!");
-  CHECK(contains(shell.content("error"), "/run was killed, and another one writes there: its hooks go on\n"));
+  CHECK(contains(shell.content("error"), "train_gpt: hooks: another run writes to "));
   CHECK(!shell.exists("order"));
 }
 
@@ -146,6 +156,19 @@ TEST_CASE("training goes on if the process that runs the hooks is killed") {
   CHECK(lost.code == 0);
   CHECK(lost.error == "train_gpt: hooks: their process has ended, training goes on without them\n");
   CHECK(contains(lost.out, "1 failed hook"));
+  const auto end_lost = shell("$TEXT --out other --on-end 'kill -KILL $PPID'");
+  CHECK(end_lost.code == 0);
+  CHECK(end_lost.error == "train_gpt: hooks: their process was killed: see whether --on-end has run\n");
+}
+
+TEST_CASE("a start that waits for the run before does not take its --stop-when away; a mistake leaves no hook behind") {
+  Workplace shell;
+  const auto waiting = shell("mkdir run; flock run sleep 1 & \nsleep 0.2; touch stop; $TEXT --steps 400 --out run --stop-when "
+                             "'if [ -s run/metrics.jsonl ]; then rm stop; else echo early >>asked; fi'");
+  CHECK(!shell.exists("asked"));
+  CHECK(contains(waiting.out, "waiting for the run"));
+  shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871 GPT_JOIN_TIMEOUT=1 $TEXT --out alone " + end);
+  CHECK(shell.content("ends") == "error 1 0 0\n");  // a host that never came
 }
 
 TEST_CASE("a hook may write as much as it likes") {

@@ -105,17 +105,15 @@ bool Control::all_are_there() {
                      [](const Peer& peer) { return !peer.connection || peer.connection->is_open(); });
 }
 
-void Control::at_exit(std::function<void(int)> work) {
+void Control::at_exit(std::function<void(int)> work, double patience_s) {
   const std::lock_guard lock(last_work_mutex_);
   at_exit_ = std::move(work);
+  at_exit_patience_s_ = patience_s;
 }
 
-bool Control::do_work_at_exit(int exit_code) {
-  std::unique_lock lock(last_work_mutex_);
-  const std::function<void(int)> work = at_exit_;
-  lock.unlock();  // it may take long
+void Control::do_work_at_exit(int exit_code) {
+  const auto work = [this] { return std::lock_guard(last_work_mutex_), at_exit_; }();  // without the lock, as it takes long
   if (work) work(exit_code);
-  return bool(work);
 }
 
 [[noreturn]] void Control::exit(int exit_code) {
@@ -249,10 +247,11 @@ void Control::handle(int from, Frame frame) {
       break;
     }
     case FrameType::verdict: {
+      ending_ = true;
       const bool reported = frame.payload.ends_with(" reported"), saves = reported && do_last_work();
       const int exit_code = std::stoi(frame.payload);
-      const double patience = do_work_at_exit(exit_code) ? 1e9 : saves ? 300 : 0;
-      linger(peers_, patience);  // a launcher kills all ranks when the first one ends
+      do_work_at_exit(exit_code);
+      linger(peers_, std::max(at_exit_patience_s_.load(), saves ? 300. : 0.));  // a launcher kills all ranks when the first ends
       _exit(exit_code);
     }
     default: throw std::runtime_error("a frame of type " + std::to_string(int(frame.type)) + " out of turn");

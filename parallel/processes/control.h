@@ -75,9 +75,9 @@ class Control {
   using LastWork = std::function<bool(const std::function<bool()>& all_are_there)>;
   void before_end(LastWork work);
 
-  // Sets what is done last, on the control thread, when a failed job ends this process. Ranks that have such work end
-  // after rank 0.
-  void at_exit(std::function<void(int exit_code)> work);
+  // Sets what is done last when a failed job ends this process, on any thread. Ranks that have such work end after rank 0,
+  // if its work takes patience_s seconds at most.
+  void at_exit(std::function<void(int exit_code)> work, double patience_s);
 
   // Reports an error of this rank, which ends the job. If several ranks report the same message, it is printed once.
   [[noreturn]] void fail(const std::string& message, int exit_code = 1);
@@ -103,7 +103,7 @@ class Control {
 
   Control(int rank, Peers peers);
   void stop_thread();
-  bool do_work_at_exit(int exit_code);  // is there any?
+  void do_work_at_exit(int exit_code);
   [[noreturn]] void exit(int exit_code);
 
   // ---- from the program's threads to the control thread and back
@@ -168,6 +168,7 @@ class Control {
   std::mutex last_work_mutex_;
   LastWork last_work_;
   std::function<void(int)> at_exit_;
+  std::atomic<double> at_exit_patience_s_ = 0;
   std::atomic<bool> ending_ = false;
 
   Descriptor wake_;

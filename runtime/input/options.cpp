@@ -118,8 +118,8 @@ void add_hook_options(CLI::App& app, HookOptions& hooks) {
                  "with exit code 75")->type_name("CMD");
   app.add_option("--on-end", hooks.on_end, "command for the end, however it comes: it sees GPT_REASON (done, stopped, "
                  "time, error, killed), GPT_EXIT_CODE and GPT_UPLOADED, too")->type_name("CMD");
-  add(app, "--hook-timeout", hooks.timeout, in_range(-1., 1e6),
-      "seconds that the end waits for the last upload, and for --on-end; -1: 3600 after a finished run, else 90");
+  add(app, "--hook-timeout", hooks.timeout, in_range(0., 1e6),
+      "seconds that the end waits for the last upload, and for --on-end; 0: 3600 after a finished run, else 90");
 }
 
 void add_run_options(CLI::App& app, Options& o) {

@@ -23,10 +23,10 @@ struct GuardOptions {
 // Commands that a run calls (runtime/training/hooks.h); empty: none.
 struct HookOptions {
   std::string after_checkpoint, stop_when, on_end;
-  double timeout = -1;
+  double timeout = 0;  // 0: by the reason
 
   // Seconds at the end for the last upload, and as many for --on-end. reason: why the run ends
-  double limit(std::string_view reason) const { return timeout >= 0 ? timeout : reason == "done" ? 3600 : 90; }
+  double limit(std::string_view reason) const { return timeout > 0 ? timeout : reason == "done" ? 3600 : 90; }
 };
 
 struct Options : StepOptions {

@@ -18,8 +18,7 @@ class Checkpoints {
         writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
     state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
     if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes));
-    if (newest_ && newest_->folder.parent_path() == state.job.options.out) state.job.hooks.checkpoint(newest_->step);  // its upload may be owed
-    state.job.control.before_end([this](const auto& all_are_there) { return finish_alone(all_are_there); });
+    state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
   ~Checkpoints() { state_.job.control.before_end({}); }
   Checkpoints(const Checkpoints&) = delete;
@@ -94,15 +93,6 @@ class Checkpoints {
                     bytes_text(floats * sizeof(float)) + " of pinned memory: checkpoints go through pageable memory, slower");
       return std::shared_ptr<float[]>(memory, static_cast<float*>(memory->data()));
     };
-  }
-
-  // What is left to do after an error: the checkpoint under way becomes complete.
-  template <class AllAreThere>
-  bool finish_alone(const AllAreThere& all_are_there) {
-    const bool waits = writer_.finish_alone(120, all_are_there);
-    const std::filesystem::path folder = state_.job.options.out / std::filesystem::path(checkpoint_name(writer_.step()));
-    if (writer_.under_way() && std::filesystem::exists(folder)) state_.job.hooks.checkpoint(writer_.step());
-    return waits;
   }
 
   void report_unsaved(const std::string& problem) const {

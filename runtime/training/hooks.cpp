@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -21,7 +22,6 @@
 #include "parallel/processes/flight_recorder.h"
 #include "parallel/processes/text.h"
 #include "runtime/checkpoints/checkpoint.h"
-#include "runtime/input/files.h"
 
 namespace {
 
@@ -58,8 +58,8 @@ class Command {
 
   double seconds() const { return steady_seconds() - begin_; }
 
-  // The exit code, 128 + N after signal N; none while it runs. 126: it could not be started. Keeps the last line that it
-  // has written.
+  // The exit code, 128 + N after signal N; none while it runs. 126: it could not be started. Keeps the last line that
+  // it has written.
   std::optional<int> exit_code() {
     int status = 0;
     const pid_t ended = pid_ < 0 ? -1 : waitpid(pid_, &status, WNOHANG);
@@ -73,13 +73,16 @@ class Command {
     return formatted("ended with exit code %d", exit_code) + (line_.empty() ? "" : " (" + excerpt(line_) + ")");
   }
 
-  // Ends its process group: it has 2 s to end by itself. A process that waits for a disk that is gone may stay even after
-  // SIGKILL, and is left alone then.
+  // Ends its process group, which has 2 s to end by itself. A process that waits for a disk that is gone may stay even
+  // after SIGKILL, and is left alone then.
   void kill_group() {
     if (pid_ < 0) return;
     for (int signal : {SIGTERM, SIGKILL}) {
       kill(-pid_, signal);
-      for (int tenths = 0; tenths < 20 && waitpid(pid_, nullptr, WNOHANG) == 0; ++tenths) usleep(100'000);
+      for (int tenths = 0; tenths < 20 && kill(-pid_, 0) == 0; ++tenths) {
+        waitpid(pid_, nullptr, WNOHANG);
+        usleep(100'000);
+      }
     }
   }
 
@@ -105,25 +108,27 @@ class Helper {
  public:
   Helper(const HookOptions& options, HookState& state) : options_(options), state_(state) {}
 
-  // Until rank 0 has ended, and all that is left to do then.
+  // Until rank 0 ends, and all that is left to do then.
   void run(int rank_0) {
     for (pollfd pipe = {rank_0, POLLIN, 0}; poll(&pipe, 1, 100) == 0;) {
       if (!state_.has_begun) continue;
       upload();
       ask();
     }
+    if (question_) question_->kill_group();
     if (state_.has_begun) finish();
   }
 
  private:
   bool is_uploaded() const { return options_.after_checkpoint.empty() || uploaded_ == state_.newest; }
 
-  std::string newest_folder() const { return state_.newest ? concat(state_.out, '/', checkpoint_name(state_.newest)) : ""; }
+  std::string folder_of(size_t step) const { return step ? concat(state_.out, '/', checkpoint_name(step)) : ""; }
 
-  void begin(std::optional<Command>& hook, const std::string& command) const {
+  // step: of the checkpoint that it sees
+  void begin(std::optional<Command>& hook, const std::string& command, size_t step) const {
     setenv("GPT_OUT", state_.out, 1);
-    setenv("GPT_STEP", std::to_string(state_.newest).c_str(), 1);
-    setenv("GPT_CHECKPOINT", newest_folder().c_str(), 1);
+    setenv("GPT_STEP", std::to_string(step).c_str(), 1);
+    setenv("GPT_CHECKPOINT", folder_of(step).c_str(), 1);
     hook.emplace(command);
   }
 
@@ -144,19 +149,19 @@ class Helper {
     else if (state_.uploading != state_.newest || steady_seconds() >= next_try_) begin_upload();
   }
 
-  // Rank 0 removes old checkpoints, but neither the newest nor this one. It may finish a newer one just now, so this looks
-  // whether the checkpoint was still the newest when rank 0 could see that it must stay.
+  // Sets `uploading` first, and then checks that the checkpoint is still the newest: otherwise rank 0 may have decided to
+  // remove it before it could see that.
   void begin_upload() {
     if (state_.uploading != state_.newest) delay_ = 1;
     do state_.uploading = state_.newest.load();
     while (state_.uploading != state_.newest);
-    begin(upload_, options_.after_checkpoint);
+    begin(upload_, options_.after_checkpoint, state_.uploading);
   }
 
   void ask() {
-    if (options_.stop_when.empty() || state_.asks_to_stop) return;
+    if (options_.stop_when.empty() || !state_.trains || state_.asks_to_stop) return;
     if (!question_ && steady_seconds() < next_question_) return;
-    if (!question_) begin(question_, options_.stop_when);
+    if (!question_) begin(question_, options_.stop_when, state_.newest);
     const std::optional<int> code = question_->exit_code();
     if (!code && question_->seconds() < stop_when_limit) return;
     if (!code) {
@@ -173,10 +178,12 @@ class Helper {
   // The last upload, then --on-end.
   void finish() {
     const std::string reason = state_.reason.load();
-    std::optional<File> folder;
-    if (reason == "killed" && another_run_goes_on(folder)) return;
+    if (another_run_goes_on(reason)) return;
+    // After an error rank 0 may have completed a checkpoint, and a run that was resumed may owe an upload.
+    attempt([&] {
+      if (const std::optional<Checkpoint> newest = newest_checkpoint(state_.out)) state_.newest = newest->step;
+    });
     const double limit = options_.limit(reason), begin = steady_seconds();
-    if (question_) question_->kill_group();
     if (upload_ && state_.uploading != state_.newest) {  // the time that is left is for the newest
       upload_->kill_group();
       upload_.reset();
@@ -186,27 +193,27 @@ class Helper {
     if (!is_uploaded()) {
       if (upload_) upload_->kill_group();
       note_failure("--after-checkpoint", formatted("has not succeeded for step %zu within %.0f s (--hook-timeout)",
-                   state_.newest.load(), limit), "upload " + newest_folder() + " yourself");
+                   state_.newest.load(), limit), "upload " + folder_of(state_.newest) + " yourself");
     }
-    if (!options_.on_end.empty()) call_on_end(reason, limit);
+    if (!options_.on_end.empty() && !another_run_goes_on(reason)) call_on_end(reason, limit);
   }
 
-  // Of a run that was killed: may this process act for it? If the same folder is trained on already, --on-end would stop
-  // that run's machine. Otherwise the folder is locked until this process ends.
-  bool another_run_goes_on(std::optional<File>& folder) {
-    if (access(state_.out, F_OK) != 0) return false;
-    folder.emplace(state_.out, O_RDONLY | O_DIRECTORY);
-    if (flock(folder->descriptor(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
-    print_error(concat("hooks: the run in ", state_.out, " was killed, and another one writes there: its hooks go on"));
+  // If the same folder is trained on already, --on-end would stop that run's machine. Otherwise the folder is locked until
+  // this process ends, unless rank 0 still has it after an error.
+  bool another_run_goes_on(const std::string& reason) {
+    if (folder_ < 0) folder_ = open(state_.out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_ < 0 || flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return false;
+    if (reason == "error" && getppid() == rank_0_) return false;
+    print_error(concat("hooks: another run writes to ", state_.out, " already: those of the one before are not called"));
     return true;
   }
 
   void call_on_end(const std::string& reason, double limit) {
     setenv("GPT_REASON", reason.c_str(), 1);
     setenv("GPT_EXIT_CODE", std::to_string(state_.exit_code).c_str(), 1);
-    setenv("GPT_UPLOADED", !options_.after_checkpoint.empty() && is_uploaded() ? "1" : "0", 1);
+    setenv("GPT_UPLOADED", uploaded_ > 0 && uploaded_ == state_.newest ? "1" : "0", 1);
     std::optional<Command> last;
-    begin(last, options_.on_end);
+    begin(last, options_.on_end, state_.newest);
     std::optional<int> code;
     while (!(code = last->exit_code()) && last->seconds() < limit) usleep(50'000);
     if (!code) last->kill_group();
@@ -222,6 +229,8 @@ class Helper {
 
   const HookOptions& options_;
   HookState& state_;
+  const pid_t rank_0_ = getppid();
+  int folder_ = -1;      // the run's, while this process has its lock or tries to
   size_t uploaded_ = 0;  // step of the newest checkpoint for which --after-checkpoint has succeeded
   double delay_ = 1, next_try_ = 0, next_question_ = 0;
   std::optional<Command> upload_, question_;  // under way
@@ -231,12 +240,15 @@ class Helper {
 // What the helper process does, from its start to its end. rank_0: a pipe that ends with rank 0.
 [[noreturn]] void run_helper(const HookOptions& options, HookState& state, int rank_0) {
   setsid();  // a launcher that ends the process group of rank 0 does not end this one
-  // Who reads rank 0's output need not wait for hooks, and a launcher might wait for the end of other files.
+  // Who reads rank 0's stdout need not wait for hooks, and a launcher might wait for the end of other files.
   dup2(open("/dev/null", O_RDWR), STDIN_FILENO);
   dup2(STDIN_FILENO, STDOUT_FILENO);
   dup2(rank_0, STDERR_FILENO + 1);
   close_range(STDERR_FILENO + 2, ~0u, 0);
   fcntl(STDERR_FILENO + 1, F_SETFD, FD_CLOEXEC);
+  cpu_set_t all_cores;  // rank 0 may be bound to one, which it needs
+  std::memset(&all_cores, 0xff, sizeof all_cores);
+  sched_setaffinity(0, sizeof all_cores, &all_cores);
   std::signal(SIGCHLD, SIG_DFL);
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);
   // The exception's text may hold a command.
@@ -252,21 +264,20 @@ void Hooks::fork_helper() {
   int ends[2];
   if (page == MAP_FAILED || pipe2(ends, O_CLOEXEC) != 0) fail("hooks: no memory for them: raise ulimit -v or -n");
   state_ = new (page) HookState;
-  helper_ = fork();
-  if (helper_ < 0) fail("hooks: no process can be started for them: raise ulimit -u");
-  if (helper_ == 0) {
+  const pid_t helper = fork();
+  if (helper < 0) fail("hooks: no process can be started for them: raise ulimit -u");
+  if (helper == 0) {
     close(ends[1]);
     run_helper(options_, *state_, ends[0]);
   }
+  helper_ = helper;
   close(ends[0]);
   pipe_ = ends[1];
 }
 
 void Hooks::begin(const std::filesystem::path& out) {
   if (!state_) return;
-  const std::string absolute = std::filesystem::absolute(out);
-  if (absolute.size() >= sizeof state_->out) usage_error("--out ", out, " is too long: choose another folder");
-  std::strcpy(state_->out, absolute.c_str());
+  std::snprintf(state_->out, sizeof state_->out, "%s", std::filesystem::absolute(out).c_str());
   state_->has_begun = true;
 }
 
@@ -275,7 +286,7 @@ void Hooks::checkpoint(size_t step) {
 }
 
 size_t Hooks::failures() {
-  if (helper_ > 0 && helper_has_ended()) {
+  if (!is_ending_ && helper_ > 0 && helper_has_ended()) {
     ++state_->failures;
     print_error("hooks: their process has ended, training goes on without them");
   }
@@ -285,20 +296,22 @@ size_t Hooks::failures() {
 void Hooks::end(const char* reason, int exit_code) {
   if (!are_wanted()) return;
   std::call_once(ended_, [&] {
+    is_ending_ = true;
     for (int signal : {SIGTERM, SIGHUP, SIGUSR1}) std::signal(signal, SIG_IGN);
-    if (helper_ <= 0) return;
+    if (helper_ == 0) return;
     state_->reason = reason;
     state_->exit_code = exit_code;
     if (exit_code == 2) state_->has_begun = false;
     close(pipe_);
-    const double last = steady_seconds() + 2 * options_.limit(reason) + 15;  // of its two waits, and some more
+    const double last = steady_seconds() + longest_wait(reason);
     while (!helper_has_ended() && steady_seconds() < last) usleep(20'000);
     if (helper_ > 0) print_error("hooks: their process does not end, and is left alone");
+    else if (helper_status_ != 0) print_error("hooks: their process was killed: see whether --on-end has run");
   });
 }
 
 bool Hooks::helper_has_ended() {
-  if (waitpid(helper_, nullptr, WNOHANG) == 0) return false;
+  if (waitpid(helper_, &helper_status_, WNOHANG) == 0) return false;
   helper_ = 0;
   return true;
 }

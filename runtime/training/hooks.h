@@ -25,6 +25,7 @@ struct HookState {
   // Written by rank 0
   char out[PATH_MAX] = "";                // the run's folder
   std::atomic<bool> has_begun = false;    // from now on hooks are called
+  std::atomic<bool> trains = false;       // from now on --stop-when is asked
   std::atomic<size_t> newest = 0;         // step of the newest checkpoint; 0: there is none
   std::atomic<const char*> reason = "killed";  // unless rank 0 says how it ends
   std::atomic<int> exit_code = 128 + SIGKILL;
@@ -51,17 +52,24 @@ class Hooks {
   // A checkpoint is complete.
   void checkpoint(size_t step);
 
-  // Has --stop-when succeeded?
-  bool asks_to_stop() const { return state_ && state_->asks_to_stop; }
+  // Has --stop-when succeeded? It is asked from the first call on: a start that waits for the run before must not take
+  // its answer away.
+  bool asks_to_stop() {
+    if (state_) state_->trains = true;
+    return state_ && state_->asks_to_stop;
+  }
   // The step of the checkpoint that is being uploaded, which must stay. To be asked after checkpoint().
   size_t uploading() const { return state_ ? state_->uploading.load() : 0; }
   // How often a hook has failed. Says it if the helper is gone.
   size_t failures();
 
   // Tells the helper that this run ends, and waits until its hooks have been run. Meanwhile SIGTERM, SIGHUP and SIGUSR1
-  // have no effect, as the end is under way. After a mistake of the command line (exit code 2) no hook is called.
+  // have no effect, as the end is under way. After a mistake of the command line (exit code 2) --on-end is not called.
   // Only the first call counts; another thread's call waits, too.
   void end(const char* reason, int exit_code);
+
+  // Seconds that end() takes at most: for the upload, for --on-end, and for ending what is still running.
+  double longest_wait(const char* reason) const { return 2 * options_.limit(reason) + 30; }
 
   // Why the run ended, if its exit code is 75: "stopped" or "time".
   const char* stop_reason = "stopped";
@@ -70,8 +78,10 @@ class Hooks {
   bool helper_has_ended();
 
   HookOptions options_;
-  HookState* state_ = nullptr;  // shared with the helper
-  pid_t helper_ = 0;            // 0: there is none, or it has ended
-  int pipe_ = -1;               // its end tells the helper that this process has ended
+  HookState* state_ = nullptr;     // shared with the helper
+  std::atomic<pid_t> helper_ = 0;  // 0: there is none, or it has ended
+  int helper_status_ = 0;          // how it has ended
+  int pipe_ = -1;                  // its end tells the helper that this process has ended
+  std::atomic<bool> is_ending_ = false;
   std::once_flag ended_;
 };
