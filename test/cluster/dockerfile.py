@@ -53,6 +53,7 @@ def base_root(root, image, folder):
         run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target,
             *(f"{name}=={cuda[1]}.*" for name in TOOLKIT), "nvidia-nccl-cu13", stderr=subprocess.DEVNULL)
         os.symlink(home, f"{root}/usr/local/cuda")
+        os.symlink("lib", f"{root}{home}/lib64")  # where nvcc looks for them
         for part, to in (("include", "usr/include"), ("lib", "usr/lib/x86_64-linux-gnu")):  # where the image has NCCL
             shutil.copytree(f"{target}/nvidia/nccl/{part}", f"{root}/{to}", dirs_exist_ok=True)
         os.symlink("libnccl.so.2", f"{root}/usr/lib/x86_64-linux-gnu/libnccl.so")
