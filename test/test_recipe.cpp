@@ -85,6 +85,12 @@ TEST_CASE("--recipe: hosts, devices, spot, image; hooks by their variables, with
     CHECK(!contains(file, "GPT_ON_END"));
     CHECK(!contains(recipe(name + std::string(" --cluster 8xh100")), "GPT_AFTER_CHECKPOINT"));
   }
+  shell.output("mkdir -p runtime/planner/recipes && echo env > runtime/planner/recipes/recipe.sh");
+  const std::string told = recipe("slurm --cluster 8xh100 --after-checkpoint SECRET --stop-when SECRET --on-end SECRET");
+  CHECK(contains(told, "\nafter_checkpoint=true\n"));
+  CHECK(!contains(told, "SECRET"));
+  shell.output("rm -r runtime");
+
   if (is_gpu_build()) return skip("the CPU device is not here");
   const std::string here = recipe("slurm --vocab 256 --ranks 2");
   CHECK(contains(here, "\n#SBATCH --ntasks-per-node=2\n"));
