@@ -6,8 +6,8 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-cluster,
-# test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
+# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-mistakes,
+# test-cluster, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -102,6 +102,10 @@ test-faults: all
 $(BUILD)/failing_io.so: test/faults/failing_io.c
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 
+# mistakes that --check-mesh has to find, each in a build of its own
+test-mistakes:
+	+@test/mistakes/run.sh
+
 # A part of each suite that `make test` leaves out, a minute in all: CI runs it, so that no suite rots unseen.
 test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize
 slice-of-faults: all
@@ -175,6 +179,6 @@ compile_commands.json: always
 clean:
 	rm -rf build train_gpt compile_commands.json
 .PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
-  test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
+  test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
   test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

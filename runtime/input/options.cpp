@@ -187,6 +187,8 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--check-sync", o.check_sync, count, "steps between comparisons of what all ranks must hold alike; 0: none");
   app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, and "
                "refuse less than 5 GB/s between the GPUs of two hosts");
+  app.add_flag("--check-mesh", o.check_mesh, "train three steps of a smaller job first, on this mesh and on one rank; "
+               "refuse to train if they differ");
 
   app.option_defaults()->group("Plan");
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
@@ -264,6 +266,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
+  refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
   const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
   const bool searches = !o.mesh_search.empty() || o.has_goal();
   refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");

@@ -117,6 +117,10 @@ class Batches {
   BatchBuffers buffers_;
 };
 
+inline AdamW adamw_at(const Options& o, double learning_rate) {
+  return {float(learning_rate), float(o.beta1), float(o.beta2), float(o.epsilon), float(o.weight_decay)};
+}
+
 // A training step: micro-batches in the order of the actions, then the update by their gradients. The caller has called
 // model.begin_sums().
 inline void run_step(Model& model, const Actions& actions, Batches::Samples samples, const AdamW& update, float clip,
