@@ -10,7 +10,7 @@
 #include "parallel/processes/agreement.h"
 #include "parallel/processes/launch.h"
 #include "parallel/processes/process.h"
-#include "runtime/planner/goals.cuh"
+#include "runtime/planner/recipe.cuh"
 #include "runtime/training/end_job.cuh"
 #include "runtime/training/job.cuh"
 #include "runtime/training/rank_check.cuh"
@@ -45,7 +45,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   if (!model_makers().contains(options->dtype))
     usage_error("--dtype ", options->dtype, ": this build leaves it out; make DTYPES=", options->dtype, " builds it");
   if (options->plan) {
-    if (control.rank() == 0) options->has_goal() ? print_goals(*options) : print_plan(*options, control.size());
+    if (control.rank() == 0) print_planned(*options, control.size());
     return require_printed(), 0;
   }
   const int device = take_device(control, options->share_gpu);

@@ -6,8 +6,12 @@ DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.o,device block asynchronous workers cu
   $(if $(filter counts,$(VARIANT)),access_counts))
 
 FLAGS_fast := -O3 -fno-math-errno -fno-trapping-math -fassociative-math -fno-signed-zeros
+# MARCH: the processors that may run the program: native, those like this machine's; portable, all servers since 2015
+MARCH ?= native
+PORTABLE_x86_64 := x86-64-v3
+PORTABLE_aarch64 := armv8-a
 ifneq ($(filter x86_64 aarch64,$(HOST_ARCH)),)
-  FLAGS_fast += -march=native
+  FLAGS_fast += -march=$(if $(filter portable,$(MARCH)),$(PORTABLE_$(HOST_ARCH)),$(MARCH))
 endif
 ifeq ($(HOST_ARCH),x86_64)
   FLAGS_fast += -mprefer-vector-width=512

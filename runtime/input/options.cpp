@@ -205,6 +205,10 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--checkpoint-seconds", o.checkpoint_seconds, in_range(1e-6, 1e6),
       "that training waits for a checkpoint, as a run measured it (default: by its bytes)")->default_str("");
 
+  add(app, "--recipe", o.recipe, one_of({"slurm", "kubernetes", "skypilot"}),
+      "with --plan: write the file that starts the planned run (slurm, kubernetes or skypilot) to stdout, the plan to stderr");
+  add(app, "--row", o.row, in_range(size_t(1), size_t(1000)), "of the plan's table, which --recipe starts");
+
   app.option_defaults()->group("Sampling");
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
   add(app, "--sample-every", o.sample_every, count, "steps between samples; 0: none");
@@ -263,13 +267,15 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
-  refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds"},
+  refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds", "--recipe"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
   refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
   const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
   const bool searches = !o.mesh_search.empty() || o.has_goal();
   refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
+  refuse(o.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
+  refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
   refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
                     "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
   refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},

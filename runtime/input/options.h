@@ -84,6 +84,8 @@ struct Options : StepOptions {
   double days = 0, budget = 0;    // goals of a plan; 0: none
   bool has_goal() const { return days > 0 || budget > 0; }
   double checkpoint_seconds = 0;  // that training waits for a checkpoint; 0: not measured
+  std::string recipe;             // slurm, kubernetes or skypilot: the file that starts the planned run; empty: none
+  size_t row = 1;                 // of the plan's table, which the recipe starts
 
   uint64_t seed = 1337;
   bool profile = false;

@@ -91,26 +91,22 @@ Link read_link(JsonFields link) {
   return read;
 }
 
-// Where runtime/planner/clusters is: in the folder where the program was started, or beside it, or above the build
-// folder.
-std::vector<std::filesystem::path> example_folders() {
-  const std::filesystem::path examples = "runtime/planner/clusters";
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  return {examples, program / examples, program / "../.." / examples};
-}
-
-// The clusters of the first folder that has any.
 std::vector<std::filesystem::path> example_files() {
   std::vector<std::filesystem::path> files;
   std::error_code not_there;
-  for (const auto& folder : example_folders())
-    if (files.empty())
-      for (const auto& entry : std::filesystem::directory_iterator(folder, not_there)) files.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(planner_file("clusters"), not_there)) files.push_back(entry.path());
   std::ranges::sort(files);
   return files;
 }
 
 }  // namespace
+
+std::filesystem::path planner_file(const std::string& name) {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  for (const auto& folder : {std::filesystem::path("."), program, program / "../.."})
+    if (const auto file = folder / "runtime/planner" / name; std::filesystem::exists(file)) return file;
+  return {};
+}
 
 std::string Margin::text() const {
   return formatted("%s: %+.0f to %+.0f %%", runs, 100 * shorter, 100 * longer);
@@ -144,8 +140,7 @@ Cluster load_cluster(const std::filesystem::path& path) {
 
 Cluster find_cluster(const std::string& name) {
   if (std::filesystem::is_regular_file(name)) return load_cluster(name);
-  for (const auto& folder : example_folders())
-    if (const auto path = folder / (name + ".json"); std::filesystem::is_regular_file(path)) return load_cluster(path);
+  if (const auto path = planner_file("clusters/" + name + ".json"); !path.empty()) return load_cluster(path);
   const std::string known = joined(example_files(), [](const auto& path) { return path.stem().string(); });
   fail("--cluster ", excerpt(name), ": no such file, and none of runtime/planner/clusters: give a file's path",
        known.empty() ? "; runtime/planner/clusters is not here" : ", or one of: " + known);

@@ -66,15 +66,19 @@ struct Cluster {
   Device device;
   int devices_per_host = 1, hosts = 1;
   int ranks_per_device = 1;  // they share its rates
-  Link inside, between;      // of a device to others of its host; of a host to others
+  Link inside = {}, between = {};      // of a device to others of its host; of a host to others
   double link_share = 1;     // of a link's rate, that collectives reach
   double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
   double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (runtime/planner/rules.md)
-  std::string date, source;
+  std::string date = {}, source = {};
 
   int devices() const { return devices_per_host * hosts; }
   int ranks_per_host() const { return devices_per_host * ranks_per_device; }
 };
+
+// A file or folder of runtime/planner, where the program was started, beside it, or above the build folder; empty: it is not
+// there.
+std::filesystem::path planner_file(const std::string& name);
 
 // Fails with one line if the file is no cluster.
 Cluster load_cluster(const std::filesystem::path& path);

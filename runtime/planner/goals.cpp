@@ -59,7 +59,7 @@ std::string goal_lines(const GoalPlan& plan, const Goal& goal) {
                              ' ', met, "\n          ", table_of(plan.rows));
   for (const Candidate& c : plan.rows) {
     const double tokens = goal.reach(c.time), least = tokens / c.time.margin.most(1), most = tokens / c.time.margin.least(1);
-    lines += concat("\nreach     ", c.step.mesh.ranks(), " of ", c.cluster, ": ", tokens_text(tokens),
+    lines += concat("\nreach     ", c.step.mesh.ranks(), " of ", c.cluster.name, ": ", tokens_text(tokens),
                     "; with its margin ", with_commas(least), " to ", with_commas(most), " tokens");
   }
   return lines;

@@ -39,7 +39,8 @@ inline void add_row(GoalPlan& plan, const Options& o, const Cluster& cluster, co
   }
 }
 
-inline void print_goals(const Options& given) {
+// Returns the rows of its table.
+inline std::vector<Candidate> print_goals(const Options& given) {
   const Goal goal = {given.days, given.budget};
   const bool anywhere = given.cluster.empty();
   const std::vector<Cluster> clusters = anywhere ? example_clusters() : std::vector{find_cluster(given.cluster)};
@@ -58,7 +59,7 @@ inline void print_goals(const Options& given) {
     for (const Cluster& c : clusters) {
       if (done.contains(c.device.name)) continue;
       add_row(plan, o, c, goal, has_model && !anywhere);
-      if (!plan.rows.empty() && plan.rows.back().cluster == c.name) done.insert(c.device.name);
+      if (!plan.rows.empty() && plan.rows.back().cluster.name == c.name) done.insert(c.device.name);
     }
   }
   if (!plan.is_met && (given.steps_given || plan.rows.empty()))
@@ -67,8 +68,9 @@ inline void print_goals(const Options& given) {
   sort_rows(plan, goal);
   if (!has_model) o.words.insert(o.words.begin() + 1, {"--model", plan.model});
   for (Candidate& c : plan.rows) c.command = command_of(c, o.words);
-  if (given.json) return print_line(text_of(plan, goal));
+  if (given.json) return print_line(text_of(plan, goal)), plan.rows;
   describe_model(o);
   std::printf("batch     %d samples: %s tokens per step\n", o.global_batch, with_commas(o.tokens()).c_str());
   print_line(goal_lines(plan, goal));
+  return plan.rows;
 }

@@ -77,7 +77,7 @@ struct Rent {
 struct PlannedTime {
   Forecast forecast;
   double devices = 1, tokens = 0;
-  Rent demand, spot;
+  Rent demand = {}, spot = {};
   Margin margin = {};
 
   double device_hours(double tokens) const { return devices * tokens / forecast.tokens_per_s / 3600; }

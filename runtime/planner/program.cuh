@@ -108,17 +108,22 @@ inline std::string command_of(const Candidate& c, const std::vector<std::string>
   const double steps = std::ceil(c.time.tokens / c.step.tokens());
   return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
          command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch",
-                          "--checkpoint-seconds", "--days", "--budget"}, words) + ' ' + options_text(c.step) +
+                          "--checkpoint-seconds", "--days", "--budget", "--recipe", "--row", "--micro-batch", "--tp",
+                          "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero", "--recompute"}, words) +
+         ' ' + options_text(c.step) +
          (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
 }
 
-inline void print_search(const Options& o, const PlannedDevice& device, const std::vector<Rented>& parts) {
+// Returns the rows of its tables.
+inline std::vector<Candidate> print_search(const Options& o, const PlannedDevice& device, const std::vector<Rented>& parts) {
   const Clock::time_point begin = Clock::now();
   SearchResult result = search_meshes(o, device, parts);
   const double seconds = seconds_since(begin);
   for (std::vector<Candidate>* list : {&result.fastest, &result.cheapest})
     for (Candidate& c : *list) c.command = command_of(c, o.words);
-  if (o.json) return print_line(text_of(result, seconds, device));
+  std::vector<Candidate> rows = result.fastest;
+  if (parts.size() > 1) rows.insert(rows.end(), result.cheapest.begin(), result.cheapest.end());
+  if (o.json) return print_line(text_of(result, seconds, device)), rows;
   describe_model(o);
   print_batch_hint(o, planned_run(o));
   std::printf("searched  %s candidates in %.1f s; %s were left out as too large for %s\n",
@@ -126,7 +131,8 @@ inline void print_search(const Options& o, const PlannedDevice& device, const st
               device.name.c_str());
   if (result.fastest.empty()) std::printf("fits      %s\n", nothing_fits_text(result, device).c_str());
   else std::printf("fastest   %s\n", table_of(result.fastest).c_str());
-  if (parts.size() > 1 && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest).c_str());
+  if (parts.size() > 1 && !result.cheapest.empty()) std::printf("cheapest  %s\n", table_of(result.cheapest, result.fastest.size() + 1).c_str());
+  return rows;
 }
 
 // Chooses the fastest mesh for the ranks that were started, the same on all. device_taken: by this rank.
@@ -150,8 +156,9 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
               with_commas(double(result.candidates)).c_str());
 }
 
-// Prints the plan of training with these options. ranks: those that were started.
-inline void print_plan(Options& o, int ranks) {
+// Prints the plan of training with these options, and returns the rows of its table; without --mesh auto itself, if it
+// fits. ranks: those that were started.
+inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   std::optional<Cluster> cluster;
   if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
   if (cluster && o.ranks > cluster->devices())
@@ -173,11 +180,16 @@ inline void print_plan(Options& o, int ranks) {
   const PlannedRun run = planned_run(o);
   if (cluster) plan.time = planned_time(o, with_devices(*cluster, ranks).cluster, run);
   if (!plan.fits()) plan.advice = advice(o, plan);
-  if (o.json) return print_line(text_of(plan));
+  if (!cluster) cluster = Cluster{"this machine", Device{device.name}, ranks};
+  Candidate row = {o, plan.time.value_or(PlannedTime{{}, 1, run.tokens}), 0, with_devices(*cluster, ranks).cluster};
+  row.command = command_of(row, o.words);
+  const std::vector<Candidate> rows(plan.fits(), row);
+  if (o.json) return print_line(text_of(plan)), rows;
   describe_model(o);
   describe_mesh(o);
   describe_batch(o);
   print_batch_hint(o, run);
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
   if (plan.time) print_line(time_text(*plan.time, o.tokens()));
+  return rows;
 }

@@ -83,7 +83,7 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
       return;
     c.bytes = bytes_of.exactly(step);
     if (!fits(step, c.bytes)) return;
-    c.cluster = rented.cluster.name;
+    c.cluster = rented.cluster;
     keep(result.fastest, c, most, seconds);
     keep(result.cheapest, c, most, &Candidate::device_hours);
   });
@@ -117,9 +117,9 @@ std::string options_text(const StepOptions& s) {
   return text;
 }
 
-std::string table_of(const std::vector<Candidate>& candidates) {
+std::string table_of(const std::vector<Candidate>& candidates, size_t first) {
   std::vector<std::vector<std::string>> rows = {
-      {"cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B", "days",
+      {"row", "cluster", "ranks", "ms a step", "margin %", "tokens/s", "MFU %", "memory", "hours/B", "dollars/B", "days",
        "dollars", "spot days", "dollars", ""}};
   const auto number = [](double x, int digits) { return std::isinf(x) ? "never" : formatted("%.*f", digits, x); };
   const auto priced = [&](const Rent& rent, double value, int digits) {
@@ -127,7 +127,7 @@ std::string table_of(const std::vector<Candidate>& candidates) {
   };
   for (const Candidate& c : candidates) {
     const auto& [f, devices, tokens, demand, spot, margin] = c.time;
-    rows.push_back({c.cluster, std::to_string(c.step.mesh.ranks()), number(1e3 * f.seconds, 1),
+    rows.push_back({std::to_string(first++), c.cluster.name, std::to_string(c.step.mesh.ranks()), number(1e3 * f.seconds, 1),
                     formatted("%.0f +%.0f", 100 * margin.shorter, 100 * margin.longer), with_commas(f.tokens_per_s),
                     number(100 * f.mfu, 1), bytes_text(c.bytes), number(c.device_hours(), 2),
                     priced(demand, c.device_hours() * demand.price, 2), number(c.time.days(demand), 2),
@@ -151,7 +151,7 @@ nlohmann::ordered_json objects_of(const std::vector<Candidate>& candidates) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const Candidate& c : candidates) {
     const int ranks = c.step.mesh.ranks();
-    all.push_back({{"cluster", c.cluster}, {"ranks", ranks}, {"command", c.command}, {"memory", c.bytes}});
+    all.push_back({{"cluster", c.cluster.name}, {"ranks", ranks}, {"command", c.command}, {"memory", c.bytes}});
     all.back().update(object_of(c.time));
     all.back()["device_hours_per_billion_tokens"] = c.device_hours();
   }

@@ -12,7 +12,8 @@ struct Candidate {
   StepOptions step;
   PlannedTime time;
   size_t bytes = 0;  // of its largest rank
-  std::string cluster = {}, command = {};
+  Cluster cluster = {};  // the part of it that is rented
+  std::string command = {};
 
   double device_hours() const { return time.device_hours(1e9); }  // for a billion tokens
 };
@@ -52,8 +53,8 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
 // The options of a candidate, as on the command line.
 std::string options_text(const StepOptions& step);
 
-// A table of candidates, with titles.
-std::string table_of(const std::vector<Candidate>& candidates);
+// A table of candidates, with titles. first: the number of its first row
+std::string table_of(const std::vector<Candidate>& candidates, size_t first = 1);
 
 // What is missing if no candidate fits.
 std::string nothing_fits_text(const SearchResult& result, const PlannedDevice& device);

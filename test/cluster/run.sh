@@ -4,18 +4,19 @@
 #   test/cluster/run.sh                 all scenarios
 #   test/cluster/run.sh kill slurm      these
 #
-# Each scenario runs in namespaces of its own: processes, network (nothing but its own loopback and links), mounts and
-# host name. Whatever happens, the kernel ends all of its processes with it, and nothing outside has changed.
+# Each scenario runs in namespaces of its own: processes, network (nothing but its own loopback and links; those that install
+# packages have this machine's), mounts and host name. Whatever happens, the kernel ends all of its processes with it, and nothing outside has changed.
 # GPT_BUILD: a folder that holds another train_gpt than the one of this repository.
 cd "$(dirname "$0")/../.." || exit 1
 scenarios=("${@:-}")
-[ -n "${scenarios[0]}" ] || scenarios=(two_hosts kill slurm torchrun)
+[ -n "${scenarios[0]}" ] || scenarios=(two_hosts kill slurm torchrun recipe recipe_schemas container container_gpu)
 fail() { echo "test/cluster/run.sh: $*" >&2; exit 2; }
 
 [ "$(id -u)" = 0 ] || fail "needs root, for network namespaces and Slurm's daemons: sudo make test-cluster"
 missing=()
 programs=(mpirun:openmpi-bin ip:iproute2 pgrep:procps prlimit:util-linux)
-case " ${scenarios[*]} " in *" slurm "*) programs+=(slurmctld:slurm-wlm munged:munge) ;; esac
+case " ${scenarios[*]} " in *" slurm "* | *" recipe "*) programs+=(slurmctld:slurm-wlm munged:munge) ;; esac
+case " ${scenarios[*]} " in *" container"*) programs+=(debootstrap:debootstrap) ;; esac
 for pair in "${programs[@]}"; do
   command -v "${pair%:*}" > /dev/null || missing+=("${pair#*:}")
 done
@@ -38,8 +39,13 @@ for scenario in "${scenarios[@]}"; do
   [ -f "test/cluster/$scenario.sh" ] || fail "there is no scenario '$scenario' in test/cluster"
   start=$SECONDS
   mkdir "$folder/$scenario"
-  if timeout --foreground --signal=KILL 150 \
-       unshare --fork --pid --kill-child --mount-proc --net --uts \
+  network=(--net) limit=150
+  case $scenario in
+    recipe_schemas) network=() limit=600 ;;  # they install packages
+    container*) network=() limit=3600 ;;
+  esac
+  if timeout --foreground --signal=KILL $limit \
+       unshare --fork --pid --kill-child --mount-proc "${network[@]}" --uts \
        bash "test/cluster/$scenario.sh" "$folder/$scenario"; then
     result=passed passed=$((passed + 1))
   else
