@@ -100,7 +100,9 @@ test-faults: all
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(BUILD)/test_faults $(BUILD)/failing_io.so
 	@GPT_BUILD=$(BUILD) $(BUILD)/test_faults
 $(BUILD)/failing_io.so: test/faults/failing_io.c
+	@mkdir -p $(@D)
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
+$(BUILD)/test_storage: | $(BUILD)/failing_io.so
 
 # mistakes that --check-mesh has to find, each in a build of its own
 test-mistakes:
@@ -131,7 +133,7 @@ test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"
 	+@test/remove_barriers.sh
 	+@test/remove_events.sh
-run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
+run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program test_storage,$(NAMES)),$(BUILD)/train_gpt)
 	@export OMP_NUM_THREADS=1 GPT_SEPARATE_ARRAYS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	failed=; for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; \
 	  case $$test in *_mesh | *_launch | *_sm_player | *_cublaslt | */ladder_all_reduce) export ASAN_OPTIONS=detect_leaks=0 ;; *) export ASAN_OPTIONS= ;; esac; \

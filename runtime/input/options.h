@@ -36,6 +36,8 @@ struct Options : StepOptions {
 
   std::vector<std::string> train, val;
   bool shuffle = false;
+  std::string cache;
+  double cache_size = 64;
 
   std::string model = "d4";
   bool is_dtype_chosen = false;  // by --plan, for devices elsewhere
