@@ -6,8 +6,8 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-cluster,
-# test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
+# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-mistakes,
+# test-cluster, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -100,7 +100,13 @@ test-faults: all
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(BUILD)/test_faults $(BUILD)/failing_io.so
 	@GPT_BUILD=$(BUILD) $(BUILD)/test_faults
 $(BUILD)/failing_io.so: test/faults/failing_io.c
+	@mkdir -p $(@D)
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
+$(BUILD)/test_storage: | $(BUILD)/failing_io.so
+
+# mistakes that --check-mesh has to find, each in a build of its own
+test-mistakes:
+	+@test/mistakes/run.sh
 
 # A part of each suite that `make test` leaves out, a minute in all: CI runs it, so that no suite rots unseen.
 test-slices: slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize
@@ -127,7 +133,7 @@ test-race:
 	@$(MAKE) --no-print-directory DEVICE=cpu VARIANT=tsan run NAMES="$(KERNEL_TESTS) test_device test_failures test_hopper_failures $(LADDERS) $(RANK_LADDERS)"
 	+@test/remove_barriers.sh
 	+@test/remove_events.sh
-run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program,$(NAMES)),$(BUILD)/train_gpt)
+run: $(NAMES:%=$(BUILD)/%) $(if $(filter test_program test_storage,$(NAMES)),$(BUILD)/train_gpt)
 	@export OMP_NUM_THREADS=1 GPT_SEPARATE_ARRAYS=1 GPT_BUILD=$(BUILD) GPT_FILTER=$(FILTER) UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=history_size=4; \
 	failed=; for test in $(NAMES:%=$(BUILD)/%); do echo "$$test"; \
 	  case $$test in *_mesh | *_launch | *_sm_player | *_cublaslt | */ladder_all_reduce) export ASAN_OPTIONS=detect_leaks=0 ;; *) export ASAN_OPTIONS= ;; esac; \
@@ -175,6 +181,6 @@ compile_commands.json: always
 clean:
 	rm -rf build train_gpt compile_commands.json
 .PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
-  test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
+  test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
   test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

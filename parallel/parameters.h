@@ -17,6 +17,7 @@ struct StoreOptions {
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;
+  bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
 };
 
 // Where to write a gradient. accumulate: add to what is there.

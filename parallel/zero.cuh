@@ -166,7 +166,7 @@ class ParameterStore final : public Parameters {
       const TensorDescriptor& tensor = *slice.tensor;
       const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
-      if (tensor.initial == Initial::one || tensor.initial == Initial::zero) continue;
+      if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
       float* out = array(State::weight, tensor.unit);
       out = place(out ? out : array(State::gradient, tensor.unit), slice);
       fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),

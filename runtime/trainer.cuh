@@ -14,15 +14,12 @@
 #include "runtime/training/checkpoints.cuh"
 #include "runtime/training/end_job.cuh"
 #include "runtime/training/interruption.h"
+#include "runtime/training/mesh_check.cuh"
 #include "runtime/training/rank_check.cuh"
 #include "runtime/training/rehearsal.cuh"
 #include "runtime/training/sync_check.cuh"
 #include "runtime/training/telemetry.cuh"
 #include "runtime/training/time_budget.cuh"
-
-inline AdamW adamw_at(const Options& o, double learning_rate) {
-  return {float(learning_rate), float(o.beta1), float(o.beta2), float(o.epsilon), float(o.weight_decay)};
-}
 
 // No run that is there is changed before all that may fail has been done.
 class Trainer {
@@ -151,6 +148,7 @@ class Trainer {
   std::unique_ptr<Model> checked_model() {
     if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh, job_.stream);
     decide_shape(o_, folder_, checkpoint_.has_value(), data_);
+    if (o_.check_mesh) check_mesh(job_, data_);
     device_ = this_device(job_.device);
     return build_model_to_train(o_, job_.mesh, job_.stream);
   }

@@ -88,6 +88,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--tp 0", {"--tp", "'0'", "from 1 to 1024"});
   refuses("--tp 2", {"--tp 2 does not divide the number of ranks, 1: choose 1", "another number of ranks"});
   refuses("--tp-pieces 4", {"--tp-pieces 4 needs --tp"});
+  refuses("--check-mesh", {"--check-mesh compares several ranks with one, and this is one: leave it out"});
+  refuses("--check-mesh --generate --resume", {"--check-mesh compares steps of training"});
   refuses("--ctas 8", {"--ctas is for collectives, and with one rank there are none"});
   refuses("--sm-margin 0", {"--sm-margin is for collectives"});
   refuses("--sm-margin 200", {"--sm-margin"});

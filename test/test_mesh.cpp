@@ -364,6 +364,7 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   const std::string two = "$MPIRUN 2 $TEXT --share-gpu ";
   shell.ranks_refuse(two + "--global-batch 6", {"--global-batch 6", "--micro-batch 2", "2 ranks", "choose 8"}, 2);
   shell.ranks_refuse(two + "--zero 4", {"--zero", "4"}, 2);
+  shell.ranks_refuse(two + "--check-mesh --plan", {"--check-mesh compares steps of training: leave it out"}, 2);
   shell.ranks_refuse(two + "--tp 3", {"--tp 3 does not divide the number of ranks, 2", "choose 1 or 2"}, 2);
   shell.ranks_refuse(two + "--out '' --tp 2 --heads 3 --channels 48", {"--tp 2", "3 heads", "choose 1 or 3"}, 2);
   shell.ranks_refuse(two + "--out '' --tp 2 --heads 2 --channels 32 --seq-len 5 --micro-batch 1", {"--tp 2", "5 rows", "--seq-len"}, 2);
@@ -390,6 +391,60 @@ TEST_CASE("ranks that don't fit together: one line from all of them, and the job
   CHECK(shell.output("ls") == "elsewhere\nnothing\nother\nrun\ntext\n");
 }
 
+// What --check-mesh finds: test/mistakes.
+TEST_CASE("--check-mesh: every kind of mesh computes what one rank computes, and the run does not notice" *
+          doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string job = " $GPT --share-gpu --train text --layers 6 --heads 4 --channels 64 --seq-len 32 --micro-batch 2 "
+                          "--steps 2 --check-mesh ";
+  const struct {
+    std::string ranks, options, smaller;
+  } meshes[] = {{"2", "--tp 2 --tp-pieces 2 --dtype fp16", "2 of 6 layers, 4 of 4 heads, 1 of 1 micro-batches"},
+                {"2", "--pp 2 --pp-schedule interleaved --dtype bf16 --global-batch 16", "4 of 6 layers, 4 of 4 heads, 6 of 8"},
+                {"3", "--zero 3 --global-batch 30", "2 of 6 layers, 4 of 4 heads, 2 of 5"},
+                {"4", "--zero 2 --cp 2 --dtype bf16 --reduce-dtype bf16 --stochastic-rounding", "1 of 1 micro-batches"},
+                {"4", "--tp 2 --cp 2 --cp-method ulysses --zero 1 --shuffle", "1 of 1 micro-batches"},
+                {"4", "--pp 4 --pp-schedule zb --dtype bf16 --global-batch 12", "4 of 6 layers, 4 of 4 heads, 5 of 6"},
+                {"8", "--tp 2 --cp 2 --pp 2 --recompute gelu", "2 of 6 layers, 4 of 4 heads, 2 of 2"}};
+  for (const auto& [ranks, options, smaller] : meshes) {
+    const std::string out = shell.output("$MPIRUN " + ranks + job + "--out '' " + options);
+    for (const std::string& part : {smaller, std::string("check     the same: "), std::string("step     2/2")})
+      CHECK_MESSAGE(contains(out, part), options, out);
+  }
+  const std::string limited = "ulimit -d 256000 && ";  // KiB: too little for one rank's 100 MiB of memory, twice
+  if (!is_gpu_build() && shell(limited + "$GPT --help").code == 0)  // else AddressSanitizer takes more at once
+    CHECK(contains(shell.output(limited + "$MPIRUN 4" + job + "--out '' --tp 4 --heads 8 --channels 512 --layers 2 --steps 1"),
+                   "2 of 2 layers, 4 of 8 heads"));
+  const std::string run = "$MPIRUN 2 $TEXT --share-gpu --zero 2 --grad-clip 0.1 --out ";
+  shell.output(run + "without && " + run + "with --check-mesh && " + run + "with --steps 3 --resume --check-mesh");
+  std::vector<Json> with = shell.metrics("with"), without = shell.metrics("without");
+  REQUIRE(with.size() == 3);
+  with.pop_back();
+  CHECK(largest_difference(with, without, "loss") == 0);
+  CHECK(with[0]["comm_bytes"] == without[0]["comm_bytes"]);
+}
+
+// Rank 1's messages of collectives arrive as zeros, unless they are small: its gradients of a block.
+TEST_CASE("--check-mesh names the first difference, ends the job, and leaves a run as it is" *
+          doctest::skip(!mpirun_found || is_gpu_build())) {
+  RankWorkplace shell;
+  put(shell / "silent.c", "#include <mpi.h>\n#include <stdlib.h>\n"
+                          "int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request) {\n"
+                          "  int rank;\n  MPI_Comm_rank(MPI_COMM_WORLD, &rank);\n"
+                          "  if (rank == 1 && count > 2000) data = calloc(count, 1);\n"
+                          "  return PMPI_Isend(data, count, type, to, tag, comm, request);\n}\n");
+  shell.output("mpicc -shared -fPIC -o silent.so silent.c");
+  const std::string job = "$MPIRUN 2 -x LD_PRELOAD=$PWD/silent.so $TEXT --share-gpu --check-mesh --out ";
+  const Texts difference = {"--check-mesh: step 1's gradient of h.0.", " differs from one rank's by ", " and rounding explains ",
+                            "--trace-tensors"};
+  shell.ranks_refuse(job + "new", difference);
+  CHECK(!std::filesystem::exists(shell / "new"));
+  shell.output("$TEXT --out run --steps 1");
+  const std::string before = shell.output("cat run/*.json* run/*/*.json | cksum; ls -R run");
+  for (const char* start : {" --overwrite", " --resume"}) shell.ranks_refuse(job + "run" + start, difference);
+  CHECK(shell.output("cat run/*.json* run/*/*.json | cksum; ls -R run") == before);
+}
+
 // GPT_CPU_NCCL=ring refuses what NCCL would connect after the first kernel (cpu/nccl.h).
 TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
@@ -399,7 +454,7 @@ TEST_CASE("nothing connects in the middle of a step, on any mesh" * doctest::ski
   shell.ranks_refuse("GPT_CPU_NCCL=ring NCCL_RUNTIME_CONNECT=1" + job,
                      {"all_reduce in the group data: ", "GPT_CPU_NCCL=ring: ncclAllReduce of 4 ranks, of ",
                       " bytes, is the first of its kind and size", "set NCCL_RUNTIME_CONNECT=0"});
-  for (const char* mesh : {"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses", "--cp 4",
+  for (const char* mesh : {"--zero 3 --check-ranks --check-sync 1", "--tp 2 --cp 2 --cp-method ulysses", "--cp 4 --check-mesh",
                            "--tp 2 --pp 2 --sample-every 1 --sample-len 3"}) {
     CAPTURE(mesh);
     shell.output("GPT_CPU_NCCL=ring" + job + mesh);

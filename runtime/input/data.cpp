@@ -6,10 +6,8 @@
 #include <exception>
 #include <filesystem>
 #include <system_error>
-#include <utility>
 
 #include <glob.h>
-#include <sys/resource.h>
 
 #include "parallel/processes/error.h"
 
@@ -69,14 +67,6 @@ size_t tokens_in_shard(const File& file) {
   return tokens;
 }
 
-// Of each kind of data. An eighth of what a process may have (ulimit -n, 1024 as a rule), as it needs files for other
-// things.
-size_t open_at_a_time() {
-  rlimit limit = {};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  return std::clamp<size_t>(limit.rlim_cur / 8, 1, 128);
-}
-
 // The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes every output bit.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
@@ -87,7 +77,7 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-TokenData::TokenData(const std::vector<std::string>& patterns) : open_files_(open_at_a_time()) {
+TokenData::TokenData(const std::vector<std::string>& patterns, DiskCache* cache) : cache_(cache) {
   std::vector<std::string> paths = matching_files(patterns), empty;
   is_text_ = !is_shard(paths.front());
   for (const std::string& path : paths) {
@@ -97,7 +87,7 @@ TokenData::TokenData(const std::vector<std::string>& patterns) : open_files_(ope
     const File file(path, for_reading);
     const size_t tokens_in_file = is_text_ ? file.size() : tokens_in_shard(file);
     if (tokens_in_file == 0) empty.push_back(path);
-    else files_.push_back({path, files_.empty() ? 0 : tokens(), tokens_in_file, stamp});
+    else files_.push_back({path, files_.empty() ? 0 : tokens(), tokens_in_file, stamp, stamp});
   }
   if (files_.empty())
     fail("data '", paths.front(), "'", paths.size() > 1 ? " and others hold" : " holds", " no tokens: give other files");
@@ -123,7 +113,7 @@ size_t TokenData::looked_at(size_t number) const {
 }
 
 std::string TokenData::checksum(size_t number) const {
-  const std::vector<int> sample = read(looked_at(number), std::min(tokens(), sample_looked_at), 1 << 16);
+  const std::vector<int> sample = read(looked_at(number), std::min(tokens(), sample_looked_at), 1 << 16, nullptr);
   return xxh3({reinterpret_cast<const char*>(sample.data()), sample.size() * sizeof(int)});
 }
 
@@ -137,16 +127,17 @@ std::string DataIdentity::text() const {
   return tokens ? std::to_string(tokens) + " tokens, checksum " + checksum : "none";
 }
 
-void TokenData::read_sample(size_t sample, int T, int vocabulary, int* inputs, int* targets) const {
-  if (sample >= samples(T)) fail("sample ", sample, " of ", samples(T), " does not exist");
-  const std::vector<int> tokens = read(sample * size_t(T), size_t(T) + 1, vocabulary);
+void TokenData::read_samples(size_t first, size_t count, int T, int vocabulary, int* inputs, int* targets) const {
+  if (first + count > samples(T)) fail("sample ", first + count - 1, " of ", samples(T), " does not exist");
+  const std::vector<int> tokens = read(first * size_t(T), count * size_t(T) + 1, vocabulary, cache_);
   std::copy(tokens.begin(), tokens.end() - 1, inputs);
   std::copy(tokens.begin() + 1, tokens.end(), targets);
 }
 
 void TokenData::check_tokens(size_t samples, int T, int vocabulary) const {
   const size_t end = samples * size_t(T) + 1, block = 1 << 16;
-  for (size_t position = 0; position < end; position += block) read(position, std::min(block, end - position), vocabulary);
+  for (size_t position = 0; position < end; position += block)
+    read(position, std::min(block, end - position), vocabulary, cache_);
 }
 
 // The file that holds this token of the whole sequence.
@@ -155,24 +146,27 @@ const TokenData::TokenFile& TokenData::file_at(size_t position) const {
   return *(std::upper_bound(files_.begin(), files_.end(), position, starts_later) - 1);
 }
 
-// Tokens [position, position + count) of the whole sequence.
-std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary) const {
+// Tokens [position, position + count) of the whole sequence. cache: null reads the files themselves
+std::vector<int> TokenData::read(size_t position, size_t count, int vocabulary, DiskCache* cache) const {
   const TokenFile* file = &file_at(position);
   std::vector<int> tokens;
   tokens.reserve(count);
   for (; tokens.size() < count; ++file) {
     const size_t index = position + tokens.size() - file->first;
-    append(tokens, *file, index, std::min(file->tokens - index, count - tokens.size()), vocabulary);
+    append(tokens, *file, index, std::min(file->tokens - index, count - tokens.size()), vocabulary, cache);
   }
   return tokens;
 }
 
 // Tokens [index, index + count) of a file.
-void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary) const {
+void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary,
+                       DiskCache* cache) const {
   const size_t bytes_per_token = is_text_ ? 1 : sizeof(uint16_t);
+  const size_t offset = (is_text_ ? 0 : header_bytes) + index * bytes_per_token;
   std::vector<unsigned char> bytes(count * bytes_per_token);
   try {
-    opened(file).read((is_text_ ? 0 : header_bytes) + index * bytes_per_token, bytes.data(), bytes.size());
+    if (cache) cache->read(*opened(file), file.version, offset, bytes.data(), bytes.size());
+    else opened(file)->read(offset, bytes.data(), bytes.size());
   } catch (const std::exception& error) {
     fail(error.what(), must_stay);
   }
@@ -188,12 +182,14 @@ void TokenData::append(std::vector<int>& tokens, const TokenFile& file, size_t i
 
 // Fails if the file was changed after the run began. Bytes that were added at its end are left out.
 void TokenData::check_stamp(const TokenFile& file) const {
+  if (stamp_of(file.path) == file.version) return;
+  const std::lock_guard lock(*mutex_);
   const FileStamp before = file.stamp, now = stamp_of(file.path);
   if (now == before) return;
   if (now.inode != before.inode || now.bytes <= before.bytes)
     fail(file.path, ": was changed, replaced or removed after the run began", must_stay);
   file.stamp = now;
-  if (std::exchange(file.has_grown, true)) return;
+  if (before != file.version) return;  // it has grown before
   require_unchanged();
   std::printf("data      %s has grown from %zu to %zu bytes: the run goes on without what was added, and --resume needs the "
               "file as it was\n",
@@ -201,13 +197,11 @@ void TokenData::check_stamp(const TokenFile& file) const {
   std::fflush(stdout);
 }
 
-const File& TokenData::opened(const TokenFile& file) const {
-  std::unique_ptr<File>& place = open_files_[size_t(&file - files_.data()) % open_files_.size()];
-  if (!place || place->path().native() != file.path) {
-    place.reset();
-    place = std::make_unique<File>(file.path, for_reading);
-  }
-  return *place;
+std::shared_ptr<const File> TokenData::opened(const TokenFile& file) const {
+  std::shared_ptr<const File>& place = open_files_[size_t(&file - files_.data()) % open_files_.size()];
+  const std::lock_guard lock(*mutex_);
+  if (!place || place->path().native() != file.path) place = std::make_shared<const File>(file.path, for_reading);
+  return place;
 }
 
 SampleOrder::SampleOrder(size_t samples, bool shuffle, uint64_t seed)

@@ -13,13 +13,16 @@
 // replaced or removed while a run reads it is an error, unless something was only added at its end: that is left out.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "parallel/processes/text.h"
+#include "runtime/input/disk_cache.h"
 #include "runtime/input/files.h"
 
 // Tells whether two runs, or two ranks, have the same data.
@@ -30,11 +33,12 @@ struct DataIdentity {
   std::string text() const;  // "5000 tokens, checksum 0123456789abcdef", or "none"
 };
 
-// To be used by one thread at a time.
+// Can be used by several threads at a time.
 class TokenData {
  public:
-  // Patterns are globs or names of files. Files without tokens are left out, and a message says so.
-  explicit TokenData(const std::vector<std::string>& patterns);
+  // Patterns are globs or names of files. Files without tokens are left out, and a message says so. cache: keeps the
+  // samples that are read; null: there is none
+  explicit TokenData(const std::vector<std::string>& patterns, DiskCache* cache = nullptr);
 
   bool is_text() const { return is_text_; }
   size_t tokens() const { return files_.back().first + files_.back().tokens; }
@@ -49,8 +53,9 @@ class TokenData {
   // Fails if the tokens that identity() looked at are others now.
   void require_unchanged() const;
 
-  // Reads sample number `sample` to inputs (T) and targets (T). Fails if a token is outside the vocabulary.
-  void read_sample(size_t sample, int T, int vocabulary, int* inputs, int* targets) const;
+  // Reads `count` samples from number `first` on to inputs (count,T) and targets (count,T). Fails if a token is outside
+  // the vocabulary.
+  void read_samples(size_t first, size_t count, int T, int vocabulary, int* inputs, int* targets) const;
 
   // Fails if a token of samples 0 to `samples` - 1 is outside the vocabulary.
   void check_tokens(size_t samples, int T, int vocabulary) const;
@@ -60,22 +65,24 @@ class TokenData {
     std::string path;
     size_t first;   // position of its first token in the whole sequence
     size_t tokens;
-    mutable FileStamp stamp;
-    mutable bool has_grown = false;
+    FileStamp version;        // when the run began
+    mutable FileStamp stamp;  // later, if the file has grown
   };
 
   size_t looked_at(size_t number) const;
   std::string checksum(size_t number) const;
   void check_stamp(const TokenFile& file) const;
   const TokenFile& file_at(size_t position) const;
-  std::vector<int> read(size_t position, size_t count, int vocabulary) const;
-  void append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary) const;
-  const File& opened(const TokenFile& file) const;
+  std::vector<int> read(size_t position, size_t count, int vocabulary, DiskCache* cache) const;
+  void append(std::vector<int>& tokens, const TokenFile& file, size_t index, size_t count, int vocabulary, DiskCache* cache) const;
+  std::shared_ptr<const File> opened(const TokenFile& file) const;
 
+  DiskCache* cache_;
   bool is_text_ = true;
   std::vector<TokenFile> files_;
   std::string looked_at_;  // checksums of some tokens from all parts, one after another
-  mutable std::vector<std::unique_ptr<File>> open_files_;  // file i, if it is open, is at i % open_files_.size()
+  mutable std::array<std::shared_ptr<const File>, 128> open_files_;  // file i, if it is open, is at i % open_files_.size()
+  std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();  // for what is mutable
 };
 
 // The order in which samples are taken. The numbers 0, 1, 2, ... go through one epoch after another, in the order of

@@ -55,6 +55,9 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add_files("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)");
   add_files("--val", o.val, "the same, for validation");
   app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed");
+  app.add_option("--cache", o.cache, "folder on a local disk that keeps what was read, where the data are on slow storage")
+      ->type_name("DIR");
+  add(app, "--cache-size", o.cache_size, in_range(0.01, 1e6), "GB that it takes at most; a twentieth of the disk stays free");
 
   app.option_defaults()->group("Model");
   app.add_option("--model", o.model, "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-125m, gpt3-350m, gpt3-760m, "
@@ -187,6 +190,8 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--check-sync", o.check_sync, count, "steps between comparisons of what all ranks must hold alike; 0: none");
   app.add_flag("--check-ranks", o.check_ranks, "time each rank's arithmetic, memory and links first; name slow ones, and "
                "refuse less than 5 GB/s between the GPUs of two hosts");
+  app.add_flag("--check-mesh", o.check_mesh, "train three steps of a smaller job first, on this mesh and on one rank; "
+               "refuse to train if they differ");
 
   app.option_defaults()->group("Plan");
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
@@ -248,7 +253,7 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--init", "--resume", "--ceilings", "--cluster", "--trace", "--trace-tensors",
+    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--trace", "--trace-tensors",
                                "--after-checkpoint", "--stop-when", "--on-end"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
@@ -264,10 +269,12 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "fp16", {"--loss-scale", "--loss-scale-window"}, "keeps small gradients of fp16: it needs --dtype fp16");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
+  refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
   refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds", "--recipe"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
+  refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
   const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
   const bool searches = !o.mesh_search.empty() || o.has_goal();
   refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");

@@ -36,6 +36,8 @@ struct Options : StepOptions {
 
   std::vector<std::string> train, val;
   bool shuffle = false;
+  std::string cache;
+  double cache_size = 64;
 
   std::string model = "d4";
   bool is_dtype_chosen = false;  // by --plan, for devices elsewhere
@@ -72,9 +74,10 @@ struct Options : StepOptions {
   double top_p = 1;
   bool no_cache = false;
 
-  bool share_gpu = false, check_ranks = false;
+  bool share_gpu = false, check_ranks = false, check_mesh = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
+  bool random_biases = false;  // they begin with random numbers instead of 0, for --check-mesh
 
   bool plan = false, json = false;
   std::string mesh_search;  // auto: the planner's search chooses how ranks split the work

@@ -3,6 +3,9 @@
 // the same tokens on every mesh.
 #pragma once
 
+#include <future>
+#include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -14,6 +17,7 @@
 #include "runtime/training/trainer_state.h"
 
 struct Datasets {
+  std::unique_ptr<DiskCache> cache;  // null: there is none
   std::optional<TokenData> train, validation;
   RunData identity;  // numbers of tokens and checksums, to recognise the same data
 };
@@ -21,8 +25,9 @@ struct Datasets {
 inline Datasets open_data(const Options& o) {
   Datasets data;
   if (o.train.empty()) return data;  // a plan needs none
-  data.train.emplace(o.train);
-  if (!o.val.empty()) data.validation.emplace(o.val);
+  if (!o.cache.empty() && !o.plan) data.cache = std::make_unique<DiskCache>(o.cache, size_t(1e9 * o.cache_size));
+  data.train.emplace(o.train, data.cache.get());
+  if (!o.val.empty()) data.validation.emplace(o.val, data.cache.get());
   if (data.validation && data.validation->is_text() != data.train->is_text())
     usage_error("--train and --val: one is text, the other .bin shards; use one kind");
   data.identity = {data.train->identity(), data.validation ? data.validation->identity() : DataIdentity()};
@@ -38,17 +43,33 @@ inline void check_enough(const Options& o, const TokenData& data, const char* op
 class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
-      : options_(job.options), model_(model), data_(data), bill_(bill), dp_rank_(job.mesh.place().dp),
-        ranks_(job.mesh.shape().dp), sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream) {}
+      : options_(job.options), model_(model), bill_(bill), dp_rank_(job.mesh.place().dp), ranks_(job.mesh.shape().dp),
+        sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
+        train_(*this, *data.train, true, SIZE_MAX) {
+    const size_t validated = options_.val_batches * size_t(options_.global_batch);
+    if (data.validation) validation_.emplace(*this, *data.validation, false, validated);
+  }
 
   // The buffers that a model trains with.
   static BatchMemory memory_for(const Model& model) {
     return {model.options().micro_batch * model.positions().length, model.options().slots + 1};
   }
 
-  // The samples of one global batch.
+  // The samples of a global batch. While a micro-batch is computed, threads read the next ones, all at the same time,
+  // so that a step does not wait for storage that answers late.
   class Samples {
    public:
+    // end: after this number of samples come the first ones again
+    Samples(Batches& batches, const TokenData& data, bool training, size_t end)
+        : batches_(batches), data_(data), training_(training), end_(end),
+          order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
+
+    // The global batch that begins with sample number `first`.
+    Samples& at(size_t first) {
+      first_ = first;
+      return *this;
+    }
+
     // The micro-batch of an action. Forward makes it, backward finds it again. Stages with the embedding or the head
     // read its tokens and send them to the device; the others need only its sizes.
     Batch batch(const Action& action) {
@@ -65,20 +86,43 @@ class Batches {
 
    private:
     friend Batches;
-    Samples(Batches& batches, const TokenData& data, size_t first, bool training)
-        : batches_(batches), data_(data), first_(first), training_(training),
-          order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
+
+    // Inputs and targets, (2,B,T), of the micro-batch that begins with sample number `first`. Fails if they can't be
+    // read. (An error in those that are read ahead waits until they are asked for.)
+    std::vector<int> tokens(size_t first) {
+      const size_t stride = size_t(batches_.ranks_ * batches_.options_.micro_batch);  // to this rank's next micro-batch
+      for (size_t i = 0; i < at_once; ++i) {
+        const size_t number = (first + i * stride) % end_;
+        if (!ahead_.contains(number)) ahead_[number] = std::async([this, number] { return read(number); });
+      }
+      return ahead_.extract(first).mapped().get();
+    }
+
+    // Samples that are neighbours in the data are read at once.
+    std::vector<int> read(size_t first) const {
+      const size_t B = size_t(batches_.options_.micro_batch), T = size_t(batches_.options_.seq_len);
+      std::vector<int> tokens(2 * B * T);
+      for (size_t b = 0, count; b < B; b += count) {
+        const size_t sample = order_(first + b);
+        for (count = 1; b + count < B && order_(first + b + count) == sample + count;) ++count;
+        data_.read_samples(sample, count, int(T), batches_.model_.tensors().shape().vocabulary, &tokens[b * T],
+                           &tokens[(B + b) * T]);
+      }
+      return tokens;
+    }
+
+    static constexpr size_t at_once = 4;  // micro-batches; a thread for each, whose stack is 8 MB as a rule
     Batches& batches_;
     const TokenData& data_;
-    size_t first_;  // number of the global batch's first sample
-    bool training_;
-    SampleOrder order_;
+    const bool training_;
+    const size_t end_;
+    const SampleOrder order_;
+    size_t first_ = 0;  // number of the global batch's first sample
+    std::map<size_t, std::future<std::vector<int>>> ahead_;  // by first sample; declared last: it waits for the threads
   };
 
-  Samples of_step(const Progress& progress) {
-    return {*this, *data_.train, progress.first_sample(size_t(options_.global_batch)), true};
-  }
-  Samples of_validation(size_t number) { return {*this, *data_.validation, number * size_t(options_.global_batch), false}; }
+  Samples& of_step(const Progress& progress) { return train_.at(progress.first_sample(size_t(options_.global_batch))); }
+  Samples& of_validation(size_t number) { return validation_->at(number * size_t(options_.global_batch)); }
 
   BatchBuffers& buffers() { return buffers_; }
   int micro_batches() const { return options_.micro_batches(); }  // of a step, on this rank
@@ -87,7 +131,7 @@ class Batches {
   // The micro-batch's number in the step, counted over all data-parallel ranks.
   int number_of(const Action& action) const { return action.micro_batch * ranks_ + dp_rank_; }
 
-  Batch load(const Samples& samples, const Action& action) {
+  Batch load(Samples& samples, const Action& action) {
     Batch batch = {.batch_size = options_.micro_batch, .positions = model_.positions()};
     if (model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
     batch.first = action.micro_batch == 0;
@@ -97,29 +141,30 @@ class Batches {
     return batch;
   }
 
-  Batch send(const Samples& samples, const Action& action) {
+  Batch send(Samples& samples, const Action& action) {
     const Clock::time_point begin = Clock::now();
-    const size_t B = size_t(options_.micro_batch), T = size_t(options_.seq_len);
-    std::vector<int> inputs(B * T), targets(B * T);
-    for (size_t b = 0; b < B; ++b)
-      samples.data_.read_sample(samples.order_(samples.first_ + size_t(number_of(action)) * B + b), options_.seq_len,
-                                model_.tensors().shape().vocabulary, &inputs[b * T], &targets[b * T]);
+    const std::vector<int> tokens = samples.tokens(samples.first_ + size_t(number_of(action) * options_.micro_batch));
     if (samples.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
-    return buffers_.send(inputs.data(), targets.data(), options_.micro_batch, options_.seq_len, model_.positions());
+    return buffers_.send(tokens.data(), &tokens[tokens.size() / 2], options_.micro_batch, options_.seq_len, model_.positions());
   }
 
   const Options& options_;
   const Model& model_;
-  const Datasets& data_;
   Bill& bill_;
   int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
   std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;
+  Samples train_;
+  std::optional<Samples> validation_;
 };
+
+inline AdamW adamw_at(const Options& o, double learning_rate) {
+  return {float(learning_rate), float(o.beta1), float(o.beta2), float(o.epsilon), float(o.weight_decay)};
+}
 
 // A training step: micro-batches in the order of the actions, then the update by their gradients. The caller has called
 // model.begin_sums().
-inline void run_step(Model& model, const Actions& actions, Batches::Samples samples, const AdamW& update, float clip,
+inline void run_step(Model& model, const Actions& actions, Batches::Samples& samples, const AdamW& update, float clip,
                      const StepLimits& limits = {}) {
   for (const Action& action : actions) model.run(samples.batch(action));  // in the order of the schedule
   model.update(update, clip, limits);
@@ -130,7 +175,7 @@ inline double validation_loss(Model& model, Batches& batches, size_t count) {
   double sum = 0;
   for (size_t i = 0; i < count; ++i) {
     model.begin_sums();
-    Batches::Samples samples = batches.of_validation(i);
+    Batches::Samples& samples = batches.of_validation(i);
     for (const Action& action : forwards(model.stage(), batches.micro_batches())) model.run(samples.batch(action));
     sum += model.loss();
   }

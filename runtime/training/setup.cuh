@@ -83,7 +83,8 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .stochastic_rounding = o.stochastic_rounding,
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
-                 .seed = o.seed}},
+                 .seed = o.seed,
+                 .random_biases = o.random_biases}},
       mesh, stream);
   if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())
     usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");

@@ -1,6 +1,9 @@
 // Preloaded into train_gpt: what happens to checkpoints on disks that fail. It counts the calls that write, reserve,
 // flush or rename files whose path holds "step_". Call number FAIL_AT and the FAIL_COUNT - 1 calls after it fail with
 // FAIL_ERRNO, and leave a file FAIL_MARK. Every flush takes SLOW_MS milliseconds longer.
+//
+// And what happens to data on storage that answers late: every read of a file whose path holds READ_OF takes READ_MS
+// milliseconds longer, and adds a byte to the file READ_LOG.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,12 +16,14 @@
 
 static int number_of(const char* name) { return getenv(name) ? atoi(getenv(name)) : 0; }
 
-static int of_checkpoint(int descriptor) {
+static int is_of(int descriptor, const char* part) {
   char link[64], path[4096] = "";
   snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
-  if (readlink(link, path, sizeof path - 1) < 0) return 0;
-  return strstr(path, "step_") != NULL;
+  if (!part || readlink(link, path, sizeof path - 1) < 0) return 0;
+  return strstr(path, part) != NULL;
 }
+
+static int of_checkpoint(int descriptor) { return is_of(descriptor, "step_"); }
 
 // The errno of this call; 0: it goes through.
 static int fault(int concerned) {
@@ -33,6 +38,19 @@ static int fault(int concerned) {
 ssize_t pwrite(int descriptor, const void* data, size_t bytes, off_t offset) {
   if ((errno = fault(of_checkpoint(descriptor)))) return -1;
   ssize_t (*real)(int, const void*, size_t, off_t) = dlsym(RTLD_NEXT, "pwrite");
+  return real(descriptor, data, bytes, offset);
+}
+
+ssize_t pread(int descriptor, void* data, size_t bytes, off_t offset) {
+  if (is_of(descriptor, getenv("READ_OF"))) {
+    usleep(1000 * (useconds_t)number_of("READ_MS"));
+    if (getenv("READ_LOG")) {
+      const int log = open(getenv("READ_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
+      if (write(log, ".", 1) != 1) abort();
+      close(log);
+    }
+  }
+  ssize_t (*real)(int, void*, size_t, off_t) = dlsym(RTLD_NEXT, "pread");
   return real(descriptor, data, bytes, offset);
 }
 

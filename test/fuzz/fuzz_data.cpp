@@ -27,7 +27,7 @@ void compare_samples(const TokenData& data, size_t samples, const std::vector<in
   for (size_t sample = 0; sample < samples; ++sample) {
     const auto first = tokens.begin() + long(sample) * T, last = first + T + 1;
     const bool known = std::all_of(first, last, [&](int token) { return token < vocabulary; });
-    const bool read = done(0, [&] { data.read_sample(sample, T, vocabulary, inputs.data(), targets.data()); });
+    const bool read = done(0, [&] { data.read_samples(sample, 1, T, vocabulary, inputs.data(), targets.data()); });
     require(read == known, "sample ", sample, read ? " holds unknown tokens" : " is refused");
     if (!read) return;
     require(std::equal(inputs.begin(), inputs.end(), first), "other inputs");

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Does --check-mesh find mistakes that programs of many ranks are known for?
+#
+# Each patch here plants one. Its first line is the number of ranks and the mesh, its second line says what is wrong. In
+# a copy of the sources under build/mistakes this script applies one patch after another, builds the program, and demands
+# that --check-mesh lets the mesh train without the patch and refuses it with the patch.
+#
+#   test/mistakes/run.sh [NAME.patch ...]      default: all, a minute or two each, on the CPU device
+#   DTYPE=bf16 test/mistakes/run.sh ...        default: fp32, which hides least
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+patches=("$@")
+if [ $# -eq 0 ]; then patches=(test/mistakes/*.patch); fi
+copy=build/mistakes
+mpirun=(mpirun --oversubscribe --bind-to none)
+if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
+dtype=${DTYPE:-fp32} dtypes=fp32
+if [ "$dtype" != fp32 ]; then dtypes+=" $dtype"; fi
+export OMP_NUM_THREADS=1
+# What is built already, but for what a patch changes, need not be built again.
+rm -rf $copy
+mkdir -p $copy/dev $copy/build
+cp -rp Makefile train_gpt.cu ./*.cuh cpu kernels parallel runtime test $copy
+cp -rp dev/make $copy/dev
+for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
+for i in {1..5000}; do echo "line $((i * i))."; done > $copy/text
+
+build() {
+  make -s -C $copy DEVICE=cpu DTYPES="$dtypes" FLAGS_fast=-O1 WARNINGS=-w program > $copy/log 2>&1 || { cat $copy/log; exit 1; }
+}
+trains() {  # ranks, options
+  (cd $copy && timeout 300 "${mpirun[@]}" -np "$1" ./train_gpt --train text --share-gpu --layers 2 --heads 4 \
+    --channels 64 --seq-len 32 --micro-batch 2 --steps 1 --out '' --dtype "$dtype" --check-mesh "${@:2}") > $copy/log 2>&1
+}
+
+build
+for patch in "${patches[@]}"; do
+  read -ra mesh < "$patch"
+  trains "${mesh[@]}" || { echo "$patch: --check-mesh refuses ${mesh[*]} without the mistake"; cat $copy/log; exit 1; }
+done
+found=0
+for patch in "${patches[@]}"; do
+  read -ra mesh < "$patch"
+  (cd $copy && patch -s -p1) < "$patch"
+  build
+  if ! trains "${mesh[@]}" && difference=$(grep -o 'check-mesh: .* explains [^:]*' $copy/log); then
+    found=$((found + 1))
+    echo "$(basename "$patch"), ${mesh[*]}: ${difference#check-mesh: }"
+  else
+    echo "$(basename "$patch"), ${mesh[*]}: not found: $(tail -1 $copy/log)"
+  fi
+  (cd $copy && patch -s -p1 -R) < "$patch"
+done
+echo "mistakes planted: ${#patches[@]}, found: $found"
+[ ${#patches[@]} -eq $found ]
