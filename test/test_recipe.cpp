@@ -83,7 +83,8 @@ TEST_CASE("--recipe: hosts, devices, spot, image; hooks by their variables, with
     CHECK(contains(file, " --stop-when \"${GPT_STOP_WHEN:?"));
     CHECK(contains(file, " --hook-timeout 9"));
     CHECK(!contains(file, "GPT_ON_END"));
-    CHECK(!contains(recipe(name + std::string(" --cluster 8xh100")), "GPT_AFTER_CHECKPOINT"));
+    const std::string without_hooks = recipe(name + std::string(" --cluster 8xh100"));
+    for (const char* hook : {"GPT_AFTER_CHECKPOINT", "--hook-timeout"}) CHECK(!contains(without_hooks, hook));
   }
   shell.output("mkdir -p runtime/planner/recipes && echo env > runtime/planner/recipes/recipe.sh");
   const std::string told = recipe("slurm --cluster 8xh100 --after-checkpoint SECRET --stop-when SECRET --on-end SECRET");

@@ -15,8 +15,8 @@ import shutil
 import subprocess
 import sys
 
-TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-cublas", "nvidia-cuda-nvrtc",
-           "nvidia-nvtx")  # versions: of the image
+TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-cuda-cccl", "nvidia-cublas",
+           "nvidia-cuda-nvrtc", "nvidia-nvtx")  # of the image's version
 KEPT = re.compile("(?i)^(.*_proxy|pip_.*)$")  # how this machine reaches packages; and whom it trusts:
 CERTIFICATES = os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")
 
@@ -49,9 +49,10 @@ def base_root(root, image, folder):
     cuda = re.fullmatch(r"nvidia/cuda:(\d+\.\d+)\..*-(devel|runtime)-.*", image)
     if cuda:
         print(f"  {image} is not to be had: Debian 12, with NVIDIA's packages of CUDA {cuda[1]} in its place", flush=True)
-        target, home = f"{root}/usr/local/lib/cuda-packages", f"/usr/local/lib/cuda-packages/nvidia/cu{cuda[1].split('.')[0]}"
+        major = cuda[1].split(".")[0]
+        target, home = f"{root}/usr/local/lib/cuda-packages", f"/usr/local/lib/cuda-packages/nvidia/cu{major}"
         run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target,
-            *(f"{name}=={cuda[1]}.*" for name in TOOLKIT), "nvidia-nccl-cu13", stderr=subprocess.DEVNULL)
+            *(f"{name}=={cuda[1]}.*" for name in TOOLKIT), f"nvidia-nccl-cu{major}", stderr=subprocess.DEVNULL)
         os.symlink(home, f"{root}/usr/local/cuda")
         os.symlink("lib", f"{root}{home}/lib64")  # where nvcc looks for them
         for part, to in (("include", "usr/include"), ("lib", "usr/lib/x86_64-linux-gnu")):  # where the image has NCCL
@@ -62,12 +63,15 @@ def base_root(root, image, folder):
 
 
 def copy(sources, target, ignored):
-    """COPY: of a folder its content, of a file the file; names in `ignored` of the context stay away."""
+    """COPY: of a folder its content, of a file the file; what matches `ignored` stays away."""
+    def is_ignored(path):
+        return any(fnmatch.fnmatch(os.path.normpath(path), pattern) for pattern in ignored)
+
     for source in sources:
         for found in glob.glob(source) or sys.exit(f"dockerfile.py: COPY {source}: it is not there"):
             if os.path.isdir(found):
                 shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True, ignore=lambda folder, names: [
-                    name for name in names if any(fnmatch.fnmatch(os.path.normpath(os.path.join(folder, name)), i) for i in ignored)])
+                    name for name in names if is_ignored(os.path.join(folder, name))])
             else:
                 shutil.copy2(found, target if target.endswith("/") else os.path.join(target, ""))
 
@@ -81,15 +85,16 @@ def build(dockerfile, target, folder, arguments):
             stages[text.split(" AS ")[1]] = [(word, text)]
         elif stages:
             list(stages.values())[-1].append((word, text))
-    first = {text.split("=")[0]: shlex.split(text)[0].split("=", 1)[1] for word, text in lines if word == "ARG" and "=" in text}
-    needed = [stage for stage in stages if stage == target or f"--from={stage} " in " ".join(text for _, text in stages[target])]
+    defaults = dict(shlex.split(text)[0].split("=", 1) for word, text in lines if word == "ARG")
+    copied_from = " ".join(text for _, text in stages[target])
+    needed = [stage for stage in stages if stage == target or f"--from={stage} " in copied_from]
     for stage in needed:
         root, here = os.path.join(folder, stage), "/"
         variables = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         for word, text in stages[stage]:
             print(f"  {word} {text}", flush=True)
             if word == "FROM":
-                image = expanded(text.split(" AS ")[0], {**first, **arguments})
+                image = expanded(text.split(" AS ")[0], {**defaults, **arguments})
                 base_root(root, image, folder)
                 if image.startswith("nvidia/cuda"):
                     variables["PATH"] = "/usr/local/cuda/bin:" + variables["PATH"]
@@ -115,7 +120,8 @@ def build(dockerfile, target, folder, arguments):
                 kept = {name: value for name, value in os.environ.items() if KEPT.match(name)}
                 if os.path.exists(root + "/etc/this-machine.crt"):
                     kept.update(SSL_CERT_FILE="/etc/this-machine.crt", PIP_CERT="/etc/this-machine.crt")
-                run("chroot", root, "/bin/sh", "-c", f"cd {here} && {text}", env={**kept, **variables, "HOME": "/root"}, stdin=subprocess.DEVNULL)
+                run("chroot", root, "/bin/sh", "-c", f"cd {here} && {text}", stdin=subprocess.DEVNULL,
+                    env={**kept, **variables, "HOME": "/root"})
             elif word != "CMD":
                 sys.exit(f"dockerfile.py: {word} is not known here")
 

@@ -41,7 +41,7 @@ missing=':?is not set: see the top of this file'
 if [ -n "$after_checkpoint" ]; then command+=" --after-checkpoint \"\${GPT_AFTER_CHECKPOINT$missing}\""; fi
 if [ -n "$stop_when" ]; then command+=" --stop-when \"\${GPT_STOP_WHEN$missing}\""; fi
 if [ -n "$on_end" ]; then command+=" --on-end \"\${GPT_ON_END$missing}\""; fi
-if [[ $hook_timeout == [0-9]* ]]; then command+=" --hook-timeout $hook_timeout"; fi
+if [ "$hook_timeout" != 0 ]; then command+=" --hook-timeout $hook_timeout"; fi
 
 text=
 while IFS= read -r line; do
