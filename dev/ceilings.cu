@@ -128,8 +128,8 @@ void measure() {
   const auto print = [&](const char* name, double Rates::*rate) {
     std::printf(R"("%s": {"fp32": %.4g, "bf16": %.4g, "fp16": %.4g}, )", name, fp32.*rate, bf16.*rate, fp16.*rate);
   };
-  std::printf(R"({"device": "%s", "integrated": %d, "copy_bytes_per_s": %.4g, "update_bytes_per_s": %.4g, "launch_s": %.4g, )",
-              properties.name, device_attribute(cudaDevAttrIntegrated), copy, update_rate(stream), launch_seconds(stream));
+  std::printf(R"({"device": "%s", "integrated": %d, "processors": %d, "copy_bytes_per_s": %.4g, "update_bytes_per_s": %.4g, "launch_s": %.4g, )",
+              properties.name, device_attribute(cudaDevAttrIntegrated), device_attribute(cudaDevAttrMultiProcessorCount), copy, update_rate(stream), launch_seconds(stream));
   print("flops_per_s", &Rates::product);
   print("attention_forward_flops_per_s", &Rates::attention_forward);
   print("attention_backward_flops_per_s", &Rates::attention_backward);

@@ -11,6 +11,12 @@ looks at the pairs of runs that have the same model and batch, and whose times d
 of pairs that the forecast puts in the right order, less the number in the wrong order, divided by the number of pairs.
 
 Usage: make DEVICE=cpu build/cpu/train_gpt build/cpu/ceilings && python dev/cpu_forecasts.py
+
+--calibrate: instead, `train_gpt --calibrate` measures one small model before each of eight other runs, which are forecast
+by its file. Medians count: of all steps of a run, beside the median of the rounds' forecasts. "before" is the forecast
+by the same file without the speeds that the steps had: by the ceilings that it measured and the built-in rates.
+
+Usage: make DEVICE=cpu build/cpu/train_gpt && python dev/cpu_forecasts.py --calibrate
 """
 import argparse
 import itertools
@@ -40,6 +46,17 @@ RUNS = [(1, f"{MESHES} --micro-batch 4"),
         (1, "--layers 4 --heads 8 --channels 512 --vocab 8192 --seq-len 128 --dtype bf16"),
         (1, "--layers 6 --heads 6 --channels 384 --seq-len 512 --micro-batch 2 --dtype fp16 --recompute gelu")]
 
+CALIBRATED = "--layers 6 --heads 2 --channels 128 --seq-len 128 --micro-batch 8"  # the model of `make train`
+# (ranks, options), chosen before any of them was measured
+UNSEEN = [(1, "--layers 5 --heads 5 --channels 320 --seq-len 192 --micro-batch 3"),
+          (1, "--layers 3 --heads 8 --channels 512 --seq-len 256 --micro-batch 2"),
+          (1, "--layers 2 --heads 10 --channels 640 --seq-len 96 --micro-batch 8"),
+          (1, "--layers 10 --heads 3 --channels 192 --seq-len 256 --micro-batch 2"),
+          (1, "--layers 4 --heads 4 --channels 256 --seq-len 512 --micro-batch 1 --global-batch 4"),
+          (1, "--layers 6 --heads 6 --channels 384 --seq-len 128 --micro-batch 4 --recompute block"),
+          (1, "--layers 4 --heads 8 --channels 256 --seq-len 128 --micro-batch 8"),
+          (2, "--layers 4 --heads 4 --channels 256 --seq-len 256 --micro-batch 4 --global-batch 8 --zero 1")]
+
 
 def options_of(text):
   return ["--train", str(ROOT / "README.md"), *text.split()]
@@ -68,8 +85,9 @@ def least_of(measurements):
   return {key: min(m[key] for m in measurements) for key in first} if isinstance(first, dict) else min(measurements)
 
 
-def forecast_ms(build, ranks, options, ceilings):
-  plan = output_of([build / "train_gpt", "--plan", "--json", "--ranks", ranks, "--ceilings", ceilings, *options])
+def forecast_ms(build, ranks, options, *rates):
+  """rates: --ceilings or --cluster, and its file"""
+  plan = output_of([build / "train_gpt", "--plan", "--json", "--ranks", ranks, *rates, *options])
   return json.loads(plan)["step_ms"]
 
 
@@ -87,13 +105,42 @@ def kendalls_tau(times):
   return (same / len(pairs) if pairs else float("nan")), len(pairs)
 
 
+def compare_calibrated(build, rounds, steps):
+  """Calibrates and trains in turns, and prints the table."""
+  measured, before, after = ([[] for _ in UNSEEN] for _ in range(3))
+  with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "calibrated.json"
+    for number in range(rounds):
+      print(f"round {number + 1} of {rounds}", file=sys.stderr)
+      for (ranks, text), own, *forecasts in zip(UNSEEN, measured, before, after):
+        output_of([build / "train_gpt", *options_of(CALIBRATED), "--calibrate", path, "--overwrite"])
+        own += measured_ms(build, ranks, options_of(text), steps)[1:]
+        device = (calibrated := json.loads(path.read_text()))["device"]
+        for times, speeds in zip(forecasts, (dict.fromkeys(device["measured"], 1), device["measured"])):
+          path.write_text(json.dumps({**calibrated, "device": {**device, "measured": speeds}}))
+          times.append(forecast_ms(build, ranks, [*options_of(text), "--dtype", "fp32"], "--cluster", path))
+  print("| ranks | options | median step, ms | forecast before | error | forecast after | error |\n|--:|---|--:|--:|--:|--:|--:|")
+  errors = [[], []]
+  for (ranks, text), *columns in zip(UNSEEN, measured, before, after):
+    step, *forecasts = map(statistics.median, columns)
+    for own, forecast in zip(errors, forecasts):
+      own.append(abs(forecast / step - 1))
+    row = " | ".join(f"{forecast:.1f} | {100 * (forecast / step - 1):+.0f} %" for forecast in forecasts)
+    print(f"| {ranks} | `{text}` | {step:.1f} | {row} |")
+  print("\n" + " ".join(f"{when} the errors' median is {100 * statistics.median(own):.1f} %, the largest {100 * max(own):.0f} %."
+                        for when, own in zip(("Before,", "After,"), errors)))
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--build", type=Path, default=ROOT / "build/cpu", help="where train_gpt and ceilings are")
-  parser.add_argument("--steps", type=int, default=8, help="of a start of a run; the first is left out")
+  parser.add_argument("--steps", type=int, default=8, help="of a start of a run; the first (with --calibrate: two) is left out")
   parser.add_argument("--rounds", type=int, default=3)
+  parser.add_argument("--calibrate", action="store_true", help="compare forecasts of a calibrated cluster instead")
   a = parser.parse_args()
   build = a.build.resolve()
+  if a.calibrate:
+    return compare_calibrated(build, a.rounds, a.steps)
   measure = lambda: ceilings.append(json.loads(output_of([build / "ceilings"])))
   ceilings, steps = [], [[] for _ in RUNS]
   for number in range(a.rounds):
@@ -105,7 +152,7 @@ def main():
   with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
     file.write(json.dumps(best_of(ceilings)))
     file.flush()
-    forecasts = [forecast_ms(build, ranks, options_of(text), file.name) for ranks, text in RUNS]
+    forecasts = [forecast_ms(build, ranks, options_of(text), "--ceilings", file.name) for ranks, text in RUNS]
 
   print("Ceilings: " + json.dumps(best_of(ceilings)) + "\n")
   print("| ranks | options | fastest step, ms | forecast, ms | error | median step, ms |\n|--:|---|--:|--:|--:|--:|")

@@ -10,6 +10,7 @@
 #include "parallel/processes/agreement.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/input/schedule.h"
+#include "runtime/planner/calibration.cuh"
 #include "runtime/planner/program.cuh"
 #include "runtime/training/checkpoints.cuh"
 #include "runtime/training/end_job.cuh"
@@ -50,6 +51,11 @@ class Trainer {
     const RankPlan own = rank_plan(*model_, job_.mesh, job_.control.rank(), batches_.buffers().memory().categories(),
                                    checkpoints_->snapshot_bytes());
     plan_ = gathered_plan(job_.control, device_, own);
+    const std::string problem = attempt([&] {
+      if (const std::optional<Cluster> cluster = known_cluster(o_, job_.device, job_.control.size()))
+        plan_->time = planned_time(o_, *cluster, planned_run(o_)), forecast_ = plan_->time->forecast;
+    });
+    if (!o_.cluster.empty()) refuse(problem);  // else links of these devices are not known, which ends no run
     describe(job_, *model_, data_, memory_text(*plan_), steps_done());
     print_batch_hint(o_, planned_run(o_));
     if (const std::string hint = dtype_hint(job_.device, o_.dtype); !hint.empty() && !checkpoint_) std::printf("%s\n", hint.c_str());
@@ -122,6 +128,9 @@ class Trainer {
     checkpoints_->complete();
     telemetry_->summarize(steps_done());
     if (!stopping_ && !o_.out.empty()) std::printf("%s", next_commands(o_, job_.control.size()).c_str());
+    if (calibration_ && interrupting_signal == 0)
+      return complete_calibration(job_, *calibration_, telemetry_->measured(), forecast_), 0;
+    if (forecast_) print_line(comparison_text(*forecast_, telemetry_->measured()));
     if (!stopping_) return 0;
     const bool by_hook = job_.hooks.asks_to_stop() && !interruption_->asked();
     const std::string reason = by_hook ? "--stop-when" : interruption_->reason();
@@ -147,6 +156,7 @@ class Trainer {
   std::filesystem::path folder_of_weights() { return checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(o_.init); }
   std::unique_ptr<Model> checked_model() {
     if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh, job_.stream);
+    if (!o_.calibrate.empty()) calibration_ = begun_calibration(job_);
     decide_shape(o_, folder_, checkpoint_.has_value(), data_);
     if (o_.check_mesh) check_mesh(job_, data_);
     device_ = this_device(job_.device);
@@ -190,6 +200,7 @@ class Trainer {
   const std::optional<Checkpoint> checkpoint_;  // to start from
   CheckpointCopies copies_;
   const std::filesystem::path folder_;  // of the weights to start from; empty: there are none
+  std::optional<nlohmann::ordered_json> calibration_;  // the file of --calibrate, which is not complete yet
   PlannedDevice device_;
   const std::unique_ptr<Model> model_;
   Bill bill_;  // what the run costs from here on; a resumed run adds its earlier costs in begin()
@@ -199,6 +210,7 @@ class Trainer {
   const Actions actions_ = job_.actions();
   std::optional<Checkpoints> checkpoints_;
   std::optional<Plan> plan_;
+  std::optional<Forecast> forecast_;  // of a step; none: the devices are not known
   std::optional<Telemetry> telemetry_;
   std::optional<StepsInFlight> in_flight_;
   std::optional<Interruption> interruption_;

@@ -49,7 +49,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--schedule linear", {"--schedule", "linear", "cosine, constant or wsd"});
   refuses("--schedule wsd", {"--schedule wsd", "--cooldown N"});
   refuses("--cooldown 1", {"--cooldown 1 belongs to --schedule wsd, not cosine: leave it out"});
-  for (const char* option : {"--init", "--resume", "--ceilings", "--trace", "--trace-tensors"})
+  for (const char* option : {"--init", "--resume", "--ceilings", "--calibrate", "--trace", "--trace-tensors"})
     refuses(std::string(option) + " ''", {option, "'' names nothing", "leave the option out"});
   refuses("--init= --overwrite", {"--init= ", "no value"});
   refuses("--prompt --shuffle", {"--prompt", "no value, but by --shuffle", "--prompt=--shuffle"});
@@ -65,7 +65,6 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--attention flash", {"--attention", "flash", "auto,cudnn,own"});
   refuses("--attention hopper", {"--attention hopper", "leave the option out"});  // fp32
   refuses("--attention cudnn", {"--attention cudnn", "cuDNN", "leave the option out"});  // fp32, on a GPU
-  refuses("--ceilings marks.json", {"--ceilings 'marks.json'", "--profile"});
   refuses("--checkpoint-every 1 --out ''", {"--out ''", "name a folder"});
   refuses("--init $REFERENCE/tiny", {"--layers 1", "reference/tiny", "have 2", "leave out --layers"});
   for (std::string number :
@@ -105,7 +104,13 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
 
   refuses("--ranks 4", {"--ranks 4 is for --plan"});
   refuses("--json", {"--json is for --plan"});
-  refuses("--cluster 4x4090", {"--cluster 4x4090 is for --plan"});
+  refuses("--cluster 4x4090 --generate", {"--cluster 4x4090 beside --generate", "leave one of them out"});
+  for (const char* other : {"--plan", "--generate", "--resume", "--trace file"})
+    refuses(std::string("--calibrate m.json ") + other, {other, " beside --calibrate", "leave one of them out"});
+  shell.refuses("$GPT --calibrate m.json", 2, {"--train is missing"});
+  shell.refuses("$TEXT --calibrate nowhere/m.json", 1, {"nowhere/m.json.partial: cannot open"});
+  CHECK(!contains(shell("$TEXT --calibrate nowhere/m.json").out, "step "));  // before it measures
+  refuses("--calibrate text", {"--calibrate 'text' is there already", "--overwrite"});
   shell.refuses("$GPT --plan --cluster h200", 1, {"--cluster 'h200': no such file", "runtime/planner/clusters: give a file's path, or one of: ", "4x4090, ", ", 8xh200, "});
   shell.refuses("$GPT --plan --cluster text", 1, {"text: "});
   refuses("--plan --cluster 4x4090 --ranks 8", {"--ranks 8: the cluster 4x4090 has 4 devices: give that many or fewer"});

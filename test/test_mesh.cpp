@@ -303,6 +303,21 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   shell.output("rm -r observed observed.json");
   const std::string checked = shell.output("$MPIRUN 2 $TEXT --share-gpu --check-ranks --check-sync 1 --out ''");
   for (const char* part : {"rank", "TFLOP/s", "GB/s", "network  MPI", "step     2/2"}) CHECK_MESSAGE(contains(checked, part), checked);
+  const std::string step = " --layers 2 --heads 2 --channels 32 ";
+  for (const std::string mesh : {" --tp 2 ", " --pp 2 "}) {  // a pipeline's kernels are on both ranks
+    CAPTURE(mesh);
+    const std::string out = shell.output("$MPIRUN 2 $TEXT --share-gpu --calibrate two.json --overwrite" + step + mesh);
+    CHECK(contains(out, mesh == " --pp 2 " ? "communication and bubble " : "communication "));
+    const Json link = Json::parse(shell.content("two.json"))["links"]["inside"];
+    CHECK(link["gb_per_s"] > 0);
+    CHECK(link["latency_us"] > 0);
+    const Json plan = Json::parse(shell.output("$GPT --plan --json --dtype fp32 --vocab 256 --seq-len 16 --micro-batch 2 --cluster two.json --ranks 2" + step + mesh));
+    char after[64];
+    std::snprintf(after, sizeof after, "\nafter     forecast %.4g ms", plan["step_ms"].get<double>());
+    CHECK_MESSAGE(contains(out, after), out);
+  }
+  CHECK(contains(shell.output("$MPIRUN 2 $TEXT --share-gpu --out '' --steps 4 --cluster two.json"), ": communication "));
+  shell.output("rm two.json");
   shell.output("$MPIRUN 3 $TEXT --share-gpu --zero 1 --out '' --trace trace.json");
   std::set<int> traced;
   const Json timeline = Json::parse(shell.content("trace.json"));

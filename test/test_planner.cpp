@@ -398,6 +398,67 @@ TEST_CASE("of what dev/ceilings measured, each rate changes what it is the rate 
   CHECK(before.memory - with_half(&Ceilings::loss_row).memory == about(R * 8 * ceilings.loss_row / 2));
 }
 
+TEST_CASE("a processor of the CPU device that finds no tile of a product waits for the others") {
+  StepOptions step;
+  step.dtype = "fp32", step.shape = {2, 1, 64, 256, 64}, step.seq_len = 64, step.micro_batch = step.global_batch = 4;
+  Ceilings ceilings = measured(true, "AMD EPYC");
+  const double all_busy = forecast(step, cluster_of(ceilings, 1)).products;
+  ceilings.processors = 2;
+  CHECK(forecast(step, cluster_of(ceilings, 1)).products == about(2 * all_busy));  // 256 rows and columns: one tile
+  step.micro_batch = step.global_batch = 16;  // two tiles of 512 rows, but one of each weight's gradient and of the rest
+  ceilings.processors = 0;
+  const double twice_the_rows = forecast(step, cluster_of(ceilings, 1)).products;
+  ceilings.processors = 2;
+  CHECK(forecast(step, cluster_of(ceilings, 1)).products > 1.2 * twice_the_rows);
+  CHECK(forecast(step, cluster_of(ceilings, 1)).products < 1.5 * twice_the_rows);
+  ceilings.integrated = false;  // a GPU's products have tiles of other sizes
+  CHECK(device_of(ceilings).processors == 0);
+}
+
+TEST_CASE("a cluster of a CPU, as --calibrate writes it: its kinds of kernels have speeds of their own, ranks share it") {
+  const TemporaryFolder folder;
+  const auto with_speeds = [&](double products, double attention, double memory) {
+    const nlohmann::json device = {{"name", "AMD EPYC"}, {"generation", "cpu"}, {"fp32_tflops", 0.46}, {"bf16_tflops", 0.9},
+                                   {"memory_tb_per_s", 0.042}, {"memory_gib", 20}, {"processors", 2},
+                                   {"measured", {{"products", products}, {"attention", attention}, {"memory", memory}}}};
+    return load_cluster(put(folder / "cpu.json", nlohmann::json{{"name", "mine"}, {"device", device}, {"devices_per_host", 1}, {"hosts", 1}}.dump()));
+  };
+  StepOptions step = gpt2(4);
+  step.dtype = "fp32", step.seq_len = 64;
+  const Forecast before = forecast(step, with_speeds(1, 1, 1));
+  CHECK(before.launches > 0);
+  const Forecast products = forecast(step, with_speeds(0.5, 1, 1)), attention = forecast(step, with_speeds(1, 0.5, 1));
+  const Forecast memory = forecast(step, with_speeds(1, 1, 0.5));
+  CHECK(products.products > 1.8 * before.products);
+  CHECK(products.memory == about(before.memory));
+  CHECK(attention.attention == about(2 * before.attention));
+  CHECK(attention.products == about(before.products));
+  CHECK(memory.memory == about(2 * before.memory));
+  CHECK(memory.update == about(2 * before.update));
+  CHECK(memory.attention == about(before.attention));
+
+  const Cluster two = with_devices(with_speeds(1, 1, 1), 2).cluster;
+  CHECK(two.ranks_per_device == 2);
+  CHECK(two.inside.bandwidth > 0);  // without a measured link: copies
+  step.mesh.dp = 2, step.global_batch = 8;
+  CHECK(forecast(step, two).dp.exposed > 0);
+  CHECK(forecast(step, two).products > 1.8 * before.products);
+}
+
+TEST_CASE("a step beside its forecast: each part's difference, and they add up") {
+  Forecast f;
+  f.products = 0.5, f.attention = 0.1, f.memory = 0.1, f.update = 0.05, f.launches = 0.01, f.seconds = 0.76;
+  CHECK(comparison_text(f, {}) == "forecast 760 ms; a start's first steps are not measured");
+  CHECK(comparison_text(f, {.seconds = 0.861}) == "forecast 760 ms, measured 861: computation +101");
+  f.dp = {0.1, 0.04}, f.seconds = 0.8;
+  CHECK(comparison_text(f, {.seconds = 0.861, .exposed = 0.054}) == "forecast 800 ms, measured 861: communication +14, computation +47");
+  const std::vector<KernelTotal> kernels = {{"matmul_forward", 1, 331, 1, 1}, {"matmul_weight_gradient", 1, 200, 1, 1},
+                                            {"attention_forward", 1, 40, 1, 1}, {"pack_keys", 1, 59, 1, 1}, {"adamw", 1, 60, 1, 1},
+                                            {"residual_layernorm_forward", 1, 95, 1, 1}, {"all_reduce", 1, 70, 1, 1}};
+  CHECK(comparison_text(f, {0.861, 0.054, kernels}) ==
+        "forecast 800 ms, measured 861: products +31, attention -1, memory +5, communication +14, launches +12");
+}
+
 TEST_CASE("ranks that do not share a device have the links that runtime/planner/clusters knows of it") {
   const Cluster two = cluster_of(measured(false, "NVIDIA H100 80GB HBM3"), 2);
   CHECK(two.ranks_per_device == 1);
@@ -461,7 +522,7 @@ TEST_CASE("a file that is no cluster is refused in one line that says what is wr
   CHECK(refusal(with("/device", device)) == "");
   nlohmann::json volta = device;
   volta["generation"] = "volta";
-  CHECK(refusal(with("/device", volta)) == "\"device.generation\" is '\"volta\"', not ampere, hopper or blackwell");
+  CHECK(refusal(with("/device", volta)) == "\"device.generation\" is '\"volta\"', not one of ampere, hopper, blackwell, cpu");
   const TemporaryFolder folder;  // no text of the file can change the terminal
   const Cluster odd = load_cluster(put(folder / "odd.json", with("/device", device).dump().replace(with("/device", device).dump().find("X1"), 2, "\\u001b[31mX\\n")));
   CHECK(odd.device.name == "?[31mX?");

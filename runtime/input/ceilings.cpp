@@ -16,5 +16,6 @@ Ceilings load_ceilings(const std::filesystem::path& path, const std::string& dty
   const auto of_dtype = [&](const char* key) { return rate(file.object(key), dtype); };
   return {rate(file, "copy_bytes_per_s"), of_dtype("flops_per_s"), rate(file, "update_bytes_per_s"), rate(file, "launch_s"),
           of_dtype("attention_forward_flops_per_s"), of_dtype("attention_backward_flops_per_s"), of_dtype("gelu_flops_per_s"),
-          of_dtype("norm_row_s"), of_dtype("loss_row_s"), device, file.has("integrated") && json["integrated"] == 1};
+          of_dtype("norm_row_s"), of_dtype("loss_row_s"), device, file.has("integrated") && json["integrated"] == 1,
+          file.has("processors") ? file.count("processors") : 0};
 }

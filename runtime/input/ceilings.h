@@ -15,6 +15,7 @@ struct Ceilings {
   double norm_row = 0, loss_row = 0;  // seconds of a short row of LayerNorm, and of 2,048 bytes of logits, beside their bytes
   std::string device;
   bool integrated = false;  // ranks of a host share the device, and its memory is the host's
+  int processors = 0;       // that each compute whole tiles of a product; 0: not known
 
   // The shortest time in which a kernel can move these bytes and do these FLOPs.
   double milliseconds(double bytes, double flops) const { return 1e3 * std::max(bytes / copy, flops / product); }

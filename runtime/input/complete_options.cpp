@@ -183,9 +183,6 @@ void complete_options(Options& o, int ranks) {
   refuse(batch_problem(o));
   refuse(attempt([&] { validate(o.schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");
-  if (!o.ceilings.empty() && !o.profile && !o.plan && o.mesh_search.empty())
-    usage_error("--ceilings ", excerpt(o.ceilings), " is for the table of --profile, the time of --plan and --mesh "
-                "auto: give one of them too");
   if (!o.ceilings.empty() && !o.cluster.empty())
     usage_error("--ceilings ", excerpt(o.ceilings), " has rates of this device, and --cluster of others: leave one of "
                 "them out");

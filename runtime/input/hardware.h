@@ -8,8 +8,9 @@
 #include "parallel/processes/text.h"
 
 // Whose kernels a device runs fastest: those with the tensor cores' instructions of Hopper, or of the Blackwell of data
-// centres. All others multiply as Ampere does, RTX cards of Blackwell too.
-enum class Generation { ampere, hopper, blackwell };
+// centres. All others multiply as Ampere does, RTX cards of Blackwell too. cpu: the CPU device
+enum class Generation { ampere, hopper, blackwell, cpu };
+inline constexpr const char* generations[] = {"ampere", "hopper", "blackwell", "cpu"};
 
 struct DeviceSheet {
   const char* name;

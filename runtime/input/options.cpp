@@ -197,8 +197,10 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_flag("--plan", o.plan, "print what training with these options would take, and stop; needs no --train");
   add(app, "--mesh", o.mesh_search, one_of({"auto"}), "auto: try all --tp, --cp, --pp, schedules, --zero, "
       "--micro-batch, --recompute; train with the fastest, or with --plan list ten");
-  app.add_option("--cluster", o.cluster, "that --plan is for: a file, or a name in runtime/planner/clusters (default: this device)")
-      ->type_name("FILE");
+  app.add_option("--cluster", o.cluster, "that --plan is for, or by which training's time is forecast: a file, or a name in "
+                 "runtime/planner/clusters (default: this device)")->type_name("FILE");
+  app.add_option("--calibrate", o.calibrate, "measure this device, its links and steps of this model and data, write a file "
+                 "for --cluster, and stop: two minutes")->type_name("FILE");
   add(app, "--ranks", o.ranks, in_range(1, 1 << 14),
       "that --plan is for (default: the cluster's devices, else those that were started)")->default_str("");
   app.add_flag("--json", o.json, "print the plan as one JSON object, every rank by itself");
@@ -253,8 +255,8 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--trace", "--trace-tensors",
-                               "--after-checkpoint", "--stop-when", "--on-end"})
+    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--trace",
+                               "--trace-tensors", "--after-checkpoint", "--stop-when", "--on-end"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
 }
@@ -271,10 +273,14 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
   refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
-  refuse(!o.plan, {"--ranks", "--json", "--cluster", "--days", "--budget", "--checkpoint-seconds", "--recipe"},
+  refuse(!o.plan, {"--ranks", "--json", "--days", "--budget", "--checkpoint-seconds", "--recipe"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
   refuse(o.plan || o.generate, {"--check-mesh"}, "compares steps of training: leave it out");
+  refuse(!o.calibrate.empty(), {"--plan", "--generate", "--resume", "--trace", "--trace-tensors", "--after-checkpoint",
+                                "--stop-when", "--on-end"},
+         "beside --calibrate, which measures a few steps from the start: leave one of them out");
+  refuse(o.generate, {"--cluster"}, "beside --generate: a forecast is for training; leave one of them out");
   const std::string search = !o.mesh_search.empty() ? "--mesh auto" : o.days > 0 ? "--days" : "--budget";
   const bool searches = !o.mesh_search.empty() || o.has_goal();
   refuse(searches, {"--generate"}, "beside " + search + ": a mesh is chosen for training; leave one of them out");
@@ -341,13 +347,18 @@ std::optional<Options> parse_options(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     usage_error(error.what(), "; train_gpt --help lists all options");
   }
-  if (!app.count("--dtype") && (o.has_goal() || !o.cluster.empty())) {
+  if (!app.count("--dtype") && o.plan && (o.has_goal() || !o.cluster.empty())) {
     o.dtype = "bf16", o.is_dtype_chosen = true;  // for GPUs, whose products are many times faster in it
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
   refuse_together(app, o);
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
+  if (!o.calibrate.empty()) {  // a short run that leaves nothing else behind
+    o.schedule = {.kind = "constant", .steps = 22}, o.max_hours = 90.0 / 3600, o.train_minutes = 0;
+    o.out.clear(), o.val.clear(), o.profile = true;
+    o.checkpoint_every = o.val_every = o.sample_every = 0, o.sample_seconds = 0;
+  }
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;
   o.steps_given = app.count("--steps") > 0;

@@ -81,7 +81,8 @@ struct Options : StepOptions {
 
   bool plan = false, json = false;
   std::string mesh_search;  // auto: the planner's search chooses how ranks split the work
-  std::string cluster;      // that is planned for; empty: this device
+  std::string cluster;      // that is planned for, or forecast; empty: this device
+  std::string calibrate;    // file for what is measured; empty: nothing is
   int ranks = 0;            // that are planned for; 0: the cluster's devices, else those that were started
   double days = 0, budget = 0;    // goals of a plan; 0: none
   bool has_goal() const { return days > 0 || budget > 0; }

@@ -61,6 +61,19 @@ Device gpu(const DeviceSheet& sheet) {
   return d;
 }
 
+// A CPU, in the proportions of the one that dev/results/2026-11-24-calibrate.md names: all kernels are as many times as
+// fast as its products are. A copy, by which its bandwidth is known, is one thread's work, and slower than kernels.
+Device cpu(const DeviceSheet& sheet, int processors) {
+  const double product = sheet.fp32 * tera, times = product / 4.6e11;
+  Device d = device_of({0, product, 1.4 * sheet.bandwidth * tera, 1e-7 / times, 7e10 * times, 1.5e11 * times, 6.6e10 * times,
+                        8.5e-7 / times, 2.4e-6 / times, sheet.name, true, processors});
+  d.name = sheet.name, d.bf16 = sheet.bf16 * tera, d.memory = sheet.memory * gib;
+  return d;
+}
+
+// A message is two copies; a rank that waits sleeps so long before it looks again (cpu/cuda_runtime.cpp).
+Link memory_link(double copy) { return {"memory", copy / 4, 1e-4}; }
+
 constexpr const char* cure = ": see runtime/planner/forecast.md, and runtime/planner/clusters for examples";
 
 Device read_device(JsonFields& file) {
@@ -74,12 +87,20 @@ Device read_device(JsonFields& file) {
   DeviceSheet sheet = {name.c_str(), device.rate("bf16_tflops"), device.rate("fp32_tflops"),
                        device.rate("memory_tb_per_s"), device.rate("memory_gib")};
   if (device.has("generation")) {
-    const std::string generation = device.text("generation");
-    if (generation == "hopper") sheet.generation = Generation::hopper;
-    else if (generation == "blackwell") sheet.generation = Generation::blackwell;
-    else if (generation != "ampere") device.refuse("generation", "ampere, hopper or blackwell");
+    const auto* known = std::ranges::find(generations, device.text("generation"));
+    if (known == std::end(generations)) device.refuse("generation", "one of " + joined(generations));
+    sheet.generation = Generation(known - generations);
   }
-  Device d = gpu(sheet);
+  const int processors = device.has("processors") ? device.count("processors") : 0;
+  Device d = sheet.generation == Generation::cpu ? cpu(sheet, processors) : gpu(sheet);
+  if (device.has("measured")) {  // beside what is built in
+    JsonFields measured = device.object("measured");
+    const double memory = measured.rate("memory"), attention = measured.rate("attention");
+    d.product_share *= measured.rate("products"), d.bandwidth_share *= memory, d.elements *= memory;
+    d.norm_row /= memory, d.loss_row /= memory;
+    for (AttentionRates* rates : {&d.own, &d.hopper, &d.library, &d.attention_fp32}) *rates = *rates * attention;
+    measured.end();
+  }
   if (device.has("product_share")) d.product_share = device.rate("product_share", 1);
   device.end();
   return d;
@@ -112,9 +133,10 @@ std::string Margin::text() const {
   return formatted("%s: %+.0f to %+.0f %%", runs, 100 * shorter, 100 * longer);
 }
 
-Cluster load_cluster(const std::filesystem::path& path) {
-  const nlohmann::json object = read_json_object(path);
-  JsonFields file(path, object, cure);
+Cluster load_cluster(const std::filesystem::path& path) { return read_cluster(path, read_json_object(path)); }
+
+Cluster read_cluster(const std::string& where, const nlohmann::json& object) {
+  JsonFields file(where, object, cure);
   Cluster c;
   c.name = file.text("name");
   c.device = read_device(file);
@@ -122,12 +144,14 @@ Cluster load_cluster(const std::filesystem::path& path) {
   c.hosts = file.count("hosts");
   if (const int most = (1 << 14) / c.devices_per_host; c.hosts > most)
     file.refuse("hosts", "from 1 to " + std::to_string(most) + ", with 16384 devices at most");
-  c.link_share = gpu_links;
+  c.link_share = file.value("device").contains("measured") ? 1 : gpu_links;
   if (c.devices() > 1 || file.has("links")) {
     JsonFields links = file.object("links");
     if (c.devices_per_host > 1 || links.has("inside")) c.inside = read_link(links.object("inside"));
     if (c.hosts > 1 || links.has("between")) c.between = read_link(links.object("between"));
     links.end();
+  } else if (c.is_shared()) {
+    c.inside = memory_link(c.device.bandwidth);
   }
   for (const auto& [key, rate] : {std::pair("price_per_device_hour", &c.price), {"spot_price_per_device_hour", &c.spot_price},
                                   {"spot_hours_between_interruptions", &c.spot_hours}})
@@ -171,6 +195,7 @@ Device device_of(const Ceilings& ceilings) {
   d.launch = ceilings.launch;
   d.norm_row = ceilings.norm_row, d.loss_row = ceilings.loss_row;
   d.overlaps = !ceilings.integrated;
+  if (ceilings.integrated) d.processors = ceilings.processors;
   d.margin = ceilings.integrated ? on_cpu : elsewhere;
   return d;
 }
@@ -179,7 +204,7 @@ Cluster cluster_of(const Ceilings& ceilings, int ranks) {
   Cluster c;
   if (ceilings.integrated) {
     c.ranks_per_device = ranks;
-    c.inside = {"memory", ceilings.copy / 4, 1e-4};  // two copies; how long a waiting rank sleeps (cpu/cuda_runtime.cpp)
+    c.inside = memory_link(ceilings.copy);
   } else if (ranks > 1) {
     const auto known = cluster_of_device(ceilings.device, ranks);
     if (!known)

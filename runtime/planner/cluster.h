@@ -9,13 +9,15 @@
 //    from"}
 //
 // `device` is a name in the table of runtime/input/hardware.h, or an object with all rates. More than one host needs
-// links.between, whose gb_per_s counts for a whole host. Prices may be left out.
+// links.between, whose gb_per_s counts for a whole host. Prices may be left out. --calibrate writes such a file, too.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "runtime/input/ceilings.h"
 #include "runtime/planner/attention_rates.h"
@@ -44,6 +46,7 @@ struct Device {
   double launch = 0;     // from the end of a kernel to the start of the next one
   double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
   int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
+  int processors = 0;    // that compute whole tiles of a product; 0: products fill the device
   bool overlaps = true;  // communication goes on while kernels run
   int persistent_sms = 0;  // multiprocessors that a product or attention keeps until it ends; 0: its blocks are short
   Margin margin = {};
@@ -73,6 +76,7 @@ struct Cluster {
   std::string date = {}, source = {};
 
   int devices() const { return devices_per_host * hosts; }
+  bool is_shared() const { return !device.overlaps; }  // the ranks of a host share its one device, as CPUs are
   int ranks_per_host() const { return devices_per_host * ranks_per_device; }
 };
 
@@ -80,7 +84,8 @@ struct Cluster {
 // there.
 std::filesystem::path planner_file(const std::string& name);
 
-// Fails with one line if the file is no cluster.
+// Fails with one line if the object, or the file, is no cluster. where: what the line begins with
+Cluster read_cluster(const std::string& where, const nlohmann::json& object);
 Cluster load_cluster(const std::filesystem::path& path);
 
 // The cluster of --cluster: a file, or the name of one of runtime/planner/clusters, here or beside the program.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <string>
 
@@ -99,7 +100,14 @@ class Kernels {
   // bytes an element) when that is done.
   Cost product(double m, double n, double k, double out) const {
     const double inner = std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_);
-    return timed(products, inner + m * n * out / bandwidth_);
+    return timed(products, idleness(m, n) * (inner + m * n * out / bandwidth_));
+  }
+  // How much longer a product takes on the CPU device, whose processors compute whole tiles (cpu/gemm.h), and may find
+  // no tile at its end.
+  double idleness(double m, double n) const {
+    if (processors_ <= 1) return 1;
+    const double tiles = std::ceil(m / 512) * std::ceil(n / 384);
+    return std::ceil(tiles / processors_) * processors_ / tiles;
   }
   Cost product(double m, double n, double k) const { return product(m, n, k, w_); }
   // The gradients of a weight (inputs, outputs), which are added to the sums of the micro-batches before; and of its
@@ -160,6 +168,7 @@ class Kernels {
   const Cluster& cluster_;
   const Device& device_ = cluster_.device;
   double sharing_ = cluster_.ranks_per_device;
+  double processors_ = device_.processors / sharing_;
   bool is_fp32_ = step_.dtype == "fp32";
   double slowdown_ = slowdown();
   double product_ = device_.peak(is_fp32_) / sharing_ * device_.product_share / slowdown_;

@@ -203,3 +203,32 @@ void write_plan(const std::filesystem::path& out, const Plan& plan) {
   if (!problem.empty())
     print_error("the run's plan could not be written, training goes on: " + one_line(problem) + ": check the folder and its space");
 }
+
+KindSeconds kind_seconds(const std::vector<KernelTotal>& kernels) {
+  KindSeconds seconds = {};
+  for (const KernelTotal& kernel : kernels) {  // launchers' names
+    const auto has = [&](const char* part) { return kernel.name.find(part) != std::string::npos; };
+    if (has("all_") || has("scatter") || has("broadcast") || has("send") || has("receive")) continue;  // a collective
+    const bool is_attention = has("attention") || has("ring_") || has("_keys") || has("_queries") || has("heads");
+    seconds[has("matmul") ? 0 : is_attention ? 1 : 2] += kernel.milliseconds / 1e3;
+  }
+  return seconds;
+}
+
+KindSeconds kind_seconds(const Forecast& f) { return {f.products, f.attention, f.memory + f.update}; }
+
+std::string comparison_text(const Forecast& f, const MeasuredStep& measured) {
+  if (measured.seconds == 0) return formatted("forecast %.4g ms; a start's first steps are not measured", 1e3 * f.seconds);
+  std::string text = formatted("forecast %.4g ms, measured %.4g:", 1e3 * f.seconds, 1e3 * measured.seconds);
+  double left = measured.seconds - f.seconds;
+  const auto add = [&](const char* part, double difference, const char* end = ",") {
+    text += formatted(" %s %+.3g%s", part, std::round(1e5 * difference) / 100 + 0.0, end);  // not -0
+    left -= difference;
+  };
+  const KindSeconds took = kind_seconds(measured.kernels), expected = kind_seconds(f);
+  for (size_t kind = 0; kind < took.size() && !measured.kernels.empty(); ++kind) add(kind_names[kind], took[kind] - expected[kind]);
+  const double waits = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.bubble;  // the bubble has pp's messages
+  if (waits > 0) add(f.bubble > 0 ? "communication and bubble" : "communication", measured.exposed - waits);
+  add(measured.kernels.empty() ? "computation" : "launches", left, "");
+  return text;
+}

@@ -14,7 +14,8 @@
 //     memory       object: bytes on the device, by category
 //     total        all of them
 //     host         object: bytes of pinned memory of the host, by category
-//   step_ms, margin, tokens_per_s, mfu, cost, run    of --cluster, or by --ceilings; null: not known
+//   step_ms, margin, tokens_per_s, mfu, cost, run    by --cluster or --ceilings, in a run by the device's name, too; null:
+//                not known
 //     margin       object: by which shares of the time other runs were shorter and longer than their forecasts; runs,
 //                  which
 //     cost         object: devices; dollars_per_hour of all, dollars_per_billion_tokens; and spot_ of both, or null
@@ -26,6 +27,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -37,6 +39,7 @@
 #include "parallel/shapes.h"
 #include "runtime/planner/forecast.h"
 #include "runtime/planner/rules.h"
+#include "runtime/reports/report.h"
 
 // The device of each rank. If it is not here, the workspaces of its libraries are planned by formulas.
 struct PlannedDevice {
@@ -119,3 +122,15 @@ std::string time_text(const PlannedTime& time, double tokens_per_step);
 
 // Writes plan.json of a run. If the disk does not take it, the run says so and goes on.
 void write_plan(const std::filesystem::path& out, const Plan& plan);
+
+// ---- the forecast beside what was measured
+
+// Seconds of a step by kind of kernels, as they are measured and as they are forecast.
+using KindSeconds = std::array<double, 3>;
+inline constexpr const char* kind_names[] = {"products", "attention", "memory"};
+KindSeconds kind_seconds(const std::vector<KernelTotal>& kernels);
+KindSeconds kind_seconds(const Forecast& f);
+
+// "forecast 812 ms, measured 861: products +31, communication +14, ...": by how many milliseconds a part of the step took
+// longer than its forecast. Without a table of kernels, their kinds are one part: "computation".
+std::string comparison_text(const Forecast& f, const MeasuredStep& measured);

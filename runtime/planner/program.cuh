@@ -21,13 +21,18 @@ inline std::string device_name(int device = 0) {
 
 // The device of a cluster, which is not here.
 inline PlannedDevice device_of(const Cluster& cluster) {
-  return {cluster.device.name, size_t(cluster.device.memory), gpu_reserve, false};
+  const bool is_cpu = cluster.is_shared();  // without libraries that have workspaces
+  return {cluster.device.name, size_t(cluster.device.memory) / size_t(cluster.ranks_per_device),
+          is_cpu ? host_reserve : gpu_reserve, is_cpu};
 }
 
-// By --ceilings; none: they are not given.
-inline std::optional<Cluster> measured_cluster(const Options& o, const std::string& device, int ranks) {
-  if (o.ceilings.empty()) return {};
-  return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
+// What is known of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is.
+inline std::optional<Cluster> known_cluster(const Options& o, const std::string& device, int ranks) {
+  if (!o.cluster.empty()) return with_devices(find_cluster(o.cluster), ranks).cluster;
+  if (!o.ceilings.empty()) return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
+  std::optional<Cluster> known = cluster_of_device(device, ranks);
+  if (known) known = with_devices(*known, ranks).cluster, known->price = known->spot_price = 0;
+  return known;
 }
 
 // Which change of one option saves the most, if a plan does not fit.
@@ -143,8 +148,7 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
   const std::string name = device_name(device_taken);
   const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
   const PlannedDevice device = {name, std::stoull(control.all_gather(own)[0]), memory_reserve()};
-  std::optional<Cluster> cluster = measured_cluster(o, name, control.size());
-  if (!cluster) cluster = cluster_of_device(name, control.size());
+  const std::optional<Cluster> cluster = known_cluster(o, name, control.size());
   if (!cluster)
     usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");
   const SearchResult result = search_meshes(o, device, {with_devices(*cluster, control.size())}, 1);
@@ -161,16 +165,14 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
 inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   std::optional<Cluster> cluster;
   if (!o.cluster.empty()) cluster = find_cluster(o.cluster);
-  if (cluster && o.ranks > cluster->devices())
-    usage_error("--ranks ", o.ranks, ": the cluster ", cluster->name, " has ", cluster->devices(),
-                " devices: give that many or fewer");
   if (o.ranks || cluster) ranks = o.ranks ? o.ranks : cluster->devices();
+  if (cluster) cluster = with_devices(*cluster, ranks).cluster;
   if (!o.mesh_search.empty()) fix_batch(o, ranks);
   complete_options(o, o.mesh_search.empty() ? ranks : 1);
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
   const bool by_parts = cluster && !o.ranks;
-  if (!cluster) cluster = measured_cluster(o, device.name, ranks);
+  if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (!o.mesh_search.empty()) {
     if (!cluster)
       usage_error("--plan --mesh auto compares times: give --cluster, or --ceilings of this device (dev/ceilings.cu)");

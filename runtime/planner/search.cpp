@@ -91,7 +91,12 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
 
 Rented with_devices(const Cluster& cluster, int ranks) {
   Rented part = {cluster, ranks};
-  if (cluster.ranks_per_device > 1) return part;
+  if (cluster.is_shared()) {
+    part.cluster.ranks_per_device = (ranks - 1) / cluster.devices() + 1;
+    return part;
+  }
+  if (ranks > cluster.devices())
+    usage_error("--ranks ", ranks, ": the cluster ", cluster.name, " has ", cluster.devices(), " devices: give that many or fewer");
   part.cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
   part.cluster.hosts = (ranks - 1) / part.cluster.devices_per_host + 1;
   return part;

@@ -118,6 +118,13 @@ struct KernelTotal {
   double milliseconds, bytes, flops;
 };
 
+// A step on one rank, as it was measured.
+struct MeasuredStep {
+  double seconds = 0;                     // the median; 0: no step was measured
+  double exposed = 0;                     // the median of the seconds in which the device only waited for communication
+  std::vector<KernelTotal> kernels = {};  // of one step; empty: not known
+};
+
 // Prints a table of kernels. totals: of `steps` steps together. The column "of ceiling" is the shortest time in which
 // the device could move a kernel's bytes and do its FLOPs, divided by the measured time.
 void print_profile(std::vector<KernelTotal> totals, size_t steps, const std::optional<Ceilings>& ceilings);

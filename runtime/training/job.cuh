@@ -1,8 +1,10 @@
 // What every part of a training job needs to know: its options, its ranks, its device.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "parallel/mesh.cuh"
 #include "runtime/checkpoints/rank_group.h"
@@ -42,6 +44,11 @@ struct Progress {
 using Clock = std::chrono::steady_clock;
 
 inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+inline double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + long(values.size() / 2));
+  return values[values.size() / 2];
+}
 
 // Adds the time from its construction to its destruction to `seconds`.
 class AddTime {

@@ -37,10 +37,6 @@ std::string network_name() {
   return name;
 }
 
-struct RankSpeed {
-  double product, copy, link;  // FLOP/s, bytes/s, bytes/s
-};
-
 template <class Float>
 class RankCheck {
  public:
@@ -55,7 +51,7 @@ class RankCheck {
   RankCheck(const RankCheck&) = delete;
   RankCheck& operator=(const RankCheck&) = delete;
 
-  void run() {
+  RankSpeed run(bool refuses) {
     RankSpeed mine;
     Float* data = reinterpret_cast<Float*>(memory_);
     const int n = 2048;
@@ -71,7 +67,8 @@ class RankCheck {
     });
     std::string text(sizeof mine, 0);
     std::memcpy(text.data(), &mine, sizeof mine);
-    report(control_.all_gather(text), network);
+    report(control_.all_gather(text), network, refuses);
+    return mine;
   }
 
  private:
@@ -104,7 +101,7 @@ class RankCheck {
     return link_bytes / seconds;
   }
 
-  void report(const std::vector<std::string>& all, const std::string& network) const {
+  void report(const std::vector<std::string>& all, const std::string& network, bool refuses) const {
     std::vector<RankSpeed> speeds(all.size());
     for (size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&speeds[rank], all[rank].data(), sizeof(RankSpeed));
     std::printf("%-32s %14s %14s %20s\n", "rank", "TFLOP/s", "copy GB/s", "link to next GB/s");
@@ -116,7 +113,7 @@ class RankCheck {
     }
     if (!network.empty()) std::printf("network  %s\n", network.c_str());
     std::fflush(stdout);
-    if (device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
+    if (!refuses || device_attribute(cudaDevAttrIntegrated)) return;  // CPUs compute slowly enough for slow links
     std::vector<double> links;
     std::vector<std::string> hosts;
     for (size_t rank = 0; rank < all.size(); ++rank) links.push_back(speeds[rank].link), hosts.push_back(control_.host(int(rank)));
@@ -166,8 +163,8 @@ std::string network_problem(const std::vector<double>& links, const std::vector<
   return "";
 }
 
-void check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream) {
-  if (dtype == "fp32") RankCheck<float>(control, mesh, stream).run();
-  if (dtype == "bf16") RankCheck<__nv_bfloat16>(control, mesh, stream).run();
-  if (dtype == "fp16") RankCheck<__half>(control, mesh, stream).run();
+RankSpeed check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream, bool refuses) {
+  if (dtype == "fp32") return RankCheck<float>(control, mesh, stream).run(refuses);
+  if (dtype == "bf16") return RankCheck<__nv_bfloat16>(control, mesh, stream).run(refuses);
+  return RankCheck<__half>(control, mesh, stream).run(refuses);
 }

@@ -15,9 +15,14 @@
 #include "parallel/mesh.cuh"
 #include "parallel/processes/control.h"
 
+struct RankSpeed {
+  double product, copy, link;  // FLOP/s, bytes/s, bytes/s
+};
+
 // dtype: fp32, bf16 or fp16. Called by all ranks; rank 0 prints. The links are those of a communicator of its own, whose
-// memory is free again afterwards.
-void check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream);
+// memory is free again afterwards. refuses: fails if a link between hosts is too slow. Returns this rank's speed.
+RankSpeed check_ranks(const std::string& dtype, Control& control, Mesh& mesh, cudaStream_t stream,
+                      bool refuses = true);
 
 // NCCL tells the name of its network only in its log. Makes NCCL write one, unless NCCL_DEBUG asks for it elsewhere. To
 // be called before NCCL's first call.

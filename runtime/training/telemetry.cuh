@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <string>
 
@@ -111,7 +112,11 @@ class Telemetry {
     shortest_ = std::min(shortest_, result.seconds);
     bar_.hide();
     bar_.add(result.loss);
-    report_.step(result, traffic_of(step.traffic, printed && meets), bill_, printed, seconds_left(given));
+    const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets);
+    if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
+    if (exposed_.size() < most_measured && (!traffic || traffic->is_timed))
+      exposed_.push_back(traffic ? traffic->exposed_milliseconds / 1e3 : 0);
+    report_.step(result, traffic, bill_, printed, seconds_left(given));
     if (tracing_.wanted()) tracing_.take();
   }
 
@@ -140,12 +145,24 @@ class Telemetry {
     report_.print_summary(steps_, shortest_, seconds_since(begin_));
     const double tokens = double(step) * job_.options.tokens();
     bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
-    if (job_.options.profile && steps_ > unprofiled) tracing_.print_profile_of(steps_ - unprofiled);
+    if (job_.options.profile && steps_ > unprofiled) kernels_ = tracing_.print_profile_of(steps_ - unprofiled);
     else if (job_.options.profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
     report_.finish();
   }
 
+  // The steps of this start. To be called after summarize().
+  MeasuredStep measured() const {
+    if (seconds_.size() <= unprofiled) return {};
+    const std::vector<double> seconds(seconds_.begin() + unprofiled, seconds_.end());
+    MeasuredStep step = {median(seconds), median({exposed_.begin() + unprofiled, exposed_.end()}), kernels_};
+    const double mean = std::accumulate(seconds.begin(), seconds.end(), 0.0) / double(seconds.size());
+    for (KernelTotal& kernel : step.kernels) kernel.milliseconds *= step.seconds / mean;  // a few slow steps count less
+    return step;
+  }
+
  private:
+  static constexpr size_t most_measured = 10'000;  // steps, so that a long run does not collect their times forever
+
   double seconds_left(size_t step) const {
     return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
   }
@@ -172,5 +189,7 @@ class Telemetry {
   ProgressBar bar_;
   Clock::time_point begin_ = Clock::now();
   size_t steps_ = 0;             // steps since this start, those that a rollback undid included
+  std::vector<double> seconds_, exposed_;  // of steps, and those in them in which the device only waited
+  std::vector<KernelTotal> kernels_;       // of a step, with --profile
   double shortest_ = INFINITY;   // seconds of the fastest step
 };

@@ -21,11 +21,10 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   for (size_t step = 0; step < unmeasured + measured; ++step) {  // with a learning rate of 0
     const Clock::time_point start = Clock::now();
     model.begin_sums();
-    run_step(model, actions, batches.of_step({step}), {}, float(o.grad_clip));
+    run_step(model, actions, batches.of_step({step}), adamw_at(o, 0), float(o.grad_clip));
     model.sums();
     if (step >= unmeasured) seconds.push_back(seconds_since(start));
   }
-  std::nth_element(seconds.begin(), seconds.begin() + measured / 2, seconds.end());
   double validation = 0;
   for (int time = 0; state.data.validation && time < 2; ++time) {
     const Clock::time_point start = Clock::now();
@@ -37,7 +36,7 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   const double sample = seconds_since(start);
   start_afresh(state);
   const double left = 60 * o.train_minutes - seconds_since(begin);
-  const double each = seconds[measured / 2] + (o.sample_every ? sample / double(o.sample_every) : 0);
+  const double each = median(seconds) + (o.sample_every ? sample / double(o.sample_every) : 0);
   const double share = o.sample_seconds > 0 ? o.sample_seconds / (o.sample_seconds + sample) : 1;  // of the time without samples
   const size_t steps = steps_within(left * share, each, validation, o.val_every);
   o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);

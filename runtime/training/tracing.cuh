@@ -50,12 +50,14 @@ class Tracing {
     job_.ranks.all_gather("");
   }
 
-  // Prints means over `steps` steps.
-  void print_profile_of(size_t steps) const {
+  // Prints means over `steps` steps. Returns them.
+  std::vector<KernelTotal> print_profile_of(size_t steps) const {
     std::vector<KernelTotal> totals;
     for (const auto& [name, total] : Profiler::instance().collect())
       totals.push_back({name, size_t(total.calls), total.milliseconds, total.bytes, total.flops});
     print_profile(totals, steps, ceilings_);
+    for (KernelTotal& total : totals) total.milliseconds /= double(steps);
+    return totals;
   }
 
  private:
