@@ -8,6 +8,7 @@
 #include <string>
 
 #include "parallel/processes/agreement.h"
+#include "parallel/processes/process.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/input/schedule.h"
 #include "runtime/planner/calibration.cuh"
@@ -28,7 +29,7 @@ class Trainer {
   explicit Trainer(Job& job)
       : job_(job), o_(job.options), tracing_(job), data_(open_data(o_)), start_{o_.overwrite, o_.resume, o_.resume_from, o_.init},
         lock_(lock_of(job)), checkpoint_(agreed_checkpoint()), copies_(job.ranks, o_.out), folder_(folder_of_weights()),
-        model_(checked_model()), bill_(o_.price, job.control.size()), batches_(job, *model_, data_, bill_),
+        model_(checked_model()), bill_(o_.price, job.control.size(), process_start), batches_(job, *model_, data_, bill_),
         state_{job, data_, *model_, copies_, Guard(o_.guard), {}} {
     if (checkpoint_) load_checkpoint(state_, *checkpoint_);
     else start_afresh(state_);
@@ -79,6 +80,7 @@ class Trainer {
     const StepLimits limits = state_.guard.limits(in_flight_->count() > 0);
     // What the device itself refuses to apply. With --on-spike log that is only what is not finite.
     const StepLimits enforced = state_.guard.prevents_updates() ? limits : StepLimits{};
+    const double waited = bill_.lost.data;
     telemetry_->begin_step(steps_done() + 1);
     // Zeroes the step's sums on the device, and puts this rank's votes beside the loss: was it asked to stop, has it
     // written its part of the checkpoint, and (rank 0 decides) are --sample-seconds over?
@@ -87,7 +89,7 @@ class Trainer {
                       telemetry_->times_collectives(steps_done() + 1));
     run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, learning_rate), float(o_.grad_clip), enforced);
     ++state_.progress.step;
-    in_flight_->end(steps_done(), learning_rate, limits);
+    in_flight_->end(steps_done(), learning_rate, limits, bill_.lost.data - waited);
     telemetry_->end_step();
     bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
@@ -101,17 +103,21 @@ class Trainer {
   bool validates() const { return data_.validation && (is_finished() || every(o_.val_every)); }
   bool samples() const { return (sample_due_ && !stopping_) || every(o_.sample_every); }
 
-  void check_sync() { ::check_sync(job_.control, model_->store(), steps_done(), job_.stream); }
+  void check_sync() {
+    const AddTime timer(bill_.lost.evaluation);
+    ::check_sync(job_.control, model_->store(), steps_done(), job_.stream);
+  }
   void save() {
     if (job_.is_first()) data_.train->require_unchanged();
     checkpoints_->save(done());
   }
   void validate() {
-    const AddTime timer(bill_.lost.evaluation);
-    telemetry_->validated(steps_done(), validation_loss(*model_, batches_, o_.val_batches));
+    const double loss = timed(bill_.lost.evaluation, [&] { return validation_loss(*model_, batches_, o_.val_batches); });
+    telemetry_->validated(steps_done(), loss);
   }
   void sample() {
-    telemetry_->sampled(sampler_->text(steps_done(), TokenByToken(*model_, batches_.buffers())));
+    const auto draw = [&] { return sampler_->text(steps_done(), TokenByToken(*model_, batches_.buffers())); };
+    telemetry_->sampled(steps_done(), timed(bill_.lost.samples, draw));
     sample_due_ = false;
     sampled_ = Clock::now();
   }
@@ -187,7 +193,8 @@ class Trainer {
     if (!rolls_back) return true;
     const Clock::time_point begin = Clock::now();
     in_flight_->drop();
-    telemetry_->rolled_back(checkpoints_->roll_back(result.step, judgement.reason), seconds_since(begin));
+    const Rollback rollback = checkpoints_->roll_back(result.step, judgement.reason);
+    telemetry_->rolled_back(rollback, seconds_since(begin));
     return false;
   }
 
@@ -203,7 +210,7 @@ class Trainer {
   std::optional<nlohmann::ordered_json> calibration_;  // the file of --calibrate, which is not complete yet
   PlannedDevice device_;
   const std::unique_ptr<Model> model_;
-  Bill bill_;  // what the run costs from here on; a resumed run adds its earlier costs in begin()
+  Bill bill_;  // what the run costs since the process started; a resumed run adds its earlier costs in begin()
   Batches batches_;
   TrainingState state_;
   std::optional<Sampler> sampler_;

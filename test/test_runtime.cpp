@@ -159,13 +159,15 @@ TEST_CASE("a command line for a shell, without some options and their values") {
 
 // ---- metrics ----------------------------------------------------------------------------------------------
 
-TEST_CASE("a line: order of keys, 9 digits, null for what is not finite") {
+TEST_CASE("a line: order of keys, 9 digits, null for what is not finite, replacements for what is no UTF-8") {
+  using namespace std::string_literals;
   const double infinity = std::numeric_limits<double>::infinity();
   CHECK(metrics_line({{"step", 1}, {"loss", 2.123456789012}, {"lr", 3e-4}}) ==
         "{\"step\": 1, \"loss\": 2.12345679, \"lr\": 0.0003}\n");
   CHECK(metrics_line({{"b", std::nan("")}, {"a", -infinity}}) == "{\"b\": null, \"a\": null}\n");
   CHECK(metrics_line({{"tokens", size_t(1) << 60}, {"x", 1e20}, {"y", 5.0}, {"name", "a\n\"b"}}) ==
         "{\"tokens\": 1152921504606846976, \"x\": 1e+20, \"y\": 5, \"name\": \"a\\n\\\"b\"}\n");
+  CHECK(metrics_line({{"sample", "a\xff\0b"s}}) == "{\"sample\": \"a\xef\xbf\xbd\\u0000b\"}\n");
   float loss = 0.1234567f;
   CHECK(nlohmann::json::parse(metrics_line({{"loss", loss}}))["loss"].get<float>() == loss);
 }
@@ -329,6 +331,70 @@ TEST_CASE("what is undone is lost: by a rollback, or by a restart") {
   resumed.restore(path, 3);
   CHECK(resumed.lost.rollbacks == about(3.5));
   CHECK(resumed.lost.restarts == about(1));
+}
+
+TEST_CASE("the parts of a step add up to it, and none is negative") {
+  StepTime like;
+  like.compute = 6, like.exposed = {{"data", 1}, {"tp", 2}}, like.bubble = 1;
+  StepTime time = divided(12, 2, like);
+  CHECK(time.data == 2);
+  CHECK(time.compute == about(6));
+  CHECK(time.exposed["tp"] == about(2));
+  CHECK(time.bubble == about(1));
+  CHECK(time.sum() == about(12));
+  time = divided(7, 2, like);  // half of what it took there, besides the wait for data
+  CHECK(time.exposed["data"] == about(0.5));
+  CHECK(time.sum() == about(7));
+  time = divided(3, 5, like);  // the host's clock says more than the device's
+  CHECK(time.data == 3);
+  CHECK(time.sum() == about(3));
+  CHECK(divided(3, 0, {}).compute == 3);
+  StepTime waits;
+  waits.exposed["data"] = 5;  // more than the step took
+  time = divided(4, 1, waits);
+  CHECK(time.exposed["data"] == about(3));
+  CHECK(time.compute == 0);
+}
+
+TEST_CASE("goodput: the steps that count, of all starts") {
+  TemporaryFolder folder;
+  const std::filesystem::path path = folder / "metrics.jsonl";
+  const std::string old = R"({"step": 1, "hours": 0.001, "step_ms": 1000})" "\n";  // of an older version
+  const std::string new_lines = R"({"step": 2, "hours": 0.002, "step_ms": 1000, "time_ms": {"compute": 400, "exposed": {"tp": 300}, "bubble": 200, "data": 100}, "lost_s": {"setup": 2.5, "samples": 0.5}})" "\n"
+                                R"({"step": 3, "hours": 0.003, "step_ms": 1000, "time_ms": {"compute": 1000, "exposed": {}, "bubble": 0, "data": 0}, "lost_s": {"setup": 2.5, "samples": 0.5}})" "\n";
+  put(path, old + new_lines);
+  Bill bill(0, 1);
+  bill.restore(path, 2);
+  CHECK(bill.steps.compute == about(1.4));
+  CHECK(bill.steps.exposed["tp"] == about(0.3));
+  CHECK(bill.steps.bubble == about(0.2));
+  CHECK(bill.steps.data == about(0.1));
+  CHECK(bill.lost.restarts == about(1));
+  CHECK(bill.lost.setup == about(2.5));
+  CHECK(bill.lost.samples == about(0.5));
+  bill.steps.compute += 3;
+  nlohmann::ordered_json line;
+  bill.add_to(line);
+  CHECK(line["goodput"] == about(5 / (3600 * line["hours"].get<double>())));
+  bill.add_rollback(path, 1, 0.5);
+  CHECK(bill.steps.sum() == about(1));
+  CHECK(bill.lost.rollbacks == about(2.5));
+  for (const char* damaged : {R"("time_ms": 1)", R"("time_ms": {"exposed": 1, "bubble": []})", R"("time_ms": {"exposed": {"tp": "x"}})"}) {
+    put(path, R"({"step": 1, "hours": 1, "step_ms": 1000, )" + std::string(damaged) + "}\n");
+    Bill resumed(0, 1);
+    resumed.restore(path, 1);
+    CHECK(resumed.steps.compute == about(1));
+  }
+}
+
+TEST_CASE("the bill's clock starts when it is told to, and set-up ends with the first step") {
+  Bill bill(0, 1, Bill::Clock::now() - std::chrono::seconds(36));
+  bill.end_setup();
+  CHECK(bill.lost.setup == about(36, 0.1));
+  nlohmann::ordered_json line;
+  bill.add_to(line);
+  CHECK(line["hours"] == about(0.01, 0.1));
+  CHECK(process_start < std::chrono::steady_clock::now());
 }
 
 // ---- the files of --trace -----------------------------------------------------------------------------------

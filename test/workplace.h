@@ -103,17 +103,21 @@ class Workplace {
   bool exists(const std::string& name) const { return std::filesystem::exists(folder_ / name); }
   std::string content(const std::string& name) const { return content_of(folder_ / name); }
 
-  // The lines of OUT/metrics.jsonl, without what depends on the clock.
-  std::vector<Json> metrics(const std::string& out) const {
+  // The lines of OUT/metrics.jsonl.
+  std::vector<Json> all_metrics(const std::string& out) const {
     std::vector<Json> lines;
     std::ifstream file(folder_ / out / "metrics.jsonl");
-    for (std::string line; std::getline(file, line);) {
-      Json fields = Json::parse(line);
-      for (const char* clock : {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "hours", "lost_s", "restarts",
+    for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+    return lines;
+  }
+  // The lines of steps, evaluations and rollbacks, without what depends on the clock.
+  std::vector<Json> metrics(const std::string& out) const {
+    std::vector<Json> lines = all_metrics(out);
+    std::erase_if(lines, [](const Json& fields) { return fields.contains("sample") || fields.contains("incident"); });
+    for (Json& fields : lines)
+      for (const char* clock : {"step_ms", "time_ms", "tokens_per_s", "flops_per_s", "mfu", "hours", "goodput", "lost_s", "restarts",
                                 "device_hours", "unpriced_device_hours", "cost"})
         fields.erase(clock);
-      lines.push_back(fields);
-    }
     return lines;
   }
   bool same_metrics(const std::string& out, const std::string& other) const {

@@ -1,7 +1,8 @@
-// Settings of the process that the program makes before it does anything else.
+// When the process started, and settings that the program makes before it does anything else.
 #pragma once
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,9 @@
 #include <unistd.h>
 
 #include "parallel/processes/error.h"
+
+// Before main() begins: the earliest time that the program can know of itself.
+inline const std::chrono::steady_clock::time_point process_start = std::chrono::steady_clock::now();
 
 // Ignores SIGPIPE: the run goes on if the terminal, or the program that reads its output, is gone. Ignores SIGXFSZ: if
 // a file may not grow, write() returns an error, which names the file. Opens closed standard streams on /dev/null:

@@ -1,30 +1,59 @@
-// The cost of a run so far: hours, the part of them that was not training, and money. It is counted over restarts: a
-// resumed run goes on from the last line of metrics.jsonl, even if that is later than the checkpoint. (Time after the
-// last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts do not change if the
-// run goes on with more devices or at another price. Device-hours without a known price are counted separately.
+// The cost of a run so far: hours, the part of them that was not training, and money. The clock starts with the process.
+// It is counted over restarts: a resumed run goes on from the last line of metrics.jsonl, even if that is later than the
+// checkpoint. (Time after the last line, such as the last checkpoint's, is lost from the bill.) Costs of earlier starts do
+// not change if the run goes on with more devices or at another price. Device-hours without a known price are counted
+// separately.
+//
+// The seconds of the steps in metrics.jsonl and those lost, without the ones for data, which are part of the steps, add up
+// to the hours. What is left is the host's own work between two steps, such as writing metrics.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include <nlohmann/json_fwd.hpp>
 
+// Where the seconds of a step went, or of several. The parts add up to what the step took on the device.
+struct StepTime {
+  double compute = 0;                     // all that the others are not, gaps between kernels included
+  std::map<std::string, double> exposed;  // the device only waited for the communication of a group of ranks
+  double bubble = 0;                      // it waited for other stages of the pipeline
+  double data = 0;                        // it had no samples
+
+  double sum() const;
+  void add(const StepTime& other);
+};
+
+// A step of `seconds`, of which it waited `data` for samples. The rest is divided as in `like`, which has no such wait.
+StepTime divided(double seconds, double data, const StepTime& like);
+
 class Bill {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // price: of one device for an hour; 0: not known
-  Bill(double price, int devices) : price_(price), devices_(devices) {}
+  Bill(double price, int devices, Clock::time_point start = Clock::now()) : price_(price), devices_(devices), start_(start) {}
 
   // Seconds in which training waited, or computed steps that were undone.
   struct Lost {
-    double checkpoints = 0, evaluation = 0, data = 0;
-    double rollbacks = 0;  // steps that were undone, and loading the checkpoint
-    double restarts = 0;   // steps that were trained again after a restart
+    double setup = 0;        // of each start, until its first step
+    double checkpoints = 0, samples = 0;
+    double evaluation = 0;   // validation, and --check-sync
+    double data = 0;         // of steps: they waited for samples
+    double rollbacks = 0;    // steps that were undone, and loading the checkpoint
+    double restarts = 0;     // steps that were trained again after a restart
   } lost;
+  StepTime steps;           // of those in metrics.jsonl, earlier starts included
   size_t failed_hooks = 0;  // of this start
 
   // Reads the costs of earlier starts from their metrics. Steps up to `step` are kept; the others are trained again.
   void restore(const std::filesystem::path& metrics, size_t step);
+
+  // To be called when the first step of this start begins.
+  void end_setup();
 
   // Adds a rollback: the time that these metrics list for steps after `step`, and `seconds` for loading the checkpoint.
   void add_rollback(const std::filesystem::path& metrics, size_t step, double seconds);
@@ -41,10 +70,11 @@ class Bill {
     double hours = 0, device_hours = 0, unpriced_device_hours = 0, cost = 0;
   };
   Spent spent() const;
+  void print_shares(double seconds) const;
 
   double price_;
   int devices_;
   Spent before_;  // costs of earlier starts
   size_t restarts_ = 0;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Clock::time_point start_;
 };

@@ -26,7 +26,7 @@ std::string metrics_text(const nlohmann::ordered_json& value) {
     const auto end = std::to_chars(digits, digits + sizeof digits, value.get<double>(), std::chars_format::general, 9);
     return {digits, end.ptr};
   }
-  if (!value.is_structured()) return value.dump();
+  if (!value.is_structured()) return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   std::string text;
   for (const auto& [key, element] : value.items())
     text += (text.empty() ? "" : ", ") + (value.is_object() ? nlohmann::json(key).dump() + ": " : "") + metrics_text(element);

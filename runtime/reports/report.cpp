@@ -28,6 +28,12 @@ nlohmann::ordered_json object_of(const StepTraffic& traffic) {
   return fields;
 }
 
+nlohmann::ordered_json milliseconds(const StepTime& time) {
+  nlohmann::ordered_json exposed = nlohmann::ordered_json::object();
+  for (const auto& [group, seconds] : time.exposed) exposed[group] = 1e3 * seconds;
+  return {{"compute", 1e3 * time.compute}, {"exposed", exposed}, {"bubble", 1e3 * time.bubble}, {"data", 1e3 * time.data}};
+}
+
 void add_traffic(nlohmann::ordered_json& fields, const StepTraffic& traffic) {
   fields.update(object_of(traffic));
   for (const std::string& text : traffic.of_ranks)
@@ -43,9 +49,10 @@ Report::Report(size_t steps, double tokens, double flops, double peak, const std
   if (!metrics.empty()) log_.emplace(metrics, start);
 }
 
-void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
-                  double seconds_left) {
+void Report::step(const StepResult& s, const StepTime& time, const std::optional<StepTraffic>& traffic, const Bill& bill,
+                  bool printed, double seconds_left) {
   nlohmann::ordered_json fields = metrics(s);
+  fields["time_ms"] = milliseconds(time);
   if (traffic) add_traffic(fields, *traffic);
   if (printed) print(s, traffic, seconds_left);
   log(std::move(fields), bill);
@@ -54,6 +61,10 @@ void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic
 void Report::validation(size_t step, double loss, const Bill& bill) {
   std::printf("step %5zu/%zu | val_loss %.4f\n", step, steps_, loss);
   log({{"step", step}, {"val_loss", loss}}, bill);
+}
+
+void Report::sample(size_t step, const std::string& text, const Bill& bill) {
+  log({{"step", step}, {"sample", text}}, bill);
 }
 
 // Removes the lines of the undone steps; the line of the rollback holds the bill, costs of these steps included.
@@ -101,10 +112,11 @@ void Report::print(const StepResult& s, const std::optional<StepTraffic>& traffi
   std::fflush(stdout);
 }
 
-void Report::print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const {
+void Report::incident(const StepResult& s, const std::string& reason, const std::string& consequence, const Bill& bill) {
   std::printf("step %5zu/%zu | %s%s", s.step, steps_, reason.c_str(), consequence.c_str());
   if (s.loss_scale > 0) std::printf(", loss scale %g", s.loss_scale);
   std::printf("\n");
+  if (!consequence.empty()) log({{"step", s.step}, {"incident", reason + consequence}}, bill);
 }
 
 void Report::print_summary(size_t steps, double shortest_s, double seconds) const {

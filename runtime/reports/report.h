@@ -12,18 +12,33 @@
 //     tokens_per_s           in this step, all ranks together
 //     flops_per_s            in this step, all ranks together; 6Ψ + 6LCT per token (model.cuh)
 //     mfu                    flops_per_s divided by the peak of all devices; null: the peak is not known
+//     time_ms                object: where step_ms went on rank 0's device. The parts add up to step_ms:
+//       compute              all that the others are not, gaps between kernels included
+//       exposed              object: waiting for communication, by group of ranks; {} if there is only one rank
+//       bubble               waiting for other stages of the pipeline (--pp): for their messages, on their way or not sent
+//                            yet, and where all stages meet behind the last backward (the groups ends and world)
+//       data                 waiting for samples
 //     left_out               true: the update was not applied; else the key is absent
 //     loss_scale             of the next step; fp16 only
 //   a step, if there are several ranks: what rank 0 sent in it
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
 //     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
-//     comm_ms                milliseconds in collectives, of all groups together; in steps 1 to 10, 20, 30, ..., and in
-//                            each step with --profile, --trace or --trace-tensors; else the key is absent
+//     comm_ms                milliseconds in collectives, of all groups together; in the first 10 steps of a start, in each
+//                            tenth step, and in all with --profile, --trace or --trace-tensors; else the key is absent
 //     comm_exposed_ms        the part of them in which the device only waited; in the same steps
 //     ranks                  list, in steps that the terminal shows: these keys of every rank
+//   Waits are measured where collectives are timed. In other steps time_ms has the shares of the last such step, but for
+//   data, whose waits are measured in each. What a stage waits for first counts: while it waits for gradients of its data
+//   group, it does not wait for other stages.
 //   an evaluation (--val-every)
 //     step                   number of updates done before it
 //     val_loss               mean per token
+//   a text (--sample-every, --sample-seconds)
+//     step                   number of updates done before it
+//     sample                 the text; bytes that are no UTF-8 are replaced
+//   an incident: the guard found something wrong with a step, and the run did not roll back
+//     step                   its number
+//     incident               text
 //   a rollback (--on-spike rollback)
 //     step                   the step that the run went back to; the lines of later steps are removed
 //     rolled_back_from       the step that went wrong
@@ -31,7 +46,9 @@
 //     reason                 text
 //   every line: the bill so far, earlier starts included (runtime/reports/bill.h)
 //     hours                  in which a process of the run existed
-//     lost_s                 object: seconds that went into checkpoints, evaluation, data, rollbacks, restarts
+//     goodput                seconds of the steps in this file, those that were undone left out, divided by these hours
+//     lost_s                 object: seconds that went into setup, checkpoints, evaluation, samples, data, rollbacks,
+//                            restarts. With the seconds of the steps, which contain those for data, they add up to hours
 //     restarts               how often the run was resumed
 //     device_hours           hours times devices
 //     cost                   device_hours times --price; absent if no price was ever given
@@ -62,8 +79,9 @@ struct StepResult {
 // What one rank sent in one step.
 struct StepTraffic {
   std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
-  bool is_timed = false;                              // if not, the next two are not known
+  bool is_timed = false;                              // if not, the next three are not known
   double milliseconds = 0, exposed_milliseconds = 0;  // in collectives; the part of that in which the device only waited
+  StepTime waits;                                     // that part in seconds, divided
   std::vector<std::string> of_ranks;          // on rank 0, text_of() each rank's, if gathered; else empty texts or none
 };
 
@@ -85,18 +103,21 @@ class Report {
   Report(size_t steps, double tokens, double flops, double peak, const std::filesystem::path& metrics, size_t start);
 
   // traffic: none if there is only one rank; printed: print the step on the terminal, too
-  void step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
-            double seconds_left);
+  void step(const StepResult& s, const StepTime& time, const std::optional<StepTraffic>& traffic, const Bill& bill,
+            bool printed, double seconds_left);
 
   void validation(size_t step, double loss, const Bill& bill);
+
+  // Logs the text, and does not print it.
+  void sample(size_t step, const std::string& text, const Bill& bill);
 
   void rollback(const Rollback& r, const Bill& bill);
 
   // Writes the lines that are not in metrics.jsonl yet. Fails if that can't be done.
   void finish();
 
-  // Prints what went wrong in a step, and what was done about it.
-  void print_incident(const StepResult& s, const std::string& reason, const std::string& consequence) const;
+  // Prints what went wrong in a step, and what was done about it; empty: it will be rolled back, and rollback() logs it.
+  void incident(const StepResult& s, const std::string& reason, const std::string& consequence, const Bill& bill);
 
   // Prints a summary of the `steps` steps of this start; shortest_s: the fastest step.
   void print_summary(size_t steps, double shortest_s, double seconds) const;

@@ -87,15 +87,15 @@ class Batches {
    private:
     friend Batches;
 
-    // Inputs and targets, (2,B,T), of the micro-batch that begins with sample number `first`. Fails if they can't be
-    // read. (An error in those that are read ahead waits until they are asked for.)
-    std::vector<int> tokens(size_t first) {
+    // Inputs and targets, (2,B,T), of the micro-batch that begins with sample number `first`. get() fails if they can't
+    // be read. (An error in those that are read ahead waits until they are asked for.)
+    std::future<std::vector<int>> tokens(size_t first) {
       const size_t stride = size_t(batches_.ranks_ * batches_.options_.micro_batch);  // to this rank's next micro-batch
       for (size_t i = 0; i < at_once; ++i) {
         const size_t number = (first + i * stride) % end_;
         if (!ahead_.contains(number)) ahead_[number] = std::async([this, number] { return read(number); });
       }
-      return ahead_.extract(first).mapped().get();
+      return std::move(ahead_.extract(first).mapped());
     }
 
     // Samples that are neighbours in the data are read at once.
@@ -142,9 +142,12 @@ class Batches {
   }
 
   Batch send(Samples& samples, const Action& action) {
+    auto read = samples.tokens(samples.first_ + size_t(number_of(action) * options_.micro_batch));
+    // The device waits from the moment when it has nothing else to do.
+    while (read.wait_for(std::chrono::microseconds(200)) == std::future_status::timeout && !is_ready(model_.stream())) {}
     const Clock::time_point begin = Clock::now();
-    const std::vector<int> tokens = samples.tokens(samples.first_ + size_t(number_of(action) * options_.micro_batch));
-    if (samples.training_ && is_ready(model_.stream())) bill_.lost.data += seconds_since(begin);  // the device had to wait
+    const std::vector<int> tokens = read.get();
+    if (samples.training_) bill_.lost.data += seconds_since(begin);
     return buffers_.send(tokens.data(), &tokens[tokens.size() / 2], options_.micro_batch, options_.seq_len, model_.positions());
   }
 

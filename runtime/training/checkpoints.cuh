@@ -56,7 +56,7 @@ class Checkpoints {
   void complete() {
     if (!writer_.under_way()) return;
     const Options& o = state_.job.options;
-    const AddTime timer(bill_.lost.checkpoints);
+    const Clock::time_point begin = Clock::now();
     const std::string problem = writer_.complete();
     if (problem.empty()) {
       newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
@@ -66,6 +66,7 @@ class Checkpoints {
     } else {
       report_unsaved(problem);
     }
+    if (is_ready(state_.model.stream())) bill_.lost.checkpoints += seconds_since(begin);  // else a step went on meanwhile
   }
 
   // Loads the newest checkpoint; can_roll_back() must have said that there is one. Training then goes on with the

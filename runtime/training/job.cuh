@@ -62,3 +62,10 @@ class AddTime {
   double& seconds_;
   Clock::time_point start_ = Clock::now();
 };
+
+// Returns what work() returns, and adds the time that it takes to `seconds`.
+template <class Work>
+auto timed(double& seconds, Work work) {
+  const AddTime timer(seconds);
+  return work();
+}

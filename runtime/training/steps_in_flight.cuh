@@ -18,6 +18,7 @@ struct FinishedStep {
   StepResult result;
   StepLimits limits;   // the limits that it is judged by
   int traffic;         // its number for Mesh::take_traffic()
+  double data_seconds; // how long the device waited for its samples
   bool stop;           // at least one rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way, or failed to
   bool sample;         // --sample-seconds are over
@@ -41,8 +42,9 @@ class StepsInFlight {
     model_.begin_sums(&told_[turn_].votes);
   }
 
-  // To be called after the step's update. step: number of updates, this one included.
-  void end(size_t step, double learning_rate, const StepLimits& limits) {
+  // To be called after the step's update. step: number of updates, this one included; data_seconds: how long the device
+  // waited for the step's samples.
+  void end(size_t step, double learning_rate, const StepLimits& limits, double data_seconds = 0) {
     Told& told = told_[turn_];
     const cudaStream_t stream = model_.stream();
     CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
@@ -50,7 +52,7 @@ class StepsInFlight {
                                stream));
     end_[turn_].record(stream);
     mesh_.begin_traffic(false);  // what is sent from here to the next begin() belongs to no step
-    started_.push_back({turn_, traffic_, step, learning_rate, limits});
+    started_.push_back({turn_, traffic_, step, learning_rate, data_seconds, limits});
   }
 
   // Waits for the oldest step in flight, at most `seconds` seconds. Returns whether it has ended.
@@ -80,6 +82,7 @@ class StepsInFlight {
                        .loss_scale = scales_loss_ ? gradients.scale.value : 0},
             .limits = started.limits,
             .traffic = started.traffic,
+            .data_seconds = started.data_seconds,
             .stop = sums.stop > 0,
             .saved = sums.saved == float(mesh_.world().size()),
             .sample = sums.sample > 0};
@@ -99,7 +102,7 @@ class StepsInFlight {
   struct Started {
     int turn, traffic;
     size_t step;
-    double learning_rate;
+    double learning_rate, data_seconds;
     StepLimits limits;
   };
 

@@ -96,11 +96,11 @@ class Telemetry {
   void begin_step(size_t step) {
     Profiler::instance().enabled = job_.options.profile && steps_ >= unprofiled;
     Profiler::instance().context.step = int(step);
-    ++steps_;
+    if (steps_++ == 0) bill_.end_setup();
   }
   // Are collectives timed in this step? Each of them then costs the host more calls, and the device more events.
   bool times_collectives(size_t step) const {
-    return step <= 10 || step % 10 == 0 || tracing_.wanted() || job_.options.profile;
+    return steps_ <= 10 || step % 10 == 0 || tracing_.wanted() || job_.options.profile;
   }
   void end_step() { Profiler::instance().enabled = false; }
 
@@ -116,12 +116,18 @@ class Telemetry {
     if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
     if (exposed_.size() < most_measured && (!traffic || traffic->is_timed))
       exposed_.push_back(traffic ? traffic->exposed_milliseconds / 1e3 : 0);
-    report_.step(result, traffic, bill_, printed, seconds_left(given));
+    if (traffic && traffic->is_timed) {
+      split_ = traffic->waits;
+      split_.compute = std::max(0.0, result.seconds - step.data_seconds - split_.sum());
+    }
+    const StepTime time = divided(result.seconds, step.data_seconds, split_);
+    bill_.steps.add(time);
+    report_.step(result, time, traffic, bill_, printed, seconds_left(given));
     if (tracing_.wanted()) tracing_.take();
   }
 
   void went_wrong(const StepResult& step, const std::string& reason, bool rolls_back) {
-    report_.print_incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out");
+    report_.incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out", bill_);
   }
   // seconds: how long the rollback took
   void rolled_back(const Rollback& rollback, double seconds) {
@@ -130,10 +136,11 @@ class Telemetry {
     report_.rollback(rollback, bill_);
   }
   void validated(size_t step, double loss) { report_.validation(step, loss, bill_); }
-  void sampled(const std::string& text) {
+  void sampled(size_t step, const std::string& text) {
     std::printf("---\n");
     print_sample(text);
     std::printf("---\n");
+    report_.sample(step, text, bill_);
   }
 
   void show_progress(size_t step) { bar_.show(step, seconds_left(step)); }
@@ -167,6 +174,12 @@ class Telemetry {
     return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
   }
 
+  // Does a rank that waits for this group wait for other stages? Besides the lanes, these are the groups in which all
+  // stages, or the first and the last, meet after the last backward: those that had theirs early wait for the others.
+  bool is_between_stages(const std::string& group) const {
+    return job_.mesh.shape().pp > 1 && group != "data" && group != "tp" && group != "cp";
+  }
+
   // The traffic of this rank in step `number`, and of every rank for a printed step. None if there is only one rank.
   std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
     if (job_.is_alone()) return {};
@@ -176,6 +189,7 @@ class Telemetry {
       mine.is_timed = traffic.is_timed;
       mine.milliseconds += traffic.milliseconds;
       mine.exposed_milliseconds += traffic.exposed_milliseconds;
+      (is_between_stages(group) ? mine.waits.bubble : mine.waits.exposed[group]) += traffic.exposed_milliseconds / 1e3;
     }
     if (of_all_ranks) mine.of_ranks = job_.control.gather(text_of(mine));
     return mine;
@@ -192,4 +206,5 @@ class Telemetry {
   std::vector<double> seconds_, exposed_;  // of steps, and those in them in which the device only waited
   std::vector<KernelTotal> kernels_;       // of a step, with --profile
   double shortest_ = INFINITY;   // seconds of the fastest step
+  StepTime split_;               // of the last step whose collectives were timed
 };
