@@ -191,10 +191,10 @@ class Trainer {
     const bool rolls_back = judgement.action == Guard::Response::roll_back && checkpoints_->can_roll_back();
     telemetry_->went_wrong(result, judgement.reason, rolls_back);
     if (!rolls_back) return true;
-    const Clock::time_point begin = Clock::now();
-    in_flight_->drop();
-    const Rollback rollback = checkpoints_->roll_back(result.step, judgement.reason);
-    telemetry_->rolled_back(rollback, seconds_since(begin));
+    double seconds = in_flight_->drop();
+    const auto go_back = [&] { return checkpoints_->roll_back(result.step, judgement.reason); };
+    const Rollback rollback = timed(seconds, go_back);
+    telemetry_->rolled_back(rollback, seconds);
     return false;
   }
 

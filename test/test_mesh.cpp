@@ -131,6 +131,56 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   }
 }
 
+// Bounds of a bubble: with one micro-batch a stage computes while the other waits, and each has half of the layers.
+TEST_CASE("where the time of ranks goes: it adds up to each step and to the bill, steps between have the shares of timed ones" *
+          doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  put(shell / "text", some_text(50'000));
+  const std::string job = "$MPIRUN 2 sh -c \"date +%s.%N > begin; $TEXT --share-gpu --layers 2 --heads 2 --channels 64 --seq-len 64 "
+                          "--micro-batch 8 --steps 22 --log-every 22 --checkpoint-every 10 --val text --val-batches 1 --overwrite --out run ";
+  for (const std::string mesh : {"--zero 2", "--tp 2", "--pp 2 --global-batch 8"}) {
+    CAPTURE(mesh);
+    const std::string out = shell.output(job + mesh + "; date +%s.%N > end\"");
+    const std::vector<Json> all = shell.all_metrics("run");
+    const Accounted run(all);
+    const double clock = std::stod(shell.content("end")) - std::stod(shell.content("begin")), bill = bill_at_end(out, run.steps);
+    MESSAGE(mesh << ": process " << clock << " s, bill " << bill << " s, not accounted for: " << 100 * run.missing() << " %");
+    CHECK(std::abs(run.missing()) < 0.02);
+    CHECK(bill < clock);
+    CHECK(bill > 0.98 * clock - 0.3);  // a process starts before main(), and ends MPI after its bill
+    std::vector<Json> steps;
+    for (const Json& line : all)
+      if (line.contains("time_ms")) steps.push_back(line);
+    REQUIRE(steps.size() == 22);
+    // Waits of one step, as shares of the time in which it did not wait for data.
+    const auto shares = [&](size_t step) {
+      const Json& time = steps[step - 1]["time_ms"];
+      const double all = steps[step - 1]["step_ms"].get<double>() - time["data"].get<double>();
+      std::map<std::string, double> shares = {{"bubble", time["bubble"].get<double>() / all}};
+      for (const auto& [group, waited] : time["exposed"].items()) shares[group] = waited.get<double>() / all;
+      return shares;
+    };
+    for (size_t step = 1; step <= 22; ++step) {
+      CAPTURE(step);
+      std::set<std::string> groups;
+      double waited = 0;
+      const size_t timed = step < 10 ? step : step / 10 * 10;
+      for (const auto& [group, share] : shares(step)) {
+        groups.insert(group);
+        waited += share;
+        CHECK(share == about(shares(timed)[group], 1e-6));
+      }
+      CHECK(groups == (mesh == "--zero 2" ? std::set<std::string>{"bubble", "data", "world"}
+                       : mesh == "--tp 2" ? std::set<std::string>{"bubble", "tp", "world"} : std::set<std::string>{"bubble"}));
+      const Json& line = steps[step - 1];
+      if (step == timed) CHECK(waited * (line["step_ms"].get<double>() - line["time_ms"]["data"].get<double>()) == about(line["comm_exposed_ms"].get<double>(), 1e-4));
+      const double bubble = shares(step)["bubble"];
+      if (mesh.starts_with("--pp")) CHECK(bubble > 0.25);
+      else CHECK(bubble == 0);
+    }
+  }
+}
+
 // GPT_CPU_LAZY=1 makes a run rehearse before its first step (runtime/training/rehearsal.cuh), as it does on GPUs.
 TEST_CASE("a run that rehearses has the same metrics, checkpoints, traces, texts" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;

@@ -861,3 +861,72 @@ TEST_CASE("the bill counts over restarts") {
   const double more = third["hours"].get<double>() - second["hours"].get<double>();
   CHECK(third["cost"].get<double>() == about(second["cost"].get<double>() + 7200 * more));
 }
+
+// Steps of 30 ms or more, so that the host's own work between them is small beside them.
+TEST_CASE("steps and what was lost add up to the bill: evaluation, checkpoints, texts, a restart, a rollback") {
+  Workplace shell;
+  std::string text;  // a rollback from step 25, which sees the noise
+  for (int i = 0; i < 768; ++i) text += "abcdefghijklmno\n";
+  for (size_t i = 0; i < 512; ++i) text += char(33 + (i * i * 7 + i * 31) % 90);
+  for (int i = 0; i < 900; ++i) text += "abcdefghijklmno\n";
+  put(shell / "text", text);
+  const std::string train = "$GPT --layers 2 --heads 2 --channels 96 --seq-len 64 --micro-batch 8 --train text --lr 1e-2 --steps 35 "
+                            "--log-every 10 --val text --val-batches 2 --val-every 10 --sample-every 10 --sample-len 40 "
+                            "--checkpoint-every 10 --check-sync 9 --out ";
+  const std::string out = shell.output(train + "run");
+  std::vector<Json> lines = shell.all_metrics("run");
+  Accounted run(lines);
+  MESSAGE("not accounted for: " << 100 * run.missing() << " % of " << run.bill << " s");
+  CHECK(std::abs(run.missing()) < 0.02);
+  const Json lost = lines.back()["lost_s"];
+  for (const char* what : {"setup", "checkpoints", "evaluation", "samples"}) CHECK(lost[what].get<double>() > 0);
+  for (const char* share : {"time      compute ", "; set-up ", ", checkpoints ", ", evaluation ", ", samples ", "; goodput "})
+    CHECK_MESSAGE(contains(out, share), out);
+  CHECK(bill_at_end(out, run.steps) > 0.998 * run.bill);
+
+  // As after a crash between steps 30 and 35: those are trained once more.
+  shell.output("rm -r run/step_00000035 && " + train + "run --resume");
+  lines = shell.all_metrics("run");
+  const Accounted resumed(lines);
+  MESSAGE("not accounted for: " << 100 * resumed.missing() << " % of " << resumed.bill << " s");
+  CHECK(resumed.bill > 1.1 * run.bill);
+  CHECK(std::abs(resumed.missing()) < 0.02);
+  CHECK(lines.back()["lost_s"]["setup"].get<double>() > lost["setup"].get<double>());
+  CHECK(lines.back()["lost_s"]["restarts"].get<double>() > 0);
+
+  const std::string back = train + "back --spike-window 8 --spike-z 20 --on-spike rollback";
+  CHECK(contains(shell.output(back), "rolled back from step 25 to step 20"));
+  lines = shell.all_metrics("back");
+  const Accounted rolled_back(lines);
+  MESSAGE("not accounted for: " << 100 * rolled_back.missing() << " % of " << rolled_back.bill << " s");
+  CHECK(std::abs(rolled_back.missing()) < 0.02);
+  CHECK(lines.back()["lost_s"]["rollbacks"].get<double>() > 4 * rolled_back.steps / 40);  // five steps, and loading
+}
+
+TEST_CASE("metrics hold texts as they are drawn, and what the guard finds wrong") {
+  Workplace shell;
+  const auto texts = [&](const std::string& key, const std::string& out) {
+    std::vector<std::pair<int, std::string>> all;
+    for (const Json& line : shell.all_metrics(out))
+      if (line.contains(key)) all.emplace_back(line["step"], line[key]);
+    return all;
+  };
+  const std::string train = "$TEXT --steps 6 --checkpoint-every 2 --sample-every 2 --sample-len 9 --prompt 'a \"b' --out ";
+  const std::string out = shell.output(train + "a");
+  const auto drawn = texts("sample", "a");
+  REQUIRE(drawn.size() == 3);
+  for (int i = 0; i < 3; ++i) CHECK(drawn[size_t(i)].first == 2 * i + 2);
+  CHECK(drawn[0].second.starts_with("a \"b"));
+  CHECK(shell.all_metrics("a").back().contains("goodput"));
+  shell.output("rm -r a/step_00000006 && " + train + "a --resume");
+  CHECK(texts("sample", "a") == drawn);
+
+  const std::string overflows = "$TEXT --dtype fp16 --loss-scale 1e30 --steps 6 --checkpoint-every 3 --out ";
+  if (shell(overflows + "b").code != 0) return;  // this build leaves fp16 out
+  const auto incidents = texts("incident", "b");
+  REQUIRE(!incidents.empty());
+  CHECK(incidents[0].first == 1);
+  CHECK(contains(incidents[0].second, "not finite: update left out"));
+  shell.output("rm -r b/step_00000006 && " + overflows + "b --resume");
+  CHECK(texts("incident", "b") == incidents);
+}

@@ -17,6 +17,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "test/bounds.h"
 #include "test/temporary_folder.h"
 
 using Json = nlohmann::json;
@@ -53,6 +54,45 @@ inline std::string shard(const std::vector<uint16_t>& tokens, int32_t count, int
   int32_t header[256] = {magic, 1, count};
   return std::string(reinterpret_cast<const char*>(header), sizeof header) +
          std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(uint16_t));
+}
+
+// Seconds of a run, by its metrics: of the steps, of all that was lost besides, of the bill.
+struct Accounted {
+  double steps = 0, lost = 0, bill = 0;
+
+  explicit Accounted(const std::vector<Json>& lines) {
+    for (const Json& line : lines) {
+      steps += line.value("step_ms", 0.0) / 1e3;
+      if (line.contains("step_ms")) check_parts(line);
+    }
+    const Json last = lines.empty() ? Json({{"hours", 0}, {"lost_s", {}}}) : lines.back();
+    for (const auto& [what, seconds] : last["lost_s"].items())
+      if (what != "data") lost += seconds.get<double>();  // waits for data are in the steps
+    bill = 3600 * last["hours"].get<double>();
+    CHECK(last["goodput"].get<double>() == about(steps / bill));
+  }
+  // The part of the bill that is neither.
+  double missing() const { return (bill - steps - lost) / bill; }
+
+ private:
+  // Numbers in metrics have nine digits.
+  static void check_parts(const Json& line) {
+    const Json& parts = line["time_ms"];
+    double sum = 0;
+    for (const char* part : {"compute", "bubble", "data"}) sum += parts[part].get<double>();
+    for (const auto& [group, waited] : parts["exposed"].items()) sum += waited.get<double>();
+    CHECK(sum == about(line["step_ms"].get<double>(), 1e-8));
+    for (const char* part : {"compute", "bubble", "data"}) CHECK(parts[part].get<double>() >= 0);
+    for (const auto& [group, waited] : parts["exposed"].items()) CHECK(waited.get<double>() >= 0);
+  }
+};
+
+// The seconds of the bill when it was printed, after the last line of metrics: the goodput on the terminal is the steps'
+// share of it, to 0.05 %.
+inline double bill_at_end(const std::string& out, double steps) {
+  const size_t at = out.find("goodput ");
+  REQUIRE_MESSAGE(at != out.npos, out);
+  return steps / (std::stod(out.substr(at + 8)) / 100);
 }
 
 // A folder with data, in which commands run.

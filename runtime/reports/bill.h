@@ -55,7 +55,8 @@ class Bill {
   // To be called when the first step of this start begins.
   void end_setup();
 
-  // Adds a rollback: the time that these metrics list for steps after `step`, and `seconds` for loading the checkpoint.
+  // Adds a rollback: the time that these metrics list for steps after `step`, and `seconds` for steps that they do not
+  // list and for loading the checkpoint. The steps up to `step` are those that count.
   void add_rollback(const std::filesystem::path& metrics, size_t step, double seconds);
 
   // Adds the bill to a line of metrics.

@@ -129,7 +129,7 @@ class Telemetry {
   void went_wrong(const StepResult& step, const std::string& reason, bool rolls_back) {
     report_.incident(step, reason, rolls_back ? "" : step.applied ? ": logged" : ": update left out", bill_);
   }
-  // seconds: how long the rollback took
+  // seconds: of the steps that were dropped, and of loading the checkpoint
   void rolled_back(const Rollback& rollback, double seconds) {
     const Options& o = job_.options;
     if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
