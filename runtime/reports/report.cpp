@@ -51,9 +51,12 @@ void Report::step(const StepResult& s, const std::optional<StepTraffic>& traffic
   log(std::move(fields), bill);
 }
 
-void Report::validation(size_t step, double loss, const Bill& bill) {
-  std::printf("step %5zu/%zu | val_loss %.4f\n", step, steps_, loss);
-  log({{"step", step}, {"val_loss", loss}}, bill);
+void Report::validation(size_t step, const ValidationLosses& losses, const Bill& bill) {
+  nlohmann::ordered_json fields = {{"step", step}};
+  std::printf("step %5zu/%zu", step, steps_);
+  for (const auto& [key, loss] : losses) std::printf(" | %s %.4f", key.c_str(), loss), fields[key] = loss;
+  std::printf("\n");
+  log(std::move(fields), bill);
 }
 
 // Removes the lines of the undone steps; the line of the rollback holds the bill, costs of these steps included.

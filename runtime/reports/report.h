@@ -23,7 +23,8 @@
 //     ranks                  list, in steps that the terminal shows: these keys of every rank
 //   an evaluation (--val-every)
 //     step                   number of updates done before it
-//     val_loss               mean per token
+//     val_loss               mean per token; with several sets of --val the first one's
+//     val_loss_NAME          the same of another set
 //   a rollback (--on-spike rollback)
 //     step                   the step that the run went back to; the lines of later steps are removed
 //     rolled_back_from       the step that went wrong
@@ -59,6 +60,9 @@ struct StepResult {
   double loss_scale;  // of the next step; 0: none is used
 };
 
+// The losses of a validation on each set, with their keys.
+using ValidationLosses = std::vector<std::pair<std::string, double>>;
+
 // What one rank sent in one step.
 struct StepTraffic {
   std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
@@ -88,7 +92,7 @@ class Report {
   void step(const StepResult& s, const std::optional<StepTraffic>& traffic, const Bill& bill, bool printed,
             double seconds_left);
 
-  void validation(size_t step, double loss, const Bill& bill);
+  void validation(size_t step, const ValidationLosses& losses, const Bill& bill);
 
   void rollback(const Rollback& r, const Bill& bill);
 
