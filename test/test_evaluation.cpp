@@ -226,6 +226,9 @@ TEST_CASE("--patience: the run is done after N validations without a better one,
     CHECK(shell.same_metrics("b", other));
     shell.output("diff -r b/step_00000025 " + std::string(other) + "/step_00000025");
   }
+  // A run that is told to stop in the step whose validation is the last is done.
+  shell.output("cp -r b/step_00000005 stopped && " + train + "--steps 60 --val noise --val-every 1 --patience 1 --max-hours 1e-9 --resume stopped --out e");
+  CHECK(contains(shell.output("ls e"), "step_00000006\n"));
   // Without the option the run goes on to its end. Without --out it ends, too.
   shell.output(train + "--steps 30 --val noise --out d && " + run + "b --resume --steps 60");
   CHECK(shell.metrics("b").back()["step"] == 60);

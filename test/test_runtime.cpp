@@ -533,6 +533,21 @@ TEST_CASE("a run is resumed with its options and its data") {
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "beta2 is 0.9 and was 0.95", "may change", "--steps", "--micro-batch"));
 }
 
+TEST_CASE("the best validation: strictly below all before it, and a number") {
+  BestValidation best;
+  const auto is = [&](double loss, size_t step, size_t since) { return best.loss == loss && best.step == step && best.since == since; };
+  best.add(NAN, 5);
+  best.add(INFINITY, 10);
+  CHECK(is(INFINITY, 0, 2));
+  best.add(3, 15);
+  CHECK(is(3, 15, 0));
+  best.add(3, 20);
+  best.add(NAN, 25);
+  CHECK(is(3, 15, 2));
+  best.add(2.9, 30);
+  CHECK(is(2.9, 30, 0));
+}
+
 TEST_CASE("trainer.json that says what cannot be is refused") {
   TemporaryFolder folder;
   Options options;
