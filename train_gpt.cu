@@ -12,7 +12,7 @@ int train(Job& job) {
   const Options& o = job.options;
   Trainer t(job);  // data, model, state and checkpoints
   if (t.is_finished()) {
-    std::printf("finished: the checkpoint has %zu of %zu steps; a larger --steps goes on\n", t.steps_done(), o.schedule.steps);
+    std::printf("finished: %s\n", t.how_finished().c_str());
     return 0;
   }
   t.begin();
@@ -20,8 +20,8 @@ int train(Job& job) {
     while (!t.done()) {
       if (!t.step()) continue;  // it went back to a checkpoint
       if (t.every(o.check_sync)) t.check_sync();
-      if (t.saves()) t.save();
       if (t.validates()) t.validate();
+      if (t.saves()) t.save();
       if (t.samples()) t.sample();
       t.show_progress();
     }

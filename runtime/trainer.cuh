@@ -44,8 +44,16 @@ class Trainer {
     if (o_.resume && !checkpoint_) std::printf("--resume: no checkpoint in %s, starting afresh\n", o_.out.c_str());
   }
 
-  // Have all steps of the run been done?
-  bool is_finished() const { return steps_done() >= o_.schedule.steps; }
+  // Have all steps of the run been done, or has --patience ended it?
+  bool is_finished() const { return steps_done() >= o_.schedule.steps || is_out_of_patience(); }
+  bool is_out_of_patience() const { return o_.patience > 0 && state_.best.since >= o_.patience; }
+  std::string how_finished() const {
+    const auto& [loss, step, since] = state_.best;
+    if (!is_out_of_patience())
+      return formatted("the checkpoint has %zu of %zu steps; a larger --steps goes on", steps_done(), o_.schedule.steps);
+    return formatted("the last %zu validations were not below the best, val_loss %.4f after step %zu; a larger --patience goes on",
+                     since, loss, step);
+  }
 
   // Claims the run folder, says what will be trained, and opens the logs.
   void begin() {
@@ -99,8 +107,9 @@ class Trainer {
 
   // Is one due after this step? 0: never
   bool every(size_t steps) const { return steps > 0 && steps_done() % steps == 0; }
-  bool saves() const { return !o_.out.empty() && (done() || every(o_.checkpoint_every)); }
-  bool validates() const { return data_.validation && (is_finished() || every(o_.val_every)); }
+  bool validates() const { return !o_.val.empty() && (is_finished() || every(o_.val_every)); }
+  // To be asked after validate(): whether this step is the best, a checkpoint has to know, too.
+  bool saves() const { return !o_.out.empty() && (done() || every(o_.checkpoint_every) || (o_.keep_best && state_.best.step == steps_done())); }
   bool samples() const { return (sample_due_ && !stopping_) || every(o_.sample_every); }
 
   void check_sync() {
@@ -112,8 +121,11 @@ class Trainer {
     checkpoints_->save(done());
   }
   void validate() {
-    const double loss = timed(bill_.lost.evaluation, [&] { return validation_loss(*model_, batches_, o_.val_batches); });
-    telemetry_->validated(steps_done(), loss);
+    const ValidationLosses losses =
+        timed(bill_.lost.evaluation, [&] { return validation_losses(*model_, batches_, o_, o_.val_batches); });
+    state_.best.add(losses[0].second, steps_done());
+    stopping_ &= !is_finished();
+    telemetry_->validated(steps_done(), losses);
   }
   void sample() {
     const auto draw = [&] { return sampler_->text(steps_done(), TokenByToken(*model_, batches_.buffers())); };
@@ -133,7 +145,8 @@ class Trainer {
   int finish() {
     checkpoints_->complete();
     telemetry_->summarize(steps_done());
-    if (!stopping_ && !o_.out.empty()) std::printf("%s", next_commands(o_, job_.control.size()).c_str());
+    if (is_out_of_patience()) std::printf("--patience: done after step %zu, as %s\n", steps_done(), how_finished().c_str());
+    if (!stopping_ && !o_.out.empty()) std::printf("%s", next_commands(o_, job_.control.size(), is_out_of_patience()).c_str());
     if (calibration_ && interrupting_signal == 0)
       return complete_calibration(job_, *calibration_, telemetry_->measured(), forecast_), 0;
     if (forecast_) print_line(comparison_text(*forecast_, telemetry_->measured()));
@@ -155,7 +168,7 @@ class Trainer {
     return std::optional<RunFolderLock>(std::in_place, job.options.out);
   }
   std::optional<Checkpoint> agreed_checkpoint() const {
-    require_agreement(job_.control, "data", {data_.identity.train.text(), data_.identity.val.text()}, "all ranks must see the same files");
+    require_agreement(job_.control, "data", {data_.identity.train.text(), nlohmann::json(data_.identity.val).dump()}, "all ranks must see the same files");
     return choose_shared_checkpoint(o_.out, start_, job_.ranks);
   }
   // Ranks that don't share rank 0's disk read its checkpoint from a copy.

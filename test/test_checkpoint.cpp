@@ -374,12 +374,12 @@ TEST_CASE("listing takes complete checkpoints in order and nothing else") {
 }
 
 TEST_CASE("pruning keeps the newest and the milestones") {
-  auto kept = [](size_t keep, size_t keep_every) {
+  auto kept = [](size_t keep, size_t keep_every, const std::vector<size_t>& spared = {}) {
     TemporaryFolder folder;
     for (size_t step : {10, 20, 30, 40, 50}) {
       std::filesystem::create_directory(folder / checkpoint_name(step));
     }
-    prune_checkpoints(folder.path(), keep, keep_every);
+    prune_checkpoints(folder.path(), keep, keep_every, spared);
     std::vector<size_t> steps;
     for (const Checkpoint& checkpoint : list_checkpoints(folder.path())) steps.push_back(checkpoint.step);
     size_t entries = size_t(std::distance(std::filesystem::directory_iterator(folder.path()), {}));
@@ -388,6 +388,7 @@ TEST_CASE("pruning keeps the newest and the milestones") {
   };
   CHECK(kept(3, 0) == std::vector<size_t>{30, 40, 50});
   CHECK(kept(1, 20) == std::vector<size_t>{20, 40, 50});
+  CHECK(kept(1, 0, {0, 10, 30}) == std::vector<size_t>{10, 30, 50});
   CHECK(kept(9, 0).size() == 5);
   CHECK(kept(0, 0).size() == 5);
 }

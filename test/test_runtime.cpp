@@ -599,13 +599,29 @@ TEST_CASE("a run is resumed with its options and its data") {
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "beta2 is 0.9 and was 0.95", "may change", "--steps", "--micro-batch"));
 }
 
+TEST_CASE("the best validation: strictly below all before it, and a number") {
+  BestValidation best;
+  const auto is = [&](double loss, size_t step, size_t since) { return best.loss == loss && best.step == step && best.since == since; };
+  best.add(NAN, 5);
+  best.add(INFINITY, 10);
+  CHECK(is(INFINITY, 0, 2));
+  best.add(3, 15);
+  CHECK(is(3, 15, 0));
+  best.add(3, 20);
+  best.add(NAN, 25);
+  CHECK(is(3, 15, 2));
+  best.add(2.9, 30);
+  CHECK(is(2.9, 30, 0));
+}
+
 TEST_CASE("trainer.json that says what cannot be is refused") {
   TemporaryFolder folder;
   Options options;
   options.global_batch = 4;
-  const RunData data = {{5000, "a"}, {}};
+  RunData data = {{5000, "a"}, {{"val_loss", "300 tokens, checksum b, 10 batches"}}};
+  const BestValidation best = {0.1 + 0.2, 6, 2};
   const nlohmann::json whole = [&] {
-    nlohmann::json trainer = nlohmann::json::parse(trainer_text({40, 100, {}, {}}, Guard(options.guard), options, data));
+    nlohmann::json trainer = nlohmann::json::parse(trainer_text({40, 100, {}, {}, best}, Guard(options.guard), options, data));
     trainer["step"] = 9;  // and 4 samples left out
     return trainer;
   }();
@@ -616,13 +632,25 @@ TEST_CASE("trainer.json that says what cannot be is refused") {
     Guard guard(options.guard);
     return load_trainer_state(folder.path(), 9, {}, guard, options, data);
   };
+  const auto same = [](const BestValidation& a, const BestValidation& b) { return a.loss == b.loss && a.step == b.step && a.since == b.since; };
   CHECK(load("samples", 36).samples == 36);
+  CHECK(same(load("samples", 36).best, best));
+  CHECK(same(load("best", {{"val_loss", nullptr}, {"step", 0}, {"since", 2}}).best, {INFINITY, 0, 2}));
+  // What was measured on other data, or on nobody knows what, is forgotten.
+  for (const char* other : {R"({"val_loss": "300 tokens, checksum b, 1 batches"})", R"({"val_loss": 1})", "{}"})
+    CHECK(same(load("val_data", nlohmann::json::parse(other)).best, {}));
+  data.val = {};
+  CHECK(same(load("samples", 36).best, {}));
+  data.val = {{"val_loss", "300 tokens, checksum b, 10 batches"}};
   for (const char* samples : {"35", "-1", "36.5", "1e300", "null", "\"36\"", "[]"})
     CHECK(is_line_with(error_of([&] { load("samples", nlohmann::json::parse(samples)); }), "\"samples\" is", "not a whole number, 36 or more: resume from another"));
   CHECK(is_line_with(error_of([&] { load("step", 10); }), "holds step 10", "name"));  // a folder that was renamed
   for (const char* scale : {"null", "1", "[]", R"({"value": -1})", R"({"good_steps": "x"})"})
     CHECK(is_line_with(error_of([&] { load("loss_scale", nlohmann::json::parse(scale)); }), (folder / "trainer.json").string(),
                        "\"loss_scale", "not a", "resume from another"));
+  for (const char* best : {"null", "{}", R"({"step": 3, "since": -1})", R"({"step": 3, "since": 1, "val_loss": null})"})
+    CHECK(is_line_with(error_of([&] { load("best", nlohmann::json::parse(best)); }), (folder / "trainer.json").string(), "\"best",
+                       "resume from another"));
   for (const char* guard : {"null", R"({"losses": 1})"})
     CHECK(is_line_with(error_of([&] { load("guard", nlohmann::json::parse(guard)); }), (folder / "trainer.json").string(), "\"guard", "not a",
                        "resume from another"));

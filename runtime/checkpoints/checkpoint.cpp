@@ -183,11 +183,11 @@ void remove_checkpoint(const std::filesystem::path& folder) {
   std::filesystem::remove_all(doomed);
 }
 
-void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, size_t in_use) {
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared) {
   std::vector<Checkpoint> checkpoints = list_checkpoints(out);
   for (size_t i = 0; keep > 0 && i + keep < checkpoints.size(); ++i) {
     bool milestone = keep_every > 0 && checkpoints[i].step % keep_every == 0;
-    if (!milestone && checkpoints[i].step != in_use) remove_checkpoint(checkpoints[i].folder);
+    if (!milestone && std::ranges::count(spared, checkpoints[i].step) == 0) remove_checkpoint(checkpoints[i].folder);
   }
 }
 

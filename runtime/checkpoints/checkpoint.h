@@ -58,8 +58,8 @@ void remove_partial_checkpoints(const std::filesystem::path& out);
 void remove_checkpoint(const std::filesystem::path& folder);
 
 // Removes all checkpoints except the newest `keep` (0: all) and those whose step is a multiple of `keep_every` (0: no
-// others), and the one of step `in_use` (0: none).
-void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, size_t in_use = 0);
+// others), and those of the steps `spared`.
+void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t keep_every, const std::vector<size_t>& spared = {});
 
 // ---- reading ----------------------------------------------------------------------------------------------
 

@@ -127,11 +127,11 @@ std::string CheckpointWriter::hosts_of(const std::vector<int>& some) const {
   return rank_list(some) + " (" + joined(hosts) + ")";
 }
 
-void CheckpointWriter::prune(size_t keep, size_t keep_every, size_t in_use) {
+void CheckpointWriter::prune(size_t keep, size_t keep_every, const std::vector<size_t>& spared) {
   if (!ranks_.is_first()) return;
   finish_pruning();
   pruning_ = std::thread([=, this] {
-    const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every, in_use); });
+    const std::string problem = attempt([&] { prune_checkpoints(out_, keep, keep_every, spared); });
     if (!problem.empty()) print_error("an old checkpoint could not be removed, training goes on: " + one_line(problem) + ": remove it yourself");
   });
 }

@@ -45,6 +45,8 @@ using Allocate = std::function<std::shared_ptr<float[]>(size_t)>;
 // (g++ 11 has no std::make_shared for arrays.)
 inline std::shared_ptr<float[]> allocate_zeros(size_t floats) { return std::shared_ptr<float[]>(new float[floats]()); }
 
+constexpr double snapshot_rate = 17.5e9;  // bytes/s, as measured on a CPU (dev/results/2026-11-21-faults.md)
+
 class CheckpointWriter {
  public:
   CheckpointWriter(std::filesystem::path out, size_t shard_bytes, RankGroup ranks,
@@ -66,9 +68,8 @@ class CheckpointWriter {
   // per reason.
   std::vector<std::string> find_slow_ranks();
 
-  // Removes older checkpoints, but not the one of step `in_use` (0: none). On a thread, because removing gigabytes takes
-  // long.
-  void prune(size_t keep, size_t keep_every, size_t in_use);
+  // Removes older checkpoints, but not those of the steps `spared`. On a thread, because removing gigabytes takes long.
+  void prune(size_t keep, size_t keep_every, const std::vector<size_t>& spared);
 
   // Collective. Starts a checkpoint; none may be under way. Returns when the snapshot is taken. If the checkpoint can't
   // be written, it returns the reason, and removes what was begun.

@@ -19,6 +19,8 @@
 
 namespace {
 
+std::filesystem::path best_path(const std::filesystem::path& out) { return out / "best"; }
+
 // Creates the folder if it does not exist, and checks that it can be written to: now, not after hours of training.
 // was_there: the folder existed before this program; if it did not, a refused start removes it again.
 void make_writable(const std::filesystem::path& out, bool was_there) {
@@ -41,6 +43,7 @@ void remove_run(const std::filesystem::path& out) {
   for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
   std::filesystem::remove(metrics_path(out));
   std::filesystem::remove(plan_path(out));
+  if (std::filesystem::is_symlink(best_path(out))) std::filesystem::remove(best_path(out));
 }
 
 // Renames checkpoints of later steps when a run goes back to `step`. Otherwise new checkpoints would be pruned before
@@ -48,6 +51,7 @@ void remove_run(const std::filesystem::path& out) {
 void set_aside_later(const std::filesystem::path& out, size_t step) {
   for (const Checkpoint& checkpoint : list_checkpoints(out)) {
     if (checkpoint.step <= step) continue;
+    if (checkpoint.step == linked_best(out)) std::filesystem::remove(best_path(out));
     std::filesystem::path aside = checkpoint.folder.string() + ".abandoned";
     std::filesystem::remove_all(aside);
     std::filesystem::rename(checkpoint.folder, aside);
@@ -88,6 +92,21 @@ RunFolderLock::~RunFolderLock() {
 std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
 
 std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
+
+size_t linked_best(const std::filesystem::path& out) {
+  std::error_code no_link;
+  const std::string target = std::filesystem::read_symlink(best_path(out), no_link);
+  return target.starts_with("step_") ? std::strtoull(target.c_str() + 5, nullptr, 10) : 0;
+}
+
+void link_best(const std::filesystem::path& out, size_t step) {
+  const std::filesystem::path best = best_path(out), link = out / "step_best.partial";  // removed like other leftovers
+  if (std::filesystem::exists(best) && !std::filesystem::is_symlink(best)) fail(best, ": is no link: move it away");
+  std::filesystem::remove(link);
+  std::filesystem::create_directory_symlink(checkpoint_name(step), link);
+  std::filesystem::rename(link, best);
+  sync_folder(out);
+}
 
 bool holds_run(const std::filesystem::path& out) {
   return std::filesystem::exists(metrics_path(out)) || newest_checkpoint(out);

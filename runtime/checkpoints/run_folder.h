@@ -1,7 +1,8 @@
 // What --out may hold when a run starts, and which checkpoint the run continues from:
 //
 //   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
-//                    these, the run's plan.json, and nothing else; a folder that holds anything else is simply used.
+//                    these, the run's plan.json, its link `best` (of --keep-best), and nothing else; a folder that
+//                    holds anything else is simply used.
 //                    --overwrite --init with one of these checkpoints is refused: it would delete what the run starts
 //                    from
 //   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
@@ -52,6 +53,12 @@ class RunFolderLock {
 std::filesystem::path metrics_path(const std::filesystem::path& out);
 
 std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (runtime/planner/plan.h)
+
+// The step of the checkpoint that the link OUT/best names, the one of the lowest val_loss; 0: there is no link.
+size_t linked_best(const std::filesystem::path& out);
+
+// Makes it name the checkpoint of this step, without a moment in which it names none.
+void link_best(const std::filesystem::path& out, size_t step);
 
 bool holds_run(const std::filesystem::path& out);
 

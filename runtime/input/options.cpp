@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <set>
 #include <system_error>
 #include <type_traits>
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
@@ -46,6 +49,23 @@ CLI::Option* add(CLI::App& app, const char* flag, Value& value, const Check& che
   return app.add_option(flag, value, help)->check(check);
 }
 
+// The sets that the words of --val name: NAME=FILE begins one, other words go on with the one before.
+decltype(Options::val) validation_sets(const std::vector<std::string>& words) {
+  decltype(Options::val) sets;
+  std::set<std::string> names;
+  for (const std::string& word : words) {
+    const auto end = std::ranges::find_if(word, [](unsigned char c) { return !std::isalnum(c) && c != '_'; });
+    const bool is_named = end != word.begin() && end != word.end() && *end == '=';
+    const std::string name(word.begin(), is_named ? end : word.begin()), file(is_named ? end + 1 : word.begin(), word.end());
+    if (is_named && access(word.c_str(), F_OK) == 0) usage_error("--val ", excerpt(word), " is a file: write ./ before its name");
+    if (is_named && (file.empty() || !names.insert(name).second))
+      usage_error("--val ", excerpt(word), file.empty() ? " names no file" : " names a set again", ": all files of a set follow one NAME=");
+    if (is_named || sets.empty()) sets.push_back({sets.empty() ? "val_loss" : "val_loss_" + name, {}});
+    sets.back().second.push_back(file);
+  }
+  return sets;
+}
+
 void add_data_and_model_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Data");
   const auto add_files = [&](const char* flag, std::vector<std::string>& files, const char* help) {
@@ -53,7 +73,7 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
   add_files("--train", o.train, "files or quoted globs: .bin token shards, or text (bytes as tokens)");
-  add_files("--val", o.val, "the same, for validation");
+  add_files("--val", o.val_words, "the same, for validation; NAME=FILES ... NAME=FILES ...: several sets (a file a=b: ./a=b)");
   app.add_flag("--shuffle", o.shuffle, "permute the samples of each epoch by --seed");
   app.add_option("--cache", o.cache, "folder on a local disk that keeps what was read, where the data are on slow storage")
       ->type_name("DIR");
@@ -136,7 +156,9 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--keep", o.keep, positive, "newest checkpoints kept");
   add(app, "--keep-every", o.keep_every, count, "and the checkpoints of every N-th step; 0: none");
   add(app, "--val-every", o.val_every, count, "steps between validations; 0: only after the last");
-  add(app, "--val-batches", o.val_batches, positive, "global batches a validation");
+  add(app, "--val-batches", o.val_batches, positive, "global batches a validation, of each set");
+  app.add_flag("--keep-best", o.keep_best, "save after each lowest val_loss so far; OUT/best links to that, --keep spares it");
+  add(app, "--patience", o.patience, count, "validations in a row without a lower one that end the run; has --keep-best; 0: none");
   add(app, "--log-every", o.log_every, positive, "steps between lines on the terminal");
   add(app, "--seed", o.seed, in_range(uint64_t(0), UINT64_MAX), "of weights, shuffling and sampling");
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
@@ -273,6 +295,8 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
   refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
+  refuse(o.val.empty(), {"--keep-best"}, "needs --val FILES");
+  refuse(o.patience > 0 && (o.val.empty() || !o.val_every), {"--patience"}, "needs --val FILES and --val-every N");
   refuse(!o.plan, {"--ranks", "--json", "--days", "--budget", "--checkpoint-seconds", "--recipe"},
          "is for --plan: add that, or leave it out");
   refuse(o.plan, {"--generate", "--resume"}, "beside --plan: a plan is for training from the start; leave one of them out");
@@ -291,7 +315,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
          "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
   refuse(o.hooks.after_checkpoint.empty() && o.hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
-  refuse(o.out.empty(), {"--after-checkpoint", "--stop-when", "--on-end"}, "needs a run folder, and --out '' names none");
+  refuse(o.out.empty(), {"--keep-best", "--after-checkpoint", "--stop-when", "--on-end"}, "needs a run folder, and --out '' names none");
   refuse(o.generate, {"--after-checkpoint", "--stop-when", "--on-end"}, "beside --generate: hooks are for training");
   refuse(!o.generate, {"--samples"}, "needs --generate: training writes one sample at a time");
   refuse(!o.generate && !o.samples_in_training(), {"--no-cache"},
@@ -351,13 +375,15 @@ std::optional<Options> parse_options(int argc, char** argv) {
     o.dtype = "bf16", o.is_dtype_chosen = true;  // for GPUs, whose products are many times faster in it
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
+  o.val = validation_sets(o.val_words);
   refuse_together(app, o);
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
+  o.keep_best |= o.patience > 0 && !o.out.empty();
   if (!o.calibrate.empty()) {  // a short run that leaves nothing else behind
     o.schedule = {.kind = "constant", .steps = 22}, o.max_hours = 90.0 / 3600, o.train_minutes = 0;
     o.out.clear(), o.val.clear(), o.profile = true;
-    o.checkpoint_every = o.val_every = o.sample_every = 0, o.sample_seconds = 0;
+    o.checkpoint_every = o.val_every = o.patience = o.sample_every = 0, o.sample_seconds = 0, o.keep_best = false;
   }
   o.resume = app.count("--resume") > 0;
   o.model_given = app.count("--model") > 0;

@@ -34,7 +34,8 @@ struct Options : StepOptions {
 
   std::vector<std::string> words;  // of the command line, the program's name first, without hooks
 
-  std::vector<std::string> train, val;
+  std::vector<std::string> train, val_words;
+  std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
   bool shuffle = false;
   std::string cache;
   double cache_size = 64;
@@ -57,9 +58,9 @@ struct Options : StepOptions {
   int loss_scale_window = 2000;
 
   std::string out = "runs/gpt";
-  bool overwrite = false;
+  bool overwrite = false, keep_best = false;
   double shard_size = 5;
-  size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1;
+  size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
 
   GuardOptions guard;
   HookOptions hooks;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "parallel/processes/error.h"
+#include "runtime/checkpoints/checkpoint_writer.h"
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/input/files.h"
 #include "runtime/reports/console.h"
@@ -158,9 +159,8 @@ std::string fit_text(const Plan& plan) {
 }
 
 PlannedTime planned_time(const StepOptions& step, const Cluster& c, const PlannedRun& run) {
-  constexpr double copied = 17.5e9;  // bytes/s of a snapshot (dev/results/2026-11-21-faults.md)
   const double ranks = step.mesh.ranks(), hosts = std::ceil(ranks / c.ranks_per_host());
-  const double save = run.save_seconds > 0 ? run.save_seconds : 12 * run.parameters / ranks / copied;
+  const double save = run.save_seconds > 0 ? run.save_seconds : 12 * run.parameters / ranks / snapshot_rate;
   const Forecast f = forecast(step, c);
   const double tokens = run.seconds > 0 ? run.seconds * f.tokens_per_s : run.tokens;
   const auto rent = [&](double price, double hours) {

@@ -58,9 +58,12 @@ void Report::step(const StepResult& s, const StepTime& time, const std::optional
   log(std::move(fields), bill);
 }
 
-void Report::validation(size_t step, double loss, const Bill& bill) {
-  std::printf("step %5zu/%zu | val_loss %.4f\n", step, steps_, loss);
-  log({{"step", step}, {"val_loss", loss}}, bill);
+void Report::validation(size_t step, const ValidationLosses& losses, const Bill& bill) {
+  nlohmann::ordered_json fields = {{"step", step}};
+  std::printf("step %5zu/%zu", step, steps_);
+  for (const auto& [key, loss] : losses) std::printf(" | %s %.4f", key.c_str(), loss), fields[key] = loss;
+  std::printf("\n");
+  log(std::move(fields), bill);
 }
 
 void Report::sample(size_t step, const std::string& text, const Bill& bill) {

@@ -32,7 +32,8 @@
 //   group, it does not wait for other stages.
 //   an evaluation (--val-every)
 //     step                   number of updates done before it
-//     val_loss               mean per token
+//     val_loss               mean per token; with several sets of --val the first one's
+//     val_loss_NAME          the same of another set
 //   a text (--sample-every, --sample-seconds)
 //     step                   number of updates done before it
 //     sample                 the text; bytes that are no UTF-8 are replaced
@@ -76,6 +77,9 @@ struct StepResult {
   double loss_scale;  // of the next step; 0: none is used
 };
 
+// The losses of a validation on each set, with their keys.
+using ValidationLosses = std::vector<std::pair<std::string, double>>;
+
 // What one rank sent in one step.
 struct StepTraffic {
   std::map<std::string, std::map<std::string, double>> bytes;  // by group of ranks and collective
@@ -106,7 +110,7 @@ class Report {
   void step(const StepResult& s, const StepTime& time, const std::optional<StepTraffic>& traffic, const Bill& bill,
             bool printed, double seconds_left);
 
-  void validation(size_t step, double loss, const Bill& bill);
+  void validation(size_t step, const ValidationLosses& losses, const Bill& bill);
 
   // Logs the text, and does not print it.
   void sample(size_t step, const std::string& text, const Bill& bill);

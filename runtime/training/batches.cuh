@@ -7,18 +7,20 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "parallel/pipeline.h"
 #include "runtime/input/data.h"
-#include "runtime/reports/bill.h"
+#include "runtime/reports/report.h"
 #include "runtime/training/batch_buffers.cuh"
 #include "runtime/training/job.cuh"
 #include "runtime/training/trainer_state.h"
 
 struct Datasets {
   std::unique_ptr<DiskCache> cache;  // null: there is none
-  std::optional<TokenData> train, validation;
+  std::optional<TokenData> train;
+  std::vector<TokenData> validation;  // the sets of --val
   RunData identity;  // numbers of tokens and checksums, to recognise the same data
 };
 
@@ -27,14 +29,17 @@ inline Datasets open_data(const Options& o) {
   if (o.train.empty()) return data;  // a plan needs none
   if (!o.cache.empty() && !o.plan) data.cache = std::make_unique<DiskCache>(o.cache, size_t(1e9 * o.cache_size));
   data.train.emplace(o.train, data.cache.get());
-  if (!o.val.empty()) data.validation.emplace(o.val, data.cache.get());
-  if (data.validation && data.validation->is_text() != data.train->is_text())
-    usage_error("--train and --val: one is text, the other .bin shards; use one kind");
-  data.identity = {data.train->identity(), data.validation ? data.validation->identity() : DataIdentity()};
+  data.identity.train = data.train->identity();
+  for (const auto& [key, files] : o.val) {
+    const TokenData& set = data.validation.emplace_back(files, data.cache.get());
+    if (set.is_text() != data.train->is_text())
+      usage_error("--train and --val (", key, "): one is text, the other .bin shards; use one kind");
+    data.identity.val[key] = concat(set.identity().text(), ", ", o.val_batches, " batches");
+  }
   return data;
 }
 
-inline void check_enough(const Options& o, const TokenData& data, const char* option, size_t samples) {
+inline void check_enough(const Options& o, const TokenData& data, const std::string& option, size_t samples) {
   if (data.samples(o.seq_len) < samples)
     fail(option, ": ", data.tokens(), " tokens hold ", data.samples(o.seq_len), " samples of ", o.seq_len, ", and ",
          samples, " are needed: give more data, or lower --seq-len, --global-batch or --val-batches");
@@ -45,9 +50,9 @@ class Batches {
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
       : options_(job.options), model_(model), bill_(bill), dp_rank_(job.mesh.place().dp), ranks_(job.mesh.shape().dp),
         sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
-        train_(*this, *data.train, true, SIZE_MAX) {
+        train_(*this, {&*data.train, 1}, true, SIZE_MAX) {
     const size_t validated = options_.val_batches * size_t(options_.global_batch);
-    if (data.validation) validation_.emplace(*this, *data.validation, false, validated);
+    if (!data.validation.empty()) validation_.emplace(*this, data.validation, false, validated);
   }
 
   // The buffers that a model trains with.
@@ -59,10 +64,12 @@ class Batches {
   // so that a step does not wait for storage that answers late.
   class Samples {
    public:
-    // end: after this number of samples come the first ones again
-    Samples(Batches& batches, const TokenData& data, bool training, size_t end)
-        : batches_(batches), data_(data), training_(training), end_(end),
-          order_(data.samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
+    // Takes the first `each` samples of a set (a multiple of the global batch), those of the next set, and after the last
+    // set the same again. All sets share what is read ahead: it takes as much memory as with one. Validation takes samples
+    // in the order of the data, so that order_ fits all sets.
+    Samples(Batches& batches, std::span<const TokenData> sets, bool training, size_t each)
+        : batches_(batches), sets_(sets), training_(training), each_(each),
+          order_(sets[0].samples(batches.options_.seq_len), training && batches.options_.shuffle, batches.options_.seed) {}
 
     // The global batch that begins with sample number `first`.
     Samples& at(size_t first) {
@@ -92,20 +99,22 @@ class Batches {
     std::future<std::vector<int>> tokens(size_t first) {
       const size_t stride = size_t(batches_.ranks_ * batches_.options_.micro_batch);  // to this rank's next micro-batch
       for (size_t i = 0; i < at_once; ++i) {
-        const size_t number = (first + i * stride) % end_;
+        const size_t number = (first + i * stride) % (each_ * sets_.size());
         if (!ahead_.contains(number)) ahead_[number] = std::async([this, number] { return read(number); });
       }
       return std::move(ahead_.extract(first).mapped());
     }
 
     // Samples that are neighbours in the data are read at once.
-    std::vector<int> read(size_t first) const {
+    std::vector<int> read(size_t number) const {
+      const TokenData& data = sets_[number / each_];
+      const size_t first = number % each_;
       const size_t B = size_t(batches_.options_.micro_batch), T = size_t(batches_.options_.seq_len);
       std::vector<int> tokens(2 * B * T);
       for (size_t b = 0, count; b < B; b += count) {
         const size_t sample = order_(first + b);
         for (count = 1; b + count < B && order_(first + b + count) == sample + count;) ++count;
-        data_.read_samples(sample, count, int(T), batches_.model_.tensors().shape().vocabulary, &tokens[b * T],
+        data.read_samples(sample, count, int(T), batches_.model_.tensors().shape().vocabulary, &tokens[b * T],
                            &tokens[(B + b) * T]);
       }
       return tokens;
@@ -113,15 +122,16 @@ class Batches {
 
     static constexpr size_t at_once = 4;  // micro-batches; a thread for each, whose stack is 8 MB as a rule
     Batches& batches_;
-    const TokenData& data_;
+    const std::span<const TokenData> sets_;
     const bool training_;
-    const size_t end_;
+    const size_t each_;
     const SampleOrder order_;
     size_t first_ = 0;  // number of the global batch's first sample
     std::map<size_t, std::future<std::vector<int>>> ahead_;  // by first sample; declared last: it waits for the threads
   };
 
   Samples& of_step(const Progress& progress) { return train_.at(progress.first_sample(size_t(options_.global_batch))); }
+  // Global batches 0 to val_batches - 1 are the first set's, the next ones the second set's, ...
   Samples& of_validation(size_t number) { return validation_->at(number * size_t(options_.global_batch)); }
 
   BatchBuffers& buffers() { return buffers_; }
@@ -173,15 +183,19 @@ inline void run_step(Model& model, const Actions& actions, Batches::Samples& sam
   model.update(update, clip, limits);
 }
 
-// The mean loss per token over the first `count` global batches of the validation data.
-inline double validation_loss(Model& model, Batches& batches, size_t count) {
-  double sum = 0;
-  for (size_t i = 0; i < count; ++i) {
-    model.begin_sums();
-    Batches::Samples& samples = batches.of_validation(i);
-    for (const Action& action : forwards(model.stage(), batches.micro_batches())) model.run(samples.batch(action));
-    sum += model.loss();
+// The mean losses per token over the first `count` global batches of each set of --val. All ranks get the same.
+inline ValidationLosses validation_losses(Model& model, Batches& batches, const Options& o, size_t count) {
+  ValidationLosses losses;
+  for (const auto& [key, files] : o.val) {
+    double sum = 0;
+    for (size_t i = 0; i < count; ++i) {
+      model.begin_sums();
+      Batches::Samples& samples = batches.of_validation(losses.size() * o.val_batches + i);
+      for (const Action& action : forwards(model.stage(), batches.micro_batches())) model.run(samples.batch(action));
+      sum += model.loss();
+    }
+    losses.emplace_back(key, sum / double(count));
   }
   Profiler::instance().context.micro_batch = -1;  // what follows belongs to no micro-batch
-  return sum / double(count);
+  return losses;
 }

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "runtime/checkpoints/checkpoint_writer.h"
+#include "runtime/checkpoints/run_folder.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/report.h"
 #include "runtime/training/state.cuh"
@@ -62,7 +63,8 @@ class Checkpoints {
       newest_ = Checkpoint{writer_.step(), o.out / std::filesystem::path(checkpoint_name(writer_.step()))};
       tokenizer_folder_ = newest_->folder;  // the folder used so far may be pruned
       state_.job.hooks.checkpoint(newest_->step);
-      writer_.prune(o.keep, o.keep_every, state_.job.hooks.uploading());
+      link_best();
+      writer_.prune(o.keep, o.keep_every, {state_.job.hooks.uploading(), best_});
     } else {
       report_unsaved(problem);
     }
@@ -96,6 +98,18 @@ class Checkpoints {
     };
   }
 
+  // On rank 0: links OUT/best to the checkpoint of the best validation, if that is complete.
+  void link_best() {
+    const Options& o = state_.job.options;
+    if (best_ == 0) best_ = linked_best(o.out);
+    const std::filesystem::path folder = o.out / std::filesystem::path(checkpoint_name(state_.best.step));
+    if (!o.keep_best || !state_.job.is_first() || state_.best.step == best_ || !std::filesystem::exists(folder)) return;
+    best_ = state_.best.step;
+    const std::string problem = attempt([&] { ::link_best(o.out, best_); });
+    if (!problem.empty() && !std::exchange(is_unlinked_, true))
+      print_error("training goes on without a link to the best checkpoint, which is kept: " + one_line(problem));
+  }
+
   void report_unsaved(const std::string& problem) const {
     if (needed_) fail(problem, ": check the folder and its space, and go on with --resume");
     if (state_.job.is_first())
@@ -109,4 +123,6 @@ class Checkpoints {
   std::filesystem::path tokenizer_folder_;
   CheckpointWriter writer_;
   bool needed_ = false;  // the checkpoint under way
+  size_t best_ = 0;           // on rank 0: step of the best checkpoint, which is not pruned; 0: there is none
+  bool is_unlinked_ = false;  // it has been said that there is no link to it
 };

@@ -39,10 +39,10 @@ inline void decide_shape(Options& o, const std::filesystem::path& folder, bool i
   if (!folder.empty() && !is_checkpoint && data.train && data.train->is_text()) check_tokens_are_bytes(folder, o.shape.vocabulary);
   refuse(shape_problem(o));
   if (data.train) check_enough(o, *data.train, "--train", size_t(o.global_batch));
-  if (data.validation) {
+  for (size_t set = 0; set < data.validation.size(); ++set) {
     const size_t samples = o.val_batches * size_t(o.global_batch);
-    check_enough(o, *data.validation, "--val", samples);
-    data.validation->check_tokens(samples, o.seq_len, o.shape.vocabulary);
+    check_enough(o, data.validation[set], "--val (" + o.val[set].first + ")", samples);
+    data.validation[set].check_tokens(samples, o.seq_len, o.shape.vocabulary);
   }
 }
 

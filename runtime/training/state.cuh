@@ -16,6 +16,7 @@ struct TrainingState {
   CheckpointCopies& copies;
   Guard guard;
   Progress progress;
+  BestValidation best = {};
 };
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
@@ -42,6 +43,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   load_weights(folder, model.store());
   load_optimizer(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
+  state.best = trainer.best;
   model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);  // AdamW counts updates
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }
@@ -57,7 +59,7 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
   const Options& o = state.job.options;
   Model& model = state.model;
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
-                                model.gradient_summary().scale, gemm_choices().known};
+                                model.gradient_summary().scale, gemm_choices().known, state.best};
   return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
           trainer_text(trainer, state.guard, o, state.data.identity), tokenizer_folder};
 }

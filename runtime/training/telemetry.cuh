@@ -58,10 +58,14 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);
-  if (data.validation) std::printf("; validation on %zu", o.val_batches * size_t(o.global_batch));
+  if (!o.val.empty())
+    std::printf("; validation on %zu%s", o.val_batches * size_t(o.global_batch), o.val.size() > 1 ? " of each set" : "");
   std::printf("\n");
   describe_batch(o);
   std::printf("memory    %s\n", memory.c_str());
+  if (const size_t bytes = 12 * TensorList(o.shape).parameters(); o.keep_best)
+    std::printf("best      each better validation saves a checkpoint of %s beside --keep %zu; training waits %.1g s for its copy, at %g GB/s\n",
+                bytes_text(bytes).c_str(), o.keep, double(bytes) / o.mesh.ranks() / snapshot_rate, snapshot_rate / 1e9);
   std::printf("work      6Ψ + 6LCT = %.3f GFLOP per token", model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
@@ -71,12 +75,15 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::fflush(stdout);
 }
 
-// What to try after a run: commands for a shell in the folder where the run was started.
-inline std::string next_commands(const Options& o, int ranks) {
+// What to try after a run: commands for a shell in the folder where the run was started. by_patience: --patience ended
+// it
+inline std::string next_commands(const Options& o, int ranks, bool by_patience) {
   const std::string out = quoted(o.out), dtype = o.dtype == "fp32" ? "" : " --dtype " + o.dtype;
+  const std::string limit = by_patience ? "--patience" : "--steps";
+  const size_t twice = 2 * (by_patience ? o.patience : o.schedule.steps);
   return "to sample " + quoted(o.words[0]) + " --generate --resume " + out + " --seq-len " + std::to_string(o.seq_len) + dtype +
-         "\nto extend " + command_without({"--steps", "--train-minutes", "--resume", "--overwrite"}, o.words) + " --resume --steps " +
-         std::to_string(std::min(2 * o.schedule.steps, Options::most_steps)) + (ranks > 1 ? "  # on every rank" : "") +
+         "\nto extend " + command_without({limit, by_patience ? "" : "--train-minutes", "--resume", "--overwrite"}, o.words) +
+         " --resume " + limit + ' ' + std::to_string(std::min(twice, Options::most_steps)) + (ranks > 1 ? "  # on every rank" : "") +
          (std::filesystem::exists("dev/plot.py") ? "\nto plot   python3 dev/plot.py " + out : "") + '\n';
 }
 
@@ -135,7 +142,7 @@ class Telemetry {
     if (job_.is_first() && !o.out.empty()) bill_.add_rollback(metrics_path(o.out), rollback.to, seconds);
     report_.rollback(rollback, bill_);
   }
-  void validated(size_t step, double loss) { report_.validation(step, loss, bill_); }
+  void validated(size_t step, const ValidationLosses& losses) { report_.validation(step, losses, bill_); }
   void sampled(size_t step, const std::string& text) {
     std::printf("---\n");
     print_sample(text);

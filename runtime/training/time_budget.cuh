@@ -26,9 +26,9 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
     if (step >= unmeasured) seconds.push_back(seconds_since(start));
   }
   double validation = 0;
-  for (int time = 0; state.data.validation && time < 2; ++time) {
+  for (int time = 0; !o.val.empty() && time < 2; ++time) {
     const Clock::time_point start = Clock::now();
-    validation_loss(model, batches, 1);
+    validation_losses(model, batches, o, 1);
     validation = double(o.val_batches) * seconds_since(start);
   }
   const Clock::time_point start = Clock::now();

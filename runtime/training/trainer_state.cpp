@@ -34,12 +34,25 @@ size_t steps_of(const nlohmann::json& trainer, const Options& options, const std
   return known ? steps.get<size_t>() : 0;
 }
 
-// Prints a message if the validation data differ. That is no error, because validation changes no update.
-void report_other_validation(const nlohmann::json& trainer, const DataIdentity& val, const std::filesystem::path& folder) {
-  const nlohmann::json before = trainer.value("val_data", nlohmann::json("none"));
-  if (before == "none" || val.tokens == 0 || before == val.text()) return;
-  std::printf("--val holds other data than the run in %s was validated on: what follows is another val_loss\n",
-              folder.c_str());
+// Prints a message for each set that was there and has other samples now. That is no error, because validation changes no
+// update. before: texts by key, or one text (of earlier versions, which knew one set, and not how many batches)
+void report_other_validation(const nlohmann::json& before, const RunData& data, const std::filesystem::path& folder) {
+  for (const auto& [key, now] : data.val) {
+    const nlohmann::json was = before.is_object() ? before.value(key, nlohmann::json()) : key == "val_loss" ? before : nullptr;
+    if (!was.is_string() || was == "none" || now.starts_with(was.get<std::string>())) continue;
+    std::printf("--val holds other data than the run in %s was validated on, or --val-batches is another: what follows is another %s\n",
+                folder.c_str(), key.c_str());
+  }
+}
+
+// None if val_loss was measured on other samples.
+BestValidation best_of(JsonFields& trainer, const RunData& data) {
+  if (!trainer.has("best") || !data.val.contains("val_loss")) return {};
+  JsonFields before = trainer.object("val_data"), best = trainer.object("best");
+  if (!before.has("val_loss") || before.value("val_loss") != data.val.at("val_loss")) return {};
+  BestValidation stored = {INFINITY, best.size("step"), best.size("since")};
+  if (stored.step > 0) stored.loss = best.get<double>("val_loss", "a number", [](const auto& found) { return found.is_number(); });
+  return stored;
 }
 
 // Says that training longer than planned raises the learning rate, which had fallen for the planned end.
@@ -61,7 +74,8 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
       {"steps", state.steps},
       {"train_minutes", options.train_minutes},
       {"arithmetic", arithmetic(options, data.train)},
-      {"val_data", data.val.text()},
+      {"val_data", data.val},
+      {"best", {{"val_loss", state.best.loss}, {"step", state.best.step}, {"since", state.best.since}}},
       {"guard", guard.state()},
       {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
       {"algorithms", state.algorithms}};
@@ -73,7 +87,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   const nlohmann::json trainer = load_trainer(folder);
   JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
   check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
-  report_other_validation(trainer, data.val, folder);
+  report_other_validation(trainer.value("val_data", nlohmann::json()), data, folder);
   // Else a folder that was renamed would be trained on as if it had come further.
   if (trainer["step"] != step)
     fail(folder, ": holds step ", trainer["step"].dump(), " by its trainer.json: give the folder the name that it had");
@@ -83,6 +97,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   state.steps = steps_of(trainer, options, folder);
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
   state.loss_scale = loss_scale_of(fields, loss_scale);
+  state.best = best_of(fields, data);
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;

@@ -1,6 +1,7 @@
 // trainer.json of a checkpoint: what a resumed run needs besides weights and moments.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <filesystem>
 #include <map>
@@ -13,23 +14,38 @@
 #include "runtime/input/options.h"
 #include "runtime/training/guard.h"
 
+// The lowest val_loss so far.
+struct BestValidation {
+  double loss = INFINITY;
+  size_t step = 0, since = 0;  // after which it was measured, 0: there is none; validations since then
+
+  // A loss that is NaN is never better.
+  void add(double measured, size_t after) {
+    if (measured < loss) *this = {measured, after, 0};
+    else ++since;
+  }
+};
+
 struct TrainerState {
   size_t samples = 0;  // number of samples taken so far or left out
   size_t steps = 0;    // of the whole run; with --train-minutes a resumed run must keep this number
   LossScale loss_scale;
   std::map<std::string, std::string> algorithms;  // choices for matrix products, by name (kernels/gemm/gemm_choices.cuh)
+  BestValidation best;
 };
 
-// The data that a run reads. Without validation, val has 0 tokens.
+// The data that a run reads.
 struct RunData {
-  DataIdentity train, val;
+  DataIdentity train;
+  std::map<std::string, std::string> val;  // what tells a set's samples, by the key of its loss
 };
 
 // The text for CheckpointContent::trainer: state, guard, and the options and data that decide what a run computes.
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data);
 
 // Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
-// step `step`, or if options or training data differ from this run's; prints a message if validation data differ.
+// step `step`, or if options or training data differ from this run's; prints a message if validation data differ: what
+// was the best val_loss on the first set before is then forgotten.
 // loss_scale: used if the checkpoint stores none.
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
                                 const Options& options, const RunData& data);
