@@ -27,8 +27,8 @@ CAPTION = ("Area: share of the time. Number: share of the ceiling, which is the 
 
 
 def with_unit(value, unit):
-  power = next((power for power in (12, 9, 6, 3) if value >= 0.9999 * 10 ** power), 0)
-  return f"{value / 10 ** power:.4g} {dict(zip((12, 9, 6, 3, 0), ('T', 'G', 'M', 'k', '')))[power]}{unit}"
+  prefix, power = next(((p, 10 ** e) for p, e in zip("PTGMk", (15, 12, 9, 6, 3)) if value > 0.9999 * 10 ** e), ("", 1))
+  return f"{value / power:.4g} {prefix}{unit}"
 
 
 class Axis:
@@ -95,19 +95,19 @@ def draw_panel(ceilings, case, top):
   for value in y.decades():
     yield f'<path d="M{LEFT} {y(value):.1f}h{WIDTH}" stroke="#e4e4e4"/>'
     yield text(LEFT - 6, y(value) + 4, with_unit(value, "FLOP/s"), 'text-anchor="end" fill="#555"')
-  yield text(LEFT + WIDTH, top + HEIGHT + 14, "FLOPs per byte", 'text-anchor="end" fill="#555"')
+  yield text(LEFT + WIDTH, top + HEIGHT + 32, "FLOPs per byte", 'text-anchor="end" fill="#555"')
   corner, start = (x(product / copy), y(product)), y(copy * x.low)
   yield (f'<path class="roof" d="M{LEFT} {start:.1f}L{corner[0]:.1f} {corner[1]:.1f}H{LEFT + WIDTH}" fill="none" '
          'stroke="#222" stroke-width="1.5"/>')
-  yield text(LEFT + WIDTH, corner[1] - 6, "products " + with_unit(product, "FLOP/s"), 'text-anchor="end"')
   slope = math.degrees(math.atan2(corner[1] - start, corner[0] - LEFT))
   yield text(12, -6, "copies " + with_unit(copy, "B/s"), f'transform="translate({LEFT} {start:.1f}) rotate({slope:.1f})"')
   missing = ", ".join(k.name for k in case["kernels"] if k not in known)
   if missing:
     yield text(LEFT, top + HEIGHT + 32, f"Not drawn, as the table's digits show no bytes of it: {missing}", 'fill="#555"')
   spots = {name: (x(at[name]), y(rate)) for name, rate in rates.items()}
-  of_roof = (LEFT + WIDTH - 160, corner[1] - 16, LEFT + WIDTH, corner[1] + 2)
-  yield from draw_kernels(case["kernels"], spots, lambda k: 1e3 * max(k.bytes / copy, k.flops / product), [of_roof], top)
+  taken = [(LEFT + WIDTH - 160, corner[1] - 16, LEFT + WIDTH, corner[1] + 2), (LEFT, start - 60, LEFT + 110, start)]
+  yield from draw_kernels(case["kernels"], spots, lambda k: 1e3 * max(k.bytes / copy, k.flops / product), taken, top)
+  yield text(LEFT + WIDTH, corner[1] - 6, "products " + with_unit(product, "FLOP/s"), 'text-anchor="end" class="halo"')
 
 
 def draw(ceilings, cases):
@@ -119,7 +119,7 @@ def draw(ceilings, cases):
     parts += draw_panel(ceilings, case, TOP + number * PANEL)
   bottom = TOP + len(cases) * PANEL - 30
   parts += [text(LEFT, bottom + 14 * line, words, 'fill="#555"') for line, words in enumerate(CAPTION)]
-  return svg.document(LEFT + WIDTH + MARGIN, bottom + 26, ".label{paint-order:stroke;stroke:white;stroke-width:3px}", parts)
+  return svg.document(LEFT + WIDTH + MARGIN, bottom + 26, ".label,.halo{paint-order:stroke;stroke:white;stroke-width:3px}", parts)
 
 
 def main():
