@@ -3,7 +3,8 @@
 
 First the device's ceilings are measured (dev/ceilings.cu). Then each model trains twice on the same tokens: once
 undisturbed, for milliseconds, tokens/s, MFU and, on a GPU, power; once with --profile, for the table per kernel with
-its share of the ceiling. Every figure is the median (smallest to largest) of the steps after the warm-up.
+its share of the ceiling. Every figure is the median (smallest to largest) of the steps after the warm-up. At the end the
+tables are drawn as one picture, build/DEVICE/roofline.svg (dev/roofline_plot.py).
 
 Tokens are random, by Zipf's law: a few are frequent and most are rare, as in text. Half of them are determined by the
 token before, so that there is something to learn.
@@ -25,6 +26,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import roofline_plot
+import svg
+from bench_log import read_kernels
+
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 50257
 # (model, dtype, micro-batch, sequence length)
@@ -42,10 +47,14 @@ def parse_arguments():
   parser.add_argument("--seq-len", type=int, help="with --model; default: the first usual case's")
   parser.add_argument("--steps", type=int, default=20, help="timed steps")
   parser.add_argument("--warmup", type=int, default=5, help="steps before them")
+  parser.add_argument("--picture", type=Path, metavar="FILE", help="the roofline, an SVG; default: BUILD/roofline.svg")
   parser.add_argument("options", nargs="*", help="after --: further options of train_gpt")
   arguments = parser.parse_args()
   if arguments.steps < 1 or arguments.warmup < 0:
     parser.error(f"--steps {arguments.steps} --warmup {arguments.warmup}: at least 1 and 0 are needed")
+  arguments.picture = arguments.picture or arguments.build / "roofline.svg"
+  if not arguments.picture.parent.is_dir():
+    parser.error(f"--picture {arguments.picture}: there is no such folder: create it")
   return arguments
 
 
@@ -172,6 +181,7 @@ def print_result(case, timed, printed, watts, warmup):
 
 
 def bench(case, arguments, ceilings, folder):
+  """Returns what dev/bench_log.py would read of what is printed."""
   model, dtype, micro_batch, seq_len = case
   program = arguments.build / "train_gpt"
   options = ["--train", str(Path(folder) / "tokens.bin"), "--model", model, "--dtype", dtype,
@@ -179,7 +189,10 @@ def bench(case, arguments, ceilings, folder):
   done, printed, watts = train(program, options, arguments.warmup, arguments.steps, folder)
   print_result(case, done[arguments.warmup:], printed, watts, arguments.warmup)
   print("options  ", " ".join(options[2:]), "\n")
-  print(profile(program, options, ceilings, 8), end="", flush=True)
+  table = profile(program, options, ceilings, 8)
+  print(table, end="", flush=True)
+  step = statistics.median(step["step_ms"] for step in done[arguments.warmup:])
+  return {"case": case, "step": step, "kernels": read_kernels(table)}
 
 
 def main():
@@ -187,7 +200,7 @@ def main():
   for program in "train_gpt", "ceilings":
     if not (arguments.build / program).exists():
       sys.exit(f"error: {arguments.build / program} is not there: build it with make bench")
-  failures = 0
+  failures, done = 0, []
   with tempfile.TemporaryDirectory() as folder:
     ceilings = Path(folder) / "ceilings.json"
     measured = subprocess.run([arguments.build.resolve() / "ceilings"], capture_output=True, text=True)
@@ -198,10 +211,13 @@ def main():
     write_shard(Path(folder) / "tokens.bin", draw_tokens(1 << 21, VOCABULARY))
     for case in cases_of(arguments):
       try:
-        bench(case, arguments, ceilings, folder)
+        done.append(bench(case, arguments, ceilings, folder))
       except Failed as error:
         failures += 1
         print(f"error: {error}", file=sys.stderr)
+  if done:
+    svg.write("--picture", arguments.picture, roofline_plot.draw(json.loads(measured.stdout), done))
+    print(f"\npicture   {arguments.picture}")
   sys.exit(1 if failures else 0)
 
 

@@ -10,55 +10,14 @@ Usage: python dev/bench.py --build build/gpu --model gpt2 > bench.log && python 
 """
 import argparse
 import json
-import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench import CASES
+from bench_log import read_log
 from roofline import ATTENTION, Operation, Rates
 
 TABLE = Path(__file__).resolve().parent / "results/machine_code.json"
-NEEDED = "give what dev/bench.py printed"
-
-
-@dataclass
-class Kernel:
-  name: str
-  calls: float
-  measured: float  # ms a step
-  flops: float     # a step
-  bytes: float
-  expected: float = 0.0
-  source: str = ""
-
-
-def read_log(path):
-  """Ceilings, and for each table: (model, dtype, B, T), milliseconds of a step that was not profiled, kernels; and is
-  attention computed by others than the kernels of the table of machine code?"""
-  ceilings, cases, kernels = None, [], None
-  for line in Path(path).read_text().splitlines():
-    title = re.match(r"(\S+), (\w+), B=(\d+), T=(\d+): median", line)
-    row = re.match(r"(\w+) +([\d.]+) +([\d.]+) +[\d.]+% +([\d.]+) +([\d.]+)", line)
-    if line.startswith("ceilings  "):
-      ceilings = json.loads(line.split(None, 1)[1])
-    elif title:
-      model, dtype, *sizes = title.groups()
-      cases.append({"case": (model, dtype, *map(int, sizes)), "kernels": [], "other_attention": False, "step": None})
-    elif line.startswith("step  ") and cases:
-      cases[-1]["step"] = float(line.split()[1].replace(",", ""))
-    elif line.startswith("attention ") and cases:
-      cases[-1]["other_attention"] = not re.search("own kernels(:|$)", line)
-    elif line.startswith("kernel  ") and cases:
-      kernels = cases[-1]["kernels"]
-    elif line.startswith("all  "):
-      kernels = None
-    elif row and kernels is not None:
-      name, calls, milliseconds, gb_per_s, gflop_per_s = row[1], *map(float, row.groups()[1:])
-      kernels.append(Kernel(name, calls, milliseconds, gflop_per_s * milliseconds * 1e6, gb_per_s * milliseconds * 1e6))
-  if ceilings is None or not any(case["kernels"] for case in cases):
-    sys.exit(f"error: {path} has no ceilings or no table per kernel: {NEEDED}")
-  return ceilings, [case for case in cases if case["kernels"]]
 
 
 def machine_code(path, case):

@@ -74,6 +74,8 @@ def main():
     for check in checks:
       if not (check["label"].startswith(LAST) and check["status"] == "passed"):
         print_check(check)
+    for picture in sorted((folder / part).glob("*.svg")):
+      print(f"\n![{picture.stem}]({part}/{picture.name})")
   for check in (check for checks in parts.values() for check in checks):
     if check["label"].startswith(LAST) and check["status"] == "passed":
       print(f"\n## Largest differences from what was expected: {check['label'].removeprefix(LAST)}\n")

@@ -18,6 +18,9 @@ import sys
 from html import escape
 from pathlib import Path
 
+import svg
+from svg import LETTER, text
+
 PROGRAM = Path(__file__).resolve().parent.parent / "build/host/schedule"
 CHUNKED = {"interleaved"}  # only these have more than one chunk a stage
 COLORS = {  # of a stage's first chunk; later ones come closer to the second
@@ -30,7 +33,7 @@ FORMULAS = {  # of the bubble: p stages, v chunks, A micro-batches, F, B = I + W
   "interleaved": ("(p−1)(F+B)/v", lambda p, v, A, F, I, W: (p - 1) * (F + I + W) / v),
   "zb": ("(p−1)(F+I) − (min(A,p)−1)·min(F,I,W)",
          lambda p, v, A, F, I, W: (p - 1) * (F + I) - (min(A, p) - 1) * min(F, I, W))}
-LEFT, RIGHT, WIDTH, ROW, BOX, LINE, LETTER = 60, 96, 1080, 22, 20, 3, 6.2  # pixels; LETTER: of a letter, rather too wide
+LEFT, RIGHT, WIDTH, ROW, BOX, LINE = 60, 96, 1080, 22, 20, 3  # pixels
 
 
 def fail(message, code=2):
@@ -55,10 +58,6 @@ def play(schedule, arguments):
 
 def number(value):
   return f"{value:.4g}"
-
-
-def text(x, y, words, style=""):
-  return f'<text x="{x:.1f}" y="{y:.1f}"{style and " " + style}>{escape(words)}</text>'
 
 
 def color(work, chunk):
@@ -126,23 +125,20 @@ def draw_legend(steps, y):
 def draw(steps, unit=""):
   longest = max(step["end"] for step in steps)
   scale = (WIDTH - RIGHT) / longest  # pixels a unit of time
-  svg, y = list(draw_legend(steps, 10)), 44
+  parts, y = list(draw_legend(steps, 10)), 44
   for step in steps:
     name, rest = describe(step)
     height = len(step["stages"]) * row_height(step)
-    svg.append(f'<text x="{LEFT}" y="{y + 2}" font-size="13"><tspan font-weight="bold">{escape(name)}</tspan>'
-               f'<tspan dx="12" font-size="11" fill="#555">{escape(rest)}</tspan></text>')
-    svg += draw_step(step, y + 10, scale)
+    parts.append(f'<text x="{LEFT}" y="{y + 2}" font-size="13"><tspan font-weight="bold">{escape(name)}</tspan>'
+                 f'<tspan dx="12" font-size="11" fill="#555">{escape(rest)}</tspan></text>')
+    parts += draw_step(step, y + 10, scale)
     y += height + 34
-  tick = next(tick for e in range(-6, 9) for tick in (10 ** e, 2 * 10 ** e, 5 * 10 ** e) if longest / tick < 20)
+  tick = svg.tick(longest, 20)
   y -= 8
   for time in (count * tick for count in range(int(longest / tick + 1e-9) + 1)):
-    svg.append(text(LEFT + time * scale, y, number(time), 'text-anchor="middle" fill="#555"'))
-  svg.append(text(LEFT - 8, y, unit, 'text-anchor="end" fill="#555"'))
-  return "\n".join([
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 8} {y + 10}" font-family="sans-serif" '
-    'font-size="11">', '<style>path{stroke:white}</style>',
-    '<rect width="100%" height="100%" fill="white"/>', *svg, "</svg>\n"])
+    parts.append(text(LEFT + time * scale, y, number(time), 'text-anchor="middle" fill="#555"'))
+  parts.append(text(LEFT - 8, y, unit, 'text-anchor="end" fill="#555"'))
+  return svg.document(LEFT + WIDTH + 8, y + 10, "path{stroke:white}", parts)
 
 
 def main():
@@ -162,10 +158,7 @@ def main():
   steps = [play(schedule, arguments) for schedule in arguments.schedule]
   if not max(step["end"] for step in steps):
     fail("--forward 0 --backward 0: give one of them some time")
-  try:
-    Path(arguments.output).write_text(draw(steps))
-  except OSError as error:
-    fail(f"--output {arguments.output}: {error.strerror}")
+  svg.write("--output", arguments.output, draw(steps))
   print(f"wrote {arguments.output}")
 
 

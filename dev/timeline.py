@@ -25,6 +25,8 @@ from pathlib import Path
 
 import schedule
 import stages
+import svg
+from svg import LETTER, text
 
 KINDS = {  # name in the legend: colour, names in the trace
   "attention": ("#66c2cd", r"attention_(forward|backward)"),
@@ -41,7 +43,8 @@ KINDS = {  # name in the legend: colour, names in the trace
   "send": ("#9edae5", r"send"),
   "receive": ("#c7e9c0", r"receive"),
   "other": ("#cccccc", r".*")}
-LEFT, WIDTH, ROW, BOX, LETTER = 172, 1150, 24, 19, 6.2  # pixels; LETTER: the width of a letter, rather too wide
+LEFT, WIDTH, ROW, BOX = 172, 1150, 24, 19  # pixels
+MIDDLE = 'text-anchor="middle"'
 
 
 def fail(message):
@@ -133,10 +136,6 @@ def join(ranges, gap):
   return boxes
 
 
-def text(x, y, words, style='text-anchor="middle"'):
-  return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
-
-
 def draw_box(box, y, scale):
   x, width = LEFT + box["start"] * scale, (box["end"] - box["start"]) * scale
   layer = [] if box["layer"] is None else [f"layer {box['layer']}", str(box["layer"])]
@@ -146,7 +145,7 @@ def draw_box(box, y, scale):
   label = next((label for label in labels if len(label) * LETTER < width), "")
   hint = ", ".join([box["kind"], *layer[:1], f"{box['end'] - box['start']:.2f} ms"])
   return (f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0.4):.1f}" height="{BOX}" fill="{KINDS[box["kind"]][0]}">'
-          f"<title>{escape(hint)}</title></rect>" + (text(x + width / 2, y + 14, label) if label else ""))
+          f"<title>{escape(hint)}</title></rect>" + (text(x + width / 2, y + 14, label, MIDDLE) if label else ""))
 
 
 def draw_micro_steps(ranges, y, scale):
@@ -160,35 +159,32 @@ def draw_micro_steps(ranges, y, scale):
     start, end = (LEFT + time * scale for time in (min(r["start"] for r in inside), max(r["end"] for r in inside)))
     words = "update" if micro_batch is None else f"micro-step {numbers.index(micro_batch) + 1}"
     yield f'<path d="M{start:.1f} {y + 21}v-4H{end:.1f}v4" fill="none" stroke="#888"/>'
-    yield text((start + end) / 2, y + 13, words, 'text-anchor="middle" fill="#555"')
+    yield text((start + end) / 2, y + 13, words, MIDDLE + ' fill="#555"')
 
 
 def draw(panels):
   """panels: the title and the ranges of each file."""
   longest = max(r["end"] for _, ranges in panels for r in ranges)
   scale = WIDTH / longest  # pixels per ms
-  svg, x, y = [], LEFT, 34
+  parts, x, y = [], LEFT, 34
   for kind in [kind for kind in KINDS if any(r["kind"] == kind for _, ranges in panels for r in ranges)]:
-    svg += [f'<rect x="{x:.1f}" y="9" width="14" height="14" fill="{KINDS[kind][0]}"/>', text(x + 19, 20, kind, "")]
+    parts += [f'<rect x="{x:.1f}" y="9" width="14" height="14" fill="{KINDS[kind][0]}"/>', text(x + 19, 20, kind)]
     x += 41 + len(kind) * LETTER
   for title, ranges in panels:
-    svg += [text(8, y + 14, title, 'font-weight="bold" font-size="13"'), *draw_micro_steps(ranges, y, scale)]
+    parts += [text(8, y + 14, title, 'font-weight="bold" font-size="13"'), *draw_micro_steps(ranges, y, scale)]
     rows = {(r["rank"], r["stream"]) for r in ranges}
     for rank, stream in sorted(rows, key=lambda row: (row[0], row[1] != "compute", row[1])):
       y += ROW
-      svg.append(text(LEFT - 8, y + 14, f"rank {rank} {stream}", 'text-anchor="end"'))
+      parts.append(text(LEFT - 8, y + 14, f"rank {rank} {stream}", 'text-anchor="end"'))
       of_row = [r for r in ranges if (r["rank"], r["stream"]) == (rank, stream)]
-      svg += [draw_box(box, y, scale) for box in join(of_row, 1 / scale)]
+      parts += [draw_box(box, y, scale) for box in join(of_row, 1 / scale)]
     y += ROW + 8
-  tick = next(tick for e in range(-3, 9) for tick in (10 ** e, 2 * 10 ** e, 5 * 10 ** e) if longest / tick < 12)
+  tick = svg.tick(longest, 12)
   for ms in [number * tick for number in range(int(longest / tick) + 1)]:
-    svg.insert(0, f'<path d="M{LEFT + ms * scale:.1f} 34V{y}" stroke="#e4e4e4"/>')
-    svg.append(text(LEFT + ms * scale, y + 14, f"{ms:g}"))
-  svg.append(text(LEFT - 8, y + 14, "ms", 'text-anchor="end"'))
-  return "\n".join([
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {y + 24}" font-family="sans-serif" '
-    'font-size="11">', '<style>rect{stroke:white;stroke-width:.6}</style>',
-    '<rect width="100%" height="100%" fill="white"/>', *svg, "</svg>\n"])
+    parts.insert(0, f'<path d="M{LEFT + ms * scale:.1f} 34V{y}" stroke="#e4e4e4"/>')
+    parts.append(text(LEFT + ms * scale, y + 14, f"{ms:g}", MIDDLE))
+  parts.append(text(LEFT - 8, y + 14, "ms", 'text-anchor="end"'))
+  return svg.document(LEFT + WIDTH + 20, y + 24, "rect{stroke:white;stroke-width:.6}", parts)
 
 
 def main():
@@ -210,10 +206,7 @@ def main():
       panels += stages.pictures(title or path, of_first_ranks(path, steps), step)
     else:
       panels.append((title or path, number_ring_steps(of_ranks(path, steps[step], ranks))))
-  try:
-    Path(arguments.output).write_text(schedule.draw(panels, "ms") if arguments.stages else draw(panels))
-  except OSError as error:
-    fail(f"--output {arguments.output}: {error.strerror}")
+  svg.write("--output", arguments.output, schedule.draw(panels, "ms") if arguments.stages else draw(panels))
   print(f"wrote {arguments.output}")
 
 

@@ -100,9 +100,11 @@ TEST_CASE("gpu_check.sh goes on where it stopped" * doctest::skip(!python_found)
   CHECK(tree.ran == "first second\n");
   CHECK(contains(tree.report, "2 passed, 0 failed, 0 unfinished, 0 left out."));
 
+  put(tree.folder / "build/cpu/check/kernels/roofline.svg", "");
   CHECK(tree.check("kernels") == 0);
   CHECK(tree.ran == "\n");
   CHECK(contains(tree.output, "passed, 0 s, earlier"));
+  CHECK(contains(tree.report, "![roofline](kernels/roofline.svg)"));
   CHECK(contains(tree.report, "2 passed"));
 
   CHECK(tree.check("--again kernels") == 0);

@@ -18,7 +18,8 @@ part_ceilings() {
 # bench LABEL OPTIONS...: times a model, then compares each kernel's time with what was expected.
 bench() {
   local label=$1
-  check "$label" 300 "$python" dev/bench.py --build "$build" --steps 10 "${@:2}"
+  check "$label" 300 "$python" dev/bench.py --build "$build" --steps 10 \
+    --picture "$results/bench/${label//[^A-Za-z0-9]/_}.svg" "${@:2}"
   if grep -q '^status passed' "$file.result"; then
     check "expected and measured: $label" 30 "$python" dev/expected.py "$file.log"
   fi
@@ -59,13 +60,12 @@ part_torch_all() {
 ladders() { for ladder in "$build"/ladder_*; do case $ladder in *.* | *_all_reduce) ;; *) echo "$ladder" ;; esac; done; }
 
 part_ladders() {
-  local ladder profiler why metrics='' kind plot=() can_plot=''
-  if "$python" -c 'import matplotlib' 2> /dev/null; then can_plot=yes; fi
+  local ladder profiler why metrics='' kind
   for ladder in $(ladders); do
-    if [ -n "$can_plot" ]; then plot=(--plot "$results/$(basename "$ladder").png"); fi
-    check "$(basename "$ladder")" 120 env "PYTHON=$python" "$ladder" "${plot[@]}"
+    check "$(basename "$ladder")" 120 "$ladder" --plot "$results/ladders/$(basename "$ladder").svg"
   done
-  check "ladder_all_reduce, two ranks" 120 env "GPT_PROGRAM=$build/ladder_all_reduce" "$launcher" 2 --share-gpu
+  check "ladder_all_reduce, two ranks" 120 env "GPT_PROGRAM=$build/ladder_all_reduce" "$launcher" 2 --share-gpu \
+    --plot "$results/ladders/ladder_all_reduce.svg"
   if [ "$device" = cpu ]; then check "tables of dev/ladders/README.md" 120 "$python" dev/ladders/tables.py --check; fi
   # The counts of the CPU device, measured by the hardware: to be compared with dev/ladders/README.md.
   why=$(why_no_counters)

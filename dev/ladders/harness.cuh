@@ -36,6 +36,7 @@
 #include "dev/ladders/options.h"
 #include "dev/ladders/table.h"
 #include "dev/ladders/verdict.h"
+#include "parallel/processes/error.h"
 #include "test/bounds.h"
 #include "test/buffer.cuh"
 
@@ -184,7 +185,9 @@ void measure(const Options& options, cudaStream_t stream) {
   const Table table = is_gpu ? time<Operation, T>(options, dtype, stream) : count<Operation>(options, dtype, stream);
   table.print();
   if (!options.csv.empty()) table.write_csv(options.csv);
-  if (!options.plot.empty()) plot(table, Operation::name, options.plot);
+  const Shape shape = options.shape_or(is_gpu ? Operation::timed_shape() : Operation::counted_shape());
+  draw(table, concat(Operation::name, ", ", dtype, ", ", shape.text()),
+       is_gpu ? device_name() : "counted on the CPU device: the same on every machine", options.plot);
 }
 
 // Does what was asked for, in the dtype that was asked for; returns the exit code.

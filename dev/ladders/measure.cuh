@@ -26,6 +26,12 @@ constexpr bool is_gpu = true;  // so times are measured
 constexpr bool is_gpu = false;
 #endif
 
+inline std::string device_name() {
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+  return properties.name;
+}
+
 // Sets of operands of one shape: enough to exceed every cache, or as many as there is memory for.
 template <class Operation>
 class SetsOfOperands {

@@ -37,7 +37,7 @@ int Options::parse(const std::string& operation, const std::vector<std::string>&
                "launch each rung once, neither checked nor measured, at the shape that is counted: for a profiler");
   app.add_flag("--lines", lines, "on the CPU device: the source lines that move the most, for each rung");
   app.add_option("--csv", csv, "write the table to this file, too");
-  app.add_option("--plot", plot, "draw one bar per rung into this PNG (PYTHON or python3, with matplotlib)");
+  app.add_option("--plot", plot, "draw the table into this file, an SVG; default: beside this program");
   try {
     app.parse(count, arguments);
     if (!shape.empty()) usual.with(shape);

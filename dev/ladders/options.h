@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "dev/ladders/picture.h"
+
 namespace ladder {
 
 // Named sizes, in the order in which they are printed: {{"rows", 64}, {"channels", 768}}.
@@ -39,7 +41,7 @@ struct Options {
   static constexpr int go_on = -1;
 
   std::vector<std::string> rungs;  // empty: all
-  std::string shape, dtype = "bf16", csv, plot;
+  std::string shape, dtype = "bf16", csv, plot = usual_picture();
   bool check_only = false, once = false, lines = false;
 
   bool wants(const std::string& rung) const {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 
@@ -39,6 +37,15 @@ std::string digits(double value, int significant) {
   return text;
 }
 
+bool Table::has(const std::string& column) const {
+  return std::find(columns_.begin(), columns_.end(), column) != columns_.end();
+}
+
+std::string Table::cell(size_t row, const std::string& column) const {
+  const auto found = std::find(columns_.begin(), columns_.end(), column);
+  return rows_[row][size_t(found - columns_.begin())];
+}
+
 void Table::print() const {
   print_row(columns_);
   std::string rule = "|";
@@ -63,19 +70,6 @@ void Table::print_row(const std::vector<std::string>& cells) const {
     line += " " + (is_text(c) ? cells[c] + space : space + cells[c]) + " |";
   }
   std::printf("%s\n", line.c_str());
-}
-
-void plot(const Table& table, const std::string& title, const std::string& png) {
-  const std::filesystem::path program = std::filesystem::canonical("/proc/self/exe");
-  const std::filesystem::path script = program.parent_path() / "../../dev/ladders/plot.py";
-  const std::string csv = png + ".csv";
-  table.write_csv(csv);
-  const char* python = std::getenv("PYTHON");
-  std::string command = python ? python : "python3";
-  for (const std::string& word : {script.string(), std::string("--title"), title, csv, png}) command += " '" + word + "'";
-  const int status = std::system(command.c_str());
-  std::filesystem::remove(csv);
-  if (status != 0) throw std::runtime_error("no plot: " + command + " failed");
 }
 
 }  // namespace ladder

@@ -16,6 +16,10 @@ class Table {
 
   void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
 
+  size_t rows() const { return rows_.size(); }
+  bool has(const std::string& column) const;
+  std::string cell(size_t row, const std::string& column) const;  // of a column that it has
+
   // The first and the last column hold text, the others numbers.
   void print() const;
   void write_csv(const std::string& path) const;
@@ -27,8 +31,5 @@ class Table {
   std::vector<std::string> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
-
-// Draws one bar per rung into a PNG: dev/ladders/plot.py does it, from a CSV.
-void plot(const Table& table, const std::string& title, const std::string& png);
 
 }  // namespace ladder

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of dev/ladders/README.md: what the program of each ladder prints, after its marker there.
+"""Writes the tables of dev/ladders/README.md, what the program of each ladder prints, after its marker there; and one
+ladder's picture, matmul.svg.
 
 The markers are comments, <!-- ladder_gelu --> ... <!-- end -->. Counts of the CPU device are the same on every machine
 with the same g++; times are for dev/results/.
@@ -14,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = ROOT / "dev/ladders/README.md"
+PICTURE = README.with_name("matmul.svg")
 
 
 def printed_by(ladder):
@@ -21,7 +23,8 @@ def printed_by(ladder):
   run = subprocess.run([ROOT / "build/cpu" / ladder], capture_output=True, text=True)
   if run.returncode:
     sys.exit(f"{ladder} failed: make ladders DEVICE=cpu builds it\n{run.stdout}{run.stderr}")
-  title, _, table = run.stdout[run.stdout.index("\n\n"):].strip().partition("\n\n")
+  said, _, _ = run.stdout.rpartition("\n\npicture ")
+  title, _, table = said[said.index("\n\n"):].strip().partition("\n\n")
   return f"{title}:\n\n{table}"
 
 
@@ -32,9 +35,12 @@ def main():
   old = README.read_text()
   new = re.sub(r"<!-- (ladder_\w+) -->\n.*?<!-- end -->",
                lambda match: f"<!-- {match[1]} -->\n{printed_by(match[1])}\n<!-- end -->", old, flags=re.DOTALL)
+  picture = (ROOT / "build/cpu/ladder_matmul.svg").read_text()
   if arguments.check:
-    sys.exit(0 if new == old else "dev/ladders/README.md: its tables are not what the ladders print now")
+    same = new == old and picture == PICTURE.read_text()
+    sys.exit(0 if same else "dev/ladders/README.md: its tables or matmul.svg are not what the ladders write now")
   README.write_text(new)
+  PICTURE.write_text(picture)
 
 
 if __name__ == "__main__":

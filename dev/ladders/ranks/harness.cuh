@@ -25,6 +25,7 @@
 #include "dev/ladders/ranks/wire.cuh"
 #include "dev/ladders/ranks/world.cuh"
 #include "dev/ladders/verdict.h"
+#include "parallel/processes/error.h"
 #include "parallel/processes/launch.h"
 
 namespace ladder {
@@ -114,7 +115,7 @@ struct CollectiveOptions : Options {
     app.add_flag("--check", check_only, "check, and don't measure");
     app.add_flag("--share-gpu", share_gpu, "several ranks on a GPU (slow, for tests)");
     app.add_option("--csv", csv, "write the table to this file, too");
-    app.add_option("--plot", plot, "draw one bar per rung (last size) into this PNG (needs python3, matplotlib)");
+    app.add_option("--plot", plot, "draw the last size's table into this file, an SVG; default: beside this program");
     try {
       app.parse(count, arguments);
       return go_on;
@@ -359,10 +360,11 @@ void measure(const CollectiveOptions& options, const std::vector<Algorithm<T>>& 
       all.add(row);
     }
     if (world.rank() > 0) continue;
-    if (!options.plot.empty() && bytes == options.bytes.back()) plot(table, "all_reduce", options.plot);
-    std::printf("\nall_reduce, %s, %d ranks, %zu bytes each\n\n", options.dtype.c_str(), world.size(),
-                operation.count * sizeof(T));
+    const std::string title = concat("all_reduce, ", options.dtype, ", ", world.size(), " ranks, ", operation.count * sizeof(T),
+                                     " bytes each");
+    std::printf("\n%s\n\n", title.c_str());
     table.print();
+    if (bytes == options.bytes.back()) draw(table, title, device_name(), options.plot);
   }
   if (world.rank() == 0 && !options.csv.empty()) all.write_csv(options.csv);
 }
