@@ -138,6 +138,8 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--val-every", o.val_every, count, "steps between validations; 0: only after the last");
   add(app, "--val-batches", o.val_batches, positive, "global batches a validation");
   add(app, "--log-every", o.log_every, positive, "steps between lines on the terminal");
+  add(app, "--monitor-every", o.monitor_every, in_range(0., 1e6),
+      "seconds between looks at devices and hosts, for monitor.jsonl in --out, which name what stands out; 0: none");
   add(app, "--seed", o.seed, in_range(uint64_t(0), UINT64_MAX), "of weights, shuffling and sampling");
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
   app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "
