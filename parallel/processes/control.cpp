@@ -202,10 +202,12 @@ void Control::keep_note(int from, std::string text) {
 std::vector<std::string> Control::take_notes(double seconds) {
   std::unique_lock lock(mutex_);
   const auto all_are_there = [&] { return std::ranges::none_of(notes_, &std::deque<std::string>::empty); };
-  note_came_.wait_for(lock, std::chrono::duration<double>(seconds), all_are_there);
+  const bool complete = note_came_.wait_for(lock, std::chrono::duration<double>(seconds), all_are_there);
   std::vector<std::string> taken(notes_.size());
   for (size_t rank = 0; rank < taken.size(); ++rank)
     if (!notes_[rank].empty()) taken[rank] = std::move(notes_[rank].front()), notes_[rank].pop_front();
+  if (!complete)  // meanwhile the others have sent more, which would be old next time
+    for (std::deque<std::string>& notes : notes_) notes.clear();
   return taken;
 }
 

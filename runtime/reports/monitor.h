@@ -72,7 +72,7 @@ class Outliers {
   static constexpr int looks_to_swap = 2;
   // The device is idle below that: share of a GPU's time, or processor time of the rank, whose threads look after
   // connections and wake up every millisecond when they wait.
-  static constexpr double idle_gpu = 0.01, idle_cpu = 0.1;
+  static constexpr double idle_gpu = 0.01, idle_cpu = 0.25;
 
   // ranks_of_a_stage: neighbours with the same work; idle_s: seconds after which an idle device is named
   explicit Outliers(int ranks_of_a_stage, double idle_s = 60) : ranks_of_a_stage_(ranks_of_a_stage), idle_s_(idle_s) {}
