@@ -103,6 +103,11 @@ $(BUILD)/failing_io.so: test/faults/failing_io.c
 	@mkdir -p $(@D)
 	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared -o $@ $< -ldl
 $(BUILD)/test_storage: | $(BUILD)/failing_io.so
+# NVML as tests would have it, and an old one that lacks functions
+$(BUILD)/fake_nvml.so $(BUILD)/fake_nvml_old.so: test/fake_nvml.c
+	@mkdir -p $(@D)
+	gcc -O1 $(filter -W%,$(WARNINGS)) -fPIC -shared $(if $(findstring old,$@),-DFAKE_NVML_OLD) -o $@ $<
+$(BUILD)/test_monitor $(BUILD)/test_mesh: | $(BUILD)/fake_nvml.so $(BUILD)/fake_nvml_old.so
 
 # mistakes that --check-mesh has to find, each in a build of its own
 test-mistakes:

@@ -160,6 +160,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char* id, int bytes, int device) {
+  if (!exists(device) || bytes < 1) return remember(cudaErrorInvalidDevice);
+  return *id = 0, cudaSuccess;
+}
+
 // Compute capability is 9.0, because Hopper's instructions are emulated (kernels/device/hopper.cuh). Each worker is one
 // multiprocessor, unless GPT_CPU_MULTIPROCESSORS says another number. The build that counts like a GPU has as many as an
 // H100.

@@ -54,6 +54,8 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--init= --overwrite", {"--init= ", "no value"});
   refuses("--prompt --shuffle", {"--prompt", "no value, but by --shuffle", "--prompt=--shuffle"});
   refuses("--trace file --trace-tensors file", {"--trace", "--trace-tensors", "'file'"});
+  for (const char* seconds : {"-1", "nan", "often", "1e7"})
+    refuses("--monitor-every " + std::string(seconds), {"--monitor-every: '" + std::string(seconds) + "' is no number from 0 to 1e+06"});
   refuses("--min-lr 1", {"--min-lr 1", "--lr 0.0003: lower it"});
   refuses("--val-every 2", {"--val-every 2", "--val FILES"});
   refuses("--dtype int8", {"--dtype: 'int8' is unknown: give one of {fp32,bf16,fp16}; train_gpt --help lists all options"});
@@ -263,7 +265,7 @@ TEST_CASE("data that change while a run reads them end it with one line, after t
   const auto changed = [&](const std::string& train, const std::string& change) {
     const std::string text = some_text(5000);
     put(shell / "text", text);
-    shell("rm -rf run; " + train + " --schedule constant --out run >out 2>error & \n" + until_begun + change + "; wait $!; echo $? >code");
+    shell("rm -rf run; " + train + " --schedule constant --monitor-every 0 --out run >out 2>error & \n" + until_begun + change + "; wait $!; echo $? >code");
     return shell.content("error");
   };
   for (const std::string change : {"truncate -s 1000 text", "tr a-z A-Z <text >other; cat other >text", "cp text other; mv other text", "rm text"}) {
@@ -394,7 +396,7 @@ TEST_CASE("folders that cannot be written, memory that is not there, several ran
   CHECK(shell.content("text") == some_text(5000));
   // Files of at most 10 KiB stand in for a full disk: the metrics fit, the checkpoint does not.
   const std::string small = "ulimit -f 20; ";
-  shell.refuses(small + "$TEXT --out run", 1, {"run/step_00000002", "reserve", "check the folder and its space, and go on with --resume"});
+  shell.refuses(small + "$TEXT --monitor-every 0 --out run", 1, {"run/step_00000002", "reserve", "check the folder and its space, and go on with --resume"});
   CHECK(shell.output("ls run") == "metrics.jsonl\nplan.json\n");
   CHECK(contains(shell.output("$TEXT --out run --resume"), "no checkpoint in run, starting afresh"));
   const Result full = shell(small + "$TEXT --steps 999 --out log");

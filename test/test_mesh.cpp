@@ -389,6 +389,40 @@ TEST_CASE("rank 0 alone prints; metrics hold what was sent and how long it took"
   CHECK(shell.output("$MPIRUN 2" + generate) == sample);
 }
 
+TEST_CASE("monitor.jsonl has every rank, and its host once; a card that vanishes is named, and training goes on" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string build = std::getenv("GPT_BUILD") ? std::getenv("GPT_BUILD") : "build/cpu";
+  const std::string nvml = "GPT_NVML=" + std::filesystem::absolute(build + "/fake_nvml.so").string() + " ";
+  const std::string train = "$MPIRUN 3 $TEXT --share-gpu --steps 20 --monitor-every 1000 --out ";
+  shell.output(train + "without --monitor-every 0");
+  const Result run = shell(nvml + "FAKE_NVML='lost_after=20' " + train + "run");  // 14 questions a look
+  CHECK(run.code == 0);
+  CHECK(largest_difference(shell.metrics("run"), shell.metrics("without"), "grad_norm") == 0);
+  CHECK(!shell.exists("without/monitor.jsonl"));
+  CHECK(std::count(run.error.begin(), run.error.end(), '\n') == 1);
+  CHECK(contains(run.error, "train_gpt: ranks 0-2: NVML has lost the GPU"));
+  std::vector<Json> lines;
+  std::istringstream file(shell.content("run/monitor.jsonl"));
+  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+  REQUIRE(lines.size() == 3);
+  CHECK(lines[2]["warning"] == run.error.substr(11, run.error.size() - 12));
+  for (size_t i = 0; i < 2; ++i) {
+    REQUIRE(lines[i]["ranks"].size() == 3);
+    CHECK(lines[i]["hosts"].size() == 1);
+    CHECK(lines[i]["hosts"][0]["memory_total_bytes"] > 1e6);
+    for (int rank = 0; rank < 3; ++rank) {
+      CAPTURE(rank);
+      const Json& seen = lines[i]["ranks"][size_t(rank)];
+      CHECK(seen["rank"] == rank);
+      CHECK(seen["step_ms"] > 0);
+      CHECK(seen["work_ms"] <= seen["step_ms"]);
+      CHECK(seen["waits_for"].is_string());
+      CHECK(seen["gpu"].is_null() == (i == 1));
+    }
+  }
+  CHECK(lines[1]["step"] == 20);
+}
+
 TEST_CASE("--sample-seconds: the clock of rank 0 decides for all ranks, and changes no bit" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   const std::string job = "$MPIRUN 4 $TEXT --share-gpu --layers 2 --heads 2 --channels 32 --tp 2 --pp 2 --steps 60 ";

@@ -32,7 +32,7 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   refuses(2, "--resume --seed 1", {"seed is 1 and was 1337"});
   refuses(2, "--resume --channels 32", {"--channels 32", "have 16"});
   refuses(2, "--resume run/step_00000002 --grad-clip 0", {"grad_clip is 0.0 and was 1.0"});
-  CHECK(shell.output("ls run") == "metrics.jsonl\nnotes.txt\nplan.json\nstep_00000002\nstep_00000004\n");
+  CHECK(shell.output("ls run") == "metrics.jsonl\nmonitor.jsonl\nnotes.txt\nplan.json\nstep_00000002\nstep_00000004\n");
   CHECK(shell.content("run/metrics.jsonl") == metrics);
   shell.refuses("$TEXT --out '' --resume nowhere", 1, {"--resume nowhere", "no checkpoint"});
   CHECK(contains(shell.output(train + "--resume"), "finished: the checkpoint has 4 of 4 steps"));
@@ -43,17 +43,28 @@ TEST_CASE("run folders: a run is never lost by mistake") {
   CHECK(contains(shell.output(train + "--resume run/step_00000002 --steps 6"),
                  "--steps 6 instead of 4 raises the learning rate at step 3 from 0.00015 to 0.000225 (cosine)"));
   CHECK(!contains(shell.output("$TEXT --out run --steps 6 --resume --checkpoint-every 2"), "raises"));
-  CHECK(shell.output("cd run && echo *") == "metrics.jsonl notes.txt plan.json step_00000002 step_00000004 "
+  CHECK(shell.output("cd run && echo *") == "metrics.jsonl monitor.jsonl notes.txt plan.json step_00000002 step_00000004 "
                                             "step_00000004.abandoned step_00000006\n");
   refuses(1, "--init run/step_00000006 --overwrite", {"--init run/step_00000006", "--overwrite would delete it"});
   shell.output("cp text run/data; cp -r run/step_00000006 weights");
   shell.output(train + "--init weights --overwrite --train run/data");
-  CHECK(shell.output("cd run && echo *") == "data metrics.jsonl notes.txt plan.json step_00000002 step_00000004 "
+  CHECK(shell.output("cd run && echo *") == "data metrics.jsonl monitor.jsonl notes.txt plan.json step_00000002 step_00000004 "
                                             "step_00000004.abandoned\n");
   CHECK(shell.metrics("run").size() == 4);
 
+  // monitor.jsonl: two lines, however short the run; a resumed run goes on behind them, --overwrite begins anew.
+  const auto looks = [&] { return shell.output("wc -l <monitored/monitor.jsonl"); };
+  for (const auto& [options, lines] : {std::pair("", "2\n"), {"--steps 3 --resume", "4\n"}, {"--resume monitored/step_00000002", "4\n"},
+                                       {"--steps 4 --resume monitored/step_00000002", "6\n"}, {"--overwrite", "2\n"}}) {
+    CAPTURE(options);
+    shell.output("$TEXT --out monitored " + std::string(options));
+    CHECK(looks() == lines);
+  }
+  shell.output("$TEXT --out monitored --overwrite --monitor-every 0");
+  CHECK(!shell.exists("monitored/monitor.jsonl"));
+
   shell.output("$TEXT --checkpoint-every 1 --steps 7 --keep 2 --keep-every 3 --out kept");
-  CHECK(shell.output("ls kept") == "metrics.jsonl\nplan.json\nstep_00000003\nstep_00000006\nstep_00000007\n");
+  CHECK(shell.output("ls kept") == "metrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000003\nstep_00000006\nstep_00000007\n");
   // The default sequence length is the model's; gpt3's 2048 is found again.
   const std::string gpt3 = "$GPT --train text --model gpt3-125m --layers 1 --heads 1 --channels 16 "
                            "--micro-batch 1 --out gpt3 --steps ";
@@ -115,7 +126,7 @@ TEST_CASE("stop and resume gives the same bits") {
     shell.output(train + "b --resume");
     CHECK(shell.metrics("a").size() == 15);
     CHECK(shell.same_metrics("a", "b"));
-    CHECK(shell.output("ls b") == "metrics.jsonl\nplan.json\nstep_00000005\nstep_00000010\n");
+    CHECK(shell.output("ls b") == "metrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000005\nstep_00000010\n");
     shell.output("diff -r a/step_00000010 b/step_00000010");
   }
 }
@@ -599,7 +610,7 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   const Result unwritten = shell("mkdir -p other/plan.json && $TEXT --out other");
   CHECK(unwritten.code == 0);
   CHECK(contains(unwritten.error, "the run's plan could not be written, training goes on: "));
-  CHECK(shell.output("ls other") == "metrics.jsonl\nplan.json\nstep_00000002\n");
+  CHECK(shell.output("ls other") == "metrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000002\n");
 
   CHECK(contains(shell.output("$TINY --plan"), "vocabulary 50257"));
   CHECK(contains(shell.output("$GPT --plan --init $REFERENCE/tiny --seq-len 16"), "model     2 layers"));

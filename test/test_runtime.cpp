@@ -533,6 +533,7 @@ TEST_CASE("--overwrite removes the run and nothing else") {
   put_checkpoint(folder / "run", 5);
   put(folder / "run" / "metrics.jsonl", "{}");
   put(folder / "run" / "plan.json", "{}");
+  put(folder / "run" / "monitor.jsonl", "{}");
   put(folder / "run" / "notes.txt", "mine");
   CHECK(!prepare_run_folder(folder / "run", {.overwrite = true}));
   CHECK(!holds_run(folder / "run"));

@@ -143,7 +143,7 @@ void Control::finish(Place place) {
 Control::Control(int rank, Peers peers)
     : rank_(rank), peers_(std::move(peers)), contributions_(peers_.size()),
       heartbeats_(peers_.size(), {0, "not heard of yet", ""}), failed_(peers_.size()),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      notes_(peers_.size()), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (Connection* connection : open_connections(peers_)) connection->last_heard = steady_seconds();
   std::signal(SIGTERM, note_sigterm);
   thread_ = std::thread([this] { serve(); });
@@ -186,6 +186,36 @@ std::vector<std::string> Control::meet(const char* name, const Place& place, Fra
   return std::exchange(gathered_, {});
 }
 
+void Control::send_note(const std::string& text) {
+  if (size() == 1) keep_note(0, text);
+  else submit({FrameType::note, text});
+}
+
+void Control::keep_note(int from, std::string text) {
+  const std::lock_guard lock(mutex_);
+  std::deque<std::string>& notes = notes_[size_t(from)];
+  notes.push_back(std::move(text));
+  if (notes.size() > 2) notes.pop_front();
+  note_came_.notify_all();
+}
+
+std::vector<std::string> Control::take_notes(double seconds) {
+  std::unique_lock lock(mutex_);
+  const auto all_are_there = [&] { return std::ranges::none_of(notes_, &std::deque<std::string>::empty); };
+  const bool complete = note_came_.wait_for(lock, std::chrono::duration<double>(seconds), all_are_there);
+  std::vector<std::string> taken(notes_.size());
+  for (size_t rank = 0; rank < taken.size(); ++rank)
+    if (!notes_[rank].empty()) taken[rank] = std::move(notes_[rank].front()), notes_[rank].pop_front();
+  if (!complete)  // meanwhile the others have sent more, which would be old next time
+    for (std::deque<std::string>& notes : notes_) notes.clear();
+  return taken;
+}
+
+FlightBrief Control::flight() const {
+  const FlightRecorder* recorder = recorder_;
+  return recorder ? brief(recorder->entries(), steady_seconds()) : FlightBrief{};
+}
+
 // ---- the control thread
 
 void Control::serve() try {
@@ -201,7 +231,7 @@ void Control::serve() try {
         while (std::optional<Frame> frame = connection->next()) handle(rank, std::move(*frame));
     if (finished_) break;
     if (now - last_beat > period()) {
-      beat(now);
+      beat();
       last_beat = now;
     }
     judge(now);
@@ -240,6 +270,7 @@ void Control::handle(int from, Frame frame) {
     case FrameType::heartbeat: heartbeats_[size_t(from)] = brief_of(frame.payload); break;
     case FrameType::for_all:
     case FrameType::for_rank_0: collect(from, std::move(frame)); break;
+    case FrameType::note: keep_note(from, std::move(frame.payload)); break;
     case FrameType::gathered: deliver(split(frame.payload)); break;
     case FrameType::report: {
       const std::string message = frame.payload.substr(frame.payload.find(' ') + 1);
@@ -285,9 +316,8 @@ void Control::deliver(std::vector<std::string> texts) {
   gathered_changed_.notify_one();
 }
 
-void Control::beat(double now) {
-  FlightBrief record;
-  if (const FlightRecorder* recorder = recorder_) record = brief(recorder->entries(), now);
+void Control::beat() {
+  const FlightBrief record = flight();
   heartbeats_[size_t(rank_)] = record;
   const nlohmann::json beat = {record.waiting, record.place, record.history};
   const Packet packet = pack(FrameType::heartbeat, beat.dump());

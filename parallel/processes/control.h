@@ -8,6 +8,9 @@
 // prints one line, and sends its verdict, the exit code, to all ranks, which end without a message. If rank 0 itself is
 // gone, each rank prints that. All ranks end by _exit, because destructors and MPI would wait for ranks that are gone.
 //
+// A *note* is a text that a rank's monitor sends to rank 0 (runtime/reports/monitor.h), where it waits until somebody
+// takes it. No rank waits for another one's.
+//
 // A *meeting* is a host collective (all_gather, gather, barrier, finish). Each rank says at which line of the source it
 // enters the meeting. If ranks enter a meeting at different lines, the program has an error: the job ends, and the
 // message names the lines.
@@ -16,6 +19,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <map>
@@ -30,7 +34,7 @@
 class Control {
  public:
   // A job of one rank, without sockets and threads.
-  Control() : peers_(1) { peers_[0] = this_process(); }
+  Control() : peers_(1), notes_(1) { peers_[0] = this_process(); }
   // For rank 0 of `size` ranks. Returns when all ranks have connected.
   Control(Listener listener, int size, const std::string& token, double timeout_s);
   // For the other ranks.
@@ -54,6 +58,14 @@ class Control {
   // Returns the texts on rank 0, and empty texts on the other ranks.
   std::vector<std::string> gather(const std::string& mine, double patience = 1, Place place = Place::current());
   void barrier(double patience = 1, Place place = Place::current());
+
+  // Sends a note to rank 0. Rank 0 keeps the last two of each rank.
+  void send_note(const std::string& text);
+  // On rank 0: takes the oldest note of each rank, by rank; empty: none has come, in `seconds` seconds either.
+  std::vector<std::string> take_notes(double seconds);
+
+  // What this rank waits for, by its flight recorder; empty without one.
+  FlightBrief flight() const;
 
   // Sets what a rank does every millisecond while it waits in a meeting. The device may be a step ahead of the host,
   // and streams of the CPU device go on only while the host calls: so other ranks may wait for this one's device before
@@ -122,7 +134,8 @@ class Control {
   void handle(int from, Frame frame);
   void collect(int from, Frame frame);
   void deliver(std::vector<std::string> texts);
-  void beat(double now);
+  void keep_note(int from, std::string text);
+  void beat();
 
   // ---- what ends the job
 
@@ -160,9 +173,11 @@ class Control {
   std::atomic<FlightRecorder*> recorder_ = nullptr;
   std::atomic<int> ranks_of_a_stage_ = 0;
 
-  std::mutex mutex_;  // protects the next three
+  std::mutex mutex_;  // protects the next five
   std::condition_variable gathered_changed_;
   std::vector<Frame> outbox_;
+  std::condition_variable note_came_;
+  std::vector<std::deque<std::string>> notes_;  // by rank, on rank 0
   std::vector<std::string> gathered_;  // the result of the meeting under way; empty: not there yet
 
   std::mutex last_work_mutex_;

@@ -33,7 +33,7 @@ struct Peer {
 };
 using Peers = std::vector<Peer>;  // by rank
 
-constexpr const char* control_protocol = "gpt.cu control 6";
+constexpr const char* control_protocol = "gpt.cu control 7";
 constexpr size_t longest_hello = size_t(1) << 16, longest_frame = size_t(1) << 30;  // bytes
 
 Peer this_process();

@@ -62,7 +62,9 @@ Addresses resolve(const std::string& host, int port, std::string& problem);
 // reason.
 Descriptor connect_to(const std::string& host, int port, double seconds, std::string& problem);
 
-enum class FrameType : uint32_t { hello, accepted, refused, start, for_all, for_rank_0, gathered, heartbeat, report, verdict };
+enum class FrameType : uint32_t {
+  hello, accepted, refused, start, for_all, for_rank_0, gathered, heartbeat, report, verdict, note
+};
 
 struct Frame {
   FrameType type;

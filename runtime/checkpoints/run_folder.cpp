@@ -41,7 +41,7 @@ void make_writable(const std::filesystem::path& out, bool was_there) {
 
 void remove_run(const std::filesystem::path& out) {
   for (const Checkpoint& checkpoint : list_checkpoints(out)) remove_checkpoint(checkpoint.folder);
-  std::filesystem::remove(metrics_path(out));
+  for (const auto& path : {metrics_path(out), monitor_path(out)}) std::filesystem::remove(path);
   std::filesystem::remove(plan_path(out));
   if (std::filesystem::is_symlink(best_path(out))) std::filesystem::remove(best_path(out));
 }
@@ -90,6 +90,8 @@ RunFolderLock::~RunFolderLock() {
 }
 
 std::filesystem::path metrics_path(const std::filesystem::path& out) { return out / "metrics.jsonl"; }
+
+std::filesystem::path monitor_path(const std::filesystem::path& out) { return out / "monitor.jsonl"; }
 
 std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
 

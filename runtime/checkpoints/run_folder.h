@@ -1,8 +1,8 @@
 // What --out may hold when a run starts, and which checkpoint the run continues from:
 //
 //   a new run        a folder that holds a run (metrics or checkpoints) needs --overwrite, which removes
-//                    these, the run's plan.json, its link `best` (of --keep-best), and nothing else; a folder that
-//                    holds anything else is simply used.
+//                    these, the run's plan.json and monitor.jsonl, its link `best` (of --keep-best), and nothing else; a
+//                    folder that holds anything else is simply used.
 //                    --overwrite --init with one of these checkpoints is refused: it would delete what the run starts
 //                    from
 //   --resume         continues from the newest checkpoint in --out; if there is none, the run starts afresh
@@ -51,6 +51,8 @@ class RunFolderLock {
 };
 
 std::filesystem::path metrics_path(const std::filesystem::path& out);
+
+std::filesystem::path monitor_path(const std::filesystem::path& out);  // what devices and hosts did (runtime/reports/monitor.h)
 
 std::filesystem::path plan_path(const std::filesystem::path& out);  // of what each rank has allocated (runtime/planner/plan.h)
 

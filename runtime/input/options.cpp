@@ -160,6 +160,8 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_flag("--keep-best", o.keep_best, "save after each lowest val_loss so far; OUT/best links to that, --keep spares it");
   add(app, "--patience", o.patience, count, "validations in a row without a lower one that end the run; has --keep-best; 0: none");
   add(app, "--log-every", o.log_every, positive, "steps between lines on the terminal");
+  add(app, "--monitor-every", o.monitor_every, in_range(0., 1e6),
+      "seconds between looks at devices and hosts, for monitor.jsonl in --out, which name what stands out; 0: none");
   add(app, "--seed", o.seed, in_range(uint64_t(0), UINT64_MAX), "of weights, shuffling and sampling");
   app.add_flag("--profile", o.profile, "a table of time, bytes and FLOPs per kernel at the end");
   app.add_option("--ceilings", o.ceilings, "what dev/ceilings.cu measured on this device, for the table of --profile and "

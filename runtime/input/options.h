@@ -59,7 +59,7 @@ struct Options : StepOptions {
 
   std::string out = "runs/gpt";
   bool overwrite = false, keep_best = false;
-  double shard_size = 5;
+  double shard_size = 5, monitor_every = 10;
   size_t checkpoint_every = 0, keep = 3, keep_every = 0, val_every = 0, val_batches = 10, log_every = 1, patience = 0;
 
   GuardOptions guard;

@@ -57,8 +57,8 @@ std::string metrics_line(const nlohmann::ordered_json& fields) { return metrics_
 MetricsLog::MetricsLog(std::filesystem::path path, std::optional<size_t> resumed_step)
     : path_(std::move(path)), resumed_step_(resumed_step) {}
 
-void MetricsLog::append(const nlohmann::ordered_json& fields) {
-  waiting_ += metrics_line(fields);
+void MetricsLog::append(const std::string& line) {
+  waiting_ += line;
   try {
     flush();
     if (is_in_trouble_) print_error(one_line(path_.string()) + ": can be written again, no line is lost");

@@ -25,7 +25,8 @@ class MetricsLog {
   // removes the later lines. So a run that fails before its first line changes nothing.
   MetricsLog(std::filesystem::path path, std::optional<size_t> resumed_step);
 
-  void append(const nlohmann::ordered_json& fields);
+  void append(const nlohmann::ordered_json& fields) { append(metrics_line(fields)); }
+  void append(const std::string& line);  // with its end
 
   // Removes the lines of later steps.
   void go_back(size_t step);

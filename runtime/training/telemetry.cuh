@@ -11,6 +11,7 @@
 #include "runtime/checkpoints/run_folder.h"
 #include "runtime/reports/bill.h"
 #include "runtime/reports/console.h"
+#include "runtime/reports/monitor.h"
 #include "runtime/reports/report.h"
 #include "runtime/training/batches.cuh"
 #include "runtime/training/sample.h"
@@ -87,6 +88,16 @@ inline std::string next_commands(const Options& o, int ranks, bool by_patience) 
          (std::filesystem::exists("dev/plot.py") ? "\nto plot   python3 dev/plot.py " + out : "") + '\n';
 }
 
+inline MonitorOptions monitor_options(const Job& job) {
+  const Options& o = job.options;
+  char bus[32] = "";
+  CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, job.mesh.device()));
+  return {.every_s = o.monitor_every,
+          .path = o.out.empty() || !job.is_first() ? std::filesystem::path() : monitor_path(o.out),
+          .pci_bus_id = bus,
+          .ranks_of_a_stage = job.control.size() / o.mesh.pp};
+}
+
 class Telemetry {
  public:
   static constexpr size_t unprofiled = 2;  // the first steps allocate memory and load kernels
@@ -97,7 +108,7 @@ class Telemetry {
         report_(job.options.schedule.steps, job.options.tokens(), job.options.tokens() * flops_per_token_,
                 job.peak() * job.control.size(),
                 job.options.out.empty() || !job.is_first() ? std::filesystem::path() : metrics_path(job.options.out), start),
-        bar_(job.options.schedule.steps, job.is_alone()) {}
+        bar_(job.options.schedule.steps, job.is_alone()), monitor_(job.control, monitor_options(job)) {}
 
   // step: number of the step, counted from 1.
   void begin_step(size_t step) {
@@ -120,9 +131,9 @@ class Telemetry {
     bar_.hide();
     bar_.add(result.loss);
     const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets);
+    monitor_.add_step(result.step, result.seconds, waited_in(traffic));
     if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
-    if (exposed_.size() < most_measured && (!traffic || traffic->is_timed))
-      exposed_.push_back(traffic ? traffic->exposed_milliseconds / 1e3 : 0);
+    if (const auto waited = waited_in(traffic); waited && exposed_.size() < most_measured) exposed_.push_back(*waited);
     if (traffic && traffic->is_timed) {
       split_ = traffic->waits;
       split_.compute = std::max(0.0, result.seconds - step.data_seconds - split_.sum());
@@ -161,6 +172,7 @@ class Telemetry {
     bill_.print(tokens, tokens * flops_per_token_, job_.peak(), seconds_left(step));
     if (job_.options.profile && steps_ > unprofiled) kernels_ = tracing_.print_profile_of(steps_ - unprofiled);
     else if (job_.options.profile) std::printf("profile   none: a start's first %zu steps are not measured\n", unprofiled);
+    monitor_.finish();
     report_.finish();
   }
 
@@ -176,6 +188,12 @@ class Telemetry {
 
  private:
   static constexpr size_t most_measured = 10'000;  // steps, so that a long run does not collect their times forever
+
+  // Seconds in which the device only waited; none: they were not timed
+  static std::optional<double> waited_in(const std::optional<StepTraffic>& traffic) {
+    if (!traffic) return 0;
+    return traffic->is_timed ? std::optional(traffic->exposed_milliseconds / 1e3) : std::nullopt;
+  }
 
   double seconds_left(size_t step) const {
     return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
@@ -208,6 +226,7 @@ class Telemetry {
   double flops_per_token_;
   Report report_;
   ProgressBar bar_;
+  Monitor monitor_;
   Clock::time_point begin_ = Clock::now();
   size_t steps_ = 0;             // steps since this start, those that a rollback undid included
   std::vector<double> seconds_, exposed_;  // of steps, and those in them in which the device only waited
