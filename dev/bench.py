@@ -113,7 +113,7 @@ def take_watts(sampler):
 def read_steps(metrics_file):
   """The steps that are complete so far; the last line may be incomplete."""
   lines = metrics_file.read_text().split("\n")[:-1] if metrics_file.exists() else []
-  return [json.loads(line) for line in lines]
+  return [step for step in map(json.loads, lines) if "step_ms" in step]  # not evaluations, texts, incidents
 
 
 def train(program, options, warmup, steps, folder, timeout=600):

@@ -205,8 +205,7 @@ class Trainer {
     telemetry_->went_wrong(result, judgement.reason, rolls_back);
     if (!rolls_back) return true;
     double seconds = in_flight_->drop();
-    const auto go_back = [&] { return checkpoints_->roll_back(result.step, judgement.reason); };
-    const Rollback rollback = timed(seconds, go_back);
+    const Rollback rollback = timed(seconds, [&] { return checkpoints_->roll_back(result.step, judgement.reason); });
     telemetry_->rolled_back(rollback, seconds);
     return false;
   }

@@ -530,6 +530,11 @@ TEST_CASE("a spike: logged, left out, or rolled back from") {
     CHECK(shell.same_metrics("plain", kind) == (kind == "log"));
     const std::vector<Json> lines = shell.metrics(kind);
     CHECK(lines.back()["step"] == 200);
+    std::vector<Json> incidents = shell.all_metrics(kind);
+    std::erase_if(incidents, [](const Json& line) { return !line.contains("incident"); });
+    CHECK(incidents.empty() == (kind == "rollback"));  // whose lines say more
+    if (kind != "rollback") CHECK(incidents[0]["step"] == 150);
+    if (kind != "rollback") CHECK(contains(incidents[0]["incident"], kind == "log" ? ": logged" : ": update left out"));
     CHECK(lines.size() == (kind == "rollback" ? 203 : 200));  // three batches see noise: three rollbacks
     const Json trainer = Json::parse(shell.content(kind + "/step_00000200/trainer.json"));
     if (kind == "skip") CHECK(trainer["guard"]["left_out"].get<int>() >= 1);
@@ -932,7 +937,7 @@ TEST_CASE("metrics hold texts as they are drawn, and what the guard finds wrong"
   shell.output("rm -r a/step_00000006 && " + train + "a --resume");
   CHECK(texts("sample", "a") == drawn);
 
-  const std::string overflows = "$TEXT --dtype fp16 --loss-scale 1e30 --steps 6 --checkpoint-every 3 --out ";
+  const std::string overflows = "$TEXT --dtype fp16 --loss-scale 16777216 --steps 6 --checkpoint-every 3 --out ";
   if (shell(overflows + "b").code != 0) return;  // this build leaves fp16 out
   const auto incidents = texts("incident", "b");
   REQUIRE(!incidents.empty());

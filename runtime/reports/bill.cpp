@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -21,13 +22,12 @@ double number(const nlohmann::json& fields, const char* name, double otherwise =
 double seconds_since(Bill::Clock::time_point start) { return std::chrono::duration<double>(Bill::Clock::now() - start).count(); }
 
 // What a bill lists as lost: its key in metrics, its name on the terminal.
-constexpr struct {
-  const char *key, *name;
-  double Bill::Lost::*seconds;
-} losses[] = {{"setup", "set-up", &Bill::Lost::setup},       {"checkpoints", "checkpoints", &Bill::Lost::checkpoints},
-              {"evaluation", "evaluation", &Bill::Lost::evaluation}, {"samples", "samples", &Bill::Lost::samples},
-              {"data", "data", &Bill::Lost::data},           {"rollbacks", "rollbacks", &Bill::Lost::rollbacks},
-              {"restarts", "restarts", &Bill::Lost::restarts}};
+using Lost = Bill::Lost;
+constexpr std::tuple<const char*, const char*, double Lost::*> losses[] = {
+    {"setup", "set-up", &Lost::setup},          {"checkpoints", "checkpoints", &Lost::checkpoints},
+    {"evaluation", "evaluation", &Lost::evaluation}, {"samples", "samples", &Lost::samples},
+    {"data", "data", &Lost::data},              {"rollbacks", "rollbacks", &Lost::rollbacks},
+    {"restarts", "restarts", &Lost::restarts}};
 
 // Of a line of metrics. Lines of older versions, which do not say where the time went, count as compute.
 StepTime step_time(const nlohmann::json& fields) {

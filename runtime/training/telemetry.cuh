@@ -199,12 +199,6 @@ class Telemetry {
     return seconds_since(begin_) / double(steps_) * double(job_.options.schedule.steps - step);
   }
 
-  // Does a rank that waits for this group wait for other stages? Besides the lanes, these are the groups in which all
-  // stages, or the first and the last, meet after the last backward: those that had theirs early wait for the others.
-  bool is_between_stages(const std::string& group) const {
-    return job_.mesh.shape().pp > 1 && group != "data" && group != "tp" && group != "cp";
-  }
-
   // The traffic of this rank in step `number`, and of every rank for a printed step. None if there is only one rank.
   std::optional<StepTraffic> traffic_of(int number, bool of_all_ranks) {
     if (job_.is_alone()) return {};
@@ -214,7 +208,10 @@ class Telemetry {
       mine.is_timed = traffic.is_timed;
       mine.milliseconds += traffic.milliseconds;
       mine.exposed_milliseconds += traffic.exposed_milliseconds;
-      (is_between_stages(group) ? mine.waits.bubble : mine.waits.exposed[group]) += traffic.exposed_milliseconds / 1e3;
+      // Besides the lanes, these are the groups in which all stages, or the first and the last, meet after the last
+      // backward: stages that had theirs early wait for the others.
+      const bool is_between_stages = job_.mesh.shape().pp > 1 && group != "data" && group != "tp" && group != "cp";
+      (is_between_stages ? mine.waits.bubble : mine.waits.exposed[group]) += traffic.exposed_milliseconds / 1e3;
     }
     if (of_all_ranks) mine.of_ranks = job_.control.gather(text_of(mine));
     return mine;
