@@ -41,26 +41,19 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <filesystem>
 #include <map>
-#include <mutex>
-#include <optional>
-#include <set>
-#include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "parallel/processes/control.h"
-#include "runtime/reports/host_load.h"
 #include "runtime/reports/metrics.h"
-#include "runtime/reports/nvml.h"
+#include "runtime/reports/readings.h"
 
 // Finds what stands out, and names it once for each rank (or host) and kind.
 class Outliers {
  public:
+  using Json = nlohmann::ordered_json;
+
   // A rank is slow if its own work takes 1.25 times as long as the median of its stage: the 0.8 of --check-ranks. It has to
   // in three looks in a row, because other programs disturb a host for seconds.
   static constexpr double slow = 1.25;
@@ -70,64 +63,48 @@ class Outliers {
   // A host swaps if it does in two looks in a row. 1 MiB is 256 pages a second, of 0.1 ms each on an SSD: 2.6 % of the time.
   static constexpr double swapping_bytes_per_s = 1 << 20;
   static constexpr int looks_to_swap = 2;
-  // The device is idle below that: share of a GPU's time, or processor time of the rank, whose threads look after
-  // connections and wake up every millisecond when they wait.
+  // A device is idle below that: share of a GPU's time, or processor time of a rank that ends no steps. Its threads look
+  // after connections, and wake up every millisecond while they wait.
   static constexpr double idle_gpu = 0.01, idle_cpu = 0.25;
 
   // ranks_of_a_stage: neighbours with the same work; idle_s: seconds after which an idle device is named
   explicit Outliers(int ranks_of_a_stage, double idle_s = 60) : ranks_of_a_stage_(ranks_of_a_stage), idle_s_(idle_s) {}
 
   // Returns what is new in this look: a line's object.
-  std::vector<std::string> find(const nlohmann::ordered_json& look);
+  std::vector<std::string> find(const Json& look);
 
  private:
-  using Object = nlohmann::ordered_json;
-  void find_slow(const Object& ranks);
-  void find_swapping(const Object& host);
-  void judge_gpu(const Object& rank);
-  void find_idle(const Object& rank, double now);
-  bool lasts(const std::string& who, const char* kind, bool is_so, int looks);
-  void name(const Object& rank, const char* kind, const std::string& text);
+  void find_slow(const Json& ranks);
+  void judge_gpu(const Json& rank);
+  void find_idle(const Json& rank, double now);
+  void consider(const Json& rank, const char* kind, bool is_so, const std::string& text, int looks = 1);
 
   int ranks_of_a_stage_;
   double idle_s_;
-  std::map<std::pair<std::string, std::string>, int> looks_;  // by who and kind: in a row
-  std::map<int, double> busy_;                                // when a rank's device was last busy
-  std::set<std::pair<std::string, std::string>> named_;       // who and kind
-  std::map<std::string, std::vector<int>> found_;             // in this look: ranks by text
-  std::map<int, std::string> hosts_;                          // of the ranks in found_
+  std::map<std::string, int> in_a_row_;             // by who and kind: in how many looks it was so
+  std::map<int, double> busy_;                      // when a rank's device was last busy
+  std::map<std::string, std::vector<Json>> found_;  // in this look: whom a text is about
 };
 
 struct MonitorOptions {
   double every_s = 10;              // 0: the monitor is off
   std::filesystem::path path = {};  // of the file; empty: none is written
-  std::string pci_bus_id = {};      // of this rank's GPU; empty: the CPU device
+  std::string pci_bus_id = {};      // of this rank's GPU; empty: the CPU device, which has no NVML, unless GPT_NVML names one
   int ranks_of_a_stage = 1;
-  double idle_s = 60;
 };
 
 class Monitor {
  public:
   Monitor(Control& control, MonitorOptions options);
-  // Without finish() there is no last look.
-  ~Monitor() = default;
-  Monitor(const Monitor&) = delete;
-  Monitor& operator=(const Monitor&) = delete;
 
   // A step of this rank has ended. waited_s: how long its device only waited for other ranks; none: not known
   void add_step(size_t step, double seconds, std::optional<double> waited_s);
 
-  // Takes a last look.
+  // Takes a last look, which an error leaves out.
   void finish();
 
  private:
-  struct Steps {
-    int count = 0, timed = 0;
-    double seconds = 0, work_s = 0;  // of all, of those that were timed
-  };
-
   void watch(const std::stop_token& stop);
-  void look();
   std::string note();
   void write(const std::vector<std::string>& notes);
 
@@ -135,16 +112,18 @@ class Monitor {
   const MonitorOptions options_;
   std::optional<MetricsLog> log_;
   Outliers outliers_;
-  std::optional<HostLoad> host_;  // the first rank of a host has it
+  bool reads_host_ = true;  // this is the first rank of its host
   std::optional<Nvml> nvml_;
   Rates rates_;
 
-  std::mutex mutex_;  // protects the next four
+  std::mutex mutex_;  // protects the next three
   std::condition_variable_any changed_;
-  size_t step_ = 0;         // the last one
-  Steps steps_;             // since the last look
-  bool has_begun_ = false;  // the first step has ended
-  std::atomic<bool> has_ended_ = false;
+  size_t step_ = 0;  // the last one
+  struct Steps {
+    int count = 0, timed = 0;
+    double seconds = 0, work_s = 0;  // of all, of those that were timed
+  } steps_;                          // since the last look
+  std::atomic<bool> has_begun_ = false, has_ended_ = false;  // the first step has ended, finish() was called
 
   std::jthread thread_;  // declared last, so that it ends before the other members are destroyed
 };
