@@ -10,29 +10,27 @@ def numbers_by_step(run):
   tail, step, numbers = Tail(run.folder / FILES[0]), None, {}
   while lines := tail.read()[0]:
     for row in objects_in(lines):
-      if row["step"] != step and step is not None:
+      if row["step"] != step and numbers:
         yield step, numbers
         numbers = {}
       step = row["step"]
       numbers.update((name, value) for name, value in flatten(row) if name not in ("step", "ranks"))
-  if step is not None:
+  if numbers:
     yield step, numbers
 
 
 def export_csv(run, output):
-  """OUT/metrics.csv, or NAME.csv in the folder --output. Its columns are all keys that have numbers."""
   file = output / f"{run.folder.resolve().name}.csv" if output else run.folder / "metrics.csv"
   columns = dict.fromkeys(name for _, numbers in numbers_by_step(run) for name in numbers)
   with open(file, "w", newline="") as stream:
-    table = csv.writer(stream)
+    table = csv.writer(stream, lineterminator="\n")
     table.writerow(["step", *columns])
-    for step, numbers in numbers_by_step(run):
-      table.writerow([step, *(numbers.get(name, "") for name in columns)])
+    table.writerows([step, *(numbers.get(name, "") for name in columns)] for step, numbers in numbers_by_step(run))
   return file
 
 
 def export_tensorboard(run, output):
-  """Event files in OUT/tensorboard, or in the folder NAME in --output; those of an earlier export are replaced."""
+  """The event files of an earlier export are replaced."""
   try:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -43,7 +41,7 @@ def export_tensorboard(run, output):
   for file in folder.glob("events.out.tfevents.*.gpt_cu"):
     file.unlink()
   writer = EventFileWriter(str(folder), filename_suffix=".gpt_cu")
-  written = (run.folder / FILES[0]).stat().st_mtime  # metrics have hours, but no times of day: the last line's is this
+  written = (run.folder / FILES[0]).stat().st_mtime  # lines have hours, but no time of day: this is the last line's
   for step, numbers in numbers_by_step(run):
     values = [Summary.Value(tag=name.replace(".", "/"), simple_value=value) for name, value in numbers.items()]
     then = written - 3600 * (run.bill.get("hours", 0) - numbers.get("hours", 0))
@@ -53,8 +51,10 @@ def export_tensorboard(run, output):
 
 
 def export(runs, kind, output):
-  for run in runs.runs.values():
+  for run in runs:
     try:
-      print("wrote", (export_csv if kind == "csv" else export_tensorboard)(run, output))
+      if output:
+        output.mkdir(parents=True, exist_ok=True)
+      print("wrote", {"csv": export_csv, "tensorboard": export_tensorboard}[kind](run, output))
     except OSError as error:
       sys.exit(f"error: --export {kind}: {error.filename or run.folder}: {error.strerror}")
