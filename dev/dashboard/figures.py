@@ -22,14 +22,14 @@ def trend(buckets, loss):
   """How the mean loss of the last tenth of the run differs from that of the tenth before it."""
   tenth = len(buckets) // 10 or len(buckets) // 2
   now, before = (loss.mean(begin, end) for begin, end in ((-tenth, None), (-2 * tenth, -tenth)))
-  if not tenth or now is None or before is None or not (buckets[-1].low and buckets[-tenth].low):
+  if not tenth or now is None or before is None:
     return ""
   return f"{now - before:+.3g} in {buckets[-1].low[1] - buckets[-tenth].low[1] + 1:,} steps"
 
 
 def pace(run):
   """Seconds and cost of a step in the last quarter of the run, with all that lies between steps."""
-  points = [bucket.high for bucket in run.curves["hours"].buckets if bucket.high] if "hours" in run.curves else []
+  points = [bucket.high for bucket in run.curves["hours"].buckets if bucket.count] if "hours" in run.curves else []
   (begin, first), (end, last) = (points[len(points) * 3 // 4 - 1], points[-1]) if len(points) > 1 else ((0, 0), (0, 0))
   seconds = 3600 * (end - begin) / (last - first) if last > first else (number(run.last.get("step_ms")) or 0) / 1e3
   cost, hours = number(run.bill.get("cost")), number(run.bill.get("hours"))
@@ -53,7 +53,7 @@ def figures(run):
   if "loss" in lately:
     found.append(("loss", lately["loss"], ".4f", trend(run.curves["loss"].buckets, run.curves["loss"])))
   if "val_loss" in lately:
-    best = min((bucket.low for bucket in run.curves["val_loss"].buckets if bucket.low), default=None)
+    best = min((bucket.low for bucket in run.curves["val_loss"].buckets if bucket.count), default=None)
     found.append(("validation", run.curves["val_loss"].mean(-1), ".4f", f"best {best[0]:.4f} at {best[1]:,}" if best else ""))
   found += [("tokens/s", lately.get("tokens_per_s"), ",.0f", compact(number(run.last.get("tokens")) or 0) + " so far"),
             ("MFU", lately.get("mfu"), ".1%", f"{number(run.last.get('step_ms')) or 0:,.4g} ms a step"),

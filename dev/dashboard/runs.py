@@ -81,20 +81,20 @@ def objects_in(lines):
       yield row
 
 
-Bucket = collections.namedtuple("Bucket", "serial length count total low high")  # low, high: (value, step) or None
+Bucket = collections.namedtuple("Bucket", "serial length count total low high")  # low, high: (value, step)
 Event = collections.namedtuple("Event", "serial step kind text")
 
 
 def bucket_of(serial, steps, values):
   known = [value for value in values if value is not None] if None in values else values
-  ends = [(value, steps[values.index(value)]) for value in (min(known), max(known))] if known else (None, None)
+  ends = [(value, steps[values.index(value)]) for value in (min(known), max(known))] if known else [(None, steps[0])] * 2
   return Bucket(serial, len(values), len(known), sum(known), *ends)
 
 
 def merged(one, other):
-  lows, highs = filter(None, (one.low, other.low)), filter(None, (one.high, other.high))
-  return Bucket(max(one.serial, other.serial), one.length + other.length, one.count + other.count,
-                one.total + other.total, min(lows, default=None), max(highs, default=None))
+  known = [bucket for bucket in (one, other) if bucket.count] or [one]
+  return Bucket(max(one.serial, other.serial), one.length + other.length, one.count + other.count, one.total + other.total,
+                min(bucket.low for bucket in known), max(bucket.high for bucket in known))
 
 
 class Curve:
@@ -116,10 +116,11 @@ class Curve:
         self.width, self.rebuilt = 2 * self.width, serial
 
   def since(self, serial):
-    """From which bucket on, and these: [1, step, value] or [count, mean, lowest's step and value, highest's], else [0]."""
+    """From which bucket on, and these: count, mean, and step and value of the lowest and the highest, the earlier first."""
     first = 0 if self.rebuilt > serial else first_since(self.buckets, serial)
-    return [first, [[b.count, float(f"{b.total / b.count:.7g}"), *b.low[::-1], *b.high[::-1]] if b.count > 1
-                    else [1, *b.low[::-1]] if b.count else [0] for b in self.buckets[first:]]]
+    return [first, [[b.count, float(f"{b.total / b.count:.9g}") if b.count else None,
+                     *(part for value, step in sorted({b.low, b.high}, key=lambda end: end[1]) for part in (step, value))]
+                    for b in self.buckets[first:]]]
 
   def mean(self, begin, end=None):
     part = self.buckets[begin:end]
