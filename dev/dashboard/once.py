@@ -1,4 +1,4 @@
-"""Prints runs in the terminal: key figures, a sparkline of each curve, where the time went, incidents, the last sample."""
+"""Prints runs in the terminal: key figures, a sparkline of each curve, shares of the time, incidents, the last sample."""
 import shutil
 import sys
 import textwrap
@@ -7,14 +7,6 @@ from figures import compact, figures, shares_of_time
 
 LABELS = {"loss": "loss", "val_loss": "validation", "grad_norm": "gradient norm", "lr": "learning rate",
           "tokens_per_s": "tokens/s", "mfu": "MFU", "goodput": "goodput"}
-
-
-def heights():
-  try:
-    "▁█".encode(sys.stdout.encoding or "ascii")
-    return "▁▂▃▄▅▆▇█"
-  except (UnicodeEncodeError, LookupError):
-    return "_.-~=+*#"
 
 
 def sparkline(curve, width, levels):
@@ -50,10 +42,12 @@ def print_run(run, width, levels):
   for event in [event for event in run.events if event.kind != "sample"][-3:]:
     print(printable(f"  step {event.step}: {event.kind}: {event.text}")[:width])
   for sample in [event for event in run.events if event.kind == "sample"][-1:]:
-    print(f"  sample at step {sample.step}:", *(printable(line)[:width - 4] for line in sample.text.splitlines()[:5]), sep="\n    ")
+    lines = [printable(line)[:width - 4] for line in sample.text.splitlines()[:5]]
+    print(f"  sample at step {sample.step}:", *lines, sep="\n    ")
 
 
 def print_runs(runs):
   sys.stdout.reconfigure(errors="replace")
+  levels = "▁▂▃▄▅▆▇█" if "utf" in sys.stdout.encoding.lower() else "_.-~=+*#"
   for run in runs:
-    print_run(run, shutil.get_terminal_size((80, 24)).columns, heights())
+    print_run(run, shutil.get_terminal_size((80, 24)).columns, levels)

@@ -15,6 +15,7 @@ Each change has a serial number, so that a page asks for what is new since the l
   rank 0 gpu.power_w           numbers of each rank, of metrics.jsonl and monitor.jsonl
   host node1 cpu               numbers of each host
 """
+import bisect
 import collections
 import json
 import os
@@ -33,12 +34,17 @@ def number(value):
 
 
 def flatten(value, name=""):
-  """Yields name and value of each number in an object: "gpu.pcie_bytes_per_s.in". A list counts as its length."""
+  """Name and value of each number in an object: "gpu.pcie_bytes_per_s.in". A list counts as its length."""
+  found = []
   for key, inner in value.items() if isinstance(value, dict) else ():
-    if isinstance(inner, dict):
-      yield from flatten(inner, f"{name}{key}.")
-    elif (known := number(len(inner) if isinstance(inner, list) else inner)) is not None:
-      yield name + key, known
+    kind = type(inner)
+    if kind in (float, int) and -1e300 < inner < 1e300:
+      found.append((name + key, inner))
+    elif kind is dict:
+      found += flatten(inner, f"{name}{key}.")
+    elif kind is list:
+      found.append((name + key, len(inner)))
+  return found
 
 
 class Tail:
@@ -117,7 +123,7 @@ class Curve:
 
   def since(self, serial):
     """From which bucket on, and these: count, mean, and step and value of the lowest and the highest, the earlier first."""
-    first = 0 if self.rebuilt > serial else first_since(self.buckets, serial)
+    first = 0 if self.rebuilt > serial else bisect.bisect(self.buckets, serial, key=lambda bucket: bucket.serial)
     return [first, [[b.count, float(f"{b.total / b.count:.9g}") if b.count else None,
                      *(part for value, step in sorted({b.low, b.high}, key=lambda end: end[1]) for part in (step, value))]
                     for b in self.buckets[first:]]]
@@ -126,14 +132,6 @@ class Curve:
     part = self.buckets[begin:end]
     count = sum(b.count for b in part)
     return sum(b.total for b in part) / count if count else None
-
-
-def first_since(entries, serial):
-  """Which of these entries, whose serial numbers rise, is the first one after this serial number?"""
-  first = len(entries)
-  while first and entries[first - 1].serial > serial:
-    first -= 1
-  return first
 
 
 class Run:
@@ -146,6 +144,7 @@ class Run:
     self.curves, self.events, self.rebuilt = {}, [], self.serial
     self.last, self.bill = {}, {}  # the last step's line, and the last line of whatever kind
     self.spent = collections.defaultdict(float)
+    self.new = collections.defaultdict(lambda: ([], []))  # steps and values that their curves do not have yet
 
   def read(self, serial, until=float("inf")):
     """Reads what is new, until this time. Returns whether there is more."""
@@ -160,6 +159,7 @@ class Run:
         if not lines:
           break
         add(list(objects_in(lines)))
+        self.add_new()
         if time.monotonic() > until:
           return True
     return False
@@ -173,15 +173,23 @@ class Run:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
       pass
 
-  def add(self, name, steps, values, most=MOST_POINTS):
-    if steps:
+  def add(self, name, step, value):
+    steps, values = self.new[name]
+    steps.append(step)
+    values.append(value)
+
+  def add_new(self):
+    for name, (steps, values) in self.new.items():
+      most = MOST_POINTS // 10 if name.startswith(("rank ", "host ")) else MOST_POINTS
       self.curves.setdefault(name, Curve(self.serial, most)).extend(self.serial, steps, values)
+    self.new.clear()
 
   def add_metrics(self, rows):
     steps = [row for row in rows if "loss" in row]
     for key in CURVES:
       known = [row for row in steps if key in row]
-      self.add(key, [row["step"] for row in known], [number(row[key]) for row in known])
+      if key in self.curves or any(row[key] is not None for row in known):
+        self.new[key] = [row["step"] for row in known], [number(row[key]) for row in known]
     self.last, self.bill = (steps or [self.last])[-1], (rows or [self.bill])[-1]
     self.add_rows(row for row in rows if "loss" not in row or "ranks" in row or "left_out" in row)
     for place, row in enumerate(rows):
@@ -197,7 +205,7 @@ class Run:
     lost = {f"lost.{name}": seconds for name, seconds in flatten(row.get("lost_s"))}
     for name, seconds in {**self.spent, **lost}.items():
       if name != "lost.data" or "data" not in self.spent:
-        self.add(f"time {name}", [row["step"]], [seconds])
+        self.add(f"time {name}", row["step"], seconds)
 
   def add_rows(self, rows):
     for row in rows:
@@ -206,10 +214,10 @@ class Run:
         for place, entry in enumerate(entries if isinstance(entries := row.get(f"{kind}s"), list) else ()):
           for name, value in flatten(entry):
             if name != kind and not name.startswith("comm_bytes"):
-              self.add(f"{kind} {entry.get(kind, place)} {name}", [step], [value], MOST_POINTS // 10)
+              self.add(f"{kind} {entry.get(kind, place)} {name}", step, value)
       for key in row:
         if key.startswith("val_loss"):
-          self.add(key, [step], [number(row[key])])
+          self.add(key, step, number(row[key]))
       texts = {kind: row.get(kind) for kind in ("sample", "incident", "warning")}
       texts["rollback"] = f"from step {row['rolled_back_from']}: {row.get('reason')}" if "rolled_back_from" in row else None
       texts["left out"] = "the update was not applied" if row.get("left_out") else None
@@ -220,7 +228,7 @@ class Run:
     """What is new, as the page takes it."""
     return {"name": self.name, "cleared": self.rebuilt > serial,
             "curves": {name: part for name, curve in self.curves.items() if (part := curve.since(serial))[1]},
-            "events": [event[1:] for event in self.events[first_since(self.events, serial):]],
+            "events": [event[1:] for event in self.events if event.serial > serial],
             "plan": self.plan if self.plan and self.plan_serial > serial else None}
 
 
