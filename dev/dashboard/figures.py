@@ -24,7 +24,7 @@ def trend(buckets, loss):
   now, before = (loss.mean(begin, end) for begin, end in ((-tenth, None), (-2 * tenth, -tenth)))
   if not tenth or now is None or before is None:
     return ""
-  return f"{now - before:+.3g} in {buckets[-1].low[1] - buckets[-tenth].low[1] + 1:,} steps"
+  return f"{now - before:+.2g} in {buckets[-1].low[1] - buckets[-tenth].low[1] + 1:,} steps"
 
 
 def pace(run):
