@@ -25,10 +25,11 @@ from figures import figures  # noqa: E402
 from once import print_runs  # noqa: E402
 from runs import Runs  # noqa: E402
 
-HEADERS = {  # Nothing comes from elsewhere, nor goes there. (plotly sets styles, and its pictures are data:)
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-                               "style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-cache"}
+# Nothing comes from elsewhere, nor goes there. (plotly sets styles, and its pictures are data:)
+POLICY = ("default-src 'none'; script-src 'self'; connect-src 'self'; img-src data: blob:; style-src 'self' 'unsafe-inline'; "
+          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache",
+           "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 def read_files():
@@ -66,8 +67,8 @@ class Request(BaseHTTPRequestHandler):
 
   def do_GET(self):
     url, _, query = self.path.partition("?")
-    # A page from elsewhere may give its name this address (DNS rebinding), but then the browser sends that name. The port
-    # may be any: ssh forwards what it was told.
+    # A page from elsewhere may give its name this address (DNS rebinding), but then the browser sends that name. The
+    # port may be any: ssh forwards what it was told.
     if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
       code, (packed, kind) = 403, (gzip.compress(b"open it as 127.0.0.1 or localhost\n"), "text/plain")
     elif url == "/data":
@@ -106,8 +107,8 @@ def main():
   parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, or of runs")
   parser.add_argument("--port", type=int, default=8642, help="of 127.0.0.1; 0: any that is free (default: %(default)s)")
   parser.add_argument("--once", action="store_true", help="print the same in the terminal, and stop")
-  parser.add_argument("--export", choices=("csv", "tensorboard"), help="write RUN/metrics.csv or RUN/tensorboard, and stop")
-  parser.add_argument("--output", metavar="DIR", type=Path, help="with --export: write DIR/NAME.csv or DIR/NAME instead")
+  parser.add_argument("--export", choices=("csv", "tensorboard"), help="write RUN/metrics.csv or RUN/tensorboard")
+  parser.add_argument("--output", metavar="DIR", type=Path, help="of --export: write DIR/NAME.csv or DIR/NAME")
   arguments = parser.parse_args()
   if not 0 <= arguments.port < 65536:
     parser.error(f"--port {arguments.port}: give one from 0 to 65535")
@@ -115,7 +116,7 @@ def main():
     parser.error("--output is for --export: give csv or tensorboard")
   runs = Runs(arguments.runs)
   if not runs.runs:
-    sys.exit(f"error: {' '.join(map(str, arguments.runs))}: no run here: give the --out folder of a run, or a folder of such")
+    sys.exit(f"error: {' '.join(map(str, arguments.runs))}: no run here: give a run's --out folder, or one of such folders")
   if not arguments.once and not arguments.export:
     return serve(arguments.port, runs)
   runs.read()

@@ -32,7 +32,8 @@ def export_csv(run, output):
 def export_tensorboard(run, output):
   """The event files of an earlier export are replaced."""
   try:
-    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
   except ImportError:
     sys.exit("error: --export tensorboard: tensorboard is not installed: python3 -m pip install tensorboard")
@@ -42,9 +43,9 @@ def export_tensorboard(run, output):
   writer = EventFileWriter(str(folder), filename_suffix=".gpt_cu")
   written = (run.folder / FILES[0]).stat().st_mtime  # lines have hours, but no time of day: this is the last line's
   for step, numbers in numbers_by_step(run):
-    values = [summary_pb2.Summary.Value(tag=name.replace(".", "/"), simple_value=value) for name, value in numbers.items()]
+    values = [Summary.Value(tag=name.replace(".", "/"), simple_value=value) for name, value in numbers.items()]
     then = written - 3600 * (run.bill.get("hours", 0) - numbers.get("hours", 0))
-    writer.add_event(event_pb2.Event(wall_time=then, step=step, summary=summary_pb2.Summary(value=values)))
+    writer.add_event(Event(wall_time=then, step=step, summary=Summary(value=values)))
   writer.close()
   return folder
 

@@ -54,7 +54,8 @@ def figures(run):
     found.append(("loss", lately["loss"], ".4f", trend(run.curves["loss"].buckets, run.curves["loss"])))
   if "val_loss" in lately:
     best = min((bucket.low for bucket in run.curves["val_loss"].buckets if bucket.count), default=None)
-    found.append(("validation", run.curves["val_loss"].mean(-1), ".4f", f"best {best[0]:.4f} at {best[1]:,}" if best else ""))
+    best = f"best {best[0]:.4f} at {best[1]:,}" if best else ""
+    found.append(("validation", run.curves["val_loss"].mean(-1), ".4f", best))
   found += [("tokens/s", lately.get("tokens_per_s"), ",.0f", compact(number(run.last.get("tokens")) or 0) + " so far"),
             ("MFU", lately.get("mfu"), ".1%", f"{number(run.last.get('step_ms')) or 0:,.4g} ms a step"),
             ("goodput", bill["goodput"], ".1%", f"{bill['restarts'] or 0} restarts"),

@@ -1,13 +1,14 @@
-// The page of dev/dashboard.py: asks for what is new every two seconds, and draws it. runs.py says what curves, buckets and
-// events are. What runs have written goes to the page as text only, never as HTML.
+// The page of dev/dashboard.py: asks for what is new every two seconds, and draws it. runs.py says what curves, buckets
+// and events are. What runs have written goes to the page as text only, never as HTML.
 "use strict";
 
 // The colours of Okabe and Ito for runs and hosts, on white and on black, and some more for parts of a whole.
 const COLORS = {light: ["#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000"],
                 dark: ["#56B4E9", "#E69F00", "#00B886", "#CC79A7", "#F0E442", "#D55E00", "#FFFFFF"]};
-const PARTS = ["#0072B2", "#E69F00", "#D55E00", "#CC79A7", "#F0E442", "#56B4E9", "#009E73", "#999999", "#882255", "#44AA99"];
+const PARTS = "0072B2 E69F00 D55E00 CC79A7 F0E442 56B4E9 009E73 999999 882255 44AA99".split(" ").map(one => `#${one}`);
 const AXES = {steps: ["step", ","], tokens: ["tokens", "~s"], hours: ["hours", ""], cost: ["dollars", ""]};
-const LABELS = {comm_exposed_ms: "waiting for communication, ms", comm_ms: "in collectives, ms", step_ms: "step, ms"};
+const NETWORK = {"network_bytes_per_s.in": "in", "network_bytes_per_s.out": "out"};
+const DISK = {"disk_bytes_per_s.read": "read", "disk_bytes_per_s.write": "written"};
 const WORST_IS_LOW = ["gpu.utilisation", "gpu.sm_mhz", "gpu.memory_mhz"];
 const GIB = 2 ** 30, byId = id => document.getElementById(id), runs = new Map();
 let axis = "steps", since = "", theme = "light", log = true, chosen = null;
@@ -24,9 +25,9 @@ function take(news) {
   if (news.cleared || !run.curves) Object.assign(run, {curves: {}, events: []});
   for (const [name, [first, added]] of Object.entries(news.curves))
     run.curves[name] = (run.curves[name] ?? []).slice(0, first).concat(added);
-  const isNew = news.cleared || news.plan || news.events.length || Object.keys(news.curves).length;
-  Object.assign(run, news, {curves: run.curves, events: [...run.events, ...news.events].slice(-500), plan: news.plan ?? run.plan});
-  return isNew;
+  const {curves, plan} = run, events = [...run.events, ...news.events].slice(-500);
+  Object.assign(run, news, {curves, events, plan: news.plan ?? plan});
+  return news.cleared || news.plan || news.events.length || Object.keys(news.curves).length;
 }
 
 // All points of a curve, and the means of its buckets. A value that was not finite is null.
@@ -66,8 +67,8 @@ function smooth({values, counts}) {
 }
 
 // ---- Panels: each makes traces of plotly, keys (label, colour, sign), and what is special in its layout.
-const line = (run, {steps, values}, name, paint, more = {}) => ({x: steps.map(toAxis(run)), y: values, name, mode: "lines",
-  type: "scatter", ...more, line: {color: paint, width: 2, ...more.line}});
+const line = (run, {steps, values}, name, paint, more = {}) => ({x: steps.map(toAxis(run)), y: values, name,
+  mode: "lines", type: "scatter", ...more, line: {color: paint, width: 2, ...more.line}});
 
 const curve = (name, format, {logs = false, faint = true, from = "normal"} = {}) => () => [
   shown().filter(run => run.curves[name]).flatMap(run => {
@@ -82,8 +83,9 @@ function losses() {
   for (const run of shown()) {
     for (const name of Object.keys(run.curves).filter(name => name.startsWith("val_loss"))) {
       if (!sets.includes(name)) sets.push(name);
+      const marker = {symbol: symbols[sets.indexOf(name) % 3], size: 7};
       traces.push(line(run, points(run, name).raw, `${run.name}, ${name}`, color(run),
-        {mode: "lines+markers", line: {width: 1, dash: "dot"}, marker: {symbol: symbols[sets.indexOf(name) % 3], size: 7}}));
+        {mode: "lines+markers", line: {width: 1, dash: "dot"}, marker}));
     }
     const {means} = points(run, "loss"), at = between({...means, values: smooth(means)});
     const events = run.events.filter(event => event[1] !== "sample"), steps = events.map(event => event[0]);
@@ -96,29 +98,30 @@ function losses() {
 }
 
 // Text for plotly, which takes some tags for its own.
-const wrapped = text => text.match(/[^]{1,60}\S*/g).map(one => one.replace(/&/g, "&amp;").replace(/</g, "&lt;")).join("<br>");
+const wrapped = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").match(/[^]{1,60}\S*/g).join("<br>");
 
 function times(run) {
   const all = points(run, "time wall").raw.steps, every = Math.ceil(all.length / 150);
   const steps = all.filter((_, i) => (all.length - 1 - i) % every === 0);
-  const parts = Object.keys(run.curves).filter(name => name.startsWith("time ")).map(name => {
+  const parts = new Map(Object.keys(run.curves).filter(name => name.startsWith("time ")).map(name => {
     const at = between(points(run, name).raw);
-    return [name.slice(5), steps.map((step, i) => at(step) - (i ? at(steps[i - 1]) : 0))];
-  });
-  const wall = parts.find(([name]) => name === "wall")?.[1] ?? [], known = parts.filter(([, values]) => values !== wall);
-  known.push(["other", wall.map((seconds, i) => Math.max(0, seconds - sum(known.map(([, values]) => values[i]))))]);
-  const whole = sum(known.map(([, values]) => sum(values))), drawn = known.filter(([, values]) => sum(values) / whole >= 5e-4);
-  return [drawn.map(([name, values], i) => line(run, {steps, values}, name, part(i),
-    {stackgroup: "all", groupnorm: "percent", fillcolor: part(i), line: {width: 0}, hovertemplate: "%{y:.1f} %"})),
-  drawn.map(([name, values], i) => [`${name.replace("lost.", "")} ${(100 * sum(values) / whole).toFixed(1)} %`, part(i)]),
-  {yaxis: {ticksuffix: " %", range: [0, 100], fixedrange: true}}];
+    return [name.slice(5).replace("lost.", ""), steps.map((step, i) => at(step) - (i ? at(steps[i - 1]) : 0))];
+  }));
+  const wall = parts.get("wall") ?? [];
+  parts.delete("wall");
+  parts.set("other", wall.map((seconds, i) => Math.max(0, seconds - sum([...parts.values()].map(values => values[i])))));
+  const whole = sum([...parts.values()].map(sum)), drawn = [...parts].filter(([, values]) => sum(values) / whole >= 5e-4);
+  const look = {stackgroup: "all", groupnorm: "percent", line: {width: 0}, hovertemplate: "%{y:.1f} %"};
+  return [drawn.map(([name, values], i) => line(run, {steps, values}, name, part(i), {...look, fillcolor: part(i)})),
+    drawn.map(([name, values], i) => [`${name} ${(100 * sum(values) / whole).toFixed(1)} %`, part(i)]),
+    {yaxis: {ticksuffix: " %", range: [0, 100], fixedrange: true}}];
 }
 
 function memory(run) {
   const ranks = (run.plan?.ranks ?? []).slice(0, 8), y = ranks.map(rank => `rank ${rank.rank} `);
   const names = [...new Set(ranks.flatMap(rank => Object.keys(rank.memory)))];
-  const bars = names.map((name, i) => ({type: "bar", orientation: "h", y, x: ranks.map(rank => (rank.memory[name] ?? 0) / GIB),
-    name, marker: {color: part(i)}, hovertemplate: "%{x:.3~g} GiB"}));
+  const bars = names.map((name, i) => ({type: "bar", orientation: "h", name, marker: {color: part(i)}, y,
+    x: ranks.map(rank => (rank.memory[name] ?? 0) / GIB), hovertemplate: "%{x:.3~g} GiB"}));
   const most = ranks.map(rank => Math.max(...points(run, `rank ${rank.rank} gpu.memory_bytes`).raw.values));
   const marks = most.every(isFinite) ? [["measured, at most", most, contrast()],
     ["of the device", ranks.map(() => run.plan.device.bytes), "#D55E00"]] : [];
@@ -129,27 +132,27 @@ function memory(run) {
     xaxis: {title: {text: "GiB"}, tickformat: "", rangemode: "tozero"}}];
 }
 
-// Each cell is the worst value of its bucket.
+// A cell is the worst value of its bucket.
 function ranks(run, {select}) {
   const found = Object.keys(run.curves).filter(name => name.startsWith("rank ")).map(name => name.split(" "));
-  const names = [...new Set([...Object.keys(LABELS), ...found.map(one => one[2])])].filter(name => found.some(one => one[2] === name));
-  fill(select, names.map(name => [name, LABELS[name] ?? name.replace("gpu.", "").replaceAll("_", " ")]));
-  const rows = found.filter(one => one[2] === select.value), worst = WORST_IS_LOW.includes(select.value) ? Math.min : Math.max;
-  const curves = rows.map(name => run.curves[name.join(" ")]), y = rows.map(one => `rank ${one[1]} `);
-  const z = curves.map(curve => curve.map(([, , ...ends]) => worst(...ends.filter((_, i) => i % 2))));
-  return [curves.slice(0, 1).map(curve => ({type: "heatmap", x: curve.map(bucket => bucket.at(-2)).map(toAxis(run)), y, z, ygap: 1,
-    hovertemplate: "%{y}: %{z:.4~g}<extra></extra>", colorscale: theme === "dark" ? "Viridis" : "YlGnBu",
+  fill(select, [...new Set(found.map(one => one[2]))].sort().map(name => [name, name.replaceAll("_", " ")]));
+  const rows = found.filter(one => one[2] === select.value), curves = rows.map(name => run.curves[name.join(" ")]);
+  const worst = WORST_IS_LOW.includes(select.value) ? Math.min : Math.max;
+  return [curves.slice(0, 1).map(curve => ({type: "heatmap", x: curve.map(bucket => bucket.at(-2)).map(toAxis(run)),
+    y: rows.map(one => `rank ${one[1]} `), z: curves.map(curve => curve.map(([, , ...ends]) => worst(...ends.filter((_, i) => i % 2)))),
+    hovertemplate: "%{y}: %{z:.4~g}<extra></extra>", ygap: 1, colorscale: theme === "dark" ? "Viridis" : "YlGnBu",
     reversescale: theme !== "dark", colorbar: {thickness: 12, outlinewidth: 0, tickformat: "~s"}})), [],
   {hovermode: "closest", yaxis: {autorange: "reversed", fixedrange: true, dtick: rows.length > 16 ? null : 1}}];
 }
 
 // names: of numbers of each host, and what they are called; the second one is dotted.
 const hosts = (names, format) => run => {
-  const all = [...new Set(Object.keys(run.curves).filter(name => name.startsWith("host ")).map(name => name.split(" ")[1]))];
-  const traces = all.flatMap((host, i) => Object.entries(names).map(([name, label], j) => line(run,
-    points(run, `host ${host} ${name}`).raw, `${host} ${label}`, COLORS[theme][i % 7], {line: {dash: j ? "dot" : "solid"}})));
-  const keys = Object.values(names).filter(label => label).map((label, j) => [label, "", j ? "┅" : "━"]);
-  return [traces, [...all.map((host, i) => [host, COLORS[theme][i % 7]]), ...keys], {yaxis: {tickformat: format, rangemode: "tozero"}}];
+  const found = Object.keys(run.curves).map(name => name.split(" ")).filter(([kind]) => kind === "host");
+  const all = [...new Set(found.map(one => one[1]))], paint = host => COLORS[theme][all.indexOf(host) % 7];
+  const traces = all.flatMap(host => Object.entries(names).map(([name, label], i) => line(run,
+    points(run, `host ${host} ${name}`).raw, `${host} ${label}`, paint(host), {line: {dash: i ? "dot" : "solid"}})));
+  const keys = Object.values(names).filter(label => label).map((label, i) => [label, "", i ? "┅" : "━"]);
+  return [traces, [...all.map(host => [host, paint(host)]), ...keys], {yaxis: {tickformat: format, rangemode: "tozero"}}];
 };
 
 const texts = (isWanted, kind) => run => [run.events.filter(isWanted).reverse().map(([step, what, text]) =>
@@ -162,22 +165,24 @@ function element(kind, text = "", name = "", inner = []) {
 }
 
 const PANELS = [
-  ["wide", "loss", "Loss, nats per token", losses], ["third", "norm", "Gradient norm", curve("grad_norm", ".4~g", {logs: true})],
+  ["wide", "loss", "Loss, nats per token", losses],
+  ["third", "norm", "Gradient norm", curve("grad_norm", ".4~g", {logs: true})],
   ["third", "lr", "Learning rate", curve("lr", ".3~e", {faint: false})],
   ["third", "rate", "Tokens per second", curve("tokens_per_s", ".4~s", {from: "tozero"})],
   ["half", "mfu", "MFU", curve("mfu", ".3~%", {from: "tozero"})],
   ["half", "goodput", "Goodput", curve("goodput", ".3~%", {faint: false, from: "tozero"})],
   ["half detail", "times", "Where time goes", times], ["half detail", "memory", "Memory of ranks", memory],
   ["wide detail low", "ranks", "Ranks", ranks], ["third detail", "cpu", "CPU load", hosts({cpu: ""}, "~%")],
-  ["third detail", "network", "Network, bytes/s", hosts({"network_bytes_per_s.in": "in", "network_bytes_per_s.out": "out"}, "~s")],
-  ["third detail", "disk", "Disk, bytes/s", hosts({"disk_bytes_per_s.read": "read", "disk_bytes_per_s.write": "written"}, "~s")],
+  ["third detail", "network", "Network, bytes/s", hosts(NETWORK, "~s")],
+  ["third detail", "disk", "Disk, bytes/s", hosts(DISK, "~s")],
   ["half detail texts", "incidents", "Incidents and warnings", texts(event => event[1] !== "sample", "span")],
   ["half detail texts", "samples", "Samples", texts(event => event[1] === "sample", "pre")],
 ].map(([kind, id, title, make]) => {
   const keys = element("div", "", "keys"), plot = element("div", "", "plot"), select = element("select");
   Object.assign(select, {hidden: id !== "ranks", ariaLabel: title, onchange: draw});
   plot.id = id;
-  byId(kind.includes("detail") ? "details" : "curves").append(element("article", "", kind, [element("h3", title), select, keys, plot]));
+  const article = element("article", "", kind, [element("h3", title), select, keys, plot]);
+  byId(kind.includes("detail") ? "details" : "curves").append(article);
   return {make, select, keys, plot};
 });
 
@@ -203,7 +208,8 @@ function drawPanel(panel) {
 function makeCard(run) {
   const name = element("button", run.name, "name");
   Object.assign(name, {title: "show or hide its curves", onclick: () => { run.hidden = !run.hidden; draw(); }});
-  const card = element("section", "", "", [element("div", "", "top", [name, element("span")]), element("div"), element("dl")]);
+  const top = element("div", "", "top", [name, element("span")]);
+  const card = element("section", "", "", [top, element("div"), element("dl")]);
   byId("cards").append(card);
   return card;
 }
@@ -262,8 +268,10 @@ function setTheme(isDark) {
   draw();
 }
 
-for (const [value, [label]] of Object.entries(AXES))
-  byId("axes").append(Object.assign(element("button", label.replace("step", "steps")), {value, onclick: () => { axis = value; draw(); }}));
+for (const value of Object.keys(AXES)) {
+  const button = element("button", value === "cost" ? "dollars" : value);
+  byId("axes").append(Object.assign(button, {value, onclick: () => { axis = value; draw(); }}));
+}
 const dark = matchMedia("(prefers-color-scheme: dark)");
 dark.onchange = () => setTheme(dark.matches);
 byId("theme").onclick = () => setTheme(theme === "light");

@@ -1,14 +1,15 @@
 """Reads what runs write, and keeps what the page shows of it.
 
-A run's folder has metrics.jsonl (runtime/reports/report.h lists its keys), monitor.jsonl (runtime/reports/monitor.h) and
-plan.json (runtime/planner/plan.h). Only what is new in a growing file is read, and only whole lines. A file that was cut or
-replaced, as by a rollback, --resume or --overwrite, is read anew.
+A run's folder has metrics.jsonl (runtime/reports/report.h lists its keys), monitor.jsonl (runtime/reports/monitor.h)
+and plan.json (runtime/planner/plan.h). Only what is new in a growing file is read, and only whole lines. A file that was
+cut or replaced, as by a rollback, --resume or --overwrite, is read anew.
 
-However long a run is, what is kept of it is bounded. A curve has at most 2,000 points. As long as they fit, they are the
-file's. Then neighbours share a bucket, of which the lowest and the highest value are drawn, so that spikes stay, and the
-mean, from which the page computes smoothed curves. What there is of each rank and host has at most 200 points.
+However long a run is, what is kept of it is bounded. A curve has at most 2,000 points. As long as they fit, they are
+the file's. Then neighbours share a bucket, of which the lowest and the highest value are drawn, so that spikes stay, and
+the mean, from which the page computes smoothed curves. A curve of a rank or a host has at most 200 points.
 
-Each change has a serial number, so that a page asks for what is new since the last one that it has seen. Names of curves:
+Each change has a serial number, so that a page asks for what is new since the last one that it has seen. Names of
+curves:
 
   loss, val_loss_NAME, ...     keys of metrics.jsonl
   time compute, time lost.data seconds that went into it so far; "time wall": all of them
@@ -54,7 +55,7 @@ class Tail:
     self.path, self.offset, self.seen, self.state, self.changed = path, 0, b"", None, None
 
   def read(self, most=1 << 22):
-    """Returns new lines, of about `most` bytes, and whether the file is another one now: then it has to be read anew."""
+    """Returns new lines, of about `most` bytes, and whether the file is another one now, to be read anew."""
     try:
       file = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except OSError:
@@ -93,13 +94,14 @@ Event = collections.namedtuple("Event", "serial step kind text")
 
 def bucket_of(serial, steps, values):
   known = [value for value in values if value is not None] if None in values else values
-  ends = [(value, steps[values.index(value)]) for value in (min(known), max(known))] if known else [(None, steps[0])] * 2
+  low, high = (min(known), max(known)) if known else (None, None)
+  ends = ((value, steps[values.index(value)]) for value in (low, high))
   return Bucket(serial, len(values), len(known), sum(known), *ends)
 
 
 def merged(one, other):
   known = [bucket for bucket in (one, other) if bucket.count] or [one]
-  return Bucket(max(one.serial, other.serial), one.length + other.length, one.count + other.count, one.total + other.total,
+  return Bucket(other.serial, one.length + other.length, one.count + other.count, one.total + other.total,
                 min(bucket.low for bucket in known), max(bucket.high for bucket in known))
 
 
@@ -122,11 +124,13 @@ class Curve:
         self.width, self.rebuilt = 2 * self.width, serial
 
   def since(self, serial):
-    """From which bucket on, and these: count, mean, and step and value of the lowest and the highest, the earlier first."""
+    """From which bucket on, and these: count, mean, and step and value of its lowest and highest, the earlier first."""
     first = 0 if self.rebuilt > serial else bisect.bisect(self.buckets, serial, key=lambda bucket: bucket.serial)
-    return [first, [[b.count, float(f"{b.total / b.count:.9g}") if b.count else None,
-                     *(part for value, step in sorted({b.low, b.high}, key=lambda end: end[1]) for part in (step, value))]
-                    for b in self.buckets[first:]]]
+    new = []
+    for bucket in self.buckets[first:]:
+      ends = sorted({bucket.low[::-1], bucket.high[::-1]}, key=lambda end: end[0])
+      new.append([bucket.count, bucket.total / bucket.count if bucket.count else None, *sum(ends, ())])
+    return [first, new]
 
   def mean(self, begin, end=None):
     part = self.buckets[begin:end]
@@ -144,7 +148,7 @@ class Run:
     self.curves, self.events, self.rebuilt = {}, [], self.serial
     self.last, self.bill = {}, {}  # the last step's line, and the last line of whatever kind
     self.spent = collections.defaultdict(float)
-    self.new = collections.defaultdict(lambda: ([], []))  # steps and values that their curves do not have yet
+    self.new = collections.defaultdict(list)  # steps and values that their curves do not have yet
 
   def read(self, serial, until=float("inf")):
     """Reads what is new, until this time. Returns whether there is more."""
@@ -173,15 +177,10 @@ class Run:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
       pass
 
-  def add(self, name, step, value):
-    steps, values = self.new[name]
-    steps.append(step)
-    values.append(value)
-
   def add_new(self):
-    for name, (steps, values) in self.new.items():
+    for name, new in self.new.items():
       most = MOST_POINTS // 10 if name.startswith(("rank ", "host ")) else MOST_POINTS
-      self.curves.setdefault(name, Curve(self.serial, most)).extend(self.serial, steps, values)
+      self.curves.setdefault(name, Curve(self.serial, most)).extend(self.serial, *zip(*new))
     self.new.clear()
 
   def add_metrics(self, rows):
@@ -189,7 +188,7 @@ class Run:
     for key in CURVES:
       known = [row for row in steps if key in row]
       if key in self.curves or any(row[key] is not None for row in known):
-        self.new[key] = [row["step"] for row in known], [number(row[key]) for row in known]
+        self.new[key] = [(row["step"], number(row[key])) for row in known]
     self.last, self.bill = (steps or [self.last])[-1], (rows or [self.bill])[-1]
     self.add_rows(row for row in rows if "loss" not in row or "ranks" in row or "left_out" in row)
     for place, row in enumerate(rows):
@@ -205,7 +204,7 @@ class Run:
     lost = {f"lost.{name}": seconds for name, seconds in flatten(row.get("lost_s"))}
     for name, seconds in {**self.spent, **lost}.items():
       if name != "lost.data" or "data" not in self.spent:
-        self.add(f"time {name}", row["step"], seconds)
+        self.new[f"time {name}"].append((row["step"], seconds))
 
   def add_rows(self, rows):
     for row in rows:
@@ -214,14 +213,16 @@ class Run:
         for place, entry in enumerate(entries if isinstance(entries := row.get(f"{kind}s"), list) else ()):
           for name, value in flatten(entry):
             if name != kind and not name.startswith("comm_bytes"):
-              self.add(f"{kind} {entry.get(kind, place)} {name}", step, value)
+              self.new[f"{kind} {entry.get(kind, place)} {name}"].append((step, value))
       for key in row:
         if key.startswith("val_loss"):
-          self.add(key, step, number(row[key]))
-      texts = {kind: row.get(kind) for kind in ("sample", "incident", "warning")}
-      texts["rollback"] = f"from step {row['rolled_back_from']}: {row.get('reason')}" if "rolled_back_from" in row else None
-      texts["left out"] = "the update was not applied" if row.get("left_out") else None
-      self.events += [Event(self.serial, step, kind, str(t)[:MOST_CHARACTERS]) for kind, t in texts.items() if t is not None]
+          self.new[key].append((step, number(row[key])))
+      texts = {kind: row[kind] for kind in ("sample", "incident", "warning") if kind in row}
+      if "rolled_back_from" in row:
+        texts["rollback"] = f"from step {row['rolled_back_from']}: {row.get('reason')}"
+      if row.get("left_out"):
+        texts["left out"] = "the update was not applied"
+      self.events += [Event(self.serial, step, kind, str(t)[:MOST_CHARACTERS]) for kind, t in texts.items()]
       del self.events[:-MOST_EVENTS]
 
   def since(self, serial):
