@@ -26,22 +26,21 @@ from once import print_runs  # noqa: E402
 from runs import Runs  # noqa: E402
 
 # Nothing comes from elsewhere, nor goes there. (plotly sets styles, and its pictures are data:)
-POLICY = ("default-src 'none'; script-src 'self'; connect-src 'self'; img-src data: blob:; style-src 'self' 'unsafe-inline'; "
+POLICY = ("default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
           "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache",
-           "Cross-Origin-Resource-Policy": "same-origin"}
+           "Cross-Origin-Resource-Policy": "same-origin", "Content-Encoding": "gzip"}
 
 
 def read_files():
   """All that the server hands out beside the data, packed: content and type by URL."""
-  files = {"/": (PARTS / "page.html", "text/html"), "/page.js": (PARTS / "page.js", "text/javascript"),
-           "/page.css": (PARTS / "page.css", "text/css")}
+  files = {"/": PARTS / "page.html", "/page.js": PARTS / "page.js", "/page.css": PARTS / "page.css"}
   if plotly := importlib.util.find_spec("plotly"):
-    script = Path(plotly.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
-    files["/plotly.js"] = script, "text/javascript"
+    files["/plotly.js"] = Path(plotly.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
   else:
     print("note: plotly is not installed, so the page shows no curves: python3 -m pip install plotly", file=sys.stderr)
-  return {url: (gzip.compress(path.read_bytes(), 6), kind) for url, (path, kind) in files.items()}
+  kinds = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+  return {url: (gzip.compress(path.read_bytes(), 6), kinds[path.suffix]) for url, path in files.items()}
 
 
 class Server(ThreadingHTTPServer):
@@ -66,24 +65,20 @@ class Request(BaseHTTPRequestHandler):
   protocol_version, timeout = "HTTP/1.1", 60
 
   def do_GET(self):
-    url, _, query = self.path.partition("?")
     # A page from elsewhere may give its name this address (DNS rebinding), but then the browser sends that name. The
     # port may be any: ssh forwards what it was told.
     if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
-      code, (packed, kind) = 403, (gzip.compress(b"open it as 127.0.0.1 or localhost\n"), "text/plain")
-    elif url == "/data":
-      code, (packed, kind) = 200, self.server.data(query)
-    else:
-      code = 200 if url in self.server.files else 404
-      packed, kind = self.server.files.get(url, (gzip.compress(b"not here\n"), "text/plain"))
-    takes_packed = "gzip" in self.headers.get("Accept-Encoding", "")
-    content = packed if takes_packed else gzip.decompress(packed)
-    self.send_response(code)
-    for name, value in {**HEADERS, "Content-Type": f"{kind}; charset=utf-8", "Content-Length": len(content),
-                        **({"Content-Encoding": "gzip"} if takes_packed else {})}.items():
-      self.send_header(name, str(value))
+      return self.send_error(403, "open it as 127.0.0.1 or localhost")
+    url, _, query = self.path.partition("?")
+    if url != "/data" and url not in self.server.files:
+      return self.send_error(404)
+    packed, kind = self.server.data(query) if url == "/data" else self.server.files[url]
+    self.send_response(200)
+    length = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(packed))}
+    for name, value in {**HEADERS, **length}.items():
+      self.send_header(name, value)
     self.end_headers()
-    self.wfile.write(content)
+    self.wfile.write(packed)
 
   def log_message(self, *_):
     pass
@@ -116,7 +111,7 @@ def main():
     parser.error("--output is for --export: give csv or tensorboard")
   runs = Runs(arguments.runs)
   if not runs.runs:
-    sys.exit(f"error: {' '.join(map(str, arguments.runs))}: no run here: give a run's --out folder, or one of such folders")
+    sys.exit(f"error: {' '.join(map(str, arguments.runs))}: no run here: give a run's --out folder, or one above it")
   if not arguments.once and not arguments.export:
     return serve(arguments.port, runs)
   runs.read()

@@ -40,7 +40,7 @@ def figures(run):
   """State, its text, the share that is done or None, and [label, value, note] of each figure that is known."""
   step, steps = run.last.get("step", 0), number(run.last.get("steps")) or 0
   left, (seconds, step_cost) = max(0, steps - step), pace(run)
-  changed = run.files[0][0].changed
+  changed = run.files[0].changed
   age = time.time() - changed if changed else 0
   state, text = ("running", "running") if run.last else ("starting", "no step yet")
   if steps and not left:

@@ -30,10 +30,10 @@ def print_run(run, width, levels):
   for label, value, note in known["figures"]:
     part = f" {label} {value}" + (f" ({note})" if note else "")
     if len(line) + len(part) > width:
-      print(line)
+      print(line.rstrip())
       line = " "
     line += part + "  "
-  print(line)
+  print(line.rstrip())
   for name in [*LABELS, *(name for name in run.curves if name.startswith("val_loss_"))]:
     if name in run.curves:
       print(f"  {printable(LABELS.get(name, name)):14.14}", sparkline(run.curves[name], max(8, width - 40), levels))

@@ -109,8 +109,10 @@ function times(run) {
   }));
   const wall = parts.get("wall") ?? [];
   parts.delete("wall");
-  parts.set("other", wall.map((seconds, i) => Math.max(0, seconds - sum([...parts.values()].map(values => values[i])))));
-  const whole = sum([...parts.values()].map(sum)), drawn = [...parts].filter(([, values]) => sum(values) / whole >= 5e-4);
+  const known = [...parts.values()];
+  parts.set("other", wall.map((seconds, i) => Math.max(0, seconds - sum(known.map(values => values[i])))));
+  const whole = sum([...parts.values()].map(sum));
+  const drawn = [...parts].filter(([, values]) => sum(values) / whole >= 5e-4);
   const look = {stackgroup: "all", groupnorm: "percent", line: {width: 0}, hovertemplate: "%{y:.1f} %"};
   return [drawn.map(([name, values], i) => line(run, {steps, values}, name, part(i), {...look, fillcolor: part(i)})),
     drawn.map(([name, values], i) => [`${name} ${(100 * sum(values) / whole).toFixed(1)} %`, part(i)]),
@@ -138,10 +140,10 @@ function ranks(run, {select}) {
   fill(select, [...new Set(found.map(one => one[2]))].sort().map(name => [name, name.replaceAll("_", " ")]));
   const rows = found.filter(one => one[2] === select.value), curves = rows.map(name => run.curves[name.join(" ")]);
   const worst = WORST_IS_LOW.includes(select.value) ? Math.min : Math.max;
-  return [curves.slice(0, 1).map(curve => ({type: "heatmap", x: curve.map(bucket => bucket.at(-2)).map(toAxis(run)),
-    y: rows.map(one => `rank ${one[1]} `), z: curves.map(curve => curve.map(([, , ...ends]) => worst(...ends.filter((_, i) => i % 2)))),
-    hovertemplate: "%{y}: %{z:.4~g}<extra></extra>", ygap: 1, colorscale: theme === "dark" ? "Viridis" : "YlGnBu",
-    reversescale: theme !== "dark", colorbar: {thickness: 12, outlinewidth: 0, tickformat: "~s"}})), [],
+  const z = curves.map(curve => curve.map(([, , ...ends]) => worst(...ends.filter((_, i) => i % 2))));
+  return [curves.slice(0, 1).map(curve => ({type: "heatmap", x: curve.map(bucket => bucket.at(-2)).map(toAxis(run)), z,
+    y: rows.map(one => `rank ${one[1]} `), hovertemplate: "%{y}: %{z:.4~g}<extra></extra>", ygap: 1,
+    colorscale: theme === "dark" ? "Viridis" : "YlGnBu", reversescale: theme !== "dark", colorbar: {thickness: 12, outlinewidth: 0, tickformat: "~s"}})), [],
   {hovermode: "closest", yaxis: {autorange: "reversed", fixedrange: true, dtick: rows.length > 16 ? null : 1}}];
 }
 
@@ -152,7 +154,8 @@ const hosts = (names, format) => run => {
   const traces = all.flatMap(host => Object.entries(names).map(([name, label], i) => line(run,
     points(run, `host ${host} ${name}`).raw, `${host} ${label}`, paint(host), {line: {dash: i ? "dot" : "solid"}})));
   const keys = Object.values(names).filter(label => label).map((label, i) => [label, "", i ? "┅" : "━"]);
-  return [traces, [...all.map(host => [host, paint(host)]), ...keys], {yaxis: {tickformat: format, rangemode: "tozero"}}];
+  keys.unshift(...all.map(host => [host, paint(host)]));
+  return [traces, keys, {yaxis: {tickformat: format, rangemode: "tozero"}}];
 };
 
 const texts = (isWanted, kind) => run => [run.events.filter(isWanted).reverse().map(([step, what, text]) =>

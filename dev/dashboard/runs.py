@@ -1,12 +1,12 @@
 """Reads what runs write, and keeps what the page shows of it.
 
 A run's folder has metrics.jsonl (runtime/reports/report.h lists its keys), monitor.jsonl (runtime/reports/monitor.h)
-and plan.json (runtime/planner/plan.h). Only what is new in a growing file is read, and only whole lines. A file that was
-cut or replaced, as by a rollback, --resume or --overwrite, is read anew.
+and plan.json (runtime/planner/plan.h). Only what is new in a growing file is read, and only whole lines. A file that
+was cut or replaced, as by a rollback, --resume or --overwrite, is read anew.
 
 However long a run is, what is kept of it is bounded. A curve has at most 2,000 points. As long as they fit, they are
-the file's. Then neighbours share a bucket, of which the lowest and the highest value are drawn, so that spikes stay, and
-the mean, from which the page computes smoothed curves. A curve of a rank or a host has at most 200 points.
+the file's. Then neighbours share a bucket, of which the lowest and the highest value are drawn, so that spikes stay,
+and the mean, from which the page computes smoothed curves. A curve of a rank or a host has at most 200 points.
 
 Each change has a serial number, so that a page asks for what is new since the last one that it has seen. Names of
 curves:
@@ -26,6 +26,7 @@ from pathlib import Path
 
 MOST_POINTS, MOST_EVENTS, MOST_CHARACTERS = 2000, 500, 4000
 FILES = ("metrics.jsonl", "monitor.jsonl", "plan.json")
+TEXTS = {"sample": "sample", "incident": "incident", "warning": "warning", "reason": "rollback", "left_out": "left out"}
 CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "goodput", "tokens", "hours", "cost")
 
 
@@ -129,7 +130,8 @@ class Curve:
     new = []
     for bucket in self.buckets[first:]:
       ends = sorted({bucket.low[::-1], bucket.high[::-1]}, key=lambda end: end[0])
-      new.append([bucket.count, bucket.total / bucket.count if bucket.count else None, *sum(ends, ())])
+      mean = float(f"{bucket.total / bucket.count:.9g}") if bucket.count else None
+      new.append([bucket.count, mean, *sum(ends, ())])
     return [first, new]
 
   def mean(self, begin, end=None):
@@ -144,7 +146,7 @@ class Run:
     self.clear()
 
   def clear(self):
-    self.files = [(Tail(self.folder / FILES[0]), self.add_metrics), (Tail(self.folder / FILES[1]), self.add_rows)]
+    self.files = [Tail(self.folder / name) for name in FILES[:2]]
     self.curves, self.events, self.rebuilt = {}, [], self.serial
     self.last, self.bill = {}, {}  # the last step's line, and the last line of whatever kind
     self.spent = collections.defaultdict(float)
@@ -154,7 +156,7 @@ class Run:
     """Reads what is new, until this time. Returns whether there is more."""
     self.serial = serial
     self.read_plan()
-    for file, add in self.files:
+    for file in self.files:
       while True:
         lines, is_another = file.read()
         if is_another:
@@ -162,7 +164,7 @@ class Run:
           return True
         if not lines:
           break
-        add(list(objects_in(lines)))
+        self.add_rows(list(objects_in(lines)))
         self.add_new()
         if time.monotonic() > until:
           return True
@@ -183,47 +185,39 @@ class Run:
       self.curves.setdefault(name, Curve(self.serial, most)).extend(self.serial, *zip(*new))
     self.new.clear()
 
-  def add_metrics(self, rows):
-    steps = [row for row in rows if "loss" in row]
-    for key in CURVES:
-      known = [row for row in steps if key in row]
-      if key in self.curves or any(row[key] is not None for row in known):
-        self.new[key] = [(row["step"], number(row[key])) for row in known]
-    self.last, self.bill = (steps or [self.last])[-1], (rows or [self.bill])[-1]
-    self.add_rows(row for row in rows if "loss" not in row or "ranks" in row or "left_out" in row)
-    for place, row in enumerate(rows):
-      parts = row.get("time_ms") or {"steps": row.get("step_ms")}
-      for name, milliseconds in flatten(parts):
-        self.spent[name] += milliseconds / 1e3
-      if place % max(1, len(rows) // 100) == 0 or place == len(rows) - 1:
-        self.add_spent(row)
-
-  def add_spent(self, row):
-    """Adds what the time went into so far. (In a split step's time, waiting for data is a part.)"""
-    self.spent["wall"] = 3600 * (number(row.get("hours")) or 0)
-    lost = {f"lost.{name}": seconds for name, seconds in flatten(row.get("lost_s"))}
-    for name, seconds in {**self.spent, **lost}.items():
-      if name != "lost.data" or "data" not in self.spent:
-        self.new[f"time {name}"].append((row["step"], seconds))
-
   def add_rows(self, rows):
-    for row in rows:
-      step = row["step"]
-      for kind in ("rank", "host"):
-        for place, entry in enumerate(entries if isinstance(entries := row.get(f"{kind}s"), list) else ()):
-          for name, value in flatten(entry):
-            if name != kind and not name.startswith("comm_bytes"):
-              self.new[f"{kind} {entry.get(kind, place)} {name}"].append((step, value))
-      for key in row:
-        if key.startswith("val_loss"):
-          self.new[key].append((step, number(row[key])))
-      texts = {kind: row[kind] for kind in ("sample", "incident", "warning") if kind in row}
-      if "rolled_back_from" in row:
-        texts["rollback"] = f"from step {row['rolled_back_from']}: {row.get('reason')}"
-      if row.get("left_out"):
-        texts["left out"] = "the update was not applied"
-      self.events += [Event(self.serial, step, kind, str(t)[:MOST_CHARACTERS]) for kind, t in texts.items()]
-      del self.events[:-MOST_EVENTS]
+    for place, row in enumerate(rows):
+      step, is_step = row["step"], "loss" in row
+      self.last, self.bill = row if is_step else self.last, row if "hours" in row else self.bill
+      for key, value in row.items():
+        if is_step and key in CURVES or key.startswith("val_loss"):
+          value = number(value)
+          if value is not None or key in self.new or key in self.curves:
+            self.new[key].append((step, value))
+        elif key == "ranks" or key == "hosts":
+          self.add_parts(step, key[:-1], value)
+        elif key in TEXTS and value:
+          text = {"reason": f"from step {row.get('rolled_back_from')}: {value}", "left_out": "the update was not applied"}
+          self.events.append(Event(self.serial, step, TEXTS[key], text.get(key, str(value))[:MOST_CHARACTERS]))
+      self.add_times(row, place % max(1, len(rows) // 100) == 0 or place == len(rows) - 1)
+    del self.events[:-MOST_EVENTS]
+
+  def add_parts(self, step, kind, parts):
+    for place, part in enumerate(parts if isinstance(parts, list) else ()):
+      for name, value in flatten(part):
+        if name != kind and not name.startswith("comm_bytes"):
+          self.new[f"{kind} {part.get(kind, place)} {name}"].append((step, value))
+
+  def add_times(self, row, is_shown):
+    """Adds what the time went into. (Where steps' times are split, waiting for data is a part of these.)"""
+    for name, milliseconds in flatten(row.get("time_ms") or {"steps": row.get("step_ms")}):
+      self.spent[name] += milliseconds / 1e3
+    if is_shown and "hours" in row:
+      lost = {f"lost.{name}": seconds for name, seconds in flatten(row.get("lost_s"))}
+      if "data" in self.spent:
+        lost.pop("lost.data", None)
+      for name, seconds in {**self.spent, **lost, "wall": 3600 * (number(row["hours"]) or 0)}.items():
+        self.new[f"time {name}"].append((row["step"], seconds))
 
   def since(self, serial):
     """What is new, as the page takes it."""

@@ -4,6 +4,7 @@
 Usage: python3 test/dashboard/test_server.py        (make test calls it)
 """
 import csv
+import gzip
 import http.client
 import importlib.util
 import json
@@ -103,7 +104,8 @@ def get(port, url, host=None, method="GET"):
   connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
   connection.request(method, url, headers={"Host": host or f"127.0.0.1:{port}"})
   answer = connection.getresponse()
-  return answer.status, answer.read(), answer.headers
+  body = answer.read()
+  return answer.status, gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body, answer.headers
 
 
 def test_server(folder):
