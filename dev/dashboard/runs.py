@@ -55,7 +55,7 @@ class Tail:
   def __init__(self, path):
     self.path, self.offset, self.seen, self.state, self.changed = path, 0, b"", None, None
 
-  def read(self, most=1 << 22):
+  def read(self, most=1 << 20):
     """Returns new lines, of about `most` bytes, and whether the file is another one now, to be read anew."""
     try:
       file = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
