@@ -151,7 +151,7 @@ TEST_CASE("--resume with other sets goes on, and says which val_loss is another"
 TEST_CASE("--keep-best: each better validation is saved, OUT/best names the best one, and --keep spares it") {
   EvaluationWorkplace shell;
   const auto best = [&](const std::string& out) { return shell.output("readlink " + out + "/best"); };
-  const std::string files = "best\nmetrics.jsonl\nplan.json\n";
+  const std::string files = "best\nmetrics.jsonl\nmonitor.jsonl\nplan.json\n";
   const std::string out = shell.output(train + "--steps 23 --keep 1 --keep-best --val noise --out worse");
   CHECK(contains(out, "\nbest      each better validation saves a checkpoint of 89.8 KiB beside --keep 1; training waits 5e-06 s for its copy"));
   CHECK(best("worse") == "step_00000005\n");  // the later ones are worse
@@ -185,7 +185,7 @@ TEST_CASE("--keep-best: each better validation is saved, OUT/best names the best
 
   shell.refuses(train + "--val text --out better --overwrite --init better/best", 1, {"--overwrite would delete it"});
   shell.output(train + "--val text --out better --overwrite --steps 2");
-  CHECK(shell.output("ls better") == "metrics.jsonl\nplan.json\nstep_00000002\n");
+  CHECK(shell.output("ls better") == "metrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000002\n");
 }
 
 TEST_CASE("--keep-best where no link can be made: said once, and the checkpoint is kept all the same") {
@@ -196,7 +196,7 @@ TEST_CASE("--keep-best where no link can be made: said once, and the checkpoint 
   CHECK(result.error == "train_gpt: training goes on without a link to the best checkpoint, which is kept: run/best: is no link: move it away\n");
   const Result worse = shell(train + "--steps 25 --keep 1 --keep-best --val noise --out run --overwrite");
   CHECK(worse.code == 0);
-  CHECK(shell.output("ls run") == "best\nmetrics.jsonl\nplan.json\nstep_00000005\nstep_00000025\n");
+  CHECK(shell.output("ls run") == "best\nmetrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000005\nstep_00000025\n");
   CHECK(shell.content("run/best/notes") == "mine");
 }
 
@@ -261,7 +261,7 @@ TEST_CASE("several ranks agree on the best validation and on the end" * doctest:
     CAPTURE(mesh);
     const std::string out = shell.output("rm -rf run; " + job + "run " + mesh);
     CHECK(contains(out, "--patience: done after step 15, as the last 2 validations were not below the best"));
-    CHECK(shell.output("ls run") == "best\nmetrics.jsonl\nplan.json\nstep_00000005\nstep_00000015\n");
+    CHECK(shell.output("ls run") == "best\nmetrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000005\nstep_00000015\n");
     shell.check_best("run", "step_00000015");
     CHECK(contains(shell.output(job + "run --resume " + mesh), "finished: the last 2 validations"));
   }
