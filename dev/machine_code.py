@@ -73,6 +73,9 @@ def template_arguments(s, operation, kernel):
     "flash_backward_queries_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
     "flash_backward_keys_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
     "gelu_forward_kernel": "__nv_bfloat16, 8",
+    "fp8_maximum_kernel": "__nv_bfloat16, 8",
+    "cast_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0, 16",
+    "cast_transpose_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0",
     "gelu_backward_kernel": "__nv_bfloat16, 8",
     "token_embedding_backward_kernel": "__nv_bfloat16, 8",
     "add_runs_kernel": "4",
@@ -232,7 +235,7 @@ def read_functions(path, cuobjdump):
   plain = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True).stdout.split("\n")
   functions = {}
   for name, (_, text), readable in zip(mangled, parts, plain):
-    kernel, arguments = re.match(r"(?:void )?(?:\(anonymous namespace\)::)?(\w+)(?:<([^()]*)>)?", readable).groups()
+    kernel, arguments = re.match(r"(?:void )?(?:\(anonymous namespace\)::)?(\w+)(?:<((?:[^()]|\(\w+\))*)>)?", readable).groups()
     code = main_part([Instruction(int(address, 16), *rest) for address, *rest in INSTRUCTION.findall(text)])
     functions.setdefault(kernel, []).append(Function(kernel, (arguments or "").strip(), *usage[name], code))
   return functions
