@@ -57,6 +57,7 @@ def loops(s, operation, launch):
     "add_runs_kernel": [3, 0, 0, 0, 0, 0, 0],  # few blocks have a run
     "position_embedding_backward_kernel": [1, s.B / 8],
     "sum_kernel": [1] if operation == "add_up" else [1, 0],
+    "fp8_maximum_kernel": [rows * 4 * s.C / 8 / (grid[0] * block * 4)],
   }.get(launch.kernel, [])
 
 

@@ -145,8 +145,8 @@ cast_transpose_fp8_kernel(uint8_t* codes, uint8_t* transposed, Fp8Scale* scale, 
   }
   __syncthreads();
 #pragma unroll
-  for (int i = threadIdx.x; i < fp8_tile_columns * chunks; i += fp8_block) {
-    const int c = i / chunks, k = i % chunks;
+  for (int part = 0; part < fp8_tile_columns * chunks; part += fp8_block) {
+    const int i = part + threadIdx.x, c = i / chunks, k = i % chunks;
     if (first_column + c >= columns || first_row + k * chunk >= rows) continue;
     store_pack(transposed + size_t(first_column + c) * rows + first_row + k * chunk,
                *reinterpret_cast<const PackWords<uint8_t, chunk>*>(tile[c][k ^ (c / N)]));

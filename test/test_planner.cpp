@@ -180,18 +180,19 @@ TEST_CASE("products in eight bits: twice the rate, and casts as bytes") {
   // 4 + 1 + 1 + 1 of R·C are cast forward with 5 bytes each; backward 1 + 1 + 3 + 4 with 6 bytes, and 7 with 5
   CHECK(after.memory - before.memory == about(10 * R * C * (7 * 5 + 9 * 6 + 7 * 5) / (3.35e12 * 0.9), 0.01));
   CHECK(after.update - before.update == about(10 * 12 * C * C * 6 / (3.35e12 * 0.9), 0.01));
-  // Narrow blocks don't gain, wide ones do: LLMQ measured 1.24 at 1.5 B and 1.38 at 7 B, on one H100.
-  const auto gain = [&](ModelShape shape, int micro_batch) {
+  // Narrow blocks don't gain, wide ones do: the widths of Qwen2.5, for which LLMQ measured 1.10, 1.24 and 1.38 on an H100.
+  const auto gain = [&](ModelShape shape) {
     StepOptions s = step;
-    s.shape = shape, s.fp8_keep = 0, s.micro_batch = s.global_batch = micro_batch, s.fp8 = false;
+    s.shape = shape, s.fp8_keep = 0, s.micro_batch = s.global_batch = 16, s.fp8 = false;
     const double bf16 = forecast(s, host).seconds;
     s.fp8 = true;
     return bf16 / forecast(s, host).seconds;
   };
-  const double narrow = gain({12, 12, 768, 50257, 1024}, 16), middle = gain({28, 12, 1536, 151936, 1024}, 16), large = gain({28, 28, 3584, 152064, 1024}, 16);
-  CHECK(narrow < middle);
-  CHECK(middle < large);
-  MESSAGE("gains ", narrow, " ", middle, " ", large);
+  CHECK(gain({12, 12, 768, 50257, 1024}) < 1);
+  CHECK(gain({24, 14, 896, 151936, 1024}) == about(1.10, 0.1));
+  CHECK(gain({28, 12, 1536, 151936, 1024}) == about(1.24, 0.1));
+  CHECK(gain({28, 28, 3584, 152064, 1024}) == about(1.38, 0.05));
+  MESSAGE("gains ", gain({24, 14, 896, 151936, 1024}));
   CHECK(cluster("8xa100-80").device.fp8 == 0);
   CHECK(cluster("8xl40s").device.fp8 == 2);
 }

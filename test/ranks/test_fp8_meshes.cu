@@ -91,7 +91,9 @@ TEST_CASE("the gradients of a first step: one rank's where it has its codes, els
 }
 
 // As check_bf16_curves: twice one rank's distance from fp32's curves. From one rank's own curves meshes are no further than
-// bf16's are from fp32's, also doubled.
+// bf16's are from fp32's, also doubled. And one rank in eight bits is at most four times as far from fp32 as one in bf16:
+// half of the blocks round operands by 2.6 % (the root-mean-square), where bf16 rounds them by 0.17 %, but beside roundings
+// of all tensors; codes of weights that an update has changed would be further off.
 TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's within what bf16 is off") {
   constexpr int seeds = 12;
   std::vector<Curve> wanted(seeds), bf16(seeds), own(seeds), found;
@@ -119,6 +121,7 @@ TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's wi
     const std::string name = part == &Curve::losses ? "losses" : "norms";
     CHECK_WITHIN(name, distance(found, part, wanted), 2 * distance(own, part, wanted));
     CHECK_WITHIN(name + " beside one rank's", distance(found, part, own), 2 * distance(bf16, part, wanted));
+    CHECK_WITHIN(name + " beside bf16's", distance(own, part, wanted), 4 * distance(bf16, part, wanted));
   }
 }
 
