@@ -192,7 +192,6 @@ TEST_CASE("products in eight bits: twice the rate, and casts as bytes") {
   CHECK(gain({24, 14, 896, 151936, 1024}) == about(1.10, 0.1));
   CHECK(gain({28, 12, 1536, 151936, 1024}) == about(1.24, 0.1));
   CHECK(gain({28, 28, 3584, 152064, 1024}) == about(1.38, 0.05));
-  MESSAGE("gains ", gain({24, 14, 896, 151936, 1024}));
   CHECK(cluster("8xa100-80").device.fp8 == 0);
   CHECK(cluster("8xl40s").device.fp8 == 2);
 }
