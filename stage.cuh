@@ -28,7 +28,9 @@ class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream), on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream}}, links_(mesh, stream),
+        tp_(mesh.tp(), options.tp_pieces, stream),
+        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream}},
+        links_(mesh, stream),
         attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
@@ -39,7 +41,9 @@ class StageModel final : public Model {
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (store_.fp8().is_used())
-      memory_.add("fp8 operands", [this](Arena& arena) { on_.fp8.lay_out(arena, size_t(on_.R) * std::max(4 * on_.c(), on_.C())); });
+      memory_.add("fp8 operands", [this](Arena& arena) {
+        on_.fp8.lay_out(arena, size_t(on_.R) * std::max(4 * on_.c(), on_.C()));
+      });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });

@@ -2,8 +2,8 @@
 // functions that convert to them.
 //
 //   e4m3  1 sign, 4 exponent (bias 7),  3 mantissa bits: up to 448, normal from 2^-6, smallest 2^-9; NaN, no infinity
-//   e5m2  1 sign, 5 exponent (bias 15), 2 mantissa bits: up to 57,344, normal from 2^-14, smallest 2^-16; the upper byte
-//         of a half
+//   e5m2  1 sign, 5 exponent (bias 15), 2 mantissa bits: up to 57,344, normal from 2^-14, smallest 2^-16; the
+//         upper byte of a half
 //
 // CUDA Math API, "FP8 Conversion and Data Movement". Floats are rounded to nearest even. With __NV_SATFINITE, the only
 // way here, what is too large becomes the largest number, infinity too; any NaN becomes 0x7f. No conversion has

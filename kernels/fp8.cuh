@@ -1,5 +1,5 @@
-// Matrices in eight bits (FP8: Micikevicius et al., arXiv:2209.05433) for the products of wide blocks, whose tensor cores
-// multiply them twice as fast as 16 bits. The design, from here to parallel/fp8.cuh:
+// Matrices in eight bits (FP8: Micikevicius et al., arXiv:2209.05433) for the products of wide blocks, whose tensor
+// cores multiply them twice as fast as 16 bits. The design, from here to parallel/fp8.cuh:
 //
 //   what     the four products of a block, forward, input gradient and weight gradient; attention, norms, the first and
 //            last blocks, embedding and head stay in bf16, and so does everything that is kept for backward
@@ -8,8 +8,8 @@
 //            unit = maximum / largest, where largest is 448 (e4m3) or 57,344 (e5m2). So nothing has to be resumed
 //   launches one raises the maximum, one more casts; where a product sums over rows, the same launch also writes the
 //            transpose, because Hopper's tensor cores take both operands with neighbours along the sum (K-major)
-//   weights  are cast once a step, in both orientations (Fp8Weights); activations and gradients before each product, into
-//            two matrices that all layers share (Fp8Products)
+//   weights  are cast once a step, in both orientations (Fp8Weights); activations and gradients before each product,
+//            into two matrices that all layers share (Fp8Products)
 //   sums     are in float, multiplied by both units in float, and rounded once to bf16: the same on both devices
 //   not finite  a maximum that is NaN or infinite makes its unit the same, and so every element of the product
 //
@@ -55,7 +55,8 @@ __device__ inline float fp8_factor(Fp8Scale* scale) {
 constexpr int fp8_packs = 4;  // that a thread loads before it uses the first
 
 template <class Float, int N>
-__global__ void __launch_bounds__(sum_block) fp8_maximum_kernel(Fp8Scale* scale, Fp8Scale* next, const Float* values, size_t packs) {
+__global__ void __launch_bounds__(sum_block)
+fp8_maximum_kernel(Fp8Scale* scale, Fp8Scale* next, const Float* values, size_t packs) {
   __shared__ uint32_t largest[sum_block];
   constexpr int round = sum_block * fp8_packs;
   const size_t span = round_up(ceil_div(packs, size_t(gridDim.x)), size_t(round));
@@ -88,27 +89,23 @@ __global__ void __launch_bounds__(sum_block) fp8_maximum_kernel(Fp8Scale* scale,
 }
 
 template <class Float, __nv_fp8_interpretation_t format, int N>
-__global__ void __launch_bounds__(pack_block) cast_fp8_kernel(uint8_t* codes, Fp8Scale* scale, const Float* values, size_t count) {
+__global__ void __launch_bounds__(pack_block)
+cast_fp8_kernel(uint8_t* codes, Fp8Scale* scale, const Float* values, size_t count) {
   const float factor = fp8_factor<format>(scale);
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
-  constexpr int width = N < pack_width<Float> ? N : pack_width<Float>;
-  PackWords<Float, width> loaded[N / width];
-#pragma unroll
-  for (int p = 0; p < N / width; ++p) loaded[p] = load_pack<width>(values + i + p * width);
   float x[N];
   alignas(N) uint32_t words[N / 4];
-#pragma unroll
-  for (int p = 0; p < N / width; ++p) unpack(loaded[p], reinterpret_cast<float(&)[width]>(x[p * width]));
+  load(values + i, x);  // on a GPU two loads, both before x is used
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] *= factor;
   encode_fp8<format>(x, words);
   store_pack(codes + i, reinterpret_cast<const PackWords<uint8_t, N>&>(words));
 }
 
-// A block transposes a tile of 128 rows and 64 columns in shared memory; a thread has 4 rows of 8 columns. The tile lies
-// there as (columns, rows), a row as eight chunks of 16 codes: chunk k of column c has place k ^ (c/8 % 8), so that
-// neither what writes (eight groups of columns at a time) nor what reads (eight chunks) has conflicts of banks.
+// A block transposes a tile of 128 rows and 64 columns in shared memory; a thread has 4 rows of 8 columns. The tile
+// lies there as (columns, rows), a row as eight chunks of 16 codes: chunk k of column c has place k ^ (c/8 % 8), so
+// that neither what writes (eight groups of columns at a time) nor what reads (eight chunks) has conflicts of banks.
 constexpr int fp8_tile_rows = 128, fp8_tile_columns = 64, fp8_block = 256;
 
 template <class Float, __nv_fp8_interpretation_t format>
@@ -166,8 +163,8 @@ inline void writes_fp8(KernelRange& range, const void* codes, Fp8Format format, 
   else range.writes(static_cast<const __nv_fp8_e5m2*>(codes), count);
 }
 
-// Raises scale->maximum to the largest |values| (count, a multiple of 16), and sets the maximum of *next to zero, for the
-// matrix that comes next (null: none).
+// Raises scale->maximum to the largest |values| (count, a multiple of 16), and sets the maximum of *next to zero, for
+// the matrix that comes next (null: none).
 template <class Float>
 void fp8_maximum(Fp8Scale* scale, Fp8Scale* next, const Float* values, size_t count, cudaStream_t stream) {
   KernelRange range("fp8_maximum", stream, double(count) * sizeof(Float), double(count));

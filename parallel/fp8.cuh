@@ -2,8 +2,8 @@
 // (parallel/layers.cuh); a block that is made of layers does not know of it.
 //
 //   Fp8Weights   the matrices of the blocks that compute in eight bits, as codes in both orientations: two bytes a
-//                parameter. Each is cast once a step, from the weights that are multiplied otherwise. With ZeRO 3, which
-//                gathers bf16, there is room for one block, which is cast when the pass comes to it
+//                parameter. Each is cast once a step, from the weights that are multiplied otherwise. With ZeRO 3,
+//                which gathers bf16, there is room for one block, which is cast when the pass comes to it
 //   Fp8Products  casts activations and gradients, each with a scale of its own, and multiplies
 //
 // What a scale is of: of the rows that a product multiplies on this rank. Data-parallel and context-parallel ranks
@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels/device/memory.cuh"
@@ -28,7 +29,8 @@ template <class Float>
 class Fp8Weights {
  public:
   // is_ring: units take turns in one place.
-  Fp8Weights(const TensorList& list, const Fp8Options& options, bool is_ring) : list_(list), place_(size_t(list.final_norm_unit() + 1), none) {
+  Fp8Weights(const TensorList& list, const Fp8Options& options, bool is_ring)
+      : list_(list), place_(size_t(list.final_norm_unit() + 1), none) {
     for (int unit = 1; unit < list.final_norm_unit(); ++unit)
       if (list.has(unit) && options.has(unit - 1, list.shape().layers)) {
         if (!is_ring || holds_.empty()) holds_.push_back(none);
@@ -52,9 +54,9 @@ class Fp8Weights {
 
   // Casts a unit's matrices, unless that has been done since they changed. weights: of the whole unit
   void use(int unit, const Float* weights, cudaStream_t stream) {
-    if (!has(unit) || holds_[size_t(place_[size_t(unit)])] == unit) return;
+    if (!has(unit) || std::exchange(holds_[size_t(place_[size_t(unit)])], unit) == unit) return;
     if constexpr (can_multiply_fp8<Float>) {
-      Fp8Scale* const scales = scales_ + size_t(place_[size_t(unit)]) * matrices;
+      Fp8Scale* const scales = scales_of(unit);
       CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
       for (int number = 0; number < matrices; ++number) {
         const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
@@ -64,18 +66,19 @@ class Fp8Weights {
                            int(tensor.local) / rows, stream);
       }
     }
-    holds_[size_t(place_[size_t(unit)])] = unit;
   }
 
   // A matrix of a unit as it is stored (inputs, outputs), or transposed.
   Fp8Matrix matrix(int unit, int number, bool transposed) const {
-    return {at(transposed, list_.tensors_of(unit)[number]), Fp8Format::e4m3, &scales_[size_t(place_[size_t(unit)]) * matrices + size_t(number)].unit};
+    return {at(transposed, list_.tensors_of(unit)[number]), Fp8Format::e4m3, &scales_of(unit)[number].unit};
   }
   // The codes of a unit's matrices as they are stored, each at its offset in the unit.
   const uint8_t* codes(int unit) const { return codes_[0] + size_t(place_[size_t(unit)]) * block_; }
 
  private:
   static constexpr int none = -1, matrices = 4;  // of a block (tensors.h), which come first in its unit
+
+  Fp8Scale* scales_of(int unit) const { return scales_ + size_t(place_[size_t(unit)]) * matrices; }
 
   uint8_t* at(bool transposed, const TensorDescriptor& tensor) const {
     return codes_[transposed] + size_t(place_[size_t(tensor.unit)]) * block_ + tensor.offset;
@@ -116,9 +119,10 @@ class Fp8Products {
                {.m = rows, .n = outputs, .k = inputs, .transpose_b = true, .fast_sums = true}, stream_);
   }
 
-  // dx (rows,inputs) = dout (rows,outputs) · weightᵀ; weight: as stored (inputs,outputs). for_weights: weight_gradient()
-  // comes next, with the same dout
-  void input_gradient(Float* dx, const Float* dout, const Fp8Matrix& weight, int rows, int inputs, int outputs, bool for_weights) {
+  // dx (rows,inputs) = dout (rows,outputs) · weightᵀ; weight: as stored (inputs,outputs). for_weights:
+  // weight_gradient() comes next, with the same dout
+  void input_gradient(Float* dx, const Float* dout, const Fp8Matrix& weight, int rows, int inputs, int outputs,
+                      bool for_weights) {
     const Fp8Cast dout8 = {rows_, gradients_, scale_of(dout, rows, outputs)};
     if (for_weights) cast_transpose_fp8(dout8, transposed_, dout, rows, outputs, stream_);
     else cast_fp8(dout8, dout, size_t(rows) * outputs, stream_);
@@ -128,7 +132,8 @@ class Fp8Products {
   }
 
   // dweight (inputs,outputs) = xᵀ·dout, or += if `accumulate`. follows: input_gradient() came just before
-  void weight_gradient(float* dweight, const Float* dout, const Float* x, int rows, int inputs, int outputs, bool accumulate, bool follows) {
+  void weight_gradient(float* dweight, const Float* dout, const Float* x, int rows, int inputs, int outputs,
+                       bool accumulate, bool follows) {
     if (!follows || !transposed_scale_) {
       transposed_scale_ = scale_of(dout, rows, outputs);
       cast_transpose_fp8({nullptr, gradients_, transposed_scale_}, transposed_, dout, rows, outputs, stream_);

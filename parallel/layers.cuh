@@ -152,11 +152,11 @@ class Linear {
   // dout (R,outputs), x (R,inputs). follows: multiply_back() came just before
   void add_weight_gradient(const Float* dout, const Float* x, bool follows) {
     float *const weight = unit_.gradient(weight_), *const bias = unit_.gradient(bias_);
+    const bool adds = unit_.accumulates();
     if (!unit_.is_fp8())
-      return linear_weight_gradient(weight, bias, dout, x, on_.R, inputs_, outputs_, unit_.accumulates(), on_.reductions, on_.stream);
-    if constexpr (can_multiply_fp8<Float>)
-      on_.fp8.weight_gradient(weight, dout, x, on_.R, inputs_, outputs_, unit_.accumulates(), follows);
-    if (bias) column_sum(bias, dout, on_.R, outputs_, unit_.accumulates(), on_.reductions, on_.stream);
+      return linear_weight_gradient(weight, bias, dout, x, on_.R, inputs_, outputs_, adds, on_.reductions, on_.stream);
+    if constexpr (can_multiply_fp8<Float>) on_.fp8.weight_gradient(weight, dout, x, on_.R, inputs_, outputs_, adds, follows);
+    if (bias) column_sum(bias, dout, on_.R, outputs_, adds, on_.reductions, on_.stream);
   }
 
   LayerContext<Float>& on_;
@@ -184,7 +184,8 @@ class ColumnLinear final : public Linear<Float> {
   // out (R,outputs) = gelu(before), before (R,outputs) = x·weight + bias
   void forward_gelu(Float* out, Float* before, const Float* x) {
     on_.tp.gather_then(rows_, x, on_.R, inputs_, [&](const Float* all, Rows rows) {
-      this->multiply_gelu(rows.of(out, outputs_), rows.of(before, outputs_), rows.of(all, inputs_), unit_.weight(bias_), rows.count);
+      this->multiply_gelu(rows.of(out, outputs_), rows.of(before, outputs_), rows.of(all, inputs_), unit_.weight(bias_),
+                          rows.count);
     });
   }
 

@@ -88,8 +88,8 @@ class ParameterStore final : public Parameters {
 
   // ---- what the model calls; all of it is ordered with the stream
 
-  // Returns the whole unit's weights, and starts to gather the block that is acquired next, if the caller knows it: else
-  // `next` is 0.
+  // Returns the whole unit's weights, and starts to gather the block that is acquired next, if the caller knows it:
+  // else `next` is 0.
   const Float* acquire(int unit, int next = 0) {
     UnitBuffer<Float>& buffer = fetch(unit);
     settle(buffer);
@@ -124,8 +124,8 @@ class ParameterStore final : public Parameters {
   }
 
   // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
-  // gradients, in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights are still to be cast
-  // to eight bits.
+  // gradients, in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights are still to be
+  // cast to eight bits.
   bool is_quiet() const override {
     if (!fp8_.is_up_to_date()) return false;
     if (data_group_.size() == 1) return true;

@@ -102,8 +102,8 @@ struct Operand {
   double unit;
 };
 
-// Sums of k products of what the codes say: as in test_matmul, for each 1 of √k, and a rounding to Out. On Hopper the fast
-// sums of forward keep about 14 bits: not confirmed on a GPU.
+// Sums of k products of what the codes say: as in test_matmul, for each 1 of √k, and a rounding to Out. On Hopper the
+// fast sums of forward keep about 14 bits: not confirmed on a GPU.
 template <class Out>
 void check_product(int m, int n, int k, Fp8Format format_a, Fp8Format format_b, bool accumulate, bool with_bias) {
   CAPTURE(m);
@@ -171,8 +171,8 @@ TEST_CASE("products of what the codes say") {
   }
 }
 
-// The codes of PyTorch 2.13: what each stands for, and what numbers become (dev/reference_fp8.py; it has no saturation, so
-// these are within the format's range).
+// The codes of PyTorch 2.13: what each stands for, and what numbers become (dev/reference_fp8.py; it has no saturation,
+// so these are within the format's range).
 TEST_CASE("codes are PyTorch's") {
   const SafetensorsFile file("test/reference/fp8/reference.safetensors");
   const auto tensor = [&](const std::string& name) {

@@ -251,11 +251,12 @@ TEST_CASE_TEMPLATE("recomputation, slots and repetition give the same bits", T, 
     CHECK_WITHIN("losses", largest_difference(again.losses, kept.losses), std::max(1e-5, 2 * loss_tolerance<T>));
 }
 
-// The reference rounds to bf16 where gpt.cu does, so both cast the same numbers, but for those that attention has rounded
-// otherwise: the last block's gradients differ by 4e-4. A number that is off by d becomes another code with probability
-// d/u, if codes are u of it apart (1/8 in e4m3, 1/4 in e5m2), and is then off by u: √(d·u) in root-mean-square. So it goes
-// from cast to cast on the way back: 0.7, 3, 6 and 9 % in e4m3, 1, 5, 11 and 17 % in e5m2, at most: measured is a tenth to
-// a half. The first is far below what eight bits change (`plain`: the same in bf16 alone), and e4m3's second, too.
+// The reference rounds to bf16 where gpt.cu does, so both cast the same numbers, but for those that attention has
+// rounded otherwise: the last block's gradients differ by 4e-4. A number that is off by d becomes another code with
+// probability d/u, if codes are u of it apart (1/8 in e4m3, 1/4 in e5m2), and is then off by u: √(d·u) in
+// root-mean-square. So it goes from cast to cast on the way back: 0.7, 3, 6 and 9 % in e4m3, 1, 5, 11 and 17 % in e5m2,
+// at most: measured is a tenth to a half. The first is far below what eight bits change (`plain`: the same in bf16
+// alone), and e4m3's second, too.
 double fp8_tolerance(int casts, Fp8Format format) {
   const double apart = format == Fp8Format::e4m3 ? 1.0 / 8 : 1.0 / 4;
   double off = 4e-4;

@@ -127,8 +127,8 @@ __device__ inline void sigmoid_pack(float (&x)[N]) {
     else x[k] = 1.0f / (1.0f + expf(-x[k]));
 }
 
-// x in eight bits, the first of four in the lowest byte of a word: rounded to nearest even; what is too large becomes the
-// largest number, and NaN stays NaN. Cards before 8.9 have no instruction for it.
+// x in eight bits, the first of four in the lowest byte of a word: rounded to nearest even; what is too large becomes
+// the largest number, and NaN stays NaN. Cards before 8.9 have no instruction for it.
 template <__nv_fp8_interpretation_t format, int N>
 __device__ inline void encode_fp8(const float (&x)[N], uint32_t (&words)[N / 4]) {
 #pragma unroll

@@ -307,11 +307,12 @@ void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStr
 }
 
 template <class Out>
-void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s, cudaStream_t stream) {
+void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s,
+              cudaStream_t stream) {
   using namespace cublaslt;
-  const auto codes = [](const Fp8Matrix& matrix) { return static_cast<const uint8_t*>(matrix.codes); };
-  check_product(run<uint8_t, Out>(s, bias ? Epilogue::bias : Epilogue::none,
-                                  {d, codes(a), codes(b), bias, nullptr, type_of(a.format), type_of(b.format), a.unit, b.unit}, stream), s);
+  const Operands<uint8_t, Out> operands = {d, static_cast<const uint8_t*>(a.codes), static_cast<const uint8_t*>(b.codes),
+                                           bias, nullptr, type_of(a.format), type_of(b.format), a.unit, b.unit};
+  check_product(run(s, bias ? Epilogue::bias : Epilogue::none, operands, stream), s);
 }
 
 // cuBLASLt needs the rows of gelu's input to start at multiples of 16 bytes.

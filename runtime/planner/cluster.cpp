@@ -39,7 +39,8 @@ AttentionRates scaled(const AttentionRates& published, double peak, double publi
 }
 
 Device gpu(const DeviceSheet& sheet) {
-  Device d = {sheet.name, sheet.fp32 * tera, sheet.bf16 * tera, sheet.has_fp8() ? 2.0 : 0, sheet.bandwidth * tera, sheet.memory * gib};
+  const double fp8 = sheet.has_fp8() ? 2 : 0;
+  Device d = {sheet.name, sheet.fp32 * tera, sheet.bf16 * tera, fp8, sheet.bandwidth * tera, sheet.memory * gib};
   d.sheet_fp32 = d.fp32, d.sheet_bf16 = d.bf16;
   d.product_share = gpu_products;
   d.bandwidth_share = gpu_bandwidth;

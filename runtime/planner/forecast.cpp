@@ -26,7 +26,8 @@ int fp8_blocks(const StepOptions& step, int first, int count) {
 
 // What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are
 // alike but for their layers.
-std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, const Kernels& inner, const std::vector<int>& layers) {
+std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, const Kernels& inner,
+                              const std::vector<int>& layers) {
   const Passes block = {kernels.forward(), kernels.backward()}, fp8_block = {inner.forward(), inner.backward()};
   std::vector<Passes> stages;
   int first = 0;
@@ -65,7 +66,8 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
   c.total = times * reduced + reduce(p.embedding) + gathered + gather(p.embedding) + (2 * times - 1) * again;
-  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the update.
+  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
+  // update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
   c.exposed += std::max(gather(p.block), gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));

@@ -158,8 +158,8 @@ class Kernels {
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
-    return cast(2 * R_ * C_ + R_ * c_, 1, 3) + layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) + attention_forward() +
-           product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+    return cast(2 * R_ * C_ + R_ * c_, 1, 3) + layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) +
+           attention_forward() + product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
   }
   virtual Cost recomputed() const {
     return step_.recompute == "block" ? activations() : step_.recompute == "gelu" ? gelu_forward() : Cost();
@@ -202,7 +202,7 @@ class Kernels {
   Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 
-// As runtime/planner/forecast.h, with these kernels; inner: of the blocks that multiply in eight bits, if --fp8 is given.
+// As runtime/planner/forecast.h, with these kernels; inner: of the blocks in eight bits, if --fp8 is given.
 Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels, const Kernels& inner);
 inline Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
   return forecast(step, cluster, kernels, kernels);

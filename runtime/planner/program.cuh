@@ -182,7 +182,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
   if (o.fp8 && cluster && cluster->device.fp8 == 0)
-    usage_error("--fp8: ", cluster->device.name, " has no products in eight bits, which begin with compute capability 8.9; leave it out");
+    usage_error("--fp8: ", cluster->device.name, " has no products in eight bits: leave it out");
   const bool by_parts = cluster && !o.ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (!o.mesh_search.empty()) {

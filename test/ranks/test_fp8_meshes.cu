@@ -1,6 +1,6 @@
-// Products in eight bits on meshes of all kinds (parallel/fp8.cuh). A scale is of the rows and the part of a weight that a
-// rank multiplies: data-parallel ranks and pipelines have the codes of one rank, tensor-parallel and context-parallel
-// ranks have other ones, which are as good.
+// Products in eight bits on meshes of all kinds (parallel/fp8.cuh). A scale is of the rows and the part of a weight
+// that a rank multiplies: data-parallel ranks and pipelines have the codes of one rank, tensor-parallel and
+// context-parallel ranks have other ones, which are as good.
 #include "test/ranks/formulas.cuh"
 
 namespace {
@@ -65,8 +65,9 @@ double first_gradients_off_by(Model& model, const std::vector<float>& wanted) {
 
 }  // namespace
 
-// With the codes of one rank only the order of float sums over micro-batches differs: 24 additions of 3e-8, at random 1.5e-7.
-// With other codes gradients are another approximation of fp32's, as near to them as one rank's: the bound is twice that.
+// With the codes of one rank only the order of float sums over micro-batches differs: 24 additions of 3e-8, at random
+// 1.5e-7. With other codes gradients are another approximation of fp32's, as near to them as one rank's: the bound is
+// twice that.
 TEST_CASE("the gradients of a first step: one rank's where it has its codes, else as near to fp32's") {
   for (const Fp8Format gradients : {Fp8Format::e5m2, Fp8Format::e4m3}) {
     const std::vector<float> wide_ones = first_step_of_one_rank<float>(wide, State::gradient);
@@ -90,10 +91,10 @@ TEST_CASE("the gradients of a first step: one rank's where it has its codes, els
   }
 }
 
-// As check_bf16_curves: twice one rank's distance from fp32's curves. From one rank's own curves meshes are no further than
-// bf16's are from fp32's, also doubled. And one rank in eight bits is at most four times as far from fp32 as one in bf16:
-// half of the blocks round operands by 2.6 % (the root-mean-square), where bf16 rounds them by 0.17 %, but beside roundings
-// of all tensors; codes of weights that an update has changed would be further off.
+// As check_bf16_curves: twice one rank's distance from fp32's curves. From one rank's own curves meshes are no further
+// than bf16's are from fp32's, also doubled. And one rank in eight bits is at most four times as far from fp32 as one
+// in bf16: half of the blocks round operands by 2.6 % (the root-mean-square), where bf16 rounds them by 0.17 %, but
+// beside roundings of all tensors; codes of weights that an update has changed would be further off.
 TEST_CASE("curves are as near to fp32's as one rank's, and near to one rank's within what bf16 is off") {
   constexpr int seeds = 12;
   std::vector<Curve> wanted(seeds), bf16(seeds), own(seeds), found;

@@ -1,5 +1,6 @@
 // The host's code of the GPU's matrix products (kernels/gemm/cublaslt.h), on the CPU device, with a cuBLASLt made for
-// tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul and test_fp8, then which algorithm is taken when.
+// tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul and test_fp8, then which algorithm is
+// taken when.
 #include "test/test_fp8.cu"
 #include "test/test_matmul.cu"
 
