@@ -28,7 +28,9 @@ class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream),
-        tp_(mesh.tp(), options.tp_pieces, stream), on_{.store = store_, .list = list_, .tp = tp_, .stream = stream}, links_(mesh, stream),
+        tp_(mesh.tp(), options.tp_pieces, stream),
+        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream}},
+        links_(mesh, stream),
         attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
         final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
@@ -38,6 +40,10 @@ class StageModel final : public Model {
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
+    if (store_.fp8().is_used())
+      memory_.add("fp8 operands", [this](Arena& arena) {
+        on_.fp8.lay_out(arena, size_t(on_.R) * std::max(4 * on_.c(), on_.C()));
+      });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
     if (is_pipeline()) memory_.add("stage buffers", [this](Arena& arena) { links_.lay_out(arena, on_.elements()); });
@@ -141,6 +147,7 @@ class StageModel final : public Model {
   void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     set_rows(batch.batch_size, batch.positions);
+    on_.fp8.begin();
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
@@ -171,6 +178,7 @@ class StageModel final : public Model {
   // weight_pass().
   void backward_pass(const Batch& batch) {
     set_rows(batch.batch_size, batch.positions);
+    on_.fp8.begin();
     attention_.begin(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
@@ -216,6 +224,7 @@ class StageModel final : public Model {
   }
 
   void weight_pass(const Batch& batch) {
+    on_.fp8.begin();
     store_.begin_micro_step(batch.first, batch.last);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {

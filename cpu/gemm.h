@@ -8,7 +8,8 @@
 // which use AMX if the CPU has it, need dense tiles, so for these the operands are packed first, see Operands.
 //
 // bf16 needs a CPU for which oneDNN has bf16 kernels (AVX-512). On others, and for fp16, inputs are cast to float
-// first.
+// first. Operands in eight bits are cast to bf16, in which they are exact; what both devices do to the sums is in
+// kernels/matmul.cuh.
 #pragma once
 
 #include <omp.h>
@@ -23,6 +24,7 @@
 
 #include "cpu/cuda_bf16.h"
 #include "cpu/cuda_fp16.h"
+#include "cpu/cuda_fp8.h"
 #include "cpu/cuda_runtime.h"
 #include "cpu/log.h"
 #include "cpu/switches.h"
@@ -212,7 +214,7 @@ const Float* pack_in_parallel(const Float* b, int rows, int columns) {
 template <class In, class Out>
 void run_tile(const TileProduct& p, const Layout& given, Out* d, const In* a, const In* b, const In* bias) {
   thread_local Scratch scratch_a, scratch_b, scratch_d;
-  const auto& [m, n, k, transpose_a, transpose_b, accumulate] = p.shape;
+  const auto& [m, n, k, transpose_a, transpose_b, accumulate, _] = p.shape;
   const Layout& wanted = p.layout;
   if (given.lda != wanted.lda) {
     const int rows = transpose_a ? k : m;
@@ -354,7 +356,56 @@ void gemm_widened(Out* d, const In* a, const In* b, const In* bias, const GemmSh
   }
 }
 
+// Both formats are exact in 16 bits of bf16, too.
+template <class In>
+const In* decode(Scratch& scratch, const Fp8Matrix& matrix, size_t count) {
+  static const auto tables = [] {
+    std::vector<In> all(512);
+    for (int code = 0; code < 256; ++code)
+      all[size_t(code)] = In(E4M3::to_float(uint8_t(code))), all[size_t(256 + code)] = In(E5M2::to_float(uint8_t(code)));
+    return all;
+  }();
+  const In* const table = &tables[matrix.format == Fp8Format::e4m3 ? 0 : 256];
+  const uint8_t* const codes = static_cast<const uint8_t*>(matrix.codes);
+  In* const values = scratch.of<In>(count);
+  constexpr size_t part = 1 << 14;
+  parallel_for((count + part - 1) / part, 1, [&](size_t i) {
+    for (size_t j = i * part, last = std::min(count, j + part); j < last; ++j) values[j] = table[codes[j]];
+  });
+  return values;
+}
+
+template <class In, class Out>
+void gemm_decoded(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s) {
+  static Scratch scratch_a, scratch_b, scratch_sums;
+  float* const sums = scratch_sums.of<float>(size_t(s.m) * s.n);
+  const GemmShape plain = {s.m, s.n, s.k, false, true};
+  gemm_tiles(sums, decode<In>(scratch_a, a, size_t(s.m) * s.k), decode<In>(scratch_b, b, size_t(s.n) * s.k),
+             static_cast<const In*>(nullptr), plain);
+  const float unit = *a.unit * *b.unit;
+  parallel_for(size_t(s.m), 1, [&](size_t row) {
+    const float* const from = sums + row * s.n;
+    Out* const to = d + row * s.n;
+    for (int j = 0; j < s.n; ++j)
+      to[j] = Out(from[j] * unit + (bias ? float(bias[j]) : 0.0f) + (s.accumulate ? float(to[j]) : 0.0f));
+  });
+}
+
 }  // namespace cpu
+
+template <class Out>
+void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& shape,
+              cudaStream_t stream) {
+  ++cpu::counts.products;
+  cpu::log("product %d %d %d %d %zu %zu", cpu::number_of(stream), shape.m, shape.n, shape.k, size_t(1), sizeof(Out));
+  cpu::load(&typeid(Fp8Matrix), (size_t(shape.m) << 42) ^ (size_t(shape.n) << 21) ^ size_t(shape.k));
+  cpu::enqueue(stream, [=] {
+    if (!cpu::switches().computes) return true;
+    if (cpu::dnnl_multiplies<__nv_bfloat16>()) cpu::gemm_decoded<__nv_bfloat16>(d, a, b, bias, shape);
+    else cpu::gemm_decoded<float>(d, a, b, bias, shape);
+    return true;
+  });
+}
 
 template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, const GemmShape& shape, cudaStream_t stream) {

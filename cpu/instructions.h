@@ -84,6 +84,14 @@ inline float largest(const float (&x)[N]) {
   return found;
 }
 
+template <__nv_fp8_interpretation_t format, int N>
+inline void encode_fp8(const float (&x)[N], uint32_t (&words)[N / 4]) {
+  uint8_t codes[N];
+#pragma omp simd
+  for (int k = 0; k < N; ++k) codes[k] = __nv_cvt_float_to_fp8(x[k], __NV_SATFINITE, format);
+  std::memcpy(words, codes, N);
+}
+
 // 2ˣ = 2^floor(x) · 2^f by arithmetic alone, so that loops of it become vector instructions (g++ 12 calls exp2f one by
 // one). 2^f, 0 <= f < 1, is a polynomial: of all polynomials of degree 6 that begin with 1, the one with the least
 // relative error, 2·10⁻⁹. Results below 2⁻¹²⁶ are 0, as on a GPU. Masks instead of branches, as g++ would turn a

@@ -13,7 +13,7 @@ both runs (with other sizes they are about other shards).
 
 Tensor-parallel ranks have parts of an output, in pieces of rows: counts and sums are added up, and the largest absolute
 maximum is taken (--rtol is needed). If every rank has the whole output, each rank's is compared. What is one term of a
-sum over the ranks is left out.
+sum over the ranks is left out, and so are operands in eight bits, whose scales are of parts.
 
 Runs with another --cp or --cp-method have other rows on each rank, and gradients that are sums over other rows: they are
 refused. Ulysses' attention is left out where --tp differs: which heads a rank has follows from both.
@@ -61,6 +61,8 @@ TERMS = {("layernorm_backward", 1), ("layernorm_backward", 2), ("vocabulary_stat
 TIED = ("matmul_weight_gradient", 0)
 # Operations that Ulysses does on some of the heads.
 OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "join_runs", "split_heads", "split_runs"}
+# Operands in eight bits, whose scales belong to the rows and the part of a weight that a rank multiplies.
+OF_SCALES = {"cast_fp8", "cast_transpose_fp8", "fp8_maximum"}
 # Messages from other stages. They are posted while another micro-batch may be computed, and logged under that one.
 FROM_STAGES = {"receive"}
 # Operations that each mesh does in its own way.
@@ -241,6 +243,8 @@ def why_not(a, b, headers):
       return "terms of sums over ranks"
   if a.fields["op"] in OF_HEADS and headers[0]["context_method"] == "ulysses" and differ(*headers, "tensor_parallel"):
     return "of other heads"
+  if a.fields["op"] in OF_SCALES and differ(*headers, *SPLIT):
+    return "of other scales"
   if not same_size(a.counts(), b.counts()) and not a.are_logits():
     return "of other sizes"
   if a.fields["micro_batch"] is None:

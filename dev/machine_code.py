@@ -57,6 +57,7 @@ def loops(s, operation, launch):
     "add_runs_kernel": [3, 0, 0, 0, 0, 0, 0],  # few blocks have a run
     "position_embedding_backward_kernel": [1, s.B / 8],
     "sum_kernel": [1] if operation == "add_up" else [1, 0],
+    "fp8_maximum_kernel": [rows * 4 * s.C / 8 / (grid[0] * block * 4)],
   }.get(launch.kernel, [])
 
 
@@ -73,6 +74,9 @@ def template_arguments(s, operation, kernel):
     "flash_backward_queries_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
     "flash_backward_keys_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
     "gelu_forward_kernel": "__nv_bfloat16, 8",
+    "fp8_maximum_kernel": "__nv_bfloat16, 8",
+    "cast_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0, 16",
+    "cast_transpose_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0",
     "gelu_backward_kernel": "__nv_bfloat16, 8",
     "token_embedding_backward_kernel": "__nv_bfloat16, 8",
     "add_runs_kernel": "4",
@@ -232,7 +236,7 @@ def read_functions(path, cuobjdump):
   plain = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True).stdout.split("\n")
   functions = {}
   for name, (_, text), readable in zip(mangled, parts, plain):
-    kernel, arguments = re.match(r"(?:void )?(?:\(anonymous namespace\)::)?(\w+)(?:<([^()]*)>)?", readable).groups()
+    kernel, arguments = re.match(r"(?:void )?(?:\(anonymous namespace\)::)?(\w+)(?:<((?:[^()]|\(\w+\))*)>)?", readable).groups()
     code = main_part([Instruction(int(address, 16), *rest) for address, *rest in INSTRUCTION.findall(text)])
     functions.setdefault(kernel, []).append(Function(kernel, (arguments or "").strip(), *usage[name], code))
   return functions

@@ -7,6 +7,7 @@
 #include "kernels/column_sum.cuh"
 #include "kernels/cross_entropy.cuh"
 #include "kernels/embedding.cuh"
+#include "kernels/fp8.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/norm.cuh"
@@ -52,5 +53,10 @@ void for_each_operation(const Shape& shape, Add add) {
   add(1, double(partials), [&] { add_up(nowhere<double>(), f, partials, stream); });
   add(1, 1, [&] { clip_factor(nowhere<GradientSummary>(), nowhere<double>(), f, 1, {}, stream); });
   add(1, 1, [&] { adamw_count(nowhere<AdamWState>(), f, {}, stream); });
+  // With --fp8 alone: they are not in the sum of a step.
+  const Fp8Cast codes = {nowhere<uint8_t>(), Fp8Format::e4m3, nowhere<Fp8Scale>()};
+  add(0, 4 * rows * row, [&] { fp8_maximum(codes.scale, codes.scale, x, size_t(R) * 4 * C, stream); });
+  add(0, 4 * rows * row, [&] { cast_fp8(codes, x, size_t(R) * 4 * C, stream); });
+  add(0, 4 * rows * row, [&] { cast_transpose_fp8(codes, codes.codes, x, R, 4 * C, stream); });
   add(L, double(block), [&] { adamw(x, f, f, f, f, f, nowhere<AdamWState>(), block, block, {}, stream); });
 }

@@ -18,6 +18,17 @@
 // are timed in the rehearsal (kernels/gemm/gemm_choices.cuh).
 //
 // FLOPs 2·m·n·k; moves at least m·k + k·n elements in and m·n out.
+//
+// Operands in eight bits (kernels/fp8.cuh; cards from 8.9 on) have the one form that all of these cards multiply, both
+// with neighbours along the sum:
+//
+//   gemm_fp8(d, a, b, bias, shape, stream):   D (m,n) = unit_a · unit_b · A (m,k) · B (n,k)ᵀ  [+ bias (n)]  [+ D]
+//
+// n and k are multiples of 16; bias is in bf16, D in bf16 or fp32. The sum is rounded once, when units, bias and D are
+// in it. Hopper's tensor cores add eight-bit products in fewer bits than a float has (DeepSeek-V3, arXiv:2412.19437,
+// section 3.3.2). Forward leaves it at that (fast_sums), because each operand is off by up to 2^-4 of itself already;
+// gradients, which are sums over thousands of rows, are added to a float every few products, which takes some time.
+// Transformer Engine and torchao choose the same. The CPU device adds in float always.
 #pragma once
 
 #include <string>
@@ -85,4 +96,14 @@ bool matmul_column_sums(float* d, float* sums, const Float* a, const Float* b, c
   range.writes(d, size_t(s.m) * s.n, s.accumulate);
   range.writes(sums, size_t(s.n), s.accumulate);
   return true;
+}
+
+// The product of two matrices in eight bits.
+template <class Out>
+void matmul_fp8(const char* name, Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias,
+                const GemmShape& s, cudaStream_t stream) {
+  const double m = s.m, n = s.n, k = s.k;
+  KernelRange range(name, stream, m * k + k * n + m * n * sizeof(Out) * (s.accumulate ? 2 : 1), 2 * m * n * k);
+  range.writes(d, size_t(s.m) * s.n, s.accumulate);
+  gemm_fp8(d, a, b, bias, s, stream);
 }

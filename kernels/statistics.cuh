@@ -27,6 +27,8 @@ __host__ __device__ inline uint64_t position_hash(uint64_t position) {
 __device__ inline uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
 __device__ inline uint32_t bits_of(__half x) { return __half_as_ushort(x); }
+__device__ inline uint32_t bits_of(__nv_fp8_e4m3 x) { return x.__x; }
+__device__ inline uint32_t bits_of(__nv_fp8_e5m2 x) { return x.__x; }
 
 // The bits of |x|. As integers they have the same order as the numbers, NaN last.
 __device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }

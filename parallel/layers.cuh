@@ -26,6 +26,7 @@ struct LayerContext {
   const TensorList& list;
   TensorParallel<Float>& tp;
   cudaStream_t stream;
+  Fp8Products<Float> fp8;
   float* reductions = nullptr;  // workspace of sums over rows
   int R = 0, r = 0;             // rows of the batch under way: all, and this rank's
 
@@ -56,6 +57,9 @@ class UnitInUse {
   // Null for a tensor that the unit does not have (none).
   const Float* weight(int tensor) const { return tensor == none ? nullptr : weights_ + offset(tensor); }
   float* gradient(int tensor) const { return tensor == none ? nullptr : store_.gradients(unit_).data + offset(tensor); }
+  // The matrices of blocks that multiply in eight bits (parallel/fp8.cuh)
+  bool is_fp8() const { return store_.fp8().has(unit_); }
+  Fp8Matrix fp8(int tensor, bool transposed) const { return store_.fp8().matrix(unit_, tensor, transposed); }
   // Does this micro-batch add its gradients to the earlier ones of the step?
   bool accumulates() const { return store_.gradients(unit_).accumulate; }
   // All gradients of the micro-batch have been computed.
@@ -117,10 +121,42 @@ class Linear {
   virtual void weight_gradient(const Float* dout, const Float* x, bool is_gathered) = 0;
 
  protected:
-  // dout (R,outputs), x (R,inputs)
-  void add_weight_gradient(const Float* dout, const Float* x) {
-    linear_weight_gradient(unit_.gradient(weight_), unit_.gradient(bias_), dout, x, on_.R, inputs_, outputs_, unit_.accumulates(),
-                           on_.reductions, on_.stream);
+  // The products, in 8 bits if the unit is. out (rows,outputs) = x (rows,inputs) · weight + bias
+  void multiply(Float* out, const Float* x, const Float* bias, int rows) {
+    if constexpr (can_multiply_fp8<Float>)
+      if (unit_.is_fp8()) return on_.fp8.forward(out, x, unit_.fp8(weight_, true), bias, rows, inputs_, outputs_);
+    linear_forward(out, x, unit_.weight(weight_), bias, rows, inputs_, outputs_, on_.stream);
+  }
+  // out = gelu(before), before = x·weight + bias
+  void multiply_gelu(Float* out, Float* before, const Float* x, const Float* bias, int rows) {
+    if (!unit_.is_fp8())
+      return linear_gelu_forward(out, before, x, unit_.weight(weight_), bias, rows, inputs_, outputs_, on_.stream);
+    multiply(before, x, bias, rows);
+    gelu_forward(out, before, rows, outputs_, on_.stream);
+  }
+  // dx (rows,inputs) = dout (rows,outputs) · weightᵀ. In eight bits dout is transposed at the same time for
+  // add_weight_gradient(), which needs one scale for all rows.
+  void multiply_back(Float* dx, const Float* dout, int rows) {
+    if constexpr (can_multiply_fp8<Float>)
+      if (unit_.is_fp8())
+        return on_.fp8.input_gradient(dx, dout, unit_.fp8(weight_, false), rows, inputs_, outputs_, rows == on_.R);
+    linear_input_gradient(dx, dout, unit_.weight(weight_), rows, inputs_, outputs_, on_.stream);
+  }
+  // The same where x = gelu(before).
+  void multiply_back_gelu(Float* dbefore, const Float* dout, const Float* before, int rows) {
+    if (!unit_.is_fp8())
+      return linear_gelu_gradient(dbefore, dout, unit_.weight(weight_), before, rows, inputs_, outputs_, on_.stream);
+    multiply_back(dbefore, dout, rows);
+    gelu_backward(dbefore, before, rows, inputs_, on_.stream);
+  }
+  // dout (R,outputs), x (R,inputs). follows: multiply_back() came just before
+  void add_weight_gradient(const Float* dout, const Float* x, bool follows) {
+    float *const weight = unit_.gradient(weight_), *const bias = unit_.gradient(bias_);
+    const bool adds = unit_.accumulates();
+    if (!unit_.is_fp8())
+      return linear_weight_gradient(weight, bias, dout, x, on_.R, inputs_, outputs_, adds, on_.reductions, on_.stream);
+    if constexpr (can_multiply_fp8<Float>) on_.fp8.weight_gradient(weight, dout, x, on_.R, inputs_, outputs_, adds, follows);
+    if (bias) column_sum(bias, dout, on_.R, outputs_, adds, on_.reductions, on_.stream);
   }
 
   LayerContext<Float>& on_;
@@ -142,23 +178,21 @@ class ColumnLinear final : public Linear<Float> {
 
   void forward(Float* out, const Float* x) {
     on_.tp.gather_then(rows_, x, on_.R, inputs_, [&](const Float* all, Rows rows) {
-      linear_forward(rows.of(out, outputs_), rows.of(all, inputs_), unit_.weight(weight_), unit_.weight(bias_), rows.count,
-                     inputs_, outputs_, on_.stream);
+      this->multiply(rows.of(out, outputs_), rows.of(all, inputs_), unit_.weight(bias_), rows.count);
     });
   }
   // out (R,outputs) = gelu(before), before (R,outputs) = x·weight + bias
   void forward_gelu(Float* out, Float* before, const Float* x) {
     on_.tp.gather_then(rows_, x, on_.R, inputs_, [&](const Float* all, Rows rows) {
-      linear_gelu_forward(rows.of(out, outputs_), rows.of(before, outputs_), rows.of(all, inputs_), unit_.weight(weight_),
-                          unit_.weight(bias_), rows.count, inputs_, outputs_, on_.stream);
+      this->multiply_gelu(rows.of(out, outputs_), rows.of(before, outputs_), rows.of(all, inputs_), unit_.weight(bias_),
+                          rows.count);
     });
   }
 
   // dx (r,C) from dout (R,outputs). It is there after finish(); in between its sums travel.
   void start_input_gradient(Float* dx, const Float* dout) {
     on_.tp.start_scatter(dx, on_.R, inputs_, [&](Float* terms, Rows rows) {
-      linear_input_gradient(rows.of(terms, inputs_), rows.of(dout, outputs_), unit_.weight(weight_), rows.count, inputs_,
-                            outputs_, on_.stream);
+      this->multiply_back(rows.of(terms, inputs_), rows.of(dout, outputs_), rows.count);
     });
   }
   void finish_input_gradient() { on_.tp.finish_scatter(); }
@@ -167,7 +201,7 @@ class ColumnLinear final : public Linear<Float> {
   void start_weight_gradient(const Float* x) { on_.tp.start_gather(rows_, x, on_.R, inputs_, is_recomputed_); }
   void weight_gradient(const Float* dout, const Float* x, bool is_gathered) override {
     if (!is_gathered) on_.tp.gather(rows_, x, on_.R, inputs_);
-    this->add_weight_gradient(dout, on_.tp.size() == 1 ? x : rows_);
+    this->add_weight_gradient(dout, on_.tp.size() == 1 ? x : rows_, is_gathered);
   }
 
  private:
@@ -186,29 +220,26 @@ class RowLinear final : public Linear<Float> {
 
   void forward(Float* out, const Float* x) {
     on_.tp.then_scatter(out, on_.R, outputs_, [&](Float* terms, Rows rows) {
-      linear_forward(rows.of(terms, outputs_), rows.of(x, inputs_), unit_.weight(weight_), on_.tp.once(unit_.weight(bias_)),
-                     rows.count, inputs_, outputs_, on_.stream);
+      this->multiply(rows.of(terms, outputs_), rows.of(x, inputs_), on_.tp.once(unit_.weight(bias_)), rows.count);
     });
   }
 
   // dx (R,inputs) from dout (r,C)
   void input_gradient(Float* dx, const Float* dout) {
     dout_ = on_.tp.gather_then(on_.tp.exchange(), dout, on_.R, outputs_, [&](const Float* all, Rows rows) {
-      linear_input_gradient(rows.of(dx, inputs_), rows.of(all, outputs_), unit_.weight(weight_), rows.count, inputs_, outputs_,
-                            on_.stream);
+      this->multiply_back(rows.of(dx, inputs_), rows.of(all, outputs_), rows.count);
     });
   }
   // The same where x = gelu(before): dbefore (R,inputs)
   void input_gradient_gelu(Float* dbefore, const Float* dout, const Float* before) {
     dout_ = on_.tp.gather_then(on_.tp.exchange(), dout, on_.R, outputs_, [&](const Float* all, Rows rows) {
-      linear_gelu_gradient(rows.of(dbefore, inputs_), rows.of(all, outputs_), unit_.weight(weight_), rows.of(before, inputs_),
-                           rows.count, inputs_, outputs_, on_.stream);
+      this->multiply_back_gelu(rows.of(dbefore, inputs_), rows.of(all, outputs_), rows.of(before, inputs_), rows.count);
     });
   }
 
   void weight_gradient(const Float* dout, const Float* x, bool is_gathered) override {
     if (!is_gathered) dout_ = on_.tp.gather(on_.tp.exchange(), dout, on_.R, outputs_);
-    this->add_weight_gradient(dout_, x);
+    this->add_weight_gradient(dout_, x, is_gathered);
   }
 
  private:

@@ -7,8 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm/gemm_shape.h"
 #include "kernels/update.h"
 #include "parallel/blocks.h"
+
+// Which blocks multiply in eight bits (parallel/fp8.cuh), and the format of gradients.
+struct Fp8Options {
+  bool is_on = false;
+  Fp8Format gradients = Fp8Format::e5m2;
+  int kept = 1;  // blocks at each end that stay in bf16
+
+  bool has(int layer, int layers) const { return is_on && layer >= kept && layer < layers - kept; }
+};
 
 struct StoreOptions {
   int zero = 0;                      // ZeRO 0 to 3
@@ -18,6 +28,7 @@ struct StoreOptions {
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
+  Fp8Options fp8 = {};
 };
 
 // Where to write a gradient. accumulate: add to what is there.

@@ -31,6 +31,7 @@
 #include "kernels/device/memory.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
+#include "parallel/fp8.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 #include "parallel/step_sums.cuh"
@@ -49,11 +50,12 @@ class ParameterStore final : public Parameters {
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
         zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
         has_masters_(options.training && !is_float && !options.stochastic_rounding),
-        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2) {
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
     memory.add("weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
       else weight_buffers_.lay_out(weights_ = arena.take<Float>(shards_.all_whole()));
     });
+    if (fp8_.is_used()) memory.add("fp8 weights", [this](Arena& arena) { fp8_.lay_out(arena); });
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) {
@@ -86,15 +88,19 @@ class ParameterStore final : public Parameters {
 
   // ---- what the model calls; all of it is ordered with the stream
 
-  // Returns the whole unit's weights, and starts to gather the block that is acquired next, if the caller knows it: else
-  // `next` is 0.
+  // Returns the whole unit's weights, and starts to gather the block that is acquired next, if the caller knows it:
+  // else `next` is 0.
   const Float* acquire(int unit, int next = 0) {
     UnitBuffer<Float>& buffer = fetch(unit);
     settle(buffer);
     acquired_ = unit;
     if (next > 0) fetch(next);
+    fp8_.use(unit, buffer.data, stream_);
     return buffer.data;
   }
+
+  // The unit that was acquired last, in eight bits.
+  const Fp8Weights<Float>& fp8() const { return fp8_; }
 
   void begin_micro_step(bool first, bool last) override {
     first_micro_step_ = first;
@@ -118,8 +124,10 @@ class ParameterStore final : public Parameters {
   }
 
   // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
-  // gradients, and in the first micro-step of ZeRO 1, which gathers the updated weights.
+  // gradients, in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights are still to be
+  // cast to eight bits.
   bool is_quiet() const override {
+    if (!fp8_.is_up_to_date()) return false;
     if (data_group_.size() == 1) return true;
     if (zero_ > 1 || last_micro_step_) return false;
     const auto is_there = [](const auto& buffer) { return buffer.unit >= 0 && !buffer.moving; };
@@ -147,6 +155,7 @@ class ParameterStore final : public Parameters {
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
+      if (zero_ == 0) fp8_.use(unit, kept_weights(unit), stream_);
       // Gathered while others are updated: what is acquired first, and the embedding is the largest unit.
       if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1) fetch(unit);
     }
@@ -184,6 +193,8 @@ class ParameterStore final : public Parameters {
       const bool has_pieces = zero_ > 0;
       if (zero_ == 3) visit_if_replicated(visit, tensor, "weights", kept_weights(unit), true);
       else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
+      if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
+        visit_if_replicated(visit, tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
       if (masters_) visit_if_replicated(visit, tensor, "masters", masters_ + kept_offset(unit), has_pieces);
       for (size_t i = 0; i < std::size(optimizer_states); ++i)
         if (states_[i])
@@ -261,6 +272,7 @@ class ParameterStore final : public Parameters {
 
   void weights_changed() {
     for (UnitBuffer<Float>& buffer : weight_buffers_) buffer.unit = -1;
+    fp8_.forget();
   }
 
   // ---- gradients
@@ -480,4 +492,5 @@ class ParameterStore final : public Parameters {
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;
   UnitBuffers<float> gradient_buffers_;
+  Fp8Weights<Float> fp8_;
 };

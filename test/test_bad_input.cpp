@@ -63,6 +63,19 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--loss-scale 8", {"--loss-scale", "--dtype fp16"});
   refuses("--dtype fp16 --stochastic-rounding", {"--stochastic-rounding", "--dtype bf16"});
   refuses("--dtype fp16 --reduce-dtype bf16", {"--reduce-dtype bf16", "--dtype bf16"});
+  const std::string eight = "--dtype bf16 --layers 3 --fp8 ";
+  refuses("--layers 3 --fp8", {"--fp8 multiplies what is kept in bf16: it needs --dtype bf16"});
+  refuses("--layers 3 --dtype fp16 --fp8", {"--fp8", "needs --dtype bf16"});
+  refuses(eight + "--stochastic-rounding", {"--fp8 beside --stochastic-rounding", "leave one of them out"});
+  refuses(eight + "--generate", {"--fp8 beside --generate", "leave it out"});
+  refuses(eight + "--fp8-gradients e3m4", {"--fp8-gradients: 'e3m4' is unknown: give one of {e5m2,e4m3}"});
+  refuses("--fp8-gradients e4m3", {"--fp8-gradients e4m3 is for --fp8: add that"});
+  refuses("--fp8-keep 2", {"--fp8-keep 2 is for --fp8: add that"});
+  refuses(eight + "--fp8-keep -1", {"--fp8-keep: '-1' is no whole number from 0 to 500"});
+  refuses(eight + "--fp8-keep 2", {"--fp8: --fp8-keep 2 keeps all of the model's 3 blocks in bf16: lower it"});
+  refuses(eight + "--channels 24", {"--fp8: 24 channels are no multiple of 16: choose --channels 32 of a fresh model"});
+  refuses(eight + "--seq-len 15", {"--fp8: the 30 rows of a micro-batch, --micro-batch 2 of --seq-len 15, are no multiple of 16"});
+  refuses("--plan --cluster 8xa100-80 " + eight, {"--fp8: A100-80 has no products in eight bits: leave it out"});
   refuses("--recompute all", {"--recompute: 'all' is unknown: give one of {none,gelu,block}"});
   refuses("--attention flash", {"--attention", "flash", "auto,cudnn,own"});
   refuses("--attention hopper", {"--attention hopper", "leave the option out"});  // fp32
@@ -173,6 +186,9 @@ TEST_CASE("meshes that cannot be: one line that says what to choose") {
   refuses("--pp 4 --tp 2 --cp 3", 18, {"--pp 4 does not divide the number of ranks over --tp and --cp, 3: choose 1 or 3"});
   refuses("--cp 4", 6, {"--cp 4 does not divide the number of ranks, 6: choose 1, 2, 3 or 6"});
   refuses("--cp 4 --seq-len 30", 4, {"--cp 4 cuts samples into 8 equal parts", "--seq-len 30: choose --seq-len 24"});
+  const std::string eight = "--dtype bf16 --fp8 --layers 4 --heads 4 --channels 96 --micro-batch 1 ";
+  refuses(eight + "--tp 4", 4, {"--fp8: 24 channels of a --tp rank are no multiple of 16: choose --channels 128"});
+  refuses(eight + "--cp 4 --seq-len 72", 4, {"--fp8: the 18 rows of a micro-batch, --micro-batch 1 of --seq-len 72 over --cp 4, are no"});
   refuses("--cp 4 --seq-len 6", 4, {"8 equal parts", "--seq-len 6: lower --cp, or choose --seq-len 8"});
   refuses("--cp 4 --cp-method ulysses --seq-len 30", 4, {"--cp 4 cuts samples into 4 equal parts", "choose --seq-len 28"});
   refuses("--cp 4 --cp-method ulysses --heads 6 --channels 96", 4,

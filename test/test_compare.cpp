@@ -272,6 +272,16 @@ TEST_CASE("runs with another --cp or --cp-method are refused" * doctest::skip(!p
   write_ulysses("split", 2, 2);
   check(folder, "two ulysses", 2, {"--cp 2 (ring) and 2 (ulysses)", "--cp-method"});
   check(folder, "ulysses split --rtol 1e-6", 0, {"8 of other heads"});
+  const auto write_codes = [&](const char* name, int tensor_parallel, double factor) {
+    write_run(path + name, {.ranks = tensor_parallel, .tensor_parallel = tensor_parallel}, [&](Json& line, int) {
+      if (line["op"] == "gradient") line["op"] = "cast_fp8", line["dtype"] = "e4m3", line["sum"] = line["sum"].get<double>() * factor;
+    });
+  };
+  write_codes("codes", 1, 1);
+  write_codes("codes of parts", 2, 2);
+  write_codes("wrong codes", 1, 2);
+  check(folder, "codes 'codes of parts' --rtol 1e-6", 0, {"of other scales"});
+  check(folder, "codes 'wrong codes' --rtol 1e-6", 1, {"layer 0: cast_fp8"});
   check(folder, "ulysses wrong --rtol 1e-6", 1, {"They first differ at step 1, micro-batch 0, layer 0: attention_forward"});
 }
 

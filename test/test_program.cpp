@@ -114,7 +114,7 @@ TEST_CASE("stop and resume gives the same bits") {
   put(shell / "little", some_text(300));  // 18 samples: epochs end inside steps
   for (std::string options :
        {"--train text", "--train little --shuffle", "--train text --shuffle --dtype bf16",
-        "--train little --dtype bf16 --stochastic-rounding",
+        "--train little --dtype bf16 --stochastic-rounding", "--train text --dtype bf16 --layers 3 --fp8 --fp8-gradients e4m3",
         "--train text --dtype fp16 --loss-scale 16777216 --loss-scale-window 2"}) {
     CAPTURE(options);
     const std::string train = "$TINY --steps 10 --warmup 2 --global-batch 4 --checkpoint-every 5 --val text "

@@ -593,6 +593,13 @@ TEST_CASE("a run is resumed with its options and its data") {
   old.erase("train_tokens_checksum");
   CHECK(refusal(old, {5000, "00fe"}) == "");
   CHECK(is_line_with(refusal(old, {5001, "00fe"}), "train_tokens"));
+  old = stored;
+  old.erase("fp8");  // of an earlier version
+  CHECK(refusal(old, {5000, "00ff"}) == "");
+  options.fp8 = true;
+  CHECK(is_line_with(refusal(old, {5000, "00ff"}), "fp8 is \"e5m2, keep 1\" and was not recorded"));
+  CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "fp8 is \"e5m2, keep 1\" and was \"off\""));
+  options = {};
   options.global_batch = 8;
   CHECK(is_line_with(refusal(stored, {5000, "00ff"}), "global_batch is 8 and was 0", "give --global-batch 0"));
   options = {};

@@ -62,7 +62,7 @@ $(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes 
   test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt
-$(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu
+$(BUILD)/test_cublaslt.o: $(BUILD)/src/test/test_matmul.cu $(BUILD)/src/test/test_fp8.cu
 $(BUILD)/%: $(BUILD)/%.o $(DEVICE_OBJECTS)
 	g++ $(CPU_FLAGS) -o $@ $(filter-out %.a,$^) $(filter %.a,$^) $(CPU_LIBRARIES)
 

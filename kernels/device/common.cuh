@@ -12,6 +12,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -95,6 +96,8 @@ struct alignas(N == 1 ? alignof(T) : sizeof(T) * N) PackWords {
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __host__ __device__ inline float to_float(__half x) { return __half2float(x); }
+__host__ __device__ inline float to_float(__nv_fp8_e4m3 x) { return float(x); }
+__host__ __device__ inline float to_float(__nv_fp8_e5m2 x) { return float(x); }
 
 template <class T>
 __host__ __device__ inline T from_float(float x) {

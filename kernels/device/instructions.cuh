@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -42,7 +43,8 @@ constexpr int kept_row_block = 512;   // most threads that share a row which the
 
 // What the words of a pack are (kernels/device/common.cuh).
 template <class T, int N>
-using PackWord = std::conditional_t<sizeof(T) * N % sizeof(uint32_t) == 0, uint32_t, uint16_t>;
+using PackWord = std::conditional_t<sizeof(T) * N % sizeof(uint32_t) == 0, uint32_t,
+                                    std::conditional_t<sizeof(T) * N % sizeof(uint16_t) == 0, uint16_t, uint8_t>>;
 
 // Two bf16 of a word are split by a shift and a mask. (As elements of an array they cost one instruction more.)
 template <class T, int N>
@@ -123,6 +125,18 @@ __device__ inline void sigmoid_pack(float (&x)[N]) {
   for (int k = 0; k < N; ++k)
     if constexpr (sizeof(T) == 2) x[k] = reciprocal_approximate(1.0f + exp2_approximate(-log2_e * x[k]));
     else x[k] = 1.0f / (1.0f + expf(-x[k]));
+}
+
+// x in eight bits, the first of four in the lowest byte of a word: rounded to nearest even; what is too large becomes
+// the largest number, and NaN stays NaN. Cards before 8.9 have no instruction for it.
+template <__nv_fp8_interpretation_t format, int N>
+__device__ inline void encode_fp8(const float (&x)[N], uint32_t (&words)[N / 4]) {
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    const float *const y = x + 4 * i;
+    const uint32_t lower = __nv_cvt_float2_to_fp8x2(make_float2(y[0], y[1]), __NV_SATFINITE, format);
+    words[i] = lower | uint32_t(__nv_cvt_float2_to_fp8x2(make_float2(y[2], y[3]), __NV_SATFINITE, format)) << 16;
+  }
 }
 
 using SharedAddress = uint32_t;

@@ -1,4 +1,4 @@
-// The multiprocessors (SMs) of the device, and the margin of them that kernels leave to collectives.
+// What the device can; its multiprocessors (SMs), and the margin of them that kernels leave to collectives.
 //
 // A CUDA block of an NCCL collective takes an SM for itself. Products on Hopper, and our attention there, are
 // persistent: they have a block for each SM, and a block keeps its SM until the kernel ends. So a collective that comes
@@ -17,6 +17,11 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   CUDA_CHECK(cudaGetDevice(&device));
   CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
   return value;
+}
+
+// Can this device multiply matrices in eight bits (kernels/fp8.cuh)?
+inline bool has_fp8() {
+  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) + device_attribute(cudaDevAttrComputeCapabilityMinor) >= 89;
 }
 
 // While it lives, persistent kernels leave `count` SMs free.

@@ -14,6 +14,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
@@ -34,7 +35,8 @@
 #include "kernels/device/timeline.h"
 
 struct WrittenTensor {
-  std::variant<const float*, const __nv_bfloat16*, const __half*> values;  // device memory
+  std::variant<const float*, const __nv_bfloat16*, const __half*, const __nv_fp8_e4m3*, const __nv_fp8_e5m2*>
+      values;  // device memory
   size_t count;
   bool accumulated;  // the launcher added to values of earlier micro-batches
 };

@@ -59,6 +59,7 @@ template <class Float>
 constexpr cudaDataType data_type = std::is_same_v<Float, float>           ? CUDA_R_32F
                                    : std::is_same_v<Float, __nv_bfloat16> ? CUDA_R_16BF
                                                                       : CUDA_R_16F;
+inline cudaDataType type_of(Fp8Format format) { return format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
 
 // The handle and the workspace that products on one stream share. Both belong to a device.
 struct Context {
@@ -88,6 +89,8 @@ struct Operands {
   const In *a, *b;
   const void* bias = nullptr;         // the bias that is added, or for column_sums the sums that are written
   const void* before_gelu = nullptr;  // written by gelu, read by gelu_gradient
+  cudaDataType type_a = data_type<In>, type_b = data_type<In>;
+  const float *unit_a = nullptr, *unit_b = nullptr;  // of operands in eight bits, which are bytes here
 };
 
 // A struct with a name, because nvcc 13.0 can't compile containers of cuBLASLt's nameless struct.
@@ -112,6 +115,9 @@ void set_pointers(const ProductPlan& plan, const Operands<In, Out>& o) {
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, o.bias);
   if (o.before_gelu)
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, o.before_gelu);
+  if (!o.unit_a) return;
+  set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.unit_b);
+  set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.unit_a);
 }
 
 template <class In, class Out>
@@ -212,12 +218,11 @@ std::string fastest(const ProductPlan& plan, const Operands<In, Out>& o, cudaStr
 
 // The name of the product in gemm_choices(), the same with and without `accumulate`.
 template <class In, class Out>
-std::string name_of(const GemmShape& s, Epilogue epilogue) {
+std::string name_of(const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o = {}) {
   std::string name = "product";
-  for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(epilogue), int(data_type<In>),
-                   int(data_type<Out>)})
+  for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(epilogue), int(o.type_a), int(data_type<Out>)})
     name += ' ' + std::to_string(part);
-  return name;
+  return o.unit_a ? name + ' ' + std::to_string(int(o.type_b)) + (s.fast_sums ? " fast" : "") : name;
 }
 
 // Puts the chosen algorithm, if there is one, before the others.
@@ -225,7 +230,7 @@ template <class In, class Out>
 void choose_algorithm(ProductPlan& plan, const GemmShape& s, Epilogue epilogue, const Operands<In, Out>& o,
                       cudaStream_t stream) {
   const std::string choice =
-      gemm_choices().choose(name_of<In, Out>(s, epilogue), [&] { return fastest(plan, o, stream); });
+      gemm_choices().choose(name_of(s, epilogue, o), [&] { return fastest(plan, o, stream); });
   if (const auto chosen = algorithm_of(choice, plan)) plan.algorithms.insert(plan.algorithms.begin(), *chosen);
 }
 
@@ -239,17 +244,18 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
   constexpr cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                               CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
                                               CUBLASLT_EPILOGUE_BGRADA};  // sums over its first operand, which is B
-  const cudaDataType bias_type = epilogue == Epilogue::column_sums ? CUDA_R_32F : data_type<In>;
+  const cudaDataType bias_type = epilogue == Epilogue::column_sums ? CUDA_R_32F : o.unit_a ? CUDA_R_16BF : data_type<In>;
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[int(epilogue)]);
   if (o.bias) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
   if (o.before_gelu) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(s.n));
   if (SmMargin::current() > 0)
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t(persistent_blocks()));
+  if (o.unit_a) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(s.fast_sums));
   set_pointers(plan, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
   const int a_columns = s.transpose_a ? s.m : s.k, a_rows = s.transpose_a ? s.k : s.m;
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, data_type<In>, b_columns, b_rows, b_columns));
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, data_type<In>, a_columns, a_rows, a_columns));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, o.type_b, b_columns, b_rows, b_columns));
+  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, o.type_a, a_columns, a_rows, a_columns));
   CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.d, data_type<Out>, s.n, s.m, s.n));
   find_candidates(
       plan,
@@ -262,8 +268,9 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
 // Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue, int, int, bool>, ProductPlan> plans;
-  const auto key = std::make_tuple(shape, epilogue, SmMargin::current(), gemm_choices().lessons, gemm_choices().times);
+  static std::map<std::tuple<GemmShape, Epilogue, cudaDataType, cudaDataType, int, int, bool>, ProductPlan> plans;
+  const auto key = std::make_tuple(shape, epilogue, o.type_a, o.type_b, SmMargin::current(), gemm_choices().lessons,
+                                   gemm_choices().times);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   ProductPlan& plan = found->second;
@@ -275,6 +282,13 @@ cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In,
     plan.algorithms.erase(plan.algorithms.begin());
   }
   return plan.problem;
+}
+
+inline void check_product(cublasStatus_t status, const GemmShape& s) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw std::runtime_error("cuBLASLt can't do a matrix product of m=" + std::to_string(s.m) +
+                             " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) + ": " +
+                             cublasLtGetStatusString(status));
 }
 
 }  // namespace cublaslt
@@ -289,11 +303,16 @@ void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStr
     bias_rows(d, bias, s.m, s.n, s.accumulate, stream);
     s.accumulate = true;
   }
-  const cublasStatus_t status = run<In, Out>(s, Epilogue::none, {d, a, b}, stream);
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw std::runtime_error("cuBLASLt can't do a matrix product of m=" + std::to_string(s.m) +
-                             " n=" + std::to_string(s.n) + " k=" + std::to_string(s.k) + ": " +
-                             cublasLtGetStatusString(status));
+  check_product(run<In, Out>(s, Epilogue::none, {d, a, b}, stream), s);
+}
+
+template <class Out>
+void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s,
+              cudaStream_t stream) {
+  using namespace cublaslt;
+  const Operands<uint8_t, Out> operands = {d, static_cast<const uint8_t*>(a.codes), static_cast<const uint8_t*>(b.codes),
+                                           bias, nullptr, type_of(a.format), type_of(b.format), a.unit, b.unit};
+  check_product(run(s, bias ? Epilogue::bias : Epilogue::none, operands, stream), s);
 }
 
 // cuBLASLt needs the rows of gelu's input to start at multiples of 16 bytes.

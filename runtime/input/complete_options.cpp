@@ -80,6 +80,23 @@ std::string micro_batch_problem(const StepOptions& o) {
   return "";
 }
 
+// Why the model's sizes do not suit products in eight bits, whose rows and columns lie on multiples of 16 bytes.
+std::string fp8_problem(const StepOptions& o) {
+  const int channels = o.shape.channels / o.mesh.tp;
+  const int64_t rows = int64_t(o.micro_batch) * (o.seq_len / o.mesh.cp);
+  if (2 * o.fp8_keep >= o.shape.layers)
+    return concat("--fp8: --fp8-keep ", o.fp8_keep, " keeps all of the model's ", o.shape.layers,
+                  " blocks in bf16: lower it, or leave --fp8 out");
+  if (channels % 16 != 0)
+    return concat("--fp8: ", channels, " channels", o.mesh.tp > 1 ? " of a --tp rank" : "", " are no multiple of 16: choose ",
+                  "--channels ", (channels / 16 + 1) * 16 * o.mesh.tp, " of a fresh model, or leave --fp8 out");
+  if (rows % 16 != 0)
+    return concat("--fp8: the ", rows, " rows of a micro-batch, --micro-batch ", o.micro_batch, " of --seq-len ", o.seq_len,
+                  o.mesh.cp > 1 ? " over --cp " + std::to_string(o.mesh.cp) : "", ", are no multiple of 16: choose another "
+                  "--micro-batch or --seq-len");
+  return "";
+}
+
 }  // namespace
 
 std::vector<std::string> gpt3_models() {
@@ -163,7 +180,9 @@ std::string shape_problem(const StepOptions& o) {
     return concat("--seq-len ", o.seq_len, " is longer than the model's ", s.positions,
                   " positions: lower it, or raise --positions of a fresh model");
   const std::string mesh = mesh_problem(o);
-  return mesh.empty() ? micro_batch_problem(o) : mesh;
+  if (!mesh.empty()) return mesh;
+  const std::string batch = micro_batch_problem(o);
+  return batch.empty() && o.fp8 ? fp8_problem(o) : batch;
 }
 
 void complete_options(Options& o, int ranks) {

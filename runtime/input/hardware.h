@@ -18,6 +18,10 @@ struct DeviceSheet {
   double bandwidth;   // of memory, TB/s
   double memory;      // GiB that the driver reports
   Generation generation = Generation::ampere;
+  bool is_later = false;  // than Ampere, whose generation of kernels it shares
+
+  // Products in eight bits, at twice the rate of bf16
+  bool has_fp8() const { return is_later || generation == Generation::hopper || generation == Generation::blackwell; }
 };
 
 // The first match counts, so longer names come first.
@@ -38,14 +42,14 @@ inline constexpr DeviceSheet device_sheets[] = {
     {"A800", 312, 19.5, 2.039, 79.1},
     {"A40", 149.7, 37.4, 0.696, 44.6},
     {"A10", 125, 31.2, 0.6, 22.0},
-    {"L40S", 362, 91.6, 0.864, 44.4},
-    {"L4", 121, 30.3, 0.3, 22.0},
-    {"GB10", 125, 31, 0.273, 119.6},
-    {"RTX PRO 6000", 503.8, 126, 1.792, 95.0},
-    {"RTX 6000 Ada", 364.2, 91.1, 0.96, 47.4},
+    {"L40S", 362, 91.6, 0.864, 44.4, Generation::ampere, true},
+    {"L4", 121, 30.3, 0.3, 22.0, Generation::ampere, true},
+    {"GB10", 125, 31, 0.273, 119.6, Generation::ampere, true},
+    {"RTX PRO 6000", 503.8, 126, 1.792, 95.0, Generation::ampere, true},
+    {"RTX 6000 Ada", 364.2, 91.1, 0.96, 47.4, Generation::ampere, true},
     {"RTX A6000", 154.8, 38.7, 0.768, 47.4},
-    {"RTX 5090", 209.5, 104.8, 1.792, 31.4},
-    {"RTX 4090", 165.2, 82.6, 1.008, 23.5},
+    {"RTX 5090", 209.5, 104.8, 1.792, 31.4, Generation::ampere, true},
+    {"RTX 4090", 165.2, 82.6, 1.008, 23.5, Generation::ampere, true},
     {"RTX 3090", 71, 35.6, 0.936, 23.6}};
 
 // Does the name that a driver reports have each word of the table's? "NVIDIA A100-SXM4-80GB": A100-80.

@@ -94,6 +94,11 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add(app, "--dtype", o.dtype, one_of({"fp32", "bf16", "fp16"}), "fp32, bf16 or fp16 (weights, activations; sums and "
       "optimizer state stay fp32); a plan for other devices is for bf16");
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
+  app.add_flag("--fp8", o.fp8, "with --dtype bf16: products of blocks in eight bits (e4m3), faster for wide blocks on "
+               "cards from 8.9 on; --plan says whether it pays");
+  add(app, "--fp8-gradients", o.fp8_gradients, one_of({"e5m2", "e4m3"}),
+      "e5m2 (range) or e4m3 (precision): the eight bits of gradients");
+  add(app, "--fp8-keep", o.fp8_keep, in_range(0, ModelShape::most_layers / 2), "first and as many last blocks that stay in bf16");
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
@@ -295,6 +300,10 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "fp16", {"--loss-scale", "--loss-scale-window"}, "keeps small gradients of fp16: it needs --dtype fp16");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
+  refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
+  refuse(o.stochastic_rounding, {"--fp8"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
+  refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
+  refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
   refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
   refuse(o.val.empty(), {"--keep-best"}, "needs --val FILES");

@@ -14,6 +14,9 @@ struct StepOptions {
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;
+  bool fp8 = false;
+  std::string fp8_gradients = "e5m2";
+  int fp8_keep = 1;
   int zero = 0, tp_pieces = 1, pp_chunks = 1;
   SmOptions sms;
   std::string cp_method = "ring", pp_schedule = "1f1b";

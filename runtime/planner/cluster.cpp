@@ -39,7 +39,8 @@ AttentionRates scaled(const AttentionRates& published, double peak, double publi
 }
 
 Device gpu(const DeviceSheet& sheet) {
-  Device d = {sheet.name, sheet.fp32 * tera, sheet.bf16 * tera, sheet.bandwidth * tera, sheet.memory * gib};
+  const double fp8 = sheet.has_fp8() ? 2 : 0;
+  Device d = {sheet.name, sheet.fp32 * tera, sheet.bf16 * tera, fp8, sheet.bandwidth * tera, sheet.memory * gib};
   d.sheet_fp32 = d.fp32, d.sheet_bf16 = d.bf16;
   d.product_share = gpu_products;
   d.bandwidth_share = gpu_bandwidth;
@@ -185,7 +186,9 @@ std::optional<Cluster> cluster_of_device(const std::string& reported, int device
 }
 
 Device device_of(const Ceilings& ceilings) {
-  Device d = {"measured", ceilings.product, ceilings.product, ceilings.update, 0};
+  const DeviceSheet* const sheet = find_device(ceilings.device);  // the CPU device multiplies codes as bf16
+  const double fp8 = ceilings.integrated ? 1 : sheet && sheet->has_fp8() ? 2 : 0;
+  Device d = {"measured", ceilings.product, ceilings.product, fp8, ceilings.update, 0};
   d.sheet_fp32 = peak_flops(ceilings.device, true), d.sheet_bf16 = peak_flops(ceilings.device, false);
   // Measured as seven products, since our kernels compute two of backward's twice
   const double backward = ceilings.attention_backward * 5 / 7;

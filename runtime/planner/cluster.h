@@ -36,6 +36,7 @@ struct Margin {
 struct Device {
   std::string name;
   double fp32 = 0, bf16 = 0;  // of matrix products, dense; fp16 as bf16, fp32 without TF32
+  double fp8 = 0;             // of products in eight bits, times bf16's; 0: it has none
   double bandwidth = 0;       // of memory, bytes read and written
   double memory = 0;
   double sheet_fp32 = 0, sheet_bf16 = 0;  // what MFU is a share of; 0: not known

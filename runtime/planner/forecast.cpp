@@ -18,12 +18,24 @@ struct Passes {
   StageTimes times() const { return {forward.seconds(), backward.seconds(), backward[weights]}; }
 };
 
+// The blocks of a stage that multiply in eight bits. Chunks of a stage count as neighbours.
+int fp8_blocks(const StepOptions& step, int first, int count) {
+  const int end = std::min(first + count, step.shape.layers - step.fp8_keep);
+  return step.fp8 ? std::max(end - std::max(first, step.fp8_keep), 0) : 0;
+}
+
 // What each stage computes for a micro-batch. The first one has the embedding, the last one the head. All others are
 // alike but for their layers.
-std::vector<Passes> passes_of(const Kernels& kernels, const std::vector<int>& layers) {
-  const Passes block = {kernels.forward(), kernels.backward()};
+std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, const Kernels& inner,
+                              const std::vector<int>& layers) {
+  const Passes block = {kernels.forward(), kernels.backward()}, fp8_block = {inner.forward(), inner.backward()};
   std::vector<Passes> stages;
-  for (int count : layers) stages.push_back({block.forward * count, block.backward * count});
+  int first = 0;
+  for (int count : layers) {
+    const int fp8 = fp8_blocks(step, first, count), others = count - fp8;
+    stages.push_back({block.forward * others + fp8_block.forward * fp8, block.backward * others + fp8_block.backward * fp8});
+    first += count;
+  }
   stages.front().forward += kernels.embedding_forward();
   stages.front().backward += kernels.embedding_backward();
   stages.back().backward += kernels.head();
@@ -54,7 +66,8 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
   c.total = times * reduced + reduce(p.embedding) + gathered + gather(p.embedding) + (2 * times - 1) * again;
-  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the update.
+  // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
+  // update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
   c.exposed += std::max(gather(p.block), gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
@@ -127,13 +140,17 @@ std::string Forecast::explanation() const {
   return concat("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
 }
 
-Forecast forecast(const StepOptions& step, const Cluster& c) { return forecast(step, c, Kernels(step, c)); }
+Forecast forecast(const StepOptions& step, const Cluster& c) {
+  StepOptions wide = step;
+  wide.fp8 = false;
+  return forecast(step, c, Kernels(wide, c), Kernels(step, c));
+}
 
-Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels, const Kernels& inner) {
   const ModelShape& s = step.shape;
   const MeshShape& mesh = step.mesh;
   const std::vector<int> layers = deal(s.layers, mesh.pp, step.pp_chunks, s.vocabulary / (12.0 * s.channels));
-  const std::vector<Passes> stages = passes_of(kernels, layers);
+  const std::vector<Passes> stages = passes_of(step, kernels, inner, layers);
   std::vector<StageTimes> times;
   for (const Passes& stage : stages) times.push_back(stage.times());
   const Passes& own = stages[size_t(std::ranges::max_element(times, {}, &StageTimes::sum) - times.begin())];
@@ -148,7 +165,9 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   f.dp = zero_communication(step, data, first, times[0]);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
-  const Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
+  Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
+  const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
+  update += inner.cast(casts * first.block, 2, 4 * casts);
   f.update = update[memory], f.launches += update[launches];
   add_rates(f, step, cluster);
   return f;

@@ -59,7 +59,7 @@ class Kernels {
   virtual ~Kernels() = default;
 
   // A block, of one micro-batch.
-  Cost forward() const { return activations() + product_then_scatter(R_, C_, 4 * c_); }
+  Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_); }
   Cost backward() const {
     const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
     return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward(), c_);
@@ -76,6 +76,13 @@ class Kernels {
     const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
     Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
     cost[launches] = 2 * units * device_.launch;
+    return cost;
+  }
+
+  // In eight bits: operands are read twice, for their maxima and to be cast, and written `times` times.
+  Cost cast(double count, double times, double operands = 1) const {
+    Cost cost = step_.fp8 ? kernel(count, 2 * count) + kernel(2 * count, (2 + times) * count) : Cost();
+    cost[launches] *= operands;
     return cost;
   }
 
@@ -99,7 +106,7 @@ class Kernels {
   // D (m,n) = A (m,k) · B (k,n). A and B are read while others of their elements are multiplied; D is written (`out`
   // bytes an element) when that is done.
   Cost product(double m, double n, double k, double out) const {
-    const double inner = std::max(2 * m * n * k / product_, (m + n) * k * w_ / bandwidth_);
+    const double inner = std::max(2 * m * n * k / product_, (m + n) * k * operand_ / bandwidth_);
     return timed(products, idleness(m, n) * (inner + m * n * out / bandwidth_));
   }
   // How much longer a product takes on the CPU device, whose processors compute whole tiles (cpu/gemm.h), and may find
@@ -151,8 +158,8 @@ class Kernels {
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
-    return layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) + attention_forward() +
-           product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+    return cast(2 * R_ * C_ + R_ * c_, 1, 3) + layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) +
+           attention_forward() + product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
   }
   virtual Cost recomputed() const {
     return step_.recompute == "block" ? activations() : step_.recompute == "gelu" ? gelu_forward() : Cost();
@@ -171,7 +178,8 @@ class Kernels {
   double processors_ = device_.processors / sharing_;
   bool is_fp32_ = step_.dtype == "fp32";
   double slowdown_ = slowdown();
-  double product_ = device_.peak(is_fp32_) / sharing_ * device_.product_share / slowdown_;
+  double product_ = device_.peak(is_fp32_) / sharing_ * device_.product_share / slowdown_ * (step_.fp8 ? device_.fp8 : 1);
+  double operand_ = step_.fp8 ? 1 : bytes_of(step_.dtype);  // bytes of an element of a product's operands
   double elements_ = device_.fp32 * device_.elements / sharing_;
   double bandwidth_ = device_.bandwidth * device_.bandwidth_share / sharing_;
   const AttentionRates& rates_ = device_.attention(step_.attention, is_fp32_);
@@ -194,5 +202,8 @@ class Kernels {
   Cost fused_attention(double products, const AttentionRates::Table& rates, double tensors, double bytes) const;
 };
 
-// As runtime/planner/forecast.h, with these kernels.
-Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels);
+// As runtime/planner/forecast.h, with these kernels; inner: of the blocks in eight bits, if --fp8 is given.
+Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels, const Kernels& inner);
+inline Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels& kernels) {
+  return forecast(step, cluster, kernels, kernels);
+}

@@ -160,6 +160,16 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
               with_commas(double(result.candidates)).c_str());
 }
 
+// What --fp8 changes by forecast; empty: nothing is to be said.
+inline std::string fp8_text(const Options& o, const Cluster& cluster) {
+  Options other = o;
+  other.fp8 = !o.fp8;
+  if (o.dtype != "bf16" || o.stochastic_rounding || cluster.device.fp8 <= 1 || !shape_problem(other).empty()) return "";
+  const double with = forecast(o.fp8 ? o : other, cluster).seconds, without = forecast(o.fp8 ? other : o, cluster).seconds;
+  return formatted("fp8       %.1f ms a step with --fp8, %.1f without: it %s (%.2f times as fast, by forecast)", 1e3 * with,
+                   1e3 * without, with < 0.98 * without ? "pays" : "does not pay", without / with);
+}
+
 // Prints the plan of training with these options, and returns the rows of its table; without --mesh auto itself, if it
 // fits. ranks: those that were started.
 inline std::vector<Candidate> print_plan(Options& o, int ranks) {
@@ -171,6 +181,8 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   complete_options(o, o.mesh_search.empty() ? ranks : 1);
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
+  if (o.fp8 && cluster && cluster->device.fp8 == 0)
+    usage_error("--fp8: ", cluster->device.name, " has no products in eight bits: leave it out");
   const bool by_parts = cluster && !o.ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (!o.mesh_search.empty()) {
@@ -193,5 +205,6 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   print_batch_hint(o, run);
   std::printf("memory    %s\nfits      %s\n", memory_text(plan).c_str(), fit_text(plan).c_str());
   if (plan.time) print_line(time_text(*plan.time, o.tokens()));
+  if (const std::string text = plan.time ? fp8_text(o, *cluster) : ""; !text.empty()) print_line(text);
   return rows;
 }

@@ -56,6 +56,8 @@ inline LossScale loss_scale_of(const Options& o) {
 // may be planned for a device elsewhere.
 inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStream_t stream, bool training, int samples,
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {
+  if (o.fp8 && !elsewhere && !has_fp8())
+    usage_error("--fp8: this GPU has no products in eight bits, which begin with compute capability 8.9; leave it out");
   const Actions actions = training ? actions_of(o, mesh) : Actions();
   const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   // Without backward, blocks can share memory.
@@ -84,7 +86,10 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed,
-                 .random_biases = o.random_biases}},
+                 .random_biases = o.random_biases,
+                 .fp8 = {.is_on = o.fp8,
+                         .gradients = o.fp8_gradients == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2,
+                         .kept = o.fp8_keep}}},
       mesh, stream);
   if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())
     usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");

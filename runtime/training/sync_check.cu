@@ -13,12 +13,13 @@
 
 namespace {
 
-// The checksum of a replica. It reads the bits only, so bf16 and fp16 need not be told apart. memory: 1 +
+// The checksum of a replica. It reads the bits only, so formats of one size need not be told apart. memory: 1 +
 // most_sum_blocks elements.
 uint64_t checksum_of(const Replica& replica, TensorStatistics* memory, cudaStream_t stream) {
   const auto compute = [&](auto* values) { tensor_statistics(memory, values, replica.count, memory + 1, stream); };
   if (replica.bytes == sizeof(float)) compute(static_cast<const float*>(replica.values));
-  else compute(static_cast<const __half*>(replica.values));
+  else if (replica.bytes == sizeof(__half)) compute(static_cast<const __half*>(replica.values));
+  else compute(static_cast<const __nv_fp8_e4m3*>(replica.values));
   TensorStatistics result;
   copy_and_wait(&result, memory, 1, cudaMemcpyDeviceToHost, stream);
   return result.checksum;

@@ -74,6 +74,6 @@ void TensorLog::write(const Line& line, const TensorStatistics& result) {
                 {"layer", known(line.context.layer)}, {"piece", known(line.context.piece)}, {"op", line.operation},
                 {"output", line.number}, {"accumulated", line.tensor.accumulated}, {"partial", line.context.partial},
                 {"count", line.tensor.count},
-                {"dtype", std::array{"fp32", "bf16", "fp16"}[line.tensor.values.index()]},
+                {"dtype", std::array{"fp32", "bf16", "fp16", "e4m3", "e5m2"}[line.tensor.values.index()]},
                 {"sum", result.sum}, {"absmax", result.absolute_maximum}, {"checksum", hexadecimal(result.checksum)}} << '\n';
 }

@@ -109,7 +109,8 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
-      {"dtype", o.dtype}, {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
+      {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep) : "off"},
+      {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
       {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
@@ -122,7 +123,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
   for (const auto& [key, value] : wanted.items()) {
     const bool known = stored.contains(key);
-    if (!known && key == "train_tokens_checksum") continue;  // checkpoints of earlier versions don't have it
+    if (!known && (key == "train_tokens_checksum" || value == "off")) continue;  // checkpoints of earlier versions don't have it
     if (known && stored[key] == value) continue;
     const std::string is_and_was = key + " is " + value.dump() + " and was " + (known ? stored[key].dump() : "not recorded");
     if (key.starts_with("train_"))

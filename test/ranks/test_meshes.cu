@@ -619,6 +619,9 @@ struct RandomJob {
     const int heads = mesh.tp * mesh.cp * (1 + up_to(1));
     o.shape = {mesh.pp * o.pp_chunks + up_to(3), heads, heads * (16 + up_to(1)), 50 + up_to(900), o.seq_len + up_to(9)};
     o.plan = true;  // needs no data
+    StepOptions in_fp8 = o;  // where the sizes suit eight bits
+    in_fp8.fp8 = true, in_fp8.fp8_keep = up_to(1);
+    if (is_bf16 && !o.stochastic_rounding && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
     complete_options(o, rank_count());
     refuse(shape_problem(o));
   }

@@ -22,8 +22,8 @@ std::vector<MeshShape> mesh_shapes() {
 
 // The model after some steps.
 template <class T>
-std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps) {
-  std::unique_ptr<Model> model = model_of<T>(shape, mesh, 2, store);
+std::unique_ptr<Model> trained(Mesh& mesh, StoreOptions store, size_t steps, const ModelShape& of = shape) {
+  std::unique_ptr<Model> model = model_of<T>(of, mesh, 2, store);
   for (size_t step = 0; step < steps; ++step) train_step(*model, mesh, step);
   return model;
 }
@@ -82,7 +82,7 @@ void spoil(const Replica& replica) {
 void check_drift(Model& model, const MeshShape& shape, int stage, const Replica& replica) {
   const std::string name = replica.tensor.name + " (" + replica.what;
   CAPTURE(name);
-  const Spread spread = spread_of(replica.tensor, shape, stage >= (replica.what == "weights" ? 3 : 1));
+  const Spread spread = spread_of(replica.tensor, shape, stage >= (replica.what.starts_with("weights") ? 3 : 1));
   int culprit = 0;
   const std::vector<float> counts = all_values({float(replica.count)});
   for (int rank = 0; rank < shape.ranks(); ++rank)
@@ -135,6 +135,25 @@ TEST_CASE_TEMPLATE("one bit of one rank is found, by tensor and rank", T, float,
         CHECK(visited.contains(tensor.name + " optimizer state m") == several(stage > 0));
         CHECK(visited.contains(tensor.name + " optimizer state v") == several(stage > 0));
       }
+    }
+}
+
+TEST_CASE("the codes of weights in eight bits are the same, too, where ranks have whole weights") {
+  const ModelShape wide = {3, 4, 64, 500, 8};
+  for (const MeshShape& mesh_shape : mesh_shapes())
+    for (int stage : {0, 1, 3}) {
+      CAPTURE(stage);
+      Mesh mesh(ranks().mesh, mesh_shape);
+      const auto model = trained<__nv_bfloat16>(mesh, {.zero = stage, .fp8 = {.is_on = true}}, 2, wide);
+      CHECK(message_of_check(*model) == "");
+      size_t visited = 0;
+      for (const Replica& replica : replicas_of(*model)) {
+        if (replica.what != "weights in eight bits") continue;
+        CHECK(replica.tensor.name.starts_with("h.1."));
+        check_drift(*model, mesh_shape, stage, replica);
+        ++visited;
+      }
+      CHECK(visited == (stage == 3 ? 0 : 4));
     }
 }
 

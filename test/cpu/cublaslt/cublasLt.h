@@ -15,12 +15,13 @@
 
 #include "cpu/cuda_bf16.h"
 #include "cpu/cuda_fp16.h"
+#include "cpu/cuda_fp8.h"
 #include "cpu/cuda_runtime.h"
 #include "cpu/device.h"
 #include "cpu/nccl.h"
 
 enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_NOT_SUPPORTED = 15 };
-enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
 enum cublasLtEpilogue_t {
@@ -43,7 +44,10 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
   CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
   CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
-  CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET
+  CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+  CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+  CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
+  CUBLASLT_MATMUL_DESC_FAST_ACCUM
 };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -64,7 +68,7 @@ struct cublasLtMatmulHeuristicResult_t {
   cublasStatus_t state;
 };
 struct MatmulDesc {
-  uint64_t attributes[8] = {};
+  uint64_t attributes[11] = {};
 };
 struct MatrixLayout {
   cudaDataType type;
@@ -97,6 +101,7 @@ struct FakeLibrary {
   size_t version = 130002;
   std::vector<int> ran;  // numbers, in the order of the calls that succeeded
   const void* workspace = nullptr;  // of the last call
+  bool fast_sums = false;  // of the last product in eight bits
   int blocks = 0;       // of the last call's kernel, which is persistent
   int most_taken = 0;   // multiprocessors that a product and the collectives under way have asked for together, at most
 
@@ -181,6 +186,8 @@ struct Elements {
   double operator[](size_t i) const {
     if (type == CUDA_R_32F) return static_cast<float*>(data)[i];
     if (type == CUDA_R_16F) return __half2float(static_cast<__half*>(data)[i]);
+    if (type == CUDA_R_8F_E4M3) return float(static_cast<__nv_fp8_e4m3*>(data)[i]);
+    if (type == CUDA_R_8F_E5M2) return float(static_cast<__nv_fp8_e5m2*>(data)[i]);
     return __bfloat162float(static_cast<__nv_bfloat16*>(data)[i]);
   }
   void set(size_t i, double value) const {
@@ -210,6 +217,10 @@ inline void fake_product(const MatmulDesc& desc, const MatrixLayout& a_layout, c
     for (size_t p = 0; p < k; ++p) rows[i * k + p] = a[at ? p + i * a_layout.leading : i + p * a_layout.leading];
   for (size_t j = 0; j < n; ++j)
     for (size_t p = 0; p < k; ++p) columns[j * k + p] = b[bt ? j + p * b_layout.leading : p + j * b_layout.leading];
+  if (of(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER))
+    for (double& x : rows) x *= *static_cast<const float*>(pointer(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER));
+  if (of(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER))
+    for (double& x : columns) x *= *static_cast<const float*>(pointer(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER));
   const double scale = std::sqrt(2 / M_PI), cubic = 0.044715;
   for (size_t i = 0; i < m; ++i) {
     const double* const row = &rows[i * k];
@@ -247,6 +258,14 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   int blocks = int(desc->attributes[CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET]);
   if (!blocks) cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
   fake_library.blocks = blocks;
+  // Hopper multiplies eight bits in one form alone
+  const auto in_8_bits = [](const MatrixLayout& layout) { return layout.type == CUDA_R_8F_E4M3 || layout.type == CUDA_R_8F_E5M2; };
+  if (in_8_bits(*a_layout) || in_8_bits(*b_layout)) {
+    const bool is_tn = desc->attributes[CUBLASLT_MATMUL_DESC_TRANSA] == CUBLAS_OP_T && desc->attributes[CUBLASLT_MATMUL_DESC_TRANSB] == CUBLAS_OP_N;
+    const bool has_e4m3 = a_layout->type == CUDA_R_8F_E4M3 || b_layout->type == CUDA_R_8F_E4M3;
+    if (!is_tn || !has_e4m3 || a_layout->rows % 16 || a_layout->columns % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    fake_library.fast_sums = desc->attributes[CUBLASLT_MATMUL_DESC_FAST_ACCUM] & 0xff;
+  }
   const bool accumulate = *static_cast<const float*>(beta) != 0;
   const int microseconds = fake_library.of(*algorithm).microseconds;
   cpu::enqueue(stream, [=, desc = *desc, a_layout = *a_layout, b_layout = *b_layout, d_layout = *d_layout] {

@@ -1,5 +1,7 @@
 // The host's code of the GPU's matrix products (kernels/gemm/cublaslt.h), on the CPU device, with a cuBLASLt made for
-// tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul, then which algorithm is taken when.
+// tests (cublasLt.h here): layouts and epilogues by all the cases of test_matmul and test_fp8, then which algorithm is
+// taken when.
+#include "test/test_fp8.cu"
 #include "test/test_matmul.cu"
 
 namespace {
@@ -272,4 +274,19 @@ TEST_CASE("a handle is of the device that it was made on: each device has its ow
     CUDA_CHECK(cudaStreamDestroy(stream));
   }
   CUDA_CHECK(cudaSetDevice(0));
+}
+
+TEST_CASE("products in eight bits: a name for each pair of formats, and fast sums where they are asked for") {
+  const Fresh fresh;
+  const Operand a(32, 16, Fp8Format::e4m3, 1), b(16, 16, Fp8Format::e5m2, 2), c(16, 16, Fp8Format::e4m3, 3);
+  Buffer<Float> d(32 * 16);
+  for (const bool fast : {false, true})
+    for (const Operand* other : {&b, &c}) {
+      const GemmShape shape = {.m = 32, .n = 16, .k = 16, .transpose_b = true, .fast_sums = fast};
+      matmul_fp8<Float>("matmul", d.data(), a.matrix(), other->matrix(), nullptr, shape, test_stream());
+      CHECK(fake_library.fast_sums == fast);
+    }
+  CHECK(gemm_choices().known.size() == 4);
+  CHECK_THROWS_WITH_AS(matmul_fp8<Float>("matmul", d.data(), b.matrix(), b.matrix(), nullptr, {.m = 16, .n = 16, .k = 16, .transpose_b = true},
+                                         test_stream()), "cuBLASLt can't do a matrix product of m=16 n=16 k=16: not supported", std::runtime_error);
 }

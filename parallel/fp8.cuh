@@ -1,0 +1,168 @@
+// The products of blocks in eight bits (--fp8; kernels/fp8.cuh has formats and scales). Layers ask for them
+// (parallel/layers.cuh); a block that is made of layers does not know of it.
+//
+//   Fp8Weights   the matrices of the blocks that compute in eight bits, as codes in both orientations: two bytes a
+//                parameter. Each is cast once a step, from the weights that are multiplied otherwise. With ZeRO 3,
+//                which gathers bf16, there is room for one block, which is cast when the pass comes to it
+//   Fp8Products  casts activations and gradients, each with a scale of its own, and multiplies
+//
+// What a scale is of: of the rows that a product multiplies on this rank. Data-parallel and context-parallel ranks
+// each have their own, as they have other rows; so has each piece of rows that tensor parallelism sends (--tp-pieces),
+// and each rank's part of a split weight. So no scale travels, and ranks that must hold the same weights cast the same
+// codes from them.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/device/memory.cuh"
+#include "kernels/fp8.cuh"
+#include "kernels/matmul.cuh"
+#include "parallel/parameters.h"
+
+// The storage type whose products can be in eight bits.
+template <class Float>
+constexpr bool can_multiply_fp8 = std::is_same_v<Float, __nv_bfloat16>;
+
+template <class Float>
+class Fp8Weights {
+ public:
+  // is_ring: units take turns in one place.
+  Fp8Weights(const TensorList& list, const Fp8Options& options, bool is_ring)
+      : list_(list), place_(size_t(list.final_norm_unit() + 1), none) {
+    for (int unit = 1; unit < list.final_norm_unit(); ++unit)
+      if (list.has(unit) && options.has(unit - 1, list.shape().layers)) {
+        if (!is_ring || holds_.empty()) holds_.push_back(none);
+        place_[size_t(unit)] = int(holds_.size()) - 1;
+        block_ = list.units()[size_t(unit)].decayed;
+      }
+  }
+
+  bool has(int unit) const { return place_[size_t(unit)] != none; }
+  bool is_used() const { return !holds_.empty(); }
+
+  void lay_out(Arena& arena) {
+    for (uint8_t*& codes : codes_) codes = arena.take<uint8_t>(holds_.size() * block_);
+    scales_ = arena.take<Fp8Scale>(holds_.size() * matrices);
+  }
+
+  // The weights have changed: all are to be cast again.
+  void forget() { std::ranges::fill(holds_, int(none)); }
+  // Are the codes of all units there?
+  bool is_up_to_date() const { return std::ranges::count(holds_, int(none)) == 0; }
+
+  // Casts a unit's matrices, unless that has been done since they changed. weights: of the whole unit
+  void use(int unit, const Float* weights, cudaStream_t stream) {
+    if (!has(unit) || std::exchange(holds_[size_t(place_[size_t(unit)])], unit) == unit) return;
+    if constexpr (can_multiply_fp8<Float>) {
+      Fp8Scale* const scales = scales_of(unit);
+      CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
+      for (int number = 0; number < matrices; ++number) {
+        const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
+        const int rows = int(tensor.shape[0]) / (tensor.split.axis == 0 ? list_.tp() : 1);
+        fp8_maximum(scales + number, nullptr, weights + tensor.offset, tensor.local, stream);
+        cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), weights + tensor.offset, rows,
+                           int(tensor.local) / rows, stream);
+      }
+    }
+  }
+
+  // A matrix of a unit as it is stored (inputs, outputs), or transposed.
+  Fp8Matrix matrix(int unit, int number, bool transposed) const {
+    return {at(transposed, list_.tensors_of(unit)[number]), Fp8Format::e4m3, &scales_of(unit)[number].unit};
+  }
+  // The codes of a unit's matrices as they are stored, each at its offset in the unit.
+  const uint8_t* codes(int unit) const { return codes_[0] + size_t(place_[size_t(unit)]) * block_; }
+
+ private:
+  static constexpr int none = -1, matrices = 4;  // of a block (tensors.h), which come first in its unit
+
+  Fp8Scale* scales_of(int unit) const { return scales_ + size_t(place_[size_t(unit)]) * matrices; }
+
+  uint8_t* at(bool transposed, const TensorDescriptor& tensor) const {
+    return codes_[transposed] + size_t(place_[size_t(tensor.unit)]) * block_ + tensor.offset;
+  }
+
+  const TensorList& list_;
+  std::vector<int> place_;     // by unit: its place in the arrays; none: it computes in bf16
+  std::vector<int> holds_;     // by place: the unit whose codes are there
+  size_t block_ = 0;           // elements of a block's matrices
+  uint8_t* codes_[2] = {};     // as stored, and transposed
+  Fp8Scale* scales_ = nullptr;
+};
+
+template <class Float>
+class Fp8Products {
+ public:
+  Fp8Products(Fp8Format gradients, cudaStream_t stream) : gradients_(gradients), stream_(stream) {}
+
+  // elements: of the largest matrix that is cast
+  void lay_out(Arena& arena, size_t elements) {
+    rows_ = arena.take<uint8_t>(elements);
+    transposed_ = arena.take<uint8_t>(elements);
+    scales_ = arena.take<Fp8Scale>(most_scales);
+  }
+
+  // A pass begins. (Its launches may be recorded, and so must begin with the same scale each time.)
+  void begin() {
+    if (!scales_) return;
+    next_ = 0;
+    CUDA_CHECK(cudaMemsetAsync(scales_, 0, sizeof(Fp8Scale), stream_));
+  }
+
+  // out (rows,outputs) = x (rows,inputs) · weight + bias; weight: transposed (outputs,inputs)
+  void forward(Float* out, const Float* x, const Fp8Matrix& weight, const Float* bias, int rows, int inputs, int outputs) {
+    const Fp8Cast x8 = {rows_, Fp8Format::e4m3, scale_of(x, rows, inputs)};
+    cast_fp8(x8, x, size_t(rows) * inputs, stream_);
+    matmul_fp8("matmul_forward", out, matrix(x8), weight, bias,
+               {.m = rows, .n = outputs, .k = inputs, .transpose_b = true, .fast_sums = true}, stream_);
+  }
+
+  // dx (rows,inputs) = dout (rows,outputs) · weightᵀ; weight: as stored (inputs,outputs). for_weights:
+  // weight_gradient() comes next, with the same dout
+  void input_gradient(Float* dx, const Float* dout, const Fp8Matrix& weight, int rows, int inputs, int outputs,
+                      bool for_weights) {
+    const Fp8Cast dout8 = {rows_, gradients_, scale_of(dout, rows, outputs)};
+    if (for_weights) cast_transpose_fp8(dout8, transposed_, dout, rows, outputs, stream_);
+    else cast_fp8(dout8, dout, size_t(rows) * outputs, stream_);
+    transposed_scale_ = for_weights ? dout8.scale : nullptr;
+    matmul_fp8<Float>("matmul_input_gradient", dx, matrix(dout8), weight, nullptr,
+                      {.m = rows, .n = inputs, .k = outputs, .transpose_b = true}, stream_);
+  }
+
+  // dweight (inputs,outputs) = xᵀ·dout, or += if `accumulate`. follows: input_gradient() came just before
+  void weight_gradient(float* dweight, const Float* dout, const Float* x, int rows, int inputs, int outputs,
+                       bool accumulate, bool follows) {
+    if (!follows || !transposed_scale_) {
+      transposed_scale_ = scale_of(dout, rows, outputs);
+      cast_transpose_fp8({nullptr, gradients_, transposed_scale_}, transposed_, dout, rows, outputs, stream_);
+    }
+    const Fp8Cast x8 = {rows_, Fp8Format::e4m3, scale_of(x, rows, inputs)};
+    cast_transpose_fp8({nullptr, x8.format, x8.scale}, rows_, x, rows, inputs, stream_);
+    matmul_fp8("matmul_weight_gradient", dweight, matrix(x8), {transposed_, gradients_, &transposed_scale_->unit}, nullptr,
+               {.m = inputs, .n = outputs, .k = rows, .transpose_b = true, .accumulate = accumulate}, stream_);
+    transposed_scale_ = nullptr;
+  }
+
+ private:
+  // Of two or three matrices at a time; the launch that finds a maximum prepares the scale after it.
+  static constexpr size_t most_scales = 8;
+
+  static Fp8Matrix matrix(const Fp8Cast& cast) { return {cast.codes, cast.format, &cast.scale->unit}; }
+
+  // A scale with the maximum of x (rows,columns).
+  Fp8Scale* scale_of(const Float* x, int rows, int columns) {
+    Fp8Scale* const scale = scales_ + next_;
+    next_ = (next_ + 1) % most_scales;
+    fp8_maximum(scale, scales_ + next_, x, size_t(rows) * columns, stream_);
+    return scale;
+  }
+
+  Fp8Format gradients_;
+  cudaStream_t stream_;
+  uint8_t *rows_ = nullptr, *transposed_ = nullptr;  // codes of one matrix each
+  Fp8Scale* scales_ = nullptr;
+  size_t next_ = 0;
+  Fp8Scale* transposed_scale_ = nullptr;  // of the gradient in transposed_; null: it is not there
+};
