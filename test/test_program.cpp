@@ -370,7 +370,7 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
     CHECK(shell.same_metrics("a", "b"));
   }
   CHECK(shell("$TEXT --steps 99999 --max-hours 0.0001 --out c").code == 75);
-  CHECK(shell.output("ls c | wc -l") == "3\n");
+  CHECK(shell.output("ls c | wc -l") == "4\n");
 }
 
 TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
@@ -384,7 +384,7 @@ TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
   shell("rm -r a; trap - INT; { $TEXT --schedule constant --steps 99999 --out a & echo $! >pid; wait; echo $? >code; } | head -n 1 & \n" +
         until_begun + "kill -INT $(cat pid); wait");
   CHECK(shell.exists("a/metrics.jsonl"));
-  CHECK(shell.output("ls a | wc -l") == "3\n");  // the plan, and a checkpoint
+  CHECK(shell.output("ls a | wc -l") == "4\n");  // both logs, the plan and a checkpoint
   const std::string hang_up = "$TEXT --schedule constant --steps 400 --out a & \n" + until_begun + "kill -HUP $!; wait $!";
   const Result hung_up = shell("rm -r a; " + hang_up);
   CHECK(hung_up.code == 75);
