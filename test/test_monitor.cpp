@@ -223,7 +223,7 @@ TEST_CASE("what stands out: GPUs that are hot, throttled or lost, several ranks 
 TEST_CASE("what stands out: a host that swaps in two looks") {
   Outliers outliers(1);
   Json look = look_at(1);
-  for (const auto& [rate, named] : {std::pair(2e6, 0), {1e5, 0}, {2e6, 0}, {3e6, 1}, {4e6, 0}, {1e5, 0}, {2e6, 0}, {3e6, 0}}) {
+  for (const auto& [rate, named] : {std::pair(2e6, 0), {1e5, 0}, {2e6, 0}, {3e6, 1}, {1e5, 0}, {2e6, 0}, {3e6, 0}}) {
     look["hosts"][0]["swap_bytes_per_s"] = rate;
     const Texts found = outliers.find(look);
     CHECK(found.size() == size_t(named));
