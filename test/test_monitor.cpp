@@ -81,12 +81,14 @@ TEST_CASE("rates: of two looks; a counter that begins anew has none") {
 
 TEST_CASE("a host's load, from /proc: shares and rates of two looks, whole disks, no loopback") {
   TemporaryFolder root;
+  int looks = 0;
   const auto fill = [&](const std::string& cpu, const std::string& swapped, const std::string& net, const std::string& disk) {
+    const std::string lo = std::to_string(1000 * ++looks);  // grows, but is not counted
     put(root / "proc/stat", "cpu  " + cpu + "\ncpu0 9 9 9 9 9 9 9 9 9 9\nintr 12345\n");
     put(root / "proc/meminfo", "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable: 300 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\nHugePages: 0\n");
     put(root / "proc/vmstat", "nr_free_pages 7\n" + swapped + "\npgfault 9\n");
-    put(root / "proc/net/dev", "Inter-|   Receive | Transmit\n face |bytes packets|bytes packets\n    lo: 9999 1 1 1 1 1 1 1 9999 1 1 1 1 1 1 1\n" + net);
-    put(root / "proc/diskstats", "   8 1 sda1 1 1 99999 1 1 1 99999 1 0 0 0\n   7 0 loop0 1 1 9999 1 1 1 9999 1 0 0 0\n" + disk);
+    put(root / "proc/net/dev", "Inter-|   Receive | Transmit\n face |bytes packets|bytes packets\n    lo: " + lo + " 1 1 1 1 1 1 1 " + lo + " 1 1 1 1 1 1 1\n" + net);
+    put(root / "proc/diskstats", "   8 1 sda1 1 1 " + lo + " 1 1 1 " + lo + " 1 0 0 0\n   7 0 loop0 1 1 " + lo + " 1 1 1 " + lo + " 1 0 0 0\n" + disk);
   };
   std::filesystem::create_directories(root / "sys/block/sda/device");
   std::filesystem::create_directories(root / "sys/block/nvme0n1/device");
@@ -143,6 +145,8 @@ TEST_CASE("NVML: what is not supported, or missing, or fails, leaves its key out
   }
   CHECK(look_once("error=999") == Json::object());
   CHECK(look_once("reasons=1")["throttled"] == Json::array());  // an idle GPU
+  for (const char* reason : {"reasons=32", "reasons=64"}) CHECK(look_once(reason)["throttled"] == Json{"thermal"});
+  CHECK(look_once("reasons=128")["throttled"] == Json{"power_brake"});
   CHECK(look_once("", "fake_nvml_old.so") == Json{{"utilisation", 0.97}});
 }
 
@@ -219,7 +223,7 @@ TEST_CASE("what stands out: GPUs that are hot, throttled or lost, several ranks 
 TEST_CASE("what stands out: a host that swaps in two looks") {
   Outliers outliers(1);
   Json look = look_at(1);
-  for (const auto& [rate, named] : {std::pair(2e6, 0), {1e5, 0}, {2e6, 0}, {3e6, 1}, {4e6, 0}}) {
+  for (const auto& [rate, named] : {std::pair(2e6, 0), {1e5, 0}, {2e6, 0}, {3e6, 1}, {1e5, 0}, {2e6, 0}, {3e6, 0}}) {
     look["hosts"][0]["swap_bytes_per_s"] = rate;
     const Texts found = outliers.find(look);
     CHECK(found.size() == size_t(named));
@@ -228,14 +232,15 @@ TEST_CASE("what stands out: a host that swaps in two looks") {
 }
 
 TEST_CASE("what stands out: a device that is idle for a minute, and what it waits for") {
-  Outliers outliers(3);
+  Outliers outliers(4);
   for (double time : {0., 10., 20., 30., 40., 50., 60., 70., 80.}) {
     CAPTURE(time);
-    Json look = look_at(3, time);
+    Json look = look_at(4, time);
     look["ranks"][0]["gpu"] = {{"utilisation", time < 15 ? 0.5 : 0.}};  // busy until 10
     look["ranks"][0]["waits_for"] = "in data #5 all_reduce of 64 bytes";
     look["ranks"][1].erase("step_ms"), look["ranks"][1]["cpu"] = 0.1;   // a CPU device that only polls, from the start
     look["ranks"][2].erase("step_ms"), look["ranks"][2]["cpu"] = 0.9;   // one whose step is long
+    look["ranks"][3]["cpu"] = 0.1;                                      // one that ends steps, on a busy machine
     const Texts found = outliers.find(look);
     if (time == 60) CHECK(found == Texts{"rank 1 (node1): device idle for 60 s: in no collective: does it wait for a disk?"});
     else if (time == 70) CHECK(found == Texts{"rank 0 (node1): device idle for 60 s: in data #5 all_reduce of 64 bytes"});
@@ -269,8 +274,12 @@ TEST_CASE("the monitor: a line after the first step and one at the end, a resume
   run(1000, 1);
   CHECK(content_of(path).starts_with(before + "{\"time\":1"));
   CHECK(lines_of(path).size() == 4);
-  { Monitor monitor(control, {.every_s = 1000, .path = path}); }  // an error ended it
-  CHECK(lines_of(path).size() == 4);
+  {  // an error ends it, without a last look
+    Monitor monitor(control, {.every_s = 1000, .path = path});
+    monitor.add_step(1, 0.1, 0);
+    usleep(100'000);
+  }
+  CHECK(lines_of(path).size() <= 5);
 }
 
 TEST_CASE("the monitor looks every S seconds, names what stands out on the terminal and in the file, without a file too") {

@@ -111,7 +111,6 @@ Nvml::Nvml(const std::string& pci_bus_id) {
   if (library_ && result == NVML_SUCCESS)
     result = call(library_, "nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id.c_str(), &device_);
   if (library_ && result == NVML_SUCCESS) return;
-  device_ = nullptr;
   problem_ = "no readings of the GPU: " + (library_ ? concat(file, " answers with error ", result) : one_line(dlerror()));
 }
 
