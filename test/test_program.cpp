@@ -373,6 +373,15 @@ TEST_CASE("asked to stop: the step is finished, saved, and a resumed run goes on
   CHECK(shell.output("ls c | wc -l") == "4\n");
 }
 
+TEST_CASE("signals in the middle of products damage nothing") {
+  Workplace shell;
+  const Result stopped = shell("$GPT --train text --layers 2 --heads 4 --channels 256 --seq-len 64 --micro-batch 16 --steps 99999 --out a & \n"
+                               "until [ -s a/metrics.jsonl ]; do sleep 0.01; done; "
+                               "for i in $(seq 100); do kill -USR1 $! 2>&- || break; sleep 0.002; done; wait $!");
+  CHECK(stopped.code == 75);
+  CHECK(stopped.error == "");
+}
+
 TEST_CASE("whatever becomes of the terminal, the run goes on, or saves") {
   Workplace shell;
   const std::string steps = "$TEXT --steps 40 --out ";

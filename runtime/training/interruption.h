@@ -4,6 +4,10 @@
 //
 // A signal may reach only one rank. The sums of the next step tell the other ranks (parallel/step_sums.cuh), and all
 // stop after the same step.
+//
+// The handler runs on a stack of its own. The kernel puts some kilobytes of registers below the stack pointer of the code
+// that it interrupts, and products that oneDNN generates at run time may keep their operands there: without it, a
+// signal in the middle of a product damaged the heap.
 #pragma once
 
 #include <atomic>
@@ -17,6 +21,8 @@
 constexpr int interrupted_exit_code = 75;  // EX_TEMPFAIL of sysexits.h: try again
 
 inline std::atomic<int> interrupting_signal = 0;
+
+alignas(16) inline char signal_stack[1 << 16];  // of the thread that trains, which is the one that gets signals
 
 inline void note_interruption(int signal) {
   if (signal == SIGINT && interrupting_signal.exchange(signal) == SIGINT) _exit(128 + SIGINT);
@@ -41,8 +47,13 @@ class Interruption {
 
  private:
   static void handle_signals(void (*handler)(int)) {
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, handler);
-    if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+    const stack_t stack = {.ss_sp = signal_stack, .ss_flags = 0, .ss_size = sizeof signal_stack};
+    sigaltstack(&stack, nullptr);
+    struct sigaction action = {}, before = {};
+    action.sa_handler = handler, action.sa_flags = SA_ONSTACK | SA_RESTART;
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
+    sigaction(SIGHUP, &action, &before);
+    if (before.sa_handler == SIG_IGN) sigaction(SIGHUP, &before, nullptr);
   }
 
   bool time_is_up() const {
