@@ -103,12 +103,9 @@ def main():
   parser.add_argument("--port", type=int, default=8642, help="of 127.0.0.1; 0: any that is free (default: %(default)s)")
   parser.add_argument("--once", action="store_true", help="print the same in the terminal, and stop")
   parser.add_argument("--export", choices=("csv", "tensorboard"), help="write RUN/metrics.csv or RUN/tensorboard")
-  parser.add_argument("--output", metavar="DIR", type=Path, help="of --export: write DIR/NAME.csv or DIR/NAME")
   arguments = parser.parse_args()
   if not 0 <= arguments.port < 65536:
     parser.error(f"--port {arguments.port}: give one from 0 to 65535")
-  if arguments.output and not arguments.export:
-    parser.error("--output is for --export: give csv or tensorboard")
   runs = Runs(arguments.runs)
   if not runs.runs:
     sys.exit(f"error: {' '.join(map(str, arguments.runs))}: no run here: give a run's --out folder, or one above it")
@@ -118,7 +115,7 @@ def main():
   if arguments.once:
     print_runs(runs.runs.values())
   else:
-    export(runs.runs.values(), arguments.export, arguments.output)
+    export(runs.runs.values(), arguments.export)
 
 
 if __name__ == "__main__":

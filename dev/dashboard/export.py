@@ -19,8 +19,8 @@ def numbers_by_step(run):
     yield step, numbers
 
 
-def export_csv(run, output):
-  file = output / f"{run.folder.resolve().name}.csv" if output else run.folder / "metrics.csv"
+def export_csv(run):
+  file = run.folder / "metrics.csv"
   columns = dict.fromkeys(name for _, numbers in numbers_by_step(run) for name in numbers)
   with open(file, "w", newline="") as stream:
     table = csv.writer(stream, lineterminator="\n")
@@ -29,7 +29,7 @@ def export_csv(run, output):
   return file
 
 
-def export_tensorboard(run, output):
+def export_tensorboard(run):
   """The event files of an earlier export are replaced."""
   try:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -37,7 +37,7 @@ def export_tensorboard(run, output):
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
   except ImportError:
     sys.exit("error: --export tensorboard: tensorboard is not installed: python3 -m pip install tensorboard")
-  folder = output / run.folder.resolve().name if output else run.folder / "tensorboard"
+  folder = run.folder / "tensorboard"
   for file in folder.glob("events.out.tfevents.*.gpt_cu"):
     file.unlink()
   writer = EventFileWriter(str(folder), filename_suffix=".gpt_cu")
@@ -50,11 +50,9 @@ def export_tensorboard(run, output):
   return folder
 
 
-def export(runs, kind, output):
+def export(runs, kind):
   for run in runs:
     try:
-      if output:
-        output.mkdir(parents=True, exist_ok=True)
-      print("wrote", {"csv": export_csv, "tensorboard": export_tensorboard}[kind](run, output))
+      print("wrote", {"csv": export_csv, "tensorboard": export_tensorboard}[kind](run))
     except OSError as error:
       sys.exit(f"error: --export {kind}: {error.filename or run.folder}: {error.strerror}")

@@ -5,9 +5,6 @@ import textwrap
 
 from figures import compact, figures, shares_of_time
 
-LABELS = {"loss": "loss", "val_loss": "validation", "grad_norm": "gradient norm", "lr": "learning rate",
-          "tokens_per_s": "tokens/s", "mfu": "MFU", "goodput": "goodput"}
-
 
 def sparkline(curve, width, levels):
   """Means of neighbouring buckets, as characters of rising height, and the lowest and highest of these means."""
@@ -34,9 +31,9 @@ def print_run(run, width, levels):
       line = " "
     line += part + "  "
   print(line.rstrip())
-  for name in [*LABELS, *(name for name in run.curves if name.startswith("val_loss_"))]:
-    if name in run.curves:
-      print(f"  {printable(LABELS.get(name, name)):14.14}", sparkline(run.curves[name], max(8, width - 40), levels))
+  for name, curve in run.curves.items():
+    if " " not in name and name not in ("tokens", "hours", "cost"):
+      print(f"  {printable(name):14.14}", sparkline(curve, max(8, width - 40), levels))
   shares = ", ".join(f"{printable(name)} {100 * share:.1f} %" for name, share in shares_of_time(run) if share >= 0.0005)
   print(textwrap.fill(shares, width, initial_indent="  time           ", subsequent_indent=" " * 17))
   for event in [event for event in run.events if event.kind != "sample"][-3:]:

@@ -10,7 +10,7 @@ const AXES = {steps: ["step", ","], tokens: ["tokens", "~s"], hours: ["hours", "
 const NETWORK = {"network_bytes_per_s.in": "in", "network_bytes_per_s.out": "out"};
 const DISK = {"disk_bytes_per_s.read": "read", "disk_bytes_per_s.write": "written"};
 const WORST_IS_LOW = ["gpu.utilisation", "gpu.sm_mhz", "gpu.memory_mhz"];
-const GIB = 2 ** 30, byId = id => document.getElementById(id), runs = new Map();
+const byId = id => document.getElementById(id), runs = new Map();
 let axis = "steps", since = "", theme = "light", log = true, chosen = null;
 
 const shown = () => [...runs.values()].filter(run => !run.hidden);
@@ -76,7 +76,7 @@ const curve = (name, format, {logs = false, faint = true, from = "normal"} = {})
     return [...faint ? [line(run, raw, "", color(run), {opacity: 0.3, hoverinfo: "skip", line: {width: 1}})] : [],
       line(run, strong, run.name, color(run))];
   }), [], {yaxis: {hoverformat: format, tickformat: format.replace(/^.\d/, ".3"), rangemode: from,
-    ...logs && log ? {type: "log", dtick: "D2"} : {}}}];
+    type: logs && log ? "log" : "linear"}}];
 
 function losses() {
   const [traces, , layout] = curve("loss", ".5~g", {logs: true})(), sets = [], symbols = ["circle", "square", "star"];
@@ -101,7 +101,7 @@ function losses() {
 const wrapped = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").match(/[^]{1,60}\S*/g).join("<br>");
 
 function times(run) {
-  const all = points(run, "time wall").raw.steps, every = Math.ceil(all.length / 150);
+  const all = [...new Set(points(run, "time wall").raw.steps)], every = Math.ceil(all.length / 150);
   const steps = all.filter((_, i) => (all.length - 1 - i) % every === 0);
   const parts = new Map(Object.keys(run.curves).filter(name => name.startsWith("time ")).map(name => {
     const at = between(points(run, name).raw);
@@ -122,16 +122,17 @@ function times(run) {
 function memory(run) {
   const ranks = (run.plan?.ranks ?? []).slice(0, 8), y = ranks.map(rank => `rank ${rank.rank} `);
   const names = [...new Set(ranks.flatMap(rank => Object.keys(rank.memory)))];
+  const [size, unit] = ranks[0]?.total < 2 ** 30 ? [2 ** 20, "MiB"] : [2 ** 30, "GiB"];
   const bars = names.map((name, i) => ({type: "bar", orientation: "h", name, marker: {color: part(i)}, y,
-    x: ranks.map(rank => (rank.memory[name] ?? 0) / GIB), hovertemplate: "%{x:.3~g} GiB"}));
+    x: ranks.map(rank => (rank.memory[name] ?? 0) / size), hovertemplate: `%{x:.3~g} ${unit}`}));
   const most = ranks.map(rank => Math.max(...points(run, `rank ${rank.rank} gpu.memory_bytes`).raw.values));
   const marks = most.every(isFinite) ? [["measured, at most", most, contrast()],
     ["of the device", ranks.map(() => run.plan.device.bytes), "#D55E00"]] : [];
-  return [[...bars, ...marks.map(([name, bytes, paint]) => ({y, x: bytes.map(one => one / GIB), name, mode: "markers",
-    hovertemplate: "%{x:.4~g} GiB", marker: {symbol: "line-ns", size: 18, line: {width: 4, color: paint}}}))],
+  return [[...bars, ...marks.map(([name, bytes, paint]) => ({y, x: bytes.map(one => one / size), name, mode: "markers",
+    hovertemplate: `%{x:.4~g} ${unit}`, marker: {symbol: "line-ns", size: 18, line: {width: 4, color: paint}}}))],
   [...names.map((name, i) => [name, part(i)]), ...marks.map(([name, , paint]) => [name, paint, "┃"])],
   {barmode: "stack", bargap: 0.35, hovermode: "y unified", yaxis: {autorange: "reversed", fixedrange: true},
-    xaxis: {title: {text: "GiB"}, tickformat: "", rangemode: "tozero"}}];
+    xaxis: {title: {text: unit}, tickformat: "", rangemode: "tozero"}}];
 }
 
 // A cell is the worst value of its bucket.
@@ -143,7 +144,8 @@ function ranks(run, {select}) {
   const z = curves.map(curve => curve.map(([, , ...ends]) => worst(...ends.filter((_, i) => i % 2))));
   return [curves.slice(0, 1).map(curve => ({type: "heatmap", x: curve.map(bucket => bucket.at(-2)).map(toAxis(run)), z,
     y: rows.map(one => `rank ${one[1]} `), hovertemplate: "%{y}: %{z:.4~g}<extra></extra>", ygap: 1,
-    colorscale: theme === "dark" ? "Viridis" : "YlGnBu", reversescale: theme !== "dark", colorbar: {thickness: 12, outlinewidth: 0, tickformat: "~s"}})), [],
+    colorscale: theme === "dark" ? "Viridis" : "YlGnBu", reversescale: theme !== "dark",
+    colorbar: {thickness: 12, outlinewidth: 0, tickformat: "~s"}})), [],
   {hovermode: "closest", yaxis: {autorange: "reversed", fixedrange: true, dtick: rows.length > 16 ? null : 1}}];
 }
 

@@ -197,8 +197,9 @@ class Run:
         elif key == "ranks" or key == "hosts":
           self.add_parts(step, key[:-1], value)
         elif key in TEXTS and value:
-          text = {"reason": f"from step {row.get('rolled_back_from')}: {value}", "left_out": "the update was not applied"}
-          self.events.append(Event(self.serial, step, TEXTS[key], text.get(key, str(value))[:MOST_CHARACTERS]))
+          more = f"from step {row.get('rolled_back_from')}: " if key == "reason" else ""
+          text = "the update was not applied" if key == "left_out" else f"{more}{value}"
+          self.events.append(Event(self.serial, step, TEXTS[key], text[:MOST_CHARACTERS]))
       self.add_times(row, place % max(1, len(rows) // 100) == 0 or place == len(rows) - 1)
     del self.events[:-MOST_EVENTS]
 

@@ -55,6 +55,8 @@ def test_curves(browser, run):
   browser.value("document.querySelector('#axes [value=steps]').click()")
   seconds = browser.value("[].concat(...document.getElementById('times').data.map(part => part.y)).reduce((a, b) => a + b)")
   check("where time goes adds up to the hours", abs(seconds - 3600 * pairs(run, "hours")[-1][1]) < 0.01 * seconds)
+  check("and no line lacks a part of it", browser.value("document.getElementById('times').data.every(part => part.name !== 'other')"))
+  check("each column is full", browser.value("document.getElementById('times').data[0].y.every(seconds => seconds > 0)"))
   check("a row of each rank", browser.value("document.getElementById('ranks').data[0].z.length") == 8)
   text = browser.value("document.getElementById('cards').textContent")
   check("figures say how far it is", "of 2,000: 15 %" in text and "running" in text)
@@ -71,6 +73,7 @@ def test_growth(browser, run, made_up):
     file.truncate(sum(len(row.encode()) for row in rows if json.loads(row)["step"] <= 200))
   append(run, json.dumps({"step": 200, "rolled_back_from": 301, "reason": "loss <b>9.1</b>"}) + "\n" + made_up.lines(200, 204)[0])
   check("a rollback takes its steps back", draws(browser, 204) and points(browser, "loss") == pairs(run, "loss"))
+  check("and what came after them", browser.value("document.getElementById('samples').offsetParent === null"))  # the sample
   check("and is an incident, as text", browser.wait("document.getElementById('incidents').textContent.includes('loss <b>9.1</b>')"))
 
 
@@ -105,6 +108,8 @@ def test_looks(browser, url):
     browser.open(url, width=width, height=800)
     browser.wait("!!document.querySelector('#loss .trace')")
     check(f"{width} pixels wide: nothing to scroll sideways", browser.value("document.documentElement.scrollWidth") == width)
+    check("one column", browser.value("new Set([...document.querySelectorAll('article:not([hidden])')]"
+                                      ".map(one => one.offsetLeft)).size") == 1)
     check("and fingers hit its buttons", browser.value("Math.min(...[...document.querySelectorAll('header button, select')]"
                                                        ".filter(one => one.offsetParent).map(one => one.offsetHeight))") >= 44)
 

@@ -157,8 +157,8 @@ def test_commands(folder):
   check("--once fits the terminal, and does not command it", max(map(len, text.splitlines())) <= 90 and "\x1b" not in text and "\a" not in text)
   code, text = called("runs", "--once", cwd=folder, PYTHONIOENCODING="ascii")
   check("--once in ASCII", code == 0 and text.isascii() and "#" in text)
-  code, _ = called("runs", "--export", "csv", "--output", "tables", cwd=folder)
-  rows = list(csv.DictReader(open(folder / "tables" / "one.csv")))
+  code, _ = called("runs", "--export", "csv", cwd=folder)
+  rows = list(csv.DictReader(open(folder / "runs" / "one" / "metrics.csv")))
   metrics = [json.loads(line) for line in open(folder / "runs" / "one" / "metrics.jsonl")]
   check("--export csv: a row of each step", code == 0 and [int(row["step"]) for row in rows] == list(range(1, 301)))
   check("--export csv: its numbers", all(float(rows[row["step"] - 1][key]) == row[key] for row in metrics
@@ -175,8 +175,10 @@ def test_commands(folder):
   else:
     check("--export tensorboard says what is missing", code == 1 and "pip install tensorboard" in text and text.count("\n") == 1)
   (folder / "empty").mkdir()
+  write_run(folder / "full", 3)
+  (folder / "full" / "metrics.csv").mkdir()  # which stands in the way
   for arguments, code, part in ((["empty"], 1, "no run here"), (["nowhere", "--once"], 1, "no run here"), (["runs", "--port", "70000"], 2, "70000"),
-                                (["runs", "--output", "x"], 2, "--output"), (["runs", "--export", "csv", "--output", "/proc/x"], 1, "/proc/x")):
+                                (["runs", "--export", "xlsx"], 2, "xlsx"), (["full", "--export", "csv"], 1, "metrics.csv")):
     result, text = called(*arguments, cwd=folder)
     check(f"{arguments}: {text}", result == code and part in text and "Traceback" not in text and (code == 2 or text.count("\n") == 1))
 
