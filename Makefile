@@ -116,6 +116,13 @@ test-dashboard dashboard-screenshots:
 	@python3 -c 'import plotly' 2>/dev/null || { echo "$@: plotly is not here: python3 -m pip install plotly" >&2; exit 1; }
 	@python3 test/dashboard/$(if $(filter test-%,$@),test_page,screenshots).py
 
+# the page of dev/dashboard.py in headless Chromium, which needs plotly, too; its README's screenshots
+test-dashboard dashboard-screenshots:
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	  echo "$@: chromium is not here: apt-get install chromium" >&2; exit 1; }
+	@python3 -c 'import plotly' 2>/dev/null || { echo "$@: plotly is not here: python3 -m pip install plotly" >&2; exit 1; }
+	@python3 test/dashboard/$(if $(filter test-%,$@),test_page,screenshots).py
+
 # mistakes that --check-mesh has to find, each in a build of its own
 test-mistakes:
 	+@test/mistakes/run.sh

@@ -60,6 +60,7 @@ class Trainer {
     const RankPlan own = rank_plan(*model_, job_.mesh, job_.control.rank(), batches_.buffers().memory().categories(),
                                    checkpoints_->snapshot_bytes());
     plan_ = gathered_plan(job_.control, device_, own);
+    plan_->steps = o_.schedule.steps;
     const std::string problem = attempt([&] {
       if (const std::optional<Cluster> cluster = known_cluster(o_, job_.device, job_.control.size()))
         plan_->time = planned_time(o_, *cluster, planned_run(o_)), forecast_ = plan_->time->forecast;

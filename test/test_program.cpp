@@ -607,6 +607,7 @@ TEST_CASE("--plan prints what the same command allocates, needs no data, and cha
   const std::string written = shell.content("run/plan.json");
   const Json run = Json::parse(written);
   CHECK(run["ranks"] == plan["ranks"]);
+  CHECK(run["steps"] == 2);
   CHECK(plan["ranks"][0]["memory"].size() == 7);  // weights, gradients, optimizer, activations, workspace, cache, batches
   CHECK(plan["fits"] == true);
   for (const char* unknown : {"step_ms", "margin", "tokens_per_s", "mfu", "cost", "run", "time", "limit"}) {

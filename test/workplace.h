@@ -150,14 +150,14 @@ class Workplace {
     for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
     return lines;
   }
-  // The lines of steps, evaluations and rollbacks, without what depends on the clock or on how far the run will go.
+  // The lines of steps, evaluations and rollbacks, without what depends on the clock.
   std::vector<Json> metrics(const std::string& out) const {
     std::vector<Json> lines = all_metrics(out);
     std::erase_if(lines, [](const Json& fields) { return fields.contains("sample") || fields.contains("incident"); });
     for (Json& fields : lines)
-      for (const char* key : {"steps", "step_ms", "time_ms", "tokens_per_s", "flops_per_s", "mfu", "hours", "goodput", "lost_s", "restarts",
-                              "device_hours", "unpriced_device_hours", "cost"})
-        fields.erase(key);
+      for (const char* clock : {"step_ms", "time_ms", "tokens_per_s", "flops_per_s", "mfu", "hours", "goodput", "lost_s", "restarts",
+                                "device_hours", "unpriced_device_hours", "cost"})
+        fields.erase(clock);
     return lines;
   }
   bool same_metrics(const std::string& out, const std::string& other) const {

@@ -114,6 +114,7 @@ std::string text_of(const Plan& plan) {
   Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}, {"here", here}}},
                    {"fits", plan.fits()},
                    {"ranks", ranks}};
+  if (plan.steps > 0) object["steps"] = plan.steps;
   if (plan.time) object.update(object_of(*plan.time));
   else
     for (const char* unknown : {"step_ms", "margin", "tokens_per_s", "mfu", "cost", "run", "time", "limit"})

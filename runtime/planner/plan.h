@@ -5,6 +5,7 @@
 //
 //   device       object: name; bytes, which a rank may use; reserve, bytes of these that are left to libraries; here:
 //                is it the device of this machine? If not, libraries' workspaces follow formulas
+//   steps        of the whole run; only in OUT/plan.json, which each start writes anew
 //   fits         has the device room for every rank, and for the reserve?
 //   ranks        list, an object for each rank:
 //     rank         its number
@@ -94,6 +95,7 @@ struct Plan {
   std::vector<RankPlan> ranks;
   std::optional<PlannedTime> time = {};
   std::string advice = {};  // if it does not fit: what would help most
+  size_t steps = 0;         // of the run; 0: it is not one
 
   const RankPlan& largest() const;
   bool fits() const { return largest().total() <= device.room(); }
