@@ -116,13 +116,6 @@ test-dashboard dashboard-screenshots:
 	@python3 -c 'import plotly' 2>/dev/null || { echo "$@: plotly is not here: python3 -m pip install plotly" >&2; exit 1; }
 	@python3 test/dashboard/$(if $(filter test-%,$@),test_page,screenshots).py
 
-# the page of dev/dashboard.py in headless Chromium, which needs plotly, too; its README's screenshots
-test-dashboard dashboard-screenshots:
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
-	  echo "$@: chromium is not here: apt-get install chromium" >&2; exit 1; }
-	@python3 -c 'import plotly' 2>/dev/null || { echo "$@: plotly is not here: python3 -m pip install plotly" >&2; exit 1; }
-	@python3 test/dashboard/$(if $(filter test-%,$@),test_page,screenshots).py
-
 # mistakes that --check-mesh has to find, each in a build of its own
 test-mistakes:
 	+@test/mistakes/run.sh
@@ -199,7 +192,7 @@ compile_commands.json: always
 
 clean:
 	rm -rf build train_gpt compile_commands.json
-.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-dashboard dashboard-screenshots test-faults \
-  test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
+.PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
+  test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
   test-sanitize test-race run fuzz \
   bench ladders shakespeare clean deps packages-are-there counting-device device-objects

@@ -38,11 +38,7 @@ def pace(run):
 
 def figures(run):
   """State, its text, the share that is done or None, and [label, value, note] of each figure that is known."""
-<<<<<<< HEAD
-  step, steps = run.last.get("step", 0), number(run.last.get("steps")) or 0
-=======
   step, steps = run.last.get("step", 0), number((run.plan or {}).get("steps")) or 0
->>>>>>> page
   left, (seconds, step_cost) = max(0, steps - step), pace(run)
   changed = run.files[0].changed
   age = time.time() - changed if changed else 0

@@ -175,11 +175,7 @@ class Run:
       status = (path := self.folder / FILES[2]).lstat()
       if stat.S_ISREG(status.st_mode) and status.st_mtime_ns != self.plan_state and status.st_size < 1 << 26:
         self.plan_state, self.plan_serial, plan = status.st_mtime_ns, self.serial, json.loads(path.read_bytes())
-<<<<<<< HEAD
-        self.plan = {"device": plan["device"], "ranks": plan["ranks"]}
-=======
         self.plan = {"device": plan["device"], "ranks": plan["ranks"], "steps": plan.get("steps")}
->>>>>>> page
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
       pass
 

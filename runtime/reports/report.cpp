@@ -92,7 +92,6 @@ void Report::finish() {
 
 nlohmann::ordered_json Report::metrics(const StepResult& s) const {
   nlohmann::ordered_json fields = {{"step", s.step},
-                                   {"steps", steps_},
                                    {"loss", s.loss},
                                    {"grad_norm", s.norm},
                                    {"lr", s.learning_rate},

@@ -4,7 +4,6 @@
 //
 //   a step
 //     step                   its number, from 1
-//     steps                  of the whole run
 //     loss                   mean per token over the global batch, before the step's update
 //     grad_norm              L2 norm of the gradients, before clipping and without the loss scale
 //     lr                     learning rate

@@ -68,11 +68,7 @@ class MadeUp:
     self.lost["data"] += data / 1e3
     tokens = 524288
     row = {"step": step, "loss": self.loss(step), "grad_norm": 0.4 + 3 * math.exp(-step / 60) + 0.06 * abs(self.random.gauss(0, 1))
-<<<<<<< HEAD
-           + (2.2 * math.exp(-(step - 640) / 6) if step >= 640 else 0), "lr": self.lr(step), "steps": self.steps,
-=======
            + (2.2 * math.exp(-(step - 640) / 6) if step >= 640 else 0), "lr": self.lr(step),
->>>>>>> page
            "tokens": tokens * step, "step_ms": ms, "tokens_per_s": tokens / ms * 1e3, "flops_per_s": 9.9e9 * tokens / ms * 1e3,
            "mfu": 9.9e9 * tokens / ms * 1e3 / (989e12 * max(1, self.ranks)), "time_ms": split}
     if self.ranks > 1:
@@ -136,11 +132,7 @@ class MadeUp:
     ranks = [{"rank": rank, "layers": "1 to 48", "memory": {name: int(size * GB) for name, size in CATEGORIES.items()},
               "total": int(sum(CATEGORIES.values()) * GB), "host": {"snapshot": int(2.3 * GB)}} for rank in range(self.ranks)]
     return {"device": {"name": "NVIDIA H100 80GB HBM3", "bytes": int(84.9 * GB), "reserve": int(1.07 * GB), "here": True},
-<<<<<<< HEAD
-            "fits": True, "ranks": ranks}
-=======
             "fits": True, "ranks": ranks, "steps": self.steps}
->>>>>>> page
 
   def lines(self, begin, end):
     """Metrics and monitor of steps begin + 1 to end, as text."""
