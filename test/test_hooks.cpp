@@ -136,7 +136,7 @@ TEST_CASE("after SIGKILL the next run waits for the hooks; if it runs already, t
   shell("rm -rf run order; $TEXT --out run --on-end 'echo begin >>order; sleep 1; echo end >>order' >out & \nuntil [ -s order ]; do sleep 0.01; "
         "done; $TEXT --out run --overwrite --on-end 'echo next >>order'; wait");
   CHECK(shell.content("order") == "begin\nend\nnext\n");
-  shell(killed + "helper=$(pgrep -P $!); kill -STOP $helper; kill -KILL $!; " + endless + "--overwrite >next & \nuntil grep -q '^step ' next; do "
+  shell("rm next; " + killed + "helper=$(pgrep -P $!); kill -STOP $helper; kill -KILL $!; " + endless + "--overwrite >next & \nuntil grep -q '^step ' next; do "
         "sleep 0.05; done; kill -CONT $helper; until [ -s error ]; do sleep 0.05; done; kill -TERM $!; wait $!");
   CHECK(contains(shell.content("error"), "train_gpt: hooks: another run writes to "));
   CHECK(!shell.exists("order"));
@@ -163,8 +163,8 @@ TEST_CASE("training goes on if the process that runs the hooks is killed") {
 
 TEST_CASE("a start that waits for the run before does not take its --stop-when away; a mistake leaves no hook behind") {
   Workplace shell;
-  const auto waiting = shell("mkdir run; flock run sleep 1 & \nsleep 0.2; touch stop; $TEXT --steps 400 --out run --stop-when "
-                             "'if [ -s run/metrics.jsonl ]; then rm stop; else echo early >>asked; fi'");
+  const auto waiting = shell("mkdir run; flock run sh -c 'sleep 1; touch free' & \nsleep 0.2; touch stop; $TEXT --steps 400 --out run "
+                             "--stop-when 'if [ -e free ]; then rm stop; else echo early >>asked; fi'");
   CHECK(!shell.exists("asked"));
   CHECK(contains(waiting.out, "waiting for the run"));
   shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871 GPT_JOIN_TIMEOUT=1 $TEXT --out alone " + end);
