@@ -140,14 +140,17 @@ TEST_CASE("where the time of ranks goes: it adds up to each step and to the bill
                           "--micro-batch 8 --steps 22 --log-every 22 --checkpoint-every 10 --val text --val-batches 1 --overwrite --out run ";
   for (const std::string mesh : {"--zero 2", "--tp 2", "--pp 2 --global-batch 8"}) {
     CAPTURE(mesh);
-    const std::string out = shell.output(job + mesh + "; date +%s.%N > end\"");
-    const std::vector<Json> all = shell.all_metrics("run");
-    const Accounted run(all);
-    const double clock = std::stod(shell.content("end")) - std::stod(shell.content("begin")), bill = bill_at_end(out, run.steps);
-    MESSAGE(mesh << ": process " << clock << " s, bill " << bill << " s, not accounted for: " << 100 * run.missing() << " %");
-    CHECK(std::abs(run.missing()) < 0.02);
+    std::vector<Json> all;
+    double clock = 0, bill = 0;
+    accounts_for_its_time([&] {
+      const std::string out = shell.output(job + mesh + "; date +%s.%N > end\"");
+      const Accounted run(all = shell.all_metrics("run"));
+      clock = std::stod(shell.content("end")) - std::stod(shell.content("begin")), bill = bill_at_end(out, run.steps);
+      MESSAGE(mesh << ": process " << clock << " s, bill " << bill << " s, not accounted for: " << 100 * run.missing() << " %");
+      const bool agree = bill > 0.98 * clock - 0.3;  // a process starts before main(), and ends MPI after its bill
+      return agree ? run.missing() : 1;
+    });
     CHECK(bill < clock);
-    CHECK(bill > 0.98 * clock - 0.3);  // a process starts before main(), and ends MPI after its bill
     std::vector<Json> steps;
     for (const Json& line : all)
       if (line.contains("time_ms")) steps.push_back(line);
