@@ -65,6 +65,7 @@ class StageModel final : public Model {
   Parameters& store() override { return store_; }
 
   void run(const Batch& batch) override {
+    if (batch.empty) return meet(batch);
     set_rows(batch.batch_size, batch.positions);
     links_.post(batch.action, on_.elements());
     const SmMargin margin(mesh_.sm_margin(!batch.training || store_.may_send(batch.action.work, batch.first, batch.last)));
@@ -233,6 +234,31 @@ class StageModel final : public Model {
       later_.compute(batch.action.slot, i);
       block_.unit.gradients_ready();
     }
+  }
+
+  // What a rank does that has no micro-batch while others have: it takes part in the collectives of the pass's units, in
+  // the same order, and adds zeros to their gradients.
+  void meet(const Batch& batch) {
+    const Layers& chunk = chunk_of(batch);
+    const bool is_forward = batch.action.work == Work::forward;
+    if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    if (!is_forward) {
+      table_.begin(0, list_.final_norm_unit() - 1);
+      final_.begin(list_.final_norm_unit());
+      final_.gradients_ready();
+    } else {
+      table_.begin(0, 1);
+    }
+    for (int i = 0; i < chunk.count; ++i) {
+      const int unit = is_forward ? i + 1 : chunk.count - i, next = is_forward ? unit + 1 : unit - 1;
+      const TraceScope scope(unit - 1);
+      block_.unit.begin(unit, 0 < next && next <= chunk.count ? next : block_after(batch.action));
+      if (is_forward) continue;
+      CUDA_CHECK(cudaMemsetAsync(store_.gradients(unit).data, 0, store_.shards().whole(unit) * sizeof(float), stream_));
+      block_.unit.gradients_ready();
+    }
+    if (is_forward) final_.begin(list_.final_norm_unit());
+    else table_.gradients_ready();
   }
 
   // ---- memory, for the largest micro-batch

@@ -206,6 +206,8 @@ void add_run_options(CLI::App& app, Options& o) {
       "of layers, which each stage has in the interleaved schedule")->default_str("2");
   add(app, "--zero", o.zero, in_range(0, 3),
       "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too");
+  app.add_option("--shares", o.shares, "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower "
+                 "(default: all the same)")->delimiter(',')->check(in_range(1, 1000))->type_name("INT,...");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
@@ -322,7 +324,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
   refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
   refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
-                    "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
+                    "--shares", "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
   refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
          "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
   refuse(o.hooks.after_checkpoint.empty() && o.hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
@@ -333,6 +335,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
   refuse(app.count("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
   refuse(o.mesh.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
+  refuse(o.generate, {"--shares"}, "beside --generate: shares are of training; leave one of them out");
   refuse(o.mesh.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
   refuse(o.mesh.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");
   refuse(o.pp_schedule != "interleaved", {"--pp-chunks"},

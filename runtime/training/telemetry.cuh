@@ -46,8 +46,11 @@ inline void describe_mesh(const Options& o) {
 }
 
 inline void describe_batch(const Options& o) {
-  std::printf("batch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
+  std::printf("batch     %d samples in micro-batches of %d: %s tokens per step", o.global_batch, o.micro_batch,
               with_commas(o.tokens()).c_str());
+  const char* before = "; micro-batches by data-parallel rank: ";
+  for (int rank = 0; rank < int(o.shares.size()); ++rank) std::printf("%s%d", std::exchange(before, ", "), o.deal().of_rank(rank));
+  std::printf("\n");
 }
 
 // memory: what ranks have allocated, as text; start: steps done before this start.
