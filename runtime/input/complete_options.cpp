@@ -154,9 +154,12 @@ Deal StepOptions::deal() const {
 
 // What is wrong with --shares; empty: nothing.
 static std::string shares_problem(const StepOptions& o) {
+  if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
+  if (o.measures_shares && (o.global_batch % o.micro_batch != 0 || o.global_batch / o.micro_batch < o.mesh.dp))
+    return concat("--shares auto: --global-batch ", o.global_batch, " must be a multiple of --micro-batch ", o.micro_batch, ", and have one for each of ",
+                  o.mesh.dp, " data-parallel ranks");
   if (int(o.shares.size()) != o.mesh.dp)
     return concat("--shares has ", o.shares.size(), " numbers, and there are ", o.mesh.dp, " data-parallel ranks: give one for each");
-  if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
   const int at_once = o.micro_batch * std::accumulate(o.shares.begin(), o.shares.end(), 0);
   if (o.global_batch % at_once != 0)
     return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
@@ -222,6 +225,7 @@ void complete_options(Options& o, int ranks) {
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
   const int at_once = o.shares.empty() ? ranks * o.mesh.pp : std::accumulate(o.shares.begin(), o.shares.end(), 0);
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * at_once);
+  if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));
   refuse(attempt([&] { validate(o.schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");

@@ -12,6 +12,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,7 @@ class Deal {
   explicit Deal(std::vector<int> counts) : counts_(std::move(counts)) {}
 
   int of_rank(int rank) const { return counts_[size_t(rank)]; }
+  int all() const { return std::accumulate(counts_.begin(), counts_.end(), 0); }
   int most() const { return std::ranges::max(counts_); }
 
   // The number in the step of the micro-batch that a rank computes in a micro-step.
@@ -34,3 +37,16 @@ class Deal {
  private:
   std::vector<int> counts_;
 };
+
+// Deals `all` micro-batches such that the rank that is done last is done as early as possible. seconds: of each rank for one
+// micro-batch. Every rank gets at least one.
+inline std::vector<int> fair_counts(const std::vector<double>& seconds, int all) {
+  std::vector<int> counts(seconds.size(), 1);
+  for (int left = all - int(counts.size()); left > 0; --left) {
+    size_t next = 0;  // the rank that would be done first with one more
+    for (size_t rank = 1; rank < counts.size(); ++rank)
+      if ((counts[rank] + 1) * seconds[rank] < (counts[next] + 1) * seconds[next]) next = rank;
+    ++counts[next];
+  }
+  return counts;
+}

@@ -206,8 +206,9 @@ void add_run_options(CLI::App& app, Options& o) {
       "of layers, which each stage has in the interleaved schedule")->default_str("2");
   add(app, "--zero", o.zero, in_range(0, 3),
       "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too");
-  app.add_option("--shares", o.shares, "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower "
-                 "(default: all the same)")->delimiter(',')->check(in_range(1, 1000))->type_name("INT,...");
+  add(app, "--shares", o.share_words, [](const std::string& word) { return word == "auto" ? "" : in_range(1, 1000)(word); },
+      "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower; auto: by their speed "
+      "(default: all the same)")->delimiter(',')->type_name("INT,...");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
@@ -390,6 +391,9 @@ std::optional<Options> parse_options(int argc, char** argv) {
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
   o.val = validation_sets(o.val_words);
+  o.measures_shares = std::ranges::count(o.share_words, "auto") > 0;
+  if (o.measures_shares && o.share_words.size() > 1) usage_error("--shares: auto stands alone, or give a number for each data-parallel rank");
+  if (!o.measures_shares) std::ranges::transform(o.share_words, std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
   refuse_together(app, o);
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps

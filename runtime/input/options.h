@@ -34,7 +34,7 @@ struct Options : StepOptions {
 
   std::vector<std::string> words;  // of the command line, the program's name first, without hooks
 
-  std::vector<std::string> train, val_words;
+  std::vector<std::string> train, val_words, share_words;
   std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
   bool shuffle = false;
   std::string cache;

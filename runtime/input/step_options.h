@@ -13,6 +13,7 @@ struct StepOptions {
   ModelShape shape = {};  // which the options for it, the data and --init decide together (runtime/training/setup.cuh)
   MeshShape mesh = {};    // dp follows from the number of ranks (complete_options)
   std::vector<int> shares = {};  // of the micro-batches of a step, one for each data-parallel rank; empty: all have the same
+  bool measures_shares = false;  // they follow from the ranks' speed
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;

@@ -138,6 +138,13 @@ class Batches {
   // Global batches 0 to val_batches - 1 are the first set's, the next ones the second set's, ...
   Samples& of_validation(size_t number) { return validation_->at(number * size_t(options_.global_batch)); }
 
+  // To be called between two steps after options.shares have changed.
+  void deal_anew() {
+    deal_ = options_.deal();
+    train_.ahead_.clear();
+    if (validation_) validation_->ahead_.clear();
+  }
+
   BatchBuffers& buffers() { return buffers_; }
   int micro_steps() const { return options_.micro_steps(dp_rank_); }  // of this rank in a step
 

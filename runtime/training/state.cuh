@@ -17,6 +17,7 @@ struct TrainingState {
   Guard guard;
   Progress progress;
   BestValidation best = {};
+  std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
 };
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
@@ -44,6 +45,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   load_optimizer(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
+  state.stored_shares = trainer.shares;
   model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);  // AdamW counts updates
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }

@@ -15,6 +15,7 @@
 #include "runtime/reports/report.h"
 #include "runtime/training/batches.cuh"
 #include "runtime/training/sample.h"
+#include "runtime/training/shares.cuh"
 #include "runtime/training/steps_in_flight.cuh"
 #include "runtime/training/tracing.cuh"
 
@@ -48,9 +49,9 @@ inline void describe_mesh(const Options& o) {
 inline void describe_batch(const Options& o) {
   std::printf("batch     %d samples in micro-batches of %d: %s tokens per step", o.global_batch, o.micro_batch,
               with_commas(o.tokens()).c_str());
-  const char* before = "; micro-batches by data-parallel rank: ";
-  for (int rank = 0; rank < int(o.shares.size()); ++rank) std::printf("%s%d", std::exchange(before, ", "), o.deal().of_rank(rank));
-  std::printf("\n");
+  std::vector<int> counts;
+  for (int rank = 0; rank < int(o.shares.size()); ++rank) counts.push_back(o.deal().of_rank(rank));
+  std::printf("%s\n", counts.empty() ? "" : ("; micro-batches by data-parallel rank: " + shares_text(counts)).c_str());
 }
 
 // memory: what ranks have allocated, as text; start: steps done before this start.
@@ -181,7 +182,9 @@ class Telemetry {
     report_.finish();
   }
 
-  // The steps of this start. To be called after summarize().
+  size_t steps() const { return steps_; }  // of this start that have been begun
+
+  // The steps of this start. Kernels are known after summarize().
   MeasuredStep measured() const {
     if (seconds_.size() <= unprofiled) return {};
     const std::vector<double> seconds(seconds_.begin() + unprofiled, seconds_.end());

@@ -75,6 +75,7 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
       {"train_minutes", options.train_minutes},
       {"arithmetic", arithmetic(options, data.train)},
       {"val_data", data.val},
+      {"shares", options.shares},
       {"best", {{"val_loss", state.best.loss}, {"step", state.best.step}, {"since", state.best.since}}},
       {"guard", guard.state()},
       {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
@@ -98,6 +99,8 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
   state.loss_scale = loss_scale_of(fields, loss_scale);
   state.best = best_of(fields, data);
+  if (fields.has("shares"))
+    state.shares = fields.list<int>("shares", "whole numbers from 1", [](const auto& found) { return found.is_number_unsigned() && found >= 1 && found <= 1000; });
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -32,6 +33,7 @@ struct TrainerState {
   LossScale loss_scale;
   std::map<std::string, std::string> algorithms;  // choices for matrix products, by name (kernels/gemm/gemm_choices.cuh)
   BestValidation best;
+  std::vector<int> shares;  // of --shares; empty: none are stored
 };
 
 // The data that a run reads.
