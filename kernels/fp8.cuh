@@ -151,17 +151,17 @@ inline void writes_fp8(KernelRange& range, const void* codes, Fp8Format format, 
   else range.writes(static_cast<const __nv_fp8_e5m2*>(codes), count);
 }
 
-// Raises scale->maximum to the largest |values| (count, a multiple of 16): where the launch that wrote them did not.
+// Raises *maximum to the largest |values| (count, a multiple of 16): where the launch that wrote them did not.
 template <class Float>
-void fp8_maximum(Fp8Scale* scale, const Float* values, size_t count, cudaStream_t stream) {
+void fp8_maximum(float* maximum, const Float* values, size_t count, cudaStream_t stream) {
   KernelRange range("fp8_maximum", stream, double(count) * sizeof(Float), double(count));
   with_pack<Float>(int(count % pack_width<Float>), [&](auto N) {
     const size_t packs = count / N;
     const size_t blocks = std::clamp(ceil_div(packs, size_t(sum_block * fp8_packs)), size_t(1), size_t(2048));
     fp8_maximum_kernel<Float, N>
-        <<<unsigned(blocks), sum_block, 0, stream>>>(Largest<Float>{&scale->maximum}, values, packs);
+        <<<unsigned(blocks), sum_block, 0, stream>>>(Largest<Float>{maximum}, values, packs);
   });
-  range.writes(&scale->maximum, 1);
+  range.writes(maximum, 1);
 }
 
 // to.codes (count) = values (count, a multiple of 16) in eight bits, by to.scale->maximum; and its unit.

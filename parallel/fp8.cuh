@@ -66,7 +66,7 @@ class Fp8Weights {
       for (int number = 0; number < matrices; ++number) {
         const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
         const int rows = int(tensor.shape[0]) / (tensor.split.axis == 0 ? list_.tp() : 1);
-        fp8_maximum(scales + number, weights + tensor.offset, tensor.local, stream);
+        fp8_maximum(&scales[number].maximum, weights + tensor.offset, tensor.local, stream);
         cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), weights + tensor.offset, rows,
                            int(tensor.local) / rows, stream);
       }
@@ -127,6 +127,11 @@ class Fp8Products {
     return &scale->maximum;
   }
 
+  // The same in a launch of its own, for a tensor that more than one product takes.
+  void find_maximum(const Float* tensor, size_t count) {
+    if (float* const maximum = maximum_of(tensor, count)) fp8_maximum(maximum, tensor, count, stream_);
+  }
+
   // Does the weight gradient of a product come right after its input gradient?
   bool weight_gradients_follow = true;
 
@@ -178,7 +183,7 @@ class Fp8Products {
     const auto known = known_.find(x);
     if (known != known_.end() && known->second.count == count) return known->second.scale;
     Fp8Scale* const scale = take();
-    fp8_maximum(scale, x, count, stream_);
+    fp8_maximum(&scale->maximum, x, count, stream_);
     return scale;
   }
 

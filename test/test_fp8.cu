@@ -29,6 +29,7 @@ struct Scales {
     return scale;
   }
   operator Fp8Scale*() const { return reinterpret_cast<Fp8Scale*>(scales.data()); }
+  float* maximum() const { return scales.data(); }
   Buffer<float> scales{2};
 };
 
@@ -64,7 +65,7 @@ void check_cast(int rows, int columns, Fp8Format format) {
   const auto values = random_values<T>(count, 3);
   const Buffer<T> x(values);
   const Scales scales;
-  fp8_maximum<T>(scales, x, count, test_stream());
+  fp8_maximum<T>(scales.maximum(), x, count, test_stream());
   const Buffer<uint8_t> codes(count);
   cast_fp8<T>({codes.data(), format, scales}, x, count, test_stream());
   check_codes(codes.get(), values, scales.read(), format);
@@ -88,8 +89,8 @@ void check_maximum_of(const Buffer<Float>& out, size_t count, Launch launch) {
   const auto write = [&](float* maximum) { return launch(maximum), out.get(); };
   const Scales left, found;
   const std::vector<Float> alone = write(nullptr);
-  CHECK(same_bits(write(&static_cast<Fp8Scale*>(left)->maximum), alone));
-  fp8_maximum<Float>(found, out, count, test_stream());
+  CHECK(same_bits(write(left.maximum()), alone));
+  fp8_maximum<Float>(found.maximum(), out, count, test_stream());
   CHECK(std::bit_cast<uint32_t>(left.read().maximum) == std::bit_cast<uint32_t>(found.read().maximum));
 }
 
@@ -127,7 +128,7 @@ struct Operand {
   Operand(int rows, int columns, Fp8Format format, unsigned seed, double scale = 1)
       : format(format), values(random_values<Float>(size_t(rows) * columns, scale, 0, seed)), codes(values.size()) {
     const Buffer<Float> x(values);
-    fp8_maximum<Float>(scales, x, values.size(), test_stream());
+    fp8_maximum<Float>(scales.maximum(), x, values.size(), test_stream());
     cast_fp8<Float>({codes.data(), format, scales}, x, values.size(), test_stream());
     stored = codes.get();
     unit = scales.read().unit;
@@ -197,7 +198,7 @@ TEST_CASE("zeros, tiny numbers and what is not finite") {
     const Buffer<Float> numbers(values);
     const Scales scales;
     const Buffer<uint8_t> codes(values.size());
-    fp8_maximum<Float>(scales, numbers, values.size(), test_stream());
+    fp8_maximum<Float>(scales.maximum(), numbers, values.size(), test_stream());
     cast_fp8<Float>({codes.data(), Fp8Format::e4m3, scales}, numbers, values.size(), test_stream());
     Buffer<float> d(16 * 16);
     const Fp8Matrix matrix = {codes.data(), Fp8Format::e4m3, &static_cast<Fp8Scale*>(scales)->unit};

@@ -45,8 +45,7 @@ struct Fp8Operand {
   double bytes() const { return elements() * (3 * sizeof(T) + 2); }
   double flops() const { return 13 * elements(); }
 
-  Fp8Scale* the_scale() const { return reinterpret_cast<Fp8Scale*>(scale.data()); }
-  Fp8Cast cast(uint8_t* to) const { return {to, Fp8Format::e4m3, the_scale()}; }
+  Fp8Cast cast(uint8_t* to) const { return {to, Fp8Format::e4m3, reinterpret_cast<Fp8Scale*>(scale.data())}; }
   void clear_scale(cudaStream_t stream) { CUDA_CHECK(cudaMemsetAsync(scale.data(), 0, sizeof(Fp8Scale), stream)); }
 
   // What the codes stand for, in units of the matrix's largest number: a code is off by 2^-4 of itself, or by half of
@@ -80,7 +79,8 @@ struct Fp8Operand {
   RandomBuffer<T> x;
   Buffer<T> y;
   Buffer<uint8_t> codes, transposed;
-  Buffer<float> scale, row_units, column_units;  // units (rows, columns/128) and (columns, rows/128)
+  Buffer<float> scale;                    // an Fp8Scale
+  Buffer<float> row_units, column_units;  // (rows, columns/128) and (columns, rows/128)
 };
 
 // ---- 1: a launch for each step
@@ -97,7 +97,7 @@ template <class T>
 void gelu_and_maximum(Fp8Operand<T>& o, cudaStream_t stream) {
   o.clear_scale(stream);
   gelu_forward<T>(o.y, o.x, o.rows, o.columns, stream);
-  fp8_maximum<T>(o.the_scale(), o.y, o.count(), stream);
+  fp8_maximum<T>(o.scale.data(), o.y, o.count(), stream);
 }
 
 template <class T>
@@ -127,7 +127,7 @@ template <class T>
 void written_maximum(Fp8Operand<T>& o, cudaStream_t stream) {
   if (!std::is_same_v<T, __nv_bfloat16>) return transposing_cast(o, stream);  // GELU takes the maximum in bf16 alone
   o.clear_scale(stream);
-  gelu_forward<T>(o.y, o.x, o.rows, o.columns, stream, &o.the_scale()->maximum);
+  gelu_forward<T>(o.y, o.x, o.rows, o.columns, stream, o.scale.data());
   cast_transpose_fp8<T>(o.cast(o.codes), o.transposed, o.y, o.rows, o.columns, stream);
 }
 
