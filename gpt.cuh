@@ -17,7 +17,6 @@
 // its own result. So the stream goes from block to block as two tensors that are not added yet: Residual.
 #pragma once
 
-#include "kernels/gelu.cuh"
 #include "parallel/attention.cuh"
 #include "parallel/layers.cuh"
 #include "parallel/model_options.h"
@@ -99,7 +98,7 @@ class TransformerBlock {
     up.forward_gelu(a.gelu, a.up, a.norm2);                    // (R,4c)
   }
 
-  void recompute_gelu(const Activations& a) { gelu_forward(a.gelu, a.up, on_.R, 4 * on_.c(), on_.stream); }
+  void recompute_gelu(const Activations& a) { up.recompute_gelu(a.gelu, a.up); }
 
   // dx (r,C): on entry the gradient of the stream after the block, on return of the stream before it. The stream is a
   // sum, so dx is the gradient of both its terms, and each norm's backward adds its part. `later` computes the

@@ -42,7 +42,7 @@ class StageModel final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (store_.fp8().is_used())
       memory_.add("fp8 operands", [this](Arena& arena) {
-        on_.fp8.lay_out(arena, size_t(on_.R) * std::max(4 * on_.c(), on_.C()));
+        on_.fp8.lay_out(arena, size_t(on_.R) * std::max(4 * on_.c(), on_.C()), options_.slots, most_maxima());
       });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
@@ -148,7 +148,7 @@ class StageModel final : public Model {
   void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     set_rows(batch.batch_size, batch.positions);
-    on_.fp8.begin();
+    on_.fp8.begin(batch.action.slot);
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
@@ -265,6 +265,9 @@ class StageModel final : public Model {
 
   int logit_rows() const { return ceil_div(on_.R, options_.logit_chunks); }
   int most_layers() const { return std::ranges::max(list_.chunks(), {}, &Layers::count).count; }
+  // Of one pass. Backward of a block, which may recompute, asks for 10 maxima of whole tensors, and 9 in pieces of rows;
+  // one is the final norm's.
+  size_t most_maxima() const { return size_t(10 + 9 * options_.tp_pieces) * size_t(most_layers()) + 1; }
 
   // Where activations are recomputed, one set of buffers serves all blocks of all micro-batches. A slot is as large as
   // this rank's largest chunk.

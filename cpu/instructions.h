@@ -2,6 +2,7 @@
 // contracts and includes this one.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -90,6 +91,10 @@ inline void encode_fp8(const float (&x)[N], uint32_t (&words)[N / 4]) {
 #pragma omp simd
   for (int k = 0; k < N; ++k) codes[k] = __nv_cvt_float_to_fp8(x[k], __NV_SATFINITE, format);
   std::memcpy(words, codes, N);
+}
+
+inline void raise_maximum(uint32_t* maximum, uint32_t found) {
+  if (found > std::atomic_ref(*maximum).load(std::memory_order_relaxed)) atomicMax(maximum, found);
 }
 
 // 2ˣ = 2^floor(x) · 2^f by arithmetic alone, so that loops of it become vector instructions (g++ 12 calls exp2f one by

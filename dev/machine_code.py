@@ -61,23 +61,24 @@ def loops(s, operation, launch):
   }.get(launch.kernel, [])
 
 
-def template_arguments(s, operation, kernel):
-  """The template arguments of the instance that is launched, for kernels of which step_kernels.o has several."""
+def template_arguments(s, operation, kernel, seen):
+  """The template arguments of the instance that is launched, for kernels of which step_kernels.o has several. seen: what it
+  does with the numbers that it writes (kernels/maximum.cuh)"""
   return {
     "embedding_forward_kernel": "__nv_bfloat16, 8",
-    "residual_layernorm_forward_kernel": f"__nv_bfloat16, 8, {-(-s.C // 256)}",
+    "residual_layernorm_forward_kernel": f"__nv_bfloat16, 8, {-(-s.C // 256)}, {seen}",
     "flash_forward_kernel": "__nv_bfloat16, 64",
     "cross_entropy_kernel": "__nv_bfloat16, 8, true, true",
-    "layernorm_backward_kernel": "__nv_bfloat16, 8",
+    "layernorm_backward_kernel": f"__nv_bfloat16, 8, {seen}",
     "column_sum_kernel": "__nv_bfloat16, 8",
     "add_partial_sums_kernel": "4",
     "flash_backward_queries_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
     "flash_backward_keys_kernel": "__nv_bfloat16, __nv_bfloat16, 64",
-    "gelu_forward_kernel": "__nv_bfloat16, 8",
+    "gelu_forward_kernel": f"__nv_bfloat16, 8, {seen}",
     "fp8_maximum_kernel": "__nv_bfloat16, 8",
     "cast_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0, 16",
     "cast_transpose_fp8_kernel": "__nv_bfloat16, (__nv_fp8_interpretation_t)0",
-    "gelu_backward_kernel": "__nv_bfloat16, 8",
+    "gelu_backward_kernel": f"__nv_bfloat16, 8, {seen}",
     "token_embedding_backward_kernel": "__nv_bfloat16, 8",
     "add_runs_kernel": "4",
     "position_embedding_backward_kernel": "__nv_bfloat16, 8",
@@ -303,7 +304,8 @@ def expect(shape, operation, launch, function, is_main):
 
 def instance(functions, shape, operation, kernel):
   found = functions.get(kernel, [])
-  arguments = template_arguments(shape, operation, kernel)
+  seen = "Unseen" if operation["calls"] else "Largest<__nv_bfloat16>"  # those that are not in a step's sum are for --fp8
+  arguments = template_arguments(shape, operation["operation"], kernel, seen)
   if arguments:
     found = [function for function in found if function.arguments == arguments]
   if len(found) != 1:
@@ -319,7 +321,7 @@ def rows_of(model, functions):
     for number, launch in enumerate(operation["launches"]):
       launch = SimpleNamespace(**launch)
       try:
-        function = instance(functions, shape, operation["operation"], launch.kernel)
+        function = instance(functions, shape, operation, launch.kernel)
         rows.append(expect(shape, operation, launch, function, number == 0))
       except ValueError as error:
         errors.append(str(error))

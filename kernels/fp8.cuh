@@ -6,15 +6,16 @@
 //   formats  e4m3 for inputs and weights, e5m2 (or e4m3) for gradients
 //   scales   one for a matrix, of the matrix as it is now: code = round(x · largest / maximum), x ≈ code · unit with
 //            unit = maximum / largest, where largest is 448 (e4m3) or 57,344 (e5m2). So nothing has to be resumed
-//   launches one raises the maximum, one more casts; where a product sums over rows, the same launch also writes the
-//            transpose, because Hopper's tensor cores take both operands with neighbours along the sum (K-major)
+//   launches the one that writes a tensor raises its maximum (kernels/maximum.cuh), one more casts. Of what comes from a
+//            library, or from other ranks, a launch of its own finds the maximum. Where a product sums over rows, the
+//            cast also writes the transpose, because Hopper's tensor cores take both operands with neighbours along the
+//            sum (K-major)
 //   weights  are cast once a step, in both orientations (Fp8Weights); activations and gradients before each product,
 //            into two matrices that all layers share (Fp8Products)
 //   sums     are in float, multiplied by both units in float, and rounded once to bf16: the same on both devices
 //   not finite  a maximum that is NaN or infinite makes its unit the same, and so every element of the product
 //
-// The maximum is found by atomicMax on the bits of |x|, whose order is that of the numbers, NaN last: no order of
-// threads changes it. Matrices are row-major; rows·columns is a multiple of 16, for a transpose each of the two.
+// Matrices are row-major; rows·columns is a multiple of 16, for a transpose each of the two.
 //   fp8_maximum          reads sizeof(Float) an element
 //   cast_fp8             reads sizeof(Float), writes 1
 //   cast_transpose_fp8   reads sizeof(Float), writes 1 for each of the two orientations that is wanted
@@ -24,6 +25,7 @@
 
 #include "kernels/device/common.cuh"
 #include "kernels/gemm/gemm_shape.h"
+#include "kernels/maximum.cuh"
 
 // Of one matrix, in device memory.
 struct Fp8Scale {
@@ -55,15 +57,11 @@ __device__ inline float fp8_factor(Fp8Scale* scale) {
 constexpr int fp8_packs = 4;  // that a thread loads before it uses the first
 
 template <class Float, int N>
-__global__ void __launch_bounds__(sum_block)
-fp8_maximum_kernel(Fp8Scale* scale, Fp8Scale* next, const Float* values, size_t packs) {
-  __shared__ uint32_t largest[sum_block];
+__global__ void __launch_bounds__(sum_block) fp8_maximum_kernel(Largest<Float> seen, const Float* values, size_t packs) {
   constexpr int round = sum_block * fp8_packs;
   const size_t span = round_up(ceil_div(packs, size_t(gridDim.x)), size_t(round));
   const size_t first = blockIdx.x * span, last = min(first + span, packs);
-  const int thread = threadIdx.x;
-  uint32_t found[N] = {};
-  for (size_t i = first + thread; i < last; i += round) {
+  for (size_t i = first + threadIdx.x; i < last; i += round) {
     PackWords<Float, N> loaded[fp8_packs] = {};
 #pragma unroll
     for (int p = 0; p < fp8_packs; ++p)
@@ -72,20 +70,10 @@ fp8_maximum_kernel(Fp8Scale* scale, Fp8Scale* next, const Float* values, size_t 
     for (int p = 0; p < fp8_packs; ++p) {
       float x[N];
       unpack(loaded[p], x);
-#pragma unroll
-      for (int k = 0; k < N; ++k) found[k] = max(found[k], __float_as_uint(x[k]) & 0x7fffffffu);
+      seen.see(x);
     }
   }
-#pragma unroll
-  for (int k = 1; k < N; ++k) found[0] = max(found[0], found[k]);
-  largest[thread] = found[0];
-  for (int half = sum_block / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (thread < half) largest[thread] = max(largest[thread], largest[thread + half]);
-  }
-  if (thread > 0) return;
-  atomicMax(reinterpret_cast<uint32_t*>(&scale->maximum), largest[0]);
-  if (blockIdx.x == 0 && next) next->maximum = 0;
+  seen.raise();
 }
 
 template <class Float, __nv_fp8_interpretation_t format, int N>
@@ -163,17 +151,17 @@ inline void writes_fp8(KernelRange& range, const void* codes, Fp8Format format, 
   else range.writes(static_cast<const __nv_fp8_e5m2*>(codes), count);
 }
 
-// Raises scale->maximum to the largest |values| (count, a multiple of 16), and sets the maximum of *next to zero, for
-// the matrix that comes next (null: none).
+// Raises *maximum to the largest |values| (count, a multiple of 16): where the launch that wrote them did not.
 template <class Float>
-void fp8_maximum(Fp8Scale* scale, Fp8Scale* next, const Float* values, size_t count, cudaStream_t stream) {
+void fp8_maximum(float* maximum, const Float* values, size_t count, cudaStream_t stream) {
   KernelRange range("fp8_maximum", stream, double(count) * sizeof(Float), double(count));
   with_pack<Float>(int(count % pack_width<Float>), [&](auto N) {
     const size_t packs = count / N;
     const size_t blocks = std::clamp(ceil_div(packs, size_t(sum_block * fp8_packs)), size_t(1), size_t(2048));
-    fp8_maximum_kernel<Float, N><<<unsigned(blocks), sum_block, 0, stream>>>(scale, next, values, packs);
+    fp8_maximum_kernel<Float, N>
+        <<<unsigned(blocks), sum_block, 0, stream>>>(Largest<Float>{maximum}, values, packs);
   });
-  range.writes(&scale->maximum, 1);
+  range.writes(maximum, 1);
 }
 
 // to.codes (count) = values (count, a multiple of 16) in eight bits, by to.scale->maximum; and its unit.

@@ -9,12 +9,13 @@
 #pragma once
 
 #include "kernels/device/common.cuh"
+#include "kernels/maximum.cuh"
 
 constexpr float gelu_scale = 0.7978845608028654f;  // √(2/π)
 constexpr float gelu_cubic = 0.044715f;
 
-template <class Float, int N>
-__global__ void gelu_forward_kernel(Float* out, const Float* input, size_t count) {
+template <class Float, int N, class Seen>
+__global__ void gelu_forward_kernel(Float* out, const Float* input, size_t count, Seen seen) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
   float x[N], s[N];
@@ -25,10 +26,12 @@ __global__ void gelu_forward_kernel(Float* out, const Float* input, size_t count
 #pragma unroll
   for (int k = 0; k < N; ++k) x[k] *= s[k];
   store(out + i, x);
+  seen.see(x);
+  seen.raise();
 }
 
-template <class Float, int N>
-__global__ void gelu_backward_kernel(Float* gradient, const Float* input, size_t count) {
+template <class Float, int N, class Seen>
+__global__ void gelu_backward_kernel(Float* gradient, const Float* input, size_t count, Seen seen) {
   size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count) return;
   float x[N], d[N], s[N];
@@ -43,26 +46,34 @@ __global__ void gelu_backward_kernel(Float* gradient, const Float* input, size_t
     d[k] *= s[k] + x[k] * s[k] * (1.0f - s[k]) * slope;
   }
   store(gradient + i, d);
+  seen.see(d);
+  seen.raise();
 }
 
-// out (rows, columns) = gelu(input)
+// out (rows, columns) = gelu(input). maximum: raised to the largest |out|; null: nobody asks for it
 template <class Float>
-void gelu_forward(Float* out, const Float* input, int rows, int columns, cudaStream_t stream) {
+void gelu_forward(Float* out, const Float* input, int rows, int columns, cudaStream_t stream, float* maximum = nullptr) {
   const size_t count = size_t(rows) * columns;
   KernelRange range("gelu_forward", stream, 2.0 * count * sizeof(Float), 10.0 * count);
   range.writes(out, count);
   with_pack<Float>(columns, [&](auto N) {
-    gelu_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count);
+    with_maximum<Float>(maximum, [&](auto seen) {
+      gelu_forward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(out, input, count, seen);
+    });
   });
 }
 
 // gradient (rows, columns), in place: on entry with respect to gelu's output, on return with respect to its input.
+// maximum: raised to the largest |gradient|; null: nobody asks for it
 template <class Float>
-void gelu_backward(Float* gradient, const Float* input, int rows, int columns, cudaStream_t stream) {
+void gelu_backward(Float* gradient, const Float* input, int rows, int columns, cudaStream_t stream,
+                   float* maximum = nullptr) {
   const size_t count = size_t(rows) * columns;
   KernelRange range("gelu_backward", stream, 3.0 * count * sizeof(Float), 20.0 * count);
   range.writes(gradient, count);
   with_pack<Float>(columns, [&](auto N) {
-    gelu_backward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(gradient, input, count);
+    with_maximum<Float>(maximum, [&](auto seen) {
+      gelu_backward_kernel<Float, N><<<pack_blocks(count / N), pack_block, 0, stream>>>(gradient, input, count, seen);
+    });
   });
 }

@@ -22,6 +22,7 @@
 
 #include "kernels/column_sum.cuh"
 #include "kernels/device/common.cuh"
+#include "kernels/maximum.cuh"
 
 constexpr float layernorm_epsilon = 1e-5f;
 constexpr int layernorm_rows_per_block = 32;  // backward: at least this number
@@ -52,14 +53,16 @@ __device__ inline void add_branch(const LayerNormRow<Float>& row, int c, const P
 }
 
 // out[c...] = (x − mean)·rstd·weight + bias
-template <class Float, int N>
-__device__ inline void write_normed(const LayerNormRow<Float>& row, int c, const float (&x)[N], float mean, float rstd) {
+template <class Float, int N, class Seen>
+__device__ inline void write_normed(const LayerNormRow<Float>& row, int c, const float (&x)[N], float mean, float rstd,
+                                    Seen& seen) {
   float w[N], b[N];
   load(row.weight + c, w);
   load(row.bias + c, b);
 #pragma unroll
   for (int k = 0; k < N; ++k) w[k] = (x[k] - mean) * rstd * w[k] + b[k];
   store(row.out + c, w);
+  seen.see(w);
 }
 
 struct RowMoments {
@@ -72,10 +75,10 @@ __device__ inline float rstd_of(float squared_deviations, int channels) {
 
 // One row by one warp; a lane has at most `packs` packs of it. Lanes that have fewer load weights instead: another
 // lane's pack of the row may be written meanwhile, where sum is residual.
-template <int packs, class Float, int N>
-__device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row) {
+template <int packs, int N, class Float, class Seen>
+__device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row, Seen& seen) {
   const int first = threadIdx.x % 32 * N;
-  PackWords<Float, N> residual[packs], branch[packs] = {};
+  PackWords<Float, N> residual[packs] = {}, branch[packs] = {};
   float x[packs][N] = {}, sum = 0, squares = 0;
 #pragma unroll
   for (int p = 0; p < packs; ++p) {
@@ -99,13 +102,13 @@ __device__ inline RowMoments normalise_kept_row(const LayerNormRow<Float>& row) 
   const float rstd = rstd_of(squares, row.channels);
 #pragma unroll
   for (int p = 0; p < packs; ++p)
-    if (first + p * 32 * N < row.channels) write_normed(row, first + p * 32 * N, x[p], mean, rstd);
+    if (first + p * 32 * N < row.channels) write_normed(row, first + p * 32 * N, x[p], mean, rstd, seen);
   return {mean, rstd};
 }
 
 // The same for rows of any length.
-template <class Float, int N>
-__device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row) {
+template <int N, class Float, class Seen>
+__device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row, Seen& seen) {
   const int first = threadIdx.x % 32 * N, step = 32 * N;
   const Float* normed = row.branch ? row.sum : row.residual;  // no barrier: a lane reads only what it wrote itself
   float x[N], sum = 0, squares = 0;
@@ -123,24 +126,25 @@ __device__ inline RowMoments normalise_long_row(const LayerNormRow<Float>& row) 
   const float rstd = rstd_of(squares, row.channels);
   for (int c = first; c < row.channels; c += step) {
     load(normed + c, x);
-    write_normed(row, c, x, mean, rstd);
+    write_normed(row, c, x, mean, rstd, seen);
   }
   return {mean, rstd};
 }
 
 // packs: of a lane that it keeps; 0: any number.
-template <class Float, int N, int packs>
+template <class Float, int N, int packs, class Seen>
 __global__ void residual_layernorm_forward_kernel(Float* out, Float* sum_out, float* means, float* rstds,
                                                   const Float* residual, const Float* branch, const Float* weight,
-                                                  const Float* bias, int rows, int channels) {
+                                                  const Float* bias, int rows, int channels, Seen seen) {
   const int number = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
   if (number >= rows) return;
   const size_t offset = size_t(number) * channels;
   const LayerNormRow<Float> row{out + offset, sum_out + offset, residual + offset, branch ? branch + offset : nullptr,
                                 weight, bias, channels};
   RowMoments moments;
-  if constexpr (packs > 0) moments = normalise_kept_row<packs, Float, N>(row);
-  else moments = normalise_long_row<Float, N>(row);
+  if constexpr (packs > 0) moments = normalise_kept_row<packs, N>(row, seen);
+  else moments = normalise_long_row<N>(row, seen);
+  seen.raise();
   if (threadIdx.x % 32 == 0) {
     means[number] = moments.mean;
     rstds[number] = moments.rstd;
@@ -191,11 +195,11 @@ __device__ inline RowsAtOnce<Float, N> load_rows(const Float* dsum, const Float*
   return rows;
 }
 
-template <class Float, int N>
+template <class Float, int N, class Seen>
 __global__ void __launch_bounds__(kept_row_block)
 layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_partial, const Float* dout,
                           const Float* sum, const Float* weight, const float* means, const float* rstds, int rows,
-                          int rows_per_block, int channels) {
+                          int rows_per_block, int channels, Seen seen) {
   constexpr int at_once = layernorm_rows_at_once;
   // two, used in turn, because some warps are ahead of others
   alignas(64) __shared__ float scratch[2][32][2 * at_once];
@@ -232,19 +236,23 @@ layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_part
       unpack(now.dr[r], dr);
 #pragma unroll
       for (int k = 0; k < N; ++k) dr[k] += rstd * (g[r][k] - g_bar - n[r][k] * gn_bar);
-      if (row + r < last && c < channels) store(dsum + size_t(row + r) * channels + c, dr);
+      if (row + r >= last || c >= channels) continue;
+      store(dsum + size_t(row + r) * channels + c, dr);
+      seen.see(dr);
     }
   }
+  seen.raise();
   if (c < channels) {
     store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
     store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
   }
 }
 
-template <class Float, int N>
+template <class Float, int N, class Seen>
 __global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_partial, float* dbias_partial,
                                                     const Float* dout, const Float* sum, const Float* weight,
-                                                    const float* means, const float* rstds, int rows, int channels) {
+                                                    const float* means, const float* rstds, int rows, int channels,
+                                                    Seen seen) {
   __shared__ float mean_g[layernorm_rows_per_block], mean_gn[layernorm_rows_per_block];
   const int first = blockIdx.x * layernorm_rows_per_block;
   const int count = min(layernorm_rows_per_block, rows - first);
@@ -289,18 +297,21 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_
         dr[k] += rstd * (d[k] * w[k] - g_bar - n * gn_bar);
       }
       store(dsum + offset, dr);
+      seen.see(dr);
     }
     store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
     store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
   }
+  seen.raise();
 }
 
 // out, sum, residual, branch (rows, C), weight, bias (C) in Float; mean, rstd (rows) float. If branch is null, residual
-// itself is normalised and sum is not written. `sum` may be `residual`.
+// itself is normalised and sum is not written. `sum` may be `residual`. maximum: raised to the largest |out|; null:
+// nobody asks for it
 template <class Float>
 void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd, const Float* residual,
                                 const Float* branch, const Float* weight, const Float* bias, int rows, int channels,
-                                cudaStream_t stream) {
+                                cudaStream_t stream, float* maximum = nullptr) {
   const double count = double(rows) * channels;
   KernelRange range("residual_layernorm_forward", stream, (branch ? 4 : 2) * count * sizeof(Float), 8 * count);
   range.writes(out, size_t(rows) * channels);
@@ -311,8 +322,10 @@ void residual_layernorm_forward(Float* out, Float* sum, float* mean, float* rstd
   with_pack<Float>(channels, [&](auto N) {
     with_count<N == 1 ? 0 : kept_packs>(ceil_div(channels, 32 * N), [&](auto kept) {
       constexpr int packs = decltype(kept)::value;
-      residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
-          out, sum, mean, rstd, residual, branch, weight, bias, rows, channels);
+      with_maximum<Float>(maximum, [&](auto seen) {
+        residual_layernorm_forward_kernel<Float, N, packs><<<ceil_div(rows, warps), 32 * warps, 0, stream>>>(
+            out, sum, mean, rstd, residual, branch, weight, bias, rows, channels, seen);
+      });
     });
   });
 }
@@ -323,11 +336,12 @@ inline size_t layernorm_workspace(int rows, int channels) {
 }
 
 // dsum (rows, C) in Float += the gradient through the norm. dweight, dbias (C) float are written, or added to if
-// `accumulate`. dout (rows, C); sum (rows, C): the input that forward normalised.
+// `accumulate`. dout (rows, C); sum (rows, C): the input that forward normalised. maximum: raised to the largest |dsum|;
+// null: nobody asks for it
 template <class Float>
 void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* dout, const Float* sum,
                         const Float* weight, const float* mean, const float* rstd, int rows, int channels,
-                        bool accumulate, float* workspace, cudaStream_t stream) {
+                        bool accumulate, float* workspace, cudaStream_t stream, float* maximum = nullptr) {
   const double count = double(rows) * channels;
   KernelRange range("layernorm_backward", stream, 4 * count * sizeof(Float), 20 * count);
   range.writes(dsum, size_t(rows) * channels);
@@ -337,15 +351,18 @@ void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* 
   int rows_per_block = layernorm_rows_per_block;
   with_pack<Float>(channels, [&](auto N) {
     const int threads = round_up(channels / N, 32);
-    if (threads <= kept_row_block) {
+    const bool keeps_rows = threads <= kept_row_block;
+    if (keeps_rows)
       rows_per_block = round_up(std::max(rows_per_block, ceil_div(rows, layernorm_most_blocks)), layernorm_rows_at_once);
-      layernorm_backward_kernel<Float, N><<<ceil_div(rows, rows_per_block), threads, 0, stream>>>(
-          dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, rows_per_block, channels);
-    } else {
-      layernorm_backward_long_rows_kernel<Float, N>
-          <<<ceil_div(rows, rows_per_block), std::min(threads, 256), 0, stream>>>(
-              dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels);
-    }
+    const int blocks = ceil_div(rows, rows_per_block);
+    with_maximum<Float>(maximum, [&](auto seen) {
+      if (keeps_rows)
+        layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
+            dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, rows_per_block, channels, seen);
+      else
+        layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
+            dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels, seen);
+    });
   });
   add_partial_sums({dweight, workspace}, {dbias, workspace + stride}, ceil_div(rows, rows_per_block), channels,
                    accumulate, stream);

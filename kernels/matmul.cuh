@@ -28,7 +28,10 @@
 // in it. Hopper's tensor cores add eight-bit products in fewer bits than a float has (DeepSeek-V3, arXiv:2412.19437,
 // section 3.3.2). Forward leaves it at that (fast_sums), because each operand is off by up to 2^-4 of itself already;
 // gradients, which are sums over thousands of rows, are added to a float every few products, which takes some time.
-// Transformer Engine and torchao choose the same. The CPU device adds in float always.
+// With one scale for a matrix others choose the same: Transformer Engine (_2X_ACC_FPROP, _DGRAD and _WGRAD in
+// transformer_engine/pytorch/module/base.py; Float8CurrentScaling in transformer_engine/common/recipe/__init__.py) and
+// torchao (use_fast_accum of Float8LinearConfig in torchao/float8/config.py). With scales for tiles Transformer Engine adds
+// to a float in all products, with scales for rows torchao in none. The CPU device adds in float always.
 #pragma once
 
 #include <string>

@@ -84,6 +84,7 @@ class Attention {
   void forward(int number, const AttentionActivations<Float>& a) {
     if (texts_.decodes()) return texts_.attend(a.out, number, input(a), now_.batch);
     cp_.forward(a.out, a.of_heads, a.lse, a.qkv, now_, body_);
+    on_.fp8.find_maximum(a.out, on_.elements());
     texts_.keep(number, cp_.kept_qkv(a.qkv, now_), now_.batch);
   }
 

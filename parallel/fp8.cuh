@@ -4,7 +4,9 @@
 //   Fp8Weights   the matrices of the blocks that compute in eight bits, as codes in both orientations: two bytes a
 //                parameter. Each is cast once a step, from the weights that are multiplied otherwise. With ZeRO 3,
 //                which gathers bf16, there is room for one block, which is cast when the pass comes to it
-//   Fp8Products  casts activations and gradients, each with a scale of its own, and multiplies
+//   Fp8Products  casts activations and gradients, each with a scale of its own, and multiplies. Who writes such a tensor
+//                asks for the place of its maximum; it is known until a pass of the same slot begins, so backward does
+//                not look for the maxima of forward again
 //
 // What a scale is of: of the rows that a product multiplies on this rank. Data-parallel and context-parallel ranks
 // each have their own, as they have other rows; so has each piece of rows that tensor parallelism sends (--tp-pieces),
@@ -13,6 +15,9 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -61,7 +66,7 @@ class Fp8Weights {
       for (int number = 0; number < matrices; ++number) {
         const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
         const int rows = int(tensor.shape[0]) / (tensor.split.axis == 0 ? list_.tp() : 1);
-        fp8_maximum(scales + number, nullptr, weights + tensor.offset, tensor.local, stream);
+        fp8_maximum(&scales[number].maximum, weights + tensor.offset, tensor.local, stream);
         cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), weights + tensor.offset, rows,
                            int(tensor.local) / rows, stream);
       }
@@ -97,19 +102,38 @@ class Fp8Products {
  public:
   Fp8Products(Fp8Format gradients, cudaStream_t stream) : gradients_(gradients), stream_(stream) {}
 
-  // elements: of the largest matrix that is cast
-  void lay_out(Arena& arena, size_t elements) {
+  // elements: of the largest matrix that is cast. most: tensors of a pass that have maxima, in pieces of rows
+  void lay_out(Arena& arena, size_t elements, int slots, size_t most) {
     rows_ = arena.take<uint8_t>(elements);
     transposed_ = arena.take<uint8_t>(elements);
-    scales_ = arena.take<Fp8Scale>(most_scales);
+    scales_ = arena.take<Fp8Scale>(size_t(slots + 1) * most);
+    slots_ = slots, most_ = most;
   }
 
-  // A pass begins. (Its launches may be recorded, and so must begin with the same scale each time.)
-  void begin() {
+  // A pass begins: forward of a slot, whose maxima are known until the next one, or another pass. (Launches may be
+  // recorded, so the tensors of a pass have the same scales each time.)
+  void begin(std::optional<int> slot = {}) {
     if (!scales_) return;
-    next_ = 0;
-    CUDA_CHECK(cudaMemsetAsync(scales_, 0, sizeof(Fp8Scale), stream_));
+    next_ = scales_ + size_t(slot.value_or(slots_)) * most_, end_ = next_ + most_;
+    std::erase_if(known_, [&](const auto& known) { return next_ <= known.second.scale && known.second.scale < end_; });
+    CUDA_CHECK(cudaMemsetAsync(next_, 0, most_ * sizeof(Fp8Scale), stream_));
   }
+
+  // Where the launch that now writes all of `tensor` (count) leaves its maximum; null: no product is in eight bits
+  float* maximum_of(const Float* tensor, size_t count) {
+    if (!scales_) return nullptr;
+    Fp8Scale* const scale = take();
+    known_[tensor] = {scale, count};
+    return &scale->maximum;
+  }
+
+  // The same in a launch of its own, for a tensor that more than one product takes.
+  void find_maximum(const Float* tensor, size_t count) {
+    if (float* const maximum = maximum_of(tensor, count)) fp8_maximum(maximum, tensor, count, stream_);
+  }
+
+  // Does the weight gradient of a product come right after its input gradient?
+  bool weight_gradients_follow = true;
 
   // out (rows,outputs) = x (rows,inputs) · weight + bias; weight: transposed (outputs,inputs)
   void forward(Float* out, const Float* x, const Fp8Matrix& weight, const Float* bias, int rows, int inputs, int outputs) {
@@ -146,23 +170,35 @@ class Fp8Products {
   }
 
  private:
-  // Of two or three matrices at a time; the launch that finds a maximum prepares the scale after it.
-  static constexpr size_t most_scales = 8;
+  struct Known {
+    Fp8Scale* scale;
+    size_t count;  // elements that the maximum is of
+  };
 
   static Fp8Matrix matrix(const Fp8Cast& cast) { return {cast.codes, cast.format, &cast.scale->unit}; }
 
   // A scale with the maximum of x (rows,columns).
   Fp8Scale* scale_of(const Float* x, int rows, int columns) {
-    Fp8Scale* const scale = scales_ + next_;
-    next_ = (next_ + 1) % most_scales;
-    fp8_maximum(scale, scales_ + next_, x, size_t(rows) * columns, stream_);
+    const size_t count = size_t(rows) * columns;
+    const auto known = known_.find(x);
+    if (known != known_.end() && known->second.count == count) return known->second.scale;
+    Fp8Scale* const scale = take();
+    fp8_maximum(&scale->maximum, x, count, stream_);
     return scale;
+  }
+
+  Fp8Scale* take() {
+    if (next_ == end_) throw std::logic_error("a pass has more maxima than memory was laid out for");
+    return next_++;
   }
 
   Fp8Format gradients_;
   cudaStream_t stream_;
   uint8_t *rows_ = nullptr, *transposed_ = nullptr;  // codes of one matrix each
-  Fp8Scale* scales_ = nullptr;
-  size_t next_ = 0;
+  Fp8Scale* scales_ = nullptr;                       // (slots + 1, most): of forward in each slot, and of other passes
+  Fp8Scale *next_ = nullptr, *end_ = nullptr;        // of the pass under way
+  int slots_ = 0;
+  size_t most_ = 0;
+  std::map<const Float*, Known> known_;  // by tensor
   Fp8Scale* transposed_scale_ = nullptr;  // of the gradient in transposed_; null: it is not there
 };

@@ -34,6 +34,9 @@ struct LayerContext {
   int c() const { return C() / tp.size(); }
 
   size_t elements() const { return size_t(r) * size_t(C()); }
+  // For a launch that writes own rows (r,C), which a product in eight bits may take next. Of rows that are gathered
+  // first, the maximum is not known.
+  float* maximum_of(const Float* rows) { return tp.size() == 1 ? fp8.maximum_of(rows, elements()) : nullptr; }
   Float* take_rows(Arena& arena) const { return arena.take<Float>(elements()); }  // (r,C)
   Moments take_moments(Arena& arena) const { return {arena.take<float>(size_t(r)), arena.take<float>(size_t(r))}; }
 };
@@ -92,14 +95,14 @@ class LayerNorm {
   // already, and nothing is written to it.
   void forward(Float* out, Float* sum, const Moments& moments, const Residual<Float>& x) const {
     residual_layernorm_forward(out, sum, moments.mean, moments.rstd, x.stream, x.branch, unit_.weight(weight_),
-                               unit_.weight(bias_), on_.r, on_.C(), on_.stream);
+                               unit_.weight(bias_), on_.r, on_.C(), on_.stream, on_.maximum_of(out));
   }
 
   // dsum (r,C) += the gradient through the norm, from dout (r,C). Writes the gradients of weight and bias, or adds to
   // them.
   void backward(Float* dsum, const Float* dout, const Float* sum, const Moments& moments) const {
     layernorm_backward(dsum, unit_.gradient(weight_), unit_.gradient(bias_), dout, sum, unit_.weight(weight_), moments.mean,
-                       moments.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream);
+                       moments.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream, on_.maximum_of(dsum));
   }
 
  private:
@@ -132,14 +135,18 @@ class Linear {
     if (!unit_.is_fp8())
       return linear_gelu_forward(out, before, x, unit_.weight(weight_), bias, rows, inputs_, outputs_, on_.stream);
     multiply(before, x, bias, rows);
-    gelu_forward(out, before, rows, outputs_, on_.stream);
+    gelu(out, before, rows);
+  }
+  void gelu(Float* out, const Float* before, int rows) {
+    gelu_forward(out, before, rows, outputs_, on_.stream, on_.fp8.maximum_of(out, size_t(rows) * outputs_));
   }
   // dx (rows,inputs) = dout (rows,outputs) · weightᵀ. In eight bits dout is transposed at the same time for
   // add_weight_gradient(), which needs one scale for all rows.
   void multiply_back(Float* dx, const Float* dout, int rows) {
     if constexpr (can_multiply_fp8<Float>)
       if (unit_.is_fp8())
-        return on_.fp8.input_gradient(dx, dout, unit_.fp8(weight_, false), rows, inputs_, outputs_, rows == on_.R);
+        return on_.fp8.input_gradient(dx, dout, unit_.fp8(weight_, false), rows, inputs_, outputs_,
+                                      rows == on_.R && on_.fp8.weight_gradients_follow);
     linear_input_gradient(dx, dout, unit_.weight(weight_), rows, inputs_, outputs_, on_.stream);
   }
   // The same where x = gelu(before).
@@ -147,7 +154,7 @@ class Linear {
     if (!unit_.is_fp8())
       return linear_gelu_gradient(dbefore, dout, unit_.weight(weight_), before, rows, inputs_, outputs_, on_.stream);
     multiply_back(dbefore, dout, rows);
-    gelu_backward(dbefore, before, rows, inputs_, on_.stream);
+    gelu_backward(dbefore, before, rows, inputs_, on_.stream, on_.fp8.maximum_of(dbefore, size_t(rows) * inputs_));
   }
   // dout (R,outputs), x (R,inputs). follows: multiply_back() came just before
   void add_weight_gradient(const Float* dout, const Float* x, bool follows) {
@@ -188,6 +195,9 @@ class ColumnLinear final : public Linear<Float> {
                           rows.count);
     });
   }
+
+  // out (R,outputs) once more, for backward
+  void recompute_gelu(Float* out, const Float* before) { this->gelu(out, before, on_.R); }
 
   // dx (r,C) from dout (R,outputs). It is there after finish(); in between its sums travel.
   void start_input_gradient(Float* dx, const Float* dout) {

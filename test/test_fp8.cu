@@ -1,5 +1,7 @@
 // Matrices in eight bits, and their products, against float64.
 #include "kernels/fp8.cuh"
+#include "kernels/gelu.cuh"
+#include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
 #include "runtime/checkpoints/safetensors.h"
 #include "test/kernel_test.cuh"
@@ -17,17 +19,18 @@ double value_of(uint8_t code, Fp8Format format) {
   return format == Fp8Format::e4m3 ? to_float(four) : to_float(five);
 }
 
-// A scale of its own, and the one after it.
+// A scale of its own.
 struct Scales {
   Scales() { CUDA_CHECK(cudaMemset(scales.data(), 0, sizeof(Fp8Scale))); }
-  Fp8Scale read(int i = 0) const {
+  Fp8Scale read() const {
     Fp8Scale scale;
     CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(&scale, scales.data() + 2 * i, sizeof scale, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(&scale, scales.data(), sizeof scale, cudaMemcpyDeviceToHost));
     return scale;
   }
   operator Fp8Scale*() const { return reinterpret_cast<Fp8Scale*>(scales.data()); }
-  Buffer<float> scales{4};
+  float* maximum() const { return scales.data(); }
+  Buffer<float> scales{2};
 };
 
 template <class T>
@@ -62,8 +65,7 @@ void check_cast(int rows, int columns, Fp8Format format) {
   const auto values = random_values<T>(count, 3);
   const Buffer<T> x(values);
   const Scales scales;
-  fp8_maximum<T>(scales, scales + 1, x, count, test_stream());
-  CHECK(scales.read(1).maximum == 0);
+  fp8_maximum<T>(scales.maximum(), x, count, test_stream());
   const Buffer<uint8_t> codes(count);
   cast_fp8<T>({codes.data(), format, scales}, x, count, test_stream());
   check_codes(codes.get(), values, scales.read(), format);
@@ -80,13 +82,53 @@ void check_cast(int rows, int columns, Fp8Format format) {
   CHECK(alone.get() == wanted);
 }
 
+// launch(maximum) writes `out`: the maximum that it leaves is the one that a launch of its own finds, bit for bit, and `out`
+// is as without it.
+template <class Launch>
+void check_maximum_of(const Buffer<Float>& out, size_t count, Launch launch) {
+  const auto write = [&](float* maximum) { return launch(maximum), out.get(); };
+  const Scales left, found;
+  const std::vector<Float> alone = write(nullptr);
+  CHECK(same_bits(write(left.maximum()), alone));
+  fp8_maximum<Float>(found.maximum(), out, count, test_stream());
+  CHECK(std::bit_cast<uint32_t>(left.read().maximum) == std::bit_cast<uint32_t>(found.read().maximum));
+}
+
+// Tensors whose numbers are of many sizes; `special`, if it is not zero, is among the inputs.
+void check_maxima(int rows, int columns, float special) {
+  CAPTURE(columns);
+  CAPTURE(special);
+  const size_t count = size_t(rows) * columns;
+  std::vector<Float> values = random_values<Float>(count, 3);
+  if (special != 0) values[count - 7] = from_float<Float>(special);
+  const auto gradients = random_values<Float>(count, 1, 0, 2);
+  const Buffer<Float> x(values), dout(gradients), weight(random_values<Float>(size_t(columns), 0.3, 1, 3));
+  const Buffer<Float> bias(random_values<Float>(size_t(columns), 0.5, 0, 4));
+  Buffer<Float> out(count);
+  check_maximum_of(out, count, [&](float* maximum) { gelu_forward<Float>(out, x, rows, columns, test_stream(), maximum); });
+  check_maximum_of(out, count, [&](float* maximum) {
+    out = gradients;
+    gelu_backward<Float>(out, x, rows, columns, test_stream(), maximum);
+  });
+  const Float* no_branch = nullptr;
+  const Buffer<float> mean(rows), rstd(rows), dweight(columns), dbias(columns);
+  const Buffer<float> workspace(layernorm_workspace(rows, columns));
+  check_maximum_of(out, count, [&](float* maximum) {
+    residual_layernorm_forward<Float>(out, out, mean, rstd, x, no_branch, weight, bias, rows, columns, test_stream(), maximum);
+  });
+  check_maximum_of(out, count, [&](float* maximum) {
+    out = gradients;
+    layernorm_backward<Float>(out, dweight, dbias, dout, x, weight, mean, rstd, rows, columns, false, workspace, test_stream(), maximum);
+  });
+}
+
 // ---- products
 
 struct Operand {
   Operand(int rows, int columns, Fp8Format format, unsigned seed, double scale = 1)
       : format(format), values(random_values<Float>(size_t(rows) * columns, scale, 0, seed)), codes(values.size()) {
     const Buffer<Float> x(values);
-    fp8_maximum<Float>(scales, nullptr, x, values.size(), test_stream());
+    fp8_maximum<Float>(scales.maximum(), x, values.size(), test_stream());
     cast_fp8<Float>({codes.data(), format, scales}, x, values.size(), test_stream());
     stored = codes.get();
     unit = scales.read().unit;
@@ -140,6 +182,15 @@ TEST_CASE_TEMPLATE("codes by the scale of the largest number, and transposed", T
   }
 }
 
+TEST_CASE("the launch that writes a tensor leaves its maximum") {
+  for (const float special : {0.0f, 1e4f, -INFINITY, NAN}) {
+    check_maxima(5, 48, special);
+    check_maxima(37, 208, special);
+    check_maxima(16, 51, special);   // packs of one element
+    check_maxima(3, 2064, special);  // more packs than threads
+  }
+}
+
 TEST_CASE("zeros, tiny numbers and what is not finite") {
   const auto product_of = [](float x) {
     std::vector<Float> values(16 * 16, Float(0.0f));
@@ -147,7 +198,7 @@ TEST_CASE("zeros, tiny numbers and what is not finite") {
     const Buffer<Float> numbers(values);
     const Scales scales;
     const Buffer<uint8_t> codes(values.size());
-    fp8_maximum<Float>(scales, nullptr, numbers, values.size(), test_stream());
+    fp8_maximum<Float>(scales.maximum(), numbers, values.size(), test_stream());
     cast_fp8<Float>({codes.data(), Fp8Format::e4m3, scales}, numbers, values.size(), test_stream());
     Buffer<float> d(16 * 16);
     const Fp8Matrix matrix = {codes.data(), Fp8Format::e4m3, &static_cast<Fp8Scale*>(scales)->unit};

@@ -558,9 +558,12 @@ TEST_CASE("--check-mesh: every kind of mesh computes what one rank computes, and
       CHECK_MESSAGE(contains(out, part), options, out);
   }
   const std::string limited = "ulimit -d 256000 && ";  // KiB: too little for one rank's 100 MiB of memory, twice
-  if (!is_gpu_build() && shell(limited + "$GPT --help").code == 0)  // else AddressSanitizer takes more at once
-    CHECK(contains(shell.output(limited + "$MPIRUN 4" + job + "--out '' --tp 4 --heads 8 --channels 512 --layers 2 --steps 1"),
-                   "2 of 2 layers, 4 of 8 heads"));
+  if (!is_gpu_build() && shell(limited + "$GPT --help").code == 0) {  // else AddressSanitizer takes more at once
+    const std::string four = limited + "$MPIRUN 4" + job + "--out '' --tp 4 --steps 1 ";
+    CHECK(contains(shell.output(four + "--heads 8 --channels 512 --layers 2"), "2 of 2 layers, 4 of 8 heads"));
+    // 3 heads of 24 channels on a rank would be no multiple of 16
+    CHECK(contains(shell.output(four + "--heads 24 --channels 576 --layers 3 --dtype bf16 --fp8"), "2 of 3 layers, 8 of 24 heads"));
+  }
   const std::string run = "$MPIRUN 2 $TEXT --share-gpu --zero 2 --grad-clip 0.1 --out ";
   shell.output(run + "without && " + run + "with --check-mesh && " + run + "with --steps 3 --resume --check-mesh");
   std::vector<Json> with = shell.metrics("with"), without = shell.metrics("without");

@@ -62,8 +62,8 @@ TEST_CASE("no more published runs are missed than runtime/planner/forecast.md sa
   };
   size_t rows = 0;
   for (const auto& [source, count, within, median] :
-       {Known{"MPT H100", 70, 57, 0.030}, {"MPT A100-80", 61, 45, -0.085}, {"MPT A100-40", 78, 64, 0.033}, {"2104.04473", 16, 16, -0.004},
-        {"2104.04473 ZeRO 3", 6, 0, 0.740}, {"2201.11990", 3, 0, 0.198}, {"2205.05198", 10, 10, -0.043}, {"Megatron-Core", 11, 9, -0.033},
+       {Known{"MPT H100", 70, 57, 0.030}, {"MPT H100 fp8", 7, 6, -0.025}, {"MPT A100-80", 61, 45, -0.085}, {"MPT A100-40", 78, 64, 0.033},
+        {"2104.04473", 16, 16, -0.004}, {"2104.04473 ZeRO 3", 6, 0, 0.740}, {"2201.11990", 3, 0, 0.198}, {"2205.05198", 10, 10, -0.043}, {"Megatron-Core", 11, 9, -0.033},
         {"llm.c", 5, 5, -0.050}}) {
     CAPTURE(source);
     const Errors errors = errors_of(source);
@@ -177,8 +177,9 @@ TEST_CASE("products in eight bits: twice the rate, and casts as bytes") {
   // Ten of twelve blocks: 12 products of 2·R·C² each, three times; what they write, and the head, is as before.
   const double R = 64 * 1024, C = 768, rate = 989e12 * 0.62;
   CHECK(before.products - after.products == about(10 * 3 * 24 * R * C * C / rate / 2, 0.01));
-  // 4 + 1 + 1 + 1 of R·C are cast forward with 5 bytes each; backward 1 + 1 + 3 + 4 with 6 bytes, and 7 with 5
-  CHECK(after.memory - before.memory == about(10 * R * C * (7 * 5 + 9 * 6 + 7 * 5) / (3.35e12 * 0.9), 0.01));
+  // 4 + 1 + 1 + 1 of R·C are cast forward with 3 bytes each; backward 1 + 1 + 3 + 4 with 4 bytes, and 7 with 3. The
+  // maxima of attention's 1 and 3 take 2 bytes besides.
+  CHECK(after.memory - before.memory == about(10 * R * C * (7 * 3 + 9 * 4 + 7 * 3 + 4 * 2) / (3.35e12 * 0.9), 0.01));
   CHECK(after.update - before.update == about(10 * 12 * C * C * 6 / (3.35e12 * 0.9), 0.01));
   // Narrow blocks don't gain, wide ones do: the widths of Qwen2.5, for which LLMQ measured 1.10, 1.24 and 1.38 on an H100.
   const auto gain = [&](ModelShape shape) {
@@ -188,7 +189,7 @@ TEST_CASE("products in eight bits: twice the rate, and casts as bytes") {
     s.fp8 = true;
     return bf16 / forecast(s, host).seconds;
   };
-  CHECK(gain({12, 12, 768, 50257, 1024}) < 1);
+  CHECK(gain({12, 6, 384, 50257, 1024}) < 1);
   CHECK(gain({24, 14, 896, 151936, 1024}) == about(1.10, 0.1));
   CHECK(gain({28, 12, 1536, 151936, 1024}) == about(1.24, 0.1));
   CHECK(gain({28, 28, 3584, 152064, 1024}) == about(1.38, 0.05));

@@ -93,7 +93,7 @@ template <class T>
 void fused(ResidualLayerNorm<T>& o, cudaStream_t stream) {
   residual_layernorm_forward_kernel<T, 1, 0><<<ceil_div(o.rows, 4), 128, 0, stream>>>(
       o.out.data(), o.sum.data(), o.mean.data(), o.rstd.data(), o.residual.data(), o.branch.data(), o.weight.data(),
-      o.bias.data(), o.rows, o.channels);
+      o.bias.data(), o.rows, o.channels, Unseen());
 }
 
 // ---- 4: packs of 16 bytes
@@ -106,7 +106,7 @@ void packs(ResidualLayerNorm<T>& o, cudaStream_t stream) {
   with_pack<T>(o.channels, [&](auto width) {
     residual_layernorm_forward_kernel<T, decltype(width)::value, 0><<<ceil_div(o.rows, 4), 128, 0, stream>>>(
         o.out.data(), o.sum.data(), o.mean.data(), o.rstd.data(), o.residual.data(), o.branch.data(), o.weight.data(),
-        o.bias.data(), o.rows, o.channels);
+        o.bias.data(), o.rows, o.channels, Unseen());
   });
 }
 

@@ -43,7 +43,7 @@ inline const Cluster& cluster_of(const PublishedRun& run) {
   if (const auto found = known.find(key); found != known.end()) return found->second;
   const std::filesystem::path own = "dev/published/" + run.cluster + ".json";
   Cluster c = load_cluster(std::filesystem::exists(own) ? own : std::filesystem::path("runtime/planner/clusters/" + run.cluster + ".json"));
-  if (run.program == "mpt") c.device.library = (c.device.name == "H100" ? flash_1_on_h100 : triton_on_a100) * 1e12;
+  if (run.program.starts_with("mpt")) c.device.library = (c.device.name == "H100" ? flash_1_on_h100 : triton_on_a100) * 1e12;
   return known[key] = c;
 }
 
@@ -102,6 +102,7 @@ inline std::vector<PublishedRun> load_published_runs(const std::filesystem::path
     run.unit = text(), run.published = std::stod(text());
     if (s.pp_chunks > 1) s.pp_schedule = "interleaved";
     s.tp_pieces = 2, s.sms.margin = 0;  // their rows travel while others are multiplied, and products keep all multiprocessors
+    s.fp8 = run.program == "mpt-fp8", s.fp8_keep = 0;  // all linear layers of its blocks
     s.dtype = run.program.starts_with("megatron-20") ? "fp16" : "bf16";
     if (run.program != "megatron-core" && run.program != "llm.c") s.reduce_dtype = "bf16";
     runs.push_back(run);

@@ -127,6 +127,14 @@ __device__ inline void sigmoid_pack(float (&x)[N]) {
     else x[k] = 1.0f / (1.0f + expf(-x[k]));
 }
 
+// Raises *maximum to the largest `found` of the lanes that call this together, by one of them. Where a cache says that it
+// is as large already, nothing is sent to memory: what a cache has may be old, but then it was lower.
+__device__ inline void raise_maximum(uint32_t* maximum, uint32_t found) {
+  const unsigned lanes = __activemask();
+  found = __reduce_max_sync(lanes, found);
+  if (int(threadIdx.x % 32) == __ffs(int(lanes)) - 1 && found > __ldca(maximum)) atomicMax(maximum, found);
+}
+
 // x in eight bits, the first of four in the lowest byte of a word: rounded to nearest even; what is too large becomes
 // the largest number, and NaN stays NaN. Cards before 8.9 have no instruction for it.
 template <__nv_fp8_interpretation_t format, int N>

@@ -167,7 +167,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
   const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
-  update += inner.cast(casts * first.block, 2, 4 * casts);
+  update += (inner.maximum(first.block / 4) + inner.cast(first.block / 4, 2)) * (4 * casts);
   f.update = update[memory], f.launches += update[launches];
   add_rates(f, step, cluster);
   return f;

@@ -33,7 +33,7 @@ Cost Kernels::half_backward(double wide, const Cost& between, double inner) cons
   const Cost first = weight_product(C_, wide), last = weight_product(inner, C_);
   const double regathered = step_.recompute == "block" ? 0 : rows_;  // what LayerNorm wrote
   Cost cost = last + between + sent(regathered, last.seconds() + between.seconds());
-  cost += cast(R_ * (C_ + wide), 2, 2) + cast(R_ * (C_ + inner), 1, 2);
+  cost += cast(R_ * C_, 2) + cast(R_ * wide, 2) + cast(R_ * C_, 1) + cast(R_ * inner, 1) + gathered_maximum() * 2;
   cost += product_then_scatter(R_, C_, wide, first.seconds()) + first + layernorm_backward() +
           gather_then_product(R_, inner, C_);
   cost[weights] = first[products] + last[products];

@@ -62,7 +62,7 @@ class Kernels {
   Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_); }
   Cost backward() const {
     const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
-    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward(), c_);
+    return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward() + maximum(3 * R_ * c_), c_);
   }
 
   Cost embedding_forward() const { return elements(R_ * C_, 1, 3) + sent(rows_); }
@@ -79,12 +79,10 @@ class Kernels {
     return cost;
   }
 
-  // In eight bits: operands are read twice, for their maxima and to be cast, and written `times` times.
-  Cost cast(double count, double times, double operands = 1) const {
-    Cost cost = step_.fp8 ? kernel(count, 2 * count) + kernel(2 * count, (2 + times) * count) : Cost();
-    cost[launches] *= operands;
-    return cost;
-  }
+  // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
+  // is read once more, for its maximum.
+  Cost cast(double count, double times) const { return step_.fp8 ? kernel(2 * count, (2 + times) * count) : Cost(); }
+  Cost maximum(double count) const { return step_.fp8 ? kernel(count, 2 * count) : Cost(); }
 
   // Do gradients and messages between stages travel while kernels run?
   bool overlaps() const { return overlaps_; }
@@ -158,9 +156,11 @@ class Kernels {
 
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
-    return cast(2 * R_ * C_ + R_ * c_, 1, 3) + layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) +
-           attention_forward() + product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+    return cast(R_ * C_, 1) * 2 + gathered_maximum() * 2 + cast(R_ * c_, 1) + maximum(R_ * c_) + layernorm_forward() * 2 +
+           gather_then_product(R_, 3 * c_, C_) + attention_forward() + product_then_scatter(R_, C_, c_) +
+           gather_then_product(R_, 4 * c_, C_) + gelu_forward();
   }
+  Cost gathered_maximum() const { return N_ > 1 ? maximum(R_ * C_) : Cost(); }
   virtual Cost recomputed() const {
     return step_.recompute == "block" ? activations() : step_.recompute == "gelu" ? gelu_forward() : Cost();
   }

@@ -49,7 +49,8 @@ Options alone(Options o, const std::string& dtype) {
 // Takes heads away until each rank's device has room for one rank's model in fp32 twice: in 16 bits the masters take an
 // eighth more, and on the CPU device figures lie in the same memory. Collective.
 void fit_heads(Options& o, const Job& job) {
-  const int size = o.shape.head_size(), multiple = o.mesh.tp * (o.cp_method == "ulysses" ? o.mesh.cp : 1);
+  const int size = o.shape.head_size(), of_fp8 = o.fp8 ? 16 / std::gcd(size, 16) : 1;  // a rank's channels are 16, or 32, ...
+  const int multiple = o.mesh.tp * std::lcm(of_fp8, o.cp_method == "ulysses" ? o.mesh.cp : 1);
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
   Mesh imagined(MeshShape(), 0);
