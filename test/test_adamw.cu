@@ -82,8 +82,8 @@ std::vector<__nv_bfloat16> stochastic_update(const std::vector<__nv_bfloat16>& b
   Buffer<float> first(zeros), second(zeros), gradients(gradient_values), factor(std::vector<float>{clip});
   Buffer<AdamWState> state(std::vector<AdamWState>(1));
   adamw_count(state, factor, options, test_stream());
-  adamw_stochastic(weights, first, second, gradients, factor, state, count, false, options, key, begin, part,
-                   test_stream());
+  adamw_stochastic(weights.data(), nullptr, first.data(), second.data(), gradients, factor, state, count, false, options,
+                   {key, 0, begin, part}, test_stream());
   return weights.get();
 }
 
@@ -122,8 +122,8 @@ TEST_CASE("adamw without masters follows float64 to the next bf16") {
     Buffer<__nv_bfloat16> weights(before);
     Buffer<float> gradients(gradient_values);
     adamw_count(p.state, p.factor, strong, test_stream());
-    adamw_stochastic(weights, p.first, p.second, gradients, p.factor, p.state, count, decays, strong, 1, 0, {},
-                     test_stream());
+    adamw_stochastic(weights.data(), nullptr, p.first.data(), p.second.data(), gradients, p.factor, p.state, count, decays,
+                     strong, {1, 0, 0, {}}, test_stream());
     p.reference.update(as_double(gradient_values), decays ? count : 0, 1, strong.weight_decay);
     // To a neighbour, up to a whole unit in the last place away, from a float that is off by some units of its own; the
     // moments, new, are rounded as above.

@@ -14,6 +14,7 @@ struct StepOptions {
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;
+  std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;
   std::string fp8_gradients = "e5m2";
   int fp8_keep = 1;
@@ -22,6 +23,7 @@ struct StepOptions {
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training
 
+  bool offloads(const std::string& what) const { return (',' + offload + ',').find(',' + what + ',') != std::string::npos; }
   double tokens() const { return double(global_batch) * seq_len; }              // of a step
   int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
 };

@@ -17,10 +17,12 @@ template <class T>
 struct Store {
   TensorList list;
   DeviceMemory memory;
+  PinnedMemory host_memory;
   ParameterStore<T> store;
   Store(Mesh& mesh, const StoreOptions& options)
-      : list(shape, mesh.tp().size(), mesh.tp().rank()), store(list, options, memory, mesh, test_stream()) {
+      : list(shape, mesh.tp().size(), mesh.tp().rank()), store(list, options, memory, host_memory, mesh, test_stream()) {
     memory.allocate();
+    host_memory.allocate(mesh.room_on_host());
     store.clear();
   }
 };
