@@ -33,17 +33,15 @@ class HostTraffic {
   static constexpr size_t buffers = 2;
 
   // what: is copied, for the names of the streams in traces
-  explicit HostTraffic(const char* what) : what_(what) {}
+  explicit HostTraffic(const std::string& what) : from_host_(open(what + " from host")), to_host_(open(what + " to host")) {}
   ~HostTraffic() {
-    for (cudaStream_t stream : {from_host_, to_host_})
-      if (stream) cudaStreamSynchronize(stream), cudaStreamDestroy(stream);
+    for (cudaStream_t stream : {from_host_, to_host_}) cudaStreamSynchronize(stream), cudaStreamDestroy(stream);
   }
   HostTraffic(const HostTraffic&) = delete;
   HostTraffic& operator=(const HostTraffic&) = delete;
 
   // Starts to copy arrays into a buffer, when all that has used it is done.
   void bring(size_t buffer, const std::vector<OffloadedArray>& arrays) {
-    open();
     Buffer& to = buffers_[buffer];
     CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.used));
     CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.left));
@@ -64,7 +62,6 @@ class HostTraffic {
   }
   // Starts to copy a buffer's arrays to the host, when what has used it is done.
   void send_back(size_t buffer, const std::vector<OffloadedArray>& arrays) {
-    open();
     Buffer& from = buffers_[buffer];
     CUDA_CHECK(cudaStreamWaitEvent(to_host_, from.used));
     copy(arrays, false);
@@ -73,8 +70,7 @@ class HostTraffic {
 
   // Waits until the host's memory has all that was sent to it, and nothing is read from there any more.
   void settle() const {
-    if (from_host_) CUDA_CHECK(cudaStreamSynchronize(from_host_));
-    if (to_host_) CUDA_CHECK(cudaStreamSynchronize(to_host_));
+    for (cudaStream_t stream : {from_host_, to_host_}) CUDA_CHECK(cudaStreamSynchronize(stream));
   }
 
  private:
@@ -82,13 +78,11 @@ class HostTraffic {
     Event arrived, used, left;
   };
 
-  // The streams are made when they are needed first: a plan builds many models, and copies nothing.
-  void open() {
-    if (from_host_) return;
-    for (cudaStream_t* stream : {&from_host_, &to_host_}) {
-      CUDA_CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
-      Profiler::instance().name_stream(*stream, (what_ + (stream == &from_host_ ? " from host" : " to host")).c_str());
-    }
+  static cudaStream_t open(const std::string& name) {
+    cudaStream_t stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    Profiler::instance().name_stream(stream, name.c_str());
+    return stream;
   }
 
   void copy(const std::vector<OffloadedArray>& arrays, bool to_device) {
@@ -100,7 +94,6 @@ class HostTraffic {
       CUDA_CHECK(cudaMemcpyAsync(to_device ? device : host, to_device ? host : device, size, cudaMemcpyDefault, stream));
   }
 
-  const std::string what_;
-  cudaStream_t from_host_ = nullptr, to_host_ = nullptr;
+  cudaStream_t from_host_, to_host_;
   Buffer buffers_[buffers];
 };

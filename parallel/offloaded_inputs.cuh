@@ -3,6 +3,7 @@
 // device has two of them; the blocks of a chunk take turns (offload.cuh).
 #pragma once
 
+#include <optional>
 #include <utility>
 
 #include "parallel/offload.cuh"
@@ -10,9 +11,11 @@
 template <class Float>
 class OffloadedInputs {
  public:
-  OffloadedInputs(bool is_on, cudaStream_t stream) : is_on_(is_on), stream_(stream), traffic_("activations") {}
+  OffloadedInputs(bool is_on, cudaStream_t stream) : stream_(stream) {
+    if (is_on) traffic_.emplace("activations");
+  }
 
-  bool is_on() const { return is_on_; }
+  bool is_on() const { return traffic_.has_value(); }
 
   // Takes memory for a second input beside the first one. count: elements of an input; on the host there is room for
   // those of `blocks` blocks in each of `slots` slots.
@@ -28,42 +31,38 @@ class OffloadedInputs {
 
   // Forward of a chunk's block `number`: gives it memory for its input.
   void begin_forward(Float*& input, int number) {
-    if (!is_on_) return;
-    traffic_.wait_until_free(buffer_of(number), stream_);
-    holds_[buffer_of(number)] = none;
+    if (!is_on()) return;
+    traffic_->wait_until_free(buffer_of(number), stream_);
     input = on_device_[buffer_of(number)];
   }
   // The input is there, in this memory, for which the caller may have exchanged the given one. is_needed: by backward
   void end_forward(Float* input, int slot, int number, bool is_needed) {
-    if (!is_on_) return;
+    if (!is_on()) return;
     const size_t buffer = buffer_of(number);
     on_device_[buffer] = input;
-    if (!is_needed) return;
-    traffic_.end_use(buffer, stream_);
-    traffic_.send_back(buffer, {array_of(slot, number)});
     holds_[buffer] = {slot, number};
+    traffic_->end_use(buffer, stream_);
+    if (is_needed) traffic_->send_back(buffer, {array_of(slot, number)});
   }
 
   // Backward: starts to bring the input of a block, unless it is still there; and gives it to the block.
   void bring(int slot, int number) {
-    if (!is_on_ || number < 0 || holds_[buffer_of(number)] == std::pair(slot, number)) return;
+    if (!is_on() || number < 0 || holds_[buffer_of(number)] == std::pair(slot, number)) return;
     holds_[buffer_of(number)] = {slot, number};
-    traffic_.bring(buffer_of(number), {array_of(slot, number)});
+    traffic_->bring(buffer_of(number), {array_of(slot, number)});
   }
   void begin_backward(Float*& input, int slot, int number) {
-    if (!is_on_) return;
+    if (!is_on()) return;
     bring(slot, number);
     bring(slot, number - 1);  // one block ahead
-    traffic_.wait_until_here(buffer_of(number), stream_);
+    traffic_->wait_until_here(buffer_of(number), stream_);
     input = on_device_[buffer_of(number)];
   }
   void end_backward(int number) {
-    if (is_on_) traffic_.end_use(buffer_of(number), stream_);
+    if (is_on()) traffic_->end_use(buffer_of(number), stream_);
   }
 
  private:
-  static constexpr std::pair<int, int> none = {-1, -1};
-
   static size_t buffer_of(int number) { return size_t(number) % HostTraffic::buffers; }
 
   OffloadedArray array_of(int slot, int number) const {
@@ -71,10 +70,9 @@ class OffloadedInputs {
     return {on_device_[buffer_of(number)], reinterpret_cast<char*>(on_host_) + before, bytes_};
   }
 
-  bool is_on_;
   cudaStream_t stream_;
   size_t bytes_ = 0, blocks_ = 0;
   Float *on_device_[HostTraffic::buffers] = {}, *on_host_ = nullptr;
-  std::pair<int, int> holds_[HostTraffic::buffers] = {none, none};  // slot and number of the block whose input is there
-  HostTraffic traffic_;
+  std::pair<int, int> holds_[HostTraffic::buffers] = {{-1, 0}, {-1, 0}};  // slot and number of the block whose input is there
+  std::optional<HostTraffic> traffic_;
 };

@@ -345,8 +345,8 @@ class ParameterStore final : public Parameters {
 
   void update_unit(int unit, const AdamW& options) {
     const TraceScope scope(layer_of(unit));
-    optimizer_.update(shards_, unit, kept_begin(unit), kept_weights(unit), gradient(unit),
-                      {options, &summary_->factor, adamw_state_, options_.seed}, stream_);
+    optimizer_.update<Float>(shards_, unit, {kept_weights(unit), gradient(unit), kept_begin(unit), options,
+                                             &summary_->factor, adamw_state_, options_.seed}, stream_);
   }
 
   // ---- state, from and to the host

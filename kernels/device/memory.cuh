@@ -174,11 +174,8 @@ class PinnedMemory : public CategorizedMemory {
   void allocate(size_t room) {
     if (total() + host_reserve > room) refuse(room);
     for (size_t i = 0; i < layouts_.size(); ++i) {
-      try {
-        memory_.push_back(std::make_unique<HostMemory>(categories_[i].bytes));
-      } catch (const std::runtime_error&) {  // a limit of what can be pinned
-        refuse(room);
-      }
+      memory_.push_back(std::make_unique<HostMemory>(categories_[i].bytes, true));
+      if (!memory_.back()->is_pinned()) refuse(room);  // there is a limit of what can be pinned
       Arena arena(static_cast<char*>(memory_.back()->data()));
       layouts_[i](arena);
     }
