@@ -140,9 +140,9 @@ class StageModel final : public Model {
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
   // A training pass that is the same every time is recorded as a CUDA graph. It is not where the store gathers or
-  // reduces meanwhile, nor where inputs are offloaded or ranks exchange data: in a pipeline buffers change places in every pass. Batches differ
-  // by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of a loss; and
-  // after the rehearsal products may have other algorithms.
+  // reduces meanwhile, where inputs of blocks are offloaded, nor where ranks exchange data: in a pipeline buffers change
+  // places in every pass. Batches differ by their memory, by whether they overwrite the step's gradients or add to them,
+  // and by the weight of a loss; and after the rehearsal products may have other algorithms.
   using Key = std::tuple<const int*, bool, float, int>;
   static Key key_of(const Batch& batch) {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};

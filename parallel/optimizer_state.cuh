@@ -125,24 +125,25 @@ class OptimizerState {
 
   template <class Float>
   void update_window(const Shards& shards, size_t number, const UnitUpdate<Float>& u, cudaStream_t stream) const {
-    const auto& [unit, at, kept, count] = windows_[number];
-    const size_t begin = u.begin + at;
-    Float* const weights = u.weights + at;
+    const Window& window = windows_[number];
+    const size_t begin = u.begin + window.unit_begin;
+    Float* const weights = u.weights + window.unit_begin;
+    const float* const gradients = u.gradients + window.unit_begin;
     float* masters = has_masters() ? on_device<float>(State::weight, number) : nullptr;
     if constexpr (std::is_same_v<Float, float>) masters = weights;
     if (masters && !is_narrow_) {
       // How many of these elements lie before the unit's `decayed`
-      const size_t decayed = std::max(shards.list().units()[size_t(unit)].decayed, begin) - begin;
+      const size_t decayed = std::max(shards.list().units()[size_t(window.unit)].decayed, begin) - begin;
       return adamw(weights, masters, on_device<float>(State::first_moment, number), on_device<float>(State::second_moment, number),
-                   u.gradients + at, u.factor, u.counters, count, std::min(count, decayed), u.options, stream);
+                   gradients, u.factor, u.counters, window.count, std::min(window.count, decayed), u.options, stream);
     }
-    for (const Slice& slice : shards.slices(unit, begin, count)) {  // random bits belong to elements of a tensor
+    for (const Slice& slice : shards.slices(window.unit, begin, window.count)) {  // random bits belong to elements of a tensor
       const TensorDescriptor& tensor = *slice.tensor;
       const size_t own = slice.in_unit - begin;
       const RandomBits random = {random_key(u.seed, "rounding " + tensor.name),
                                  random_key(u.seed, "rounding of moments " + tensor.name), slice.first, tensor.part};
       const auto round = [&](auto* first, auto* second) {  // the rounded-up count reaches into padding, which is zero
-        adamw_stochastic(weights + own, masters ? masters + own : nullptr, first + own, second + own, u.gradients + at + own,
+        adamw_stochastic(weights + own, masters ? masters + own : nullptr, first + own, second + own, gradients + own,
                          u.factor, u.counters, round_up(slice.count, TensorList::alignment), tensor.decays(), u.options, random, stream);
       };
       if (is_narrow_) round(on_device<__nv_bfloat16>(State::first_moment, number), on_device<__nv_bfloat16>(State::second_moment, number));

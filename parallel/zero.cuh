@@ -176,11 +176,12 @@ class ParameterStore final : public Parameters {
       const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
       if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
-      float* const drawn = place(gradient(tensor.unit), slice);
+      float* drawn = place(gradient(tensor.unit), slice);
+      if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
       fill_normal(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name),
                   list_.standard_deviation(tensor), stream_, tensor.part);
-      // (The rounded-up count reaches into the padding after the tensor, which is zero.)
-      cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
+      if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
+        cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
     }
     clear(gradients_, gradient_total());

@@ -23,7 +23,9 @@ struct StepOptions {
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training
 
-  bool offloads(const std::string& what) const { return (',' + offload + ',').find(',' + what + ',') != std::string::npos; }
+  bool offloads(const std::string& what) const {
+    return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
+  }
   double tokens() const { return double(global_batch) * seq_len; }              // of a step
   int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
 };
