@@ -90,8 +90,9 @@ std::vector<__nv_bfloat16> stochastic_update(const std::vector<__nv_bfloat16>& b
 // The moments in bf16 after a first update of fp32 weights that are zero: of each element the first and the second.
 std::vector<__nv_bfloat16> narrow_moments(const std::vector<float>& gradient_values, uint64_t key, size_t begin = 0, Part part = {}) {
   const size_t count = gradient_values.size();
-  Buffer<__nv_bfloat16> first(std::vector<__nv_bfloat16>(count, {})), second(std::vector<__nv_bfloat16>(count, {}));
-  Buffer<float> weights(std::vector<float>(count)), gradients(gradient_values), factor(std::vector<float>{clip});
+  const std::vector<__nv_bfloat16> zeros(count, from_float<__nv_bfloat16>(0));
+  Buffer<__nv_bfloat16> first(zeros), second(zeros);
+  Buffer<float> weights(std::vector<float>(count, 0.0f)), gradients(gradient_values), factor(std::vector<float>{clip});
   Buffer<AdamWState> state(std::vector<AdamWState>(1));
   adamw_count(state, factor, options, test_stream());
   adamw_stochastic(weights.data(), weights.data(), first.data(), second.data(), gradients, factor, state, count, false, options,
@@ -153,7 +154,8 @@ TEST_CASE_TEMPLATE("bf16 moments follow float64 to the next bf16", T, float, __n
   const size_t count = 257 * pack_width<float>;
   const auto before = random_values<float>(count), values = random_values<float>(count, 1, 0, 2);
   Parameters p(before), wide(before);
-  Buffer<__nv_bfloat16> first(std::vector<__nv_bfloat16>(count, {})), second(std::vector<__nv_bfloat16>(count, {}));
+  const std::vector<__nv_bfloat16> zeros(count, from_float<__nv_bfloat16>(0));
+  Buffer<__nv_bfloat16> first(zeros), second(zeros);
   Buffer<T> weights(count), wide_weights(count);
   Buffer<float> gradients(values);
   const auto of = [](Parameters& one, Buffer<T>& own) {
