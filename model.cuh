@@ -22,6 +22,7 @@ class Model {
   const ModelOptions& options() const { return options_; }
   const TensorList& tensors() const { return list_; }
   const DeviceMemory& memory() const { return memory_; }
+  const PinnedMemory& host_memory() const { return host_memory_; }  // what is offloaded
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
   // The positions of a sample of seq_len tokens whose rows context-parallel rank cp_rank has (without it: this rank).
@@ -86,6 +87,7 @@ class Model {
   ModelOptions options_;
   TensorList list_;
   DeviceMemory memory_;
+  PinnedMemory host_memory_;
   Mesh& mesh_;
   cudaStream_t stream_;
   SummedOverRanks sums_;

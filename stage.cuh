@@ -19,6 +19,7 @@
 #include "model.cuh"
 #include "parallel/ends.cuh"
 #include "parallel/logits.cuh"
+#include "parallel/offloaded_inputs.cuh"
 #include "parallel/stage_links.cuh"
 
 // Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps
@@ -27,18 +28,23 @@ template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream),
+      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, host_memory_, mesh, stream),
         tp_(mesh.tp(), options.tp_pieces, stream),
         on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream}},
         links_(mesh, stream),
         attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
-        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_),
+        inputs_(options.store.training && options.store.offload.activations, stream) {
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
+    if (inputs_.is_on())
+      host_memory_.add("activations", [this](Arena& arena) {
+        inputs_.lay_out_on_host(arena, on_.elements(), options_.slots, most_layers());
+      });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (store_.fp8().is_used())
       memory_.add("fp8 operands", [this](Arena& arena) {
@@ -54,6 +60,7 @@ class StageModel final : public Model {
     if (mesh.is_imagined()) return;
     if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
     memory_.allocate();
+    if (host_memory_.total() > 0) host_memory_.allocate(mesh.room_on_host());
     store_.clear();
     tp_.clear();
   }
@@ -134,14 +141,16 @@ class StageModel final : public Model {
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
   // A training pass that is the same every time is recorded as a CUDA graph. It is not where the store gathers or
-  // reduces meanwhile, nor where ranks exchange data: in a pipeline buffers change places in every pass. Batches differ
-  // by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of a loss; and
-  // after the rehearsal products may have other algorithms.
+  // reduces meanwhile, where inputs of blocks are offloaded, nor where ranks exchange data: in a pipeline buffers change
+  // places in every pass. Batches differ by their memory, by whether they overwrite the step's gradients or add to them,
+  // and by the weight of a loss; and after the rehearsal products may have other algorithms.
   using Key = std::tuple<const int*, bool, float, int>;
   static Key key_of(const Batch& batch) {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};
   }
-  bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
+  bool changes(const Batch& batch) const {
+    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet();
+  }
 
   // ---- a pass
 
@@ -152,6 +161,7 @@ class StageModel final : public Model {
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
+    inputs_.begin_forward(a.blocks[0].input, 0);
     if (chunk.first == 0) {
       table_.begin(0, 1);
       embedding_.forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
@@ -162,7 +172,10 @@ class StageModel final : public Model {
     for (int i = 0; i < chunk.count; ++i) {
       const TraceScope scope(chunk.first + i);
       block_.unit.begin(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
-      x = block_.forward(a.blocks[size_t(i)], x, narrow_);
+      typename Block<Float>::Activations& block = a.blocks[size_t(i)];
+      if (i > 0) inputs_.begin_forward(block.input, i);
+      x = block_.forward(block, x, narrow_);
+      inputs_.end_forward(block.input, batch.action.slot, i, batch.training);
     }
     if (!is_last(chunk)) {
       residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
@@ -183,16 +196,19 @@ class StageModel final : public Model {
     attention_.begin(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
+    inputs_.bring(batch.action.slot, chunk.count - 1);
     if (is_last(chunk)) head_backward(batch, a);
     else std::swap(dstream_, links_.received(Message::gradient));                        // (r,C)
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
       block_.unit.begin(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
+      inputs_.begin_backward(block.input, batch.action.slot, i);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
       block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
+      inputs_.end_backward(i);
       if (later_.end()) block_.unit.gradients_ready();  // none was left to weight_pass()
     }
     if (chunk.first == 0) return embedding_backward(batch);
@@ -275,11 +291,16 @@ class StageModel final : public Model {
     activations_.resize(size_t(options_.slots));
     for (Activations& slot : activations_) {
       slot.blocks.resize(size_t(most_layers()));
-      for (auto& a : slot.blocks) lay_out(arena, a, activations_[0].blocks[0], options_.recompute, on_, attention_);
+      for (auto& a : slot.blocks) {
+        const auto& first = activations_[0].blocks[0];
+        if (inputs_.is_on() && &a != &first) a = first;  // which has all but the inputs
+        else lay_out(arena, a, first, options_.recompute, on_, attention_);
+      }
       if (!list_.is_last_stage()) continue;
       for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = on_.take_rows(arena);
       slot.final_moments = on_.take_moments(arena);
     }
+    if (inputs_.is_on()) inputs_.lay_out(arena, activations_[0].blocks[0].input, on_.elements());
     if (list_.is_last_stage()) head_.lay_out_logits(arena, logit_rows());
   }
 
@@ -315,6 +336,7 @@ class StageModel final : public Model {
   LayerNorm<Float> final_norm_;
   Head<Float> head_;
   WeightGradients<Float> later_;
+  OffloadedInputs<Float> inputs_;
   std::vector<Activations> activations_;  // by slot
   typename Block<Float>::Gradients gradients_;
   Float *narrow_, *dstream_;    // (r,C) each

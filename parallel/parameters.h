@@ -20,10 +20,18 @@ struct Fp8Options {
   bool has(int layer, int layers) const { return is_on && layer >= kept && layer < layers - kept; }
 };
 
+// What lives in the host's memory and comes to the device when it is used (parallel/offload.cuh).
+struct OffloadOptions {
+  bool optimizer = false;    // masters and moments
+  bool activations = false;  // inputs of blocks; all other activations are recomputed
+};
+
 struct StoreOptions {
   int zero = 0;                      // ZeRO 0 to 3
   bool training = true;              // false: weights only, without gradients and optimizer state
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
+  bool narrow_moments = false;       // the optimizer's states are bf16, rounded stochastically
+  OffloadOptions offload = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;

@@ -188,6 +188,9 @@ std::string batch_problem(const StepOptions& o) {
   if (o.pp_schedule == "zb" && o.zero >= 2)
     return concat("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 "
                   "and 3 send them away at one; choose --zero 0 or 1, or another schedule");
+  if (o.offloads("activations") && o.recompute != "block")
+    return concat("--offload ", o.offload, " moves the inputs of blocks, and --recompute ", o.recompute, " keeps other "
+                  "activations on the device: add --recompute block");
   if (o.pp_schedule == "zb" && o.recompute != "none")
     return concat("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, "
                   "need all activations; leave --recompute out, or choose another schedule");

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <set>
+#include <sstream>
 #include <system_error>
 #include <type_traits>
 
@@ -40,6 +41,15 @@ CLI::Validator one_of(const Names& names) {
     return list(text).empty() ? "" : excerpt(text) + " is unknown: give one of " + list.get_description();
   }, CLI::IsMember(names).get_description());
 }
+
+// A list with commas of what --offload can move.
+const CLI::Validator offloaded([](const std::string& text) {
+  std::istringstream list(text);
+  for (std::string word; std::getline(list, word, ',');)
+    if (word != "optimizer" && word != "activations" && text != "none")
+      return excerpt(text) + " is unknown: give optimizer, activations, both with a comma, or none";
+  return std::string();
+}, "LIST");
 
 const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
 
@@ -94,6 +104,7 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add(app, "--dtype", o.dtype, one_of({"fp32", "bf16", "fp16"}), "fp32, bf16 or fp16 (weights, activations; sums and "
       "optimizer state stay fp32); a plan for other devices is for bf16");
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
+  add(app, "--moments", o.moments, one_of({"fp32", "bf16"}), "fp32 or bf16 (rounded stochastically): AdamW's moments");
   app.add_flag("--fp8", o.fp8, "with --dtype bf16: products of blocks in eight bits (e4m3), faster for wide blocks on "
                "cards from 8.9 on; --plan says whether it pays");
   add(app, "--fp8-gradients", o.fp8_gradients, one_of({"e5m2", "e4m3"}),
@@ -103,6 +114,8 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
       "none, gelu or block: what backward computes again to save memory");
+  add(app, "--offload", o.offload, offloaded, "what lives in the host's pinned memory, and comes to the device for its use: "
+      "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), both with a comma, or none");
   add(app, "--attention", o.attention, one_of({"auto", "cudnn", "own", "hopper"}),
       "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: cudnn where it is compiled in and can");
 }
@@ -306,6 +319,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
   refuse(o.stochastic_rounding, {"--fp8"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
   refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
+  refuse(o.generate, {"--moments", "--offload"}, "beside --generate: it is for training; leave it out");
   refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
   refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");

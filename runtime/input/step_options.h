@@ -17,6 +17,7 @@ struct StepOptions {
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;
+  std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;
   std::string fp8_gradients = "e5m2";
   int fp8_keep = 1;
@@ -25,6 +26,9 @@ struct StepOptions {
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training
 
+  bool offloads(const std::string& what) const {
+    return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
+  }
   double tokens() const { return double(global_batch) * seq_len; }              // of a step
   Deal deal() const;                                                            // of the micro-batches of a step
   // Micro-steps of a data-parallel rank in a step. With ZeRO 2 and 3 all ranks meet in each micro-step.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <span>
 
 #include "parallel/pipeline.h"
 #include "parallel/processes/text.h"
@@ -91,11 +92,34 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
   f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
 }
 
+// What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
+// offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its kernels; passes: of
+// a micro-batch
+Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,
+                                        double elements, double update, const StageTimes& passes) {
+  const double host = cluster.device.host / cluster.ranks_per_device;
+  Forecast::Communication c;
+  if (step.offloads("optimizer")) {
+    const double moments = step.moments == "bf16" ? 4 : 8, masters = step.dtype == "fp32" || step.stochastic_rounding ? 0 : 4;
+    const double one_way = elements * (moments + masters) / host, window = one_way * p.block / p.all();
+    c.total += 2 * one_way;  // two windows come, and two leave, behind passes
+    c.exposed += std::max(0.0, one_way - 2 * window - update);
+  }
+  if (step.offloads("activations")) {
+    const double rows = double(step.micro_batch) * step.seq_len / step.mesh.cp / step.mesh.tp, A = step.micro_batches();
+    const double one_way = p.blocks * rows * step.shape.channels * bytes_of(step.dtype) / host;
+    c.total += 2 * A * one_way;
+    c.exposed += A * (std::max(0.0, one_way - passes.forward) + std::max(0.0, one_way - passes.backward));
+  }
+  if (!cluster.device.overlaps) c.exposed = c.total;
+  return c;
+}
+
 using Share = std::pair<const char*, double>;
-std::array<Share, 6> shares_of(const Forecast& f) {
+std::array<Share, 7> shares_of(const Forecast& f) {
   const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
   return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update},
-           {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
+           {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}, {"offload", f.offload.exposed}}};
 }
 
 // The step, when all parts of it are known, and what follows.
@@ -137,7 +161,8 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
 
 std::string Forecast::explanation() const {
   const auto text = [&](const Share& s) { return concat(s.first, ' ', std::lround(100 * s.second / seconds), " %"); };
-  return concat("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
+  const auto all = shares_of(*this);
+  return concat("most of the step is spent on ", limit, ": ", joined(std::span(all).first(all.size() - (offload.total == 0)), text));
 }
 
 Forecast forecast(const StepOptions& step, const Cluster& c) {
@@ -169,6 +194,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
   update += (inner.maximum(first.block / 4) + inner.cast(first.block / 4, 2)) * (4 * casts);
   f.update = update[memory], f.launches += update[launches];
+  f.offload = offload_traffic(step, cluster, first, first.all() / pieces, f.update, times[0]);
   add_rates(f, step, cluster);
   return f;
 }

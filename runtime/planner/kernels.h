@@ -73,7 +73,8 @@ class Kernels {
 
   // Norm and AdamW of `elements` elements; each unit has launches of its own.
   Cost update(double count, double units) const {
-    const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
+    const double moments = step_.moments == "bf16" ? 8 : 0;  // what AdamW moves less, bytes an element
+    const double moved = (w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30) - moments;
     Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
     cost[launches] = 2 * units * device_.launch;
     return cost;

@@ -27,9 +27,10 @@ inline std::string attention_body(const Options& o, const Model& model) {
 
 inline void describe_model(const Options& o) {
   const ModelShape& s = o.shape;
-  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s%s\n", s.layers,
+  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s%s%s\n", s.layers,
               s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(TensorList(s).parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "",
+              o.moments == "bf16" ? ", moments in bf16" : "",
               o.fp8 ? formatted(", products of %d blocks in fp8", s.layers - 2 * o.fp8_keep).c_str() : "",
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
 }

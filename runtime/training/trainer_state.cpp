@@ -113,7 +113,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
       {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep) : "off"},
-      {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
+      {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
@@ -126,7 +126,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
   for (const auto& [key, value] : wanted.items()) {
     const bool known = stored.contains(key);
-    if (!known && (key == "train_tokens_checksum" || value == "off")) continue;  // checkpoints of earlier versions don't have it
+    if (!known && (key == "train_tokens_checksum" || value == "off" || (key == "moments" && value == "fp32"))) continue;  // checkpoints of earlier versions don't have it
     if (known && stored[key] == value) continue;
     const std::string is_and_was = key + " is " + value.dump() + " and was " + (known ? stored[key].dump() : "not recorded");
     if (key.starts_with("train_"))
@@ -137,7 +137,7 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: ", is_and_was, " samples a step in ", folder, ": give --global-batch ", stored[key].dump(),
                   ", which does not follow --micro-batch and the number of ranks");
     usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
-                "the number of ranks, --micro-batch, --tp, --cp, --pp, --zero, --recompute, --logit-chunks, and when the run validates, "
+                "the number of ranks, --micro-batch, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, and when the run validates, "
                 "saves, logs, samples or gives up");
   }
 }
