@@ -115,7 +115,8 @@ class Trainer {
 
   void check_sync() {
     const AddTime timer(bill_.lost.evaluation);
-    ::check_sync(job_.control, model_->store(), steps_done(), job_.stream);
+    for (Parameters* parameters : {&model_->store(), model_->frozen()})
+      if (parameters) ::check_sync(job_.control, *parameters, steps_done(), job_.stream);
   }
   void save() {
     if (job_.is_first()) data_.train->require_unchanged();
@@ -177,7 +178,7 @@ class Trainer {
   std::unique_ptr<Model> checked_model() {
     if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh, job_.stream);
     if (!o_.calibrate.empty()) calibration_ = begun_calibration(job_);
-    decide_shape(o_, folder_, checkpoint_.has_value(), data_);
+    decide_shape(o_, folder_of_model(o_, folder_, checkpoint_.has_value()), checkpoint_.has_value(), data_);
     if (o_.check_mesh) check_mesh(job_, data_);
     device_ = this_device(job_.device);
     return build_model_to_train(o_, job_.mesh, job_.stream);

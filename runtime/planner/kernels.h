@@ -59,7 +59,7 @@ class Kernels {
   virtual ~Kernels() = default;
 
   // A block, of one micro-batch.
-  Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_); }
+  Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_) + adapter(4 * c_, C_); }
   Cost backward() const {
     const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
     return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward(), c_);
@@ -120,8 +120,22 @@ class Kernels {
   // The gradients of a weight (inputs, outputs), which are added to the sums of the micro-batches before; and of its
   // bias.
   Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
+    if (step_.lora.is_on()) return has_bias ? adapter_gradients(inputs, outputs) : Cost();
     const Cost weight = product(inputs, outputs, R_, gradient_bytes_ * (step_.micro_batches() > 1 ? 2 : 1));
     return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
+  }
+
+  // What an adapter adds to a layer's product, in forward or (with inputs and outputs in each other's place) in its input
+  // gradient; and its own gradients, for which the small products are computed again. All four layers are counted,
+  // whatever --lora-targets names.
+  Cost adapter(double inputs, double outputs) const {
+    const double rank = step_.lora.rank;
+    return rank ? product(R_, rank, inputs) + elements(R_ * rank, 1, 2) + product(R_, outputs, rank) : Cost();
+  }
+  Cost adapter_gradients(double inputs, double outputs) const {
+    const double rank = step_.lora.rank;
+    return product(R_, rank, inputs) + product(R_, rank, outputs) + elements(R_ * rank, 1, 2) * 2 +
+           product(outputs, rank, R_, gradient_bytes_) + product(rank, inputs, R_, gradient_bytes_);
   }
 
   // What tensor parallelism sends while something else is computed.
@@ -159,7 +173,8 @@ class Kernels {
   // A block's forward without its last product, which recomputation leaves out.
   Cost activations() const {
     return cast(2 * R_ * C_ + R_ * c_, 1, 3) + layernorm_forward() * 2 + gather_then_product(R_, 3 * c_, C_) +
-           attention_forward() + product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+           attention_forward() + product_then_scatter(R_, C_, c_) + gather_then_product(R_, 4 * c_, C_) + gelu_forward() +
+           adapter(C_, 3 * c_) + adapter(c_, C_) + adapter(C_, 4 * c_);
   }
   virtual Cost recomputed() const {
     return step_.recompute == "block" ? activations() : step_.recompute == "gelu" ? gelu_forward() : Cost();
