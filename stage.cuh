@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -28,9 +29,11 @@ template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, host_memory_, mesh, stream),
+      : Model(options, mesh, stream, Block<Float>::tensors),
+        store_(list_, store_options(options), memory_, host_memory_, mesh, stream), adapters_(adapters_of(options, mesh)),
         tp_(mesh.tp(), options.tp_pieces, stream),
-        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream}},
+        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream},
+            .adapters = adapters_.get()},
         links_(mesh, stream),
         attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
@@ -62,6 +65,7 @@ class StageModel final : public Model {
     memory_.allocate();
     if (host_memory_.total() > 0) host_memory_.allocate(mesh.room_on_host());
     store_.clear();
+    if (adapters_) adapters_->store().clear();
     tp_.clear();
   }
   ~StageModel() {
@@ -69,13 +73,14 @@ class StageModel final : public Model {
     use_gemm_workspace(nullptr);
   }
 
-  Parameters& store() override { return store_; }
+  Parameters& store() override { return on_.trained(); }
+  Parameters* frozen() override { return adapters_ ? &store_ : nullptr; }
 
   void run(const Batch& batch) override {
     if (batch.empty) return meet(batch);
     set_rows(batch.batch_size, batch.positions);
     links_.post(batch.action, on_.elements());
-    const SmMargin margin(mesh_.sm_margin(!batch.training || store_.may_send(batch.action.work, batch.first, batch.last)));
+    const SmMargin margin(mesh_.sm_margin(!batch.training || on_.trained().may_send(batch.action.work, batch.first, batch.last)));
     if (batch.action.work == Work::forward) forward(batch);
     else if (batch.action.work == Work::weight) weight_pass(batch);
     else backward(batch);
@@ -83,12 +88,12 @@ class StageModel final : public Model {
 
   void forward(const Batch& batch) override {
     last_ = batch;
-    if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    if (batch.training) begin_micro_step(batch);
     forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
-    store_.begin_micro_step(batch.first, batch.last);
+    begin_micro_step(batch);
     backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
   }
 
@@ -108,6 +113,19 @@ class StageModel final : public Model {
     Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
     Moments final_moments;
   };
+
+  // With adapters the model's own tensors are kept as weights only; of ZeRO's levels the third has an effect on them.
+  static StoreOptions store_options(const ModelOptions& o) {
+    StoreOptions of_store = o.store;
+    if (o.lora.is_on()) of_store.frozen = true, of_store.training = false, of_store.zero = o.store.zero == 3 ? 3 : 0;
+    return of_store;
+  }
+  std::unique_ptr<Adapters<Float>> adapters_of(const ModelOptions& o, Mesh& mesh) {
+    if (!o.lora.is_on()) return nullptr;
+    auto adapters = std::make_unique<Adapters<Float>>(o.lora, list_, Block<Float>::tensors(size_t(o.shape.channels)), o.store, memory_, host_memory_, mesh, stream_);
+    adapter_parameters_ = adapters->parameters();
+    return adapters;
+  }
 
   static AttentionOptions attention_options(const ModelOptions& o, const Mesh& mesh) {
     return {.method = o.context_method,
@@ -149,10 +167,20 @@ class StageModel final : public Model {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};
   }
   bool changes(const Batch& batch) const {
-    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet();
+    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained().is_quiet();
   }
 
   // ---- a pass
+
+  void begin_micro_step(const Batch& batch) {
+    store_.begin_micro_step(batch.first, batch.last);
+    on_.trained().begin_micro_step(batch.first, batch.last);
+  }
+  // The pass comes to a block (UnitInUse::begin).
+  void begin_block(int unit, int next) {
+    block_.unit.begin(unit, next);
+    if (adapters_) adapters_->begin(unit, next);
+  }
 
   void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
@@ -171,7 +199,7 @@ class StageModel final : public Model {
     Residual<Float> x = {a.blocks[0].input};                                             // (r,C)
     for (int i = 0; i < chunk.count; ++i) {
       const TraceScope scope(chunk.first + i);
-      block_.unit.begin(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
+      begin_block(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
       if (i > 0) inputs_.begin_forward(block.input, i);
       x = block_.forward(block, x, narrow_);
@@ -202,14 +230,14 @@ class StageModel final : public Model {
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
-      block_.unit.begin(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
+      begin_block(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
       inputs_.begin_backward(block.input, batch.action.slot, i);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
       block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
       inputs_.end_backward(i);
-      if (later_.end()) block_.unit.gradients_ready();  // none was left to weight_pass()
+      if (later_.end()) on_.trained().gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
     if (chunk.first == 0) return embedding_backward(batch);
     std::swap(dstream_, links_.to_send(Message::gradient));
@@ -227,7 +255,9 @@ class StageModel final : public Model {
     if (!list_.is_first_stage()) table_.gradients_ready();
   }
 
+  // With adapters backward ends with those of the first block.
   void embedding_backward(const Batch& batch) {
+    if (adapters_) return;
     if (!list_.is_last_stage()) clear_embedding_gradients(batch);
     embedding_.backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
     table_.gradients_ready();
@@ -236,19 +266,20 @@ class StageModel final : public Model {
   // In a pipeline the first stage computes the embedding's part of the gradients of wte, and the last stage the head's
   // part. Each starts from zeros; update() adds the two.
   void clear_embedding_gradients(const Batch& batch) {
-    if (!is_pipeline() || !batch.first) return;
+    if (!is_pipeline() || !batch.first || adapters_) return;
     CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
   }
 
   void weight_pass(const Batch& batch) {
     on_.fp8.begin();
-    store_.begin_micro_step(batch.first, batch.last);
+    begin_micro_step(batch);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       block_.unit.use(chunk.first + i + 1);
+      if (adapters_) adapters_->begin(chunk.first + i + 1);
       later_.compute(batch.action.slot, i);
-      block_.unit.gradients_ready();
+      on_.trained().gradients_ready(block_.unit.number());
     }
   }
 
@@ -316,6 +347,7 @@ class StageModel final : public Model {
     sums_.lay_out(arena);
     gemm_workspace_ = arena.take<char>(options_.elsewhere ? options_.elsewhere->gemm : gemm_workspace_bytes);
     attention_.lay_out_workspace(arena);
+    if (adapters_) adapters_->lay_out(arena, on_.R);
   }
 
   void lay_out_tensor_parallel(Arena& arena) {
@@ -326,6 +358,7 @@ class StageModel final : public Model {
   }
 
   ParameterStore<Float> store_;
+  std::unique_ptr<Adapters<Float>> adapters_;  // null: all tensors are trained
   TensorParallel<Float> tp_;
   LayerContext<Float> on_;
   StageLinks<Float> links_;

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "parallel/lora.h"
 #include "parallel/parameters.h"
 #include "parallel/pipeline.h"
 #include "parallel/sequence_split.h"
@@ -34,6 +35,7 @@ struct ModelOptions {
   bool hopper_attention = false;   // use kernels/attention/hopper_attention.cuh, if this GPU can; one of the two at most
   std::optional<LibraryWorkspaces> elsewhere = {};
   StoreOptions store = {};
+  LoraOptions lora = {};
 };
 
 // A micro-batch in the device's memory (runtime/training/batch_buffers.cuh puts it there).

@@ -37,6 +37,7 @@ struct StoreOptions {
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
   Fp8Options fp8 = {};
+  bool frozen = false;               // of weights that are not trained beside others that are (lora.h)
 };
 
 // Where to write a gradient. accumulate: add to what is there.

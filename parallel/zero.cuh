@@ -51,7 +51,8 @@ class ParameterStore final : public Parameters {
         zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
         optimizer_(kept_counts(), options.training && !is_float && !options.stochastic_rounding, options),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
-    memory.add("weights", [this](Arena& arena) {
+    const std::string kind = options.frozen ? "frozen " : "";
+    memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
       else weight_buffers_.lay_out(weights_ = arena.take<Float>(shards_.all_whole()));
     });
@@ -62,12 +63,13 @@ class ParameterStore final : public Parameters {
       if (optimizer_.is_offloaded())
         host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
     }
-    if (zero_ >= 2 || casts_gradients()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (zero_ >= 2 || casts_gradients()) memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
     if (const size_t most = most_gathered(shards_); options.training && most > 0)
       memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
 
   const Shards& shards() const override { return shards_; }
+  bool trains() const { return options_.training; }
   GradientSummary* summary() override { return summary_; }
 
   void clear() override {
@@ -130,7 +132,7 @@ class ParameterStore final : public Parameters {
     if (!fp8_.is_up_to_date()) return false;
     if (data_group_.size() == 1) return true;
     if (zero_ > 1 || last_micro_step_) return false;
-    const auto is_there = [](const auto& buffer) { return buffer.unit >= 0 && !buffer.moving; };
+    const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
     return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
            std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
   }
@@ -178,8 +180,9 @@ class ParameterStore final : public Parameters {
       if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
       float* drawn = place(gradient(tensor.unit), slice);
       if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
-      fill_normal(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name),
-                  list_.standard_deviation(tensor), stream_, tensor.part);
+      (tensor.initial == Initial::uniform ? fill_random<Distribution::uniform> : fill_random<Distribution::normal>)(
+          drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor), stream_,
+          tensor.part);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
         cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
@@ -437,7 +440,7 @@ class ParameterStore final : public Parameters {
   template <class E>
   void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
                            bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = &tensor == list_.tensors_of(0) && is_pipeline_;
+    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = tensor.unit + (&tensor - list_.tensors_of(0)) == 0 && is_pipeline_;
     if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
     const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
     if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});

@@ -116,7 +116,8 @@ class Trainer {
 
   void check_sync() {
     const AddTime timer(bill_.lost.evaluation);
-    ::check_sync(job_.control, model_->store(), steps_done(), job_.stream);
+    for (Parameters* parameters : {&model_->store(), model_->frozen()})
+      if (parameters) ::check_sync(job_.control, *parameters, steps_done(), job_.stream);
   }
   void save() {
     if (job_.is_first()) data_.train->require_unchanged();
@@ -181,7 +182,7 @@ class Trainer {
       if (o_.measures_shares) o_.shares = shares_by_time(job_, 1 / speed.product);
     }
     if (!o_.calibrate.empty()) calibration_ = begun_calibration(job_);
-    decide_shape(o_, folder_, checkpoint_.has_value(), data_);
+    decide_shape(o_, folder_of_model(o_, folder_, checkpoint_.has_value()), checkpoint_.has_value(), data_);
     if (o_.check_mesh) check_mesh(job_, data_);
     device_ = this_device(job_.device);
     return build_model_to_train(o_, job_.mesh, job_.stream);

@@ -79,6 +79,7 @@ if command -v mpirun > /dev/null; then
   run test_second_block "" 8
   run test_fp8_meshes "" 4
   for ranks in 4 3; do run test_offload "" $ranks; done
+  run test_lora_meshes "" 4
   for ranks in 8 4 3 2; do run test_context_parallel "" $ranks; done
   for ranks in 8 3 2; do run test_collectives "" $ranks; done
   for ranks in 8 3; do run test_sync_check "" $ranks; done

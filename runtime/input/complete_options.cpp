@@ -155,6 +155,7 @@ Deal StepOptions::deal() const {
 // What is wrong with --shares; empty: nothing.
 static std::string shares_problem(const StepOptions& o) {
   if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
+  if (o.lora.is_on() && o.zero >= 2) return "--shares with --lora-rank and --zero 2 or 3 is not there yet: choose --zero 0 or 1";
   if (o.measures_shares && (o.global_batch % o.micro_batch != 0 || o.global_batch / o.micro_batch < o.mesh.dp))
     return concat("--shares auto: --global-batch ", o.global_batch, " must be a multiple of --micro-batch ", o.micro_batch, ", and have one for each of ",
                   o.mesh.dp, " data-parallel ranks");

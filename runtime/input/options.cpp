@@ -76,6 +76,19 @@ decltype(Options::val) validation_sets(const std::vector<std::string>& words) {
   return sets;
 }
 
+// The modules of a block that --lora-targets names.
+std::vector<std::string> modules_of(const std::string& targets) {
+  std::vector<std::string> modules;
+  std::set<std::string> names;
+  std::istringstream words(targets);
+  for (std::string name; std::getline(words, name, ',');) names.insert(name);
+  for (const auto& [name, module] : lora_targets)
+    if (names.erase(name)) modules.push_back(module);
+  if (!names.empty() || modules.empty())
+    usage_error("--lora-targets: ", excerpt(names.empty() ? "" : *names.begin()), " is unknown: give some of qkv,projection,up,down");
+  return modules;
+}
+
 void add_data_and_model_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Data");
   const auto add_files = [&](const char* flag, std::vector<std::string>& files, const char* help) {
@@ -110,6 +123,11 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add(app, "--fp8-gradients", o.fp8_gradients, one_of({"e5m2", "e4m3"}),
       "e5m2 (range) or e4m3 (precision): the eight bits of gradients");
   add(app, "--fp8-keep", o.fp8_keep, in_range(0, ModelShape::most_layers / 2), "first and as many last blocks that stay in bf16");
+  add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
+      "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
+  add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
+      ->default_str("");
+  app.add_option("--lora-targets", o.lora_targets, "linear layers that have an adapter")->type_name("NAMES");
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
@@ -261,6 +279,8 @@ void add_run_options(CLI::App& app, Options& o) {
 
   app.option_defaults()->group("Sampling");
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
+  app.add_option("--merge", o.merge, "write a checkpoint's adapters and the model beside which they were trained as one "
+                 "Hugging Face folder, and stop")->type_name("DIR");
   add(app, "--sample-every", o.sample_every, count, "steps between samples; 0: none");
   add(app, "--sample-seconds", o.sample_seconds, in_range(0., 1e7),
       "seconds between the end of a sample and the next; 0: none");
@@ -300,7 +320,7 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--trace",
+    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--merge", "--trace",
                                "--trace-tensors", "--after-checkpoint", "--stop-when", "--on-end"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
@@ -321,6 +341,8 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
   refuse(o.generate, {"--moments", "--offload"}, "beside --generate: it is for training; leave it out");
   refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
+  refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
+  refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");
   refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
   refuse(o.val.empty(), {"--keep-best"}, "needs --val FILES");
@@ -408,7 +430,9 @@ std::optional<Options> parse_options(int argc, char** argv) {
   o.measures_shares = std::ranges::count(o.share_words, "auto") > 0;
   if (o.measures_shares && o.share_words.size() > 1) usage_error("--shares: auto stands alone, or give a number for each data-parallel rank");
   if (!o.measures_shares) std::ranges::transform(o.share_words, std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
+  o.generate |= !o.merge.empty();
   refuse_together(app, o);
+  if (o.lora.is_on()) o.lora = {o.lora.rank, o.lora.alpha > 0 ? o.lora.alpha : 2 * o.lora.rank, modules_of(o.lora_targets)};
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.keep_best |= o.patience > 0 && !o.out.empty();

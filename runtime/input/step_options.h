@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/lora.h"
 #include "parallel/shapes.h"
 #include "parallel/sm_options.h"
 #include "runtime/input/deal.h"
@@ -21,6 +22,7 @@ struct StepOptions {
   bool fp8 = false;
   std::string fp8_gradients = "e5m2";
   int fp8_keep = 1;
+  LoraOptions lora = {};
   int zero = 0, tp_pieces = 1, pp_chunks = 1;
   SmOptions sms;
   std::string cp_method = "ring", pp_schedule = "1f1b";

@@ -38,7 +38,7 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
     first += count;
   }
   stages.front().forward += kernels.embedding_forward();
-  stages.front().backward += kernels.embedding_backward();
+  if (!step.lora.is_on()) stages.front().backward += kernels.embedding_backward();
   stages.back().backward += kernels.head();
   return stages;
 }
@@ -48,12 +48,15 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
 // The parameters of a rank of the first stage, which ends last: behind it nothing hides.
 struct ParameterCounts {
   double wte, embedding, block, blocks;
+  double gathered;  // of a block, those that ZeRO gathers
   double all() const { return embedding + block * blocks; }
 };
 ParameterCounts parameters_of(const StepOptions& step, int layers) {
   const double C = step.shape.channels, tp = step.mesh.tp;
   const double wte = double(round_up(step.shape.vocabulary, 128)) * C / tp;
-  return {wte, wte + double(step.shape.positions) * C, 12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
+  const double block = 12 * C * C / tp + (7 / tp + 6) * C, adapters = step.lora.rank * (4 + 12 / tp) * C;
+  if (step.lora.is_on()) return {0, 0, adapters, double(layers), adapters + (step.zero == 3 ? block : 0)};
+  return {wte, wte + double(step.shape.positions) * C, block, double(layers), block};
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
@@ -62,7 +65,7 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   const double g = bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
   const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
   const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(w * elements); };
-  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.block);
+  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.gathered);
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
@@ -70,7 +73,7 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
   // update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
-  c.exposed += std::max(gather(p.block), gathered - first.forward);
+  c.exposed += std::max(gather(p.gathered), gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
   return c;
 }
@@ -130,7 +133,8 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   const double L = s.layers, C = s.channels, tokens = step.tokens();
   const double parameters = (s.vocabulary + s.positions) * C + L * (12 * C * C + 13 * C) + 2 * C;
   f.tokens_per_s = tokens / f.seconds;
-  f.model_flops = tokens * (6 * parameters + 6 * L * C * step.seq_len);
+  const double adapters = 16 * C * L * step.lora.rank;
+  f.model_flops = tokens * ((step.lora.is_on() ? 4 : 6) * parameters + 6 * adapters + 6 * L * C * step.seq_len);
   const double devices = double(step.mesh.ranks()) / cluster.ranks_per_device;
   const double peak = step.dtype == "fp32" ? cluster.device.sheet_fp32 : cluster.device.sheet_bf16;
   if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);
