@@ -29,8 +29,19 @@ IFS=, read -ra hosts <<< "$1"
 shift 2
 options=("$@") out=runs/gpt look=${GPT_LOOK:-5}
 [[ $look =~ ^[1-9][0-9]*$ ]] || fail "GPT_LOOK is '$look': it must be an integer from 1"
+# What `train_gpt --plan` is asked: with --mesh auto, whether the ranks could all train on samples of their own.
+asked=()
 for ((i = 0; i < $#; i++)); do
-  case ${options[i]} in --out) out=${options[i + 1]:-} ;; --out=*) out=${options[i]#*=} ;; esac
+  case ${options[i]} in
+    --out) out=${options[i + 1]:-} ;;
+    --out=*) out=${options[i]#*=} ;;
+    --mesh | --mesh=*) asked+=(--micro-batch 1) ;;
+  esac
+  case ${options[i]} in
+    --mesh | --ceilings | --cluster) i=$((i + 1)) ;;
+    --mesh=* | --ceilings=* | --cluster=*) ;;
+    *) asked+=("${options[i]}") ;;
+  esac
 done
 [ -n "$out" ] || fail "--out is empty: a job without checkpoints can't go on"
 here=$(cd "$(dirname "$0")" && pwd)
@@ -72,7 +83,7 @@ sweep() {
 ranks_that_fit() {
   local ranks problem
   for ((ranks = $1; ranks > 0; ranks--)); do
-    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${options[@]}")" 2>&1 > /dev/null) && { echo $ranks; return; }
+    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}")" 2>&1 > /dev/null) && { echo $ranks; return; }
   done
   say "no number of ranks up to $1 can train: ${problem##*$'\n'}"
   return 2
@@ -87,8 +98,10 @@ while :; do
   mapfile -t used < <(answering)
   [ -z "$stopped" ] || exit 75
   if [ ${#used[@]} -eq 0 ]; then
-    say "no host answers; looking again in $look s"; sleep "$look"; continue
+    [ -n "${waits:-}" ] || say "no host answers to '$agent ${hosts[0]%:*} true' and its like; looking again every $look s"
+    waits=yes; sleep "$look"; continue
   fi
+  waits=
   sweep "${used[@]}"
   if [ -n "${GPT_FETCH:-}" ]; then
     on 3600 "${used[0]}" "export GPT_OUT=$(printf %q "$out"); $GPT_FETCH" > /dev/null || say "GPT_FETCH failed on ${used[0]%:*}; going on with what is there"
