@@ -6,7 +6,7 @@
 #   make test       build and run all tests
 #   make deps       install the packages that are missing (root or sudo); make train and make test do it by themselves
 #
-# More: bench, ladders, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-mistakes,
+# More: bench, ladders, lessons, machine-code, wgmma-hazards, shakespeare, test-strict, test-slices, test-faults, test-mistakes,
 # test-cluster, test-dashboard, dashboard-screenshots, test-sanitize, test-race, fuzz, syntax, gpu-tests, clean, compile_commands.json.
 # `make DEVICE=cpu TARGET` chooses the device for any of them. `make DTYPES=bf16` builds the model for one storage type.
 .DEFAULT_GOAL := all
@@ -56,7 +56,7 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 	@ar rcs $@ $^
 # Programs that hold the model link it, once for each storage type. They and a few others need all parts, most tests of
 # kernels none.
-WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_fp8_meshes test_sync_check test_counts test_search
+WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_fp8_meshes test_offload test_lora test_lora_meshes test_sync_check test_counts test_search
 $(WITH_MODEL:%=$(BUILD)/%): $(MODELS)
 $(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_fp8 test_cublaslt test_collectives test_context_parallel test_tp_checkpoint test_second_block test_sm_margin test_strict ladder_all_reduce \
   collectives): $(DEVICE_LIBRARY) $(HOST_LIBRARY)
@@ -179,6 +179,10 @@ wgmma-hazards:
 ladders: packages-are-there
 	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(patsubst %,$(BUILD)/%,$(LADDERS) $(RANK_LADDERS))
 
+# two ways to train together that the trainer does not offer: dev/lessons/README.md
+lessons: packages-are-there
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) build/host/parameter_server build/host/top_k
+
 SHAKESPEARE := https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 SHAKESPEARE_SHA256 := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 shakespeare: data/tinyshakespeare.txt
@@ -195,4 +199,4 @@ clean:
 .PHONY: machine-code wgmma-hazards always all cpu gpu cpu-tests gpu-tests tests program train test test-strict test-cluster test-faults \
   test-dashboard dashboard-screenshots test-mistakes test-slices slice-of-faults slice-of-cluster slice-of-barriers slice-of-events slice-of-sanitize \
   test-sanitize test-race run fuzz \
-  bench ladders shakespeare clean deps packages-are-there counting-device device-objects
+  bench ladders lessons shakespeare clean deps packages-are-there counting-device device-objects

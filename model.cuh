@@ -22,6 +22,7 @@ class Model {
   const ModelOptions& options() const { return options_; }
   const TensorList& tensors() const { return list_; }
   const DeviceMemory& memory() const { return memory_; }
+  const PinnedMemory& host_memory() const { return host_memory_; }  // what is offloaded
   cudaStream_t stream() const { return stream_; }
   Stage stage() const { return mesh_.stage(options_.chunks); }
   // The positions of a sample of seq_len tokens whose rows context-parallel rank cp_rank has (without it: this rank).
@@ -30,15 +31,21 @@ class Model {
   }
   Positions positions(int seq_len) const { return positions(seq_len, mesh_.cp().rank()); }
   Positions positions() const { return positions(options_.seq_len); }
+  // What is trained: the model's tensors, or the adapters beside them (parallel/lora.h).
   virtual Parameters& store() = 0;
+  // The model's tensors, if adapters are trained in their place; else null.
+  virtual Parameters* frozen() = 0;
   // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this
   // model's (empty: it can).
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
+  size_t trained_parameters() const { return adapter_parameters_ ? adapter_parameters_ : list_.parameters(); }
   // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters, forward and backward. Of attention only the causal half is counted.
+  // Frozen parameters count four times: they have no gradient.
   double flops_per_token() const {
     const ModelShape& s = options_.shape;
-    return 6.0 * double(list_.parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
+    const double adapters = double(adapter_parameters_), own = (adapters > 0 ? 4.0 : 6.0) * double(list_.parameters());
+    return own + 6.0 * adapters + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
   // ---- a step: begin_sums, then the actions of a schedule (parallel/pipeline.h), then update. None of these waits for
@@ -85,7 +92,9 @@ class Model {
 
   ModelOptions options_;
   TensorList list_;
+  size_t adapter_parameters_ = 0;
   DeviceMemory memory_;
+  PinnedMemory host_memory_;
   Mesh& mesh_;
   cudaStream_t stream_;
   SummedOverRanks sums_;

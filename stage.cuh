@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "model.cuh"
 #include "parallel/ends.cuh"
 #include "parallel/logits.cuh"
+#include "parallel/offloaded_inputs.cuh"
 #include "parallel/stage_links.cuh"
 
 // Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps
@@ -27,18 +29,25 @@ template <class Float, template <class> class Block = TransformerBlock>
 class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
-      : Model(options, mesh, stream, Block<Float>::tensors), store_(list_, options.store, memory_, mesh, stream),
+      : Model(options, mesh, stream, Block<Float>::tensors),
+        store_(list_, store_options(options), memory_, host_memory_, mesh, stream), adapters_(adapters_of(options, mesh)),
         tp_(mesh.tp(), options.tp_pieces, stream),
-        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream}},
+        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream},
+            .adapters = adapters_.get()},
         links_(mesh, stream),
         attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
         embedding_(on_, table_), block_(on_, attention_, options.recompute == Recompute::block),
-        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_) {
+        final_norm_(on_, final_, final_norm_weight, final_norm_bias), head_(on_, table_), later_(on_),
+        inputs_(options.store.training && options.store.offload.activations, stream) {
     if (gemm_choices().library.empty()) gemm_choices().library = gemm_library();
     if (has_library_attention) library_attention_ = library_attention_name();
     attention_problem_ = attention_.problem();
     set_rows(options.micro_batch, positions());  // the largest, for which memory is laid out
     memory_.add("activations", [this](Arena& arena) { lay_out_activations(arena); });
+    if (inputs_.is_on())
+      host_memory_.add("activations", [this](Arena& arena) {
+        inputs_.lay_out_on_host(arena, on_.elements(), options_.slots, most_layers());
+      });
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (store_.fp8().is_used())
       memory_.add("fp8 operands", [this](Arena& arena) {
@@ -54,7 +63,9 @@ class StageModel final : public Model {
     if (mesh.is_imagined()) return;
     if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
     memory_.allocate();
+    if (host_memory_.total() > 0) host_memory_.allocate(mesh.room_on_host());
     store_.clear();
+    if (adapters_) adapters_->store().clear();
     tp_.clear();
   }
   ~StageModel() {
@@ -62,12 +73,14 @@ class StageModel final : public Model {
     use_gemm_workspace(nullptr);
   }
 
-  Parameters& store() override { return store_; }
+  Parameters& store() override { return on_.trained(); }
+  Parameters* frozen() override { return adapters_ ? &store_ : nullptr; }
 
   void run(const Batch& batch) override {
+    if (batch.empty) return meet(batch);
     set_rows(batch.batch_size, batch.positions);
     links_.post(batch.action, on_.elements());
-    const SmMargin margin(mesh_.sm_margin(!batch.training || store_.may_send(batch.action.work, batch.first, batch.last)));
+    const SmMargin margin(mesh_.sm_margin(!batch.training || on_.trained().may_send(batch.action.work, batch.first, batch.last)));
     if (batch.action.work == Work::forward) forward(batch);
     else if (batch.action.work == Work::weight) weight_pass(batch);
     else backward(batch);
@@ -75,12 +88,12 @@ class StageModel final : public Model {
 
   void forward(const Batch& batch) override {
     last_ = batch;
-    if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    if (batch.training) begin_micro_step(batch);
     forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
-    store_.begin_micro_step(batch.first, batch.last);
+    begin_micro_step(batch);
     backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
   }
 
@@ -100,6 +113,19 @@ class StageModel final : public Model {
     Float *final_input, *final_norm;  // (r,C) each: input and output of the last LayerNorm
     Moments final_moments;
   };
+
+  // With adapters the model's own tensors are kept as weights only; of ZeRO's levels the third has an effect on them.
+  static StoreOptions store_options(const ModelOptions& o) {
+    StoreOptions of_store = o.store;
+    if (o.lora.is_on()) of_store.frozen = true, of_store.training = false, of_store.zero = o.store.zero == 3 ? 3 : 0;
+    return of_store;
+  }
+  std::unique_ptr<Adapters<Float>> adapters_of(const ModelOptions& o, Mesh& mesh) {
+    if (!o.lora.is_on()) return nullptr;
+    auto adapters = std::make_unique<Adapters<Float>>(o.lora, list_, Block<Float>::tensors(size_t(o.shape.channels)), o.store, memory_, host_memory_, mesh, stream_);
+    adapter_parameters_ = adapters->parameters();
+    return adapters;
+  }
 
   static AttentionOptions attention_options(const ModelOptions& o, const Mesh& mesh) {
     return {.method = o.context_method,
@@ -133,16 +159,28 @@ class StageModel final : public Model {
   Activations& activations_of(const Batch& batch) { return activations_[size_t(batch.action.slot)]; }
 
   // A training pass that is the same every time is recorded as a CUDA graph. It is not where the store gathers or
-  // reduces meanwhile, nor where ranks exchange data: in a pipeline buffers change places in every pass. Batches differ
-  // by their memory, by whether they overwrite the step's gradients or add to them, and by the weight of a loss; and
-  // after the rehearsal products may have other algorithms.
+  // reduces meanwhile, where inputs of blocks are offloaded, nor where ranks exchange data: in a pipeline buffers change
+  // places in every pass. Batches differ by their memory, by whether they overwrite the step's gradients or add to them,
+  // and by the weight of a loss; and after the rehearsal products may have other algorithms.
   using Key = std::tuple<const int*, bool, float, int>;
   static Key key_of(const Batch& batch) {
     return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};
   }
-  bool changes(const Batch& batch) const { return !batch.training || mesh_.exchanges_in_passes() || !store_.is_quiet(); }
+  bool changes(const Batch& batch) const {
+    return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained().is_quiet();
+  }
 
   // ---- a pass
+
+  void begin_micro_step(const Batch& batch) {
+    store_.begin_micro_step(batch.first, batch.last);
+    on_.trained().begin_micro_step(batch.first, batch.last);
+  }
+  // The pass comes to a block (UnitInUse::begin).
+  void begin_block(int unit, int next) {
+    block_.unit.begin(unit, next);
+    if (adapters_) adapters_->begin(unit, next);
+  }
 
   void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
@@ -151,6 +189,7 @@ class StageModel final : public Model {
     attention_.begin_forward(batch.batch_size, batch.positions, batch.cached, batch.added);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
+    inputs_.begin_forward(a.blocks[0].input, 0);
     if (chunk.first == 0) {
       table_.begin(0, 1);
       embedding_.forward(a.blocks[0].input, batch.tokens, batch.positions);              // (r,C)
@@ -160,8 +199,11 @@ class StageModel final : public Model {
     Residual<Float> x = {a.blocks[0].input};                                             // (r,C)
     for (int i = 0; i < chunk.count; ++i) {
       const TraceScope scope(chunk.first + i);
-      block_.unit.begin(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
-      x = block_.forward(a.blocks[size_t(i)], x, narrow_);
+      begin_block(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
+      typename Block<Float>::Activations& block = a.blocks[size_t(i)];
+      if (i > 0) inputs_.begin_forward(block.input, i);
+      x = block_.forward(block, x, narrow_);
+      inputs_.end_forward(block.input, batch.action.slot, i, batch.training);
     }
     if (!is_last(chunk)) {
       residual_forward(links_.to_send(Message::activation), x.stream, x.branch, on_.r, on_.C(), stream_);  // (r,C)
@@ -182,17 +224,20 @@ class StageModel final : public Model {
     attention_.begin(batch.batch_size, batch.positions);
     const Layers& chunk = chunk_of(batch);
     Activations& a = activations_of(batch);
+    inputs_.bring(batch.action.slot, chunk.count - 1);
     if (is_last(chunk)) head_backward(batch, a);
     else std::swap(dstream_, links_.received(Message::gradient));                        // (r,C)
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
-      block_.unit.begin(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
+      begin_block(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
+      inputs_.begin_backward(block.input, batch.action.slot, i);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
       later_.begin(batch.action.slot, i, batch.action.work == Work::input);
       block_.backward(dstream_, block, gradients_, later_);                              // (r,C)
-      if (later_.end()) block_.unit.gradients_ready();  // none was left to weight_pass()
+      inputs_.end_backward(i);
+      if (later_.end()) on_.trained().gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
     if (chunk.first == 0) return embedding_backward(batch);
     std::swap(dstream_, links_.to_send(Message::gradient));
@@ -210,7 +255,9 @@ class StageModel final : public Model {
     if (!list_.is_first_stage()) table_.gradients_ready();
   }
 
+  // With adapters backward ends with those of the first block.
   void embedding_backward(const Batch& batch) {
+    if (adapters_) return;
     if (!list_.is_last_stage()) clear_embedding_gradients(batch);
     embedding_.backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
     table_.gradients_ready();
@@ -219,20 +266,46 @@ class StageModel final : public Model {
   // In a pipeline the first stage computes the embedding's part of the gradients of wte, and the last stage the head's
   // part. Each starts from zeros; update() adds the two.
   void clear_embedding_gradients(const Batch& batch) {
-    if (!is_pipeline() || !batch.first) return;
+    if (!is_pipeline() || !batch.first || adapters_) return;
     CUDA_CHECK(cudaMemsetAsync(store_.gradients(0).data, 0, list_.units()[0].count * sizeof(float), stream_));
   }
 
   void weight_pass(const Batch& batch) {
     on_.fp8.begin();
-    store_.begin_micro_step(batch.first, batch.last);
+    begin_micro_step(batch);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       block_.unit.use(chunk.first + i + 1);
+      if (adapters_) adapters_->begin(chunk.first + i + 1);
       later_.compute(batch.action.slot, i);
+      on_.trained().gradients_ready(block_.unit.number());
+    }
+  }
+
+  // What a rank does that has no micro-batch while others have: it takes part in the collectives of the pass's units, in
+  // the same order, and adds zeros to their gradients.
+  void meet(const Batch& batch) {
+    const Layers& chunk = chunk_of(batch);
+    const bool is_forward = batch.action.work == Work::forward;
+    if (batch.training) store_.begin_micro_step(batch.first, batch.last);
+    if (!is_forward) {
+      table_.begin(0, list_.final_norm_unit() - 1);
+      final_.begin(list_.final_norm_unit());
+      final_.gradients_ready();
+    } else {
+      table_.begin(0, 1);
+    }
+    for (int i = 0; i < chunk.count; ++i) {
+      const int unit = is_forward ? i + 1 : chunk.count - i, next = is_forward ? unit + 1 : unit - 1;
+      const TraceScope scope(unit - 1);
+      block_.unit.begin(unit, 0 < next && next <= chunk.count ? next : block_after(batch.action));
+      if (is_forward) continue;
+      CUDA_CHECK(cudaMemsetAsync(store_.gradients(unit).data, 0, store_.shards().whole(unit) * sizeof(float), stream_));
       block_.unit.gradients_ready();
     }
+    if (is_forward) final_.begin(list_.final_norm_unit());
+    else table_.gradients_ready();
   }
 
   // ---- memory, for the largest micro-batch
@@ -249,11 +322,16 @@ class StageModel final : public Model {
     activations_.resize(size_t(options_.slots));
     for (Activations& slot : activations_) {
       slot.blocks.resize(size_t(most_layers()));
-      for (auto& a : slot.blocks) lay_out(arena, a, activations_[0].blocks[0], options_.recompute, on_, attention_);
+      for (auto& a : slot.blocks) {
+        const auto& first = activations_[0].blocks[0];
+        if (inputs_.is_on() && &a != &first) a = first;  // which has all but the inputs
+        else lay_out(arena, a, first, options_.recompute, on_, attention_);
+      }
       if (!list_.is_last_stage()) continue;
       for (Float** rows : {&slot.final_input, &slot.final_norm}) *rows = on_.take_rows(arena);
       slot.final_moments = on_.take_moments(arena);
     }
+    if (inputs_.is_on()) inputs_.lay_out(arena, activations_[0].blocks[0].input, on_.elements());
     if (list_.is_last_stage()) head_.lay_out_logits(arena, logit_rows());
   }
 
@@ -269,6 +347,7 @@ class StageModel final : public Model {
     sums_.lay_out(arena);
     gemm_workspace_ = arena.take<char>(options_.elsewhere ? options_.elsewhere->gemm : gemm_workspace_bytes);
     attention_.lay_out_workspace(arena);
+    if (adapters_) adapters_->lay_out(arena, on_.R);
   }
 
   void lay_out_tensor_parallel(Arena& arena) {
@@ -279,6 +358,7 @@ class StageModel final : public Model {
   }
 
   ParameterStore<Float> store_;
+  std::unique_ptr<Adapters<Float>> adapters_;  // null: all tensors are trained
   TensorParallel<Float> tp_;
   LayerContext<Float> on_;
   StageLinks<Float> links_;
@@ -289,6 +369,7 @@ class StageModel final : public Model {
   LayerNorm<Float> final_norm_;
   Head<Float> head_;
   WeightGradients<Float> later_;
+  OffloadedInputs<Float> inputs_;
   std::vector<Activations> activations_;  // by slot
   typename Block<Float>::Gradients gradients_;
   Float *narrow_, *dstream_;    // (r,C) each

@@ -1,4 +1,5 @@
-// Writes the logits of a checkpoint for random tokens, for dev/check_huggingface.py to compare with transformers:
+// Writes the logits of a checkpoint for random tokens, for dev/check_huggingface.py to compare with transformers, or
+// dev/check_peft.py with peft:
 //
 //   make build/cpu/logits && build/cpu/logits CHECKPOINT logits.safetensors
 //   python dev/check_huggingface.py CHECKPOINT logits.safetensors
@@ -6,20 +7,24 @@
 
 #include "model.cuh"
 #include "parallel/processes/error.h"
+#include "runtime/checkpoints/adapters.h"
 #include "runtime/checkpoints/checkpoint.h"
 #include "runtime/training/batch_buffers.cuh"
 
 namespace {
 
 void write_logits(const std::filesystem::path& folder, const std::filesystem::path& output) {
-  const ModelShape shape = load_shape(folder);
+  const std::optional<StoredAdapters> adapters = load_adapter_config(folder);
+  const ModelShape shape = load_shape(adapters ? adapters->base : folder);
   const int batch = 2, seq_len = std::min(shape.positions, 64);
   cudaStream_t stream;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   Mesh alone;
   const auto model = make_model(
-      "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false}}, alone, stream);
+      "fp32", {.shape = shape, .micro_batch = batch, .seq_len = seq_len, .store = {.training = false},
+               .lora = adapters ? adapters->lora : LoraOptions()}, alone, stream);
   load_weights(folder, model->store());
+  if (adapters) load_weights(adapters->base, *model->frozen());
 
   std::mt19937 generator(1);
   std::vector<int> tokens;

@@ -9,9 +9,10 @@
 // master copy of a 16-bit model, whose working weights are rounded from it. Without a master copy the 16-bit weights
 // themselves are updated, by stochastic rounding: to the neighbour above or below, with a probability that depends on
 // the distance, so that updates smaller than half a unit in the last place are kept on average (Gupta et al.,
-// arXiv:1502.02551).
+// arXiv:1502.02551). Moments can be bf16, too (--moments bf16), and are rounded in the same way: v changes by a
+// twentieth of itself at most steps, but where it falls slowly, rounding to nearest would hold it where it is.
 // Moves 28 bytes per element in fp32 (reads w, g, m, v; writes w, m, v), 30 with a master copy of bf16 or fp16, 24 with
-// stochastic rounding. 15 FLOPs per element.
+// stochastic rounding; 8 less with bf16 moments. 15 FLOPs per element.
 #pragma once
 
 #include "kernels/device/common.cuh"
@@ -77,25 +78,48 @@ __device__ inline __nv_bfloat16 round_stochastically(float x, uint32_t random16)
   return __float2bfloat16_rn(__uint_as_float((bits + random16) & 0xffff0000u));
 }
 
-[[maybe_unused]] static
-__global__ void adamw_stochastic_kernel(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
-                                        const float* factor, const AdamWState* state, size_t count, bool decays,
-                                        AdamW options, uint64_t key, size_t begin, Part part) {
+// The random bits of a range of one tensor: from element `begin` of the part that this rank holds. An element takes its
+// bits by its number in the whole tensor, with its key + t, so every rank that holds it rounds it alike. All tensors
+// need different keys.
+struct RandomBits {
+  uint64_t for_weights, for_moments;  // keys
+  size_t begin;
+  Part part;
+};
+
+template <class Float, class Moment>
+__global__ void adamw_stochastic_kernel(Float* weights, float* masters, Moment* first, Moment* second,
+                                        const float* gradients, const float* factor, const AdamWState* state,
+                                        size_t count, bool decays, AdamW options, RandomBits random) {
   constexpr int N = pack_width<float>;
   const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (i >= count || !is_applied(factor)) return;
   float w[N], m[N], v[N], g[N];
-  load(weights + i, w);
+  if (masters) load(masters + i, w);
+  else load(weights + i, w);
   load(first + i, m);
   load(second + i, v);
   load(gradients + i, g);
   adamw_update(w, m, v, g, *factor, decays, options, *state);
+  if constexpr (sizeof(Moment) == 2) {
+    ElementBits bits(random.for_moments + uint64_t(state->updates), random.part, random.begin + i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const uint32_t word = bits.next();
+      m[k] = to_float(round_stochastically(m[k], word & 0xffff));
+      v[k] = to_float(round_stochastically(v[k], word >> 16));
+    }
+  }
   store(first + i, m);
   store(second + i, v);
-  ElementBits bits(key + uint64_t(state->updates), part, begin + i);
+  if (masters) {
+    store(masters + i, w);
+  } else {
+    ElementBits bits(random.for_weights + uint64_t(state->updates), random.part, random.begin + i);
 #pragma unroll
-  for (int k = 0; k < N; ++k) w[k] = to_float(round_stochastically(w[k], bits.next() >> 16));
-  store(weights + i, w);
+    for (int k = 0; k < N; ++k) w[k] = to_float(round_stochastically(w[k], bits.next() >> 16));
+  }
+  if constexpr (!std::is_same_v<Float, float>) store(weights + i, w);
 }
 
 // Begins an update: increments t and computes the corrections, unless *factor says that the update is left out.
@@ -118,16 +142,19 @@ void adamw(Float* weights, float* masters, float* first, float* second, const fl
       weights, masters, first, second, gradients, factor, state, count, decayed, options);
 }
 
-// The same without a master copy, for bf16, and for `count` elements of one tensor, from element `begin` of the part
-// that this rank holds. `count` is a multiple of the pack. An element takes its random bits by its number in the whole
-// tensor, with key + t: every rank that holds it rounds it alike. All tensors need different keys.
-inline void adamw_stochastic(__nv_bfloat16* weights, float* first, float* second, const float* gradients,
-                             const float* factor, const AdamWState* state, size_t count, bool decays,
-                             const AdamW& options, uint64_t key, size_t begin, Part part, cudaStream_t stream) {
-  KernelRange range("adamw_stochastic", stream, 24.0 * count, 15.0 * count);
-  range.writes(weights, count);
+// The same for what is rounded stochastically: bf16 weights without a master copy (masters: null), bf16 moments, or
+// both. `count` elements of one tensor, a multiple of the pack; all of them decay or none.
+template <class Float, class Moment>
+void adamw_stochastic(Float* weights, float* masters, Moment* first, Moment* second, const float* gradients,
+                      const float* factor, const AdamWState* state, size_t count, bool decays, const AdamW& options,
+                      const RandomBits& random, cudaStream_t stream) {
+  const bool is_fp32 = std::is_same_v<Float, float>;
+  KernelRange range("adamw_stochastic", stream,
+                    (4.0 + 4 * sizeof(Moment) + (is_fp32 ? 8 : masters ? 10 : 4)) * double(count), 15.0 * double(count));
+  if (masters) range.writes(masters, count);
   range.writes(first, count);
   range.writes(second, count);
+  if (!is_fp32) range.writes(weights, count);
   adamw_stochastic_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(
-      weights, first, second, gradients, factor, state, count, decays, options, key, begin, part);
+      weights, masters, first, second, gradients, factor, state, count, decays, options, random);
 }

@@ -242,7 +242,7 @@ layernorm_backward_kernel(Float* dsum, float* dweight_partial, float* dbias_part
     }
   }
   seen.raise();
-  if (c < channels) {
+  if (c < channels && dweight_partial) {
     store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
     store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
   }
@@ -299,6 +299,7 @@ __global__ void layernorm_backward_long_rows_kernel(Float* dsum, float* dweight_
       store(dsum + offset, dr);
       seen.see(dr);
     }
+    if (!dweight_partial) continue;
     store(dweight_partial + size_t(blockIdx.x) * channels + c, dweight);
     store(dbias_partial + size_t(blockIdx.x) * channels + c, dbias);
   }
@@ -336,8 +337,8 @@ inline size_t layernorm_workspace(int rows, int channels) {
 }
 
 // dsum (rows, C) in Float += the gradient through the norm. dweight, dbias (C) float are written, or added to if
-// `accumulate`. dout (rows, C); sum (rows, C): the input that forward normalised. maximum: raised to the largest |dsum|;
-// null: nobody asks for it
+// `accumulate`; null: they are not wanted. dout (rows, C); sum (rows, C): the input that forward normalised. maximum:
+// raised to the largest |dsum|; null: nobody asks for it
 template <class Float>
 void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* dout, const Float* sum,
                         const Float* weight, const float* mean, const float* rstd, int rows, int channels,
@@ -345,9 +346,10 @@ void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* 
   const double count = double(rows) * channels;
   KernelRange range("layernorm_backward", stream, 4 * count * sizeof(Float), 20 * count);
   range.writes(dsum, size_t(rows) * channels);
-  range.writes(dweight, channels, accumulate);
-  range.writes(dbias, channels, accumulate);
-  const size_t stride = layernorm_workspace(rows, channels) / 2;
+  if (dweight) range.writes(dweight, channels, accumulate);
+  if (dweight) range.writes(dbias, channels, accumulate);
+  float* const dweights = dweight ? workspace : nullptr;  // partial sums
+  float* const dbiases = workspace + layernorm_workspace(rows, channels) / 2;
   int rows_per_block = layernorm_rows_per_block;
   with_pack<Float>(channels, [&](auto N) {
     const int threads = round_up(channels / N, 32);
@@ -358,12 +360,12 @@ void layernorm_backward(Float* dsum, float* dweight, float* dbias, const Float* 
     with_maximum<Float>(maximum, [&](auto seen) {
       if (keeps_rows)
         layernorm_backward_kernel<Float, N><<<blocks, threads, 0, stream>>>(
-            dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, rows_per_block, channels, seen);
+            dsum, dweights, dbiases, dout, sum, weight, mean, rstd, rows, rows_per_block, channels, seen);
       else
         layernorm_backward_long_rows_kernel<Float, N><<<blocks, std::min(threads, 256), 0, stream>>>(
-            dsum, workspace, workspace + stride, dout, sum, weight, mean, rstd, rows, channels, seen);
+            dsum, dweights, dbiases, dout, sum, weight, mean, rstd, rows, channels, seen);
     });
   });
-  add_partial_sums({dweight, workspace}, {dbias, workspace + stride}, ceil_div(rows, rows_per_block), channels,
-                   accumulate, stream);
+  if (dweight)
+    add_partial_sums({dweight, dweights}, {dbias, dbiases}, ceil_div(rows, rows_per_block), channels, accumulate, stream);
 }

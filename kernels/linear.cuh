@@ -86,12 +86,12 @@ void head_forward(Float* logits, const Float* x, const Float* wte, int rows, int
          stream);
 }
 
-// dx (rows, C) = dlogits·wte; dwte (padded, C) = dlogitsᵀ·x, or += if `accumulate`
+// dx (rows, C) = dlogits·wte; dwte (padded, C; null: not wanted) = dlogitsᵀ·x, or += if `accumulate`
 template <class Float>
 void head_backward(Float* dx, float* dwte, const Float* dlogits, const Float* x, const Float* wte, int rows,
                    int channels, int padded, bool accumulate, cudaStream_t stream) {
   const Float* no_bias = nullptr;
-  matmul("matmul_weight_gradient", dwte, dlogits, x, no_bias,
-         {.m = padded, .n = channels, .k = rows, .transpose_a = true, .accumulate = accumulate}, stream);
+  const GemmShape of_wte = {.m = padded, .n = channels, .k = rows, .transpose_a = true, .accumulate = accumulate};
+  if (dwte) matmul("matmul_weight_gradient", dwte, dlogits, x, no_bias, of_wte, stream);
   matmul("matmul_input_gradient", dx, dlogits, wte, no_bias, {.m = rows, .n = channels, .k = padded}, stream);
 }

@@ -102,7 +102,7 @@ class Head {
   // From x (rows,C): logits and their losses; or, with gradients, dlogits in the place of logits.
   void losses(const Float* x, const int* all_targets, const Rows& rows, float weight, float* loss, bool gradients) {
     product(x, rows.count);
-    const float* loss_scale = &on_.store.summary()->scale.value;
+    const float* loss_scale = &on_.trained().summary()->scale.value;
     const int* targets = all_targets + rows.first;
     if (on_.tp.size() == 1)
       return cross_entropy(logits_, losses_, loss, targets, rows.count, on_.list.shape().vocabulary, padded(), weight, loss_scale,

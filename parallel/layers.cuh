@@ -11,6 +11,7 @@
 
 #include "kernels/layernorm.cuh"
 #include "kernels/linear.cuh"
+#include "parallel/lora.cuh"
 #include "parallel/tensor_parallel.cuh"
 #include "parallel/zero.cuh"
 
@@ -27,9 +28,12 @@ struct LayerContext {
   TensorParallel<Float>& tp;
   cudaStream_t stream;
   Fp8Products<Float> fp8;
+  Adapters<Float>* adapters = nullptr;  // of --lora-rank: then `store` has the base model, which is not trained
   float* reductions = nullptr;  // workspace of sums over rows
   int R = 0, r = 0;             // rows of the batch under way: all, and this rank's
 
+  // The store of what is trained
+  ParameterStore<Float>& trained() const { return adapters ? adapters->store() : store; }
   int C() const { return list.shape().channels; }
   int c() const { return C() / tp.size(); }
 
@@ -57,16 +61,20 @@ class UnitInUse {
   void use(int unit) { unit_ = unit; }
 
   int number() const { return unit_; }
-  // Null for a tensor that the unit does not have (none).
+  // Null for a tensor that the unit does not have (none); the gradient also for one that is not trained.
   const Float* weight(int tensor) const { return tensor == none ? nullptr : weights_ + offset(tensor); }
-  float* gradient(int tensor) const { return tensor == none ? nullptr : store_.gradients(unit_).data + offset(tensor); }
+  float* gradient(int tensor) const {
+    return tensor == none || !store_.trains() ? nullptr : store_.gradients(unit_).data + offset(tensor);
+  }
   // The matrices of blocks that multiply in eight bits (parallel/fp8.cuh)
   bool is_fp8() const { return store_.fp8().has(unit_); }
   Fp8Matrix fp8(int tensor, bool transposed) const { return store_.fp8().matrix(unit_, tensor, transposed); }
   // Does this micro-batch add its gradients to the earlier ones of the step?
   bool accumulates() const { return store_.gradients(unit_).accumulate; }
   // All gradients of the micro-batch have been computed.
-  void gradients_ready() { store_.gradients_ready(unit_); }
+  void gradients_ready() {
+    if (store_.trains()) store_.gradients_ready(unit_);
+  }
 
  private:
   ParameterStore<Float>& store_;
@@ -99,7 +107,7 @@ class LayerNorm {
   }
 
   // dsum (r,C) += the gradient through the norm, from dout (r,C). Writes the gradients of weight and bias, or adds to
-  // them.
+  // them, if they are trained.
   void backward(Float* dsum, const Float* dout, const Float* sum, const Moments& moments) const {
     layernorm_backward(dsum, unit_.gradient(weight_), unit_.gradient(bias_), dout, sum, unit_.weight(weight_), moments.mean,
                        moments.rstd, on_.r, on_.C(), unit_.accumulates(), on_.reductions, on_.stream, on_.maximum_of(dsum));
@@ -124,15 +132,26 @@ class Linear {
   virtual void weight_gradient(const Float* dout, const Float* x, bool is_gathered) = 0;
 
  protected:
-  // The products, in 8 bits if the unit is. out (rows,outputs) = x (rows,inputs) · weight + bias
+  // With adapters (parallel/lora.h) nothing else is trained, and only some weights have one.
+  bool is_adapted() const { return on_.adapters && on_.adapters->has(weight_); }
+  bool is_trained() const { return !on_.adapters || is_adapted(); }
+  // Do the library's own ways to compute gelu, too, give what the layer computes?
+  bool is_plain() const { return !unit_.is_fp8() && !is_adapted(); }
+
+  // out (rows,outputs) = x (rows,inputs) · weight + bias
   void multiply(Float* out, const Float* x, const Float* bias, int rows) {
+    multiply_base(out, x, bias, rows);
+    if (is_adapted()) on_.adapters->add_forward(out, x, weight_, rows, inputs_, outputs_);
+  }
+  // The products with the weight itself, in 8 bits if the unit is.
+  void multiply_base(Float* out, const Float* x, const Float* bias, int rows) {
     if constexpr (can_multiply_fp8<Float>)
       if (unit_.is_fp8()) return on_.fp8.forward(out, x, unit_.fp8(weight_, true), bias, rows, inputs_, outputs_);
     linear_forward(out, x, unit_.weight(weight_), bias, rows, inputs_, outputs_, on_.stream);
   }
   // out = gelu(before), before = x·weight + bias
   void multiply_gelu(Float* out, Float* before, const Float* x, const Float* bias, int rows) {
-    if (!unit_.is_fp8())
+    if (is_plain())
       return linear_gelu_forward(out, before, x, unit_.weight(weight_), bias, rows, inputs_, outputs_, on_.stream);
     multiply(before, x, bias, rows);
     gelu(out, before, rows);
@@ -143,6 +162,10 @@ class Linear {
   // dx (rows,inputs) = dout (rows,outputs) · weightᵀ. In eight bits dout is transposed at the same time for
   // add_weight_gradient(), which needs one scale for all rows.
   void multiply_back(Float* dx, const Float* dout, int rows) {
+    multiply_base_back(dx, dout, rows);
+    if (is_adapted()) on_.adapters->add_input_gradient(dx, dout, weight_, rows, inputs_, outputs_);
+  }
+  void multiply_base_back(Float* dx, const Float* dout, int rows) {
     if constexpr (can_multiply_fp8<Float>)
       if (unit_.is_fp8())
         return on_.fp8.input_gradient(dx, dout, unit_.fp8(weight_, false), rows, inputs_, outputs_,
@@ -151,13 +174,14 @@ class Linear {
   }
   // The same where x = gelu(before).
   void multiply_back_gelu(Float* dbefore, const Float* dout, const Float* before, int rows) {
-    if (!unit_.is_fp8())
+    if (is_plain())
       return linear_gelu_gradient(dbefore, dout, unit_.weight(weight_), before, rows, inputs_, outputs_, on_.stream);
     multiply_back(dbefore, dout, rows);
     gelu_backward(dbefore, before, rows, inputs_, on_.stream, on_.fp8.maximum_of(dbefore, size_t(rows) * inputs_));
   }
   // dout (R,outputs), x (R,inputs). follows: multiply_back() came just before
   void add_weight_gradient(const Float* dout, const Float* x, bool follows) {
+    if (is_adapted()) return on_.adapters->weight_gradient(dout, x, weight_, on_.R, inputs_, outputs_);
     float *const weight = unit_.gradient(weight_), *const bias = unit_.gradient(bias_);
     const bool adds = unit_.accumulates();
     if (!unit_.is_fp8())
@@ -208,8 +232,11 @@ class ColumnLinear final : public Linear<Float> {
   void finish_input_gradient() { on_.tp.finish_scatter(); }
 
   // Starts to bring the rows that weight_gradient() will need; they are there after the next start_input_gradient().
-  void start_weight_gradient(const Float* x) { on_.tp.start_gather(rows_, x, on_.R, inputs_, is_recomputed_); }
+  void start_weight_gradient(const Float* x) {
+    if (this->is_trained()) on_.tp.start_gather(rows_, x, on_.R, inputs_, is_recomputed_);
+  }
   void weight_gradient(const Float* dout, const Float* x, bool is_gathered) override {
+    if (!this->is_trained()) return;
     if (!is_gathered) on_.tp.gather(rows_, x, on_.R, inputs_);
     this->add_weight_gradient(dout, on_.tp.size() == 1 ? x : rows_, is_gathered);
   }
@@ -248,6 +275,7 @@ class RowLinear final : public Linear<Float> {
   }
 
   void weight_gradient(const Float* dout, const Float* x, bool is_gathered) override {
+    if (!this->is_trained()) return;
     if (!is_gathered) dout_ = on_.tp.gather(on_.tp.exchange(), dout, on_.R, outputs_);
     this->add_weight_gradient(dout_, x, is_gathered);
   }

@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/device/memory.cuh"
 #include "parallel/collectives.cuh"
 #include "parallel/device.cuh"
 #include "parallel/pipeline.h"
@@ -141,6 +142,16 @@ class Mesh {
 
   // The SMs that kernels leave free in a pass (parallel/sm_options.h).
   int sm_margin(bool sends_data) const { return options_.sms.margin_in_pass(shape_, sends_data); }
+
+  // Bytes of the host's memory that this rank may take. Collective: no rank takes any before all have looked.
+  size_t room_on_host() {
+    int sharers = 1;
+    for (int rank = 0; control_ && rank < control_->size(); ++rank)
+      sharers += rank != control_->rank() && control_->host(rank) == control_->host(control_->rank());
+    const size_t room = host_memory_room(sharers);
+    if (control_) control_->all_gather("");
+    return room;
+  }
 
   bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }
 

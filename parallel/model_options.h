@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "parallel/lora.h"
 #include "parallel/parameters.h"
 #include "parallel/pipeline.h"
 #include "parallel/sequence_split.h"
@@ -34,6 +35,7 @@ struct ModelOptions {
   bool hopper_attention = false;   // use kernels/attention/hopper_attention.cuh, if this GPU can; one of the two at most
   std::optional<LibraryWorkspaces> elsewhere = {};
   StoreOptions store = {};
+  LoraOptions lora = {};
 };
 
 // A micro-batch in the device's memory (runtime/training/batch_buffers.cuh puts it there).
@@ -43,6 +45,7 @@ struct Batch {
   Positions positions = {};        // of the rows, T for each sample
   bool first = true, last = true;  // is it the first, the last of the step's micro-batches on this rank?
   bool training = true;            // backward will follow
+  bool empty = false;              // this rank has none in this micro-step, and only meets the others (ZeRO 2 and 3)
   Action action = {Work::forward, 0};  // what is done with it, and where its activations are kept until backward
   int cached = 0, added = 0;       // text: tokens of each text that are in the cache, and tokens that this pass adds
   float loss_weight = 0;           // factor of each token's loss: 1 / (tokens of the step on all ranks); 0: compute no loss

@@ -20,15 +20,24 @@ struct Fp8Options {
   bool has(int layer, int layers) const { return is_on && layer >= kept && layer < layers - kept; }
 };
 
+// What lives in the host's memory and comes to the device when it is used (parallel/offload.cuh).
+struct OffloadOptions {
+  bool optimizer = false;    // masters and moments
+  bool activations = false;  // inputs of blocks; all other activations are recomputed
+};
+
 struct StoreOptions {
   int zero = 0;                      // ZeRO 0 to 3
   bool training = true;              // false: weights only, without gradients and optimizer state
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
+  bool narrow_moments = false;       // the optimizer's states are bf16, rounded stochastically
+  OffloadOptions offload = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
   Fp8Options fp8 = {};
+  bool frozen = false;               // of weights that are not trained beside others that are (lora.h)
 };
 
 // Where to write a gradient. accumulate: add to what is there.

@@ -31,7 +31,7 @@
 #include "kernels/device/part.h"
 #include "parallel/shapes.h"
 
-enum class Initial { normal, residual_normal, zero, one };
+enum class Initial { normal, residual_normal, uniform, zero, one };
 
 // The number of each tensor in its unit, for the three kinds of unit. TensorList has their names and shapes.
 enum EmbeddingTensor { wte, wpe };
@@ -81,7 +81,7 @@ struct Unit {
 // A tensor of a unit, as it is declared.
 struct TensorRow {
   int number;  // of the tensor in its unit
-  const char* name;
+  std::string name;
   std::vector<size_t> shape;
   Initial initial;
   Split split;
@@ -129,6 +129,14 @@ class TensorList {
                   {final_norm_bias, "ln_f.bias", {C}, Initial::zero, split_by::sums}});
   }
 
+  // The adapters of another list's blocks (lora.h); its embedding and its final norm have none.
+  TensorList(const TensorList& base, const std::vector<TensorRow>& of_block)
+      : shape_(base.shape_), tp_(base.tp_), tp_rank_(base.tp_rank_), chunks_(base.chunks_), is_adapters_(true) {
+    for (int unit = 0; unit <= base.final_norm_unit(); ++unit)
+      add_unit("h." + std::to_string(unit - 1) + ".", is_block(unit) ? of_block : std::vector<TensorRow>());
+  }
+
+  bool is_adapters() const { return is_adapters_; }
   int tp() const { return tp_; }
   int tp_rank() const { return tp_rank_; }
 
@@ -157,6 +165,7 @@ class TensorList {
   }
   // Has this rank elements of the unit?
   bool has(int unit) const {
+    if (is_adapters_ && !is_block(unit)) return false;
     if (unit == 0) return is_first_stage() || is_last_stage();
     if (unit == final_norm_unit()) return is_last_stage();
     return std::any_of(chunks_.begin(), chunks_.end(),
@@ -164,7 +173,7 @@ class TensorList {
   }
 
   // Has this stage the tensor? Of the embedding the last one has wte alone.
-  bool has(const TensorDescriptor& tensor) const { return &tensor == &tensors_[wpe] ? is_first_stage() : has(tensor.unit); }
+  bool has(const TensorDescriptor& tensor) const { return tensor.unit == 0 && &tensor == &tensors_[wpe] ? is_first_stage() : has(tensor.unit); }
 
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
   const std::vector<Unit>& units() const { return units_; }
@@ -177,8 +186,10 @@ class TensorList {
   }
   size_t parameters() const { return parameters_; }  // Ψ of the whole model: padding excluded
 
-  // Standard deviation of a tensor's initial values (GPT-2: residual projections scaled by 1/√(2L)).
+  // Standard deviation of a tensor's initial values (GPT-2: residual projections scaled by 1/√(2L); PEFT draws A from
+  // Kaiming's uniform distribution with a = √5, which is between -1/√inputs and 1/√inputs).
   float standard_deviation(const TensorDescriptor& tensor) const {
+    if (tensor.initial == Initial::uniform) return 1 / std::sqrt(3.0f * float(tensor.shape[1]));
     return tensor.initial == Initial::residual_normal ? 0.02f / std::sqrt(2.0f * float(shape_.layers)) : 0.02f;
   }
 
@@ -227,6 +238,7 @@ class TensorList {
   ModelShape shape_;
   int tp_, tp_rank_;
   std::vector<Layers> chunks_;
+  bool is_adapters_ = false;
   std::vector<TensorDescriptor> tensors_;
   std::vector<Unit> units_;
   size_t padded_count_ = 0, parameters_ = 0;

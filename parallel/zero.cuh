@@ -17,22 +17,22 @@
 //   weights    Float  the model computes with them; Float is the storage type: float, bf16 or half
 //   gradients  float  sums over the micro-steps of a step, for any Float
 //   masters    float  AdamW updates them; in fp32 they are the weights themselves. None with stochastic rounding
-//   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments
+//   states     float  what the optimizer keeps per parameter (kernels/update.h): AdamW's moments; bf16 if asked for
+// Masters and states lie on the device or in the host's memory (optimizer_state.cuh).
 // Padding is zero everywhere and stays zero, because its gradient is zero.
 #pragma once
 
 #include <algorithm>
-#include <iterator>
 #include <string>
 #include <vector>
 
-#include "kernels/adamw.cuh"
 #include "kernels/cast.cuh"
 #include "kernels/device/memory.cuh"
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/fp8.cuh"
 #include "parallel/mesh.cuh"
+#include "parallel/optimizer_state.cuh"
 #include "parallel/parameters.h"
 #include "parallel/step_sums.cuh"
 #include "parallel/unit_buffers.cuh"
@@ -42,41 +42,43 @@ class ParameterStore final : public Parameters {
  public:
   static constexpr bool is_float = std::is_same_v<Float, float>;
 
-  // Adds its categories to `memory`. The store can be used when `memory` has been allocated and clear() called. The
-  // model runs on `stream`.
-  ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, Mesh& mesh,
-                 cudaStream_t stream)
+  // Adds its categories to `memory`, and to `host_memory` what is offloaded. The store can be used when both have been
+  // allocated and clear() called. The model runs on `stream`.
+  ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
+                 Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
         zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
-        has_masters_(options.training && !is_float && !options.stochastic_rounding),
+        optimizer_(kept_counts(), options.training && !is_float && !options.stochastic_rounding, options),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
-    memory.add("weights", [this](Arena& arena) {
+    const std::string kind = options.frozen ? "frozen " : "";
+    memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
       else weight_buffers_.lay_out(weights_ = arena.take<Float>(shards_.all_whole()));
     });
     if (fp8_.is_used()) memory.add("fp8 weights", [this](Arena& arena) { fp8_.lay_out(arena); });
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
-      memory.add("optimizer", [this](Arena& arena) {
-        masters_ = has_masters_ ? arena.take<float>(kept_total()) : nullptr;
-        for (float*& state : states_) state = arena.take<float>(kept_total());
-      });
+      memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
+      if (optimizer_.is_offloaded())
+        host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
     }
-    if (zero_ >= 2 || casts_gradients()) memory.add("unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (zero_ >= 2 || casts_gradients()) memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
     if (const size_t most = most_gathered(shards_); options.training && most > 0)
       memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
 
   const Shards& shards() const override { return shards_; }
+  bool trains() const { return options_.training; }
   GradientSummary* summary() override { return summary_; }
 
   void clear() override {
     clear(weights_, shards_.all_whole());
     clear(weight_pieces_, shards_.all_pieces());
-    clear(masters_, kept_total());
-    for (float* state : states_) clear(state, kept_total());
-    if (options_.training) set_progress(0, options_.loss_scale);
+    if (options_.training) {
+      optimizer_.clear(stream_);
+      set_progress(0, options_.loss_scale);
+    }
     forget_passes();
   }
 
@@ -130,7 +132,7 @@ class ParameterStore final : public Parameters {
     if (!fp8_.is_up_to_date()) return false;
     if (data_group_.size() == 1) return true;
     if (zero_ > 1 || last_micro_step_) return false;
-    const auto is_there = [](const auto& buffer) { return buffer.unit >= 0 && !buffer.moving; };
+    const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
     return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
            std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
   }
@@ -176,12 +178,14 @@ class ParameterStore final : public Parameters {
       const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
       if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
-      float* out = array(State::weight, tensor.unit);
-      out = place(out ? out : array(State::gradient, tensor.unit), slice);
-      fill_normal(out, slice.first, slice.count, random_key(options_.seed, tensor.name),
-                  list_.standard_deviation(tensor), stream_, tensor.part);
+      float* drawn = place(gradient(tensor.unit), slice);
+      if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
+      (tensor.initial == Initial::uniform ? fill_random<Distribution::uniform> : fill_random<Distribution::normal>)(
+          drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor), stream_,
+          tensor.part);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
-        cast(place(kept_weights(tensor.unit), slice), out, round_up(slice.count, TensorList::alignment), stream_);
+        cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
+      if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
     }
     clear(gradients_, gradient_total());
     weights_changed();
@@ -195,11 +199,13 @@ class ParameterStore final : public Parameters {
       else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
       if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
         visit_if_replicated(visit, tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
-      if (masters_) visit_if_replicated(visit, tensor, "masters", masters_ + kept_offset(unit), has_pieces);
-      for (size_t i = 0; i < std::size(optimizer_states); ++i)
-        if (states_[i])
-          visit_if_replicated(visit, tensor, std::string("optimizer state ") + char(optimizer_states[i]),
-                              states_[i] + kept_offset(unit), has_pieces);
+      const auto visit_state = [&](State state, const std::string& what) {
+        optimizer_.with(state, kept_offset(unit), [&](auto* values) { visit_if_replicated(visit, tensor, what, values, has_pieces); });
+      };
+      if (!options_.training) continue;
+      optimizer_.settle();
+      if (optimizer_.has_masters()) visit_state(State::weight, "masters");
+      for (State state : optimizer_states) visit_state(state, std::string("optimizer state ") + char(state));
     }
   }
 
@@ -211,14 +217,13 @@ class ParameterStore final : public Parameters {
   }
 
   void copy_out(const Slice& slice, State state, float* to) const override {
-    if (const float* from = array(state, slice.tensor->unit)) {
-      CUDA_CHECK(cudaMemcpyAsync(to, place(from, slice), slice.count * sizeof(float), cudaMemcpyDeviceToHost, stream_));
-      return;
-    }
-    std::vector<Float> stored(slice.count);
-    const Float* from = place(kept_weights(slice.tensor->unit), slice);
-    copy_and_wait(stored.data(), from, slice.count, cudaMemcpyDeviceToHost, stream_);
-    std::transform(stored.begin(), stored.end(), to, [](Float x) { return to_float(x); });
+    with_values(state, slice, [&](auto* from) {
+      using Stored = std::remove_pointer_t<decltype(from)>;
+      if constexpr (std::is_same_v<Stored, float>) return copy(to, from, slice.count);
+      std::vector<Stored> stored(slice.count);
+      copy_and_wait(stored.data(), from, slice.count, cudaMemcpyDefault, stream_);
+      std::ranges::transform(stored, to, [](auto x) { return to_float(x); });
+    });
   }
 
   void copy_out(const CheckpointBlock& block, State state, float* to) override {
@@ -229,8 +234,7 @@ class ParameterStore final : public Parameters {
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
-    else if (const float* own = array(state, tensor.unit)) gather(place(own, slice), tensor.part, block.count / ranks, to);
-    else gather(place(kept_weights(tensor.unit), slice), tensor.part, block.count / ranks, to);
+    else with_values(state, slice, [&](const auto* own) { gather(own, tensor.part, block.count / ranks, to); });
   }
 
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
@@ -284,7 +288,7 @@ class ParameterStore final : public Parameters {
   // into an array of pieces, which may hold the sum of earlier micro-steps already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
-    float* sum = array(State::gradient, unit);
+    float* sum = gradient(unit);
     const bool add_to_earlier = !sums_in_buffer(unit) && !first_micro_step_;
     if (casts_gradients()) {
       cast(staging_, whole, count, data_group_.stream());
@@ -309,7 +313,7 @@ class ParameterStore final : public Parameters {
     for (int unit = 0; unit < shards_.units(); ++unit) {
       const size_t begin = std::max(kept_begin(unit), list_.units()[unit].summed);
       const size_t end = std::min(kept_begin(unit) + kept_count(unit), list_.units()[unit].count);
-      if (begin < end) arrays.emplace_back(array(State::gradient, unit) + (begin - kept_begin(unit)), end - begin);
+      if (begin < end) arrays.emplace_back(gradient(unit) + (begin - kept_begin(unit)), end - begin);
     }
     tp_.after(stream_);
     tp_.all_reduce(arrays);
@@ -322,7 +326,7 @@ class ParameterStore final : public Parameters {
     if (ends_.size() == 1) return;
     const size_t begin = kept_begin(0), end = std::min(begin + kept_count(0), list_.tensors_of(0)[wpe].offset);
     ends_.after(stream_);
-    if (begin < end) ends_.all_reduce(array(State::gradient, 0), end - begin);
+    if (begin < end) ends_.all_reduce(gradient(0), end - begin);
     ends_.wait_for_all(stream_);
   }
 
@@ -333,7 +337,7 @@ class ParameterStore final : public Parameters {
     for (int unit = 0; unit < shards_.units(); ++unit) {
       const Range range = shards_.owned(unit);
       if (range.count == 0) continue;
-      square_sums(partials_ + partials, array(State::gradient, unit) + (range.begin - kept_begin(unit)), range.count, stream_);
+      square_sums(partials_ + partials, gradient(unit) + (range.begin - kept_begin(unit)), range.count, stream_);
       partials += partial_sums<float>(range.count);
     }
     add_up(total_, partials_, partials, stream_);
@@ -345,44 +349,43 @@ class ParameterStore final : public Parameters {
 
   void update_unit(int unit, const AdamW& options) {
     const TraceScope scope(layer_of(unit));
-    const size_t count = kept_count(unit), begin = kept_begin(unit);
-    // How many of this rank's elements lie before the unit's `decayed`
-    const size_t decayed = std::min(count, std::max(list_.units()[unit].decayed, begin) - begin);
-    const float* gradient = array(State::gradient, unit);
-    float *first = array(State::first_moment, unit), *second = array(State::second_moment, unit);
-    if constexpr (std::is_same_v<Float, __nv_bfloat16>)
-      if (!has_masters_) return update_stochastically(unit, options);
-    adamw(kept_weights(unit), array(State::weight, unit), first, second, gradient, &summary_->factor, adamw_state_,
-          count, decayed, options, stream_);
-  }
-
-  // Without masters, tensor by tensor, because random bits belong to elements of a tensor.
-  void update_stochastically(int unit, const AdamW& options) {
-    for (const Slice& slice : slices_of_unit(unit)) {
-      const TensorDescriptor& tensor = *slice.tensor;
-      const auto at = [&](State state) { return place(array(state, unit), slice); };
-      // (Rounded up as in initialize().)
-      adamw_stochastic(place(kept_weights(unit), slice), at(State::first_moment), at(State::second_moment),
-                       at(State::gradient), &summary_->factor, adamw_state_, round_up(slice.count, TensorList::alignment),
-                       tensor.decays(), options, random_key(options_.seed, "rounding " + tensor.name), slice.first,
-                       tensor.part, stream_);
-    }
+    optimizer_.update<Float>(shards_, unit, {kept_weights(unit), gradient(unit), kept_begin(unit), options,
+                                             &summary_->factor, adamw_state_, options_.seed}, stream_);
   }
 
   // ---- state, from and to the host
 
-  // Copies the values of a slice to the device, and waits.
+  // Calls work(values): the address of a slice's values, as what they are stored as, on the device or in the host's
+  // memory. (Weights without masters are those of the model.)
+  template <class Work>
+  void with_values(State state, const Slice& slice, Work work) const {
+    const int unit = slice.tensor->unit;
+    if (state == State::gradient) return work(place(gradient(unit), slice));
+    if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
+    optimizer_.settle();
+    optimizer_.with(state, kept_offset(unit) + slice.in_unit - kept_begin(unit), work);
+  }
+
+  // On the stream, between the device and the host's memory in any direction.
+  template <class E, class F>
+  void copy(E* to, const F* from, size_t count) const {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(E), cudaMemcpyDefault, stream_));
+  }
+
+  // Sets the values of a slice, and waits.
   void fill(const Slice& slice, State state, const std::vector<float>& from) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    if (float* to = array(state, slice.tensor->unit))
-      copy_and_wait(place(to, slice), from.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+    const auto write = [&](auto* to) {
+      using Stored = std::remove_pointer_t<decltype(to)>;
+      std::vector<Stored> stored(slice.count);
+      std::ranges::transform(from, stored.begin(), [](float x) { return from_float<Stored>(x); });
+      copy_and_wait(to, stored.data(), slice.count, cudaMemcpyDefault, stream_);
+    };
+    with_values(state, slice, write);
+    optimizer_.forget();
     if (state != State::weight) return;
     weights_changed();
-    if constexpr (is_float) return;
-    std::vector<Float> stored(slice.count);
-    std::transform(from.begin(), from.end(), stored.begin(), [](float x) { return from_float<Float>(x); });
-    Float* to = place(kept_weights(slice.tensor->unit), slice);
-    copy_and_wait(to, stored.data(), slice.count, cudaMemcpyHostToDevice, stream_);
+    if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
   }
 
   // One round of blocks that tensor-parallel ranks gather. own: this rank's runs of all stripes of the round, `share`
@@ -391,6 +394,11 @@ class ParameterStore final : public Parameters {
   void gather(const E* own, const Part& part, size_t share, float* to) {
     const size_t ranks = size_t(tp_.size()), round = ranks * share;
     E* all = reinterpret_cast<E*>(gathered_);
+    if (optimizer_.is_offloaded()) {  // collectives need device memory
+      E* const here = all + size_t(tp_.rank()) * round;
+      copy(here, own, round);
+      own = here;
+    }
     tp_.after(stream_);
     tp_.all_gather(all, own, round);
     tp_.wait_for_all(stream_);
@@ -409,6 +417,11 @@ class ParameterStore final : public Parameters {
   size_t kept_count(int unit) const { return zero_ ? shards_.piece(unit) : shards_.whole(unit); }
   size_t kept_offset(int unit) const { return zero_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
   size_t kept_total() const { return zero_ ? shards_.all_pieces() : shards_.all_whole(); }
+  std::vector<size_t> kept_counts() const {
+    std::vector<size_t> counts;
+    for (int unit = 0; unit < shards_.units(); ++unit) counts.push_back(kept_count(unit));
+    return counts;
+  }
   size_t gradient_total() const { return zero_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
   std::vector<Slice> slices_of_unit(int unit) const { return shards_.slices(unit, kept_begin(unit), kept_count(unit)); }
 
@@ -416,14 +429,9 @@ class ParameterStore final : public Parameters {
     return zero_ == 3 ? weight_pieces_ + kept_offset(unit) : weights_ + shards_.whole_offset(unit) + kept_begin(unit);
   }
 
-  // Where this rank keeps a state of a unit, as float. Null for weights that are kept only as Float.
-  float* array(State state, int unit) const {
-    for (size_t i = 0; i < std::size(optimizer_states); ++i)
-      if (state == optimizer_states[i]) return states_[i] + kept_offset(unit);
-    if (state == State::gradient)
-      return zero_ == 1 ? gradients_ + shards_.whole_offset(unit) + kept_begin(unit) : gradients_ + kept_offset(unit);
-    if constexpr (is_float) return kept_weights(unit);
-    else return masters_ ? masters_ + kept_offset(unit) : nullptr;
+  // Where this rank keeps the gradients of a unit.
+  float* gradient(int unit) const {
+    return gradients_ + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
   }
 
   // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
@@ -432,7 +440,7 @@ class ParameterStore final : public Parameters {
   template <class E>
   void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
                            bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = &tensor == list_.tensors_of(0) && is_pipeline_;
+    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = tensor.unit + (&tensor - list_.tensors_of(0)) == 0 && is_pipeline_;
     if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
     const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
     if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
@@ -479,13 +487,12 @@ class ParameterStore final : public Parameters {
   Shards shards_;
   int zero_;
   bool is_pipeline_;
-  bool has_masters_;
+  OptimizerState optimizer_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
-  float *gradients_ = nullptr, *masters_ = nullptr;
-  float* states_[std::size(optimizer_states)] = {};  // in the order of optimizer_states
+  float* gradients_ = nullptr;
   float* partials_ = nullptr;
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;

@@ -31,7 +31,7 @@ class Trainer {
         lock_(lock_of(job)), checkpoint_(agreed_checkpoint()), copies_(job.ranks, o_.out), folder_(folder_of_weights()),
         model_(checked_model()), bill_(o_.price, job.control.size(), process_start), batches_(job, *model_, data_, bill_),
         state_{job, data_, *model_, copies_, Guard(o_.guard), {}} {
-    if (checkpoint_) load_checkpoint(state_, *checkpoint_);
+    if (checkpoint_) load_checkpoint(state_, *checkpoint_), take_stored_shares();
     else start_afresh(state_);
     const std::filesystem::path tokenizer_folder = !folder_.empty() ? folder_ : std::filesystem::path(o_.out);
     if (o_.samples_in_training()) sampler_.emplace(sampler_of(o_, tokenizer_folder));
@@ -103,6 +103,7 @@ class Trainer {
     bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
       if (!judge_oldest()) return false;
+    if (o_.measures_shares && state_.stored_shares.empty() && telemetry_->steps() == 10) correct_shares();
     return true;
   }
 
@@ -115,7 +116,8 @@ class Trainer {
 
   void check_sync() {
     const AddTime timer(bill_.lost.evaluation);
-    ::check_sync(job_.control, model_->store(), steps_done(), job_.stream);
+    for (Parameters* parameters : {&model_->store(), model_->frozen()})
+      if (parameters) ::check_sync(job_.control, *parameters, steps_done(), job_.stream);
   }
   void save() {
     if (job_.is_first()) data_.train->require_unchanged();
@@ -175,13 +177,38 @@ class Trainer {
   // Ranks that don't share rank 0's disk read its checkpoint from a copy.
   std::filesystem::path folder_of_weights() { return checkpoint_ ? copies_.folder_of(checkpoint_->folder) : std::filesystem::path(o_.init); }
   std::unique_ptr<Model> checked_model() {
-    if (o_.check_ranks) check_ranks(o_.dtype, job_.control, job_.mesh, job_.stream);
+    if (o_.check_ranks || o_.measures_shares) {
+      const RankSpeed speed = check_ranks(o_.dtype, job_.control, job_.mesh, job_.stream, o_.check_ranks);
+      if (o_.measures_shares) o_.shares = shares_by_time(job_, 1 / speed.product);
+    }
     if (!o_.calibrate.empty()) calibration_ = begun_calibration(job_);
-    decide_shape(o_, folder_, checkpoint_.has_value(), data_);
+    decide_shape(o_, folder_of_model(o_, folder_, checkpoint_.has_value()), checkpoint_.has_value(), data_);
     if (o_.check_mesh) check_mesh(job_, data_);
     device_ = this_device(job_.device);
     return build_model_to_train(o_, job_.mesh, job_.stream);
   }
+  // ---- --shares auto
+
+  void share_out(const std::vector<int>& shares) {
+    o_.shares = shares;
+    batches_.deal_anew();
+    actions_ = job_.actions();
+  }
+  // Shares of a job with as many data-parallel ranks, and as many micro-batches in a step.
+  void take_stored_shares() {
+    std::vector<int>& stored = state_.stored_shares;
+    if (o_.measures_shares && stored.size() == o_.shares.size() && o_.deal().all() == Deal(stored).all()) share_out(stored);
+    else stored.clear();
+  }
+  // By the time of the steps so far, without that in which a rank only waited for others.
+  void correct_shares() {
+    const MeasuredStep step = telemetry_->measured();
+    const std::vector<int> shares = shares_by_time(job_, (step.seconds - step.exposed) / o_.deal().of_rank(job_.mesh.place().dp));
+    if (shares == o_.shares) return;
+    std::printf("--shares auto: by the first steps, %s micro-batches from now on\n", shares_text(shares).c_str());
+    share_out(shares);
+  }
+
   const Sampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
 
   // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first.
@@ -227,7 +254,7 @@ class Trainer {
   Batches batches_;
   TrainingState state_;
   std::optional<Sampler> sampler_;
-  const Actions actions_ = job_.actions();
+  Actions actions_ = job_.actions();
   std::optional<Checkpoints> checkpoints_;
   std::optional<Plan> plan_;
   std::optional<Forecast> forecast_;  // of a step; none: the devices are not known

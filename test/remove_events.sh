@@ -6,19 +6,19 @@
 # its checkpoints and pipelines on four, on the CPU device without one of these lines after another, with streams in permuted
 # order, until one of a few orders fails. A line that nobody misses is redundant and should go.
 #
-#   test/remove_events.sh [FILE.cuh ...]      default: the store, tensor and context parallelism, links of stages,
+#   test/remove_events.sh [FILE.cuh ...]      default: the store, offload, tensor and context parallelism, links of stages,
 #                                             the collectives, sums, logits, batches and steps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
 if [ $# -eq 0 ]; then
-  files=(parallel/zero.cuh parallel/tensor_parallel.cuh parallel/ring_attention.cuh parallel/ulysses.cuh
+  files=(parallel/zero.cuh parallel/offload.cuh parallel/tensor_parallel.cuh parallel/ring_attention.cuh parallel/ulysses.cuh
          parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/step_sums.cuh parallel/logits.cuh
          runtime/training/batch_buffers.cuh runtime/training/steps_in_flight.cuh)
 fi
 events='^ +((data_group_|tp_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
 events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(buffer\)|ends_\.wait_for_all'
-events+='|(buffer\.moved|order_|issued_.*|buffer.*\.copied|end_.*)\.record|d\.(last_sent|arrivals.*) =|call\.end->record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
+events+='|(buffer\.moved|buffers_.*\.used|to\.arrived|from\.left|order_|issued_.*|buffer.*\.copied|end_.*)\.record|d\.(last_sent|arrivals.*) =|call\.end->record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
 copy=build/remove_events
 mpirun=(mpirun --oversubscribe --bind-to none)
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
@@ -40,6 +40,9 @@ done
 # The tests that reach all of these files: ranks and cases of each. They use fp32 alone.
 declare -A tests=([context_parallel]=3)
 case ${files[*]} in
+  parallel/offload.cuh) tests=() ;;&
+  *parallel/offload.cuh*) tests+=([offload]="2 -tc=the same bits as*<float>") ;;&
+  parallel/offload.cuh) ;;
   parallel/ulysses.cuh | parallel/ring_attention.cuh) ;;
   *) tests+=([zero]="3 -tc=*take turns" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
              [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;

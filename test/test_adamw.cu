@@ -82,9 +82,25 @@ std::vector<__nv_bfloat16> stochastic_update(const std::vector<__nv_bfloat16>& b
   Buffer<float> first(zeros), second(zeros), gradients(gradient_values), factor(std::vector<float>{clip});
   Buffer<AdamWState> state(std::vector<AdamWState>(1));
   adamw_count(state, factor, options, test_stream());
-  adamw_stochastic(weights, first, second, gradients, factor, state, count, false, options, key, begin, part,
-                   test_stream());
+  adamw_stochastic(weights.data(), nullptr, first.data(), second.data(), gradients, factor, state, count, false, options,
+                   {key, 0, begin, part}, test_stream());
   return weights.get();
+}
+
+// The moments in bf16 after a first update of fp32 weights that are zero: of each element the first and the second.
+std::vector<__nv_bfloat16> narrow_moments(const std::vector<float>& gradient_values, uint64_t key, size_t begin = 0, Part part = {}) {
+  const size_t count = gradient_values.size();
+  const std::vector<__nv_bfloat16> zeros(count, from_float<__nv_bfloat16>(0));
+  Buffer<__nv_bfloat16> first(zeros), second(zeros);
+  Buffer<float> weights(std::vector<float>(count, 0.0f)), gradients(gradient_values), factor(std::vector<float>{clip});
+  Buffer<AdamWState> state(std::vector<AdamWState>(1));
+  adamw_count(state, factor, options, test_stream());
+  adamw_stochastic(weights.data(), weights.data(), first.data(), second.data(), gradients, factor, state, count, false, options,
+                   {0, key, begin, part}, test_stream());
+  const auto m = first.get(), v = second.get();
+  std::vector<__nv_bfloat16> both;
+  for (size_t i = 0; i < count; ++i) both.push_back(m[i]), both.push_back(v[i]);
+  return both;
 }
 
 __global__ void round_kernel(__nv_bfloat16* out, float x) {
@@ -122,8 +138,8 @@ TEST_CASE("adamw without masters follows float64 to the next bf16") {
     Buffer<__nv_bfloat16> weights(before);
     Buffer<float> gradients(gradient_values);
     adamw_count(p.state, p.factor, strong, test_stream());
-    adamw_stochastic(weights, p.first, p.second, gradients, p.factor, p.state, count, decays, strong, 1, 0, {},
-                     test_stream());
+    adamw_stochastic(weights.data(), nullptr, p.first.data(), p.second.data(), gradients, p.factor, p.state, count, decays,
+                     strong, {1, 0, 0, {}}, test_stream());
     p.reference.update(as_double(gradient_values), decays ? count : 0, 1, strong.weight_decay);
     // To a neighbour, up to a whole unit in the last place away, from a float that is off by some units of its own; the
     // moments, new, are rounded as above.
@@ -131,6 +147,46 @@ TEST_CASE("adamw without masters follows float64 to the next bf16") {
     CHECK_CLOSE(p.first.numbers(), p.reference.m, 0.0, 3 * rounding<float>);
     CHECK_CLOSE(p.second.numbers(), p.reference.v, 0.0, 5 * rounding<float>);
   }
+}
+
+// The update itself uses the moments before they are rounded, so a first one leaves the weights as with fp32 moments.
+TEST_CASE_TEMPLATE("bf16 moments follow float64 to the next bf16", T, float, __nv_bfloat16, __half) {
+  const size_t count = 257 * pack_width<float>;
+  const auto before = random_values<float>(count), values = random_values<float>(count, 1, 0, 2);
+  Parameters p(before), wide(before);
+  const std::vector<__nv_bfloat16> zeros(count, from_float<__nv_bfloat16>(0));
+  Buffer<__nv_bfloat16> first(zeros), second(zeros);
+  Buffer<T> weights(count), wide_weights(count);
+  Buffer<float> gradients(values);
+  const auto of = [](Parameters& one, Buffer<T>& own) {
+    if constexpr (std::is_same_v<T, float>) return one.masters.data();
+    else return own.data();
+  };
+  for (Parameters* one : {&p, &wide}) adamw_count(one->state, one->factor, options, test_stream());
+  adamw<T>(of(wide, wide_weights), wide.masters, wide.first, wide.second, gradients, wide.factor, wide.state, count, count,
+           options, test_stream());
+  adamw_stochastic(of(p, weights), p.masters.data(), first.data(), second.data(), gradients, p.factor, p.state, count, true,
+                   options, {0, 1, 0, {}}, test_stream());
+  CHECK(same_bits(p.masters.get(), wide.masters.get()));
+  if constexpr (!std::is_same_v<T, float>) CHECK(same_bits(weights.get(), wide_weights.get()));
+  p.reference.update(as_double(values), count, 1);
+  // A unit in the last place, and the roundings of a first step in fp32.
+  CHECK_CLOSE(first.numbers(), p.reference.m, 0.0, 2 * rounding<__nv_bfloat16> + 3 * rounding<float>);
+  CHECK_CLOSE(second.numbers(), p.reference.v, 0.0, 2 * rounding<__nv_bfloat16> + 5 * rounding<float>);
+}
+
+TEST_CASE("bf16 moments are kept on average" * doctest::skip(!large_shapes)) {
+  const size_t count = 400000;
+  const float gradient = 1.001f;  // both moments lie between two bf16
+  const auto moments = narrow_moments(std::vector<float>(count, gradient), 7);
+  const double g = double(gradient) * clip, wanted[] = {(1 - double(options.beta1)) * g, (1 - double(options.beta2)) * g * g};
+  for (size_t which : {0, 1}) {
+    double sum = 0;
+    for (size_t i = which; i < moments.size(); i += 2) sum += to_float(moments[i]);
+    const double unit = std::exp2(std::floor(std::log2(wanted[which])) - 7);  // deviation: half of it at most
+    CHECK_WITHIN("mean", sum / count - wanted[which], 4 * unit / 2 / std::sqrt(double(count)) + 5 * rounding<float> * wanted[which]);
+  }
+  CHECK_FALSE(same_bits(narrow_moments(std::vector<float>(count, gradient), 8), moments));
 }
 
 TEST_CASE("stochastic rounding is unbiased" * doctest::skip(!large_shapes)) {
@@ -181,6 +237,7 @@ TEST_CASE("parts of a tensor are rounded as the whole is" * doctest::skip(!large
   const auto before = random_values<__nv_bfloat16>(count);
   const auto gradients = random_values<float>(count);
   const auto after = stochastic_update(before, gradients, 7);
+  const auto all_moments = narrow_moments(gradients, 7);
   const size_t third = columns / 3;
   std::vector<size_t> held(count);
   for (size_t rank = 0; rank < 3; ++rank)
@@ -201,6 +258,11 @@ TEST_CASE("parts of a tensor are rounded as the whole is" * doctest::skip(!large
         }
         own.resize(round_up(own.size(), size_t(pack_width<float>)));
         own_gradients.resize(own.size());
+        const auto moments = narrow_moments(own_gradients, 7, begin, part);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          const size_t whole = part.in_whole(begin + i);
+          CHECK(same_bits(std::vector{moments[2 * i], moments[2 * i + 1]}, std::vector{all_moments[2 * whole], all_moments[2 * whole + 1]}));
+        }
         auto actual = stochastic_update(own, own_gradients, 7, begin, part);
         actual.resize(expected.size());
         CHECK(same_bits(actual, expected));

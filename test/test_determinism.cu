@@ -179,7 +179,8 @@ TEST_CASE("adamw, with and without masters") {
     Buffer<float> second(std::vector<float>(count, 0.2f));
     adamw<__nv_bfloat16>(weights, masters, first, second, gradients, factor, state, count, count / 2, options,
                          test_stream());
-    adamw_stochastic(alone, first, second, gradients, factor, state, count, true, options, 1, 2, {}, test_stream());
+    adamw_stochastic(alone.data(), nullptr, first.data(), second.data(), gradients, factor, state, count, true, options,
+                     {1, 0, 2, {}}, test_stream());
     return bytes_of(weights, masters, first, second, alone);
   });
 }

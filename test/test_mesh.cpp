@@ -131,6 +131,50 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   }
 }
 
+// One rank's losses, whoever computes which micro-batch: sums over ranks round in another order, by some 1e-7 a step.
+TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string job = "--share-gpu --micro-batch 1 --global-batch 16 --steps 3 --shuffle --val text --val-batches 1 --val-every 2 --overwrite --out ";
+  shell.output("$TEXT " + job + "alone");
+  const auto same_as_alone = [&](const std::string& out) {
+    const std::vector<Json> lines = shell.metrics(out), alone = shell.metrics("alone");
+    REQUIRE(lines.size() == alone.size());
+    for (size_t i = 0; i < lines.size(); ++i)
+      for (const char* number : {"loss", "val_loss", "grad_norm"})
+        if (alone[i].contains(number)) CHECK(lines[i][number].get<double>() == about(alone[i][number].get<double>(), 1e-5));
+  };
+  for (const char* zero : {"0", "1", "2", "3"}) {
+    CAPTURE(zero);
+    const std::string out = shell.output("$MPIRUN 3 $TEXT " + job + "run --shares 3,1,4 --zero " + zero);
+    CHECK(contains(out, "micro-batches by data-parallel rank: 6, 2, 8\n"));
+    same_as_alone("run");
+  }
+  shell.output("$MPIRUN 4 $TEXT " + job + "run --tp 2 --heads 2 --channels 32 --zero 3 --recompute block --shares 3,5 --check-mesh");
+  // auto: what was measured is kept; another number of ranks measures anew
+  shell.output("$MPIRUN 2 $TEXT " + job + "auto --shares auto --checkpoint-every 2");
+  same_as_alone("auto");
+  const std::vector<int> stored = Json::parse(shell.content("auto/step_00000002/trainer.json"))["shares"];
+  CHECK(stored.size() == 2);
+  const std::string resume = "$TEXT --share-gpu --micro-batch 1 --global-batch 16 --shuffle --out auto --shares auto --resume --steps ";
+  const std::string again = shell.output("$MPIRUN 2 " + resume + "4");
+  CHECK(contains(again, "micro-batches by data-parallel rank: " + std::to_string(stored[0]) + ", " + std::to_string(stored[1]) + "\n"));
+  CHECK(contains(shell.output("$MPIRUN 3 " + resume + "5"), "micro-batches by data-parallel rank: "));
+
+  const auto refused = [&](const std::string& options, const Texts& parts) {
+    const Result result = shell("$TEXT --plan --ranks 2 --micro-batch 1 --shares " + options);
+    CAPTURE(result.error);
+    CHECK(result.code == 2);
+    for (const std::string& part : parts) CHECK_MESSAGE(contains(result.error, part), part);
+  };
+  refused("3", {"--shares has 1 numbers", "2 data-parallel ranks"});
+  refused("3,2 --global-batch 8", {"--global-batch 8 is no multiple of 5", "choose 10"});
+  refused("3,0", {"'0'", "from 1 to 1000"});
+  refused("3,auto", {"auto stands alone"});
+  refused("auto --global-batch 1", {"--shares auto: --global-batch 1", "2 data-parallel ranks"});
+  refused("3 --pp 2 --layers 2", {"--shares with --pp"});
+  refused("3,2 --mesh auto", {"--shares", "beside --mesh auto"});
+}
+
 // Bounds of a bubble: with one micro-batch a stage computes while the other waits, and each has half of the layers.
 TEST_CASE("where the time of ranks goes: it adds up to each step and to the bill, steps between have the shares of timed ones" *
           doctest::skip(!mpirun_found)) {

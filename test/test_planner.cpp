@@ -197,6 +197,37 @@ TEST_CASE("products in eight bits: twice the rate, and casts as bytes") {
   CHECK(cluster("8xl40s").device.fp8 == 2);
 }
 
+TEST_CASE("offload: what PCIe takes longer than the update, and than passes, is waited for") {
+  StepOptions step = gpt2(8);
+  step.recompute = "block";
+  const Cluster host = cluster("8xa100-80");
+  CHECK(host.device.host == about(0.8 * 32e9));
+  CHECK(cluster("8xh100").device.host == about(0.8 * 64e9));
+  const Forecast plain = forecast(step, host);
+  CHECK(plain.offload.total == 0);
+  CHECK(plain.explanation().find("offload") == std::string::npos);
+  step.offload = "optimizer";
+  const Forecast f = forecast(step, host);
+  const double C = 768, block = 12 * C * C + 13 * C, all = 12 * block + (50304 + 1024) * C, rate = 0.8 * 32e9;
+  CHECK(f.offload.total == about(2 * 12 * all / rate));
+  CHECK(f.offload.exposed == about(12 * (all - 2 * block) / rate - f.update));
+  CHECK(f.seconds - plain.seconds == about(f.offload.exposed));
+  CHECK(f.explanation().find(", offload ") != std::string::npos);
+  step.moments = "bf16";  // 8 bytes of an element instead of 12, and 8 less for AdamW
+  CHECK(forecast(step, host).offload.total == about(2 * 8 * all / rate));
+  CHECK(forecast(step, host).update == about(f.update * (4 + 22) / (4 + 30)));
+  step.offload = "activations", step.global_batch *= 2;
+  const Forecast inputs = forecast(step, host);
+  CHECK(inputs.offload.total == about(2 * 2 * 12 * 8 * 1024 * C * 2 / rate));
+  CHECK(inputs.offload.exposed == 0);  // 12·C of products hide an element's bytes
+  Cluster slow = host;
+  slow.device.host /= 1e6;
+  CHECK(forecast(step, slow).limit == std::string("offload"));
+  CHECK(forecast(step, slow).offload.exposed == about(forecast(step, slow).offload.total));
+  const Forecast on_cpu = forecast(step, cluster_of(measured(true, "AMD EPYC"), 1));
+  CHECK(on_cpu.offload.exposed == on_cpu.offload.total);  // nothing overlaps there
+}
+
 TEST_CASE("MFU is a share of the data sheet's peak, if the device has one") {
   StepOptions step = gpt2(4);
   step.dtype = "fp32", step.seq_len = 64;
@@ -228,7 +259,7 @@ TEST_CASE("operations take as long as dev/roofline.md says") {
 TEST_CASE("parts add up to the step, and its limit is the largest of them") {
   for (const PublishedRun& run : published_runs()) {
     const Forecast f = forecast(run);
-    const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed;
+    const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.offload.exposed;
     CHECK(f.products + f.attention + f.memory + f.launches + f.bubble + f.update + communication == about(f.seconds));
     for (double part : {f.products, f.attention, f.memory, f.launches, f.bubble, f.update}) CHECK(part >= 0);
     for (const Forecast::Communication& c : {f.tp, f.cp, f.dp}) CHECK(c.exposed <= c.total * (1 + 1e-9));
@@ -642,6 +673,28 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
     CHECK(found.fastest[i].time.forecast.seconds == seconds[i]);
     CHECK(without_bound.fastest[i].time.forecast.seconds == seconds[i]);
   }
+}
+
+TEST_CASE("a search offloads where that lets a faster candidate fit, if it knows the host's memory") {
+  Cluster one = cluster("8xh100");
+  one.devices_per_host = 1;
+  StepOptions base = small_search();
+  const auto state_offloaded = [](const StepOptions& s) { return rough_bytes(s) / (s.offloads("optimizer") ? 3 : 1); };
+  const auto fastest = [&](size_t room) {
+    SearchResult found;
+    search(found, base, {one, 1}, {}, room, {state_offloaded, state_offloaded});
+    return found.fastest.empty() ? "nothing" : found.fastest[0].step.offload;
+  };
+  const size_t little = 12 * 6 * 384 * 384 * 18 * 2 / 3;
+  CHECK(fastest(little) == "nothing");
+  one.host_memory = 1e12;
+  CHECK(fastest(little).starts_with("optimizer"));
+  CHECK(fastest(size_t(1) << 40) == "none");  // it costs time, and nothing is gained
+  SearchResult all;
+  search(all, base, {one, 1}, {}, SIZE_MAX, {rough_bytes, rough_bytes});
+  size_t candidates = 0;
+  for_each_candidate(base, 1, [&](const StepOptions& s) { candidates += s.recompute == "block" ? 3 : 2; });
+  CHECK(all.candidates == candidates);
 }
 
 TEST_CASE("a search leaves out what training would refuse, and nothing else") {

@@ -115,7 +115,8 @@ TEST_CASE("stop and resume gives the same bits") {
   for (std::string options :
        {"--train text", "--train little --shuffle", "--train text --shuffle --dtype bf16",
         "--train little --dtype bf16 --stochastic-rounding", "--train text --dtype bf16 --layers 3 --fp8 --fp8-gradients e4m3",
-        "--train text --dtype fp16 --loss-scale 16777216 --loss-scale-window 2"}) {
+        "--train text --dtype fp16 --loss-scale 16777216 --loss-scale-window 2",
+        "--train text --dtype bf16 --moments bf16 --recompute block --offload optimizer,activations"}) {
     CAPTURE(options);
     const std::string train = "$TINY --steps 10 --warmup 2 --global-batch 4 --checkpoint-every 5 --val text "
                               "--val-every 2 --val-batches 2 " + options + " --out ";
@@ -129,6 +130,24 @@ TEST_CASE("stop and resume gives the same bits") {
     CHECK(shell.output("ls b") == "metrics.jsonl\nmonitor.jsonl\nplan.json\nstep_00000005\nstep_00000010\n");
     shell.output("diff -r a/step_00000010 b/step_00000010");
   }
+}
+
+TEST_CASE("offload changes no bit, and may change at a resume") {
+  Workplace shell;
+  const std::string train = "$TEXT --steps 6 --checkpoint-every 3 --recompute block --moments bf16 --out ";
+  shell.output(train + "a");
+  const std::string out = shell.output(train + "b --offload activations,optimizer");
+  CHECK(contains(out, "; host memory: optimizer "));
+  CHECK(contains(out, ", activations "));
+  CHECK(contains(shell.content("b/plan.json"), R"("host":{"optimizer":)"));
+  shell.output("cp -r b c && rm -r c/step_00000006");
+  shell.output(train + "c --resume");
+  for (const char* run : {"b", "c"}) {
+    CHECK(shell.same_metrics("a", run));
+    for (const char* file : {"model", "optimizer"})
+      shell.output("cmp a/step_00000006/" + std::string(file) + ".safetensors " + run + "/step_00000006/" + file + ".safetensors");
+  }
+  shell.refuses("$TEXT --steps 9 --recompute block --out a --resume", 2, {R"(moments is "fp32" and was "bf16")"});
 }
 
 TEST_CASE("a run killed at any moment continues with the same bits") {

@@ -388,7 +388,7 @@ TEST_CASE("goodput: the steps that count, of all starts") {
 }
 
 TEST_CASE("the bill's clock starts when it is told to, and set-up ends with the first step") {
-  Bill bill(0, 1, Bill::Clock::now() - std::chrono::seconds(36));
+  Bill bill(0, 1, Clock::now() - std::chrono::seconds(36));
   bill.end_setup();
   CHECK(bill.lost.setup == about(36, 0.1));
   nlohmann::ordered_json line;

@@ -24,7 +24,9 @@ void check_some(const ModelShape& shape, const char* dtype, int seq_len, int glo
   REQUIRE(!all.empty());
   std::mt19937 random(3);
   for (int i = 0; i < some; ++i) {
-    const StepOptions& step = all[random() % all.size()];
+    StepOptions step = all[random() % all.size()];
+    if (i % 3 == 1) step.moments = "bf16";
+    if (i % 2 == 1) step.offload = step.recompute == "block" ? "optimizer,activations" : "optimizer";
     const Options chosen = options_with(o, step);
     CAPTURE(options_text(step));
     // The most of all ranks. Within a stage they differ only by what they gather for a checkpoint.

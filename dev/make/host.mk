@@ -26,13 +26,19 @@ $(BUILD)/test_%: $(HOST_BUILD)/test_%.o $(HOST_LIBRARY)
 $(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
+# dev/lessons: programs of their own, which need MPI
+LESSONS := $(patsubst dev/lessons/%.cpp,$(HOST_BUILD)/%,$(if $(MPI_FLAGS),$(wildcard dev/lessons/*.cpp)))
+$(eval $(call compile_host,dev/lessons,-O3))
+$(LESSONS): %: %.o
+	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
+$(BUILD)/test_lessons: | $(LESSONS)
 
 # Does another compiler take the host's code? make syntax CXX=g++-11 (whichever) looks, and makes no objects. Of a folder
 # that makes no programs the sources are one text, for which the libraries' headers are read once; where that fails, as it
 # does for names that clash, the sources by themselves decide.
 SYNTAX := $(CXX) $(HOST_FLAGS) -fsyntax-only -x c++
 SYNTAX_FOLDERS := $(HOST_FOLDERS) dev/ladders
-SYNTAX_PROGRAMS := $(wildcard dev/*.cpp test/*.cpp test/faults/*.cpp)
+SYNTAX_PROGRAMS := $(wildcard dev/*.cpp $(if $(MPI_FLAGS),dev/lessons/*.cpp) test/*.cpp test/faults/*.cpp)
 syntax: $(SYNTAX_FOLDERS:%=syntax-of-%) $(SYNTAX_PROGRAMS:%=syntax-of-%)
 	@echo "syntax: $(CXX) takes the host's code"
 $(SYNTAX_FOLDERS:%=syntax-of-%): syntax-of-%:

@@ -103,17 +103,11 @@ inline std::shared_ptr<HostMemory> take_host_memory(size_t bytes, size_t room) {
 constexpr size_t gpu_reserve = size_t(1) << 30;
 inline size_t memory_reserve() { return device_attribute(cudaDevAttrIntegrated) ? host_reserve : gpu_reserve; }
 
-class DeviceMemory {
+// The categories of one kind of memory.
+class CategorizedMemory {
  public:
   using Layout = std::function<void(Arena&)>;
   using Category = MemoryCategory;
-
-  DeviceMemory() = default;
-  ~DeviceMemory() {
-    for (void* allocation : allocations_) cudaFree(allocation);
-  }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   void add(std::string name, Layout layout) {
     Arena counting;
@@ -121,6 +115,24 @@ class DeviceMemory {
     categories_.push_back({std::move(name), counting.bytes()});
     layouts_.push_back(std::move(layout));
   }
+
+  const std::vector<Category>& categories() const { return categories_; }
+
+  size_t total() const { return total_of(categories_); }
+
+ protected:
+  std::vector<Category> categories_;
+  std::vector<Layout> layouts_;
+};
+
+class DeviceMemory : public CategorizedMemory {
+ public:
+  DeviceMemory() = default;
+  ~DeviceMemory() {
+    for (void* allocation : allocations_) cudaFree(allocation);
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   // Allocates everything that was added, and leaves `reserve` bytes free. If that does not fit, it throws an error that
   // lists the bytes of each category.
@@ -141,10 +153,6 @@ class DeviceMemory {
     }
   }
 
-  const std::vector<Category>& categories() const { return categories_; }
-
-  size_t total() const { return total_of(categories_); }
-
   const char* cure = "a smaller --micro-batch, --recompute block, or a smaller model";  // if it does not fit
 
  private:
@@ -155,7 +163,30 @@ class DeviceMemory {
     throw std::runtime_error(text + ": try " + cure);
   }
 
-  std::vector<Category> categories_;
-  std::vector<Layout> layouts_;
   std::vector<void*> allocations_;
+};
+
+// What lives in pinned memory of the host and visits the device (--offload).
+class PinnedMemory : public CategorizedMemory {
+ public:
+  // Allocates everything that was added, or throws an error with what is needed and what there is. room: the bytes that
+  // this rank may take (host_memory_room), of which the reserve stays free.
+  void allocate(size_t room) {
+    if (total() + host_reserve > room) refuse(room);
+    for (size_t i = 0; i < layouts_.size(); ++i) {
+      memory_.push_back(std::make_unique<HostMemory>(categories_[i].bytes, true));
+      if (!memory_.back()->is_pinned()) refuse(room);  // there is a limit of what can be pinned
+      Arena arena(static_cast<char*>(memory_.back()->data()));
+      layouts_[i](arena);
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(size_t room) const {
+    throw std::runtime_error("not enough pinned memory of the host for --offload: " + bytes_text(total()) + " needed (" +
+                             text_of(categories_) + "), " + bytes_text(room) + " free for this rank, of which " +
+                             bytes_text(host_reserve) + " stay free: try more ranks with --zero, --moments bf16, or less --offload");
+  }
+
+  std::vector<std::unique_ptr<HostMemory>> memory_;
 };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -11,10 +10,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "parallel/processes/clock.h"
 #include "parallel/processes/error.h"
 
 // Before main() begins: the earliest time that the program can know of itself.
-inline const std::chrono::steady_clock::time_point process_start = std::chrono::steady_clock::now();
+inline const Clock::time_point process_start = Clock::now();
 
 // Ignores SIGPIPE: the run goes on if the terminal, or the program that reads its output, is gone. Ignores SIGXFSZ: if
 // a file may not grow, write() returns an error, which names the file. Opens closed standard streams on /dev/null:

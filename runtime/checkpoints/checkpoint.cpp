@@ -73,15 +73,6 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
   return {files.begin(), files.end()};
 }
 
-std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder) {
-  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "model");
-  if (files.empty() && std::filesystem::exists(folder / "pytorch_model.bin"))
-    fail(folder, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
-         "with transformers and call save_pretrained, which writes model.safetensors");
-  if (files.empty()) fail(folder, ": holds no model.safetensors: give a folder in Hugging Face's GPT-2 format");
-  return files;
-}
-
 std::string state_prefix(State state) { return state == State::weight ? "" : std::string(1, char(state)) + "."; }
 
 // The tensors of a folder, from one file or several, by names without "transformer.": "wte.weight", "m.wte.weight".
@@ -106,22 +97,38 @@ class TensorFiles {
     stored_.erase(head);
   }
 
-  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
-  // unknown or of another shape.
-  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
+  // Fails if a tensor is missing, unknown or of another shape.
+  void check(const TensorList& list, const std::vector<State>& states) const {
     std::map<std::string, StoredTensor> unknown = stored_;
     for (State state : states)
-      for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
+      for (const TensorDescriptor& tensor : list.tensors()) {
         const auto found = unknown.find(key(state, tensor));
         if (found == unknown.end())
-          fail(folder_, ": tensor ", file_prefix(state) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
+          fail(folder_, ": tensor ", file_prefix(state, list) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
         check_shape(found->second, tensor);
         unknown.erase(found);
       }
     if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
+  }
+
+  // Loads what this rank keeps of these states, if all tensors fit.
+  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
+    check(parameters.shards().list(), states);
     for (State state : states)
       for (const CheckpointBlock& block : read_blocks(parameters.kept_slices(), most))
         load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
+  }
+
+  std::map<std::string, std::vector<float>> read(const TensorList& list) const {
+    check(list, {State::weight});
+    std::map<std::string, std::vector<float>> all;
+    for (const TensorDescriptor& tensor : list.tensors()) {
+      const StoredTensor& stored = stored_.at(tensor.name);
+      std::vector<float>& values = all[tensor.name] = std::vector<float>(tensor.count());
+      stored.file->read(*stored.tensor, 0, values.size(), values.data());
+      check_finite(stored, 0, values);
+    }
+    return all;
   }
 
  private:
@@ -129,7 +136,8 @@ class TensorFiles {
 
   void add(const SafetensorsFile& file, const TensorInfo& tensor) {
     std::string name = tensor.name;
-    if (const size_t at = name.find("transformer."); at != name.npos) name.erase(at, std::strlen("transformer."));
+    for (const std::string_view prefix : {"base_model.model.", "transformer."})
+      if (const size_t at = name.find(prefix); at != name.npos) name.erase(at, prefix.size());
     // Old versions of transformers stored the constant causal mask of every layer, which is not needed.
     if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) return;
     if (!stored_.emplace(name, StoredTensor{&file, &tensor}).second)
@@ -142,9 +150,22 @@ class TensorFiles {
   std::map<std::string, StoredTensor> stored_;
 };
 
+// The weights of a model, or of adapters.
+TensorFiles weight_files(const std::filesystem::path& folder, const TensorList& list) {
+  TensorFiles files(folder, find_weight_files(folder, file_stem(list)), ": check config.json and the files");
+  if (list.is_adapters()) return files;
+  const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
+  if (heads != list.shape().heads) fail(folder, ": has ", heads, " heads, the model ", list.shape().heads, ": leave out --heads");
+  files.drop_tied_head();
+  return files;
+}
+
 }  // namespace
 
-std::string file_prefix(State state) { return state_prefix(state) + "transformer."; }
+std::string file_prefix(State state, const TensorList& list) {
+  return state_prefix(state) + (list.is_adapters() ? "base_model.model." : "") + "transformer.";
+}
+std::string file_stem(const TensorList& list) { return list.is_adapters() ? "adapter_model" : "model"; }
 
 // ---- which checkpoints there are --------------------------------------------------------------------------
 
@@ -200,13 +221,28 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
   return {};
 }
 
+std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem) {
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, stem);
+  if (files.empty() && std::filesystem::exists(folder / "pytorch_model.bin"))
+    fail(folder, ": holds pytorch_model.bin, a Python pickle, which this program does not read: load it "
+         "with transformers and call save_pretrained, which writes model.safetensors");
+  if (files.empty()) fail(folder, ": holds no ", stem, ".safetensors: give a folder in Hugging Face's GPT-2 format");
+  return files;
+}
+
+std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> texts;
+  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"})
+    if (!folder.empty() && std::filesystem::exists(folder / name)) texts[name] = read_file(folder / name);
+  return texts;
+}
+
+std::map<std::string, std::vector<float>> read_weights(const std::filesystem::path& folder, const TensorList& list) {
+  return weight_files(folder, list).read(list);
+}
+
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
-  const int wanted = parameters.shards().list().shape().heads;
-  if (heads != wanted) fail(folder, ": has ", heads, " heads, the model ", wanted, ": leave out --heads");
-  TensorFiles files(folder, find_weight_files(folder), ": check config.json and the files");
-  files.drop_tied_head();
-  files.load(parameters, {State::weight}, most);
+  weight_files(folder, parameters.shards().list()).load(parameters, {State::weight}, most);
 }
 
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {

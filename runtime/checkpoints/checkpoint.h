@@ -1,5 +1,6 @@
 // Checkpoints: OUT/step_00000100/ holds a model after 100 steps, in public formats and as global tensors,
-// so that it depends neither on the mesh nor on the program that wrote it:
+// so that it depends neither on the mesh nor on the program that wrote it
+// (of adapters: runtime/checkpoints/adapters.h):
 //
 //   model.safetensors      fp32 weights (the masters, where there are any) under Hugging Face's GPT-2 names
 //                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
@@ -16,6 +17,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,14 +28,19 @@
 #include "runtime/checkpoints/model_config.h"
 #include "runtime/checkpoints/safetensors.h"
 
-// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...
-std::string file_prefix(State state);
+// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of adapters
+// "base_model.model.transformer.", ...
+std::string file_prefix(State state, const TensorList& list);
+
+// The files of these tensors' weights begin with it: "model", or "adapter_model".
+std::string file_stem(const TensorList& list);
 
 // The content of a checkpoint.
 struct CheckpointContent {
   Parameters& parameters;
   std::vector<CheckpointBlock> blocks;          // what this rank writes; a gathered one fits into RankGroup::chunk_bytes
   std::string trainer;                          // what else a resumed run needs: a JSON object
+  std::string adapter_config = {};              // of adapters, the text of the file of that name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
 };
 
@@ -65,6 +72,15 @@ void prune_checkpoints(const std::filesystem::path& out, size_t keep, size_t kee
 
 // STEM.safetensors, or the files that STEM.safetensors.index.json lists; none if the folder has neither.
 std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path& folder, const std::string& stem);
+
+// The files of a folder's weights. Fails if there are none.
+std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
+
+// The small files that describe the tokenizer of the weights, and their content.
+std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& folder);
+
+// All weights of a folder, by name, in the host's memory.
+std::map<std::string, std::vector<float>> read_weights(const std::filesystem::path& folder, const TensorList& list);
 
 // Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. The files hold whole tensors, so
 // they fit any mesh: Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of

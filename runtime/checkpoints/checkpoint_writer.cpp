@@ -223,11 +223,11 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   std::vector<NamedShape> weights, states;
   for (State state : saved_states())
     for (const TensorDescriptor& tensor : list.tensors())
-      (state == State::weight ? weights : states).push_back({file_prefix(state) + tensor.name, tensor.shape});
-  files_ = plan_files("model", weights, shard_bytes_);
+      (state == State::weight ? weights : states).push_back({file_prefix(state, list) + tensor.name, tensor.shape});
+  files_ = plan_files(file_stem(list), weights, shard_bytes_);
   const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
-  texts_.clear();
-  if (files_.size() > 1) texts_["model.safetensors.index.json"] = index_of(files_);
+  texts_ = tokenizer_files(content.tokenizer_folder);
+  if (files_.size() > 1) texts_[file_stem(list) + ".safetensors.index.json"] = index_of(files_);
   if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
   files_.insert(files_.end(), optimizer.begin(), optimizer.end());
   file_of_.clear();
@@ -236,10 +236,8 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   nlohmann::json trainer = nlohmann::json::parse(content.trainer);
   trainer["step"] = step_;
   texts_["trainer.json"] = trainer.dump(2) + "\n";
-  texts_["config.json"] = config_of(list.shape()).dump(2) + "\n";
-  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"})
-    if (!content.tokenizer_folder.empty() && std::filesystem::exists(content.tokenizer_folder / name))
-      texts_[name] = read_file(content.tokenizer_folder / name);
+  if (list.is_adapters()) texts_["adapter_config.json"] = content.adapter_config;
+  else texts_["config.json"] = config_of(list.shape()).dump(2) + "\n";
 }
 
 std::unique_ptr<SafetensorsWriter> CheckpointWriter::open(size_t file, bool create) const {
@@ -266,13 +264,13 @@ void CheckpointWriter::open_files() {
 
 // ---- blocks from the device to the files
 
-std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const std::vector<CheckpointBlock>& blocks,
-                                                                      size_t most_floats) {
+std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const CheckpointContent& content, size_t most_floats) {
+  const TensorList& list = content.parameters.shards().list();
   std::vector<BlockChunk> chunks;
   for (State state : saved_states())
-    for (const CheckpointBlock& block : blocks)
+    for (const CheckpointBlock& block : content.blocks)
       for (size_t done = 0; done < block.count; done += most_floats)
-        chunks.push_back({state, file_prefix(state) + block.tensor->name,
+        chunks.push_back({state, file_prefix(state, list) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
   // Gathered blocks come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
   // one rank has a snapshot and another writes chunk by chunk. (A gathered block fits into a chunk, so it is never
@@ -298,7 +296,7 @@ void CheckpointWriter::put(int rank, const FileRange& range) {
 // remainder modulo a block, as File::write_past_cache needs.
 void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
   float* free = snapshot_.get();
-  for (const auto& [state, name, block] : chunks_of(content.blocks, SIZE_MAX)) {
+  for (const auto& [state, name, block] : chunks_of(content, SIZE_MAX)) {
     FileRange range = range_of(name, block.first, block.count, nullptr);
     free += (range.offset - reinterpret_cast<uintptr_t>(free)) % File::block / sizeof(float);
     range.values = free;
@@ -312,7 +310,7 @@ void CheckpointWriter::take_snapshot(const CheckpointContent& content) {
 // Copies and writes this rank's blocks chunk by chunk, if there is no memory for a snapshot.
 void CheckpointWriter::write_in_chunks(const CheckpointContent& content) {
   std::string problem;
-  for (const BlockChunk& chunk : chunks_of(content.blocks, chunk_memory_.size())) {
+  for (const BlockChunk& chunk : chunks_of(content, chunk_memory_.size())) {
     copy_chunk(content, chunk);  // after a problem, too: other ranks may wait for this copy
     if (!problem.empty()) continue;
     problem = attempt([&] {
@@ -331,7 +329,7 @@ void CheckpointWriter::copy_chunk(const CheckpointContent& content, const BlockC
 // is sent as one line "TENSOR FIRST", followed by the floats.
 std::string CheckpointWriter::send_in_chunks(const CheckpointContent& content) {
   std::vector<BlockChunk> chunks;
-  if (is_blind(ranks_.rank)) chunks = chunks_of(content.blocks, chunk_memory_.size());
+  if (is_blind(ranks_.rank)) chunks = chunks_of(content, chunk_memory_.size());
   size_t rounds = 0;
   for (const std::string& number : ranks_.all_gather(std::to_string(chunks.size())))
     rounds = std::max(rounds, size_t(std::stoull(number)));

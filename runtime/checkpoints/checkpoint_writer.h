@@ -109,7 +109,7 @@ class CheckpointWriter {
   std::unique_ptr<SafetensorsWriter> open(size_t file, bool create) const;
   void create();
   void open_files();
-  static std::vector<BlockChunk> chunks_of(const std::vector<CheckpointBlock>& blocks, size_t most_floats);
+  static std::vector<BlockChunk> chunks_of(const CheckpointContent& content, size_t most_floats);
   FileRange range_of(const std::string& tensor, size_t first, size_t count, const float* values) const;
   void put(int rank, const FileRange& range);
   void take_snapshot(const CheckpointContent& content);

@@ -15,23 +15,6 @@
 
 namespace {
 
-// The checksum of bytes [offset, offset + bytes) of a file. The file is read, not mapped, so that a broken disk gives
-// an error and not a signal.
-std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
-  constexpr size_t block_bytes = 1 << 20;
-  std::string block(std::min(bytes, block_bytes), 0);
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  while (bytes > 0) {
-    const size_t count = std::min(bytes, block_bytes);
-    file.read(offset, block.data(), count);
-    XXH3_64bits_update(state.get(), block.data(), count);
-    offset += count;
-    bytes -= count;
-  }
-  return hexadecimal(XXH3_64bits_digest(state.get()));
-}
-
 // Reads a manifest. Fails if the file is not exactly as Manifest::text() writes it.
 Manifest read_manifest(const std::filesystem::path& path) {
   const std::string file = read_file(path);
@@ -59,6 +42,21 @@ Manifest read_manifest(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
+  constexpr size_t block_bytes = 1 << 20;
+  std::string block(std::min(bytes, block_bytes), 0);
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  while (bytes > 0) {
+    const size_t count = std::min(bytes, block_bytes);
+    file.read(offset, block.data(), count);
+    XXH3_64bits_update(state.get(), block.data(), count);
+    offset += count;
+    bytes -= count;
+  }
+  return hexadecimal(XXH3_64bits_digest(state.get()));
+}
 
 void Manifest::add(const std::string& file, size_t offset, std::string_view bytes) {
   extents.push_back({file, offset, bytes.size(), xxh3(bytes)});

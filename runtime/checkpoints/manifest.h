@@ -14,6 +14,12 @@
 #include <string_view>
 #include <vector>
 
+class File;
+
+// The checksum of bytes [offset, offset + bytes) of a file. The file is read, not mapped, so that a broken disk gives
+// an error and not a signal.
+std::string xxh3_of(const File& file, size_t offset, size_t bytes);
+
 // Neighbouring bytes of a file.
 struct Extent {
   std::string file;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -143,7 +144,32 @@ std::vector<int> divisors(int number, int most) {
   return {all.begin(), all.upper_bound(most)};
 }
 
+Deal StepOptions::deal() const {
+  const int all = global_batch / micro_batch, parts = std::accumulate(shares.begin(), shares.end(), 0);
+  if (shares.empty()) return Deal(std::vector(size_t(mesh.dp), all / mesh.dp));
+  std::vector<int> counts = shares;
+  for (int& count : counts) count *= all / parts;
+  return Deal(counts);
+}
+
+// What is wrong with --shares; empty: nothing.
+static std::string shares_problem(const StepOptions& o) {
+  if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
+  if (o.lora.is_on() && o.zero >= 2) return "--shares with --lora-rank and --zero 2 or 3 is not there yet: choose --zero 0 or 1";
+  if (o.measures_shares && (o.global_batch % o.micro_batch != 0 || o.global_batch / o.micro_batch < o.mesh.dp))
+    return concat("--shares auto: --global-batch ", o.global_batch, " must be a multiple of --micro-batch ", o.micro_batch, ", and have one for each of ",
+                  o.mesh.dp, " data-parallel ranks");
+  if (int(o.shares.size()) != o.mesh.dp)
+    return concat("--shares has ", o.shares.size(), " numbers, and there are ", o.mesh.dp, " data-parallel ranks: give one for each");
+  const int at_once = o.micro_batch * std::accumulate(o.shares.begin(), o.shares.end(), 0);
+  if (o.global_batch % at_once != 0)
+    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
+                  " times the sum of --shares: choose ", (o.global_batch / at_once + 1) * at_once, ", or other shares");
+  return "";
+}
+
 std::string batch_problem(const StepOptions& o) {
+  if (!o.shares.empty()) return shares_problem(o);
   const auto& [tp, cp, dp, pp] = o.mesh;
   const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
   if (at_once * pp > most_samples)
@@ -163,6 +189,9 @@ std::string batch_problem(const StepOptions& o) {
   if (o.pp_schedule == "zb" && o.zero >= 2)
     return concat("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 "
                   "and 3 send them away at one; choose --zero 0 or 1, or another schedule");
+  if (o.offloads("activations") && o.recompute != "block")
+    return concat("--offload ", o.offload, " moves the inputs of blocks, and --recompute ", o.recompute, " keeps other "
+                  "activations on the device: add --recompute block");
   if (o.pp_schedule == "zb" && o.recompute != "none")
     return concat("--pp-schedule zb with --recompute ", o.recompute, ": the gradients of weights, which come last, "
                   "need all activations; leave --recompute out, or choose another schedule");
@@ -198,7 +227,9 @@ void complete_options(Options& o, int ranks) {
   if (o.mesh.ranks() == 1 && (o.sms.ctas >= 0 || o.sms.margin >= 0))
     usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
-  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * ranks * o.mesh.pp);
+  const int at_once = o.shares.empty() ? ranks * o.mesh.pp : std::accumulate(o.shares.begin(), o.shares.end(), 0);
+  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * at_once);
+  if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));
   refuse(attempt([&] { validate(o.schedule); }));
   if (o.train.empty() && !o.generate && !o.plan) usage_error("--train is missing: name text files or .bin token shards");

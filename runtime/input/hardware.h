@@ -19,6 +19,7 @@ struct DeviceSheet {
   double memory;      // GiB that the driver reports
   Generation generation = Generation::ampere;
   bool is_later = false;  // than Ampere, whose generation of kernels it shares
+  double host = 32;       // to the host's memory in one direction, GB/s: PCIe 4.0 x16; 5.0: 64; NVLink-C2C: 450
 
   // Products in eight bits, at twice the rate of bf16
   bool has_fp8() const { return is_later || generation == Generation::hopper || generation == Generation::blackwell; }
@@ -26,17 +27,17 @@ struct DeviceSheet {
 
 // The first match counts, so longer names come first.
 inline constexpr DeviceSheet device_sheets[] = {
-    {"GB300", 2500, 80, 8.0, 277.0, Generation::blackwell},
-    {"GB200", 2500, 80, 8.0, 185.0, Generation::blackwell},
-    {"B300", 2250, 77, 8.0, 268.0, Generation::blackwell},
-    {"B200", 2250, 80, 8.0, 178.3, Generation::blackwell},
-    {"GH200", 989, 67, 4.0, 94.5, Generation::hopper},
-    {"H200 NVL", 835, 60, 4.8, 139.8, Generation::hopper},
-    {"H200", 989, 67, 4.8, 139.8, Generation::hopper},
-    {"H100 PCIe", 756, 51, 2.0, 79.1, Generation::hopper},
-    {"H100 NVL", 835, 60, 3.9, 93.1, Generation::hopper},
-    {"H100", 989, 67, 3.35, 79.1, Generation::hopper},
-    {"H800", 989, 67, 3.35, 79.1, Generation::hopper},
+    {"GB300", 2500, 80, 8.0, 277.0, Generation::blackwell, false, 450},
+    {"GB200", 2500, 80, 8.0, 185.0, Generation::blackwell, false, 450},
+    {"B300", 2250, 77, 8.0, 268.0, Generation::blackwell, false, 64},
+    {"B200", 2250, 80, 8.0, 178.3, Generation::blackwell, false, 64},
+    {"GH200", 989, 67, 4.0, 94.5, Generation::hopper, false, 450},
+    {"H200 NVL", 835, 60, 4.8, 139.8, Generation::hopper, false, 64},
+    {"H200", 989, 67, 4.8, 139.8, Generation::hopper, false, 64},
+    {"H100 PCIe", 756, 51, 2.0, 79.1, Generation::hopper, false, 64},
+    {"H100 NVL", 835, 60, 3.9, 93.1, Generation::hopper, false, 64},
+    {"H100", 989, 67, 3.35, 79.1, Generation::hopper, false, 64},
+    {"H800", 989, 67, 3.35, 79.1, Generation::hopper, false, 64},
     {"A100-80", 312, 19.5, 2.039, 79.1},
     {"A100-40", 312, 19.5, 1.555, 39.4},
     {"A800", 312, 19.5, 2.039, 79.1},
@@ -45,10 +46,10 @@ inline constexpr DeviceSheet device_sheets[] = {
     {"L40S", 362, 91.6, 0.864, 44.4, Generation::ampere, true},
     {"L4", 121, 30.3, 0.3, 22.0, Generation::ampere, true},
     {"GB10", 125, 31, 0.273, 119.6, Generation::ampere, true},
-    {"RTX PRO 6000", 503.8, 126, 1.792, 95.0, Generation::ampere, true},
+    {"RTX PRO 6000", 503.8, 126, 1.792, 95.0, Generation::ampere, true, 64},
     {"RTX 6000 Ada", 364.2, 91.1, 0.96, 47.4, Generation::ampere, true},
     {"RTX A6000", 154.8, 38.7, 0.768, 47.4},
-    {"RTX 5090", 209.5, 104.8, 1.792, 31.4, Generation::ampere, true},
+    {"RTX 5090", 209.5, 104.8, 1.792, 31.4, Generation::ampere, true, 64},
     {"RTX 4090", 165.2, 82.6, 1.008, 23.5, Generation::ampere, true},
     {"RTX 3090", 71, 35.6, 0.936, 23.6}};
 

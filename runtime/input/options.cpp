@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <set>
+#include <sstream>
 #include <system_error>
 #include <type_traits>
 
@@ -41,6 +42,15 @@ CLI::Validator one_of(const Names& names) {
   }, CLI::IsMember(names).get_description());
 }
 
+// A list with commas of what --offload can move.
+const CLI::Validator offloaded([](const std::string& text) {
+  std::istringstream list(text);
+  for (std::string word; std::getline(list, word, ',');)
+    if (word != "optimizer" && word != "activations" && text != "none")
+      return excerpt(text) + " is unknown: give optimizer, activations, both with a comma, or none";
+  return std::string();
+}, "LIST");
+
 const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
 
 // Adds an option whose value is checked as text.
@@ -64,6 +74,19 @@ decltype(Options::val) validation_sets(const std::vector<std::string>& words) {
     sets.back().second.push_back(file);
   }
   return sets;
+}
+
+// The modules of a block that --lora-targets names.
+std::vector<std::string> modules_of(const std::string& targets) {
+  std::vector<std::string> modules;
+  std::set<std::string> names;
+  std::istringstream words(targets);
+  for (std::string name; std::getline(words, name, ',');) names.insert(name);
+  for (const auto& [name, module] : lora_targets)
+    if (names.erase(name)) modules.push_back(module);
+  if (!names.empty() || modules.empty())
+    usage_error("--lora-targets: ", excerpt(names.empty() ? "" : *names.begin()), " is unknown: give some of qkv,projection,up,down");
+  return modules;
 }
 
 void add_data_and_model_options(CLI::App& app, Options& o) {
@@ -94,15 +117,23 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add(app, "--dtype", o.dtype, one_of({"fp32", "bf16", "fp16"}), "fp32, bf16 or fp16 (weights, activations; sums and "
       "optimizer state stay fp32); a plan for other devices is for bf16");
   app.add_flag("--stochastic-rounding", o.stochastic_rounding, "bf16 weights without fp32 master copies");
+  add(app, "--moments", o.moments, one_of({"fp32", "bf16"}), "fp32 or bf16 (rounded stochastically): AdamW's moments");
   app.add_flag("--fp8", o.fp8, "with --dtype bf16: products of blocks in eight bits (e4m3), faster for wide blocks on "
                "cards from 8.9 on; --plan says whether it pays");
   add(app, "--fp8-gradients", o.fp8_gradients, one_of({"e5m2", "e4m3"}),
       "e5m2 (range) or e4m3 (precision): the eight bits of gradients");
   add(app, "--fp8-keep", o.fp8_keep, in_range(0, ModelShape::most_layers / 2), "first and as many last blocks that stay in bf16");
+  add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
+      "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
+  add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
+      ->default_str("");
+  app.add_option("--lora-targets", o.lora_targets, "linear layers that have an adapter")->type_name("NAMES");
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
       "none, gelu or block: what backward computes again to save memory");
+  add(app, "--offload", o.offload, offloaded, "what lives in the host's pinned memory, and comes to the device for its use: "
+      "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), both with a comma, or none");
   add(app, "--attention", o.attention, one_of({"auto", "cudnn", "own", "hopper"}),
       "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: cudnn where it is compiled in and can");
 }
@@ -206,6 +237,9 @@ void add_run_options(CLI::App& app, Options& o) {
       "of layers, which each stage has in the interleaved schedule")->default_str("2");
   add(app, "--zero", o.zero, in_range(0, 3),
       "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too");
+  add(app, "--shares", o.share_words, [](const std::string& word) { return word == "auto" ? "" : in_range(1, 1000)(word); },
+      "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower; auto: by their speed "
+      "(default: all the same)")->delimiter(',')->type_name("INT,...");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
@@ -245,6 +279,8 @@ void add_run_options(CLI::App& app, Options& o) {
 
   app.option_defaults()->group("Sampling");
   app.add_flag("--generate", o.generate, "write a sample from a checkpoint (--resume or --init) and stop");
+  app.add_option("--merge", o.merge, "write a checkpoint's adapters and the model beside which they were trained as one "
+                 "Hugging Face folder, and stop")->type_name("DIR");
   add(app, "--sample-every", o.sample_every, count, "steps between samples; 0: none");
   add(app, "--sample-seconds", o.sample_seconds, in_range(0., 1e7),
       "seconds between the end of a sample and the next; 0: none");
@@ -284,7 +320,7 @@ void refuse_missing_values(const CLI::App& app, int argc, char** argv) {
     if (needs_value(app.get_option_no_throw(word)) && i + 1 < argc && app.get_option_no_throw(argv[i + 1]))
       usage_error(word, " is followed by no value, but by ", argv[i + 1], ": give one (", word, "=", argv[i + 1],
                   " if that is meant)");
-    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--trace",
+    for (const char* option : {"--cache", "--init", "--resume", "--ceilings", "--cluster", "--calibrate", "--merge", "--trace",
                                "--trace-tensors", "--after-checkpoint", "--stop-when", "--on-end"})
       if (word == option && i + 1 < argc && !*argv[i + 1]) usage_error(word, " '' names nothing: leave the option out");
   }
@@ -303,7 +339,10 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
   refuse(o.stochastic_rounding, {"--fp8"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
   refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
+  refuse(o.generate, {"--moments", "--offload"}, "beside --generate: it is for training; leave it out");
   refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
+  refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
+  refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");
   refuse(o.cache.empty(), {"--cache-size"}, "is for --cache DIR: add that, or leave it out");
   refuse(o.val.empty() && o.val_every > 0, {"--val-every"}, "needs --val FILES");
   refuse(o.val.empty(), {"--keep-best"}, "needs --val FILES");
@@ -322,7 +361,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
   refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
   refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
-                    "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
+                    "--shares", "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
   refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
          "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
   refuse(o.hooks.after_checkpoint.empty() && o.hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
@@ -333,6 +372,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
   refuse(app.count("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
   refuse(o.mesh.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
+  refuse(o.generate, {"--shares"}, "beside --generate: shares are of training; leave one of them out");
   refuse(o.mesh.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
   refuse(o.mesh.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");
   refuse(o.pp_schedule != "interleaved", {"--pp-chunks"},
@@ -387,7 +427,12 @@ std::optional<Options> parse_options(int argc, char** argv) {
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
   o.val = validation_sets(o.val_words);
+  o.measures_shares = std::ranges::count(o.share_words, "auto") > 0;
+  if (o.measures_shares && o.share_words.size() > 1) usage_error("--shares: auto stands alone, or give a number for each data-parallel rank");
+  if (!o.measures_shares) std::ranges::transform(o.share_words, std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
+  o.generate |= !o.merge.empty();
   refuse_together(app, o);
+  if (o.lora.is_on()) o.lora = {o.lora.rank, o.lora.alpha > 0 ? o.lora.alpha : 2 * o.lora.rank, modules_of(o.lora_targets)};
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.keep_best |= o.patience > 0 && !o.out.empty();

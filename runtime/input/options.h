@@ -34,7 +34,7 @@ struct Options : StepOptions {
 
   std::vector<std::string> words;  // of the command line, the program's name first, without hooks
 
-  std::vector<std::string> train, val_words;
+  std::vector<std::string> train, val_words, share_words;
   std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
   bool shuffle = false;
   std::string cache;
@@ -45,6 +45,8 @@ struct Options : StepOptions {
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
+  std::string lora_targets = "qkv,projection,up,down";
+  std::string base_checksum = "off";  // of the weights beside which adapters are trained (runtime/training/setup.cuh)
   bool resume = false;
   std::string resume_from;
 
@@ -74,6 +76,7 @@ struct Options : StepOptions {
   int top_k = 0, samples = 1;
   double top_p = 1;
   bool no_cache = false;
+  std::string merge;  // folder for a checkpoint's adapters and their base in one; empty: none
 
   bool share_gpu = false, check_ranks = false, check_mesh = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take

@@ -5,25 +5,38 @@
 #include <string>
 #include <vector>
 
+#include "parallel/lora.h"
 #include "parallel/shapes.h"
 #include "parallel/sm_options.h"
+#include "runtime/input/deal.h"
 
 struct StepOptions {
   ModelShape shape = {};  // which the options for it, the data and --init decide together (runtime/training/setup.cuh)
   MeshShape mesh = {};    // dp follows from the number of ranks (complete_options)
+  std::vector<int> shares = {};  // of the micro-batches of a step, one for each data-parallel rank; empty: all have the same
+  bool measures_shares = false;  // they follow from the ranks' speed
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
   bool stochastic_rounding = false;
+  std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;
   std::string fp8_gradients = "e5m2";
   int fp8_keep = 1;
+  LoraOptions lora = {};
   int zero = 0, tp_pieces = 1, pp_chunks = 1;
   SmOptions sms;
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training
 
+  bool offloads(const std::string& what) const {
+    return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
+  }
   double tokens() const { return double(global_batch) * seq_len; }              // of a step
-  int micro_batches() const { return global_batch / (micro_batch * mesh.dp); }  // of a rank in a step
+  Deal deal() const;                                                            // of the micro-batches of a step
+  // Micro-steps of a data-parallel rank in a step. With ZeRO 2 and 3 all ranks meet in each micro-step.
+  int micro_steps(int dp_rank) const { return zero >= 2 ? deal().most() : deal().of_rank(dp_rank); }
+  // Of a rank in a step; with shares, of the one that has most.
+  int micro_batches() const { return shares.empty() ? global_batch / (micro_batch * mesh.dp) : deal().most(); }
 };
 
 // The divisors of a number that are at most `most`, in order.

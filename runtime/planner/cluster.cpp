@@ -20,8 +20,9 @@ constexpr double tera = 1e12, giga = 1e9, gib = 1024.0 * 1024 * 1024, micro = 1e
 //   fp32        attention's share of the peak without tensor cores: assumed
 //   launch      from kernel to kernel in a recorded graph or a full stream: assumed
 //   links       NCCL's ring inside a host of A100: 240 of 300 GB/s
+//   host link   of PCIe's rate, both ways at the same time: assumed
 constexpr double gpu_products = 0.69, hopper_products = 0.62, gpu_bandwidth = 0.9, gpu_fp32_attention = 0.3;
-constexpr double gpu_launch = 2e-6, gpu_links = 0.8;
+constexpr double gpu_launch = 2e-6, gpu_links = 0.8, gpu_host_link = 0.8;
 
 // Of the runs of dev/published that no number was fitted to (test/test_planner.cpp compares), and of dev/results on the
 // CPU device. What never ran gets the wider of both.
@@ -46,6 +47,7 @@ Device gpu(const DeviceSheet& sheet) {
   d.bandwidth_share = gpu_bandwidth;
   d.attention_fp32 = AttentionRates::flat(gpu_fp32_attention * d.fp32, gpu_fp32_attention * d.fp32);
   d.own = d.hopper = d.library = scaled(flash_on_a100, sheet.bf16, 312);
+  d.host = gpu_host_link * sheet.host * giga;
   d.launch = gpu_launch;
   d.margin = known_margin(sheet);
   if (sheet.generation == Generation::ampere) return d;
@@ -69,6 +71,7 @@ Device cpu(const DeviceSheet& sheet, int processors) {
   Device d = device_of({0, product, 1.4 * sheet.bandwidth * tera, 1e-7 / times, 7e10 * times, 1.5e11 * times, 6.6e10 * times,
                         8.5e-7 / times, 2.4e-6 / times, sheet.name, true, processors});
   d.name = sheet.name, d.bf16 = sheet.bf16 * tera, d.memory = sheet.memory * gib;
+  d.host = d.bandwidth / 2;  // a copy reads and writes
   return d;
 }
 
@@ -102,6 +105,7 @@ Device read_device(JsonFields& file) {
     for (AttentionRates* rates : {&d.own, &d.hopper, &d.library, &d.attention_fp32}) *rates = *rates * attention;
     measured.end();
   }
+  if (device.has("host_gb_per_s")) d.host = gpu_host_link * device.rate("host_gb_per_s") * giga;
   if (device.has("product_share")) d.product_share = device.rate("product_share", 1);
   device.end();
   return d;
@@ -157,6 +161,7 @@ Cluster read_cluster(const std::string& where, const nlohmann::json& object) {
   for (const auto& [key, rate] : {std::pair("price_per_device_hour", &c.price), {"spot_price_per_device_hour", &c.spot_price},
                                   {"spot_hours_between_interruptions", &c.spot_hours}})
     if (file.has(key)) *rate = file.rate(key);
+  if (file.has("host_memory_gib")) c.host_memory = file.rate("host_memory_gib") * gib;
   if (file.has("date")) c.date = file.text("date");
   if (file.has("source")) c.source = file.text("source");
   file.end();
@@ -195,6 +200,7 @@ Device device_of(const Ceilings& ceilings) {
   d.own = d.hopper = d.library = d.attention_fp32 = AttentionRates::flat(ceilings.attention_forward, backward);
   d.attention_block = 64;
   d.elements = ceilings.gelu / ceilings.product;
+  d.host = ceilings.integrated ? ceilings.copy / 2 : gpu_host_link * (sheet ? sheet->host : DeviceSheet().host) * giga;
   d.launch = ceilings.launch;
   d.norm_row = ceilings.norm_row, d.loss_row = ceilings.loss_row;
   d.overlaps = !ceilings.integrated;

@@ -44,6 +44,7 @@ struct Device {
   double product_share = 1, bandwidth_share = 1, elements = 1;
   // Attention by our own kernels, those for Hopper and a library, in 16 bits; and in fp32
   AttentionRates own = {}, hopper = {}, library = {}, attention_fp32 = {};
+  double host = 0;       // to the host's memory and back, bytes/s in each direction, both at the same time
   double launch = 0;     // from the end of a kernel to the start of the next one
   double norm_row = 0, loss_row = 0;  // what a row of LayerNorm, and 2,048 bytes of a row of logits, take besides
   int attention_block = 0;  // queries that see the same keys: causal attention computes a block more of them than T
@@ -72,6 +73,7 @@ struct Cluster {
   int ranks_per_device = 1;  // they share its rates
   Link inside = {}, between = {};      // of a device to others of its host; of a host to others
   double link_share = 1;     // of a link's rate, that collectives reach
+  double host_memory = 0;    // bytes of a host's memory that --offload may take; 0: not known
   double price = 0, spot_price = 0;  // of a device for an hour, dollars; 0: not known
   double hours = 6300, spot_hours = 10;  // until one host fails, or is taken back, on average (runtime/planner/rules.md)
   std::string date = {}, source = {};

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <span>
 
 #include "parallel/pipeline.h"
 #include "parallel/processes/text.h"
@@ -37,7 +38,7 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
     first += count;
   }
   stages.front().forward += kernels.embedding_forward();
-  stages.front().backward += kernels.embedding_backward();
+  if (!step.lora.is_on()) stages.front().backward += kernels.embedding_backward();
   stages.back().backward += kernels.head();
   return stages;
 }
@@ -47,12 +48,15 @@ std::vector<Passes> passes_of(const StepOptions& step, const Kernels& kernels, c
 // The parameters of a rank of the first stage, which ends last: behind it nothing hides.
 struct ParameterCounts {
   double wte, embedding, block, blocks;
+  double gathered;  // of a block, those that ZeRO gathers
   double all() const { return embedding + block * blocks; }
 };
 ParameterCounts parameters_of(const StepOptions& step, int layers) {
   const double C = step.shape.channels, tp = step.mesh.tp;
   const double wte = double(round_up(step.shape.vocabulary, 128)) * C / tp;
-  return {wte, wte + double(step.shape.positions) * C, 12 * C * C / tp + (7 / tp + 6) * C, double(layers)};
+  const double block = 12 * C * C / tp + (7 / tp + 6) * C, adapters = step.lora.rank * (4 + 12 / tp) * C;
+  if (step.lora.is_on()) return {0, 0, adapters, double(layers), adapters + (step.zero == 3 ? block : 0)};
+  return {wte, wte + double(step.shape.positions) * C, block, double(layers), block};
 }
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
@@ -61,7 +65,7 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   const double g = bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
   const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
   const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(w * elements); };
-  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.block);
+  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.gathered);
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
@@ -69,7 +73,7 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
   // update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
-  c.exposed += std::max(gather(p.block), gathered - first.forward);
+  c.exposed += std::max(gather(p.gathered), gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
   return c;
 }
@@ -91,11 +95,34 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
   f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
 }
 
+// What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
+// offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its kernels; passes: of
+// a micro-batch
+Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,
+                                        double elements, double update, const StageTimes& passes) {
+  const double host = cluster.device.host / cluster.ranks_per_device;
+  Forecast::Communication c;
+  if (step.offloads("optimizer")) {
+    const double moments = step.moments == "bf16" ? 4 : 8, masters = step.dtype == "fp32" || step.stochastic_rounding ? 0 : 4;
+    const double one_way = elements * (moments + masters) / host, window = one_way * p.block / p.all();
+    c.total += 2 * one_way;  // two windows come, and two leave, behind passes
+    c.exposed += std::max(0.0, one_way - 2 * window - update);
+  }
+  if (step.offloads("activations")) {
+    const double rows = double(step.micro_batch) * step.seq_len / step.mesh.cp / step.mesh.tp, A = step.micro_batches();
+    const double one_way = p.blocks * rows * step.shape.channels * bytes_of(step.dtype) / host;
+    c.total += 2 * A * one_way;
+    c.exposed += A * (std::max(0.0, one_way - passes.forward) + std::max(0.0, one_way - passes.backward));
+  }
+  if (!cluster.device.overlaps) c.exposed = c.total;
+  return c;
+}
+
 using Share = std::pair<const char*, double>;
-std::array<Share, 6> shares_of(const Forecast& f) {
+std::array<Share, 7> shares_of(const Forecast& f) {
   const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
   return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update},
-           {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}}};
+           {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}, {"offload", f.offload.exposed}}};
 }
 
 // The step, when all parts of it are known, and what follows.
@@ -106,7 +133,8 @@ void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
   const double L = s.layers, C = s.channels, tokens = step.tokens();
   const double parameters = (s.vocabulary + s.positions) * C + L * (12 * C * C + 13 * C) + 2 * C;
   f.tokens_per_s = tokens / f.seconds;
-  f.model_flops = tokens * (6 * parameters + 6 * L * C * step.seq_len);
+  const double adapters = 16 * C * L * step.lora.rank;
+  f.model_flops = tokens * ((step.lora.is_on() ? 4 : 6) * parameters + 6 * adapters + 6 * L * C * step.seq_len);
   const double devices = double(step.mesh.ranks()) / cluster.ranks_per_device;
   const double peak = step.dtype == "fp32" ? cluster.device.sheet_fp32 : cluster.device.sheet_bf16;
   if (peak > 0) f.mfu = f.model_flops / f.seconds / (devices * peak);
@@ -137,7 +165,8 @@ double pipeline_seconds(const std::string& schedule, const std::vector<StageTime
 
 std::string Forecast::explanation() const {
   const auto text = [&](const Share& s) { return concat(s.first, ' ', std::lround(100 * s.second / seconds), " %"); };
-  return concat("most of the step is spent on ", limit, ": ", joined(shares_of(*this), text));
+  const auto all = shares_of(*this);
+  return concat("most of the step is spent on ", limit, ": ", joined(std::span(all).first(all.size() - (offload.total == 0)), text));
 }
 
 Forecast forecast(const StepOptions& step, const Cluster& c) {
@@ -169,6 +198,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
   update += (inner.maximum(first.block / 4) + inner.cast(first.block / 4, 2)) * (4 * casts);
   f.update = update[memory], f.launches += update[launches];
+  f.offload = offload_traffic(step, cluster, first, first.all() / pieces, f.update, times[0]);
   add_rates(f, step, cluster);
   return f;
 }

@@ -12,19 +12,19 @@
 #include "runtime/input/step_options.h"
 #include "runtime/planner/cluster.h"
 
-// Seconds. The first line and what is exposed of tp, cp and dp add up to the step, on the slowest pipeline stage.
+// Seconds. The first line and what is exposed of tp, cp, dp and offload add up to the step, on the slowest pipeline stage.
 struct Forecast {
   double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
   struct Communication {
     double total = 0, exposed = 0;
-  } tp, cp, dp, pp;  // pp's exposed messages lengthen the bubble
+  } tp, cp, dp, pp, offload;  // pp's exposed messages lengthen the bubble; offload: to the host's memory and back
   double seconds = 0;
 
   double tokens_per_s = 0;
   double model_flops = 0;  // of a step: 6·Ψ + 6·L·C·T a token
   double mfu = 0;          // of the dense peak of all devices; 0: not known
 
-  const char* limit = "";  // what takes the most time: products, attention, memory, communication, bubble, launches
+  const char* limit = "";  // what takes the most time: products, attention, memory, communication, bubble, launches, offload
   std::string explanation() const;  // the same in a sentence
 };
 

@@ -35,7 +35,7 @@ Cost Kernels::half_backward(double wide, const Cost& between, double inner) cons
   Cost cost = last + between + sent(regathered, last.seconds() + between.seconds());
   cost += cast(R_ * C_, 2) + cast(R_ * wide, 2) + cast(R_ * C_, 1) + cast(R_ * inner, 1) + gathered_maximum() * 2;
   cost += product_then_scatter(R_, C_, wide, first.seconds()) + first + layernorm_backward() +
-          gather_then_product(R_, inner, C_);
+          gather_then_product(R_, inner, C_) + adapter(wide, C_) + adapter(C_, inner);
   cost[weights] = first[products] + last[products];
   return cost;
 }

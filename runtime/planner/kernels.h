@@ -59,7 +59,7 @@ class Kernels {
   virtual ~Kernels() = default;
 
   // A block, of one micro-batch.
-  Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_); }
+  Cost forward() const { return activations() + cast(4 * R_ * c_, 1) + product_then_scatter(R_, C_, 4 * c_) + adapter(4 * c_, C_); }
   Cost backward() const {
     const Cost gelu_backward = elements(4 * R_ * c_, 20, 3), mlp = half_backward(4 * c_, {}, 4 * c_);
     return recomputed() + gelu_backward + mlp + half_backward(3 * c_, attention_backward() + maximum(3 * R_ * c_), c_);
@@ -73,7 +73,8 @@ class Kernels {
 
   // Norm and AdamW of `elements` elements; each unit has launches of its own.
   Cost update(double count, double units) const {
-    const double moved = w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30;  // by AdamW, bytes an element
+    const double moments = step_.moments == "bf16" ? 8 : 0;  // what AdamW moves less, bytes an element
+    const double moved = (w_ == 4 ? 28 : step_.stochastic_rounding ? 24 : 30) - moments;
     Cost cost = kernel(2 * count, 4 * count) + kernel(15 * count, moved * count);
     cost[launches] = 2 * units * device_.launch;
     return cost;
@@ -118,8 +119,22 @@ class Kernels {
   // The gradients of a weight (inputs, outputs), which are added to the sums of the micro-batches before; and of its
   // bias.
   Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
+    if (step_.lora.is_on()) return has_bias ? adapter_gradients(inputs, outputs) : Cost();
     const Cost weight = product(inputs, outputs, R_, gradient_bytes_ * (step_.micro_batches() > 1 ? 2 : 1));
     return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
+  }
+
+  // What an adapter adds to a layer's product, in forward or (with inputs and outputs in each other's place) in its input
+  // gradient; and its own gradients, for which the small products are computed again. All four layers are counted,
+  // whatever --lora-targets names.
+  Cost adapter(double inputs, double outputs) const {
+    const double rank = step_.lora.rank;
+    return rank ? product(R_, rank, inputs) + elements(R_ * rank, 1, 2) + product(R_, outputs, rank) : Cost();
+  }
+  Cost adapter_gradients(double inputs, double outputs) const {
+    const double rank = step_.lora.rank;
+    return product(R_, rank, inputs) + product(R_, rank, outputs) + elements(R_ * rank, 1, 2) * 2 +
+           product(outputs, rank, R_, gradient_bytes_) + product(rank, inputs, R_, gradient_bytes_);
   }
 
   // What tensor parallelism sends while something else is computed.
@@ -158,7 +173,8 @@ class Kernels {
   Cost activations() const {
     return cast(R_ * C_, 1) * 2 + gathered_maximum() * 2 + cast(R_ * c_, 1) + maximum(R_ * c_) + layernorm_forward() * 2 +
            gather_then_product(R_, 3 * c_, C_) + attention_forward() + product_then_scatter(R_, C_, c_) +
-           gather_then_product(R_, 4 * c_, C_) + gelu_forward();
+           gather_then_product(R_, 4 * c_, C_) + gelu_forward() +
+           adapter(C_, 3 * c_) + adapter(c_, C_) + adapter(C_, 4 * c_);
   }
   Cost gathered_maximum() const { return N_ > 1 ? maximum(R_ * C_) : Cost(); }
   virtual Cost recomputed() const {

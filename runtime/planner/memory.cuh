@@ -28,6 +28,7 @@ inline RankPlan rank_plan(const Model& model, const Mesh& mesh, int rank, const 
   const std::string layers = layers_text(model.tensors());
   RankPlan plan = {rank, mesh.place(), layers, model.options().slots, model.memory().categories(), {}};
   plan.memory.insert(plan.memory.end(), others.begin(), others.end());
+  plan.host = model.host_memory().categories();
   if (snapshot) plan.host.push_back({"snapshot", snapshot});
   plan.host.push_back({"batches", Batches::memory_for(model).pinned_bytes()});
   plan.host.push_back({"results", StepsInFlight::pinned_bytes()});
@@ -88,7 +89,8 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
 // The bytes of the largest of all stages' first ranks; others of a stage gather some KiB more or less for a checkpoint.
 // Stages with as many layers are alike, and those that come later hold no more micro-batches. Stops at the first that
 // needs more than `enough`.
-inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX) {
+// host_room: bytes that a rank may offload; more than any device has if these are too few.
+inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE_MAX, size_t host_room = SIZE_MAX) {
   const MeshShape& mesh = o.mesh;
   const std::vector<Layers> dealt = deal_layers(o.shape, mesh.pp, o.pp_chunks);
   const auto same_layers = [&](int stage, int other) {
@@ -98,8 +100,10 @@ inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE
   };
   size_t most = 0;
   for (int stage = 0; stage < mesh.pp && most <= enough; ++stage)
-    if (stage < 2 || stage + 1 == mesh.pp || !same_layers(stage, stage - 1))
-      most = std::max(most, planned(o, stage * mesh.ranks() / mesh.pp, is_here).total());
+    if (stage < 2 || stage + 1 == mesh.pp || !same_layers(stage, stage - 1)) {
+      const RankPlan plan = planned(o, stage * mesh.ranks() / mesh.pp, is_here);
+      most = std::max(most, plan.offloaded() > host_room ? SIZE_MAX : plan.total());
+    }
   return most;
 }
 
@@ -110,13 +114,16 @@ inline size_t least_bytes(const StepOptions& s) {
   const auto& [tp, cp, dp, pp] = s.mesh;
   const int A = s.micro_batches();
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
-  const double weights = w, gradients = 4, optimizer = w == 4 || s.stochastic_rounding ? 8 : 12;  // bytes a parameter
+  const bool trained = !s.lora.is_on();  // adapters are few
+  const double weights = w, gradients = trained ? 4 : 0, moments = s.moments == "bf16" ? 4 : 8;  // bytes a parameter
+  const double optimizer = !trained || s.offloads("optimizer") ? 0 : moments + (w == 4 || s.stochastic_rounding ? 0 : 4);
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
   const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
   const double whole = (s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0);
   const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
-  const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : 1;  // of C elements for each row
+  // of C elements for each row
+  const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : s.offloads("activations") ? 0 : 1;
   const double rows = slots * layers * s.micro_batch * s.seq_len / cp;
   return size_t(12 * C * C * s.shape.layers / pp / tp * state + std::min(layers, 2.) * 12 * C * C / tp * whole +
                 rows * kept * C * w / tp);
@@ -128,7 +135,8 @@ inline PlannedDevice this_device(const std::string& name, int sharers = 1) {
   size_t free_bytes = 0, total_bytes = 0;
   CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
   const bool is_shared = device_attribute(cudaDevAttrIntegrated);
-  return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve()};
+  const size_t host_room = is_shared ? 0 : host_memory_left() / size_t(sharers);
+  return {name, free_bytes / size_t(is_shared ? sharers : 1), memory_reserve(), true, host_room};
 }
 
 inline Plan plan_of_memory(const Options& o, const PlannedDevice& device) {

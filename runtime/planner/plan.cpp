@@ -32,7 +32,7 @@ Object milliseconds(const Forecast& f) {
   return {{"products", 1e3 * f.products}, {"attention", 1e3 * f.attention}, {"memory", 1e3 * f.memory},
           {"launches", 1e3 * f.launches}, {"bubble", 1e3 * f.bubble},       {"update", 1e3 * f.update},
           {"tp", communication(f.tp)},    {"cp", communication(f.cp)},      {"dp", communication(f.dp)},
-          {"pp", communication(f.pp)}};
+          {"pp", communication(f.pp)},    {"offload", communication(f.offload)}};
 }
 
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
@@ -105,12 +105,22 @@ std::string table_of(const std::vector<RankPlan>& stages) {
 
 }  // namespace
 
+size_t RankPlan::offloaded() const {
+  size_t bytes = 0;
+  for (const auto& [name, size] : host) bytes += name == "optimizer" || name == "activations" ? size : 0;
+  return bytes;
+}
+
+bool Plan::fits_host() const {
+  return !device.host_room || std::ranges::max(ranks, {}, &RankPlan::offloaded).offloaded() <= device.host_room;
+}
+
 const RankPlan& Plan::largest() const { return *std::ranges::max_element(ranks, {}, &RankPlan::total); }
 
 std::string text_of(const Plan& plan) {
   Object ranks = Object::array();
   for (const RankPlan& rank : plan.ranks) ranks.push_back(object_of(rank));
-  const auto& [name, bytes, reserve, here] = plan.device;
+  const auto& [name, bytes, reserve, here, host_room] = plan.device;
   Object object = {{"device", {{"name", name}, {"bytes", bytes}, {"reserve", reserve}, {"here", here}}},
                    {"fits", plan.fits()},
                    {"ranks", ranks}};
@@ -150,8 +160,11 @@ std::string memory_text(const Plan& plan) {
 }
 
 std::string fit_text(const Plan& plan) {
-  const auto& [name, bytes, reserve, here] = plan.device;
+  const auto& [name, bytes, reserve, here, host_room] = plan.device;
   const RankPlan& rank = plan.largest();
+  if (!plan.fits_host())
+    return concat("no: --offload takes ", bytes_text(rank.offloaded()), " of the host's memory for a rank, which has ",
+                  bytes_text(host_room), " for it: take more ranks with --zero, --moments bf16, or less --offload");
   const std::string needed = concat("rank ", rank.rank, " needs the most, ", bytes_text(rank.total()), ", and ",
                                     bytes_text(reserve), " are left to libraries; ", name, " has ", bytes_text(bytes),
                                     " free", here ? "" : " (workspaces of libraries by formulas)");
@@ -209,7 +222,7 @@ KindSeconds kind_seconds(const std::vector<KernelTotal>& kernels) {
   KindSeconds seconds = {};
   for (const KernelTotal& kernel : kernels) {  // launchers' names
     const auto has = [&](const char* part) { return kernel.name.find(part) != std::string::npos; };
-    if (has("all_") || has("scatter") || has("broadcast") || has("send") || has("receive")) continue;  // a collective
+    if (has("all_") || has("scatter") || has("broadcast") || has("send") || has("receive") || has("offload")) continue;  // no kernel
     const bool is_attention = has("attention") || has("ring_") || has("_keys") || has("_queries") || has("heads");
     seconds[has("matmul") ? 0 : is_attention ? 1 : 2] += kernel.milliseconds / 1e3;
   }

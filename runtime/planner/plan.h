@@ -47,6 +47,7 @@ struct PlannedDevice {
   std::string name;
   size_t bytes = 0, reserve = 0;
   bool is_here = true;
+  size_t host_room = 0;  // bytes of its host's memory that a rank may offload; 0: not known, or the device uses it itself
 
   size_t room() const { return bytes - std::min(bytes, reserve); }
 };
@@ -59,6 +60,7 @@ struct RankPlan {
   std::vector<MemoryCategory> memory, host;
 
   size_t total() const { return total_of(memory); }
+  size_t offloaded() const;  // of the host's memory, by --offload
 };
 
 // The whole run.
@@ -98,7 +100,8 @@ struct Plan {
   size_t steps = 0;         // of the run; 0: it is not one
 
   const RankPlan& largest() const;
-  bool fits() const { return largest().total() <= device.room(); }
+  bool fits() const { return largest().total() <= device.room() && fits_host(); }
+  bool fits_host() const;  // what is offloaded
 };
 
 // The JSON; of `time`, the keys from step_ms on.

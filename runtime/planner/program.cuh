@@ -23,7 +23,7 @@ inline std::string device_name(int device = 0) {
 inline PlannedDevice device_of(const Cluster& cluster) {
   const bool is_cpu = cluster.is_shared();  // without libraries that have workspaces
   return {cluster.device.name, size_t(cluster.device.memory) / size_t(cluster.ranks_per_device),
-          is_cpu ? host_reserve : gpu_reserve, is_cpu};
+          is_cpu ? host_reserve : gpu_reserve, is_cpu, size_t(cluster.host_memory / cluster.ranks_per_host())};
 }
 
 // What is known of the devices of these ranks: by --cluster, by --ceilings or by their name. None: nothing is.
@@ -31,7 +31,7 @@ inline std::optional<Cluster> known_cluster(const Options& o, const std::string&
   if (!o.cluster.empty()) return with_devices(find_cluster(o.cluster), ranks).cluster;
   if (!o.ceilings.empty()) return cluster_of(load_ceilings(o.ceilings, o.dtype, device), ranks);
   std::optional<Cluster> known = cluster_of_device(device, ranks);
-  if (known) known = with_devices(*known, ranks).cluster, known->price = known->spot_price = 0;
+  if (known) known = with_devices(*known, ranks).cluster, known->price = known->spot_price = 0, known->host_memory = double(host_memory_left());
   return known;
 }
 
@@ -51,6 +51,8 @@ inline std::string advice(const Options& o, const Plan& plan) {
   };
   if (o.micro_batch % 2 == 0) consider("--micro-batch", changed.micro_batch, o.micro_batch / 2);
   for (const char* kind : {"gelu", "block"}) consider("--recompute", changed.recompute, kind);
+  for (const char* what : {"optimizer", "optimizer,activations"})
+    if (plan.device.host_room > 0) consider("--offload", changed.offload, what);
   for (int stage = o.zero + 1; stage <= 3; ++stage) consider("--zero", changed.zero, stage);
   consider("--tp", changed.mesh.tp, 2 * o.mesh.tp);
   consider("--pp", changed.mesh.pp, 2 * o.mesh.pp);
@@ -90,7 +92,7 @@ inline SearchResult search_meshes(const Options& o, const PlannedDevice& device,
   const auto bytes = [&](StepOptions s, bool is_here) {
     const int enough = 4 * s.mesh.pp;  // micro-batches: with more of them, a stage but gpipe's holds no more at a time
     if (s.pp_schedule != "gpipe") s.global_batch = s.micro_batch * s.mesh.dp * std::min(s.micro_batches(), enough);
-    return largest_bytes(options_with(o, s), is_here, device.room());
+    return largest_bytes(options_with(o, s), is_here, device.room(), device.host_room ? device.host_room : SIZE_MAX);
   };
   const auto bytes_at_first = [&](const StepOptions& s) { return bytes(s, device.is_here && !has_plans); };
   SearchResult result;
@@ -114,7 +116,7 @@ inline std::string command_of(const Candidate& c, const std::vector<std::string>
   return (c.step.mesh.ranks() > 1 ? "mpirun -np " + std::to_string(c.step.mesh.ranks()) + ' ' : "") +
          command_without({"--plan", "--json", "--mesh", "--cluster", "--ranks", "--ceilings", "--global-batch",
                           "--checkpoint-seconds", "--days", "--budget", "--recipe", "--row", "--micro-batch", "--tp",
-                          "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero", "--recompute"}, words) +
+                          "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero", "--recompute", "--offload"}, words) +
          ' ' + options_text(c.step) +
          (std::ranges::any_of(words, is_length) ? "" : " --steps " + std::to_string(std::llround(steps)));
 }
@@ -146,8 +148,9 @@ inline void choose_mesh(Options& o, Control& control, int device_taken) {
   fix_batch(o, control.size());
   decide_shape(o, o.init, false, open_data(o));
   const std::string name = device_name(device_taken);
-  const std::string own = control.rank() == 0 ? std::to_string(this_device(name, control.size()).bytes) : "";
-  const PlannedDevice device = {name, std::stoull(control.all_gather(own)[0]), memory_reserve()};
+  PlannedDevice device = this_device(name, control.size());
+  for (size_t* bytes : {&device.bytes, &device.host_room})  // rank 0's
+    *bytes = std::stoull(control.all_gather(std::to_string(*bytes))[0]);
   const std::optional<Cluster> cluster = known_cluster(o, name, control.size());
   if (!cluster)
     usage_error("--mesh auto: no rates of ", name, " are known: measure them with dev/ceilings.cu, and give --ceilings");

@@ -75,7 +75,7 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
     return false;
   };
   const auto seconds = [](const Candidate& c) { return c.time.forecast.seconds; };
-  for_each_candidate(base, rented.ranks, [&](const StepOptions& step) {
+  const auto consider = [&](const StepOptions& step) {
     ++result.candidates;
     if (!fits(step, bytes_of.at_least(step))) return;
     Candidate c = {step, planned_time(step, rented.cluster, run)};
@@ -86,6 +86,12 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
     c.cluster = rented.cluster;
     keep(result.fastest, c, most, seconds);
     keep(result.cheapest, c, most, &Candidate::device_hours);
+  };
+  for_each_candidate(base, rented.ranks, [&](const StepOptions& step) {
+    consider(step);
+    if (rented.cluster.host_memory == 0 || step.offload != "none") return;
+    for (StepOptions other = step; const char* offload : {"optimizer", "optimizer,activations"})
+      if (other.offload = offload; batch_problem(other).empty()) consider(other);
   });
 }
 
@@ -119,6 +125,7 @@ std::string options_text(const StepOptions& s) {
   if (s.pp_chunks > 1) add("--pp-chunks", s.pp_chunks);
   if (s.zero > 0) add("--zero", s.zero);
   if (s.recompute != "none") add("--recompute", s.recompute);
+  if (s.offload != "none") add("--offload", s.offload);
   return text;
 }
 

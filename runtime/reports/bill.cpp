@@ -19,8 +19,6 @@ double number(const nlohmann::json& fields, const char* name, double otherwise =
   return fields.contains(name) && fields[name].is_number() ? fields[name].get<double>() : otherwise;
 }
 
-double seconds_since(Bill::Clock::time_point start) { return std::chrono::duration<double>(Bill::Clock::now() - start).count(); }
-
 // What a bill lists as lost: its key in metrics, its name on the terminal.
 using Lost = Bill::Lost;
 constexpr std::tuple<const char*, const char*, double Lost::*> losses[] = {

@@ -8,13 +8,14 @@
 // to the hours. What is left is the host's own work between two steps, such as writing metrics.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <map>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include "parallel/processes/clock.h"
 
 // Where the seconds of a step went, or of several. The parts add up to what the step took on the device.
 struct StepTime {
@@ -32,8 +33,6 @@ StepTime divided(double seconds, double data, const StepTime& like);
 
 class Bill {
  public:
-  using Clock = std::chrono::steady_clock;
-
   // price: of one device for an hour; 0: not known
   Bill(double price, int devices, Clock::time_point start = Clock::now()) : price_(price), devices_(devices), start_(start) {}
 

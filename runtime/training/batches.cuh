@@ -1,6 +1,4 @@
-// Chooses the samples of a step, reads this rank's share of them and sends it to the device. Data-
-// parallel rank n of N computes micro-batches n, N + n, 2N + n, ... of the step, one in each micro-step, so a step has
-// the same tokens on every mesh.
+// Chooses the samples of a step, reads this rank's share of them (runtime/input/deal.h) and sends it to the device.
 #pragma once
 
 #include <future>
@@ -48,7 +46,7 @@ inline void check_enough(const Options& o, const TokenData& data, const std::str
 class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
-      : options_(job.options), model_(model), bill_(bill), dp_rank_(job.mesh.place().dp), ranks_(job.mesh.shape().dp),
+      : options_(job.options), model_(model), bill_(bill), dp_rank_(job.mesh.place().dp), deal_(job.options.deal()),
         sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
         train_(*this, {&*data.train, 1}, true, SIZE_MAX) {
     const size_t validated = options_.val_batches * size_t(options_.global_batch);
@@ -94,15 +92,21 @@ class Batches {
    private:
     friend Batches;
 
-    // Inputs and targets, (2,B,T), of the micro-batch that begins with sample number `first`. get() fails if they can't
-    // be read. (An error in those that are read ahead waits until they are asked for.)
-    std::future<std::vector<int>> tokens(size_t first) {
-      const size_t stride = size_t(batches_.ranks_ * batches_.options_.micro_batch);  // to this rank's next micro-batch
-      for (size_t i = 0; i < at_once; ++i) {
-        const size_t number = (first + i * stride) % (each_ * sets_.size());
+    // Inputs and targets, (2,B,T), of this rank's micro-batch in a micro-step. get() fails if they can't be read. (An
+    // error in those that are read ahead waits until they are asked for.)
+    std::future<std::vector<int>> tokens(int micro_step) {
+      for (int i = 0; i < at_once; ++i) {
+        const size_t number = first_sample(micro_step + i);
         if (!ahead_.contains(number)) ahead_[number] = std::async([this, number] { return read(number); });
       }
-      return std::move(ahead_.extract(first).mapped());
+      return std::move(ahead_.extract(first_sample(micro_step)).mapped());
+    }
+    // The first sample of this rank's micro-batch in a micro-step. Those beyond the last are of the next steps.
+    size_t first_sample(int micro_step) const {
+      const int own = batches_.deal_.of_rank(batches_.dp_rank_), steps = micro_step / own;
+      const int number = batches_.deal_.number(batches_.dp_rank_, micro_step % own);
+      const Options& o = batches_.options_;
+      return (first_ + size_t(steps) * size_t(o.global_batch) + size_t(number * o.micro_batch)) % (each_ * sets_.size());
     }
 
     // Samples that are neighbours in the data are read at once.
@@ -120,7 +124,7 @@ class Batches {
       return tokens;
     }
 
-    static constexpr size_t at_once = 4;  // micro-batches; a thread for each, whose stack is 8 MB as a rule
+    static constexpr int at_once = 4;  // micro-batches; a thread for each, whose stack is 8 MB as a rule
     Batches& batches_;
     const std::span<const TokenData> sets_;
     const bool training_;
@@ -134,25 +138,33 @@ class Batches {
   // Global batches 0 to val_batches - 1 are the first set's, the next ones the second set's, ...
   Samples& of_validation(size_t number) { return validation_->at(number * size_t(options_.global_batch)); }
 
+  // To be called between two steps after options.shares have changed.
+  void deal_anew() {
+    deal_ = options_.deal();
+    train_.ahead_.clear();
+    if (validation_) validation_->ahead_.clear();
+  }
+
   BatchBuffers& buffers() { return buffers_; }
-  int micro_batches() const { return options_.micro_batches(); }  // of a step, on this rank
+  int micro_steps() const { return options_.micro_steps(dp_rank_); }  // of this rank in a step
 
  private:
   // The micro-batch's number in the step, counted over all data-parallel ranks.
-  int number_of(const Action& action) const { return action.micro_batch * ranks_ + dp_rank_; }
+  int number_of(const Action& action) const { return deal_.number(dp_rank_, action.micro_batch); }
 
   Batch load(Samples& samples, const Action& action) {
     Batch batch = {.batch_size = options_.micro_batch, .positions = model_.positions()};
-    if (model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
+    batch.empty = action.micro_batch >= deal_.of_rank(dp_rank_);
+    if (!batch.empty && model_.tensors().needs_tokens(action.chunk)) batch = send(samples, action);
     batch.first = action.micro_batch == 0;
-    batch.last = action.micro_batch + 1 == micro_batches();
+    batch.last = action.micro_batch + 1 == micro_steps();
     batch.training = samples.training_;
     batch.loss_weight = float(1 / options_.tokens());
     return batch;
   }
 
   Batch send(Samples& samples, const Action& action) {
-    auto read = samples.tokens(samples.first_ + size_t(number_of(action) * options_.micro_batch));
+    auto read = samples.tokens(action.micro_batch);
     // The device waits from the moment when it has nothing else to do.
     while (read.wait_for(std::chrono::microseconds(200)) == std::future_status::timeout && !is_ready(model_.stream())) {}
     const Clock::time_point begin = Clock::now();
@@ -164,7 +176,8 @@ class Batches {
   const Options& options_;
   const Model& model_;
   Bill& bill_;
-  int dp_rank_, ranks_;  // this rank's number among the data-parallel ranks, and how many there are
+  int dp_rank_;  // this rank's number among the data-parallel ranks
+  Deal deal_;
   std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;
   Samples train_;
@@ -191,7 +204,7 @@ inline ValidationLosses validation_losses(Model& model, Batches& batches, const 
     for (size_t i = 0; i < count; ++i) {
       model.begin_sums();
       Batches::Samples& samples = batches.of_validation(losses.size() * o.val_batches + i);
-      for (const Action& action : forwards(model.stage(), batches.micro_batches())) model.run(samples.batch(action));
+      for (const Action& action : forwards(model.stage(), batches.micro_steps())) model.run(samples.batch(action));
       sum += model.loss();
     }
     losses.emplace_back(key, sum / double(count));

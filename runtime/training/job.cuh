@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <vector>
 
 #include "parallel/mesh.cuh"
+#include "parallel/processes/clock.h"
 #include "runtime/checkpoints/rank_group.h"
 #include "runtime/input/hardware.h"
 #include "runtime/input/options.h"
@@ -14,7 +14,7 @@
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
-  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_batches());
+  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(mesh.place().dp));
 }
 
 struct Job {
@@ -40,10 +40,6 @@ struct Progress {
   // The number of the first training sample of the next step.
   size_t first_sample(size_t global_batch) const { return step * global_batch + samples_left_out; }
 };
-
-using Clock = std::chrono::steady_clock;
-
-inline double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 inline double median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + long(values.size() / 2));

@@ -29,18 +29,20 @@ using Figures = std::vector<Figure>;
 Options smaller(Options o) {
   const int chunks = o.mesh.pp * o.pp_chunks, multiple = o.pp_schedule == "interleaved" ? o.mesh.pp : 1;
   o.shape.layers = std::min(o.shape.layers, std::max(chunks, 2));
-  o.global_batch = o.micro_batch * o.mesh.dp * round_up(std::min(o.micro_batches(), chunks + 1), multiple);
+  if (o.shares.empty()) o.global_batch = o.micro_batch * o.mesh.dp * round_up(std::min(o.micro_batches(), chunks + 1), multiple);
+  else o.global_batch = o.micro_batch * std::accumulate(o.shares.begin(), o.shares.end(), 0);
   o.fp8_keep = std::min(o.fp8_keep, (o.shape.layers - 1) / 2);
   o.schedule.lr = std::min(o.schedule.lr, 3e-4);
   o.loss_scale = std::min(o.loss_scale, 1024.0), o.loss_scale_window = 0;
   o.random_biases = true;
+  o.moments = "fp32";  // else a rounding that falls the other way is more than what sums in another order explain
   return o;
 }
 
 // The same steps on one rank. Recomputation saves memory, and changes no number.
 Options alone(Options o, const std::string& dtype) {
-  o.mesh = {}, o.pp_schedule = "1f1b", o.cp_method = "ring", o.pp_chunks = o.tp_pieces = 1, o.sms = {};
-  o.zero = 0, o.reduce_dtype = "fp32", o.recompute = "block";
+  o.mesh = {}, o.pp_schedule = "1f1b", o.cp_method = "ring", o.pp_chunks = o.tp_pieces = 1, o.sms = {}, o.shares = {};
+  o.zero = 0, o.reduce_dtype = "fp32", o.recompute = "block", o.offload = "none";
   if (dtype != o.dtype) o.dtype = dtype, o.attention = "auto", o.stochastic_rounding = o.fp8 = false;
   return o;
 }

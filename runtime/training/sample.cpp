@@ -1,7 +1,6 @@
 #include "runtime/training/sample.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
@@ -77,7 +76,6 @@ void print_sample(const std::string& text) {
 }
 
 std::string generate_texts(const Sampler& sampler, int count, size_t positions, const NextLogits& next_logits) {
-  using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::time_point begin, Clock::time_point end) { return std::chrono::duration<double>(end - begin).count(); };
   const Clock::time_point begin = Clock::now();
   Clock::time_point prefilled = begin;  // the prompt has been computed

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "model.cuh"
+#include "runtime/checkpoints/adapters.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
 #include "runtime/input/tokenizer.h"
 #include "runtime/training/batches.cuh"
@@ -29,6 +30,29 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
   check_loaded_shape(o, shape, folder);
   if (o.seq_len == 0) o.seq_len = shape.positions;
   return shape;
+}
+
+// The folder of the model that is trained, or beside which adapters are. folder: of the checkpoint to start from, or of
+// --init; empty: there are none. A checkpoint of adapters says what it needs: o.lora and o.init are completed by it.
+inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::path& folder, bool is_checkpoint) {
+  const std::optional<StoredAdapters> stored = is_checkpoint ? load_adapter_config(folder) : std::nullopt;
+  if (stored && o.lora.is_on() && o.lora != stored->lora)
+    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", stored->lora.text(), "): leave --lora options out");
+  if (is_checkpoint && !stored && o.lora.is_on())
+    usage_error("--lora-rank: the checkpoint ", folder.string(), " has no adapters: train some for it with --init ", folder.string());
+  if (stored) {
+    o.lora = stored->lora;
+    if (o.init.empty()) o.init = stored->base;
+    if (!std::filesystem::exists(o.init))
+      fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
+  }
+  if (!o.lora.is_on()) return folder;
+  if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");
+  o.base_checksum = weights_checksum(o.init);
+  if (stored && stored->checksum != o.base_checksum)
+    fail(o.init, ": holds other weights than those beside which the adapters in ", folder, " were trained (checksum ",
+         o.base_checksum, ", not ", stored->checksum, "): name the right folder with --init");
+  return o.init;
 }
 
 // Decides o.shape. folder: holds the weights to start from, of a checkpoint or of --init; empty: there are none. A plan
@@ -83,13 +107,16 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
        .store = {.zero = o.zero,
                  .training = training,
                  .stochastic_rounding = o.stochastic_rounding,
+                 .narrow_moments = o.moments == "bf16",
+                 .offload = {.optimizer = o.offloads("optimizer"), .activations = o.offloads("activations")},
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .seed = o.seed,
                  .random_biases = o.random_biases,
                  .fp8 = {.is_on = o.fp8,
                          .gradients = o.fp8_gradients == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2,
-                         .kept = o.fp8_keep}}},
+                         .kept = o.fp8_keep}},
+       .lora = o.lora},
       mesh, stream);
   if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())
     usage_error("--attention ", o.attention, ": ", model->attention_problem(), "; leave the option out");

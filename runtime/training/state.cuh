@@ -17,20 +17,21 @@ struct TrainingState {
   Guard guard;
   Progress progress;
   BestValidation best = {};
+  std::vector<int> stored_shares = {};  // of the checkpoint that was loaded last
 };
 
 // Loads the weights of --init, from a checkpoint of this program or from any other folder.
 inline void load_initial_weights(Job& job, Model& model, const std::filesystem::path& folder) {
   const std::string damage = manifest_files(folder).empty() ? "" : damage_anywhere(folder, job.ranks);
   if (!damage.empty()) fail("--init ", damage, ": name another folder (without manifest_* files this is not checked)");
-  load_weights(folder, model.store());
+  load_weights(folder, model.frozen() ? *model.frozen() : model.store());
 }
 
 inline void start_afresh(TrainingState& state) {
   const std::string& init = state.job.options.init;
   state.model.store().clear();
-  if (init.empty()) state.model.store().initialize();
-  else load_initial_weights(state.job, state.model, init);
+  if (init.empty() || state.model.frozen()) state.model.store().initialize();
+  if (!init.empty()) load_initial_weights(state.job, state.model, init);
 }
 
 inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) {
@@ -40,10 +41,12 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   const TrainerState trainer =
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
+  if (model.frozen()) load_initial_weights(state.job, model, o.init);
   load_weights(folder, model.store());
   load_optimizer(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
+  state.stored_shares = trainer.shares;
   model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);  // AdamW counts updates
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }
@@ -61,5 +64,6 @@ inline CheckpointContent content_of(TrainingState& state, const std::filesystem:
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
                                 model.gradient_summary().scale, gemm_choices().known, state.best};
   return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
-          trainer_text(trainer, state.guard, o, state.data.identity), tokenizer_folder};
+          trainer_text(trainer, state.guard, o, state.data.identity), o.lora.is_on() ? adapter_config(o.lora, o.init) : "",
+          tokenizer_folder};
 }

@@ -15,6 +15,7 @@
 #include "runtime/reports/report.h"
 #include "runtime/training/batches.cuh"
 #include "runtime/training/sample.h"
+#include "runtime/training/shares.cuh"
 #include "runtime/training/steps_in_flight.cuh"
 #include "runtime/training/tracing.cuh"
 
@@ -26,11 +27,15 @@ inline std::string attention_body(const Options& o, const Model& model) {
 
 inline void describe_model(const Options& o) {
   const ModelShape& s = o.shape;
-  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s%s\n", s.layers,
+  std::printf("model     %d layers, %d heads, %d channels, vocabulary %d, %d positions: %s parameters, %s%s%s%s%s\n", s.layers,
               s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(TensorList(s).parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "",
+              o.moments == "bf16" ? ", moments in bf16" : "",
               o.fp8 ? formatted(", products of %d blocks in fp8", s.layers - 2 * o.fp8_keep).c_str() : "",
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
+  if (o.lora.is_on())
+    std::printf("adapters  %s: %s parameters, and nothing else is trained\n", o.lora.text().c_str(),
+                with_commas(double(adapters_of(TensorList(s), o.lora).parameters())).c_str());
 }
 
 inline void describe_mesh(const Options& o) {
@@ -46,8 +51,11 @@ inline void describe_mesh(const Options& o) {
 }
 
 inline void describe_batch(const Options& o) {
-  std::printf("batch     %d samples in micro-batches of %d: %s tokens per step\n", o.global_batch, o.micro_batch,
+  std::printf("batch     %d samples in micro-batches of %d: %s tokens per step", o.global_batch, o.micro_batch,
               with_commas(o.tokens()).c_str());
+  std::vector<int> counts;
+  for (int rank = 0; rank < int(o.shares.size()); ++rank) counts.push_back(o.deal().of_rank(rank));
+  std::printf("%s\n", counts.empty() ? "" : ("; micro-batches by data-parallel rank: " + shares_text(counts)).c_str());
 }
 
 // memory: what ranks have allocated, as text; start: steps done before this start.
@@ -66,10 +74,11 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::printf("\n");
   describe_batch(o);
   std::printf("memory    %s\n", memory.c_str());
-  if (const size_t bytes = 12 * TensorList(o.shape).parameters(); o.keep_best)
+  if (const size_t bytes = 12 * model.trained_parameters(); o.keep_best)
     std::printf("best      each better validation saves a checkpoint of %s beside --keep %zu; training waits %.1g s for its copy, at %g GB/s\n",
                 bytes_text(bytes).c_str(), o.keep, double(bytes) / o.mesh.ranks() / snapshot_rate, snapshot_rate / 1e9);
-  std::printf("work      6Ψ + 6LCT = %.3f GFLOP per token", model.flops_per_token() / 1e9);
+  std::printf("work      %s + 6LCT = %.3f GFLOP per token", o.lora.is_on() ? "4Ψ + 6 for each parameter of an adapter" : "6Ψ",
+              model.flops_per_token() / 1e9);
   if (job.peak() > 0) std::printf("; MFU against %.0f TFLOP/s (dense %s)", job.peak() / 1e12, o.dtype.c_str());
   std::printf("\nsteps     %zu to %zu", start + 1, o.schedule.steps);
   if (o.train_minutes > 0) std::printf(" (%g minutes)", o.train_minutes);
@@ -178,7 +187,9 @@ class Telemetry {
     report_.finish();
   }
 
-  // The steps of this start. To be called after summarize().
+  size_t steps() const { return steps_; }  // of this start that have been begun
+
+  // The steps of this start. Kernels are known after summarize().
   MeasuredStep measured() const {
     if (seconds_.size() <= unprofiled) return {};
     const std::vector<double> seconds(seconds_.begin() + unprofiled, seconds_.end());

@@ -75,6 +75,7 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
       {"train_minutes", options.train_minutes},
       {"arithmetic", arithmetic(options, data.train)},
       {"val_data", data.val},
+      {"shares", options.shares},
       {"best", {{"val_loss", state.best.loss}, {"step", state.best.step}, {"since", state.best.since}}},
       {"guard", guard.state()},
       {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
@@ -98,6 +99,8 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
   state.loss_scale = loss_scale_of(fields, loss_scale);
   state.best = best_of(fields, data);
+  if (fields.has("shares"))
+    state.shares = fields.list<int>("shares", "whole numbers from 1", [](const auto& found) { return found.is_number_unsigned() && found >= 1 && found <= 1000; });
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;
@@ -110,7 +113,8 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
       {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep) : "off"},
-      {"stochastic_rounding", o.stochastic_rounding}, {"attention", o.attention},
+      {"lora", o.lora.text()}, {"base", o.base_checksum},
+      {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
@@ -123,7 +127,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
 void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& wanted, const std::string& folder) {
   for (const auto& [key, value] : wanted.items()) {
     const bool known = stored.contains(key);
-    if (!known && (key == "train_tokens_checksum" || value == "off")) continue;  // checkpoints of earlier versions don't have it
+    if (!known && (key == "train_tokens_checksum" || value == "off" || (key == "moments" && value == "fp32"))) continue;  // checkpoints of earlier versions don't have it
     if (known && stored[key] == value) continue;
     const std::string is_and_was = key + " is " + value.dump() + " and was " + (known ? stored[key].dump() : "not recorded");
     if (key.starts_with("train_"))
@@ -134,7 +138,7 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: ", is_and_was, " samples a step in ", folder, ": give --global-batch ", stored[key].dump(),
                   ", which does not follow --micro-batch and the number of ranks");
     usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
-                "the number of ranks, --micro-batch, --tp, --cp, --pp, --zero, --recompute, --logit-chunks, and when the run validates, "
+                "the number of ranks, --micro-batch, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, and when the run validates, "
                 "saves, logs, samples or gives up");
   }
 }

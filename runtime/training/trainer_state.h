@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -31,7 +32,8 @@ struct TrainerState {
   size_t steps = 0;    // of the whole run; with --train-minutes a resumed run must keep this number
   LossScale loss_scale;
   std::map<std::string, std::string> algorithms;  // choices for matrix products, by name (kernels/gemm/gemm_choices.cuh)
-  BestValidation best;
+  BestValidation best = {};
+  std::vector<int> shares = {};  // of --shares; empty: none are stored
 };
 
 // The data that a run reads.

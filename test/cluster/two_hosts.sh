@@ -37,12 +37,12 @@ job_process=$!
 wait_for_step cable 20 30
 step_before=$(recent step_ms 10) exposed_before=$(recent comm_exposed_ms 10)
 
-slow=(dev cable root tbf rate 20mbit burst 64kb latency 50ms)
+slow=(dev cable root tbf rate 8mbit burst 64kb latency 50ms)
 { tc qdisc add "${slow[@]}" && tc -n node-b qdisc add "${slow[@]}"; } || fail "tc cannot slow the cable"
 # Collectives are timed in every tenth step.
 wait_for_step cable $(($(values cable loss | wc -l) + 12)) 120
 step_after=$(recent step_ms 5) exposed_after=$(recent comm_exposed_ms 1)
-echo "  cable at 20 Mbit/s: step $step_before -> $step_after ms," \
+echo "  cable at 8 Mbit/s: step $step_before -> $step_after ms," \
   "exposed communication $exposed_before -> $exposed_after ms"
 awk "BEGIN { exit !($step_after > 2 * $step_before &&
   $exposed_after - $exposed_before > ($step_after - $step_before) / 2) }" ||

@@ -622,6 +622,8 @@ struct RandomJob {
     StepOptions in_fp8 = o;  // where the sizes suit eight bits
     in_fp8.fp8 = true, in_fp8.fp8_keep = up_to(1);
     if (is_bf16 && !o.stochastic_rounding && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
+    if (up_to(1)) o.moments = "bf16";
+    if (up_to(1)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";
     complete_options(o, rank_count());
     refuse(shape_problem(o));
   }

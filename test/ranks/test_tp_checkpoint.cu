@@ -17,10 +17,12 @@ template <class T>
 struct Store {
   TensorList list;
   DeviceMemory memory;
+  PinnedMemory host_memory;
   ParameterStore<T> store;
   Store(Mesh& mesh, const StoreOptions& options)
-      : list(shape, mesh.tp().size(), mesh.tp().rank()), store(list, options, memory, mesh, test_stream()) {
+      : list(shape, mesh.tp().size(), mesh.tp().rank()), store(list, options, memory, host_memory, mesh, test_stream()) {
     memory.allocate();
+    host_memory.allocate(mesh.room_on_host());
     store.clear();
   }
 };
@@ -87,10 +89,9 @@ const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
 
 // Saves what one rank has, compares with it what each mesh saves, and loads it on each.
 template <class T>
-void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
+void check_meshes(StoreOptions options, const std::vector<int>& stages, bool offloads = false) {
   const std::filesystem::path folder = shared_folder();
   const std::filesystem::path one = folder / "one/step_00000001", many = folder / "many/step_00000001";
-  StoreOptions options = {.stochastic_rounding = stochastic_rounding};
   Mesh alone;
   Store<T> whole(alone, options);
   fill(whole);
@@ -105,7 +106,7 @@ void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
     for (int stage : stages) {
       CAPTURE(tp);
       CAPTURE(stage);
-      options.zero = stage;
+      options.zero = stage, options.offload.optimizer = offloads;
       Store<T> s(mesh, options);
       fill(s);
       update(s);
@@ -130,13 +131,19 @@ void check_meshes(bool stochastic_rounding, const std::vector<int>& stages) {
 }  // namespace
 
 TEST_CASE("meshes write what one rank writes, and read what they kept: fp32") {
-  check_meshes<float>(false, {0, 1, 2, 3});
+  check_meshes<float>({}, {0, 1, 2, 3});
+}
+
+TEST_CASE("meshes write what one rank writes, and read what they kept: state in the host's memory, moments in bf16") {
+  check_meshes<float>({}, {1}, true);
+  check_meshes<__nv_bfloat16>({.narrow_moments = true}, {0, 3}, true);
+  check_meshes<__nv_bfloat16>({.narrow_moments = true}, {1});
 }
 
 TEST_CASE("meshes write what one rank writes, and read what they kept: bf16 with masters") {
-  check_meshes<__nv_bfloat16>(false, {0, 1, 2, 3});
+  check_meshes<__nv_bfloat16>({}, {0, 1, 2, 3});
 }
 
 TEST_CASE("meshes write what one rank writes, and read what they kept: bf16 without masters") {
-  check_meshes<__nv_bfloat16>(true, {0, 3});
+  check_meshes<__nv_bfloat16>({.stochastic_rounding = true}, {0, 3});
 }

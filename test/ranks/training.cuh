@@ -160,6 +160,14 @@ inline void randomize_biases_and_norms(Model& model) {
     model.store().copy_in({&tensor, 0, values.size()}, State::weight, values);
   }
 }
+// The weights beside which adapters are trained: not fresh ones, which hide mistakes.
+inline void randomize_frozen(Parameters& frozen) {
+  for (const TensorDescriptor& tensor : frozen.shards().list().tensors()) {
+    std::vector<float> values(tensor.count());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = (tensor.initial == Initial::one) + random_of(tensor.name, i);
+    frozen.copy_in({&tensor, 0, values.size()}, State::weight, values);
+  }
+}
 
 // A model with fresh weights.
 template <class T>
@@ -172,6 +180,7 @@ std::unique_ptr<Model> model_of(ModelOptions options, Mesh& mesh) {
   }
   std::unique_ptr<Model> model = make_model(dtype_name<T>, options, mesh, test_stream());
   model->store().initialize();
+  if (model->frozen()) return randomize_frozen(*model->frozen()), std::move(model);
   if (all_tensors_random) randomize_biases_and_norms(*model);
   return model;
 }

@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Keeps a training going on those of its hosts that answer (Open MPI and bash 5.1; started by mpirun.sh):
+#
+#   dev/cluster/elastic.sh node1:8,node2:8,node3:8 -- --train 'data/*.bin' --global-batch 96 --checkpoint-every 100 --out /shared/run
+#
+# A host that is gone ends the job. It goes on from the newest checkpoint on the hosts that are left, with as many ranks as
+# the options allow: the global batch stays, so its samples must divide among the ranks (`train_gpt --plan` is asked). A host
+# that answers again is taken back after the next checkpoint. With `--mesh auto` each start chooses its mesh anew.
+#
+# Start it on a machine that stays: a login node, or your own. Program and data are at the same path on each host. --out is
+# on a disk that outlives a host. If it is not, upload with --after-checkpoint, and give in GPT_FETCH the command that brings
+# the newest checkpoint back; it runs on the first host before each start, and sees GPT_OUT:
+#
+#   GPT_FETCH='rclone copy remote:run "$GPT_OUT"' dev/cluster/elastic.sh ...
+#
+# It ends with the training's exit code: 0 when all steps are done, 75 when the run was stopped (SIGUSR1, SIGTERM or Ctrl-C to
+# this script, --stop-when, --max-hours), 2 for options that can't be, and otherwise with that of a job that failed three
+# times in a row without a new checkpoint while all its hosts answered. Other variables:
+#
+#   GPT_LOOK=5          seconds between two looks; a host that does not answer in two of them is gone
+#   OMPI_MCA_plm_rsh_agent=ssh    what starts a command on a host, as for mpirun
+set -uo pipefail
+say() { printf 'elastic.sh: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 2; }
+
+[[ ${1:-} =~ ^[^:,\ ]+:[1-9][0-9]*(,[^:,\ ]+:[1-9][0-9]*)*$ ]] || fail "the hosts '${1:-}' are not like node1:8,node2:8: elastic.sh HOSTS -- OPTIONS of train_gpt"
+IFS=, read -ra hosts <<< "$1"
+[ "${2:-}" = -- ] || fail "'${2:-}' is in the place of --: elastic.sh HOSTS -- OPTIONS of train_gpt"
+shift 2
+options=("$@") out=runs/gpt look=${GPT_LOOK:-5}
+[[ $look =~ ^[1-9][0-9]*$ ]] || fail "GPT_LOOK is '$look': it must be an integer from 1"
+for ((i = 0; i < $#; i++)); do
+  case ${options[i]} in --out) out=${options[i + 1]:-} ;; --out=*) out=${options[i]#*=} ;; esac
+done
+[ -n "$out" ] || fail "--out is empty: a job without checkpoints can't go on"
+here=$(cd "$(dirname "$0")" && pwd)
+export GPT_PROGRAM; GPT_PROGRAM=$(realpath -m "${GPT_PROGRAM:-$here/../../train_gpt}")
+# Every process of this job can be found by this variable, which mpirun.sh passes on.
+GPT_ELASTIC=$(od -An -N8 -tx1 /dev/urandom | tr -d ' \n')
+export GPT_ELASTIC
+agent=${OMPI_MCA_plm_rsh_agent:-ssh}
+[ "$agent" != ssh ] || agent='ssh -o BatchMode=yes -o ConnectTimeout=5'
+on() { timeout -k 1 "$1" $agent "${2%:*}" "cd $(printf %q "$PWD") && $3" < /dev/null; }  # SECONDS HOST:RANKS COMMAND
+
+# Prints the hosts that answer, in the order in which they were given.
+answering() {
+  local host answers
+  answers=" $(for host in "${hosts[@]}"; do on 5 "$host" true > /dev/null 2>&1 && echo "$host" & done; wait) "
+  for host in "${hosts[@]}"; do [[ ${answers//$'\n'/ } != *" $host "* ]] || echo "$host"; done
+}
+count() { local sum=0 host; for host in "$@"; do sum=$((sum + ${host#*:})); done; echo $sum; }
+# The hosts of one list that are not in another: others ONE OTHER (names of arrays)
+others() {
+  local -n one=$1 other=$2
+  local host found=()
+  for host in "${one[@]}"; do [[ " ${other[*]} " = *" $host "* ]] || found+=("$host"); done
+  echo "${found[*]}"
+}
+quoted() { printf '%q ' "$@"; }
+newest_checkpoint() { on 10 "$1" "ls -d $(printf %q "$out")/step_* 2>/dev/null | grep -v partial | tail -1" 2> /dev/null; }
+
+# Ends what is left of a start on the hosts that answer.
+sweep() {
+  local host
+  for host in "$@"; do
+    on 10 "$host" "for p in \$(grep -lzx GPT_ELASTIC=$GPT_ELASTIC /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do
+      case \$(cat /proc/\$p/comm) in train_gpt | orted) kill -KILL \$p ;; esac; done" > /dev/null 2>&1
+  done
+}
+
+# The largest number of ranks, at most $1, that the options allow. Exit code 2: none; the last refusal is on stderr.
+ranks_that_fit() {
+  local ranks problem
+  for ((ranks = $1; ranks > 0; ranks--)); do
+    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${options[@]}")" 2>&1 > /dev/null) && { echo $ranks; return; }
+  done
+  say "no number of ranks up to $1 can train: ${problem##*$'\n'}"
+  return 2
+}
+
+stopped=
+stop() { stopped=yes; [ -z "${job:-}" ] || kill -USR1 "$job" 2> /dev/null; }
+trap stop USR1 TERM INT
+
+failures=0
+while :; do
+  mapfile -t used < <(answering)
+  [ -z "$stopped" ] || exit 75
+  if [ ${#used[@]} -eq 0 ]; then
+    say "no host answers; looking again in $look s"; sleep "$look"; continue
+  fi
+  sweep "${used[@]}"
+  if [ -n "${GPT_FETCH:-}" ]; then
+    on 3600 "${used[0]}" "export GPT_OUT=$(printf %q "$out"); $GPT_FETCH" > /dev/null || say "GPT_FETCH failed on ${used[0]%:*}; going on with what is there"
+  fi
+  places=$(count "${used[@]}")
+  ranks=$(ranks_that_fit "$places") || exit 2
+  said="$ranks ranks on ${used[*]}"
+  [ "$ranks" = "$places" ] || said+=" ($places places; the options allow no more ranks)"
+  say "starting $said"
+  started=$(newest_checkpoint "${used[0]}") ending=
+  set -m  # a process group of its own: Ctrl-C reaches it by this script alone
+  HOSTS=$(IFS=,; echo "${used[*]}") "$here/mpirun.sh" "$ranks" "${options[@]}" --resume & job=$!
+  set +m
+
+  misses=0 returned=
+  [ -z "$stopped" ] || stop
+  while kill -0 $job 2> /dev/null; do
+    sleep "$look" & wait $! 2> /dev/null  # a signal ends the wait
+    kill -0 $job 2> /dev/null || break
+    mapfile -t now < <(answering)
+    gone=$(others used now)
+    misses=$([ -n "$gone" ] && echo $((misses + 1)) || echo 0)
+    if [ "$misses" -ge 2 ]; then
+      say "no answer from $gone"; ending=gone
+      kill -KILL $job 2> /dev/null
+      break
+    fi
+    [ -z "$gone$ending" ] && [ ${#now[@]} -gt ${#used[@]} ] || continue
+    newest=$(newest_checkpoint "${used[0]}")
+    if [ -z "$returned" ]; then
+      returned=${newest:-none}
+      say "$(others now used) answers again, and is taken back after the next checkpoint"
+    elif [ "${newest:-none}" != "$returned" ]; then
+      ending=returned
+      kill -USR1 $job
+    fi
+  done
+  code=0; wait $job 2> /dev/null || code=$?
+  job=
+  [ "$code" != 0 ] || exit 0
+  [ "$code" != 2 ] || exit 2
+  [ "$code" != 75 ] || [ "$ending" = returned ] || exit 75
+  [ -z "$stopped" ] || exit "$code"
+  if [ -z "$ending" ]; then
+    mapfile -t now < <(answering)
+    newest=$(newest_checkpoint "${used[0]}")
+    if [ "${#now[@]}" -ge "${#used[@]}" ] && [ "$newest" = "$started" ]; then failures=$((failures + 1)); else failures=0; fi
+    say "the job ended with exit code $code"
+    [ $failures -lt 3 ] || { say "three times in a row without a new checkpoint, while all hosts answered: giving up"; exit "$code"; }
+  fi
+done

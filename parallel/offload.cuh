@@ -1,0 +1,99 @@
+// Offload: arrays that live in the host's memory, and come to the device only while they are used (--offload; after
+// ZeRO-Offload: Ren et al., arXiv:2101.06840, and ZeRO-Infinity: Rajbhandari et al., arXiv:2104.07857; here the device
+// computes everything, and the host only keeps). The arrays take turns in two buffers of the device, and two streams
+// copy, one in each direction, because PCIe carries both at the same time:
+//
+//   from host     | copy 0 to a | copy 1 to b |          | copy 2 to a | copy 3 to b |
+//   compute                     |    use a    |   use b  |             |    use a    |   use b  |
+//   to host                                   | a to 0   | b to 1      |             | a to 2   |
+//
+// Three events of each buffer order this. Without one of them:
+//   arrived   the compute stream uses what the buffer held before
+//   used      what is not computed yet is copied to the host, or what still is needed is overwritten
+//   left      the next array overwrites what has not been copied to the host yet, or comes from memory that is still
+//             to be written: copies to the host are made in the order of their issue, so the event of a later one is
+//             enough for all before it
+// Nothing is computed otherwise than without offload, so all results have the same bits.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/device/event.cuh"
+#include "kernels/device/memory.cuh"
+
+// An array in the host's memory, and its place in a buffer on the device.
+struct OffloadedArray {
+  void *device, *host;
+  size_t bytes;
+};
+
+class HostTraffic {
+ public:
+  static constexpr size_t buffers = 2;
+
+  // what: is copied, for the names of the streams in traces
+  explicit HostTraffic(const std::string& what) : from_host_(open(what + " from host")), to_host_(open(what + " to host")) {}
+  ~HostTraffic() {
+    for (cudaStream_t stream : {from_host_, to_host_}) cudaStreamSynchronize(stream), cudaStreamDestroy(stream);
+  }
+  HostTraffic(const HostTraffic&) = delete;
+  HostTraffic& operator=(const HostTraffic&) = delete;
+
+  // Starts to copy arrays into a buffer, when all that has used it is done.
+  void bring(size_t buffer, const std::vector<OffloadedArray>& arrays) {
+    Buffer& to = buffers_[buffer];
+    CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.used));
+    CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.left));
+    copy(arrays, true);
+    to.arrived.record(from_host_);
+  }
+  // What `stream` is given next can use what was brought.
+  void wait_until_here(size_t buffer, cudaStream_t stream) {
+    CUDA_CHECK(cudaStreamWaitEvent(stream, buffers_[buffer].arrived));
+  }
+  // What `stream` is given next can overwrite the buffer.
+  void wait_until_free(size_t buffer, cudaStream_t stream) {
+    CUDA_CHECK(cudaStreamWaitEvent(stream, buffers_[buffer].left));
+  }
+  // `stream` has been given all that uses the buffer.
+  void end_use(size_t buffer, cudaStream_t stream) {
+    buffers_[buffer].used.record(stream);
+  }
+  // Starts to copy a buffer's arrays to the host, when what has used it is done.
+  void send_back(size_t buffer, const std::vector<OffloadedArray>& arrays) {
+    Buffer& from = buffers_[buffer];
+    CUDA_CHECK(cudaStreamWaitEvent(to_host_, from.used));
+    copy(arrays, false);
+    from.left.record(to_host_);
+  }
+
+  // Waits until the host's memory has all that was sent to it, and nothing is read from there any more.
+  void settle() const {
+    for (cudaStream_t stream : {from_host_, to_host_}) CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
+
+ private:
+  struct Buffer {
+    Event arrived, used, left;
+  };
+
+  static cudaStream_t open(const std::string& name) {
+    cudaStream_t stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    Profiler::instance().name_stream(stream, name.c_str());
+    return stream;
+  }
+
+  void copy(const std::vector<OffloadedArray>& arrays, bool to_device) {
+    size_t bytes = 0;
+    for (const OffloadedArray& array : arrays) bytes += array.bytes;
+    const cudaStream_t stream = to_device ? from_host_ : to_host_;
+    KernelRange range(to_device ? "offload_from_host" : "offload_to_host", stream, double(bytes), 0);
+    for (const auto& [device, host, size] : arrays)
+      CUDA_CHECK(cudaMemcpyAsync(to_device ? device : host, to_device ? host : device, size, cudaMemcpyDefault, stream));
+  }
+
+  cudaStream_t from_host_, to_host_;
+  Buffer buffers_[buffers];
+};

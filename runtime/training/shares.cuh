@@ -1,0 +1,30 @@
+// --shares auto: how many micro-batches of a step each data-parallel rank takes. First by the rank check's products, then once
+// more by what steps took. A checkpoint keeps the numbers, and a resumed run on as many ranks goes on with them.
+#pragma once
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "parallel/processes/text.h"
+#include "runtime/training/job.cuh"
+
+// The numbers that fit these times. seconds: of this rank for a micro-batch. Ranks that share micro-batches (--tp, --cp) are as
+// slow as the slowest. Collective: all ranks get the same.
+inline std::vector<int> shares_by_time(const Job& job, double seconds) {
+  std::vector<double> of_ranks(size_t(job.mesh.shape().dp));
+  for (const std::string& told : job.control.all_gather(concat(job.mesh.place().dp, ' ', seconds))) {
+    size_t rank = 0;
+    double time = 0;
+    std::istringstream(told) >> rank >> time;
+    of_ranks[rank] = std::max(of_ranks[rank], time);
+  }
+  return fair_counts(of_ranks, job.options.global_batch / job.options.micro_batch);
+}
+
+inline std::string shares_text(const std::vector<int>& shares) {
+  std::string text;
+  for (int share : shares) text += (text.empty() ? "" : ", ") + std::to_string(share);
+  return text;
+}
