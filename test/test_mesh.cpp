@@ -143,7 +143,7 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
       for (const char* number : {"loss", "val_loss", "grad_norm"})
         if (alone[i].contains(number)) CHECK(lines[i][number].get<double>() == about(alone[i][number].get<double>(), 1e-5));
   };
-  for (const char* zero : {"0", "1", "2", "3"}) {
+  for (const std::string zero : {"0", "1", "2", "3"}) {
     CAPTURE(zero);
     const std::string out = shell.output("$MPIRUN 3 $TEXT " + job + "run --shares 3,1,4 --zero " + zero);
     CHECK(contains(out, "micro-batches by data-parallel rank: 6, 2, 8\n"));

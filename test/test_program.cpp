@@ -907,6 +907,27 @@ TEST_CASE("the bill counts over restarts") {
   CHECK(third["cost"].get<double>() == about(second["cost"].get<double>() + 7200 * more));
 }
 
+TEST_CASE("a plan for two kinds of devices: twice the same kind is one cluster, shares by speed make the step shorter") {
+  Workplace shell;
+  const auto cluster = [&](const std::string& name, const std::string& device, int hosts) {
+    put(shell / name, R"({"name": ")" + name + R"(", "device": ")" + device + R"(", "devices_per_host": 4, "hosts": )" + std::to_string(hosts) +
+        R"(, "links": {"inside": {"kind": "NVLink", "gb_per_s": 300, "latency_us": 3}, "between": {"kind": "InfiniBand", "gb_per_s": 100, "latency_us": 10}}})");
+  };
+  cluster("two", "H100", 2), cluster("four", "H100", 4), cluster("old", "A100-80", 2);
+  const std::string plan = "$GPT --plan --model gpt3-1.3b --micro-batch 1 --global-batch 64 --zero 1 --recompute block --cluster ";
+  const auto step_of = [](const std::string& out) { return std::stod(out.substr(out.find("\nstep ") + 6)); };
+  const double one = Json::parse(shell.output(plan + "four --json"))["step_ms"];
+  CHECK(step_of(shell.output(plan + "two,two")) == about(one, 0.05 / one));
+  const std::string even = shell.output(plan + "two,old"), shared = shell.output(plan + "two,old --shares auto");
+  CHECK(contains(even, "kind      8 x A100-80: 4 micro-batches at most, "));
+  CHECK(contains(even, "1.00 times as long"));
+  CHECK(step_of(even) > 1.3 * step_of(shared));
+  CHECK(contains(shared, "; with equal shares " + even.substr(even.find("\nstep ") + 11, even.find(" ms, ", even.find("\nstep ")) - even.find("\nstep ") - 11) + " ms"));
+  shell.refuses(plan + "two,old --mesh auto --micro-batch 1", 2, {"--mesh auto"});
+  shell.refuses(plan + "two,old --json", 2, {"two kinds of devices", "--json"});
+  shell.refuses(plan + "two,none", 1, {"'none'", "no such file"});
+}
+
 // Steps of 30 ms or more, so that the host's own work between them is small beside them.
 TEST_CASE("steps and what was lost add up to the bill: evaluation, checkpoints, texts, a restart, a rollback") {
   Workplace shell;

@@ -261,7 +261,7 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--mesh", o.mesh_search, one_of({"auto"}), "auto: try all --tp, --cp, --pp, schedules, --zero, "
       "--micro-batch, --recompute; train with the fastest, or with --plan list ten");
   app.add_option("--cluster", o.cluster, "that --plan is for, or by which training's time is forecast: a file, or a name in "
-                 "runtime/planner/clusters (default: this device)")->type_name("FILE");
+                 "runtime/planner/clusters (default: this device); --plan takes two, with a comma: a mix of both")->type_name("FILE");
   app.add_option("--calibrate", o.calibrate, "measure this device, its links and steps of this model and data, write a file "
                  "for --cluster, and stop: two minutes")->type_name("FILE");
   add(app, "--ranks", o.ranks, in_range(1, 1 << 14),

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/planner/goals.cuh"
+#include "runtime/planner/mix.cuh"
 
 // Prints the file that starts one of these rows: runtime/planner/recipes/recipe.sh fills in the template. What it has to
 // know of the plan is in its environment.
@@ -38,6 +39,7 @@ inline void print_recipe(const Options& o, const std::vector<Candidate>& rows) {
 
 // Prints the plan that the options ask for. With --recipe the plan is on stderr, and stdout has nothing but the recipe.
 inline void print_planned(Options& o, int ranks) {
+  if (is_mix(o)) return print_mix(o);
   const int out = dup(STDOUT_FILENO);
   if (!o.recipe.empty()) dup2(STDERR_FILENO, STDOUT_FILENO);
   if (!o.recipe.empty() && !attempt([&] { open_data(o); }).empty()) {  // the data may be where the run will be

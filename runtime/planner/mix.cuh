@@ -1,0 +1,82 @@
+// --plan --cluster ONE,OTHER: training on two kinds of devices at once, the data-parallel ranks of ONE before those of OTHER.
+// Ranks of a kind take equal numbers of micro-batches (--shares), and the step is as long as that of the kind that is done
+// last. Collectives go over the slower of the links between hosts.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "runtime/planner/program.cuh"
+
+// Does --cluster name two?
+inline bool is_mix(const Options& o) {
+  return o.cluster.find(',') != o.cluster.npos && !std::filesystem::exists(o.cluster);
+}
+
+struct Kind {
+  Cluster cluster;  // as if all ranks of the job had its devices
+  int ranks;        // data-parallel ones, each of tp · cp devices
+
+  // Of a step in which each rank has so many micro-batches.
+  double seconds(StepOptions step, int micro_batches) const {
+    step.shares.clear();
+    step.global_batch = step.micro_batch * step.mesh.dp * micro_batches;
+    return forecast(step, cluster).seconds;
+  }
+  double seconds_of_one(const StepOptions& step) const { return seconds(step, 2) - seconds(step, 1); }
+};
+
+inline std::array<Kind, 2> kinds_of(const Options& o, const std::array<Cluster, 2>& clusters) {
+  Link between = clusters[0].between.bandwidth > 0 ? clusters[0].between : clusters[1].between;
+  if (clusters[1].between.bandwidth > 0) between.bandwidth = std::min(between.bandwidth, clusters[1].between.bandwidth);
+  between.latency = std::max(clusters[0].between.latency, clusters[1].between.latency);
+  if (between.bandwidth == 0)
+    usage_error("--cluster ", o.cluster, ": neither says what connects hosts: write links.between into one of the files");
+  std::array<Kind, 2> kinds;
+  for (size_t i = 0; i < 2; ++i) {
+    const int together = o.mesh.tp * o.mesh.cp;
+    if (clusters[i].is_shared() || clusters[i].devices() % together != 0)
+      usage_error("--cluster ", o.cluster, ": the ", clusters[i].devices(), " devices of ", clusters[i].name, " must be GPUs, and a multiple of the ",
+                  together, " ranks of --tp and --cp");
+    kinds[i] = {clusters[i], clusters[i].devices() / together};
+    kinds[i].cluster.hosts = ceil_div(o.mesh.ranks(), clusters[i].devices_per_host);
+    kinds[i].cluster.between = between;
+  }
+  return kinds;
+}
+
+inline void print_mix(Options& o) {
+  const size_t comma = o.cluster.find(',');
+  const std::array clusters = {find_cluster(o.cluster.substr(0, comma)), find_cluster(o.cluster.substr(comma + 1))};
+  if (!o.mesh_search.empty() || o.has_goal() || o.json || o.ranks || !o.recipe.empty())
+    usage_error("--cluster ", o.cluster, ", two kinds of devices: without --mesh auto, --days, --budget, --json, --ranks and --recipe");
+  complete_options(o, clusters[0].devices() + clusters[1].devices());
+  decide_shape(o, o.init, false, open_data(o));
+  const std::array<Kind, 2> kinds = kinds_of(o, clusters);
+  if (o.measures_shares) {
+    std::vector<double> seconds;
+    for (const Kind& kind : kinds) seconds.insert(seconds.end(), size_t(kind.ranks), kind.seconds_of_one(o));
+    o.shares = fair_counts(seconds, o.global_batch / o.micro_batch);
+  }
+  describe_model(o);
+  describe_mesh(o);
+  describe_batch(o);
+  const Deal deal = o.deal();
+  double step = 0, even = 0;
+  for (size_t i = 0, first = 0; i < 2; first += size_t(kinds[i++].ranks)) {
+    int most = 0;
+    for (int rank = 0; rank < kinds[i].ranks; ++rank) most = std::max(most, deal.of_rank(int(first) + rank));
+    const double seconds = kinds[i].seconds(o, most);
+    step = std::max(step, seconds);
+    even = std::max(even, kinds[i].seconds(o, ceil_div(deal.all(), o.mesh.dp)));
+    const Plan plan = plan_of_memory(o, device_of(clusters[i]));
+    std::printf("kind      %d x %s: %d micro-batch%s at most, %.1f ms; fits %s\n", clusters[i].devices(), clusters[i].device.name.c_str(), most, most == 1 ? "" : "es",
+                1e3 * seconds, fit_text(plan).c_str());
+  }
+  std::printf("step      %.1f ms, %s tokens/s; with equal shares %.1f ms, %.2f times as long\n", 1e3 * step,
+              with_commas(o.tokens() / step).c_str(), 1e3 * even, even / step);
+}
