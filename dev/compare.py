@@ -62,11 +62,11 @@ TIED = ("matmul_weight_gradient", 0)
 # Operations that Ulysses does on some of the heads.
 OF_HEADS = {"all_to_all", "attention_backward", "attention_forward", "join_runs", "split_heads", "split_runs"}
 # Operands in eight bits, whose scales belong to the rows and the part of a weight that a rank multiplies.
-OF_SCALES = {"cast_fp8", "cast_transpose_fp8", "fp8_maximum"}
+OF_SCALES = {"cast_fp8", "cast_transpose_fp8"}
 # Messages from other stages. They are posted while another micro-batch may be computed, and logged under that one.
 FROM_STAGES = {"receive"}
-# Operations that each mesh does in its own way.
-OF_MESH = {"all_gather", "all_reduce", "broadcast", "reduce_scatter", "square_sums"}
+# Operations that each mesh does in its own way. (Maxima have launches of their own where other ranks wrote the tensor; codes tell.)
+OF_MESH = {"all_gather", "all_reduce", "broadcast", "fp8_maximum", "reduce_scatter", "square_sums"}
 
 
 class Line(NamedTuple):

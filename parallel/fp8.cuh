@@ -110,8 +110,9 @@ class Fp8Products {
     slots_ = slots, most_ = most;
   }
 
-  // A pass begins: forward of a slot, whose maxima are known until the next one, or another pass. (Launches may be
-  // recorded, so the tensors of a pass have the same scales each time.)
+  // A pass begins: forward of a slot, whose maxima are known until its next one; or, without a slot, another pass, whose
+  // maxima are known until any such pass begins. (Launches may be recorded, so the tensors of a pass have the same scales
+  // each time.)
   void begin(std::optional<int> slot = {}) {
     if (!scales_) return;
     next_ = scales_ + size_t(slot.value_or(slots_)) * most_, end_ = next_ + most_;

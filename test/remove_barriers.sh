@@ -14,6 +14,7 @@ copy=build/remove_barriers
 export OMP_NUM_THREADS=1 TSAN_OPTIONS='history_size=4 halt_on_error=1'
 mkdir -p $copy
 cp -r Makefile cpu dev kernels parallel test $copy
+cp -r --parents runtime/checkpoints runtime/input $copy  # what tests read files with
 
 # The first report on standard input with both sides in kernels/: "FILE:LINE and FILE:LINE", preferably of file $1 and
 # not of a helper that it calls.
@@ -23,7 +24,7 @@ race_in() {
     /^WARNING: ThreadSanitizer: data race/ { sides = "" }
     /^  (Previous )?([Rr]ead|[Ww]rite) of size/ { in_side = 1; next }
     in_side && /^$/ { end_side(); if (sides ~ / and /) { print sides; exit } }
-    in_side && match($0, /kernels\/[a-z_\/]+\.cuh:[0-9]+/) {
+    in_side && match($0, /kernels\/[a-z0-9_\/]+\.cuh:[0-9]+/) {
       place = substr($0, RSTART, RLENGTH)
       if (!line || (index(place, file) == 1 && index(line, file) != 1)) line = place
     }'
