@@ -1,5 +1,5 @@
 // Offload on meshes of all kinds (parallel/offload.cuh): it changes where arrays lie and when they are copied, and no bit
-// of any result. test/remove_events.sh takes its events away, one after the other.
+// of any result.
 #include "test/ranks/formulas.cuh"
 
 namespace {
@@ -77,6 +77,13 @@ TEST_CASE_TEMPLATE("the same bits as without offload", T, float, __nv_bfloat16) 
     CHECK(std::isfinite(wanted.back()));
     CHECK(state_after<T>(with(options, everything), mesh) == wanted);
   });
+}
+
+// test/remove_events.sh runs this one.
+TEST_CASE("the same bits on each rank alone") {
+  Mesh alone;
+  const ModelOptions options = {.shape = narrow, .micro_batch = global_batch() / 3, .recompute = Recompute::block};
+  CHECK(state_after<float>(with(options, everything), alone) == state_after<float>(options, alone));
 }
 
 TEST_CASE("the same bits: weights without masters, fp16, and each kind of offload alone") {
