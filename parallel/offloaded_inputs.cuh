@@ -42,14 +42,14 @@ class OffloadedInputs {
     on_device_[buffer] = input;
     holds_[buffer] = {slot, number};
     traffic_->end_use(buffer, stream_);
-    if (is_needed) traffic_->send_back(buffer, {array_of(slot, number)});
+    if (is_needed) traffic_->send_back(buffer, array_of(slot, number));
   }
 
   // Backward: starts to bring the input of a block, unless it is still there; and gives it to the block.
   void bring(int slot, int number) {
     if (!is_on() || number < 0 || holds_[buffer_of(number)] == std::pair(slot, number)) return;
     holds_[buffer_of(number)] = {slot, number};
-    traffic_->bring(buffer_of(number), {array_of(slot, number)});
+    traffic_->bring(buffer_of(number), array_of(slot, number));
   }
   void begin_backward(Float*& input, int slot, int number) {
     if (!is_on()) return;
@@ -65,9 +65,9 @@ class OffloadedInputs {
  private:
   static size_t buffer_of(int number) { return size_t(number) % HostTraffic::buffers; }
 
-  OffloadedArray array_of(int slot, int number) const {
+  std::vector<OffloadedArray> array_of(int slot, int number) const {
     const size_t before = (size_t(slot) * blocks_ + size_t(number)) * bytes_;
-    return {on_device_[buffer_of(number)], reinterpret_cast<char*>(on_host_) + before, bytes_};
+    return std::vector(1, OffloadedArray{on_device_[buffer_of(number)], reinterpret_cast<char*>(on_host_) + before, bytes_});
   }
 
   cudaStream_t stream_;

@@ -40,12 +40,10 @@ done
 # The tests that reach all of these files: ranks and cases of each. They use fp32 alone.
 declare -A tests=([context_parallel]=3)
 case ${files[*]} in
-  parallel/offload.cuh) tests=() ;;&
-  *parallel/offload.cuh*) tests+=([offload]="2 -tc=the same bits as*<float>") ;;&
-  parallel/offload.cuh) ;;
+  parallel/offload.cuh) tests=([offload]="2 -tc=*rank alone") ;;
   parallel/ulysses.cuh | parallel/ring_attention.cuh) ;;
   *) tests+=([zero]="3 -tc=*take turns" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
-             [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;
+             [offload]="2 -tc=*rank alone" [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;
 esac
 names=("${!tests[@]}")
 make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS='-w -include test/removed_line.h' \

@@ -78,7 +78,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--plan --cluster 8xa100-80 " + eight, {"--fp8: A100-80 has no products in eight bits: leave it out"});
   refuses("--moments fp16", {"--moments: 'fp16' is unknown: give one of {fp32,bf16}"});
   refuses("--offload weights", {"--offload: 'weights' is unknown: give optimizer, activations, both with a comma, or none"});
-  refuses("--offload optimizer,,activations", {"--offload: ''", "is unknown"});
+  refuses("--offload optimizer,,activations", {"--offload: 'optimizer,,activations' is unknown"});
   refuses("--offload activations", {"--offload activations moves the inputs of blocks", "add --recompute block"});
   refuses("--offload optimizer --generate", {"--offload optimizer beside --generate", "leave it out"});
   refuses("--recompute all", {"--recompute: 'all' is unknown: give one of {none,gelu,block}"});

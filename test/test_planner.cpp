@@ -223,7 +223,7 @@ TEST_CASE("offload: what PCIe takes longer than the update, and than passes, is 
   Cluster slow = host;
   slow.device.host /= 1e6;
   CHECK(forecast(step, slow).limit == std::string("offload"));
-  CHECK(forecast(step, slow).offload.exposed == about(forecast(step, slow).offload.total));
+  CHECK(forecast(step, slow).offload.exposed == about(forecast(step, slow).offload.total, 1e-4));  // less the passes
   const Forecast on_cpu = forecast(step, cluster_of(measured(true, "AMD EPYC"), 1));
   CHECK(on_cpu.offload.exposed == on_cpu.offload.total);  // nothing overlaps there
 }

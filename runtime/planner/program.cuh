@@ -82,6 +82,7 @@ inline void print_batch_hint(const Options& o, const PlannedRun& run) {
 inline void fix_batch(Options& o, int ranks) {
   if (!o.global_batch) o.samples_alone = o.micro_batch, o.global_batch = o.micro_batch * ranks;
   o.micro_batch = 1;
+  if (o.offloads("activations")) o.recompute = "block";  // the search finds no other, and tries all with it
 }
 
 // Searches for the ranks of each part of a cluster. A library that does attention plans on its device, which takes too
