@@ -12,7 +12,6 @@
 #pragma once
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +31,7 @@ struct LoraOptions {
 };
 
 // What --lora-targets may name, and the layer of GPT-2 that it is.
-inline const std::map<std::string, std::string> lora_targets = {
+inline const std::vector<std::pair<std::string, std::string>> lora_targets = {
     {"qkv", "attn.c_attn"}, {"projection", "attn.c_proj"}, {"up", "mlp.c_fc"}, {"down", "mlp.c_proj"}};
 
 // The layer of a weight: "h.0.attn.c_attn" of "h.0.attn.c_attn.weight"

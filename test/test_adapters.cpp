@@ -16,7 +16,7 @@ const std::string lora = "$TEXT --layers 2 --init base/step_00000004 --lr 1e-2 -
 TEST_CASE("LoRA: the first loss is the base's; checkpoints as peft's; resume goes on with the same bits; text") {
   const WithBase shell;
   const std::string text = shell.output(lora + "--lora-alpha 64 --steps 6 --checkpoint-every 3 --val text --val-every 2 --val-batches 1 --out run");
-  CHECK(contains(text, "rank 4, alpha 64, mlp.c_proj, attn.c_proj, attn.c_attn, mlp.c_fc: 2,048 parameters, and nothing else is trained"));
+  CHECK(contains(text, "rank 4, alpha 64, attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj: 2,048 parameters, and nothing else is trained"));
   shell.output("$TEXT --layers 2 --init base/step_00000004 --steps 1 --out full");
   const std::vector<Json> run = shell.metrics("run");
   CHECK(run[0]["loss"] == shell.metrics("full")[0]["loss"]);
@@ -27,6 +27,9 @@ TEST_CASE("LoRA: the first loss is the base's; checkpoints as peft's; resume goe
   CHECK(config["r"] == 4);
   CHECK(config["fan_in_fan_out"] == true);
   CHECK(config["base_model_name_or_path"] == (shell / "base/step_00000004").string());
+
+  const Json plan = Json::parse(shell.output(lora + "--plan --json --out run --overwrite")), made = Json::parse(shell.content("run/plan.json"));
+  for (const char* part : {"memory", "host"}) CHECK(plan["ranks"][0][part] == made["ranks"][0][part]);  // to the byte
 
   // From the middle, and from a checkpoint that says all there is to know; on other ranks.
   shell.output("cp -r run other && rm -r other/step_00000006");

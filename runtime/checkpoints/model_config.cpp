@@ -81,9 +81,7 @@ std::optional<StoredAdapters> load_adapter_config(const std::filesystem::path& c
   if (!std::filesystem::exists(path)) return {};
   const nlohmann::json config = read_json_object(path), trainer = read_json_object(trainer_path);
   JsonFields fields(path, config, ": give another checkpoint"), run(trainer_path, trainer, ": give another checkpoint");
-  const auto is_text = [](const auto& found) { return found.is_string(); };
-  const auto is_number = [](const auto& found) { return found.is_number(); };
-  const LoraOptions lora = {fields.count("r"), fields.get<double>("lora_alpha", "a number", is_number),
-                            fields.list<std::string>("target_modules", "texts", is_text)};
+  const LoraOptions lora = {fields.count("r"), fields.rate("lora_alpha"),
+                            fields.list<std::string>("target_modules", "texts", [](const auto& found) { return found.is_string(); })};
   return StoredAdapters{lora, fields.text("base_model_name_or_path"), run.object("arithmetic").text("base")};
 }
