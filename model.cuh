@@ -33,19 +33,21 @@ class Model {
   Positions positions() const { return positions(options_.seq_len); }
   // What is trained: the model's tensors, or the adapters beside them (parallel/lora.h).
   virtual Parameters& store() = 0;
+  virtual const TensorList& trained() const = 0;
   // The model's tensors, if adapters are trained in their place; else null.
   virtual Parameters* frozen() = 0;
+  // On one rank: adds the adapters to the weights beside which they stand.
+  virtual void merge_adapters() = 0;
   // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this
   // model's (empty: it can).
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
-  size_t trained_parameters() const { return adapter_parameters_ ? adapter_parameters_ : list_.parameters(); }
   // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters, forward and backward. Of attention only the causal half is counted.
-  // Frozen parameters count four times: they have no gradient.
+  // Frozen parameters, which have no gradient, count four times.
   double flops_per_token() const {
     const ModelShape& s = options_.shape;
-    const double adapters = double(adapter_parameters_), own = (adapters > 0 ? 4.0 : 6.0) * double(list_.parameters());
-    return own + 6.0 * adapters + 6.0 * s.layers * double(s.channels) * options_.seq_len;
+    const double frozen = trained().is_adapters() ? double(list_.parameters()) : 0;
+    return 4.0 * frozen + 6.0 * double(trained().parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
   // ---- a step: begin_sums, then the actions of a schedule (parallel/pipeline.h), then update. None of these waits for
@@ -92,7 +94,6 @@ class Model {
 
   ModelOptions options_;
   TensorList list_;
-  size_t adapter_parameters_ = 0;
   DeviceMemory memory_;
   PinnedMemory host_memory_;
   Mesh& mesh_;

@@ -30,7 +30,10 @@ class StageModel final : public Model {
  public:
   StageModel(const ModelOptions& options, Mesh& mesh, cudaStream_t stream)
       : Model(options, mesh, stream, Block<Float>::tensors),
-        store_(list_, store_options(options), memory_, host_memory_, mesh, stream), adapters_(adapters_of(options, mesh)),
+        store_(list_, store_options(options), memory_, host_memory_, mesh, stream),
+        adapters_(!options.lora.is_on() ? nullptr :
+                  new Adapters<Float>(options.lora, list_, Block<Float>::tensors(size_t(options.shape.channels)),
+                                      options.store, memory_, host_memory_, mesh, stream)),
         tp_(mesh.tp(), options.tp_pieces, stream),
         on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream},
             .adapters = adapters_.get()},
@@ -74,7 +77,9 @@ class StageModel final : public Model {
   }
 
   Parameters& store() override { return on_.trained(); }
+  const TensorList& trained() const override { return on_.trained().shards().list(); }
   Parameters* frozen() override { return adapters_ ? &store_ : nullptr; }
+  void merge_adapters() override { adapters_->merge_into(store_); }
 
   void run(const Batch& batch) override {
     if (batch.empty) return meet(batch);
@@ -88,12 +93,12 @@ class StageModel final : public Model {
 
   void forward(const Batch& batch) override {
     last_ = batch;
-    if (batch.training) begin_micro_step(batch);
+    if (batch.training) on_.trained().begin_micro_step(batch.first, batch.last);
     forward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { forward_pass(batch); });
   }
 
   void backward(const Batch& batch) override {
-    begin_micro_step(batch);
+    on_.trained().begin_micro_step(batch.first, batch.last);
     backward_graphs_.run(key_of(batch), changes(batch), stream_, [&] { backward_pass(batch); });
   }
 
@@ -114,17 +119,9 @@ class StageModel final : public Model {
     Moments final_moments;
   };
 
-  // With adapters the model's own tensors are kept as weights only; of ZeRO's levels the third has an effect on them.
+  // With adapters the model's own tensors are kept as weights only, and of ZeRO's levels the third alone divides them.
   static StoreOptions store_options(const ModelOptions& o) {
-    StoreOptions of_store = o.store;
-    if (o.lora.is_on()) of_store.frozen = true, of_store.training = false, of_store.zero = o.store.zero == 3 ? 3 : 0;
-    return of_store;
-  }
-  std::unique_ptr<Adapters<Float>> adapters_of(const ModelOptions& o, Mesh& mesh) {
-    if (!o.lora.is_on()) return nullptr;
-    auto adapters = std::make_unique<Adapters<Float>>(o.lora, list_, Block<Float>::tensors(size_t(o.shape.channels)), o.store, memory_, host_memory_, mesh, stream_);
-    adapter_parameters_ = adapters->parameters();
-    return adapters;
+    return o.lora.is_on() ? StoreOptions{.zero = o.store.zero / 3 * 3, .training = false, .frozen = true} : o.store;
   }
 
   static AttentionOptions attention_options(const ModelOptions& o, const Mesh& mesh) {
@@ -172,16 +169,6 @@ class StageModel final : public Model {
 
   // ---- a pass
 
-  void begin_micro_step(const Batch& batch) {
-    store_.begin_micro_step(batch.first, batch.last);
-    on_.trained().begin_micro_step(batch.first, batch.last);
-  }
-  // The pass comes to a block (UnitInUse::begin).
-  void begin_block(int unit, int next) {
-    block_.unit.begin(unit, next);
-    if (adapters_) adapters_->begin(unit, next);
-  }
-
   void forward_pass(const Batch& batch) {
     use_gemm_workspace(gemm_workspace_);  // another model of this process may have set its own
     set_rows(batch.batch_size, batch.positions);
@@ -199,7 +186,7 @@ class StageModel final : public Model {
     Residual<Float> x = {a.blocks[0].input};                                             // (r,C)
     for (int i = 0; i < chunk.count; ++i) {
       const TraceScope scope(chunk.first + i);
-      begin_block(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
+      block_.unit.begin(chunk.first + i + 1, i + 1 < chunk.count ? chunk.first + i + 2 : block_after(batch.action));
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
       if (i > 0) inputs_.begin_forward(block.input, i);
       x = block_.forward(block, x, narrow_);
@@ -230,7 +217,7 @@ class StageModel final : public Model {
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       typename Block<Float>::Activations& block = a.blocks[size_t(i)];
-      begin_block(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
+      block_.unit.begin(chunk.first + i + 1, i > 0 ? chunk.first + i : block_after(batch.action));
       inputs_.begin_backward(block.input, batch.action.slot, i);
       if (options_.recompute == Recompute::block) block_.forward_for_backward(block, {block.input}, narrow_);
       if (options_.recompute == Recompute::gelu) block_.recompute_gelu(block);
@@ -239,7 +226,7 @@ class StageModel final : public Model {
       inputs_.end_backward(i);
       if (later_.end()) on_.trained().gradients_ready(block_.unit.number());  // none was left to weight_pass()
     }
-    if (chunk.first == 0) return embedding_backward(batch);
+    if (chunk.first == 0) return adapters_ ? void() : embedding_backward(batch);  // adapters are in blocks only
     std::swap(dstream_, links_.to_send(Message::gradient));
     links_.send(Message::gradient, on_.elements());
   }
@@ -255,9 +242,7 @@ class StageModel final : public Model {
     if (!list_.is_first_stage()) table_.gradients_ready();
   }
 
-  // With adapters backward ends with those of the first block.
   void embedding_backward(const Batch& batch) {
-    if (adapters_) return;
     if (!list_.is_last_stage()) clear_embedding_gradients(batch);
     embedding_.backward(dstream_, batch.tokens, batch.positions, batch.batch_size);
     table_.gradients_ready();
@@ -272,12 +257,11 @@ class StageModel final : public Model {
 
   void weight_pass(const Batch& batch) {
     on_.fp8.begin();
-    begin_micro_step(batch);
+    on_.trained().begin_micro_step(batch.first, batch.last);
     const Layers& chunk = chunk_of(batch);
     for (int i = chunk.count - 1; i >= 0; --i) {
       const TraceScope scope(chunk.first + i);
       block_.unit.use(chunk.first + i + 1);
-      if (adapters_) adapters_->begin(chunk.first + i + 1);
       later_.compute(batch.action.slot, i);
       on_.trained().gradients_ready(block_.unit.number());
     }

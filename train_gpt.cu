@@ -36,13 +36,13 @@ int generate(Job& job) {
   const std::optional<Checkpoint> checkpoint = generating_checkpoint(job);
   const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
   const std::filesystem::path base = folder_of_model(o, folder, checkpoint.has_value());
-  if (!o.merge.empty()) return merge(job, base, folder), 0;
   o.shape = loaded_shape(o, base);
   o.micro_batch = o.samples;
   refuse(shape_problem(o));
   const std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, o.samples);
   if (checkpoint) load_weights(folder, model->store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);
+  if (!o.merge.empty()) return model->merge_adapters(), write_model(*model->frozen(), folder, o.merge), 0;
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.mesh.tp), job.stream);
   const Sampler sampler = sampler_of(o, folder);
   rehearse(job, *model, buffers, &sampler);

@@ -95,11 +95,14 @@ TileProduct prepare_tile(const GemmShape& tile, const Layout& layout, bool has_b
   if (has_bias) p.bias = {Dims{1, tile.n}, dnnl_type<In>, Dims{tile.n, 1}};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  if (tile.accumulate) {
-    dnnl::post_ops sum;
-    sum.append_sum(1.0f);
-    attributes.set_post_ops(sum);
-  }
+  dnnl::post_ops after;
+#if DNNL_VERSION_MAJOR >= 3
+  if (tile.alpha != 1) after.append_eltwise(dnnl::algorithm::eltwise_linear, tile.alpha, 0);
+#else
+  if (tile.alpha != 1) after.append_eltwise(1, dnnl::algorithm::eltwise_linear, tile.alpha, 0);
+#endif
+  if (tile.accumulate) after.append_sum(1.0f);
+  if (after.len() > 0) attributes.set_post_ops(after);
   const bool may_be_empty = true;
 #if DNNL_VERSION_MAJOR >= 3
   dnnl::matmul::primitive_desc description =
@@ -214,7 +217,7 @@ const Float* pack_in_parallel(const Float* b, int rows, int columns) {
 template <class In, class Out>
 void run_tile(const TileProduct& p, const Layout& given, Out* d, const In* a, const In* b, const In* bias) {
   thread_local Scratch scratch_a, scratch_b, scratch_d;
-  const auto& [m, n, k, transpose_a, transpose_b, accumulate, _] = p.shape;
+  const auto& [m, n, k, transpose_a, transpose_b, accumulate, _, alpha] = p.shape;
   const Layout& wanted = p.layout;
   if (given.lda != wanted.lda) {
     const int rows = transpose_a ? k : m;

@@ -7,7 +7,6 @@
 
 #include "model.cuh"
 #include "parallel/processes/error.h"
-#include "runtime/checkpoints/adapters.h"
 #include "runtime/checkpoints/checkpoint.h"
 #include "runtime/training/batch_buffers.cuh"
 

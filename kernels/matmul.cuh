@@ -1,9 +1,9 @@
 // Matrix products: the only operation whose source differs between GPU and CPU device (kernels/gemm/library_gemm.h):
 // kernels/gemm/cublaslt.h (cuBLASLt) and cpu/gemm.h (oneDNN). Both offer
 //
-//   gemm(d, a, b, bias, shape, stream):   D (m,n) = op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
+//   gemm(d, a, b, bias, shape, stream):   D (m,n) = alpha · op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
-// All matrices are row-major; op transposes a matrix or leaves it as it is; sums are in fp32. A, B and bias have the
+// All matrices are row-major; alpha is 1 where there is a bias; op transposes a matrix or leaves it as it is; sums are in fp32. A, B and bias have the
 // storage type (Float); D has the storage type, or is fp32 (weight gradients). use_gemm_workspace() gives the library
 // gemm_workspace_bytes of device memory; null takes them away again, and then the library allocates its own.
 // gemm_library() is the name of library and device, if the library has several algorithms to choose from; else empty.

@@ -38,12 +38,8 @@ __device__ inline float normal_from_bits(uint32_t bits) {
   return float(q < 0 ? -z : z);
 }
 
-enum class Distribution { normal, uniform };
-
-// Of mean 0 and standard deviation 1. uniform: between -√3 and √3.
-template <Distribution distribution>
-__device__ float from_bits(uint32_t bits) {
-  if constexpr (distribution == Distribution::normal) return normal_from_bits(bits);
+// The same of a uniform distribution, between -√3 and √3.
+__device__ inline float uniform_from_bits(uint32_t bits) {
   return float(((bits + 0.5) * (2.0 / 4294967296.0) - 1) * 1.7320508075688772);
 }
 
@@ -77,14 +73,15 @@ class ElementBits {
 };
 
 // Each thread computes four elements. Elements [first, end) of the part are written, element `first` to out[0].
-template <Distribution distribution>
-__global__ void random_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation, Part part) {
+[[maybe_unused]] static
+__global__ void random_kernel(float* out, size_t first, size_t end, uint64_t key, float standard_deviation, Part part,
+                              bool is_uniform) {
   const size_t i = 4 * (first / 4 + size_t(blockIdx.x) * blockDim.x + threadIdx.x);
   if (i >= end) return;
   ElementBits bits(key, part, i);
   for (int k = 0; k < 4; ++k) {
     const uint32_t word = bits.next();
-    if (i + k >= first && i + k < end) out[i + k - first] = standard_deviation * from_bits<distribution>(word);
+    if (i + k >= first && i + k < end) out[i + k - first] = standard_deviation * (is_uniform ? uniform_from_bits(word) : normal_from_bits(word));
   }
 }
 
@@ -95,18 +92,14 @@ inline uint64_t random_key(uint64_t seed, const std::string& name) {
   return hash;
 }
 
-// out (count) = elements [first, first + count) of a part of a tensor drawn from a distribution of mean 0. An element
-// depends only on the key and on its number in the whole tensor, so any rank can make any part. Writes 4·count bytes.
-template <Distribution distribution>
-void fill_random(float* out, size_t first, size_t count, uint64_t key, float standard_deviation, cudaStream_t stream,
-                 const Part& part = {}) {
+// out (count) = elements [first, first + count) of a part of a tensor drawn from normal(0, standard_deviation), or
+// from the uniform distribution of that mean and deviation. An element depends only on the key and on its number in the
+// whole tensor, so any rank can make any part. Writes 4·count bytes.
+inline void fill_random(float* out, size_t first, size_t count, uint64_t key, float standard_deviation,
+                        cudaStream_t stream, Part part = {}, bool is_uniform = false) {
   if (count == 0) return;
-  KernelRange range(distribution == Distribution::normal ? "fill_normal" : "fill_uniform", stream, 4.0 * count, 0);
+  KernelRange range(is_uniform ? "fill_uniform" : "fill_normal", stream, 4.0 * count, 0);
   range.writes(out, count);
   const size_t groups = (first + count - 1) / 4 - first / 4 + 1;
-  random_kernel<distribution><<<pack_blocks(groups), pack_block, 0, stream>>>(out, first, first + count, key, standard_deviation, part);
-}
-inline void fill_normal(float* out, size_t first, size_t count, uint64_t key, float standard_deviation, cudaStream_t stream,
-                        const Part& part = {}) {
-  fill_random<Distribution::normal>(out, first, count, key, standard_deviation, stream, part);
+  random_kernel<<<pack_blocks(groups), pack_block, 0, stream>>>(out, first, first + count, key, standard_deviation, part, is_uniform);
 }

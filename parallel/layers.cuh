@@ -28,7 +28,7 @@ struct LayerContext {
   TensorParallel<Float>& tp;
   cudaStream_t stream;
   Fp8Products<Float> fp8;
-  Adapters<Float>* adapters = nullptr;  // of --lora-rank: then `store` has the base model, which is not trained
+  Adapters<Float>* adapters = nullptr;  // of --lora-rank: then `store` has the model, which is not trained
   float* reductions = nullptr;  // workspace of sums over rows
   int R = 0, r = 0;             // rows of the batch under way: all, and this rank's
 
@@ -72,9 +72,7 @@ class UnitInUse {
   // Does this micro-batch add its gradients to the earlier ones of the step?
   bool accumulates() const { return store_.gradients(unit_).accumulate; }
   // All gradients of the micro-batch have been computed.
-  void gradients_ready() {
-    if (store_.trains()) store_.gradients_ready(unit_);
-  }
+  void gradients_ready() { store_.gradients_ready(unit_); }
 
  private:
   ParameterStore<Float>& store_;
@@ -133,6 +131,7 @@ class Linear {
 
  protected:
   // With adapters (parallel/lora.h) nothing else is trained, and only some weights have one.
+  typename Adapters<Float>::Place at() const { return {unit_.number(), weight_}; }
   bool is_adapted() const { return on_.adapters && on_.adapters->has(weight_); }
   bool is_trained() const { return !on_.adapters || is_adapted(); }
   // Do the library's own ways to compute gelu, too, give what the layer computes?
@@ -141,7 +140,7 @@ class Linear {
   // out (rows,outputs) = x (rows,inputs) · weight + bias
   void multiply(Float* out, const Float* x, const Float* bias, int rows) {
     multiply_base(out, x, bias, rows);
-    if (is_adapted()) on_.adapters->add_forward(out, x, weight_, rows, inputs_, outputs_);
+    if (is_adapted()) on_.adapters->forward(out, x, at(), rows, inputs_, outputs_);
   }
   // The products with the weight itself, in 8 bits if the unit is.
   void multiply_base(Float* out, const Float* x, const Float* bias, int rows) {
@@ -163,7 +162,7 @@ class Linear {
   // add_weight_gradient(), which needs one scale for all rows.
   void multiply_back(Float* dx, const Float* dout, int rows) {
     multiply_base_back(dx, dout, rows);
-    if (is_adapted()) on_.adapters->add_input_gradient(dx, dout, weight_, rows, inputs_, outputs_);
+    if (is_adapted()) on_.adapters->input_gradient(dx, dout, at(), rows, inputs_, outputs_);
   }
   void multiply_base_back(Float* dx, const Float* dout, int rows) {
     if constexpr (can_multiply_fp8<Float>)
@@ -181,7 +180,7 @@ class Linear {
   }
   // dout (R,outputs), x (R,inputs). follows: multiply_back() came just before
   void add_weight_gradient(const Float* dout, const Float* x, bool follows) {
-    if (is_adapted()) return on_.adapters->weight_gradient(dout, x, weight_, on_.R, inputs_, outputs_);
+    if (is_adapted()) return on_.adapters->weight_gradient(dout, x, at(), on_.R, inputs_, outputs_);
     float *const weight = unit_.gradient(weight_), *const bias = unit_.gradient(bias_);
     const bool adds = unit_.accumulates();
     if (!unit_.is_fp8())

@@ -5,100 +5,92 @@
 //
 //   dx += g·A,   dA = gᵀ·x,   dB = dyᵀ·(s·x·Aᵀ)
 //
-// Backward computes x·Aᵀ and g again where it needs them: 2·R·rank·(inputs + outputs) FLOPs, which are few beside the
-// layer's own, and no block has to keep them.
+// Backward computes x·Aᵀ and g where it needs them, so no block keeps them: 2·R·rank·(inputs + outputs) FLOPs more, few
+// beside the layer's own. Adapters are small: every rank keeps their weights whole, with ZeRO 3, too.
 #pragma once
 
 #include "kernels/matmul.cuh"
-#include "kernels/scale.cuh"
 #include "parallel/lora.h"
 #include "parallel/zero.cuh"
 
 template <class Float>
 class Adapters {
  public:
-  // base: the tensors of the whole model; block: those of a block, by whose numbers layers ask for adapters
-  Adapters(const LoraOptions& options, const TensorList& base, const std::vector<TensorRow>& block,
-           const StoreOptions& store, DeviceMemory& memory, PinnedMemory& host_memory, Mesh& mesh, cudaStream_t stream)
-      : options_(options), list_(base, adapter_tensors(block, options)), store_(list_, store, memory, host_memory, mesh, stream), stream_(stream) {
-    const std::vector<TensorRow> rows = adapter_tensors(block, options);
-    for (const TensorRow& weight : block) {
-      const auto number = [&](const char* matrix) {
-        const auto found = std::ranges::find(rows, module_of(weight.name) + matrix, &TensorRow::name);
-        return found == rows.end() || weight.shape.size() != 2 ? none : found->number;
-      };
-      pairs_.push_back({number(".lora_A.weight"), number(".lora_B.weight")});
-    }
-  }
+  // A weight of a block, by its number there.
+  struct Place {
+    int unit, weight;
+  };
+
+  // model: the tensors of all of it; block: those of a block
+  Adapters(const LoraOptions& lora, const TensorList& model, const std::vector<TensorRow>& block, StoreOptions store,
+           DeviceMemory& memory, PinnedMemory& host_memory, Mesh& mesh, cudaStream_t stream)
+      : rank_(lora.rank), scale_(float(lora.alpha / lora.rank)), block_(block), rows_(adapter_tensors(block, lora)),
+        list_(model, rows_), store_(list_, (store.zero = std::min(store.zero, 2), store), memory, host_memory, mesh, stream), stream_(stream) {}
 
   ParameterStore<Float>& store() { return store_; }
-  size_t parameters() const { return list_.parameters(); }
 
   // rows: of the largest micro-batch
-  void lay_out(Arena& arena, int rows) { low_ = arena.take<Float>(size_t(rows) * options_.rank); }
-
-  // The pass comes to a block (UnitInUse::begin).
-  void begin(int unit, int next = 0) {
-    unit_ = unit;
-    weights_ = store_.acquire(unit, next);
-  }
+  void lay_out(Arena& arena, int rows) { low_ = arena.take<Float>(size_t(rows) * rank_); }
 
   // Has this weight of a block an adapter?
-  bool has(int weight) const { return pairs_[size_t(weight)].a != none; }
+  bool has(int weight) const { return find(weight, ".lora_A.weight") != rows_.end(); }
 
   // y (rows,outputs) += s·(x·Aᵀ)·Bᵀ, x (rows,inputs)
-  void add_forward(Float* y, const Float* x, int weight, int rows, int inputs, int outputs) {
-    compress(x, weight, rows, inputs);
-    product(y, low_, at(pairs_[weight].b), {.m = rows, .n = outputs, .k = options_.rank, .transpose_b = true, .accumulate = true});
+  void forward(Float* y, const Float* x, const Place& at, int rows, int inputs, int outputs) {
+    compress(x, at, a(at), rows, inputs, true);
+    product(y, low_, values(at) + b(at), {.m = rows, .n = outputs, .k = rank_, .transpose_b = true, .accumulate = true});
   }
 
   // dx (rows,inputs) += g·A, dy (rows,outputs)
-  void add_input_gradient(Float* dx, const Float* dy, int weight, int rows, int inputs, int outputs) {
-    compress_gradient(dy, weight, rows, outputs);
-    product(dx, low_, at(pairs_[weight].a), {.m = rows, .n = inputs, .k = options_.rank, .accumulate = true});
+  void input_gradient(Float* dx, const Float* dy, const Place& at, int rows, int inputs, int outputs) {
+    compress(dy, at, b(at), rows, outputs, false);
+    product(dx, low_, values(at) + a(at), {.m = rows, .n = inputs, .k = rank_, .accumulate = true});
   }
 
   // Writes the gradients of A and B, or adds to them. dy (rows,outputs), x (rows,inputs)
-  void weight_gradient(const Float* dy, const Float* x, int weight, int rows, int inputs, int outputs) {
-    const auto [gradients, adds] = store_.gradients(unit_);
-    const auto [a, b] = pairs_[size_t(weight)];
-    compress(x, weight, rows, inputs);
-    product(gradients + offset(b), dy, low_, {.m = outputs, .n = options_.rank, .k = rows, .transpose_a = true, .accumulate = adds});
-    compress_gradient(dy, weight, rows, outputs);
-    product(gradients + offset(a), low_, x, {.m = options_.rank, .n = inputs, .k = rows, .transpose_a = true, .accumulate = adds});
+  void weight_gradient(const Float* dy, const Float* x, const Place& at, int rows, int inputs, int outputs) {
+    const auto [gradients, adds] = store_.gradients(at.unit);
+    compress(x, at, a(at), rows, inputs, true);
+    product(gradients + b(at), dy, low_, {.m = outputs, .n = rank_, .k = rows, .transpose_a = true, .accumulate = adds});
+    compress(dy, at, b(at), rows, outputs, false);
+    product(gradients + a(at), low_, x, {.m = rank_, .n = inputs, .k = rows, .transpose_a = true, .accumulate = adds});
+  }
+
+  // W += s·Aᵀ·Bᵀ, of one rank's model: then no layer needs an adapter.
+  void merge_into(ParameterStore<Float>& model) {
+    const TensorList& list = model.shards().list();
+    for (const TensorDescriptor& w : list.tensors()) {
+      const Place at = {w.unit, int(&w - list.tensors_of(w.unit))};
+      if (!list.is_block(w.unit) || !w.decays() || !has(at.weight)) continue;
+      product(const_cast<Float*>(model.acquire(w.unit)) + w.offset, values(at) + a(at), values(at) + b(at),
+              {.m = int(w.shape[0]), .n = int(w.shape[1]), .k = rank_, .transpose_a = true, .transpose_b = true,
+               .accumulate = true, .alpha = scale_});
+    }
   }
 
  private:
-  static constexpr int none = -1;
-  struct Pair {
-    int a, b;  // numbers of the tensors in the adapters' unit
-  };
-
-  size_t offset(int tensor) const { return list_.tensors_of(unit_)[tensor].offset; }
-  const Float* at(int tensor) const { return weights_ + offset(tensor); }
+  auto find(int weight, const char* matrix) const {
+    return std::ranges::find(rows_, module_of(block_[size_t(weight)].name) + matrix, &TensorRow::name);
+  }
+  // Where A and B begin in their unit.
+  size_t a(const Place& at) const { return list_.tensors_of(at.unit)[find(at.weight, ".lora_A.weight")->number].offset; }
+  size_t b(const Place& at) const { return list_.tensors_of(at.unit)[find(at.weight, ".lora_B.weight")->number].offset; }
+  const Float* values(const Place& at) { return store_.acquire(at.unit, list_.has(at.unit + 1) ? at.unit + 1 : 0); }
 
   template <class Out>
-  void product(Out* d, const Float* a, const Float* b, const GemmShape& shape) {
-    const Float* no_bias = nullptr;
-    matmul("matmul_adapter", d, a, b, no_bias, shape, stream_);
+  void product(Out* d, const Float* left, const Float* right, const GemmShape& shape) {
+    matmul("matmul_adapter", d, left, right, static_cast<const Float*>(nullptr), shape, stream_);
   }
-  // low_ (rows,rank) = s·x·Aᵀ
-  void compress(const Float* x, int weight, int rows, int inputs) {
-    product(low_, x, at(pairs_[weight].a), {.m = rows, .n = options_.rank, .k = inputs, .transpose_b = true});
-    scale(low_, options_.scale(), rows, options_.rank, stream_);
-  }
-  // low_ (rows,rank) = g
-  void compress_gradient(const Float* dy, int weight, int rows, int outputs) {
-    product(low_, dy, at(pairs_[weight].b), {.m = rows, .n = options_.rank, .k = outputs});
-    scale(low_, options_.scale(), rows, options_.rank, stream_);
+  // low_ (rows,rank) = s · x (rows,columns) · the matrix at this offset, or what that is transposed
+  void compress(const Float* x, const Place& at, size_t matrix, int rows, int columns, bool is_transposed) {
+    product(low_, x, values(at) + matrix, {.m = rows, .n = rank_, .k = columns, .transpose_b = is_transposed, .alpha = scale_});
   }
 
-  LoraOptions options_;
+  int rank_;
+  float scale_;
+  std::vector<TensorRow> block_, rows_;
   TensorList list_;
   ParameterStore<Float> store_;
   cudaStream_t stream_;
-  std::vector<Pair> pairs_;  // by the number of the weight in a block
-  int unit_ = 0;
-  const Float* weights_ = nullptr;
   Float* low_ = nullptr;  // (R,rank)
 };

@@ -63,7 +63,8 @@ class ParameterStore final : public Parameters {
       if (optimizer_.is_offloaded())
         host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
     }
-    if (zero_ >= 2 || casts_gradients()) memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
+    if (zero_ >= 2 || casts_gradients())
+      memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
     if (const size_t most = most_gathered(shards_); options.training && most > 0)
       memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
@@ -117,7 +118,7 @@ class ParameterStore final : public Parameters {
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (data_group_.size() == 1 || (sums_in_buffer(unit) && !last_micro_step_)) return;
+    if (data_group_.size() == 1 || !options_.training || (sums_in_buffer(unit) && !last_micro_step_)) return;
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
     reduce(unit, buffer.data);
@@ -130,7 +131,7 @@ class ParameterStore final : public Parameters {
   // cast to eight bits.
   bool is_quiet() const override {
     if (!fp8_.is_up_to_date()) return false;
-    if (data_group_.size() == 1) return true;
+    if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
     if (zero_ > 1 || last_micro_step_) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
     return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
@@ -180,9 +181,8 @@ class ParameterStore final : public Parameters {
       if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
       float* drawn = place(gradient(tensor.unit), slice);
       if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
-      (tensor.initial == Initial::uniform ? fill_random<Distribution::uniform> : fill_random<Distribution::normal>)(
-          drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor), stream_,
-          tensor.part);
+      fill_random(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor),
+                  stream_, tensor.part, tensor.initial == Initial::uniform);
       if constexpr (!is_float)  // the rounded-up count reaches into the padding after the tensor, which is zero
         cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
@@ -440,7 +440,8 @@ class ParameterStore final : public Parameters {
   template <class E>
   void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
                            bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1, is_tied = tensor.unit + (&tensor - list_.tensors_of(0)) == 0 && is_pipeline_;
+    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1;
+    const bool is_tied = tensor.unit == 0 && &tensor == list_.tensors_of(0) && is_pipeline_;
     if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
     const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
     if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});

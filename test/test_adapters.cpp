@@ -6,19 +6,17 @@
 namespace {
 
 // A place with a model in base/step_00000004.
-Workplace with_base() {
-  Workplace shell;
-  shell.output("$TEXT --layers 2 --out base --steps 4 --lr 1e-2");
-  return shell;
-}
+struct WithBase : Workplace {
+  WithBase() { output("$TEXT --layers 2 --out base --steps 4 --lr 1e-2"); }
+};
 const std::string lora = "$TEXT --layers 2 --init base/step_00000004 --lr 1e-2 --lora-rank 4 ";
 
 }  // namespace
 
 TEST_CASE("LoRA: the first loss is the base's; checkpoints as peft's; resume goes on with the same bits; text") {
-  const Workplace shell = with_base();
-  const std::string text = shell.output(lora + "--steps 6 --checkpoint-every 3 --val text --val-every 2 --val-batches 1 --out run");
-  CHECK(contains(text, "rank 4, alpha 8, attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj: 2,048 parameters, and nothing else is trained"));
+  const WithBase shell;
+  const std::string text = shell.output(lora + "--lora-alpha 64 --steps 6 --checkpoint-every 3 --val text --val-every 2 --val-batches 1 --out run");
+  CHECK(contains(text, "rank 4, alpha 64, attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj: 2,048 parameters, and nothing else is trained"));
   shell.output("$TEXT --layers 2 --init base/step_00000004 --steps 1 --out full");
   const std::vector<Json> run = shell.metrics("run");
   CHECK(run[0]["loss"] == shell.metrics("full")[0]["loss"]);
@@ -30,24 +28,27 @@ TEST_CASE("LoRA: the first loss is the base's; checkpoints as peft's; resume goe
   CHECK(config["fan_in_fan_out"] == true);
   CHECK(config["base_model_name_or_path"] == (shell / "base/step_00000004").string());
 
+  const Json plan = Json::parse(shell.output(lora + "--plan --json --out run --overwrite")), made = Json::parse(shell.content("run/plan.json"));
+  for (const char* part : {"memory", "host"}) CHECK(plan["ranks"][0][part] == made["ranks"][0][part]);  // to the byte
+
   // From the middle, and from a checkpoint that says all there is to know; on other ranks.
   shell.output("cp -r run other && rm -r other/step_00000006");
   shell.output("$TEXT --layers 2 --lr 1e-2 --steps 6 --checkpoint-every 3 --val text --val-every 2 --val-batches 1 --out other --resume");
   CHECK(shell.same_metrics("run", "other"));
   shell.output("cmp run/step_00000006/adapter_model.safetensors other/step_00000006/adapter_model.safetensors");
 
-  const std::string generate = "$GPT --generate --prompt 'line 1' --sample-len 40 --temperature 0 ";
+  const std::string generate = "$GPT --generate --prompt 'line 1' --sample-len 40 --temperature 1 --seed 2 ";
   const std::string adapted = shell.output(generate + "--resume run"), plain = shell.output(generate + "--init base/step_00000004");
   CHECK(adapted != plain);
   shell.output("$GPT --resume run --merge merged");
   CHECK(shell.output(generate + "--init merged") == adapted);
   shell.output("$TEXT --layers 2 --init merged --steps 1 --out whole");  // trains on, as any model
-  shell.refuses("$GPT --resume run --merge merged", 1, {"--merge ", "exists already: name a new folder"});
-  shell.refuses("$GPT --resume full --merge new", 2, {"--merge", "has no adapters"});
+  shell.refuses("$GPT --resume run --merge merged", 1, {"merged: exists already: name a new folder"});
+  shell.refuses("$GPT --resume full --merge new", 2, {"--merge: there are no adapters in", "--resume"});
 }
 
 TEST_CASE("LoRA: a base that has moved, is another, or is not there; adapters in the place of a model") {
-  const Workplace shell = with_base();
+  const WithBase shell;
   shell.output(lora + "--steps 2 --out run");
   shell.output("$TEXT --layers 2 --out strange --steps 4 --seed 9");
   const std::string generate = "$GPT --generate --sample-len 3 --resume run ";
@@ -57,15 +58,14 @@ TEST_CASE("LoRA: a base that has moved, is another, or is not there; adapters in
   shell.output(generate + "--init moved/step_00000004");
   shell.refuses("$GPT --generate --init run/step_00000002", 1, {"holds adapters, not a model", "--resume", "--merge"});
   shell.refuses(lora + "--resume --out run --init moved/step_00000004 --lora-rank 5", 2, {"--lora-rank", "rank 4, alpha 8", "leave"});
-  shell.refuses("$TEXT --layers 2 --out moved --resume --lora-rank 4 --steps 9", 2, {"has no adapters", "--init"});
+  shell.refuses("$TEXT --layers 2 --out moved --resume --lora-rank 4 --steps 9", 2, {"--lora-rank", "are others (off)"});
 }
 
 TEST_CASE("LoRA: mistakes in the options") {
   const Workplace shell;
   shell.refuses("$TEXT --lora-rank 4", 2, {"--lora-rank", "--init"});
   shell.refuses("$TEXT --lora-alpha 4", 2, {"--lora-alpha 4 is for --lora-rank"});
-  shell.refuses("$TEXT --lora-rank 4 --lora-targets qkv,head", 2, {"--lora-targets: 'head' is unknown", "qkv,projection,up,down"});
-  shell.refuses("$TEXT --lora-rank 4 --lora-targets ,", 2, {"--lora-targets: "});
+  shell.refuses("$TEXT --lora-rank 4 --lora-targets qkv,head", 2, {"--lora-targets: 'head' is unknown: give one of {qkv,projection,up,down}"});
   shell.refuses("$TEXT --lora-rank 4 --calibrate file", 2, {"--calibrate file beside --lora-rank is not there yet"});
   shell.refuses("$TEXT --lora-rank -1", 2, {"--lora-rank: '-1' is no whole number"});
 }

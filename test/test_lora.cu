@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "model.cuh"
-#include "runtime/checkpoints/adapters.h"
 #include "runtime/checkpoints/checkpoint.h"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
@@ -168,7 +167,7 @@ TEST_CASE("some targets, an odd rank: nothing frozen has a gradient, and the fro
       const size_t C = size_t(reference.shape.channels);
       trained += size_t(lora.rank) * size_t(reference.shape.layers) * (module == "attn.c_attn" ? 4 * C : module == "attn.c_proj" ? 2 * C : 5 * C);
     }
-    CHECK(model->trained_parameters() == trained);
+    CHECK(model->trained().parameters() == trained);
   }
 }
 

@@ -54,7 +54,7 @@ constexpr double quantile_error = 1.2e-7;
 
 std::vector<float> normals(size_t count, uint64_t key, float standard_deviation) {
   Buffer<float> out(count);
-  fill_normal(out, 0, count, key, standard_deviation, test_stream());
+  fill_random(out, 0, count, key, standard_deviation, test_stream());
   return out.get();
 }
 
@@ -158,7 +158,7 @@ TEST_CASE("a part of a tensor has the numbers of its elements" * doctest::skip(!
       // ZeRO cuts a part anywhere, so it is made in two ranges, too.
       for (size_t first : {size_t(0), count / 2}) {
         Buffer<float> out(count - first);
-        fill_normal(out, first, count - first, key, 0.02f, test_stream(), part);
+        fill_random(out, first, count - first, key, 0.02f, test_stream(), part);
         CHECK(same_bits(out.get(), std::vector<float>(expected.begin() + first, expected.end())));
       }
     }

@@ -122,8 +122,8 @@ void set_pointers(const ProductPlan& plan, const Operands<In, Out>& o) {
 
 template <class In, class Out>
 cublasStatus_t multiply(const ProductPlan& plan, const Algorithm& algorithm, const Operands<In, Out>& o,
-                        bool accumulate, cudaStream_t stream) {
-  const float alpha = 1, beta = accumulate ? 1 : 0;
+                        float alpha, bool accumulate, cudaStream_t stream) {
+  const float beta = accumulate ? 1 : 0;
   const cublasStatus_t status =
       cublasLtMatmul(context().handle, plan.operation, &alpha, o.b, plan.a, o.a, plan.b, &beta, o.d, plan.d, o.d,
                      plan.d, &algorithm.data, context().workspace(), gemm_workspace_bytes, stream);
@@ -207,7 +207,7 @@ template <class In, class Out>
 std::string fastest(const ProductPlan& plan, const Operands<In, Out>& o, cudaStream_t stream) {
   std::vector<bool> works(plan.algorithms.size(), true);
   const std::vector<double> seconds = best_seconds_of_each(stream, works.size(), [&](size_t i) {
-    works[i] = works[i] && multiply(plan, plan.algorithms[i], o, false, stream) == CUBLAS_STATUS_SUCCESS;
+    works[i] = works[i] && multiply(plan, plan.algorithms[i], o, 1, false, stream) == CUBLAS_STATUS_SUCCESS;
   });
   std::string best = "none";
   double least = INFINITY;
@@ -276,7 +276,7 @@ cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In,
   ProductPlan& plan = found->second;
   set_pointers(plan, o);
   while (!plan.algorithms.empty()) {
-    const cublasStatus_t status = multiply(plan, plan.algorithms[0], o, shape.accumulate, stream);
+    const cublasStatus_t status = multiply(plan, plan.algorithms[0], o, shape.alpha, shape.accumulate, stream);
     if (status == CUBLAS_STATUS_SUCCESS) return status;
     plan.problem = status;
     plan.algorithms.erase(plan.algorithms.begin());

@@ -1,4 +1,5 @@
-// The shape of a matrix product: D (m,n) = op(A) (m,k) · op(B) (k,n) (kernels/matmul.cuh), and operands in eight bits.
+// The shape of a matrix product: D (m,n) = alpha · op(A) (m,k) · op(B) (k,n) (kernels/matmul.cuh), and operands in eight
+// bits.
 #pragma once
 
 #include <compare>
@@ -11,6 +12,7 @@ struct GemmShape {
   int m, n, k;
   bool transpose_a = false, transpose_b = false, accumulate = false;
   bool fast_sums = false;  // of eight bits: tensor cores may keep sums in fewer bits than float (kernels/matmul.cuh)
+  float alpha = 1;
   auto operator<=>(const GemmShape&) const = default;
 };
 

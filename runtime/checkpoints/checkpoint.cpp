@@ -97,38 +97,22 @@ class TensorFiles {
     stored_.erase(head);
   }
 
-  // Fails if a tensor is missing, unknown or of another shape.
-  void check(const TensorList& list, const std::vector<State>& states) const {
+  // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
+  // unknown or of another shape.
+  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
     std::map<std::string, StoredTensor> unknown = stored_;
     for (State state : states)
-      for (const TensorDescriptor& tensor : list.tensors()) {
+      for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
         const auto found = unknown.find(key(state, tensor));
         if (found == unknown.end())
-          fail(folder_, ": tensor ", file_prefix(state, list) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
+          fail(folder_, ": tensor ", file_prefix(state, parameters.shards().list()) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
         check_shape(found->second, tensor);
         unknown.erase(found);
       }
     if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
-  }
-
-  // Loads what this rank keeps of these states, if all tensors fit.
-  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
-    check(parameters.shards().list(), states);
     for (State state : states)
       for (const CheckpointBlock& block : read_blocks(parameters.kept_slices(), most))
         load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
-  }
-
-  std::map<std::string, std::vector<float>> read(const TensorList& list) const {
-    check(list, {State::weight});
-    std::map<std::string, std::vector<float>> all;
-    for (const TensorDescriptor& tensor : list.tensors()) {
-      const StoredTensor& stored = stored_.at(tensor.name);
-      std::vector<float>& values = all[tensor.name] = std::vector<float>(tensor.count());
-      stored.file->read(*stored.tensor, 0, values.size(), values.data());
-      check_finite(stored, 0, values);
-    }
-    return all;
   }
 
  private:
@@ -149,16 +133,6 @@ class TensorFiles {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, StoredTensor> stored_;
 };
-
-// The weights of a model, or of adapters.
-TensorFiles weight_files(const std::filesystem::path& folder, const TensorList& list) {
-  TensorFiles files(folder, find_weight_files(folder, file_stem(list)), ": check config.json and the files");
-  if (list.is_adapters()) return files;
-  const int heads = load_shape(folder).heads;  // the only part of the shape that no tensor's shape depends on
-  if (heads != list.shape().heads) fail(folder, ": has ", heads, " heads, the model ", list.shape().heads, ": leave out --heads");
-  files.drop_tied_head();
-  return files;
-}
 
 }  // namespace
 
@@ -230,19 +204,13 @@ std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path
   return files;
 }
 
-std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> texts;
-  for (const char* name : {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"})
-    if (!folder.empty() && std::filesystem::exists(folder / name)) texts[name] = read_file(folder / name);
-  return texts;
-}
-
-std::map<std::string, std::vector<float>> read_weights(const std::filesystem::path& folder, const TensorList& list) {
-  return weight_files(folder, list).read(list);
-}
-
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  weight_files(folder, parameters.shards().list()).load(parameters, {State::weight}, most);
+  const TensorList& list = parameters.shards().list();
+  const int wanted = list.shape().heads, heads = list.is_adapters() ? wanted : load_shape(folder).heads;  // no tensor depends on it
+  if (heads != wanted) fail(folder, ": has ", heads, " heads, the model ", wanted, ": leave out --heads");
+  TensorFiles files(folder, find_weight_files(folder, file_stem(list)), ": check config.json and the files");
+  files.drop_tied_head();
+  files.load(parameters, {State::weight}, most);
 }
 
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
@@ -250,6 +218,27 @@ void load_optimizer(const std::filesystem::path& folder, Parameters& parameters,
   const std::vector<std::filesystem::path> files = find_tensor_files(folder, "optimizer");
   if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
   TensorFiles(folder, files, by_init).load(parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
+}
+
+void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out) {
+  const TensorList& list = parameters.shards().list();
+  if (std::filesystem::exists(out)) fail(out, ": exists already: name a new folder for the model, or remove it");
+  const std::filesystem::path partial = out.string() + ".partial";  // so that half a model does not look complete
+  std::filesystem::create_directories(partial);
+  std::vector<NamedShape> shapes;
+  for (const TensorDescriptor& tensor : list.tensors()) shapes.push_back({file_prefix(State::weight, list) + tensor.name, tensor.shape});
+  SafetensorsWriter writer(partial / "model.safetensors", shapes, {{"format", "pt"}});
+  for (const Slice& slice : parameters.kept_slices()) {
+    std::vector<float> values(slice.count);
+    parameters.copy_out(slice, State::weight, values.data());
+    parameters.wait_for_copies();
+    writer.write(file_prefix(State::weight, list) + slice.tensor->name, slice.first, slice.count, values.data());
+  }
+  writer.close();
+  write_file(partial / "config.json", config_of(list.shape()).dump(2) + "\n");
+  for (const char* name : tokenizer_files)
+    if (std::filesystem::exists(base / name)) std::filesystem::copy(base / name, partial / name);
+  std::filesystem::rename(partial, out);
 }
 
 nlohmann::json load_trainer(const std::filesystem::path& folder) {

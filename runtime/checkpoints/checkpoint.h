@@ -1,6 +1,5 @@
 // Checkpoints: OUT/step_00000100/ holds a model after 100 steps, in public formats and as global tensors,
-// so that it depends neither on the mesh nor on the program that wrote it
-// (of adapters: runtime/checkpoints/adapters.h):
+// so that it depends neither on the mesh nor on the program that wrote it:
 //
 //   model.safetensors      fp32 weights (the masters, where there are any) under Hugging Face's GPT-2 names
 //                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
@@ -8,6 +7,9 @@
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
 //   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
 //                          guard, the loss scale, and the choices for products
+//   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
+//                          each adapter, "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight", as PEFT saves
+//                          them. The model beside which they stand is in another folder, whose checksum is recorded
 //   manifest_*             which part of these files each rank wrote, with checksums (runtime/checkpoints/manifest.h)
 //
 // The folder is written under a name that ends with .partial, and renamed when all of it is on disk
@@ -17,7 +19,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,6 +44,9 @@ struct CheckpointContent {
   std::string adapter_config = {};              // of adapters, the text of the file of that name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
 };
+
+// The files of a folder that describe a tokenizer.
+constexpr const char* tokenizer_files[] = {"vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "tokenizer.json"};
 
 struct Checkpoint {
   size_t step;
@@ -76,16 +80,14 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 // The files of a folder's weights. Fails if there are none.
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
 
-// The small files that describe the tokenizer of the weights, and their content.
-std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& folder);
-
-// All weights of a folder, by name, in the host's memory.
-std::map<std::string, std::vector<float>> read_weights(const std::filesystem::path& folder, const TensorList& list);
-
 // Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. The files hold whole tensors, so
 // they fit any mesh: Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of
 // other ranks has at most `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+
+// Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
+// `base`.
+void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out);
 
 nlohmann::json load_trainer(const std::filesystem::path& folder);

@@ -226,7 +226,7 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
       (state == State::weight ? weights : states).push_back({file_prefix(state, list) + tensor.name, tensor.shape});
   files_ = plan_files(file_stem(list), weights, shard_bytes_);
   const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
-  texts_ = tokenizer_files(content.tokenizer_folder);
+  texts_.clear();
   if (files_.size() > 1) texts_[file_stem(list) + ".safetensors.index.json"] = index_of(files_);
   if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
   files_.insert(files_.end(), optimizer.begin(), optimizer.end());
@@ -238,6 +238,9 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   texts_["trainer.json"] = trainer.dump(2) + "\n";
   if (list.is_adapters()) texts_["adapter_config.json"] = content.adapter_config;
   else texts_["config.json"] = config_of(list.shape()).dump(2) + "\n";
+  for (const char* name : tokenizer_files)
+    if (!content.tokenizer_folder.empty() && std::filesystem::exists(content.tokenizer_folder / name))
+      texts_[name] = read_file(content.tokenizer_folder / name);
 }
 
 std::unique_ptr<SafetensorsWriter> CheckpointWriter::open(size_t file, bool create) const {

@@ -15,6 +15,23 @@
 
 namespace {
 
+// The checksum of bytes [offset, offset + bytes) of a file. The file is read, not mapped, so that a broken disk gives
+// an error and not a signal.
+std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
+  constexpr size_t block_bytes = 1 << 20;
+  std::string block(std::min(bytes, block_bytes), 0);
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  while (bytes > 0) {
+    const size_t count = std::min(bytes, block_bytes);
+    file.read(offset, block.data(), count);
+    XXH3_64bits_update(state.get(), block.data(), count);
+    offset += count;
+    bytes -= count;
+  }
+  return hexadecimal(XXH3_64bits_digest(state.get()));
+}
+
 // Reads a manifest. Fails if the file is not exactly as Manifest::text() writes it.
 Manifest read_manifest(const std::filesystem::path& path) {
   const std::string file = read_file(path);
@@ -43,19 +60,8 @@ Manifest read_manifest(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::string xxh3_of(const File& file, size_t offset, size_t bytes) {
-  constexpr size_t block_bytes = 1 << 20;
-  std::string block(std::min(bytes, block_bytes), 0);
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  while (bytes > 0) {
-    const size_t count = std::min(bytes, block_bytes);
-    file.read(offset, block.data(), count);
-    XXH3_64bits_update(state.get(), block.data(), count);
-    offset += count;
-    bytes -= count;
-  }
-  return hexadecimal(XXH3_64bits_digest(state.get()));
+std::string checksum_of(const std::vector<std::filesystem::path>& files) {
+  return xxh3(joined(files, [](const auto& path) { return xxh3_of({path, for_reading}, 0, File(path, for_reading).size()); }));
 }
 
 void Manifest::add(const std::string& file, size_t offset, std::string_view bytes) {

@@ -14,11 +14,8 @@
 #include <string_view>
 #include <vector>
 
-class File;
-
-// The checksum of bytes [offset, offset + bytes) of a file. The file is read, not mapped, so that a broken disk gives
-// an error and not a signal.
-std::string xxh3_of(const File& file, size_t offset, size_t bytes);
+// XXH3 of the files, one after the other.
+std::string checksum_of(const std::vector<std::filesystem::path>& files);
 
 // Neighbouring bytes of a file.
 struct Extent {

@@ -227,6 +227,7 @@ void complete_options(Options& o, int ranks) {
   if (o.mesh.ranks() == 1 && (o.sms.ctas >= 0 || o.sms.margin >= 0))
     usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
+  if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
   const int at_once = o.shares.empty() ? ranks * o.mesh.pp : std::accumulate(o.shares.begin(), o.shares.end(), 0);
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * at_once);
   if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured

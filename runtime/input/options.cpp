@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstdio>
 #include <set>
-#include <sstream>
 #include <system_error>
 #include <type_traits>
 
@@ -76,19 +75,6 @@ decltype(Options::val) validation_sets(const std::vector<std::string>& words) {
   return sets;
 }
 
-// The modules of a block that --lora-targets names.
-std::vector<std::string> modules_of(const std::string& targets) {
-  std::vector<std::string> modules;
-  std::set<std::string> names;
-  std::istringstream words(targets);
-  for (std::string name; std::getline(words, name, ',');) names.insert(name);
-  for (const auto& [name, module] : lora_targets)
-    if (names.erase(name)) modules.push_back(module);
-  if (!names.empty() || modules.empty())
-    usage_error("--lora-targets: ", excerpt(names.empty() ? "" : *names.begin()), " is unknown: give some of qkv,projection,up,down");
-  return modules;
-}
-
 void add_data_and_model_options(CLI::App& app, Options& o) {
   app.option_defaults()->group("Data");
   const auto add_files = [&](const char* flag, std::vector<std::string>& files, const char* help) {
@@ -127,7 +113,9 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
       "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
   add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
       ->default_str("");
-  app.add_option("--lora-targets", o.lora_targets, "linear layers that have an adapter")->type_name("NAMES");
+  app.add_option("--lora-targets", o.lora_targets, "linear layers that have an adapter, with commas between them")
+      ->delimiter(',')->expected(1)->type_name("NAMES")->default_str("qkv,projection,up,down")
+      ->check(one_of({"qkv", "projection", "up", "down"}));
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
@@ -430,9 +418,11 @@ std::optional<Options> parse_options(int argc, char** argv) {
   o.measures_shares = std::ranges::count(o.share_words, "auto") > 0;
   if (o.measures_shares && o.share_words.size() > 1) usage_error("--shares: auto stands alone, or give a number for each data-parallel rank");
   if (!o.measures_shares) std::ranges::transform(o.share_words, std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
-  o.generate |= !o.merge.empty();
+  if (!o.merge.empty()) o.generate = true, o.dtype = "fp32";
   refuse_together(app, o);
-  if (o.lora.is_on()) o.lora = {o.lora.rank, o.lora.alpha > 0 ? o.lora.alpha : 2 * o.lora.rank, modules_of(o.lora_targets)};
+  if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
+  for (const auto& [name, module] : lora_targets)
+    if (std::ranges::count(o.lora_targets, name) > 0) o.lora.modules.push_back(module);
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.keep_best |= o.patience > 0 && !o.out.empty();

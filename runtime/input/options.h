@@ -45,7 +45,7 @@ struct Options : StepOptions {
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
-  std::string lora_targets = "qkv,projection,up,down";
+  std::vector<std::string> lora_targets = {"qkv", "projection", "up", "down"};
   std::string base_checksum = "off";  // of the weights beside which adapters are trained (runtime/training/setup.cuh)
   bool resume = false;
   std::string resume_from;

@@ -119,22 +119,16 @@ class Kernels {
   // The gradients of a weight (inputs, outputs), which are added to the sums of the micro-batches before; and of its
   // bias.
   Cost weight_product(double inputs, double outputs, bool has_bias = true) const {
-    if (step_.lora.is_on()) return has_bias ? adapter_gradients(inputs, outputs) : Cost();
+    if (step_.lora.is_on()) return has_bias ? adapter(inputs, outputs) * 2 : Cost();
     const Cost weight = product(inputs, outputs, R_, gradient_bytes_ * (step_.micro_batches() > 1 ? 2 : 1));
     return has_bias ? weight + elements(R_ * outputs, 1, 1) : weight;
   }
 
-  // What an adapter adds to a layer's product, in forward or (with inputs and outputs in each other's place) in its input
-  // gradient; and its own gradients, for which the small products are computed again. All four layers are counted,
-  // whatever --lora-targets names.
+  // What an adapter adds to a layer's product, and (with inputs and outputs in each other's place) to its input gradient;
+  // twice that are its own gradients, before which these products are made again. All layers are counted, whatever
+  // --lora-targets names.
   Cost adapter(double inputs, double outputs) const {
-    const double rank = step_.lora.rank;
-    return rank ? product(R_, rank, inputs) + elements(R_ * rank, 1, 2) + product(R_, outputs, rank) : Cost();
-  }
-  Cost adapter_gradients(double inputs, double outputs) const {
-    const double rank = step_.lora.rank;
-    return product(R_, rank, inputs) + product(R_, rank, outputs) + elements(R_ * rank, 1, 2) * 2 +
-           product(outputs, rank, R_, gradient_bytes_) + product(rank, inputs, R_, gradient_bytes_);
+    return step_.lora.is_on() ? product(R_, step_.lora.rank, inputs) + product(R_, outputs, step_.lora.rank) : Cost();
   }
 
   // What tensor parallelism sends while something else is computed.

@@ -7,20 +7,11 @@
 #include <utility>
 
 #include "kernels/gemm/gemm_choices.cuh"
-#include "runtime/checkpoints/adapters.h"
 #include "runtime/training/batches.cuh"
 #include "runtime/training/sample.h"
 
 inline Sampler sampler_of(const Options& o, const std::filesystem::path& tokenizer_folder) {
   return {Tokenizer(o.shape.vocabulary, tokenizer_folder), o.prompt, o.sample_len, {o.temperature, o.top_k, o.top_p}, o.seed};
-}
-
-// --merge: rank 0 writes the model that a checkpoint's adapters and their base are together.
-inline void merge(const Job& job, const std::filesystem::path& base, const std::filesystem::path& checkpoint) {
-  const Options& o = job.options;
-  if (!o.lora.is_on()) usage_error("--merge: ", checkpoint.string(), " has no adapters, and is a whole model already");
-  if (job.is_first()) merge_adapters(base, checkpoint, o.lora, o.merge);
-  std::printf("merged    %s with the adapters in %s, as %s\n", base.c_str(), checkpoint.c_str(), o.merge.c_str());
 }
 
 // Computes the logits of next tokens. With a cache (ModelOptions::cached_positions) the model computes each token once:

@@ -77,7 +77,7 @@ class RankCheck {
   // Random numbers: with zeros a processor draws so little power that it would not show its limits.
   void fill(Float* data, float* wide) {
     const size_t count = bytes / sizeof(float);
-    fill_normal(wide, 0, count, 1, 1.0f, stream_);
+    fill_random(wide, 0, count, 1, 1.0f, stream_);
     if constexpr (std::is_same_v<Float, float>)
       CUDA_CHECK(cudaMemcpyAsync(data, wide, bytes, cudaMemcpyDeviceToDevice, stream_));
     else cast(data, wide, count, stream_);

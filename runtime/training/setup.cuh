@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "model.cuh"
-#include "runtime/checkpoints/adapters.h"
+#include "runtime/checkpoints/manifest.h"
 #include "runtime/checkpoints/shared_checkpoint.h"
 #include "runtime/input/tokenizer.h"
 #include "runtime/training/batches.cuh"
@@ -36,19 +36,17 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
 // --init; empty: there are none. A checkpoint of adapters says what it needs: o.lora and o.init are completed by it.
 inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::path& folder, bool is_checkpoint) {
   const std::optional<StoredAdapters> stored = is_checkpoint ? load_adapter_config(folder) : std::nullopt;
-  if (stored && o.lora.is_on() && o.lora != stored->lora)
-    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", stored->lora.text(), "): leave --lora options out");
-  if (is_checkpoint && !stored && o.lora.is_on())
-    usage_error("--lora-rank: the checkpoint ", folder.string(), " has no adapters: train some for it with --init ", folder.string());
-  if (stored) {
-    o.lora = stored->lora;
-    if (o.init.empty()) o.init = stored->base;
-    if (!std::filesystem::exists(o.init))
-      fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
-  }
-  if (!o.lora.is_on()) return folder;
+  const LoraOptions lora = stored ? stored->lora : is_checkpoint ? LoraOptions() : o.lora;
+  if (o.lora.is_on() && o.lora != lora)
+    usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
+  if (!lora.is_on() && !o.merge.empty()) usage_error("--merge: there are no adapters in ", folder.string(), ": name a run that has some with --resume");
+  if (!lora.is_on()) return folder;
+  o.lora = lora;
+  if (stored && o.init.empty()) o.init = stored->base;
   if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");
-  o.base_checksum = weights_checksum(o.init);
+  if (stored && !std::filesystem::exists(o.init))
+    fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
+  o.base_checksum = checksum_of(find_weight_files(o.init));
   if (stored && stored->checksum != o.base_checksum)
     fail(o.init, ": holds other weights than those beside which the adapters in ", folder, " were trained (checksum ",
          o.base_checksum, ", not ", stored->checksum, "): name the right folder with --init");

@@ -35,7 +35,7 @@ inline void describe_model(const Options& o) {
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
   if (o.lora.is_on())
     std::printf("adapters  %s: %s parameters, and nothing else is trained\n", o.lora.text().c_str(),
-                with_commas(double(adapters_of(TensorList(s), o.lora).parameters())).c_str());
+                with_commas(double(TensorList(TensorList(s), adapter_tensors(block_tensors(size_t(s.channels)), o.lora)).parameters())).c_str());
 }
 
 inline void describe_mesh(const Options& o) {
@@ -74,7 +74,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   std::printf("\n");
   describe_batch(o);
   std::printf("memory    %s\n", memory.c_str());
-  if (const size_t bytes = 12 * model.trained_parameters(); o.keep_best)
+  if (const size_t bytes = 12 * model.trained().parameters(); o.keep_best)
     std::printf("best      each better validation saves a checkpoint of %s beside --keep %zu; training waits %.1g s for its copy, at %g GB/s\n",
                 bytes_text(bytes).c_str(), o.keep, double(bytes) / o.mesh.ranks() / snapshot_rate, snapshot_rate / 1e9);
   std::printf("work      %s + 6LCT = %.3f GFLOP per token", o.lora.is_on() ? "4Ψ + 6 for each parameter of an adapter" : "6Ψ",
