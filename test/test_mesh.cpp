@@ -114,7 +114,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   for (std::string options : {"--zero 1 --dtype bf16 --stochastic-rounding --shuffle",
                               "--zero 2 --dtype bf16 --reduce-dtype bf16",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
-                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block"}) {
+                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload optimizer,activations"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
                             "--val text --val-every 2 --val-batches 2 " + options + " --out ";
@@ -551,7 +551,7 @@ TEST_CASE("--check-mesh: every kind of mesh computes what one rank computes, and
                 {"4", "--zero 2 --cp 2 --dtype bf16 --reduce-dtype bf16 --stochastic-rounding", "1 of 1 micro-batches"},
                 {"4", "--tp 2 --cp 2 --cp-method ulysses --zero 1 --shuffle", "1 of 1 micro-batches"},
                 {"4", "--pp 4 --pp-schedule zb --dtype bf16 --global-batch 12", "4 of 6 layers, 4 of 4 heads, 5 of 6"},
-                {"8", "--tp 2 --cp 2 --pp 2 --recompute gelu", "2 of 6 layers, 4 of 4 heads, 2 of 2"}};
+                {"8", "--tp 2 --cp 2 --pp 2 --recompute gelu --moments bf16 --offload optimizer", "2 of 6 layers, 4 of 4 heads, 2 of 2"}};
   for (const auto& [ranks, options, smaller] : meshes) {
     const std::string out = shell.output("$MPIRUN " + ranks + job + "--out '' " + options);
     for (const std::string& part : {smaller, std::string("check     the same: "), std::string("step     2/2")})

@@ -61,7 +61,10 @@ std::vector<float> state_after(const ModelOptions& options, Mesh& mesh) {
     const TensorDescriptor& wte = model->tensors().tensors()[0];
     if (step == 2) model->store().copy_in({&wte, 0, wte.count()}, State::first_moment, std::vector<float>(wte.count(), 0.01f));
   }
-  std::vector<float> all = own_state(model->store());
+  // What was updated last, before anything else has waited for it.
+  std::vector<float> all = values_of(model->store(), model->store().kept_slices().back(), State::second_moment);
+  const std::vector<float> state = own_state(model->store());
+  all.insert(all.end(), state.begin(), state.end());
   all.push_back(model->gradient_summary().norm);
   return all;
 }
