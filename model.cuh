@@ -36,14 +36,12 @@ class Model {
   virtual const TensorList& trained() const = 0;
   // The model's tensors, if adapters are trained in their place; else null.
   virtual Parameters* frozen() = 0;
-  // On one rank: adds the adapters to the weights beside which they stand.
-  virtual void merge_adapters() = 0;
+  virtual void merge_adapters() = 0;  // into these tensors, on one rank
   // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this
   // model's (empty: it can).
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
-  // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters, forward and backward. Of attention only the causal half is counted.
-  // Frozen parameters, which have no gradient, count four times.
+  // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters (4 for frozen ones), forward and backward; of attention the causal half.
   double flops_per_token() const {
     const ModelShape& s = options_.shape;
     const double frozen = trained().is_adapters() ? double(list_.parameters()) : 0;
