@@ -37,8 +37,7 @@ class Model {
   // The model's tensors, if adapters are trained in their place; else null.
   virtual Parameters* frozen() = 0;
   virtual void merge_adapters() = 0;  // into these tensors, on one rank
-  // The name of the library that does attention in this build (empty: none), and why what was asked for can't do this
-  // model's (empty: it can).
+  // Of the library that does attention in this build: its name, and why it can't do this model's. Empty: none, it can.
   const std::string& library_attention() const { return library_attention_; }
   const std::string& attention_problem() const { return attention_problem_; }
   // 6·Ψ + 6·L·C·T FLOPs per token, Ψ parameters (4 for frozen ones), forward and backward; of attention the causal half.
@@ -48,8 +47,7 @@ class Model {
     return 4.0 * frozen + 6.0 * double(trained().parameters()) + 6.0 * s.layers * double(s.channels) * options_.seq_len;
   }
 
-  // ---- a step: begin_sums, then the actions of a schedule (parallel/pipeline.h), then update. None of these waits for
-  // the device.
+  // ---- a step: begin_sums, the actions of a schedule (parallel/pipeline.h), update. None waits for the device.
 
   // Sets the step's sums to zero, or to this rank's votes (SummedOverRanks::begin).
   void begin_sums(const StepSums* votes = nullptr) { sums_.begin(votes); }
