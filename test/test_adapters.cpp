@@ -61,8 +61,11 @@ TEST_CASE("LoRA: a base that has moved, is another, or is not there; adapters in
   shell.refuses("$TEXT --layers 2 --out moved --resume --lora-rank 4 --steps 9", 2, {"--lora-rank", "are others (off)"});
 }
 
-TEST_CASE("LoRA: mistakes in the options") {
+TEST_CASE("LoRA: options, and mistakes in them") {
   const Workplace shell;
+  const std::string plan = "$TINY --plan --lora-rank 4 ";
+  CHECK(contains(shell.output(plan + "--lora-targets up,qkv"), "rank 4, alpha 8, attn.c_attn, mlp.c_fc: 576 parameters"));
+  CHECK(contains(shell.output(plan + "--lora-alpha 3"), "rank 4, alpha 3, attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj: 1,024 parameters"));
   shell.refuses("$TEXT --lora-rank 4", 2, {"--lora-rank", "--init"});
   shell.refuses("$TEXT --lora-alpha 4", 2, {"--lora-alpha 4 is for --lora-rank"});
   shell.refuses("$TEXT --lora-rank 4 --lora-targets qkv,head", 2, {"--lora-targets: 'head' is unknown: give one of {qkv,projection,up,down}"});

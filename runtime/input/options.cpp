@@ -114,7 +114,7 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
       ->default_str("");
   app.add_option("--lora-targets", o.lora_targets, "linear layers that have an adapter, with commas between them")
-      ->delimiter(',')->expected(1)->type_name("NAMES")->default_str("qkv,projection,up,down")
+      ->delimiter(',')->expected(1, 4)->type_name("NAMES")->default_str("qkv,projection,up,down")
       ->check(one_of({"qkv", "projection", "up", "down"}));
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
