@@ -34,6 +34,7 @@ int generate(Job& job) {
   Options& o = job.options;
   Tracing tracing(job);
   const std::optional<Checkpoint> checkpoint = generating_checkpoint(job);
+  if (!checkpoint && !o.merge.empty()) usage_error("--merge: name the run whose adapters it takes with --resume");
   const std::filesystem::path folder = checkpoint ? checkpoint->folder : std::filesystem::path(o.init);
   const std::filesystem::path base = folder_of_model(o, folder, checkpoint.has_value());
   o.shape = loaded_shape(o, base);
@@ -42,7 +43,12 @@ int generate(Job& job) {
   const std::unique_ptr<Model> model = build_model(o, job.mesh, job.stream, false, o.samples);
   if (checkpoint) load_weights(folder, model->store());
   if (!checkpoint || model->frozen()) load_initial_weights(job, *model, o.init);
-  if (!o.merge.empty()) return model->merge_adapters(), write_model(*model->frozen(), folder, o.merge), 0;
+  if (!o.merge.empty()) {
+    model->merge_adapters();
+    write_model(*model->frozen(), folder, o.merge);
+    std::printf("%s: the model with the adapters of %s, in fp32\n", o.merge.c_str(), folder.c_str());
+    return 0;
+  }
   BatchBuffers buffers(round_up(o.samples * model->positions().length, o.mesh.tp), job.stream);
   const Sampler sampler = sampler_of(o, folder);
   rehearse(job, *model, buffers, &sampler);

@@ -91,6 +91,7 @@ class Attention {
   // dqkv (R,3c) from dout (R,c)
   void backward(Float* dqkv, const Float* dout, const AttentionActivations<Float>& a) {
     cp_.backward(dqkv, row_dots_, dout, a.out, a.of_heads, a.qkv, a.lse, now_, body_);
+    on_.fp8.forget(dqkv, size_t(on_.R) * 3 * size_t(on_.c()));
   }
 
  private:

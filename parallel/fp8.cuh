@@ -133,6 +133,11 @@ class Fp8Products {
     if (float* const maximum = maximum_of(tensor, count)) fp8_maximum(maximum, tensor, count, stream_);
   }
 
+  // Numbers have been written by a launch that takes no maximum: what was known of this memory is no longer true.
+  void forget(const Float* values, size_t count) {
+    known_.erase(known_.lower_bound(values), known_.lower_bound(values + count));
+  }
+
   // Does the weight gradient of a product come right after its input gradient?
   bool weight_gradients_follow = true;
 

@@ -31,6 +31,7 @@ class Trainer {
         lock_(lock_of(job)), checkpoint_(agreed_checkpoint()), copies_(job.ranks, o_.out), folder_(folder_of_weights()),
         model_(checked_model()), bill_(o_.price, job.control.size(), process_start), batches_(job, *model_, data_, bill_),
         state_{job, data_, *model_, copies_, Guard(o_.guard), {}} {
+    if (checkpoint_ && model_->frozen()) load_initial_weights(job, *model_, o_.init);
     if (checkpoint_) load_checkpoint(state_, *checkpoint_), take_stored_shares();
     else start_afresh(state_);
     const std::filesystem::path tokenizer_folder = !folder_.empty() ? folder_ : std::filesystem::path(o_.out);
@@ -103,7 +104,7 @@ class Trainer {
     bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
       if (!judge_oldest()) return false;
-    if (o_.measures_shares && state_.stored_shares.empty() && telemetry_->steps() == 10) correct_shares();
+    if (o_.measures_shares && telemetry_->steps() == 10) correct_shares();
     return true;
   }
 
@@ -194,11 +195,11 @@ class Trainer {
     batches_.deal_anew();
     actions_ = job_.actions();
   }
-  // Shares of a job with as many data-parallel ranks, and as many micro-batches in a step.
+  // Shares of a job with as many data-parallel ranks, and as many micro-batches in a step, are a better start than the rank
+  // check's.
   void take_stored_shares() {
-    std::vector<int>& stored = state_.stored_shares;
+    const std::vector<int>& stored = state_.stored_shares;
     if (o_.measures_shares && stored.size() == o_.shares.size() && o_.deal().all() == Deal(stored).all()) share_out(stored);
-    else stored.clear();
   }
   // By the time of the steps so far, without that in which a rank only waited for others.
   void correct_shares() {

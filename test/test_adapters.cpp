@@ -44,6 +44,11 @@ TEST_CASE("LoRA: the first loss is the base's; checkpoints as peft's; resume goe
   CHECK(shell.output(generate + "--init merged") == adapted);
   shell.output("$TEXT --layers 2 --init merged --steps 1 --out whole");  // trains on, as any model
   shell.refuses("$GPT --resume run --merge merged", 1, {"merged: exists already: name a new folder"});
+  // What an interrupted attempt has left does not count; a slash at the end does not matter.
+  shell.output("mkdir again.partial && touch again.partial/junk again.partial/vocab.json && $GPT --resume run --merge again/ && ls again > names");
+  CHECK(shell.content("names") == "config.json\nmodel.safetensors\n");
+  shell.refuses("$GPT --out run --init base/step_00000004 --lora-rank 4 --merge new", 2, {"--merge: name the run", "--resume"});
+  shell.refuses("$GPT --resume run --merge new --dtype bf16", 2, {"--dtype", "beside --merge", "fp32"});
   shell.refuses("$GPT --resume full --merge new", 2, {"--merge: there are no adapters in", "--resume"});
 }
 
@@ -58,7 +63,8 @@ TEST_CASE("LoRA: a base that has moved, is another, or is not there; adapters in
   shell.output(generate + "--init moved/step_00000004");
   shell.refuses("$GPT --generate --init run/step_00000002", 1, {"holds adapters, not a model", "--resume", "--merge"});
   shell.refuses(lora + "--resume --out run --init moved/step_00000004 --lora-rank 5", 2, {"--lora-rank", "rank 4, alpha 8", "leave"});
-  shell.refuses("$TEXT --layers 2 --out moved --resume --lora-rank 4 --steps 9", 2, {"--lora-rank", "are others (off)"});
+  shell.refuses("$TEXT --layers 2 --out moved --resume --lora-rank 4 --steps 9", 2, {"--lora-rank", "holds a whole model, and no adapters", "--init"});
+  shell.refuses("$TEXT --layers 2 --init run/step_00000002 --lora-rank 4", 1, {"holds adapters, not a model"});
 }
 
 TEST_CASE("LoRA: options, and mistakes in them") {

@@ -160,6 +160,12 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
   CHECK(contains(again, "micro-batches by data-parallel rank: " + std::to_string(stored[0]) + ", " + std::to_string(stored[1]) + "\n"));
   CHECK(contains(shell.output("$MPIRUN 3 " + resume + "5"), "micro-batches by data-parallel rank: "));
 
+  // Adapters by what a checkpoint says: frozen weights have no gradients that a rank without a micro-batch could meet the others with.
+  shell.output("$TEXT --init alone/step_00000003 --lora-rank 4 --global-batch 4 --micro-batch 1 --steps 1 --out adapters");
+  const Result meets = shell("$MPIRUN 2 $TEXT --share-gpu --global-batch 4 --micro-batch 1 --steps 2 --out adapters --resume --zero 2 --shares 1,3");
+  CHECK(meets.code == 2);
+  CHECK(contains(meets.error, "--shares with --lora-rank and --zero 2 or 3 is not there yet"));
+
   const auto refused = [&](const std::string& options, const Texts& parts) {
     const Result result = shell("$TEXT --plan --ranks 2 --micro-batch 1 --shares " + options);
     CAPTURE(result.error);
@@ -172,6 +178,8 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
   refused("3,auto", {"auto stands alone"});
   refused("auto --global-batch 1", {"--shares auto: --global-batch 1", "2 data-parallel ranks"});
   refused("3 --pp 2 --layers 2", {"--shares with --pp"});
+  refused("3,2 --global-batch 5 --offload activations", {"--offload activations", "--recompute block"});
+  refused("1000,1000 --micro-batch 16384", {"--shares: 32768000 samples", "lower them"});
   refused("3,2 --mesh auto", {"--shares", "beside --mesh auto"});
 }
 

@@ -924,6 +924,8 @@ TEST_CASE("a plan for two kinds of devices: twice the same kind is one cluster, 
   CHECK(step_of(even) > 1.3 * step_of(shared));
   CHECK(contains(shared, "; with equal shares " + even.substr(even.find("\nstep ") + 11, even.find(" ms, ", even.find("\nstep ")) - even.find("\nstep ") - 11) + " ms"));
   shell.refuses(plan + "two,old --mesh auto --micro-batch 1", 2, {"--mesh auto"});
+  shell.refuses(plan + "two,old --pp 2", 2, {"two kinds of devices", "--pp"});
+  shell.refuses(plan + "two,old --fp8", 2, {"--fp8", "A100-80"});
   shell.refuses(plan + "two,old --json", 2, {"two kinds of devices", "--json"});
   shell.refuses(plan + "two,none", 1, {"'none'", "no such file"});
 }

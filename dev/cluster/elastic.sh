@@ -79,19 +79,19 @@ sweep() {
   done
 }
 
-# The largest number of ranks, at most $1, that the options allow. Exit code 2: none; the last refusal is on stderr.
+# Prints the largest number of ranks, at most $1, that the options allow. Exit code 2: none; 1: the first host does not say.
 ranks_that_fit() {
-  local ranks problem
+  local ranks problem code=0
   for ((ranks = $1; ranks > 0; ranks--)); do
-    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}")" 2>&1 > /dev/null) && { echo $ranks; return; }
+    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}")" 2>&1 > /dev/null) && { echo $ranks; return; } || code=$?
+    case $code in 124 | 137 | 255) return 1 ;; esac
   done
-  say "no number of ranks up to $1 can train: ${problem##*$'\n'}"
+  [ -n "${waits:-}" ] || say "no number of ranks up to $1 can train: ${problem##*$'\n'}"
   return 2
 }
 
 stopped=
-stop() { stopped=yes; [ -z "${job:-}" ] || kill -USR1 "$job" 2> /dev/null; }
-trap stop USR1 TERM INT
+trap 'stopped=yes' USR1 TERM INT
 
 failures=0
 while :; do
@@ -101,13 +101,20 @@ while :; do
     [ -n "${waits:-}" ] || say "no host answers to '$agent ${hosts[0]%:*} true' and its like; looking again every $look s"
     waits=yes; sleep "$look"; continue
   fi
-  waits=
   sweep "${used[@]}"
   if [ -n "${GPT_FETCH:-}" ]; then
     on 3600 "${used[0]}" "export GPT_OUT=$(printf %q "$out"); $GPT_FETCH" > /dev/null || say "GPT_FETCH failed on ${used[0]%:*}; going on with what is there"
   fi
   places=$(count "${used[@]}")
-  ranks=$(ranks_that_fit "$places") || exit 2
+  code=0
+  ranks=$(ranks_that_fit "$places") || code=$?
+  [ -z "$stopped" ] || exit 75
+  if [ $code != 0 ]; then
+    [ $code = 1 ] || [ "$places" -lt "$(count "${hosts[@]}")" ] || exit 2
+    [ $code = 1 ] || waits=yes  # for more hosts
+    sleep "$look"; continue
+  fi
+  waits=
   said="$ranks ranks on ${used[*]}"
   [ "$ranks" = "$places" ] || said+=" ($places places; the options allow no more ranks)"
   say "starting $said"
@@ -116,25 +123,29 @@ while :; do
   HOSTS=$(IFS=,; echo "${used[*]}") "$here/mpirun.sh" "$ranks" "${options[@]}" --resume & job=$!
   set +m
 
-  misses=0 returned=
-  [ -z "$stopped" ] || stop
+  missed=() returned='' told=''
   while kill -0 $job 2> /dev/null; do
+    if [ -n "$stopped" ] && [ -z "$told" ]; then  # once, and not before mpirun is there
+      case $(cat /proc/$job/comm 2> /dev/null) in mpirun | orterun | prterun) told=yes; kill -USR1 $job ;; esac
+    fi
     sleep "$look" & wait $! 2> /dev/null  # a signal ends the wait
     kill -0 $job 2> /dev/null || break
+    [ -z "$stopped" ] || continue
     mapfile -t now < <(answering)
-    gone=$(others used now)
-    misses=$([ -n "$gone" ] && echo $((misses + 1)) || echo 0)
-    if [ "$misses" -ge 2 ]; then
-      say "no answer from $gone"; ending=gone
+    read -ra missing <<< "$(others used now)"
+    gone=$(for host in "${missing[@]}"; do [[ " ${missed[*]} " != *" $host "* ]] || echo "$host"; done)  # in two looks
+    missed=("${missing[@]}")
+    if [ -n "$gone" ]; then
+      say "no answer from" $gone; ending=gone
       kill -KILL $job 2> /dev/null
       break
     fi
-    [ -z "$gone$ending" ] && [ ${#now[@]} -gt ${#used[@]} ] || continue
+    [ -z "${missing[*]}$ending" ] && [ ${#now[@]} -gt ${#used[@]} ] || continue
     newest=$(newest_checkpoint "${used[0]}")
     if [ -z "$returned" ]; then
       returned=${newest:-none}
       say "$(others now used) answers again, and is taken back after the next checkpoint"
-    elif [ "${newest:-none}" != "$returned" ]; then
+    elif [ -n "$newest" ] && [ "$newest" != "$returned" ]; then
       ending=returned
       kill -USR1 $job
     fi
@@ -144,7 +155,7 @@ while :; do
   [ "$code" != 0 ] || exit 0
   [ "$code" != 2 ] || exit 2
   [ "$code" != 75 ] || [ "$ending" = returned ] || exit 75
-  [ -z "$stopped" ] || exit "$code"
+  [ -z "$stopped" ] || exit 75
   if [ -z "$ending" ]; then
     mapfile -t now < <(answering)
     newest=$(newest_checkpoint "${used[0]}")

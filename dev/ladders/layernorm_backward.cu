@@ -170,7 +170,7 @@ void block_owns_rows(LayerNormBackward<T>& o, cudaStream_t stream) {
   const size_t stride = round_up(size_t(blocks) * o.channels, size_t(64));
   layernorm_backward_long_rows_kernel<T, N><<<blocks, 256, 0, stream>>>(
       o.dx.data(), o.workspace.data(), o.workspace.data() + stride, o.dout.data(), o.x.data(), o.weight.data(),
-      o.mean.data(), o.rstd.data(), o.rows, o.channels);
+      o.mean.data(), o.rstd.data(), o.rows, o.channels, Unseen());
   add_blocks(o, stream);
 }
 

@@ -220,10 +220,12 @@ void load_optimizer(const std::filesystem::path& folder, Parameters& parameters,
   TensorFiles(folder, files, by_init).load(parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
 }
 
-void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& out) {
+void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& folder) {
   const TensorList& list = parameters.shards().list();
+  const std::filesystem::path out = folder.has_filename() ? folder : folder.parent_path();  // "model/" is "model"
   if (std::filesystem::exists(out)) fail(out, ": exists already: name a new folder for the model, or remove it");
   const std::filesystem::path partial = out.string() + ".partial";  // so that half a model does not look complete
+  std::filesystem::remove_all(partial);  // of an attempt that was interrupted
   std::filesystem::create_directories(partial);
   std::vector<NamedShape> shapes;
   for (const TensorDescriptor& tensor : list.tensors()) shapes.push_back({file_prefix(State::weight, list) + tensor.name, tensor.shape});

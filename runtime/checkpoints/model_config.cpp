@@ -69,7 +69,7 @@ ModelShape load_shape(const std::filesystem::path& folder) {
 std::string adapter_config(const LoraOptions& lora, const std::filesystem::path& base) {
   const nlohmann::ordered_json config = {
       {"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"},
-      {"base_model_name_or_path", std::filesystem::absolute(base).lexically_normal()},
+      {"base_model_name_or_path", std::filesystem::weakly_canonical(base)},
       {"r", lora.rank}, {"lora_alpha", lora.alpha}, {"lora_dropout", 0.0}, {"target_modules", lora.modules},
       {"fan_in_fan_out", true},  // GPT-2's weights are (inputs, outputs)
       {"bias", "none"}, {"inference_mode", true}};

@@ -2,6 +2,7 @@
 #include "runtime/input/options.h"
 
 #include <algorithm>
+#include <climits>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -161,15 +162,17 @@ static std::string shares_problem(const StepOptions& o) {
                   o.mesh.dp, " data-parallel ranks");
   if (int(o.shares.size()) != o.mesh.dp)
     return concat("--shares has ", o.shares.size(), " numbers, and there are ", o.mesh.dp, " data-parallel ranks: give one for each");
-  const int at_once = o.micro_batch * std::accumulate(o.shares.begin(), o.shares.end(), 0);
+  const int64_t at_once = std::accumulate(o.shares.begin(), o.shares.end(), int64_t(0)) * o.micro_batch;
+  if (at_once > most_samples)
+    return concat("--shares: ", at_once, " samples at least, with --micro-batch ", o.micro_batch, ", are more than ", most_samples, ": lower them");
   if (o.global_batch % at_once != 0)
     return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
                   " times the sum of --shares: choose ", (o.global_batch / at_once + 1) * at_once, ", or other shares");
   return "";
 }
 
-std::string batch_problem(const StepOptions& o) {
-  if (!o.shares.empty()) return shares_problem(o);
+// The same where all ranks have the same number of micro-batches.
+static std::string samples_problem(const StepOptions& o) {
   const auto& [tp, cp, dp, pp] = o.mesh;
   const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
   if (at_once * pp > most_samples)
@@ -182,6 +185,12 @@ std::string batch_problem(const StepOptions& o) {
     return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
                   " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks: choose ", next,
                   ", or another number of ranks");
+  return "";
+}
+
+std::string batch_problem(const StepOptions& o) {
+  const int pp = o.mesh.pp, at_once = o.micro_batch * o.mesh.dp;
+  if (const std::string problem = o.shares.empty() ? samples_problem(o) : shares_problem(o); !problem.empty()) return problem;
   if (o.pp_schedule == "interleaved" && o.micro_batches() % pp != 0 && !o.generate)
     return concat("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", o.micro_batches(),
                   " micro-batches, no multiple of --pp ", pp, ": choose --global-batch ",
@@ -228,8 +237,8 @@ void complete_options(Options& o, int ranks) {
     usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
   if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
-  const int at_once = o.shares.empty() ? ranks * o.mesh.pp : std::accumulate(o.shares.begin(), o.shares.end(), 0);
-  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(int64_t(o.micro_batch) * at_once);
+  const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp : std::accumulate(o.shares.begin(), o.shares.end(), int64_t(0));
+  if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(std::min<int64_t>(o.micro_batch * at_once, INT_MAX));
   if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));
   refuse(attempt([&] { validate(o.schedule); }));

@@ -54,6 +54,9 @@ inline void print_mix(Options& o) {
   const std::array clusters = {find_cluster(o.cluster.substr(0, comma)), find_cluster(o.cluster.substr(comma + 1))};
   if (!o.mesh_search.empty() || o.has_goal() || o.json || o.ranks || !o.recipe.empty())
     usage_error("--cluster ", o.cluster, ", two kinds of devices: without --mesh auto, --days, --budget, --json, --ranks and --recipe");
+  if (o.mesh.pp > 1) usage_error("--cluster ", o.cluster, ", two kinds of devices: without --pp");
+  for (const Cluster& cluster : clusters)
+    if (o.fp8 && cluster.device.fp8 == 0) usage_error("--fp8: ", cluster.device.name, " has no products in eight bits: leave it out");
   complete_options(o, clusters[0].devices() + clusters[1].devices());
   decide_shape(o, o.init, false, open_data(o));
   const std::array<Kind, 2> kinds = kinds_of(o, clusters);

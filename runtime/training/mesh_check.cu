@@ -29,6 +29,7 @@ using Figures = std::vector<Figure>;
 Options smaller(Options o) {
   const int chunks = o.mesh.pp * o.pp_chunks, multiple = o.pp_schedule == "interleaved" ? o.mesh.pp : 1;
   o.shape.layers = std::min(o.shape.layers, std::max(chunks, 2));
+  if (o.measures_shares) o.shares.assign(size_t(o.mesh.dp), 1), o.shares[0] = 2;  // few, and not the same
   if (o.shares.empty()) o.global_batch = o.micro_batch * o.mesh.dp * round_up(std::min(o.micro_batches(), chunks + 1), multiple);
   else o.global_batch = o.micro_batch * std::accumulate(o.shares.begin(), o.shares.end(), 0);
   o.fp8_keep = std::min(o.fp8_keep, (o.shape.layers - 1) / 2);

@@ -37,15 +37,21 @@ inline ModelShape loaded_shape(Options& o, const std::filesystem::path& folder) 
 inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::path& folder, bool is_checkpoint) {
   const std::optional<StoredAdapters> stored = is_checkpoint ? load_adapter_config(folder) : std::nullopt;
   const LoraOptions lora = stored ? stored->lora : is_checkpoint ? LoraOptions() : o.lora;
+  if (o.lora.is_on() && is_checkpoint && !stored)
+    usage_error("--lora-rank: ", folder.string(), " holds a whole model, and no adapters: give it to --init, and another --out");
   if (o.lora.is_on() && o.lora != lora)
     usage_error("--lora-rank: the adapters in ", folder.string(), " are others (", lora.text(), "): leave --lora options out");
   if (!lora.is_on() && !o.merge.empty()) usage_error("--merge: there are no adapters in ", folder.string(), ": name a run that has some with --resume");
   if (!lora.is_on()) return folder;
   o.lora = lora;
+  if (o.check_mesh) usage_error("--check-mesh beside adapters is not there yet: leave it out");
+  refuse(batch_problem(o));
   if (stored && o.init.empty()) o.init = stored->base;
   if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");
   if (stored && !std::filesystem::exists(o.init))
     fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
+  if (std::filesystem::exists(std::filesystem::path(o.init) / "adapter_config.json"))
+    fail(o.init, ": holds adapters, not a model: name it with --resume, or make a model of it with --merge");
   o.base_checksum = checksum_of(find_weight_files(o.init));
   if (stored && stored->checksum != o.base_checksum)
     fail(o.init, ": holds other weights than those beside which the adapters in ", folder, " were trained (checksum ",

@@ -1,5 +1,5 @@
-// --shares auto: how many micro-batches of a step each data-parallel rank takes. First by the rank check's products, then once
-// more by what steps took. A checkpoint keeps the numbers, and a resumed run on as many ranks goes on with them.
+// --shares auto: how many micro-batches of a step each data-parallel rank takes. First by the rank check's products, or as a
+// checkpoint of as many ranks says; then by what the first ten steps of the start took.
 #pragma once
 
 #include <algorithm>

@@ -34,6 +34,7 @@ inline void start_afresh(TrainingState& state) {
   if (!init.empty()) load_initial_weights(state.job, state.model, init);
 }
 
+// Frozen weights are loaded once, when the run starts: no step changes them.
 inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) {
   Options& o = state.job.options;
   Model& model = state.model;
@@ -41,7 +42,6 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
   const TrainerState trainer =
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
-  if (model.frozen()) load_initial_weights(state.job, model, o.init);
   load_weights(folder, model.store());
   load_optimizer(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};

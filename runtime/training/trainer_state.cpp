@@ -100,7 +100,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   state.loss_scale = loss_scale_of(fields, loss_scale);
   state.best = best_of(fields, data);
   if (fields.has("shares"))
-    state.shares = fields.list<int>("shares", "whole numbers from 1", [](const auto& found) { return found.is_number_unsigned() && found >= 1 && found <= 1000; });
+    state.shares = fields.list<int>("shares", "whole numbers from 1 to 16777216", [](const auto& found) { return found.is_number_unsigned() && found >= 1 && found <= most_samples; });
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;
