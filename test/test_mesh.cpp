@@ -183,6 +183,35 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
   refused("3,2 --mesh auto", {"--shares", "beside --mesh auto"});
 }
 
+// Each piece of rows has a maximum of its own, taken in a launch: 48 and 24 for each piece, of this model. With five pieces
+// two tensors that share memory have pieces of as many numbers at the same place, which must not be taken for each other.
+TEST_CASE("eight bits: no maximum is that of another tensor in the same memory" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string job = "$MPIRUN 2 $GPT --share-gpu --train text --layers 4 --heads 2 --channels 32 --seq-len 16 --micro-batch 2 --steps 3 "
+                          "--dtype bf16 --fp8 --fp8-keep 0 --tp 2 --profile --out '' --tp-pieces ";
+  for (int pieces : {4, 5}) {
+    const std::string out = shell.output(job + std::to_string(pieces));
+    const size_t row = out.find("\nfp8_maximum ");
+    REQUIRE_MESSAGE(row != out.npos, out);
+    CHECK(std::stod(out.substr(row + 13)) == 48 + 24 * pieces);
+  }
+}
+
+TEST_CASE("adapters of one rank go on, on any mesh, with one rank's losses" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string shape = "--share-gpu --layers 2 --heads 2 --channels 32 --micro-batch 1 --global-batch 4 --steps ";
+  shell.output("$TEXT " + shape + "3 --out base && $TEXT " + shape + "4 --init base/step_00000003 --lora-rank 4 --lr 1e-2 --checkpoint-every 2 --out alone");
+  for (const std::string mesh : {"2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --zero 3 --tp 2"}) {
+    CAPTURE(mesh);
+    const size_t space = mesh.find(' ');
+    shell.output("rm -rf run && cp -r alone run && rm -r run/step_00000004 && $MPIRUN " + mesh.substr(0, space) + " $TEXT " + shape +
+                 "4 --lr 1e-2 --checkpoint-every 2 --out run --resume" + mesh.substr(space));
+    const std::vector<Json> lines = shell.metrics("run"), wanted = shell.metrics("alone");
+    REQUIRE(lines.size() == 4);
+    for (size_t i = 2; i < 4; ++i) CHECK(lines[i]["loss"].get<double>() == about(wanted[i]["loss"].get<double>(), 1e-5));
+  }
+}
+
 // Bounds of a bubble: with one micro-batch a stage computes while the other waits, and each has half of the layers.
 TEST_CASE("where the time of ranks goes: it adds up to each step and to the bill, steps between have the shares of timed ones" *
           doctest::skip(!mpirun_found)) {
