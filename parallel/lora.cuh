@@ -24,8 +24,17 @@ class Adapters {
   // model: the tensors of all of it; block: those of a block
   Adapters(const LoraOptions& lora, const TensorList& model, const std::vector<TensorRow>& block, StoreOptions store,
            DeviceMemory& memory, PinnedMemory& host_memory, Mesh& mesh, cudaStream_t stream)
-      : rank_(lora.rank), scale_(float(lora.alpha / lora.rank)), block_(block), rows_(adapter_tensors(block, lora)),
-        list_(model, rows_), store_(list_, (store.zero = std::min(store.zero, 2), store), memory, host_memory, mesh, stream), stream_(stream) {}
+      : rank_(lora.rank), scale_(float(lora.alpha / lora.rank)), list_(model, adapter_tensors(block, lora)),
+        store_(list_, (store.zero = std::min(store.zero, 2), store), memory, host_memory, mesh, stream), stream_(stream) {
+    const std::vector<TensorRow> rows = adapter_tensors(block, lora);
+    for (const TensorRow& weight : block) {
+      const auto number_of = [&](const char* matrix) {
+        const auto found = std::ranges::find(rows, module_of(weight.name) + matrix, &TensorRow::name);
+        return found == rows.end() ? none : found->number;
+      };
+      pairs_.push_back({number_of(".lora_A.weight"), number_of(".lora_B.weight")});
+    }
+  }
 
   ParameterStore<Float>& store() { return store_; }
 
@@ -33,7 +42,7 @@ class Adapters {
   void lay_out(Arena& arena, int rows) { low_ = arena.take<Float>(size_t(rows) * rank_); }
 
   // Has this weight of a block an adapter?
-  bool has(int weight) const { return find(weight, ".lora_A.weight") != rows_.end(); }
+  bool has(int weight) const { return pairs_[size_t(weight)].a != none; }
 
   // y (rows,outputs) += s·(x·Aᵀ)·Bᵀ, x (rows,inputs)
   void forward(Float* y, const Float* x, const Place& at, int rows, int inputs, int outputs) {
@@ -69,12 +78,15 @@ class Adapters {
   }
 
  private:
-  auto find(int weight, const char* matrix) const {
-    return std::ranges::find(rows_, module_of(block_[size_t(weight)].name) + matrix, &TensorRow::name);
-  }
+  static constexpr int none = -1;
+  // The numbers of A and B in their unit.
+  struct Pair {
+    int a, b;
+  };
+
   // Where A and B begin in their unit.
-  size_t a(const Place& at) const { return list_.tensors_of(at.unit)[find(at.weight, ".lora_A.weight")->number].offset; }
-  size_t b(const Place& at) const { return list_.tensors_of(at.unit)[find(at.weight, ".lora_B.weight")->number].offset; }
+  size_t a(const Place& at) const { return list_.tensors_of(at.unit)[pairs_[size_t(at.weight)].a].offset; }
+  size_t b(const Place& at) const { return list_.tensors_of(at.unit)[pairs_[size_t(at.weight)].b].offset; }
   const Float* values(const Place& at) { return store_.acquire(at.unit, list_.has(at.unit + 1) ? at.unit + 1 : 0); }
 
   template <class Out>
@@ -88,9 +100,9 @@ class Adapters {
 
   int rank_;
   float scale_;
-  std::vector<TensorRow> block_, rows_;
   TensorList list_;
   ParameterStore<Float> store_;
   cudaStream_t stream_;
+  std::vector<Pair> pairs_;  // by the number of the weight in a block
   Float* low_ = nullptr;  // (R,rank)
 };
