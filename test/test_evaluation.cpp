@@ -11,7 +11,6 @@
 
 namespace {
 
-const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
 
 // The losses on text fall, those on noise rise, as the model grows sure of text.
 struct EvaluationWorkplace : Workplace {
@@ -254,8 +253,7 @@ TEST_CASE("after a rollback the best validation and the count are the checkpoint
 
 TEST_CASE("several ranks agree on the best validation and on the end" * doctest::skip(!mpirun_found || is_gpu_build())) {
   EvaluationWorkplace shell;
-  const std::string root = geteuid() == 0 ? "--allow-run-as-root " : "";
-  const std::string job = "OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none " + root + "-np 2 " + train +
+  const std::string job = "OMP_NUM_THREADS=1 " + mpirun() + " 2 " + train +
                           "--steps 60 --global-batch 4 --layers 2 --heads 2 --channels 32 --val noise t=text --patience 2 --keep 1 --out ";
   for (std::string mesh : {"--pp 2", "--tp 2", "--zero 3"}) {
     CAPTURE(mesh);

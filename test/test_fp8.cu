@@ -3,8 +3,8 @@
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
-#include "runtime/checkpoints/safetensors.h"
 #include "test/kernel_test.cuh"
+#include "test/reference_file.h"
 
 namespace {
 
@@ -226,16 +226,9 @@ TEST_CASE("products of what the codes say") {
 // so these are within the format's range).
 TEST_CASE("codes are PyTorch's") {
   const SafetensorsFile file("test/reference/fp8/reference.safetensors");
-  const auto tensor = [&](const std::string& name) {
-    const TensorInfo* info = file.find(name);
-    REQUIRE(info);
-    std::vector<float> values(element_count(info->shape));
-    file.read(*info, 0, values.size(), values.data());
-    return values;
-  };
   for (const Fp8Format format : formats) {
     const std::string name = format == Fp8Format::e4m3 ? "e4m3" : "e5m2";
-    const std::vector<float> values = tensor(name + ".values"), numbers = tensor(name + ".numbers"), codes = tensor(name + ".codes");
+    const std::vector<float> values = tensor_of(file, name + ".values"), numbers = tensor_of(file, name + ".numbers"), codes = tensor_of(file, name + ".codes");
     for (size_t code = 0; code < 256; ++code) {
       CAPTURE(code);
       const float got = float(value_of(uint8_t(code), format));

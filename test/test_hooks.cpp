@@ -8,7 +8,6 @@
 
 namespace {
 
-const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -187,23 +186,22 @@ TEST_CASE("hooks that make no sense are refused") {
 
 TEST_CASE("several ranks: rank 0 calls the hooks, and waits for them before any rank ends" * doctest::skip(is_gpu_build() || !mpirun_found)) {
   Workplace shell;
-  const std::string root = geteuid() == 0 ? "--allow-run-as-root " : "";
-  const std::string mpirun = "OMP_NUM_THREADS=1 mpirun --oversubscribe --bind-to none " + root + "-np 2 ";
-  shell.output(mpirun + "$TEXT --steps 4 --checkpoint-every 2 --out run --after-checkpoint 'sleep 1; echo $GPT_STEP >>uploads' " + end);
+  const std::string ranks = "OMP_NUM_THREADS=1 " + mpirun() + " 2 ";
+  shell.output(ranks + "$TEXT --steps 4 --checkpoint-every 2 --out run --after-checkpoint 'sleep 1; echo $GPT_STEP >>uploads' " + end);
   CHECK(lines_of(shell.content("uploads")).back() == "4");
   CHECK(shell.content("ends") == "done 0 4 1\n");
   // Exit code 75 of one rank would make mpirun end the others.
-  const auto stopped = shell("rm -rf run ends; " + mpirun + endless + "--stop-when 'test -s run/metrics.jsonl' --after-checkpoint 'sleep 1; echo "
+  const auto stopped = shell("rm -rf run ends; " + ranks + endless + "--stop-when 'test -s run/metrics.jsonl' --after-checkpoint 'sleep 1; echo "
                              "$GPT_STEP >last' " + end);
   CHECK(stopped.code == 75);
   CHECK(shell.content("ends") == "stopped 75 " + shell.content("last").substr(0, shell.content("last").size() - 1) + " 1\n");
   // After an error no rank ends before the hooks: two ranks, and the process that runs the hooks.
-  shell("rm -rf run ends; " + mpirun + endless + "--seed 54322 --on-end 'sleep 2; pgrep -fc \"^[^ ]*train_gpt .*--seed 54322\" >alive' >out "
+  shell("rm -rf run ends; " + ranks + endless + "--seed 54322 --on-end 'sleep 2; pgrep -fc \"^[^ ]*train_gpt .*--seed 54322\" >alive' >out "
         "2>error & \n" + until_begun + "echo x >text; wait $!");
   CHECK(shell.content("alive") == "3\n");
   put(shell / "text", some_text(5000));
   // The other rank is killed: its environment tells which one that is.
-  shell("rm -rf run ends; " + mpirun + endless + end + ">out 2>error & \n" + until_begun +
+  shell("rm -rf run ends; " + ranks + endless + end + ">out 2>error & \n" + until_begun +
         "for p in $(pgrep -f 'steps 999999999'); do tr '\\0' '\\n' </proc/$p/environ | grep -qx OMPI_COMM_WORLD_RANK=1 && "
         "kill -KILL $p; done; until [ -s ends ]; do sleep 0.05; done; wait");
   CHECK(shell.content("ends").starts_with("error 1 "));

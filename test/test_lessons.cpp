@@ -12,8 +12,7 @@
 
 namespace {
 
-const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
-const std::string lesson = "OMPI_MCA_mpi_yield_when_idle=1 mpirun --allow-run-as-root --oversubscribe --bind-to none -np ";
+const std::string lesson = "OMPI_MCA_mpi_yield_when_idle=1 " + mpirun() + " ";
 
 std::string program(const std::string& name) { return " " + std::filesystem::absolute("build/host/" + name).string() + " "; }
 

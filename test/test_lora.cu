@@ -8,6 +8,7 @@
 #include "runtime/checkpoints/checkpoint.h"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
+#include "test/reference_file.h"
 
 namespace {
 
@@ -19,25 +20,8 @@ struct Reference {
   ModelShape shape = load_shape(base);
   int B = tiny["B"], T = tiny["T"];
 
-  static std::vector<float> tensor(const SafetensorsFile& file, const std::string& name) {
-    const TensorInfo* info = file.find(name);
-    REQUIRE_MESSAGE(info, name);
-    std::vector<float> values(element_count(info->shape));
-    file.read(*info, 0, values.size(), values.data());
-    return values;
-  }
-  // Inputs and targets of a step, each (B,T). There are ten, which take turns.
-  std::pair<std::vector<int>, std::vector<int>> tokens(int step) const {
-    const std::vector<float> all = tensor(of_base, "tokens");
-    std::vector<int> inputs, targets;
-    for (int row = 0; row < B; ++row)
-      for (int t = 0; t < T; ++t) {
-        const size_t i = (size_t(step % 10) * B + row) * (T + 1) + t;
-        inputs.push_back(int(all[i]));
-        targets.push_back(int(all[i + 1]));
-      }
-    return {inputs, targets};
-  }
+  // There are ten steps' tokens, which take turns.
+  std::pair<std::vector<int>, std::vector<int>> tokens(int step) const { return tokens_of(of_base, step % 10, B, T); }
   LoraOptions lora() const {
     LoraOptions lora = {settings["rank"], settings["alpha"]};
     for (const auto& [name, module] : lora_targets) lora.modules.push_back(module);
@@ -102,7 +86,7 @@ TEST_CASE("adapters that peft has saved: its logits, its loss, its gradients") {
   for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::block}) {
     const auto model = load_model<float>(reference, reference.lora(), false, recompute);
     std::vector<float> logits = batch_logits(*model, reference.tokens(0).first.data());
-    const std::vector<float> wanted = Reference::tensor(reference.file, "logits");
+    const std::vector<float> wanted = tensor_of(reference.file, "logits");
     logits.resize(wanted.size());  // of the first sample
     CHECK_WITHIN("logits", relative_error(logits, wanted), logit_tolerance);
     CHECK_WITHIN("loss", std::abs(gradients(*model, reference, 0) / reference.settings["loss"].get<double>() - 1), loss_tolerance);
@@ -110,7 +94,7 @@ TEST_CASE("adapters that peft has saved: its logits, its loss, its gradients") {
       CAPTURE(tensor.name);
       const std::vector<float> gradient = values_of(model->store(), {&tensor, 0, tensor.count(), tensor.offset}, State::gradient);
       const std::string name = "gradient." + file_prefix(State::weight, model->store().shards().list()) + tensor.name;
-      CHECK_WITHIN("gradient", relative_error(gradient, Reference::tensor(reference.file, name)), gradient_tolerance);
+      CHECK_WITHIN("gradient", relative_error(gradient, tensor_of(reference.file, name)), gradient_tolerance);
     }
   }
 }

@@ -11,15 +11,13 @@
 
 namespace {
 
-const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
 const bool python_found = std::system("python3 --version >/dev/null 2>&1") == 0;
 
 // $MPIRUN N starts N ranks. When one has failed, mpirun sends the others SIGTERM and would sleep for a second or two
 // before SIGKILL, whether they are there or not; so they have to be through with what they do before the first one ends.
 struct RankWorkplace : Workplace {
   RankWorkplace() {
-    const std::string root = geteuid() == 0 ? " --allow-run-as-root" : "";
-    setenv("MPIRUN", ("mpirun --oversubscribe --bind-to none --mca odls_base_sigkill_timeout 0" + root + " -np").c_str(), 1);
+    setenv("MPIRUN", mpirun(" --mca odls_base_sigkill_timeout 0").c_str(), 1);
     setenv("OMP_NUM_THREADS", "1", 1);
   }
   ~RankWorkplace() { unsetenv("OMP_NUM_THREADS"); }

@@ -11,6 +11,7 @@
 #include "runtime/training/generation.cuh"
 #include "test/kernel_test.cuh"
 #include "test/model_test.cuh"
+#include "test/reference_file.h"
 
 namespace {
 
@@ -20,26 +21,8 @@ struct Reference {
         settings(read_json_object(folder + "/reference.json")), shape(load_shape(folder)), batch(settings["B"]),
         seq_len(settings["T"]) {}
 
-  std::vector<float> tensor(const std::string& name) const {
-    const TensorInfo* info = file.find(name);
-    REQUIRE_MESSAGE(info, name);
-    std::vector<float> values(element_count(info->shape));
-    file.read(*info, 0, values.size(), values.data());
-    return values;
-  }
-
-  // Inputs and targets of one step, each (B, T).
-  std::pair<std::vector<int>, std::vector<int>> tokens(int step) const {
-    std::vector<float> all = tensor("tokens");
-    std::vector<int> inputs, targets;
-    for (int b = 0; b < batch; ++b)
-      for (int t = 0; t < seq_len; ++t) {
-        size_t i = (size_t(step) * batch + b) * (seq_len + 1) + t;
-        inputs.push_back(int(all[i]));
-        targets.push_back(int(all[i + 1]));
-      }
-    return {inputs, targets};
-  }
+  std::vector<float> tensor(const std::string& name) const { return tensor_of(file, name); }
+  std::pair<std::vector<int>, std::vector<int>> tokens(int step) const { return tokens_of(file, step, batch, seq_len); }
 
   std::string folder;
   SafetensorsFile file;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 
@@ -25,6 +26,13 @@ using Json = nlohmann::json;
 inline bool is_gpu_build() {
   const char* build = std::getenv("GPT_BUILD");
   return build && contains(build, "gpu");
+}
+
+inline const bool mpirun_found = std::system("command -v mpirun >/dev/null") == 0;
+
+// The beginning of a command that starts ranks; `options` of mpirun and the number of ranks follow.
+inline std::string mpirun(const std::string& options = "") {
+  return "mpirun --oversubscribe --bind-to none" + options + (geteuid() == 0 ? " --allow-run-as-root" : "") + " -np";
 }
 
 // What dev/ceilings prints, made up, for one storage type.
