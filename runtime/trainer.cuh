@@ -188,6 +188,7 @@ class Trainer {
     device_ = this_device(job_.device);
     return build_model_to_train(o_, job_.mesh, job_.stream);
   }
+
   // ---- --shares auto
 
   void share_out(const std::vector<int>& shares) {

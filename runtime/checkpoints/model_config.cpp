@@ -34,10 +34,14 @@ nlohmann::ordered_json config_of(const ModelShape& shape) {
   return config;
 }
 
-ModelShape load_shape(const std::filesystem::path& folder) {
-  std::filesystem::path path = folder / "config.json";
+void refuse_adapters(const std::filesystem::path& folder) {
   if (std::filesystem::exists(folder / "adapter_config.json"))
     fail(folder, ": holds adapters, not a model: name it with --resume, or make a model of it with --merge");
+}
+
+ModelShape load_shape(const std::filesystem::path& folder) {
+  std::filesystem::path path = folder / "config.json";
+  refuse_adapters(folder);
   if (!std::filesystem::exists(path)) fail(folder, ": holds no config.json: give a folder in Hugging Face's GPT-2 format");
   nlohmann::json config = read_json_object(path);
   auto require = [&](const char* key, const nlohmann::json& wanted, const nlohmann::json& when_missing) {

@@ -17,6 +17,9 @@ nlohmann::ordered_json config_of(const ModelShape& shape);
 // weights.
 ModelShape load_shape(const std::filesystem::path& folder);
 
+// Fails if a folder that should hold a model holds adapters.
+void refuse_adapters(const std::filesystem::path& folder);
+
 // The text of adapter_config.json. base: the folder of the model beside which the adapters stand
 std::string adapter_config(const LoraOptions& lora, const std::filesystem::path& base);
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <climits>
 #include <limits>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -99,6 +98,41 @@ std::string fp8_problem(const StepOptions& o) {
   return "";
 }
 
+// What is wrong with --shares; empty: nothing.
+std::string shares_problem(const StepOptions& o) {
+  if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
+  if (o.lora.is_on() && o.zero >= 2) return "--shares with --lora-rank and --zero 2 or 3 is not there yet: choose --zero 0 or 1";
+  if (o.measures_shares && (o.global_batch % o.micro_batch != 0 || o.global_batch / o.micro_batch < o.mesh.dp))
+    return concat("--shares auto: --global-batch ", o.global_batch, " must be a multiple of --micro-batch ", o.micro_batch, ", and have one for each of ",
+                  o.mesh.dp, " data-parallel ranks");
+  if (int(o.shares.size()) != o.mesh.dp)
+    return concat("--shares has ", o.shares.size(), " numbers, and there are ", o.mesh.dp, " data-parallel ranks: give one for each");
+  const int64_t at_once = o.all_shares() * o.micro_batch;
+  if (at_once > most_samples)
+    return concat("--shares: ", at_once, " samples at least, with --micro-batch ", o.micro_batch, ", are more than ", most_samples, ": lower them");
+  if (o.global_batch % at_once != 0)
+    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
+                  " times the sum of --shares: choose ", (o.global_batch / at_once + 1) * at_once, ", or other shares");
+  return "";
+}
+
+// The same where all ranks have the same number of micro-batches.
+std::string samples_problem(const StepOptions& o) {
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
+  if (at_once * pp > most_samples)
+    return concat("--micro-batch ", o.micro_batch, " on ", dp * pp, " ranks is more than ", most_samples,
+                  " samples: lower it");
+  if (o.global_batch % at_once != 0 && dp == 1)
+    return concat("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch, ": choose ",
+                  next, ", or lower --micro-batch");
+  if (o.global_batch % at_once != 0)
+    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
+                  " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks: choose ", next,
+                  ", or another number of ranks");
+  return "";
+}
+
 }  // namespace
 
 std::vector<std::string> gpt3_models() {
@@ -146,46 +180,11 @@ std::vector<int> divisors(int number, int most) {
 }
 
 Deal StepOptions::deal() const {
-  const int all = global_batch / micro_batch, parts = std::accumulate(shares.begin(), shares.end(), 0);
+  const int all = global_batch / micro_batch;
   if (shares.empty()) return Deal(std::vector(size_t(mesh.dp), all / mesh.dp));
   std::vector<int> counts = shares;
-  for (int& count : counts) count *= all / parts;
+  for (int& count : counts) count *= all / int(all_shares());
   return Deal(counts);
-}
-
-// What is wrong with --shares; empty: nothing.
-static std::string shares_problem(const StepOptions& o) {
-  if (o.mesh.pp > 1) return "--shares with --pp: a pipeline's ranks wait for each other in each micro-batch; leave one of them out";
-  if (o.lora.is_on() && o.zero >= 2) return "--shares with --lora-rank and --zero 2 or 3 is not there yet: choose --zero 0 or 1";
-  if (o.measures_shares && (o.global_batch % o.micro_batch != 0 || o.global_batch / o.micro_batch < o.mesh.dp))
-    return concat("--shares auto: --global-batch ", o.global_batch, " must be a multiple of --micro-batch ", o.micro_batch, ", and have one for each of ",
-                  o.mesh.dp, " data-parallel ranks");
-  if (int(o.shares.size()) != o.mesh.dp)
-    return concat("--shares has ", o.shares.size(), " numbers, and there are ", o.mesh.dp, " data-parallel ranks: give one for each");
-  const int64_t at_once = std::accumulate(o.shares.begin(), o.shares.end(), int64_t(0)) * o.micro_batch;
-  if (at_once > most_samples)
-    return concat("--shares: ", at_once, " samples at least, with --micro-batch ", o.micro_batch, ", are more than ", most_samples, ": lower them");
-  if (o.global_batch % at_once != 0)
-    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
-                  " times the sum of --shares: choose ", (o.global_batch / at_once + 1) * at_once, ", or other shares");
-  return "";
-}
-
-// The same where all ranks have the same number of micro-batches.
-static std::string samples_problem(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
-  const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
-  if (at_once * pp > most_samples)
-    return concat("--micro-batch ", o.micro_batch, " on ", dp * pp, " ranks is more than ", most_samples,
-                  " samples: lower it");
-  if (o.global_batch % at_once != 0 && dp == 1)
-    return concat("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch, ": choose ",
-                  next, ", or lower --micro-batch");
-  if (o.global_batch % at_once != 0)
-    return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
-                  " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks: choose ", next,
-                  ", or another number of ranks");
-  return "";
 }
 
 std::string batch_problem(const StepOptions& o) {
@@ -237,7 +236,7 @@ void complete_options(Options& o, int ranks) {
     usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
   if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
-  const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp : std::accumulate(o.shares.begin(), o.shares.end(), int64_t(0));
+  const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp : o.all_shares();
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(std::min<int64_t>(o.micro_batch * at_once, INT_MAX));
   if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));

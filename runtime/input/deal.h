@@ -22,6 +22,7 @@ class Deal {
   // counts: A(r), at least 1 each
   explicit Deal(std::vector<int> counts) : counts_(std::move(counts)) {}
 
+  const std::vector<int>& counts() const { return counts_; }
   int of_rank(int rank) const { return counts_[size_t(rank)]; }
   int all() const { return std::accumulate(counts_.begin(), counts_.end(), 0); }
   int most() const { return std::ranges::max(counts_); }

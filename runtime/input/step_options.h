@@ -2,6 +2,8 @@
 // its search chooses. Names and values as on the command line.
 #pragma once
 
+#include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -31,7 +33,12 @@ struct StepOptions {
   bool offloads(const std::string& what) const {
     return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
   }
+  // Bytes of AdamW's moments and of masters, for each parameter.
+  double optimizer_bytes() const {
+    return (moments == "bf16" ? 4 : 8) + (dtype == "fp32" || stochastic_rounding ? 0 : 4);
+  }
   double tokens() const { return double(global_batch) * seq_len; }              // of a step
+  int64_t all_shares() const { return std::accumulate(shares.begin(), shares.end(), int64_t(0)); }
   Deal deal() const;                                                            // of the micro-batches of a step
   // Micro-steps of a data-parallel rank in a step. With ZeRO 2 and 3 all ranks meet in each micro-step.
   int micro_steps(int dp_rank) const { return zero >= 2 ? deal().most() : deal().of_rank(dp_rank); }

@@ -103,8 +103,7 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
   const double host = cluster.device.host / cluster.ranks_per_device;
   Forecast::Communication c;
   if (step.offloads("optimizer")) {
-    const double moments = step.moments == "bf16" ? 4 : 8, masters = step.dtype == "fp32" || step.stochastic_rounding ? 0 : 4;
-    const double one_way = elements * (moments + masters) / host, window = one_way * p.block / p.all();
+    const double one_way = elements * step.optimizer_bytes() / host, window = one_way * p.block / p.all();
     c.total += 2 * one_way;  // two windows come, and two leave, behind passes
     c.exposed += std::max(0.0, one_way - 2 * window - update);
   }

@@ -115,8 +115,8 @@ inline size_t least_bytes(const StepOptions& s) {
   const int A = s.micro_batches();
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const bool trained = !s.lora.is_on();  // adapters are few
-  const double weights = w, gradients = trained ? 4 : 0, moments = s.moments == "bf16" ? 4 : 8;  // bytes a parameter
-  const double optimizer = !trained || s.offloads("optimizer") ? 0 : moments + (w == 4 || s.stochastic_rounding ? 0 : 4);
+  const double weights = w, gradients = trained ? 4 : 0;  // bytes a parameter
+  const double optimizer = !trained || s.offloads("optimizer") ? 0 : s.optimizer_bytes();
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
   const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);

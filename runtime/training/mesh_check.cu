@@ -31,7 +31,7 @@ Options smaller(Options o) {
   o.shape.layers = std::min(o.shape.layers, std::max(chunks, 2));
   if (o.measures_shares) o.shares.assign(size_t(o.mesh.dp), 1), o.shares[0] = 2;  // few, and not the same
   if (o.shares.empty()) o.global_batch = o.micro_batch * o.mesh.dp * round_up(std::min(o.micro_batches(), chunks + 1), multiple);
-  else o.global_batch = o.micro_batch * std::accumulate(o.shares.begin(), o.shares.end(), 0);
+  else o.global_batch = o.micro_batch * int(o.all_shares());
   o.fp8_keep = std::min(o.fp8_keep, (o.shape.layers - 1) / 2);
   o.schedule.lr = std::min(o.schedule.lr, 3e-4);
   o.loss_scale = std::min(o.loss_scale, 1024.0), o.loss_scale_window = 0;

@@ -50,8 +50,7 @@ inline std::filesystem::path folder_of_model(Options& o, const std::filesystem::
   if (o.init.empty()) usage_error("--lora-rank trains adapters of a model that is there: name its folder with --init");
   if (stored && !std::filesystem::exists(o.init))
     fail(folder, ": the model beside which its adapters were trained is not in ", o.init, ": name its folder with --init");
-  if (std::filesystem::exists(std::filesystem::path(o.init) / "adapter_config.json"))
-    fail(o.init, ": holds adapters, not a model: name it with --resume, or make a model of it with --merge");
+  refuse_adapters(o.init);
   o.base_checksum = checksum_of(find_weight_files(o.init));
   if (stored && stored->checksum != o.base_checksum)
     fail(o.init, ": holds other weights than those beside which the adapters in ", folder, " were trained (checksum ",

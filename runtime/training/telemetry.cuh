@@ -53,9 +53,8 @@ inline void describe_mesh(const Options& o) {
 inline void describe_batch(const Options& o) {
   std::printf("batch     %d samples in micro-batches of %d: %s tokens per step", o.global_batch, o.micro_batch,
               with_commas(o.tokens()).c_str());
-  std::vector<int> counts;
-  for (int rank = 0; rank < int(o.shares.size()); ++rank) counts.push_back(o.deal().of_rank(rank));
-  std::printf("%s\n", counts.empty() ? "" : ("; micro-batches by data-parallel rank: " + shares_text(counts)).c_str());
+  if (!o.shares.empty()) std::printf("; micro-batches by data-parallel rank: %s", shares_text(o.deal().counts()).c_str());
+  std::printf("\n");
 }
 
 // memory: what ranks have allocated, as text; start: steps done before this start.
