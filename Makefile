@@ -181,7 +181,7 @@ ladders: packages-are-there
 
 # two ways to train together that the trainer does not offer: dev/lessons/README.md
 lessons: packages-are-there
-	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) build/host/parameter_server build/host/top_k
+	@$(MAKE) --no-print-directory DEVICE=$(DEVICE) $(LESSONS)
 
 SHAKESPEARE := https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 SHAKESPEARE_SHA256 := 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed

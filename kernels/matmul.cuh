@@ -3,10 +3,11 @@
 //
 //   gemm(d, a, b, bias, shape, stream):   D (m,n) = alpha · op(A) (m,k) · op(B) (k,n)  [+ bias (n)]  [+ D]
 //
-// All matrices are row-major; alpha is 1 where there is a bias; op transposes a matrix or leaves it as it is; sums are in fp32. A, B and bias have the
-// storage type (Float); D has the storage type, or is fp32 (weight gradients). use_gemm_workspace() gives the library
-// gemm_workspace_bytes of device memory; null takes them away again, and then the library allocates its own.
-// gemm_library() is the name of library and device, if the library has several algorithms to choose from; else empty.
+// All matrices are row-major; alpha is 1 where there is a bias; op transposes a matrix or leaves it as it is; sums are in
+// fp32. A, B and bias have the storage type (Float); D has the storage type, or is fp32 (weight gradients).
+// use_gemm_workspace() gives the library gemm_workspace_bytes of device memory; null takes them away again, and then the
+// library allocates its own. gemm_library() is the name of library and device, if the library has several algorithms to
+// choose from; else empty.
 // There are also
 //
 //   gemm_gelu(d, before, a, b, bias, ...):            before = A·B + bias,  D = gelu(before)

@@ -27,11 +27,11 @@ $(addprefix $(HOST_BUILD)/,schedule forecasts): %: %.o $(HOST_LIBRARY)
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
 $(BUILD)/test_pipeline: | $(HOST_BUILD)/schedule
 # dev/lessons: programs of their own, which need MPI
-LESSONS := $(patsubst dev/lessons/%.cpp,$(HOST_BUILD)/%,$(if $(MPI_FLAGS),$(wildcard dev/lessons/*.cpp)))
+LESSONS := $(patsubst dev/lessons/%.cpp,$(HOST_BUILD)/%,$(wildcard dev/lessons/*.cpp))
 $(eval $(call compile_host,dev/lessons,-O3))
 $(LESSONS): %: %.o
 	g++ $(SANITIZE) -o $@ $^ $(HOST_LIBRARIES)
-$(BUILD)/test_lessons: | $(LESSONS)
+$(BUILD)/test_lessons: | $(if $(MPI_FLAGS),$(LESSONS))
 
 # Does another compiler take the host's code? make syntax CXX=g++-11 (whichever) looks, and makes no objects. Of a folder
 # that makes no programs the sources are one text, for which the libraries' headers are read once; where that fails, as it
