@@ -158,10 +158,11 @@ class StageModel final : public Model {
   // A training pass that is the same every time is recorded as a CUDA graph. It is not where the store gathers or
   // reduces meanwhile, where inputs of blocks are offloaded, nor where ranks exchange data: in a pipeline buffers change
   // places in every pass. Batches differ by their memory, by whether they overwrite the step's gradients or add to them,
-  // and by the weight of a loss; and after the rehearsal products may have other algorithms.
-  using Key = std::tuple<const int*, bool, float, int>;
-  static Key key_of(const Batch& batch) {
-    return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons};
+  // and by the weight of a loss; arrays of gradients may take turns; and after the rehearsal products may have other
+  // algorithms.
+  using Key = std::tuple<const int*, bool, float, int, const float*>;
+  Key key_of(const Batch& batch) const {
+    return {batch.tokens.inputs, batch.first, batch.loss_weight, gemm_choices().lessons, on_.trained().written_gradients()};
   }
   bool changes(const Batch& batch) const {
     return !batch.training || inputs_.is_on() || mesh_.exchanges_in_passes() || !store_.is_quiet() || !on_.trained().is_quiet();

@@ -27,6 +27,7 @@ __global__ void clip_factor_kernel(GradientSummary* summary, const double* total
   const bool finite = isfinite(*loss) && isfinite(norm);
   const float factor = clip > 0 && norm + 1e-6f > clip ? clip / (norm + 1e-6f) : 1.0f;
   summary->norm = norm;
+  summary->loss = *loss;
   summary->factor = finite && *loss <= limits.loss && norm <= limits.norm ? factor / scale.value : summary->left_out;
   if (scale.window == 0) return;
   scale.good_steps = finite ? scale.good_steps + 1 : 0;
@@ -56,7 +57,7 @@ inline void add_up(double* total, const float* partials, size_t count, cudaStrea
 // All three are in device memory.
 inline void clip_factor(GradientSummary* summary, const double* total, const float* loss, float clip,
                         const StepLimits& limits, cudaStream_t stream) {
-  KernelRange range("clip_factor", stream, 48, 12);
+  KernelRange range("clip_factor", stream, 52, 12);
   range.writes(&summary->norm, 1);
   clip_factor_kernel<<<1, 1, 0, stream>>>(summary, total, loss, clip, limits);
 }

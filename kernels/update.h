@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 // The values that exist for each parameter; checkpoints name them by these letters.
 enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v' };
@@ -10,6 +11,14 @@ enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', seco
 // The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,
 // the memory plan counts them, and checkpoints save them as "m.NAME" and "v.NAME".
 constexpr State optimizer_states[] = {State::first_moment, State::second_moment};
+
+// What a checkpoint holds of each parameter. waiting: gradients, too, which wait for the next step (--delay)
+inline std::vector<State> saved_states(bool waiting) {
+  std::vector<State> states = {State::weight};
+  states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
+  if (waiting) states.push_back(State::gradient);
+  return states;
+}
 
 struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;
@@ -33,6 +42,7 @@ struct GradientSummary {
   static constexpr float left_out = -1;
   float norm = 0, factor = 0;
   LossScale scale;  // for the next step
+  float loss = 0;   // of the batch of these gradients
 
   bool applied() const { return factor >= 0; }
 };

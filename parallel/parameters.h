@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct StoreOptions {
   OffloadOptions offload = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
+  bool delays = false;               // an update applies the gradients of the step before (gradient_arrays.cuh)
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
   Fp8Options fp8 = {};
@@ -76,8 +78,9 @@ class Parameters {
   // Sets the gradients to zero, and forgets which units have been gathered: as if there had been no pass since the last
   // update. To be called when the device is idle.
   virtual void forget_passes() = 0;
-  // Sets the number of updates applied so far, and the loss scale for the next step.
-  virtual void set_progress(size_t updates, const LossScale& scale) = 0;
+  // Sets the number of updates applied so far, and the loss scale for the next step. waiting: gradients have been copied
+  // in that wait for the next update, with --delay, and this is the loss of their batch; else none wait.
+  virtual void set_progress(size_t updates, const LossScale& scale, std::optional<float> waiting = {}) = 0;
   // Copies a slice to host memory, on the stream: `to` is filled when the caller has waited for the stream.
   virtual void copy_out(const Slice& slice, State state, float* to) const = 0;
   // The same for a block. If the block is gathered, the call is collective: each tensor-parallel rank makes it for its
@@ -101,10 +104,15 @@ class Parameters {
   virtual bool is_quiet() const = 0;
   // Where to write the gradients of a unit, which the caller computes next.
   virtual Gradient gradients(int unit) = 0;
-  // Clips the gradients by their global norm and applies AdamW. If loss or norm is not finite or beyond `limits`,
-  // nothing is changed. sums: in device memory, this rank's terms of what the step adds up over all ranks, the loss
-  // among them; on return their sums.
+  // Clips the gradients by their global norm and applies AdamW. If the norm or the loss of their batch is not finite or
+  // beyond `limits`, nothing is changed. sums: in device memory, this rank's terms of what the step adds up over all
+  // ranks, the loss among them; on return their sums.
   virtual void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) = 0;
-  // Norm and clip factor of the last step's gradients, and the loss scale for the next step, in device memory.
+  // Do gradients of the last step wait for the next update (--delay)?
+  virtual bool waits() const = 0;
+  // Completes the sums of the gradients that wait for the next update, so that they can be copied, and returns the loss
+  // of their batch; none: none wait. Collective.
+  virtual std::optional<float> settle_waiting() = 0;
+  // Norm and clip factor of the last update's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

@@ -23,7 +23,9 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cast.cuh"
@@ -31,6 +33,8 @@
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/fp8.cuh"
+#include "parallel/gathered_blocks.cuh"
+#include "parallel/gradient_arrays.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/optimizer_state.cuh"
 #include "parallel/parameters.h"
@@ -84,7 +88,8 @@ class ParameterStore final : public Parameters {
   }
 
   void forget_passes() override {
-    clear(gradients_, gradient_total());
+    clear(arrays_.written, gradient_total());
+    arrays_.is_fresh = false;
     for (UnitBuffer<float>& buffer : gradient_buffers_) clear(buffer.data, buffer.count);
     weights_changed();
   }
@@ -106,8 +111,7 @@ class ParameterStore final : public Parameters {
   const Fp8Weights<Float>& fp8() const { return fp8_; }
 
   void begin_micro_step(bool first, bool last) override {
-    first_micro_step_ = first;
-    last_micro_step_ = last;
+    first_micro_step_ = first, last_micro_step_ = last, arrays_.is_fresh = true;
   }
 
   Gradient gradients(int unit) override {
@@ -115,10 +119,11 @@ class ParameterStore final : public Parameters {
     settle(buffer);
     return {buffer.data, sums_in_buffer(unit) && !first_micro_step_};
   }
+  const float* written_gradients() const { return arrays_.written; }
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (data_group_.size() == 1 || !options_.training || (sums_in_buffer(unit) && !last_micro_step_)) return;
+    if (data_group_.size() == 1 || !options_.training || options_.delays || (sums_in_buffer(unit) && !last_micro_step_)) return;
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
     reduce(unit, buffer.data);
@@ -127,12 +132,12 @@ class ParameterStore final : public Parameters {
   }
 
   // A pass is not quiet where blocks take turns in buffers (ZeRO 2 and 3), in the last micro-step, which reduces
-  // gradients, in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights are still to be
-  // cast to eight bits.
+  // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights
+  // are still to be cast to eight bits.
   bool is_quiet() const override {
     if (!fp8_.is_up_to_date()) return false;
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
-    if (zero_ > 1 || last_micro_step_) return false;
+    if (zero_ > 1 || (last_micro_step_ && !options_.delays)) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
     return (zero_ == 0 || std::all_of(weight_buffers_.begin(), weight_buffers_.end(), is_there)) &&
            std::none_of(gradient_buffers_.begin(), gradient_buffers_.end(), [](const auto& buffer) { return buffer.moving; });
@@ -143,25 +148,32 @@ class ParameterStore final : public Parameters {
   // several chunks a pass may overlap with what the pass before has started in another chunk.
   bool may_send(Work work, bool first, bool last) const {
     if (data_group_.size() == 1) return false;
-    if (zero_ >= 2 || list_.chunks().size() > 1) return true;
+    if (zero_ >= 2 || list_.chunks().size() > 1 || options_.delays) return true;
     return work == Work::forward ? zero_ == 1 && first : last;
   }
 
   void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) override {
-    data_group_.wait_for_all(stream_);
-    for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
-    add_up_over_tp();
-    add_up_over_ends();
-    compute_norm(sums, clip, limits);
+    if (!options_.delays) add_up_over_ends();
+    complete_sums();
+    compute_norm(sums, clip, options_.delays && !waits() ? StepLimits{-INFINITY} : limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
       update_unit(unit, options);
       if (zero_ == 0) fp8_.use(unit, kept_weights(unit), stream_);
-      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit.
-      if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1) fetch(unit);
+      // Gathered while others are updated: what is acquired first, and the embedding is the largest unit. With --delay
+      // all are, ahead of the sums of gradients, which have more time.
+      if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1 || options_.delays) fetch(unit);
     }
+    if (options_.delays) start_delayed_sums();
+  }
+
+  bool waits() const override { return arrays_.waits; }
+  std::optional<float> settle_waiting() override {
+    if (!waits()) return {};
+    complete_sums();
+    return arrays_.read_loss(stream_);
   }
 
   // ---- state, from and to the host
@@ -187,7 +199,7 @@ class ParameterStore final : public Parameters {
         cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
     }
-    clear(gradients_, gradient_total());
+    clear(arrays_.applied, gradient_total());
     weights_changed();
   }
 
@@ -209,7 +221,11 @@ class ParameterStore final : public Parameters {
     }
   }
 
-  void set_progress(size_t updates, const LossScale& scale) override {
+  void set_progress(size_t updates, const LossScale& scale, std::optional<float> waiting = {}) override {
+    CUDA_CHECK(cudaDeviceSynchronize());  // sums of earlier gradients may be on their way
+    arrays_.waits = arrays_.is_complete = waiting.has_value();
+    if (waiting) copy_and_wait(arrays_.loss, &*waiting, 1, cudaMemcpyHostToDevice, stream_);
+    else clear(arrays_.applied, gradient_total());
     const GradientSummary summary = {.scale = scale};
     const AdamWState state = {.updates = int(updates)};
     copy_and_wait(summary_, &summary, 1, cudaMemcpyHostToDevice, stream_);
@@ -234,7 +250,9 @@ class ParameterStore final : public Parameters {
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
-    else with_values(state, slice, [&](const auto* own) { gather(own, tensor.part, block.count / ranks, to); });
+    else with_values(state, slice, [&]<class E>(E* own) {
+      gather_block(tp_, reinterpret_cast<E*>(gathered_), own, tensor.part, block.count / ranks, to, stream_);
+    });
   }
 
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
@@ -305,6 +323,27 @@ class ParameterStore final : public Parameters {
     }
   }
 
+  // With --delay: the gradients of this step wait for the next one, while they are added up.
+  void start_delayed_sums() {
+    if (!arrays_.take_turns()) return;
+    gradient_buffers_.lay_out(arrays_.written);
+    data_group_.after(stream_);
+    for (int unit = 0; unit < shards_.units() && data_group_.size() > 1; ++unit) {
+      const TraceScope scope(layer_of(unit));
+      if (shards_.whole(unit) > 0) reduce(unit, arrays_.applied + shards_.whole_offset(unit));
+    }
+    add_up_over_ends();
+  }
+
+  // Makes the stream wait for the sums that the update applies, and adds up what is left.
+  void complete_sums() {
+    if (std::exchange(arrays_.is_complete, options_.delays)) return;
+    data_group_.wait_for_all(stream_);
+    ends_.wait_for_all(stream_);
+    for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
+    add_up_over_tp();
+  }
+
   // Tensor-parallel ranks have computed the gradients of the LayerNorms from their own rows: adds them up, those of all
   // units in one operation.
   void add_up_over_tp() {
@@ -321,13 +360,13 @@ class ParameterStore final : public Parameters {
   }
 
   // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get
-  // the sum, and so make the same update. (The last stage needs no wpe.)
+  // the sum, and so make the same update. (The last stage needs no wpe.) Runs behind the sums of the data group, on the
+  // same stream.
   void add_up_over_ends() {
     if (ends_.size() == 1) return;
     const size_t begin = kept_begin(0), end = std::min(begin + kept_count(0), list_.tensors_of(0)[wpe].offset);
     ends_.after(stream_);
     if (begin < end) ends_.all_reduce(gradient(0), end - begin);
-    ends_.wait_for_all(stream_);
   }
 
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
@@ -344,7 +383,8 @@ class ParameterStore final : public Parameters {
     world_.after(stream_);
     world_.all_reduce({summed(sums), {total_, 1}});
     world_.wait_for_all(stream_);
-    clip_factor(summary_, total_, &sums->loss, clip, limits, stream_);
+    clip_factor(summary_, total_, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
+    if (options_.delays) copy(arrays_.loss, &sums->loss, 1);
   }
 
   void update_unit(int unit, const AdamW& options) {
@@ -388,29 +428,6 @@ class ParameterStore final : public Parameters {
     if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
   }
 
-  // One round of blocks that tensor-parallel ranks gather. own: this rank's runs of all stripes of the round, `share`
-  // elements for each rank's block. to: this rank's block. Waits for the device.
-  template <class E>
-  void gather(const E* own, const Part& part, size_t share, float* to) {
-    const size_t ranks = size_t(tp_.size()), round = ranks * share;
-    E* all = reinterpret_cast<E*>(gathered_);
-    if (optimizer_.is_offloaded()) {  // collectives need device memory
-      E* const here = all + size_t(tp_.rank()) * round;
-      copy(here, own, round);
-      own = here;
-    }
-    tp_.after(stream_);
-    tp_.all_gather(all, own, round);
-    tp_.wait_for_all(stream_);
-    std::vector<E> runs(share);
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      copy_and_wait(runs.data(), all + rank * round + size_t(tp_.rank()) * share, share, cudaMemcpyDeviceToHost, stream_);
-      const Part in_block = {part.width, part.stride, rank * part.width};
-      for (size_t i = 0; i < share; i += part.width)
-        std::transform(&runs[i], &runs[i] + part.width, to + in_block.in_whole(i), [](E x) { return to_float(x); });
-    }
-  }
-
   // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
 
   size_t kept_begin(int unit) const { return zero_ ? shards_.begin(unit) : 0; }
@@ -431,7 +448,7 @@ class ParameterStore final : public Parameters {
 
   // Where this rank keeps the gradients of a unit.
   float* gradient(int unit) const {
-    return gradients_ + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
+    return arrays_.applied + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
   }
 
   // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
@@ -460,8 +477,8 @@ class ParameterStore final : public Parameters {
   // ---- memory
 
   void lay_out_gradients(Arena& arena) {
-    gradients_ = arena.take<float>(gradient_total());
-    if (zero_ < 2) gradient_buffers_.lay_out(gradients_);
+    arrays_.lay_out(arena, gradient_total(), options_.delays);
+    if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
     size_t partials = 0;
     for (int unit = 0; unit < shards_.units(); ++unit) partials += partial_sums<float>(shards_.owned(unit).count);
     partials_ = arena.take<float>(partials);
@@ -493,7 +510,7 @@ class ParameterStore final : public Parameters {
   int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
-  float* gradients_ = nullptr;
+  GradientArrays arrays_;
   float* partials_ = nullptr;
   double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;

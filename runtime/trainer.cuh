@@ -97,13 +97,15 @@ class Trainer {
     const bool wants_sample = job_.is_first() && o_.sample_seconds > 0 && seconds_since(sampled_) >= o_.sample_seconds;
     in_flight_->begin(interruption_->asked() || job_.hooks.asks_to_stop(), checkpoints_->is_written(), wants_sample,
                       telemetry_->times_collectives(steps_done() + 1));
-    run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, learning_rate), float(o_.grad_clip), enforced);
+    const bool applies = !o_.delay || model_->store().waits();
+    run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, rate_of_update()), float(o_.grad_clip), enforced);
     ++state_.progress.step;
-    in_flight_->end(steps_done(), learning_rate, limits, bill_.lost.data - waited);
+    in_flight_->end(steps_done(), learning_rate, applies ? std::optional(limits) : std::nullopt, bill_.lost.data - waited);
     telemetry_->end_step();
     bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
       if (!judge_oldest()) return false;
+    if (o_.delay && steps_done() >= o_.schedule.steps) apply_last();
     if (o_.measures_shares && telemetry_->steps() == 10) correct_shares();
     return true;
   }
@@ -219,6 +221,20 @@ class Trainer {
     return needs_result ? 0 : 1;
   }
 
+  // Gradients are applied by the learning rate of their step: with --delay that is the one before.
+  double rate_of_update() const { return learning_rate(o_.schedule, std::max(steps_done(), size_t(o_.delay)) - size_t(o_.delay)); }
+
+  // --delay: after the last step its gradients are applied, too. There is no step to go back to.
+  void apply_last() {
+    const StepLimits limits = state_.guard.limits(false);
+    model_->begin_sums();
+    model_->update(adamw_at(o_, rate_of_update()), float(o_.grad_clip), state_.guard.prevents_updates() ? limits : StepLimits{});
+    const GradientSummary gradients = model_->gradient_summary();
+    const Guard::Judgement judgement = state_.guard.judge(gradients.loss, gradients.norm, gradients.applied(), limits);
+    const StepResult result = {steps_done(), gradients.loss, gradients.norm, rate_of_update(), 0, gradients.applied(), 0};
+    if (!judgement.reason.empty()) telemetry_->went_wrong(result, judgement.reason, false);
+  }
+
   // Waits for the oldest step in flight and looks at its result. Returns false if training went back to a checkpoint.
   bool judge_oldest() {
     const FinishedStep finished = in_flight_->finish();
@@ -229,7 +245,8 @@ class Trainer {
     sample_due_ |= finished.sample;
     if (finished.saved) checkpoints_->complete();
     const StepResult& result = finished.result;
-    const Guard::Judgement judgement = state_.guard.judge(result.loss, result.norm, result.applied, finished.limits);
+    if (!finished.limits) return true;
+    const Guard::Judgement judgement = state_.guard.judge(finished.judged_loss, result.norm, result.applied, *finished.limits);
     if (judgement.reason.empty()) return true;
     const bool rolls_back = judgement.action == Guard::Response::roll_back && checkpoints_->can_roll_back();
     telemetry_->went_wrong(result, judgement.reason, rolls_back);

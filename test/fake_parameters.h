@@ -42,7 +42,9 @@ class FakeParameters : public Parameters {
   void clear() override {}
   void initialize() override {}
   void forget_passes() override {}
-  void set_progress(size_t, const LossScale&) override {}
+  void set_progress(size_t, const LossScale&, std::optional<float>) override {}
+  bool waits() const override { return false; }
+  std::optional<float> settle_waiting() override { return {}; }
   void visit_replicated(const Visit&) override {}
   void begin_micro_step(bool, bool) override {}
   bool is_quiet() const override { return true; }

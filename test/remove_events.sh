@@ -42,7 +42,7 @@ declare -A tests=([context_parallel]=3)
 case ${files[*]} in
   parallel/offload.cuh) tests=([offload]="2 -tc=*rank alone") ;;
   parallel/ulysses.cuh | parallel/ring_attention.cuh) ;;
-  *) tests+=([zero]="3 -tc=*take turns" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
+  *) tests+=([zero]="3 -tc=*take turns" [delay]="4 -tc=*take turns<float>,*curve of one rank" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
              [offload]="2 -tc=*rank alone" [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;
 esac
 names=("${!tests[@]}")

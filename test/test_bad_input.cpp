@@ -77,6 +77,10 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses(eight + "--seq-len 15", {"--fp8: the 30 rows of a micro-batch, --micro-batch 2 of --seq-len 15, are no multiple of 16"});
   refuses("--plan --cluster 8xa100-80 " + eight, {"--fp8: A100-80 has no products in eight bits: leave it out"});
   refuses("--moments fp16", {"--moments: 'fp16' is unknown: give one of {fp32,bf16}"});
+  refuses("--delay 2", {"--delay", "2", "0", "1"});
+  refuses("--delay 1 --zero 2", {"--delay 1 with --zero 2", "choose --zero 0 or 1"});
+  refuses("--delay 1 --dtype fp16", {"--delay 1 beside --dtype fp16", "loss scale", "--dtype bf16"});
+  refuses("--delay 1 --generate", {"--delay 1 beside --generate", "leave it out"});
   refuses("--offload weights", {"--offload: 'weights' is unknown: give optimizer, activations, both with a comma, or none"});
   refuses("--offload optimizer,,activations", {"--offload: 'optimizer,,activations' is unknown"});
   refuses("--offload activations", {"--offload activations moves the inputs of blocks", "add --recompute block"});

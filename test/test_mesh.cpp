@@ -109,7 +109,7 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
 
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
-  for (std::string options : {"--zero 1 --dtype bf16 --stochastic-rounding --shuffle",
+  for (std::string options : {"--zero 1 --dtype bf16 --stochastic-rounding --shuffle", "--zero 1 --delay 1",
                               "--zero 2 --dtype bf16 --reduce-dtype bf16",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
                               "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload optimizer,activations"}) {
@@ -127,6 +127,40 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
     CHECK(bits("a") == bits("b"));
     shell.output("diff -r a/step_00000006 b/step_00000006");
   }
+}
+
+TEST_CASE("--delay 1: gradients that wait go on, on any mesh, and the last ones are applied before the last checkpoint" *
+          doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const std::string shape = "--share-gpu --layers 2 --heads 2 --channels 32 --micro-batch 1 --global-batch 8 --steps ";
+  // After one step there is one update, as without a delay.
+  for (const std::string ranks : {"1", "2"}) {
+    CAPTURE(ranks);
+    const std::string one = "$MPIRUN " + ranks + " $TEXT --zero 1 --overwrite " + shape + "1 --out ";
+    shell.output(one + "plain && " + one + "delayed --delay 1");
+    for (const char* file : {"model", "optimizer"}) shell.output("cmp */step_00000001/" + std::string(file) + ".safetensors");
+  }
+  const std::string delayed = shape + "4 --delay 1 --checkpoint-every 2 --out ";
+  shell.output("$TEXT " + delayed + "alone");
+  const std::vector<Json> wanted = shell.metrics("alone");
+  CHECK(wanted[0]["grad_norm"] == 0);
+  for (const Json& line : wanted) CHECK(!line.contains("left_out"));
+  CHECK(shell.output("grep -acF '\"g.transformer.wte.weight\"' alone/*/optimizer.safetensors") ==
+        "alone/step_00000002/optimizer.safetensors:1\nalone/step_00000004/optimizer.safetensors:0\n");
+  for (const std::string mesh : {"2 --zero 1", "2 --tp 2", "2 --pp 2", "2 --cp 2 --zero 1", "4 --zero 1 --pp 2", "4 --tp 2"}) {
+    CAPTURE(mesh);
+    const size_t space = mesh.find(' ');
+    shell.output("rm -rf run && cp -r alone run && rm -r run/step_00000004 && $MPIRUN " + mesh.substr(0, space) + " $TEXT " + delayed +
+                 "run --resume" + mesh.substr(space));
+    const std::vector<Json> lines = shell.metrics("run");
+    REQUIRE(lines.size() == 4);
+    for (size_t i = 2; i < 4; ++i)
+      for (const char* key : {"loss", "grad_norm"}) CHECK(lines[i][key].get<double>() == about(wanted[i][key].get<double>(), 1e-5));
+  }
+  // A run that goes on after its end has applied everything: its next step has nothing to apply.
+  shell.output("$TEXT --share-gpu --layers 2 --heads 2 --channels 32 --micro-batch 1 --global-batch 8 --delay 1 --out alone --resume --steps 6");
+  CHECK(shell.metrics("alone")[4]["grad_norm"] == 0);
+  shell.refuses("$TEXT " + shape + "8 --out alone --resume", 2, {"delay is \"off\" and was \"1 step\""});
 }
 
 // One rank's losses, whoever computes which micro-batch: sums over ranks round in another order, by some 1e-7 a step.

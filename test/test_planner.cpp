@@ -228,6 +228,27 @@ TEST_CASE("offload: what PCIe takes longer than the update, and than passes, is 
   CHECK(on_cpu.offload.exposed == on_cpu.offload.total);  // nothing overlaps there
 }
 
+TEST_CASE("--delay: a whole step hides what is reduced, and ZeRO 1 waits for what the first block needs") {
+  StepOptions step = gpt2(8);
+  step.mesh.dp = 8, step.global_batch = 64;
+  StepOptions delayed = step;
+  delayed.delay = 1;
+  Cluster fast = cluster("8xh100"), slow = fast;
+  slow.inside.bandwidth /= 1000;
+  for (int zero : {0, 1}) {
+    step.zero = delayed.zero = zero;
+    for (const Cluster& c : {fast, slow}) {
+      const Forecast plain = forecast(step, c), f = forecast(delayed, c);
+      CHECK(f.dp.total == plain.dp.total);
+      CHECK(f.dp.exposed <= plain.dp.exposed);
+      CHECK((f.dp.exposed == 0) == (zero == 0 && c.inside.bandwidth == fast.inside.bandwidth));
+    }
+  }
+  step.zero = delayed.zero = 0;
+  const Forecast f = forecast(delayed, slow);
+  CHECK(f.dp.total - f.dp.exposed == about(f.products + f.attention + f.memory + f.launches, 0.01));  // but for the update's launches
+}
+
 TEST_CASE("MFU is a share of the data sheet's peak, if the device has one") {
   StepOptions step = gpt2(4);
   step.dtype = "fp32", step.seq_len = 64;

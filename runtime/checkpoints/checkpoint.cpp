@@ -31,7 +31,7 @@ void check_shape(const StoredTensor& stored, const TensorDescriptor& wanted) {
 }
 
 // Fails if a value is not finite. One such value makes every loss NaN: the run would leave out all updates, and save
-// the same weights again.
+// the same weights again. (An update leaves gradients out that are not.)
 void check_finite(const StoredTensor& stored, size_t first, const std::vector<float>& values) {
   const auto bad = std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
   if (bad == values.end()) return;
@@ -42,7 +42,7 @@ void check_finite(const StoredTensor& stored, size_t first, const std::vector<fl
 void load_block(const StoredTensor& stored, const CheckpointBlock& block, State state, Parameters& parameters) {
   std::vector<float> values(block.count);
   stored.file->read(*stored.tensor, block.first, block.count, values.data());
-  check_finite(stored, block.first, values);
+  if (state != State::gradient) check_finite(stored, block.first, values);
   parameters.copy_in(block, state, values);
 }
 
@@ -213,11 +213,18 @@ void load_weights(const std::filesystem::path& folder, Parameters& parameters, s
   files.load(parameters, {State::weight}, most);
 }
 
-void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+static void load_states(const std::filesystem::path& folder, Parameters& parameters, size_t most, bool waits) {
   const char* by_init = ": start from its weights with --init";
   const std::vector<std::filesystem::path> files = find_tensor_files(folder, "optimizer");
   if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
-  TensorFiles(folder, files, by_init).load(parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
+  const std::vector<State> saved = saved_states(waits);
+  TensorFiles(folder, files, by_init).load(parameters, {saved.begin() + 1, saved.end()}, most);  // the first is the weights
+}
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  load_states(folder, parameters, most, false);
+}
+void load_optimizer_and_gradients(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  load_states(folder, parameters, most, true);
 }
 
 void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& folder) {

@@ -4,7 +4,8 @@
 //   model.safetensors      fp32 weights (the masters, where there are any) under Hugging Face's GPT-2 names
 //                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
 //   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
-//   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
+//   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors; with --delay also
+//                          the gradients that wait for the next step, "g.NAME"
 //   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
 //                          guard, the loss scale, and the choices for products
 //   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
@@ -43,6 +44,7 @@ struct CheckpointContent {
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::string adapter_config = {};              // of adapters, the text of the file of that name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
+  bool waits = false;                           // with gradients that wait for the next step
 };
 
 // The files of a folder that describe a tokenizer.
@@ -80,11 +82,12 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 // The files of a folder's weights. Fails if there are none.
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
 
-// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. The files hold whole tensors, so
-// they fit any mesh: Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of
-// other ranks has at most `most` elements.
+// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments, and of gradients that wait for
+// the next step. The files hold whole tensors, so they fit any mesh: Parameters::kept_slices(), read_blocks() and
+// copy_in(), block by block. A block with elements of other ranks has at most `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+void load_optimizer_and_gradients(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
 // `base`.

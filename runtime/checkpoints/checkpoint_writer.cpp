@@ -21,13 +21,6 @@
 
 namespace {
 
-// The states that a checkpoint holds, in the order of the files.
-std::vector<State> saved_states() {
-  std::vector<State> states = {State::weight};
-  states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
-  return states;
-}
-
 // Distributes the tensors, in order, over files of at most `shard_bytes` bytes. A larger tensor gets a file of its own.
 std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
   std::vector<FilePlan> files(1);
@@ -70,14 +63,14 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks) {
+size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks, bool waits) {
   size_t floats = 0;
-  for (const CheckpointBlock& block : blocks) floats += saved_states().size() * (block.count + File::block / sizeof(float));
+  for (const CheckpointBlock& block : blocks) floats += saved_states(waits).size() * (block.count + File::block / sizeof(float));
   return floats;
 }
 
-void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks) {
-  const size_t floats = snapshot_floats(blocks);
+void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks, bool waits) {
+  const size_t floats = snapshot_floats(blocks, waits);
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
@@ -148,7 +141,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (has_files()) open_files();
-      if (!is_blind(ranks_.rank)) reserve(content.blocks);
+      if (!is_blind(ranks_.rank)) reserve(content.blocks, content.waits);
     });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
@@ -221,7 +214,7 @@ std::string CheckpointWriter::discard(const std::string& problem) {
 void CheckpointWriter::plan(const CheckpointContent& content) {
   const TensorList& list = content.parameters.shards().list();
   std::vector<NamedShape> weights, states;
-  for (State state : saved_states())
+  for (State state : saved_states(content.waits))
     for (const TensorDescriptor& tensor : list.tensors())
       (state == State::weight ? weights : states).push_back({file_prefix(state, list) + tensor.name, tensor.shape});
   files_ = plan_files(file_stem(list), weights, shard_bytes_);
@@ -270,7 +263,7 @@ void CheckpointWriter::open_files() {
 std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const CheckpointContent& content, size_t most_floats) {
   const TensorList& list = content.parameters.shards().list();
   std::vector<BlockChunk> chunks;
-  for (State state : saved_states())
+  for (State state : saved_states(content.waits))
     for (const CheckpointBlock& block : content.blocks)
       for (size_t done = 0; done < block.count; done += most_floats)
         chunks.push_back({state, file_prefix(state, list) + block.tensor->name,

@@ -57,11 +57,11 @@ class CheckpointWriter {
   size_t step() const { return step_; }         // of the checkpoint that was begun last
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
-  // How many floats a snapshot of these blocks takes.
-  static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks);
+  // How many floats a snapshot of these blocks takes. waits: with gradients that wait for the next step
+  static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks, bool waits = false);
 
   // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
-  void reserve(const std::vector<CheckpointBlock>& blocks);
+  void reserve(const std::vector<CheckpointBlock>& blocks, bool waits = false);
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
   // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line

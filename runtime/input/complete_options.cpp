@@ -197,6 +197,9 @@ std::string batch_problem(const StepOptions& o) {
   if (o.pp_schedule == "zb" && o.zero >= 2)
     return concat("--pp-schedule zb with --zero ", o.zero, ": the gradients of a layer come at two times, and --zero 2 "
                   "and 3 send them away at one; choose --zero 0 or 1, or another schedule");
+  if (o.delay && o.zero >= 2)
+    return concat("--delay 1 with --zero ", o.zero, ": gradients are cut and sent in each micro-step, and can't wait for a "
+                  "step; choose --zero 0 or 1, or leave --delay out");
   if (o.offloads("activations") && o.recompute != "block")
     return concat("--offload ", o.offload, " moves the inputs of blocks, and --recompute ", o.recompute, " keeps other "
                   "activations on the device: add --recompute block");

@@ -200,6 +200,8 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--shares", o.share_list, [](const std::string& list) { return list == "auto" ? "" : list_of(in_range(1, 1000))(list); },
       "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower; auto: by their speed "
       "(default: all the same)")->type_name("INT,...")->default_str("");
+  add(app, "--delay", o.delay, in_range(0, 1), "steps after which gradients are applied; 1: a whole step hides their "
+      "sums over ranks, and the curve is another one; takes a second array of gradients");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),

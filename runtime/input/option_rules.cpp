@@ -24,12 +24,14 @@ void refuse_together(const CLI::App& app, const Options& o) {
         usage_error(flag, option->get_items_expected_min() > 0 && option->get_group() != "Hooks" ? ' ' + option->results().back() : "", ' ', why);
   };
   refuse(o.dtype != "fp16", {"--loss-scale", "--loss-scale-window"}, "keeps small gradients of fp16: it needs --dtype fp16");
+  refuse(o.dtype == "fp16" && o.delay > 0, {"--delay"}, "beside --dtype fp16, whose loss scale may change before gradients are "
+         "applied: choose --dtype bf16, or leave --delay out");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
   refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
   refuse(o.stochastic_rounding, {"--fp8"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
   refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
-  refuse(o.generate, {"--moments", "--offload"}, "beside --generate: it is for training; leave it out");
+  refuse(o.generate, {"--moments", "--offload", "--delay"}, "beside --generate: it is for training; leave it out");
   refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
   refuse(!o.merge.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
   refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");

@@ -26,6 +26,7 @@ struct StepOptions {
   int fp8_keep = 1;
   LoraOptions lora = {};
   int zero = 0, tp_pieces = 1, pp_chunks = 1;
+  int delay = 0;  // steps after which gradients are applied
   SmOptions sms;
   std::string cp_method = "ring", pp_schedule = "1f1b";
   bool generate = false;  // texts are sampled, instead of training

@@ -75,6 +75,9 @@ Forecast::Communication zero_communication(const StepOptions& step, const Ring& 
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
   c.exposed += std::max(gather(p.gathered), gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
+  // A whole step hides what is reduced a step later, behind what is gathered.
+  const double left = c.total - gather(p.embedding) - step.micro_batches() * first.sum();
+  if (step.delay) c.exposed = std::max({0.0, gather(p.gathered), gathered - first.forward, left});
   return c;
 }
 
@@ -91,7 +94,8 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
   const double messages = 2.0 * A * step.pp_chunks * message;
   const double ends = 2 * ring_of(cluster, mesh.ranks() - stage_ranks, 2, mesh.ranks()).gather(wte);
   const auto seconds = [&](double sent) { return pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, sent); };
-  f.pp = {messages + ends, seconds(message) - seconds(0) + (overlaps ? 0 : messages) + ends};
+  const double exposed_ends = overlaps && step.delay ? 0 : ends;  // a step later they have all the time
+  f.pp = {messages + ends, seconds(message) - seconds(0) + (overlaps ? 0 : messages) + exposed_ends};
   f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
 }
 

@@ -78,7 +78,7 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   const auto elsewhere = is_here ? std::nullopt : std::optional(workspaces_elsewhere(o));
   const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
-  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk));
+  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk), o.delay > 0);
   std::vector<MemoryCategory> others = memory_of_batches(*model);
   // Of a device that is not here: what libraries would have taken before the model sees what is free. With several
   // ranks all of their kernels are loaded at the start, which takes one or two GiB.
@@ -115,7 +115,7 @@ inline size_t least_bytes(const StepOptions& s) {
   const int A = s.micro_batches();
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const bool trained = !s.lora.is_on();  // adapters are few
-  const double weights = w, gradients = trained ? 4 : 0;  // bytes a parameter
+  const double weights = w, gradients = trained ? 4 * (1 + s.delay) : 0;  // bytes a parameter
   const double optimizer = !trained || s.offloads("optimizer") ? 0 : s.optimizer_bytes();
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };

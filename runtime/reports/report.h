@@ -5,8 +5,9 @@
 //   a step
 //     step                   its number, from 1
 //     loss                   mean per token over the global batch, before the step's update
-//     grad_norm              L2 norm of the gradients, before clipping and without the loss scale
-//     lr                     learning rate
+//     grad_norm              L2 norm of the gradients, before clipping and without the loss scale. With --delay 1 of those
+//                            that the step has applied, the gradients of the step before; 0: it had none
+//     lr                     learning rate, by which the gradients of this step are applied
 //     tokens                 trained so far: step times the tokens of one step
 //     step_ms                milliseconds on the device
 //     tokens_per_s           in this step, all ranks together

@@ -18,7 +18,7 @@ class Checkpoints {
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
         writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
     state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
-    if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes));
+    if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes), state.job.options.delay > 0);
     state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
   ~Checkpoints() { state_.job.control.before_end({}); }
@@ -72,11 +72,11 @@ class Checkpoints {
   }
 
   // Loads the newest checkpoint; can_roll_back() must have said that there is one. Training then goes on with the
-  // samples that follow step `from`, which went wrong.
+  // samples that follow step `from`, which went wrong. Gradients that wait there (--delay) may be what went wrong.
   Rollback roll_back(size_t from, const std::string& reason) {
     state_.guard.count_rollback();
     const size_t global_batch = size_t(state_.job.options.global_batch), left_out_before = state_.progress.samples_left_out;
-    load_checkpoint(state_, *newest_);
+    load_checkpoint(state_, *newest_, false);
     state_.copies.release();
     Progress& progress = state_.progress;
     const size_t first = progress.first_sample(global_batch), next = from * global_batch + left_out_before;

@@ -66,6 +66,9 @@ class Guard {
   // Judges a step; to be called after every step, with its limits. Fails if the run has to end.
   Judgement judge(double loss, double norm, bool applied, const StepLimits& limit);
 
+  // Counts an update that is left out without being judged.
+  void count_left_out() { ++left_out_; }
+
   // Counts a rollback. To be called before the checkpoint is loaded, because loading it must not reset the count.
   void count_rollback();
 

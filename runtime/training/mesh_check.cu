@@ -94,9 +94,12 @@ Figures train(const Job& job, const Options& o, Mesh& mesh, const Datasets& data
     run_step(*model, part.actions(), batches.of_step({step}), adamw_at(o, o.schedule.lr), float(o.grad_clip));
     figures.push_back({Figure::loss, "the loss" + name, {model->loss()}});
     // The update has added up the gradients over all ranks. It clips them only as it reads them.
+    model->store().settle_waiting();
     if (step == 0) add_tensors(Figure::gradient, State::gradient, "step 1's gradient of ", loss_scale_of(o).value);
-    figures.push_back({Figure::norm, "the gradients' norm" + name, {model->gradient_summary().norm}});
+    // With --delay the first step has applied nothing, so that there is no norm; and after the last one gradients wait.
+    if (step > 0 || !o.delay) figures.push_back({Figure::norm, "the gradients' norm" + name, {model->gradient_summary().norm}});
   }
+  if (o.delay) model->begin_sums(), model->update(adamw_at(o, o.schedule.lr), float(o.grad_clip));
   add_tensors(Figure::weights, State::weight, "step 3's ", 1);
   return figures;
 }

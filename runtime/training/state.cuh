@@ -34,8 +34,9 @@ inline void start_afresh(TrainingState& state) {
   if (!init.empty()) load_initial_weights(state.job, state.model, init);
 }
 
-// Frozen weights are loaded once, when the run starts: no step changes them.
-inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) {
+// Frozen weights are loaded once, when the run starts: no step changes them. applies_waiting: gradients that wait in the
+// checkpoint (--delay) will be applied; else they count as left out
+inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, bool applies_waiting = true) {
   Options& o = state.job.options;
   Model& model = state.model;
   const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
@@ -43,11 +44,13 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint) 
       load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_weights(folder, model.store());
-  load_optimizer(folder, model.store());
+  (trainer.waiting ? load_optimizer_and_gradients : load_optimizer)(folder, model.store(), most_at_once);
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
   state.stored_shares = trainer.shares;
-  model.store().set_progress(checkpoint.step - state.guard.left_out(), trainer.loss_scale);  // AdamW counts updates
+  const size_t updates = checkpoint.step - state.guard.left_out() - trainer.waiting.has_value();  // which AdamW counts
+  if (trainer.waiting && !applies_waiting) state.guard.count_left_out();
+  model.store().set_progress(updates, trainer.loss_scale, applies_waiting ? trainer.waiting : std::nullopt);
   for (const auto& [product, choice] : trainer.algorithms) gemm_choices().known.try_emplace(product, choice);
 }
 
@@ -57,13 +60,14 @@ inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_by
 }
 
 // The content of a checkpoint of the present state. CheckpointWriter copies it on the model's stream, behind the
-// update.
+// update. Collective.
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
-                                model.gradient_summary().scale, gemm_choices().known, state.best};
+                                model.gradient_summary().scale, gemm_choices().known, state.best, {},
+                                model.store().settle_waiting()};
   return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
           trainer_text(trainer, state.guard, o, state.data.identity), o.lora.is_on() ? adapter_config(o.lora, o.init) : "",
-          tokenizer_folder};
+          tokenizer_folder, trainer.waiting.has_value()};
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <thread>
 
 #include "kernels/device/event.cuh"
@@ -16,7 +17,8 @@
 // The results of a step that has ended.
 struct FinishedStep {
   StepResult result;
-  StepLimits limits;   // the limits that it is judged by
+  std::optional<StepLimits> limits;  // the limits that its update is judged by; none: it had nothing to apply (--delay)
+  float judged_loss;   // of the batch whose gradients it has applied
   int traffic;         // its number for Mesh::take_traffic()
   double data_seconds; // how long the device waited for its samples
   bool stop;           // at least one rank was asked to stop
@@ -42,9 +44,9 @@ class StepsInFlight {
     model_.begin_sums(&told_[turn_].votes);
   }
 
-  // To be called after the step's update. step: number of updates, this one included; data_seconds: how long the device
-  // waited for the step's samples.
-  void end(size_t step, double learning_rate, const StepLimits& limits, double data_seconds = 0) {
+  // To be called after the step's update. step: number of updates, this one included; limits: as in FinishedStep;
+  // data_seconds: how long the device waited for the step's samples.
+  void end(size_t step, double learning_rate, const std::optional<StepLimits>& limits, double data_seconds = 0) {
     Told& told = told_[turn_];
     const cudaStream_t stream = model_.stream();
     CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
@@ -78,9 +80,10 @@ class StepsInFlight {
                        .norm = gradients.norm,
                        .learning_rate = started.learning_rate,
                        .seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3,
-                       .applied = gradients.applied(),
+                       .applied = gradients.applied() || !started.limits,
                        .loss_scale = scales_loss_ ? gradients.scale.value : 0},
             .limits = started.limits,
+            .judged_loss = gradients.loss,
             .traffic = started.traffic,
             .data_seconds = started.data_seconds,
             .stop = sums.stop > 0,
@@ -108,7 +111,7 @@ class StepsInFlight {
     int turn, traffic;
     size_t step;
     double learning_rate, data_seconds;
-    StepLimits limits;
+    std::optional<StepLimits> limits;
   };
 
   Model& model_;

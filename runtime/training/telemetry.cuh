@@ -54,6 +54,7 @@ inline void describe_batch(const Options& o) {
   std::printf("batch     %d samples in micro-batches of %d: %s tokens per step", o.global_batch, o.micro_batch,
               with_commas(o.tokens()).c_str());
   if (!o.shares.empty()) std::printf("; micro-batches by data-parallel rank: %s", shares_text(o.deal().counts()).c_str());
+  if (o.delay) std::printf("; gradients are applied a step later");
   std::printf("\n");
 }
 

@@ -69,7 +69,7 @@ void report_higher_rate(size_t planned, size_t step, const LearningRateSchedule&
 }  // namespace
 
 std::string trainer_text(const TrainerState& state, const Guard& guard, const Options& options, const RunData& data) {
-  const nlohmann::json trainer = {
+  nlohmann::json trainer = {
       {"samples", state.samples},
       {"steps", state.steps},
       {"train_minutes", options.train_minutes},
@@ -80,6 +80,7 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
       {"guard", guard.state()},
       {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
       {"algorithms", state.algorithms}};
+  if (state.waiting) trainer["waiting"] = *state.waiting;
   return trainer.dump();
 }
 
@@ -101,6 +102,8 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   state.best = best_of(fields, data);
   if (fields.has("shares"))
     state.shares = fields.list<int>("shares", "whole numbers from 1 to 16777216", [](const auto& found) { return found.is_number_unsigned() && found >= 1 && found <= most_samples; });
+  if (fields.has("waiting"))  // JSON has no NaN: it is stored as null
+    state.waiting = fields.value("waiting").is_null() ? NAN : fields.get<float>("waiting", "a number", [](const auto& found) { return found.is_number(); });
   const nlohmann::json algorithms = trainer.value("algorithms", nlohmann::json::object());
   for (const auto& [product, choice] : algorithms.items())
     if (choice.is_string()) state.algorithms[product] = choice;
@@ -115,6 +118,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
       {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep) : "off"},
       {"lora", o.lora.text()}, {"base", o.base_checksum},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
+      {"delay", o.delay ? "1 step" : "off"},
       {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},

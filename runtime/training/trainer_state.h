@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct TrainerState {
   std::map<std::string, std::string> algorithms;  // choices for matrix products, by name (kernels/gemm/gemm_choices.cuh)
   BestValidation best = {};
   std::vector<int> shares = {};  // of --shares; empty: none are stored
+  std::optional<float> waiting = {};  // the loss of the batch whose gradients wait for the next step (--delay)
 };
 
 // The data that a run reads.

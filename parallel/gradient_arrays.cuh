@@ -1,0 +1,41 @@
+// Where gradients lie, from the backward that computes them to the update that applies them.
+//
+// Without --delay that is one array. With --delay 1 there are two, which take turns after each step: while backward
+// writes one of them, the sums over ranks of the other travel, for a whole step. Its end applies them:
+//
+//   w(s+1) = w(s) − AdamW(g(s−1))
+//
+// So the first step applies nothing. An update that no step has come before applies what waits, and leaves nothing.
+#pragma once
+
+#include <utility>
+
+#include "kernels/device/memory.cuh"
+
+struct GradientArrays {
+  float *written = nullptr, *applied = nullptr;  // by backward, by the update
+  float* loss = nullptr;     // of the batch of the gradients that wait
+  bool is_fresh = false;     // has a step written gradients since the last update?
+  bool waits = false;        // are the gradients to be applied those of the step before?
+  bool is_complete = false;  // have their sums over ranks arrived?
+
+  void lay_out(Arena& arena, size_t count, bool delays) {
+    written = applied = arena.take<float>(count);
+    if (delays) written = arena.take<float>(count), loss = arena.take<float>(1);
+  }
+
+  // Waits for the stream.
+  float read_loss(cudaStream_t stream) const {
+    float value = 0;
+    copy_and_wait(&value, loss, 1, cudaMemcpyDeviceToHost, stream);
+    return value;
+  }
+
+  // After an update. Returns whether gradients wait for the next one.
+  bool take_turns() {
+    waits = std::exchange(is_fresh, false);
+    is_complete = false;
+    if (waits) std::swap(written, applied);
+    return waits;
+  }
+};
