@@ -114,6 +114,8 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .offload = {.optimizer = o.offloads("optimizer"), .activations = o.offloads("activations")},
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
+                 .compressed_bits = o.compressed_bits(),
+                 .compress_weights = o.compress_weights != "none",
                  .seed = o.seed,
                  .random_biases = o.random_biases,
                  .fp8 = {.is_on = o.fp8,
