@@ -175,8 +175,9 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
   refused("3", {"--shares has 1 numbers", "2 data-parallel ranks"});
   refused("3,2 --global-batch 8", {"--global-batch 8 is no multiple of 5", "choose 10"});
   refused("3,0", {"'0'", "from 1 to 1000"});
-  refused("3,auto", {"auto stands alone"});
+  refused("3,auto", {"'auto' is no whole number from 1 to 1000"});
   refused("auto --global-batch 1", {"--shares auto: --global-batch 1", "2 data-parallel ranks"});
+  refused("3,,2", {"--shares: '' is no whole number from 1 to 1000"});
   refused("3 --pp 2 --layers 2", {"--shares with --pp"});
   refused("3,2 --global-batch 5 --offload activations", {"--offload activations", "--recompute block"});
   refused("1000,1000 --micro-batch 16384", {"--shares: 32768000 samples", "lower them"});
