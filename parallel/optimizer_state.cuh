@@ -130,7 +130,7 @@ class OptimizerState {
     Float* const weights = u.weights + window.unit_begin;
     const float* const gradients = u.gradients + window.unit_begin;
     float* masters = has_masters() ? on_device<float>(State::weight, number) : nullptr;
-    if constexpr (std::is_same_v<Float, float>) masters = weights;
+    if constexpr (std::is_same_v<Float, float>) masters = masters ? masters : weights;
     if (masters && !is_narrow_) {
       // How many of these elements lie before the unit's `decayed`
       const size_t decayed = std::max(shards.list().units()[size_t(window.unit)].decayed, begin) - begin;

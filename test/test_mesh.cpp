@@ -110,7 +110,9 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   for (std::string options : {"--zero 1 --dtype bf16 --stochastic-rounding --shuffle", "--zero 1 --delay 1",
-                              "--zero 2 --dtype bf16 --reduce-dtype bf16",
+                              "--zero 2 --dtype bf16 --reduce-dtype bf16", "--zero 2 --compress int4 --check-sync 2",
+                              "--compress int8 --on-spike skip --check-sync 1", "--zero 1 --compress int8 --delay 1 --check-sync 1",
+                              "--zero 1 --compress int8 --compress-weights int8 --check-sync 2",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
                               "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload optimizer,activations"}) {
     CAPTURE(options);

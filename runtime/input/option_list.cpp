@@ -204,6 +204,10 @@ void add_run_options(CLI::App& app, Options& o) {
       "sums over ranks, and the curve is another one; takes a second array of gradients");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
+  add(app, "--compress", o.compress, one_of({"none", "int8", "int4"}),
+      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits; what they leave out goes with the next ones");
+  add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
+      "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
       "most CUDA blocks of a collective of tp, cp and data, each of which takes a multiprocessor; 0: as many as NCCL "
       "likes; -1: 16, 16 and 8");

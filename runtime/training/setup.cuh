@@ -115,6 +115,8 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .delays = o.delay > 0,
+                 .compressed_bits = o.compressed_bits(),
+                 .compress_weights = o.compress_weights != "none",
                  .seed = o.seed,
                  .random_biases = o.random_biases,
                  .fp8 = {.is_on = o.fp8,
