@@ -93,6 +93,8 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
                "cards from 8.9 on; --plan says whether it pays");
   add(app, "--fp8-gradients", o.fp8_gradients, one_of({"e5m2", "e4m3"}),
       "e5m2 (range) or e4m3 (precision): the eight bits of gradients");
+  add(app, "--fp8-scale", o.fp8_scale, one_of({"tensor", "tiles"}),
+      "tensor, or tiles: a scale for each 128 numbers (weights: 128 x 128), which one large number spoils less; on Hopper alone");
   add(app, "--fp8-keep", o.fp8_keep, in_range(0, ModelShape::most_layers / 2), "first and as many last blocks that stay in bf16");
   add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
       "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");

@@ -39,7 +39,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.stochastic_rounding, {"--fp8"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
   refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
   refuse(o.generate, {"--moments", "--offload", "--delay", "--compress", "--compress-weights"}, "beside --generate: it is for training; leave it out");
-  refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
+  refuse(!o.fp8, {"--fp8-gradients", "--fp8-scale", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
   refuse(!o.merge.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
   refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
   refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");

@@ -23,7 +23,7 @@ struct StepOptions {
   bool stochastic_rounding = false;
   std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;
-  std::string fp8_gradients = "e5m2";
+  std::string fp8_gradients = "e5m2", fp8_scale = "tensor";
   int fp8_keep = 1;
   LoraOptions lora = {};
   int zero = 0, tp_pieces = 1, pp_chunks = 1;

@@ -92,7 +92,7 @@ class Kernels {
   // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
   // is read once more, for its maximum.
   Cost cast(double count, double times) const { return step_.fp8 ? kernel(2 * count, (2 + times) * count) : Cost(); }
-  Cost maximum(double count) const { return step_.fp8 ? kernel(count, 2 * count) : Cost(); }
+  Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel(count, 2 * count) : Cost(); }
 
   // Do gradients and messages between stages travel while kernels run?
   bool overlaps() const { return overlaps_; }

@@ -31,7 +31,7 @@ inline void describe_model(const Options& o) {
               s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(TensorList(s).parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "",
               o.moments == "bf16" ? ", moments in bf16" : "",
-              o.fp8 ? formatted(", products of %d blocks in fp8", s.layers - 2 * o.fp8_keep).c_str() : "",
+              o.fp8 ? formatted(", products of %d blocks in fp8%s", s.layers - 2 * o.fp8_keep, o.fp8_scale == "tiles" ? " by tiles" : "").c_str() : "",
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
   if (o.lora.is_on())
     std::printf("adapters  %s: %s parameters, and nothing else is trained\n", o.lora.text().c_str(),

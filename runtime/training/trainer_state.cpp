@@ -115,7 +115,7 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
-      {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep) : "off"},
+      {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep, o.fp8_scale == "tiles" ? ", tiles" : "") : "off"},
       {"lora", o.lora.text()}, {"base", o.base_checksum},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"delay", o.delay ? "1 step" : "off"},
