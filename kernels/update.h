@@ -5,7 +5,7 @@
 #include <cmath>
 
 // The values that exist for each parameter; checkpoints name them by these letters.
-enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v' };
+enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', outer_momentum = 'o' };
 
 // The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,
 // the memory plan counts them, and checkpoints save them as "m.NAME" and "v.NAME".

@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm_shape.h"
 #include "kernels/update.h"
 #include "parallel/blocks.h"
+#include "parallel/islands.h"
 
 // Which blocks multiply in eight bits (parallel/fp8.cuh), and the format of gradients.
 struct Fp8Options {
@@ -32,6 +33,7 @@ struct StoreOptions {
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
   bool narrow_moments = false;       // the optimizer's states are bf16, rounded stochastically
   OffloadOptions offload = {};
+  OuterOptions outer = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   uint64_t seed = 1337;
@@ -105,6 +107,8 @@ class Parameters {
   // nothing is changed. sums: in device memory, this rank's terms of what the step adds up over all ranks, the loss
   // among them; on return their sums.
   virtual void update(const AdamW& options, float clip, StepSums* sums, const StepLimits& limits) = 0;
+  // Brings the weights of all islands together (islands.cuh). To be called after an update, if StoreOptions::outer is on.
+  virtual void outer_step() = 0;
   // Norm and clip factor of the last step's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

@@ -31,9 +31,12 @@
 #include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/fp8.cuh"
+#include "parallel/gathered_blocks.cuh"
+#include "parallel/islands.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/optimizer_state.cuh"
 #include "parallel/parameters.h"
+#include "parallel/replicas.cuh"
 #include "parallel/step_sums.cuh"
 #include "parallel/unit_buffers.cuh"
 
@@ -48,9 +51,10 @@ class ParameterStore final : public Parameters {
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
-        zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
+        zero_(data_group_.size() == 1 ? 0 : options.zero),
         optimizer_(kept_counts(), options.training && !is_float && !options.stochastic_rounding, options),
-        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3),
+        outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -78,6 +82,7 @@ class ParameterStore final : public Parameters {
     clear(weight_pieces_, shards_.all_pieces());
     if (options_.training) {
       optimizer_.clear(stream_);
+      outer_.clear();
       set_progress(0, options_.loss_scale);
     }
     forget_passes();
@@ -154,6 +159,7 @@ class ParameterStore final : public Parameters {
     add_up_over_ends();
     compute_norm(sums, clip, limits);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
+    if (outer_.needs_start()) outer_.start_from([this](int unit) { return masters_of_piece(unit); });
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
@@ -162,6 +168,17 @@ class ParameterStore final : public Parameters {
       // Gathered while others are updated: what is acquired first, and the embedding is the largest unit.
       if (!list_.is_block(unit) || unit == list_.chunks()[0].first + 1) fetch(unit);
     }
+  }
+
+  void outer_step() override {
+    data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      if (!list_.has(unit)) continue;
+      outer_.step(unit, masters_of_piece(unit));
+      if (zero_ == 0) gather_masters(unit);
+      if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_count(unit), stream_);
+    }
+    weights_changed();
   }
 
   // ---- state, from and to the host
@@ -195,12 +212,12 @@ class ParameterStore final : public Parameters {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
       const bool has_pieces = zero_ > 0;
-      if (zero_ == 3) visit_if_replicated(visit, tensor, "weights", kept_weights(unit), true);
-      else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
+      if (zero_ == 3) replicas_.visit(visit, tensor, State::weight, "weights", kept_weights(unit), true);
+      else replicas_.visit(visit, tensor, State::weight, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
       if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
-        visit_if_replicated(visit, tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
+        replicas_.visit(visit, tensor, State::weight, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
       const auto visit_state = [&](State state, const std::string& what) {
-        optimizer_.with(state, kept_offset(unit), [&](auto* values) { visit_if_replicated(visit, tensor, what, values, has_pieces); });
+        optimizer_.with(state, kept_offset(unit), [&](auto* values) { replicas_.visit(visit, tensor, state, what, values, has_pieces); });
       };
       if (!options_.training) continue;
       optimizer_.settle();
@@ -234,13 +251,17 @@ class ParameterStore final : public Parameters {
     const size_t first = local_before(tensor, block.first - others_before);
     const Slice slice = {&tensor, first, block.count, tensor.offset + first};
     if (!block.gathered) copy_out(slice, state, to);
-    else with_values(state, slice, [&](const auto* own) { gather(own, tensor.part, block.count / ranks, to); });
+    else with_values(state, slice, [&]<class E>(E* own) {
+      gather_block(tp_, reinterpret_cast<E*>(gathered_), own, tensor.part, block.count / ranks, to, stream_);
+    });
   }
 
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
-    for (const Slice& kept : slices_of_unit(block.tensor->unit)) {
+    const int unit = block.tensor->unit;
+    const bool of_piece = state == State::outer_momentum;  // with any --zero
+    for (const Slice& kept : of_piece ? shards_.slices(unit, shards_.begin(unit), shards_.piece(unit)) : slices_of_unit(unit)) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
       if (slice.count > 0) fill(slice, state, pick(slice, block, from));
@@ -362,6 +383,7 @@ class ParameterStore final : public Parameters {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
+    if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();
     optimizer_.with(state, kept_offset(unit) + slice.in_unit - kept_begin(unit), work);
   }
@@ -384,31 +406,9 @@ class ParameterStore final : public Parameters {
     with_values(state, slice, write);
     optimizer_.forget();
     if (state != State::weight) return;
+    outer_.forget_start();
     weights_changed();
     if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
-  }
-
-  // One round of blocks that tensor-parallel ranks gather. own: this rank's runs of all stripes of the round, `share`
-  // elements for each rank's block. to: this rank's block. Waits for the device.
-  template <class E>
-  void gather(const E* own, const Part& part, size_t share, float* to) {
-    const size_t ranks = size_t(tp_.size()), round = ranks * share;
-    E* all = reinterpret_cast<E*>(gathered_);
-    if (optimizer_.is_offloaded()) {  // collectives need device memory
-      E* const here = all + size_t(tp_.rank()) * round;
-      copy(here, own, round);
-      own = here;
-    }
-    tp_.after(stream_);
-    tp_.all_gather(all, own, round);
-    tp_.wait_for_all(stream_);
-    std::vector<E> runs(share);
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      copy_and_wait(runs.data(), all + rank * round + size_t(tp_.rank()) * share, share, cudaMemcpyDeviceToHost, stream_);
-      const Part in_block = {part.width, part.stride, rank * part.width};
-      for (size_t i = 0; i < share; i += part.width)
-        std::transform(&runs[i], &runs[i] + part.width, to + in_block.in_whole(i), [](E x) { return to_float(x); });
-    }
   }
 
   // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
@@ -429,27 +429,21 @@ class ParameterStore final : public Parameters {
     return zero_ == 3 ? weight_pieces_ + kept_offset(unit) : weights_ + shards_.whole_offset(unit) + kept_begin(unit);
   }
 
+  // In fp32, on the device. Those of this rank's piece lie in the whole unit with ZeRO 0.
+  float* masters(int unit) const {
+    if constexpr (is_float) return kept_weights(unit);
+    else return optimizer_.masters(kept_offset(unit));
+  }
+  float* masters_of_piece(int unit) const { return masters(unit) + (shards_.begin(unit) - kept_begin(unit)); }
+  void gather_masters(int unit) {
+    data_group_.after(stream_);
+    data_group_.all_gather(masters(unit), masters_of_piece(unit), shards_.piece(unit));
+    data_group_.wait_for_all(stream_);
+  }
+
   // Where this rank keeps the gradients of a unit.
   float* gradient(int unit) const {
     return gradients_ + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
-  }
-
-  // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
-  // unit, or of the whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the
-  // tensor-parallel ranks, and wte on the first and the last stage of a pipeline.
-  template <class E>
-  void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
-                           bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1;
-    const bool is_tied = tensor.unit == 0 && &tensor == list_.tensors_of(0) && is_pipeline_;
-    if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
-    const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
-    if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
-    const size_t begin = is_piece ? shards_.begin(tensor.unit) : 0;
-    const size_t end = begin + (is_piece ? shards_.piece(tensor.unit) : shards_.whole(tensor.unit));
-    const size_t first = std::clamp(tensor.offset, begin, end), last = std::clamp(tensor.offset + tensor.local, begin, end);
-    const int shard = (is_split ? tp_.rank() : 0) * (is_piece ? data_group_.size() : 1) + (is_piece ? data_group_.rank() : 0);
-    visit({tensor, what, shards, shard, values + (first - begin), last - first, sizeof(E)});
   }
 
   template <class E>
@@ -487,7 +481,6 @@ class ParameterStore final : public Parameters {
   cudaStream_t stream_;
   Shards shards_;
   int zero_;
-  bool is_pipeline_;
   OptimizerState optimizer_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
@@ -501,4 +494,6 @@ class ParameterStore final : public Parameters {
   UnitBuffers<Float> weight_buffers_;
   UnitBuffers<float> gradient_buffers_;
   Fp8Weights<Float> fp8_;
+  OuterOptimizer outer_;
+  Replicas replicas_;
 };

@@ -5,6 +5,8 @@
 //                          ("transformer.h.0.ln_1.weight"); the output head is tied to wte and not stored
 //   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors
+//   outer.safetensors      of --local-steps: the momentum of outer steps, "o.NAME"; and with several islands
+//   optimizer_island_1.safetensors, ...    the moments of the others, "island_1.m.NAME"
 //   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
 //                          guard, the loss scale, and the choices for products
 //   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
@@ -29,12 +31,22 @@
 #include "runtime/checkpoints/model_config.h"
 #include "runtime/checkpoints/safetensors.h"
 
+// Which states there are, and which of them a rank saves: all islands have the same weights (parallel/islands.cuh), which the
+// first one saves, and each has moments of its own.
+struct SavedStates {
+  int island = 0, islands = 1;
+  bool has_outer = false;  // the momentum of outer steps
+
+  std::vector<State> own() const;
+};
+
 // The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of adapters
-// "base_model.model.transformer.", ...
-std::string file_prefix(State state, const TensorList& list);
+// "base_model.model.transformer.", ...; of another island's moments "island_1.m.transformer.", ...
+std::string file_prefix(State state, const TensorList& list, int island = 0);
 
 // The files of these tensors' weights begin with it: "model", or "adapter_model".
 std::string file_stem(const TensorList& list);
+std::string optimizer_stem(int island);  // and of an island's moments
 
 // The content of a checkpoint.
 struct CheckpointContent {
@@ -43,6 +55,7 @@ struct CheckpointContent {
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::string adapter_config = {};              // of adapters, the text of the file of that name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
+  SavedStates states = {};
 };
 
 // The files of a folder that describe a tokenizer.
@@ -85,6 +98,9 @@ std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path
 // other ranks has at most `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+// The same of an island's moments, and of the outer momentum.
+void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, int island);
+void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
 // `base`.

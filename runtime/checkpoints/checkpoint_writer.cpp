@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <set>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -20,13 +21,6 @@
 #include "runtime/input/files.h"
 
 namespace {
-
-// The states that a checkpoint holds, in the order of the files.
-std::vector<State> saved_states() {
-  std::vector<State> states = {State::weight};
-  states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
-  return states;
-}
 
 // Distributes the tensors, in order, over files of at most `shard_bytes` bytes. A larger tensor gets a file of its own.
 std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
@@ -70,14 +64,14 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks) {
+size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks, const SavedStates& states) {
   size_t floats = 0;
-  for (const CheckpointBlock& block : blocks) floats += saved_states().size() * (block.count + File::block / sizeof(float));
+  for (const CheckpointBlock& block : blocks) floats += states.own().size() * (block.count + File::block / sizeof(float));
   return floats;
 }
 
-void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks) {
-  const size_t floats = snapshot_floats(blocks);
+void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks, const SavedStates& states) {
+  const size_t floats = snapshot_floats(blocks, states);
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
@@ -148,7 +142,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (has_files()) open_files();
-      if (!is_blind(ranks_.rank)) reserve(content.blocks);
+      if (!is_blind(ranks_.rank)) reserve(content.blocks, content.states);
     });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
@@ -220,16 +214,20 @@ std::string CheckpointWriter::discard(const std::string& problem) {
 
 void CheckpointWriter::plan(const CheckpointContent& content) {
   const TensorList& list = content.parameters.shards().list();
-  std::vector<NamedShape> weights, states;
-  for (State state : saved_states())
-    for (const TensorDescriptor& tensor : list.tensors())
-      (state == State::weight ? weights : states).push_back({file_prefix(state, list) + tensor.name, tensor.shape});
-  files_ = plan_files(file_stem(list), weights, shard_bytes_);
-  const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
+  files_.clear();
   texts_.clear();
-  if (files_.size() > 1) texts_[file_stem(list) + ".safetensors.index.json"] = index_of(files_);
-  if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
-  files_.insert(files_.end(), optimizer.begin(), optimizer.end());
+  const auto add = [&](const std::string& stem, std::span<const State> states, int island = 0) {
+    std::vector<NamedShape> tensors;
+    for (State state : states)
+      for (const TensorDescriptor& tensor : list.tensors())
+        tensors.push_back({file_prefix(state, list, island) + tensor.name, tensor.shape});
+    const std::vector<FilePlan> files = plan_files(stem, tensors, shard_bytes_);
+    if (files.size() > 1) texts_[stem + ".safetensors.index.json"] = index_of(files);
+    files_.insert(files_.end(), files.begin(), files.end());
+  };
+  add(file_stem(list), {{State::weight}});
+  for (int island = 0; island < content.states.islands; ++island) add(optimizer_stem(island), optimizer_states, island);
+  if (content.states.has_outer) add("outer", {{State::outer_momentum}});
   file_of_.clear();
   for (size_t file = 0; file < files_.size(); ++file)
     for (const NamedShape& tensor : files_[file].tensors) file_of_[tensor.name] = file;
@@ -270,10 +268,10 @@ void CheckpointWriter::open_files() {
 std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const CheckpointContent& content, size_t most_floats) {
   const TensorList& list = content.parameters.shards().list();
   std::vector<BlockChunk> chunks;
-  for (State state : saved_states())
+  for (State state : content.states.own())
     for (const CheckpointBlock& block : content.blocks)
       for (size_t done = 0; done < block.count; done += most_floats)
-        chunks.push_back({state, file_prefix(state, list) + block.tensor->name,
+        chunks.push_back({state, file_prefix(state, list, content.states.island) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
   // Gathered blocks come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
   // one rank has a snapshot and another writes chunk by chunk. (A gathered block fits into a chunk, so it is never
