@@ -68,8 +68,8 @@ class Model {
 
   // ---- results
 
-  // The sums over all ranks, in device memory: the stream can read them after update() or sums().
-  const StepSums* reduced_sums() const { return sums_.all(); }
+  // Its all() are the sums over all ranks, in device memory: the stream can read them after update() or sums().
+  SummedOverRanks& step_sums() { return sums_; }
   // These wait for the device.
   StepSums sums() { return sums_.read(); }
   float loss() { return sums().loss; }

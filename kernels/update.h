@@ -3,23 +3,14 @@
 #pragma once
 
 #include <cmath>
-#include <vector>
 
 // The values that exist for each parameter; checkpoints name them by these letters. error: what compressed messages have
-// left out of the gradients so far.
-enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', error = 'e' };
+// left out of the gradients so far; outer_momentum: of islands.
+enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', error = 'e', outer_momentum = 'o' };
 
 // The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,
 // the memory plan counts them, and checkpoints save them as "m.NAME" and "v.NAME".
 constexpr State optimizer_states[] = {State::first_moment, State::second_moment};
-
-// What a checkpoint holds of each parameter. waiting: gradients, too, which wait for the next step (--delay)
-inline std::vector<State> saved_states(bool waiting) {
-  std::vector<State> states = {State::weight};
-  states.insert(states.end(), std::begin(optimizer_states), std::end(optimizer_states));
-  if (waiting) states.push_back(State::gradient);
-  return states;
-}
 
 struct AdamW {
   float learning_rate, beta1, beta2, epsilon, weight_decay;

@@ -104,7 +104,8 @@ class Mesh {
     const auto imagine = [](auto& group, const char* name, int size, int place) {
       if (size > 1) group = std::make_unique<Communicator>(name, size, place);
     };
-    imagine(world_, "world", shape.ranks(), rank);
+    imagine(world_, "world", shape.of_an_island(), rank % shape.of_an_island());
+    imagine(islands_, "islands", shape.islands, place_.island);
     imagine(data_, "data", data_ranks(), data_rank());
     imagine(tp_, "tp", shape.tp, place_.tp);
     imagine(cp_, "cp", shape.cp, place_.cp);
@@ -120,7 +121,8 @@ class Mesh {
   // This rank's pipeline stage, if each stage has `chunks` chunks of layers.
   Stage stage(int chunks) const { return {shape_.pp, place_.pp, chunks}; }
 
-  Communicator& world() { return *world_; }  // all ranks
+  Communicator& world() { return *world_; }  // all ranks of this rank's island, which make a step together
+  Communicator& islands() { return *islands_; }  // ranks with the same place in all islands
   Communicator& data() { return *data_; }    // ranks with the same part of the model: ZeRO shards over them
   Communicator& tp() { return *tp_; }        // ranks that split the layers of one data-parallel rank between them
   Communicator& cp() { return *cp_; }        // ranks that split the sequences of one data-parallel rank between them
@@ -160,8 +162,8 @@ class Mesh {
 
   // A group of all ranks with connections of its own, which end with it. Collective.
   std::unique_ptr<Communicator> temporary_world() {
-    if (world_->size() == 1) return std::make_unique<Communicator>();
-    return std::make_unique<Communicator>("temporary", new_split(0, control_->rank(), 0), streams_->outer, *recorder_);
+    if (shape_.ranks() == 1) return std::make_unique<Communicator>();
+    return std::make_unique<Communicator>("temporary", new_split(comm_, 0, control_->rank(), 0), streams_->outer, *recorder_);
   }
 
   // Starts a new count of what is sent, in every group, and times it if `timed`. Returns the count's number, for
@@ -180,9 +182,9 @@ class Mesh {
   }
 
  private:
-  std::array<Communicator*, 9> groups() const {
+  std::array<Communicator*, 10> groups() const {
     return {world_.get(),    data_.get(),     tp_.get(),       cp_.get(),       ends_.get(),
-            lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get()};
+            lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get(), islands_.get()};
   }
 
   NcclComm connect_all() {
@@ -213,14 +215,15 @@ class Mesh {
     return config;
   }
 
-  // Ranks of the same color form a group, in the order of their keys. Collective over all ranks: those that need no
-  // group give NCCL_SPLIT_NOCOLOR.
-  NcclComm split(int color, int key, int most_ctas) { return parts_.emplace_back(new_split(color, key, most_ctas)); }
-  NcclComm new_split(int color, int key, int most_ctas) {
+  // Ranks of the same color form a group, in the order of their keys. Collective over the island's ranks: those that need
+  // no group give NCCL_SPLIT_NOCOLOR.
+  NcclComm split(int color, int key, int most_ctas) { return keep(new_split(island_, color, key, most_ctas)); }
+  NcclComm keep(const NcclComm& part) { return parts_.emplace_back(part); }
+  NcclComm new_split(const NcclComm& whole, int color, int key, int most_ctas) {
     ncclConfig_t config = with_ctas(most_ctas);
     ncclComm_t comm = nullptr;
     const uint64_t sequence = recorder_->enter("ncclCommSplit", 0);
-    NCCL_CHECK(ncclCommSplit(comm_.get(), color, key, &comm, &config));
+    NCCL_CHECK(ncclCommSplit(whole.get(), color, key, &comm, &config));
     recorder_->leave(sequence);
     return {comm, ncclCommDestroy};
   }
@@ -237,7 +240,7 @@ class Mesh {
   bool is_end() const { return place_.pp == 0 || place_.pp == shape_.pp - 1; }
 
   void stay_alone() {
-    for (auto* group : {&world_, &data_, &tp_, &cp_, &ends_}) *group = std::make_unique<Communicator>();
+    for (auto* group : {&world_, &data_, &tp_, &cp_, &ends_, &islands_}) *group = std::make_unique<Communicator>();
     for (auto& lane : lanes_) lane = std::make_unique<Lane>();
   }
 
@@ -245,19 +248,21 @@ class Mesh {
   // constructor, destructors of members would wait for the other ranks first, and nobody would learn the reason.
   void make_groups() try {
     stay_alone();
-    control_->name_stages(shape_.pp > 1 ? shape_.ranks() / shape_.pp : 0);
-    const int ranks = control_->size();
-    if (ranks == 1) return;
+    control_->name_stages(shape_.pp > 1 ? shape_.of_an_island() / shape_.pp : 0, shape_.pp);
+    const int ranks = shape_.of_an_island(), rank = control_->rank() % ranks;
+    if (control_->size() == 1) return;
     if (!comm_) comm_ = connect_all();
     if (!streams_) streams_ = std::make_shared<CommunicationStreams>();
-    make_group(world_, "world", comm_, streams_->outer);
+    island_ = comm_;
+    if (shape_.islands > 1) make_islands(rank);
+    if (ranks > 1) make_group(world_, "world", island_, streams_->outer);
     const int for_data = options_.sms.of_data(), for_layers = options_.sms.of_layers();
     if (data_ranks() > 1) {
       make_group(data_, "data", split(place_.tp + shape_.tp * place_.pp, data_rank(), for_data), streams_->outer);
       const size_t count = size_t(data_ranks());
       if (options_.compresses) try_out(*data_, 2 * count, [&](float* data) { data_->all_to_all(data, data + count, 1); });
     }
-    if (shape_.tp > 1) make_group(tp_, "tp", split(control_->rank() / shape_.tp, place_.tp, for_layers), streams_->inner);
+    if (shape_.tp > 1) make_group(tp_, "tp", split(rank / shape_.tp, place_.tp, for_layers), streams_->inner);
     if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
     caretaker_ = std::jthread([this](std::stop_token stop) { look_after(*control_, stop); });
@@ -265,9 +270,16 @@ class Mesh {
     control_->fail(error.what());
   }
 
+  // rank: of this one among its island's. What travels between islands is slow, so it has a stream of its own.
+  void make_islands(int rank) {
+    island_ = keep(new_split(comm_, place_.island, rank, SmOptions::for_world));
+    make_group(islands_, "islands", keep(new_split(comm_, rank, place_.island, options_.sms.of_data())), streams_->lane("islands"));
+    try_out(*islands_, 2 * size_t(shape_.islands), [&](float* data) { islands_->all_to_all(data, data + shape_.islands, 1); });
+  }
+
   // Keys go round in a ring, or heads to all. For each peer that it sends to, NCCL takes memory: some 150 MiB.
   void make_context_group() {
-    const auto& [tp, cp, dp, pp] = place_;
+    const auto& [tp, cp, dp, pp, island] = place_;
     make_group(cp_, "cp", split(tp + shape_.tp * (dp + shape_.dp * pp), cp, options_.sms.of_layers()), streams_->inner);
     const size_t ranks = size_t(shape_.cp);
     try_out(*cp_, 2 * ranks, [&, rank = cp](float* data) {
@@ -280,14 +292,15 @@ class Mesh {
   // communicators of all edges that share no stage: first the even edges, then the odd ones, then, if the number of
   // stages is odd, the edge that closes the ring.
   void make_pipeline_groups() {
-    const int stages = shape_.pp, stage = place_.pp, place = control_->rank() % (shape_.ranks() / stages);
+    const int stages = shape_.pp, stage = place_.pp, of_stage = shape_.of_an_island() / stages;
+    const int place = control_->rank() % of_stage;
     const NcclComm ends = split(is_end() ? place : NCCL_SPLIT_NOCOLOR, stage, options_.sms.of_layers());
     if (is_end()) make_group(ends_, "ends", ends, streams_->outer);
     const int out = stage, in = (stage + stages - 1) % stages;  // this stage's two edges
     const auto turn_of = [&](int edge) { return stages % 2 && edge == stages - 1 ? 2 : edge % 2; };
     for (int turn = 0; turn < 2 + stages % 2; ++turn) {
       const bool begins = turn_of(out) == turn, takes_part = begins || turn_of(in) == turn;
-      const int color = takes_part ? (begins ? out : in) * (shape_.ranks() / stages) + place : NCCL_SPLIT_NOCOLOR;
+      const int color = takes_part ? (begins ? out : in) * of_stage + place : NCCL_SPLIT_NOCOLOR;
       for (bool forward : {true, false}) {
         const NcclComm comm = split(color, begins ? 0 : 1, SmOptions::for_lane);
         if (!takes_part) continue;
@@ -348,10 +361,10 @@ class Mesh {
   int device_ = 0;
   Control* control_ = nullptr;
   FlightRecorder* recorder_ = nullptr;
-  NcclComm comm_;                                  // of all ranks; null: one rank
+  NcclComm comm_, island_;                         // of all ranks, and of the island's; null: one rank
   std::vector<NcclComm> parts_;                    // of some ranks; all ranks end theirs in the same order, as NCCL may wait
   std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first
-  std::unique_ptr<Communicator> world_, data_, tp_, cp_, ends_;
+  std::unique_ptr<Communicator> world_, data_, tp_, cp_, ends_, islands_;
   std::array<std::unique_ptr<Lane>, 4> lanes_;  // in the order of their names above
   std::jthread caretaker_;  // declared last, so that it ends before the other members are destroyed
 };

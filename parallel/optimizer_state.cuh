@@ -73,6 +73,9 @@ class OptimizerState {
     else work(reinterpret_cast<__nv_bfloat16*>(values));
   }
 
+  // Masters on the device, from element number `kept` on.
+  float* masters(size_t kept) const { return reinterpret_cast<float*>(arrays_.front().on_device[0]) + kept; }
+
   // Updates what this rank keeps of a unit. An update of the model takes all units in order.
   template <class Float>
   void update(const Shards& shards, int unit, const UnitUpdate<Float>& u, cudaStream_t stream) {

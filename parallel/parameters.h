@@ -11,6 +11,7 @@
 #include "kernels/gemm/gemm_shape.h"
 #include "kernels/update.h"
 #include "parallel/blocks.h"
+#include "parallel/islands.h"
 
 // Which blocks multiply in eight bits (parallel/fp8.cuh), and the format of gradients.
 struct Fp8Options {
@@ -34,6 +35,7 @@ struct StoreOptions {
   bool stochastic_rounding = false;  // bf16 without fp32 master weights
   bool narrow_moments = false;       // the optimizer's states are bf16, rounded stochastically
   OffloadOptions offload = {};
+  OuterOptions outer = {};
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   bool delays = false;               // an update applies the gradients of the step before (gradient_arrays.cuh)
@@ -118,6 +120,8 @@ class Parameters {
   // Completes the sums of the gradients that wait for the next update, so that they can be copied, and returns the loss
   // of their batch; none: none wait. Collective.
   virtual std::optional<float> settle_waiting() = 0;
+  // Brings the weights of all islands together (islands.cuh). To be called after an update, if StoreOptions::outer is on.
+  virtual void outer_step() = 0;
   // Norm and clip factor of the last update's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

@@ -18,18 +18,21 @@ struct Layers {
 };
 
 // How many ranks each kind of parallelism has. Order of the axes, fastest first: tp, cp, dp, pp (tensor, context, data
-// and pipeline parallelism), so that tensor-parallel ranks are neighbours on one node.
+// and pipeline parallelism), so that tensor-parallel ranks are neighbours on one node. Islands come last: each is a mesh
+// of its own (islands.cuh), of neighbouring ranks.
 struct MeshShape {
-  int tp = 1, cp = 1, dp = 1, pp = 1;
-  int ranks() const { return tp * cp * dp * pp; }
+  int tp = 1, cp = 1, dp = 1, pp = 1, islands = 1;
+  int ranks() const { return of_an_island() * islands; }
+  int of_an_island() const { return tp * cp * dp * pp; }
+  int batches() const { return dp * islands; }  // ranks, or groups of them, that train on samples of their own
 };
 
 // Where a rank stands among them.
 struct MeshPlace {
-  int tp, cp, dp, pp;
+  int tp, cp, dp, pp, island;
 };
 
 inline MeshPlace place_of(int rank, const MeshShape& shape) {
   return {rank % shape.tp, rank / shape.tp % shape.cp, rank / (shape.tp * shape.cp) % shape.dp,
-          rank / (shape.tp * shape.cp * shape.dp)};
+          rank / (shape.tp * shape.cp * shape.dp) % shape.pp, rank / shape.of_an_island()};
 }

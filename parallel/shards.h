@@ -50,7 +50,8 @@ class Shards {
   // All of these are numbers of elements.
   size_t piece(int unit) const { return piece_[unit]; }             // size of one piece
   size_t whole(int unit) const { return piece_[unit] * ranks_; }    // size of the padded unit
-  size_t largest() const { return *std::max_element(piece_.begin(), piece_.end()) * ranks_; }  // size of the largest padded unit
+  size_t largest_piece() const { return *std::max_element(piece_.begin(), piece_.end()); }
+  size_t largest() const { return largest_piece() * ranks_; }       // size of the largest padded unit
   size_t piece_offset(int unit) const { return piece_offset_[unit]; }
   size_t whole_offset(int unit) const { return piece_offset_[unit] * ranks_; }
   size_t all_pieces() const { return pieces_; }                     // size of one rank's pieces of all units

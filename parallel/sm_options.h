@@ -6,7 +6,7 @@
 
 struct SmOptions {
   static constexpr int for_layers = 16;  // most CTAs of a collective of tp or cp, which share a stream; and of the ends
-  static constexpr int for_data = 8;     // of the data group
+  static constexpr int for_data = 8;     // of the data group, and of the islands
   static constexpr int for_lane = 2, lanes = 4;
   static constexpr int for_world = 4;    // sums of a few numbers
   static constexpr int nccl_takes = 24;  // where NCCL chooses on H100 and H200

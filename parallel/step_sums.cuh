@@ -13,6 +13,11 @@ struct StepSums {
   float saved = 0;   // number of ranks that have written their part of the checkpoint under way
   float sample = 0;  // 1: a sample is due by rank 0's clock
 };
+// The sums over all islands (parallel/islands.cuh), at an outer step: losses and norms are to be divided by their number.
+struct IslandSums {
+  StepSums step = {};
+  float norm = 0;
+};
 inline Summed summed(StepSums* sums) {
   static_assert(sizeof(StepSums) == 4 * sizeof(float));
   return {&sums->loss, sizeof(StepSums) / sizeof(float)};
@@ -22,7 +27,10 @@ class SummedOverRanks {
  public:
   SummedOverRanks(Mesh& mesh, cudaStream_t stream) : mesh_(mesh), stream_(stream) {}
 
-  void lay_out(Arena& arena) { own_ = arena.take<StepSums>(1), all_ = arena.take<StepSums>(1); }
+  void lay_out(Arena& arena) {
+    own_ = arena.take<StepSums>(1), all_ = arena.take<StepSums>(1);
+    if (mesh_.islands().size() > 1) of_islands_ = arena.take<IslandSums>(1);
+  }
 
   // Sets this rank's terms to zero, or to its votes, which lie in pinned memory and must not change before the device
   // has copied them.
@@ -36,6 +44,16 @@ class SummedOverRanks {
   // In device memory, when the stream has waited for the world.
   const StepSums* all() const { return all_; }
 
+  // Adds up the sums of all islands, and the norms of their gradients. The result is in device memory; null: there is one
+  // island.
+  void add_up_over_islands(const float* norm) {
+    if (!of_islands_) return;
+    CUDA_CHECK(cudaMemcpyAsync(&of_islands_->step, all_, sizeof(StepSums), cudaMemcpyDeviceToDevice, stream_));
+    CUDA_CHECK(cudaMemcpyAsync(&of_islands_->norm, norm, sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+    add_up(mesh_.islands(), {&of_islands_->step.loss, sizeof(IslandSums) / sizeof(float)});
+  }
+  const IslandSums* of_islands() const { return of_islands_; }
+
   // This rank's terms, which the caller adds up over the ranks, in device memory. What is added to own_loss() later does
   // not count any more.
   StepSums* terms() {
@@ -44,12 +62,11 @@ class SummedOverRanks {
     return all_;
   }
 
-  // The sums. Adds them up if nobody has. Waits for the device.
+  // The sums. Adds them up if nobody has, over all islands. Waits for the device.
   StepSums read() {
     if (!is_reduced_) {
       const Summed own = summed(terms());
-      mesh_.world().after(stream_);
-      mesh_.world().all_reduce({own});
+      for (Communicator* group : {&mesh_.world(), &mesh_.islands()}) add_up(*group, own);
     }
     mesh_.world().wait_for_all(stream_);
     StepSums result;
@@ -58,8 +75,15 @@ class SummedOverRanks {
   }
 
  private:
+  void add_up(Communicator& group, const Summed& own) {
+    group.after(stream_);
+    group.all_reduce({own});
+    group.wait_for_all(stream_);
+  }
+
   Mesh& mesh_;
   cudaStream_t stream_;
   StepSums *own_ = nullptr, *all_ = nullptr;
+  IslandSums* of_islands_ = nullptr;
   bool is_reduced_ = false;
 };

@@ -35,9 +35,11 @@
 #include "parallel/gathered_blocks.cuh"
 #include "parallel/gradient_arrays.cuh"
 #include "parallel/gradient_reduction.cuh"
+#include "parallel/islands.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/optimizer_state.cuh"
 #include "parallel/parameters.h"
+#include "parallel/replicas.cuh"
 #include "parallel/step_sums.cuh"
 #include "parallel/unit_buffers.cuh"
 #include "parallel/weight_gathering.cuh"
@@ -53,10 +55,10 @@ class ParameterStore final : public Parameters {
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
-        zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
-        gathering_(shards_, options, zero_, data_group_), optimizer_(kept_counts(), needs_masters(), options),
-        reduction_(shards_, options, zero_, mesh), weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
-        fp8_(list, options.fp8, zero_ == 3) {
+        zero_(data_group_.size() == 1 ? 0 : options.zero), gathering_(shards_, options, zero_, data_group_),
+        optimizer_(kept_counts(), needs_masters(), options), reduction_(shards_, options, zero_, mesh),
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3),
+        outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -86,6 +88,7 @@ class ParameterStore final : public Parameters {
     if (options_.training) {
       optimizer_.clear(stream_);
       reduction_.clear_errors(stream_);
+      outer_.clear();
       set_progress(0, options_.loss_scale);
     }
     forget_passes();
@@ -162,6 +165,7 @@ class ParameterStore final : public Parameters {
     compute_norm(sums, clip, options_.delays && !waits() ? StepLimits{-INFINITY} : limits);
     reduction_.end_step(summary_, stream_);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
+    if (outer_.needs_start()) outer_.start_from([this](int unit) { return masters_of_piece(unit); });
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
@@ -179,6 +183,17 @@ class ParameterStore final : public Parameters {
     if (!waits()) return {};
     complete_sums();
     return arrays_.read_loss(stream_);
+  }
+
+  void outer_step() override {
+    data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
+    for (int unit = 0; unit < shards_.units(); ++unit) {
+      if (!list_.has(unit)) continue;
+      outer_.step(unit, masters_of_piece(unit));
+      if (zero_ == 0) gather_masters(unit);
+      if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_count(unit), stream_);
+    }
+    weights_changed();
   }
 
   // ---- state, from and to the host
@@ -214,12 +229,12 @@ class ParameterStore final : public Parameters {
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
       const bool has_pieces = zero_ > 0;
-      if (zero_ == 3) visit_if_replicated(visit, tensor, "weights", kept_weights(unit), true);
-      else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
+      if (zero_ == 3) replicas_.visit(visit, tensor, State::weight, "weights", kept_weights(unit), true);
+      else replicas_.visit(visit, tensor, State::weight, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
       if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
-        visit_if_replicated(visit, tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
+        replicas_.visit(visit, tensor, State::weight, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
       const auto visit_state = [&](State state, const std::string& what) {
-        optimizer_.with(state, kept_offset(unit), [&](auto* values) { visit_if_replicated(visit, tensor, what, values, has_pieces); });
+        optimizer_.with(state, kept_offset(unit), [&](auto* values) { replicas_.visit(visit, tensor, state, what, values, has_pieces); });
       };
       if (!options_.training) continue;
       optimizer_.settle();
@@ -266,7 +281,13 @@ class ParameterStore final : public Parameters {
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
     const int unit = block.tensor->unit;
-    for (const Slice& kept : state == State::error ? shards_.slices(unit, 0, shards_.whole(unit)) : slices_of_unit(unit)) {
+    // Errors are of whole units, the outer momentum of pieces, with any --zero.
+    const auto kept_of = [&] {
+      if (state == State::error) return shards_.slices(unit, 0, shards_.whole(unit));
+      if (state == State::outer_momentum) return shards_.slices(unit, shards_.begin(unit), shards_.piece(unit));
+      return slices_of_unit(unit);
+    };
+    for (const Slice& kept : kept_of()) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
       if (slice.count > 0) fill(slice, state, pick(slice, block, from));
@@ -294,7 +315,7 @@ class ParameterStore final : public Parameters {
     if (zero_ == 0) return buffer;
     const TraceScope scope(layer_of(unit));  // the layer that is gathered, not the one being computed
     data_group_.after(stream_);
-    gathering_.gather(unit, buffer.data, kept_weights(unit), exact_weights(unit));
+    gathering_.gather(unit, buffer.data, kept_weights(unit), masters(unit));
     buffer.moved.record(data_group_.stream());
     buffer.moving = true;
     return buffer;
@@ -388,6 +409,7 @@ class ParameterStore final : public Parameters {
     if (state == State::gradient) return work(place(gradient(unit), slice));
     if (state == State::error) return work(reduction_.errors(unit) + slice.in_unit);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
+    if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();
     optimizer_.with(state, kept_offset(unit) + slice.in_unit - kept_begin(unit), work);
   }
@@ -410,6 +432,7 @@ class ParameterStore final : public Parameters {
     with_values(state, slice, write);
     optimizer_.forget();
     if (state != State::weight) return;
+    outer_.forget_start();
     weights_changed();
     if (optimizer_.has_masters()) write(place(kept_weights(slice.tensor->unit), slice));
   }
@@ -436,38 +459,23 @@ class ParameterStore final : public Parameters {
   bool needs_masters() const {
     return options_.training && (is_float ? gathering_.is_compressed() && zero_ < 3 : !options_.stochastic_rounding);
   }
-  // The kept weights in fp32, where there are such.
-  const float* exact_weights(int unit) const {
-    const float* exact = nullptr;
-    if constexpr (is_float) exact = kept_weights(unit);
-    if (gathering_.is_compressed() && optimizer_.has_masters())
-      optimizer_.with(State::weight, kept_offset(unit), [&](auto* values) {
-        if constexpr (std::is_same_v<decltype(values), float*>) exact = values;
-      });
-    return exact;
+  // The kept weights in fp32, on the device; null: there are none. Those of this rank's piece lie in the whole unit with
+  // ZeRO 0.
+  float* masters(int unit) const {
+    if (optimizer_.has_masters()) return optimizer_.masters(kept_offset(unit));
+    if constexpr (is_float) return kept_weights(unit);
+    else return nullptr;
+  }
+  float* masters_of_piece(int unit) const { return masters(unit) + (shards_.begin(unit) - kept_begin(unit)); }
+  void gather_masters(int unit) {
+    data_group_.after(stream_);
+    data_group_.all_gather(masters(unit), masters_of_piece(unit), shards_.piece(unit));
+    data_group_.wait_for_all(stream_);
   }
 
   // Where this rank keeps the gradients of a unit.
   float* gradient(int unit) const {
     return arrays_.applied + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
-  }
-
-  // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
-  // unit, or of the whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the
-  // tensor-parallel ranks, and wte on the first and the last stage of a pipeline.
-  template <class E>
-  void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
-                           bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1;
-    const bool is_tied = tensor.unit == 0 && &tensor == list_.tensors_of(0) && is_pipeline_;
-    if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
-    const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
-    if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
-    const size_t begin = is_piece ? shards_.begin(tensor.unit) : 0;
-    const size_t end = begin + (is_piece ? shards_.piece(tensor.unit) : shards_.whole(tensor.unit));
-    const size_t first = std::clamp(tensor.offset, begin, end), last = std::clamp(tensor.offset + tensor.local, begin, end);
-    const int shard = (is_split ? tp_.rank() : 0) * (is_piece ? data_group_.size() : 1) + (is_piece ? data_group_.rank() : 0);
-    visit({tensor, what, shards, shard, values + (first - begin), last - first, sizeof(E)});
   }
 
   template <class E>
@@ -506,7 +514,6 @@ class ParameterStore final : public Parameters {
   cudaStream_t stream_;
   Shards shards_;
   int zero_;
-  bool is_pipeline_;
   WeightGathering<Float> gathering_;
   OptimizerState optimizer_;
   GradientReduction<Float> reduction_;
@@ -522,4 +529,6 @@ class ParameterStore final : public Parameters {
   UnitBuffers<Float> weight_buffers_;
   UnitBuffers<float> gradient_buffers_;
   Fp8Weights<Float> fp8_;
+  OuterOptimizer outer_;
+  Replicas replicas_;
 };

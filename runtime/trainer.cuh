@@ -100,7 +100,8 @@ class Trainer {
     const bool applies = !o_.delay || model_->store().waits();
     run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, rate_of_update()), float(o_.grad_clip), enforced);
     ++state_.progress.step;
-    in_flight_->end(steps_done(), learning_rate, applies ? std::optional(limits) : std::nullopt, bill_.lost.data - waited);
+    if (o_.outer.is_on() && all_meet()) outer_step(*model_);
+    in_flight_->end(steps_done(), learning_rate, applies ? std::optional(limits) : std::nullopt, bill_.lost.data - waited, all_meet());
     telemetry_->end_step();
     bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
@@ -110,8 +111,12 @@ class Trainer {
     return true;
   }
 
-  // Is one due after this step? 0: never
-  bool every(size_t steps) const { return steps > 0 && steps_done() % steps == 0; }
+  // Do all ranks meet after this step? Islands do at outer steps, of which the last step is one.
+  bool all_meet() const { return steps_done() % steps_between() == 0 || steps_done() >= o_.schedule.steps; }
+  // Is one due after this step? Islands wait for an outer step with what became due since the one before. 0: never
+  bool every(size_t steps) const {
+    return steps > 0 && all_meet() && steps_done() / steps > (steps_done() - 1) / steps_between() * steps_between() / steps;
+  }
   bool validates() const { return !o_.val.empty() && (is_finished() || every(o_.val_every)); }
   // To be asked after validate(): whether this step is the best, a checkpoint has to know, too.
   bool saves() const { return !o_.out.empty() && (done() || every(o_.checkpoint_every) || (o_.keep_best && state_.best.step == steps_done())); }
@@ -207,17 +212,20 @@ class Trainer {
   // By the time of the steps so far, without that in which a rank only waited for others.
   void correct_shares() {
     const MeasuredStep step = telemetry_->measured();
-    const std::vector<int> shares = shares_by_time(job_, (step.seconds - step.exposed) / o_.deal().of_rank(job_.mesh.place().dp));
+    const std::vector<int> shares = shares_by_time(job_, (step.seconds - step.exposed) / o_.deal().of_rank(o_.batch_rank(job_.mesh.place())));
     if (shares == o_.shares) return;
     std::printf("--shares auto: by the first steps, %s micro-batches from now on\n", shares_text(shares).c_str());
     share_out(shares);
   }
 
+  size_t steps_between() const { return o_.outer.is_on() ? size_t(o_.outer.local_steps) : 1; }
+
   const Sampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
 
-  // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first.
+  // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first: at an
+  // outer step it learns whether all islands stop.
   size_t most_in_flight() const {
-    const bool needs_result = done() || tracing_.wanted() || validates() || saves() || every(o_.check_sync) || samples();
+    const bool needs_result = done() || (o_.outer.is_on() && all_meet()) || tracing_.wanted() || validates() || saves() || every(o_.check_sync) || samples();
     return needs_result ? 0 : 1;
   }
 

@@ -78,6 +78,7 @@ if command -v mpirun > /dev/null; then
   for ranks in 8 3; do run test_zero "" $ranks; done
   run test_second_block "" 8
   run test_fp8_meshes "" 4
+  for ranks in 4 3; do run test_islands "" $ranks; done
   run test_offload "" 4
   run test_delay "" 4
   run test_lora_meshes "" 4

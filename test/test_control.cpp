@@ -441,7 +441,7 @@ TEST_CASE("a pipeline that hangs: stages, ranks, and what each waits for; the ra
     FlightRecorder recorder;
     const auto control = start(rank, 6, port);
     control->watch(recorder, silence_s, 0.5);
-    control->name_stages(2);
+    control->name_stages(2, 8);
     control->barrier();
     const int stage = rank / 2;
     for (int i = 0; i < 7; ++i)
@@ -468,7 +468,7 @@ TEST_CASE("a stage that dies: the line says what the others wait for, too") {
     FlightRecorder recorder;
     const auto control = start(rank, 4, port);
     control->watch(recorder, silence_s, 10);
-    control->name_stages(1);
+    control->name_stages(1, 8);
     control->barrier();
     if (rank != 2) recorder.enter("receive", 4096, 1, rank == 3 ? "from_previous" : "from_next");
     sleep_for(0.9);  // several heartbeats
@@ -483,7 +483,7 @@ TEST_CASE("an error of a rank in a pipeline names its stage") {
   const int port = free_port();
   Ranks ranks(4, [&](int rank) {
     const auto control = start(rank, 4, port);
-    control->name_stages(2);
+    control->name_stages(2, 8);
     control->barrier();
     if (rank == 3) control->fail("out of memory");
     sleep_for(10);

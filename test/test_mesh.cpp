@@ -165,6 +165,80 @@ TEST_CASE("--delay 1: gradients that wait go on, on any mesh, and the last ones 
   shell.refuses("$TEXT " + shape + "8 --out alone --resume", 2, {"delay is \"off\" and was \"1 step\""});
 }
 
+// What the islands compute: test/ranks/test_islands.cu.
+TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for outer steps" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const auto bits = [&](const std::string& out) {
+    std::vector<Json> lines = shell.metrics(out);
+    for (Json& line : lines)
+      for (const char* traffic : {"comm_bytes", "comm_bytes_by_group", "comm_ms", "comm_exposed_ms", "ranks"}) line.erase(traffic);
+    return lines;
+  };
+  const auto same_weights = [&](const std::string& a, const std::string& b) {
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
+      CHECK(shell.content(a + file) == shell.content(b + file));
+  };
+  const std::string text = "$TEXT --share-gpu --micro-batch 1 --global-batch 8 --seed 3 --steps ";
+  // One island, and the mean: the run without islands.
+  shell.output(text + "4 --out plain && " + text + "4 --out one --islands 1 --local-steps 3 --outer-lr 1 --outer-momentum 0");
+  CHECK(bits("plain") == bits("one"));
+  same_weights("plain/step_00000004", "one/step_00000004");
+
+  for (const std::string options : {"--zero 0 --shuffle --on-spike skip --spike-window 2 --spike-z 0.5", "--zero 3 --recompute block",
+                                    "--tp 2 --heads 2 --channels 32", "--pp 2 --layers 2 --zero 1", "--cp 2 --zero 2 --moments bf16"}) {
+    CAPTURE(options);
+    const std::string job = "$MPIRUN 4 " + text + "8 --islands 2 --local-steps 3 --check-sync 1 --checkpoint-every 2 --val text --val-every 2 --val-batches 1 " +
+                            options + " --out ";
+    shell.output("rm -rf a b && " + job + "a && cp -r a b && rm -r b/step_00000006 b/step_00000008 && " + job + "b --resume");
+    CHECK(bits("a") == bits("b"));
+    shell.output("diff -r a/step_00000008 b/step_00000008");
+    // Steps 3, 6 and 8 are outer steps. What is due between them waits.
+    std::vector<int> validated, means;
+    for (const Json& line : shell.metrics("a")) {
+      if (line.contains("val_loss")) validated.push_back(line["step"]);
+      else if (line.contains("loss") && line["island"] == "mean") means.push_back(line["step"]);
+      else if (line.contains("loss")) CHECK(line["island"] == 0);
+    }
+    CHECK(means == std::vector{3, 6, 8});
+    CHECK(validated == std::vector{3, 6, 8});
+    shell.output("ls a | grep -c ^step_ | grep -qx 3 && test -d a/step_00000003 -a -d a/step_00000006");
+  }
+  // Another number of islands: more have the moments of those that there were, in turn, and fewer those of the first.
+  const std::string job = text + "6 --local-steps 3 --out ";
+  shell.output("rm -rf a b && $MPIRUN 2 " + job + "a --islands 2 --checkpoint-every 3 && rm -r a/step_00000006 && cp -r a b && cp -r a c");
+  CHECK(shell.content("a/step_00000003/optimizer.safetensors") != shell.content("a/step_00000003/optimizer_island_1.safetensors"));
+  shell.output("$MPIRUN 4 " + job + "a --islands 4 --resume && $MPIRUN 2 " + job + "b --islands 1 --resume");
+  for (const char* run : {"a", "b"}) {
+    CHECK(shell.metrics(run).size() == 6);
+    CHECK(shell.content(std::string(run) + "/step_00000006/outer.safetensors").size() == shell.content("c/step_00000003/outer.safetensors").size());
+  }
+  shell.output("test -f a/step_00000006/optimizer_island_3.safetensors -a ! -f b/step_00000006/optimizer_island_1.safetensors");
+  // A stop waits for the next outer step, too.
+  CHECK(shell("$MPIRUN 2 " + text + "1000000 --islands 2 --local-steps 7 --max-hours 0.0006 --out stopped").code == 75);
+  const std::vector<Json> lines = shell.metrics("stopped");
+  CHECK(lines.back()["step"].get<int>() % 7 == 0);
+  CHECK(lines.back()["island"] == "mean");
+
+  const auto refused = [&](const std::string& options, const Texts& parts, const std::string& start = "$TEXT --plan --ranks 4 ") {
+    CAPTURE(options);
+    const Result result = shell(start + options);
+    CHECK(result.code == 2);
+    for (const std::string& part : parts) CHECK_MESSAGE(contains(result.error, part), result.error);
+  };
+  refused("--islands 2", {"--islands 2 needs --local-steps"});
+  refused("--islands 2 --local-steps 0", {"--local-steps"});
+  refused("--islands 3 --local-steps 5", {"--islands 3 does not divide the number of ranks, 4"});
+  refused("--islands 2 --local-steps 5 --micro-batch 1 --global-batch 6", {"--global-batch 6 is no multiple of 4", "2 ranks of each of 2 islands", "choose 8"});
+  refused("--outer-lr 1", {"--outer-lr 1 is for --local-steps"});
+  refused("--islands 2 --local-steps 5 --shares 1,2", {"--shares", "beside --local-steps"});
+  refused("--islands 2 --local-steps 5 --dtype fp16", {"--dtype fp16 beside --local-steps"});
+  refused("--islands 2 --local-steps 5 --dtype bf16 --stochastic-rounding", {"--stochastic-rounding beside --local-steps"});
+  refused("--islands 2 --local-steps 5 --dtype bf16 --offload optimizer", {"--offload optimizer beside --local-steps"});
+  refused("--islands 2 --local-steps 5 --on-spike rollback --checkpoint-every 5", {"--on-spike rollback beside --local-steps", "choose skip"});
+  refused("--islands 2 --local-steps 5 --mesh auto", {"--islands", "beside --mesh auto"});
+  refused("--resume --out plain --steps 6 --local-steps 3", {"outer is", "and was \"off\""}, "$TEXT --share-gpu --micro-batch 1 --global-batch 8 --seed 3 ");
+}
+
 // One rank's losses, whoever computes which micro-batch: sums over ranks round in another order, by some 1e-7 a step.
 TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;

@@ -382,6 +382,18 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
     step.cp_method = "ulysses";
     CHECK(1e9 * forecast(step, host).cp.total == about(A * L * 3 / 4 * 8 * R / 4 * C * w));
   }
+  SUBCASE("weights of islands, between hosts: each of the two ranks of an island has half of them, and both share the link") {
+    host.devices_per_host = 2, host.hosts = 4, host.between = {"Ethernet", 1e6, 0};
+    step.mesh.dp = 2, step.mesh.islands = 4, step.micro_batch = 1;
+    step.outer.local_steps = 5;
+    const double parameters = (50304 + 1024) * C + L * (12 * C * C + 13 * C), seconds = 2 * 3.0 / 4 * 4 * parameters / 1e6;
+    CHECK(forecast(step, host).islands.exposed * 5 == about(seconds + 4 * parameters / 2 / 1e9));
+    step.zero = 1;
+    CHECK(forecast(step, host).islands.exposed * 5 == about(seconds));
+    step.outer.local_steps = 50;
+    CHECK(forecast(step, host).islands.total * 50 == about(seconds));
+    CHECK(forecast(step, host).dp.total < 0.01 * seconds);  // inside
+  }
   SUBCASE("messages of a pipeline, and both ends' gradients of wte") {
     step.mesh.pp = 4;
     CHECK(1e9 * forecast(step, host).pp.total == about(A * 2 * R * C * w + 4 * 50304 * C));
@@ -655,7 +667,7 @@ size_t rough_bytes(const StepOptions& s) {
 
 // Can ranks train this? The rules in short, without their reasons.
 bool can_train(const StepOptions& s) {
-  const auto& [tp, cp, dp, pp] = s.mesh;
+  const auto& [tp, cp, dp, pp, islands] = s.mesh;
   const ModelShape& m = s.shape;
   const bool is_ring = s.cp_method == "ring";
   if (int64_t(s.micro_batch) * dp * pp > most_samples || s.global_batch % (int64_t(s.micro_batch) * dp) != 0) return false;
@@ -698,7 +710,7 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
                   for (s.zero = 0; s.zero <= 3; ++s.zero)
                     for (const char* recompute : {"none", "gelu", "block"}) {
                       s.cp_method = method, s.pp_schedule = schedule, s.recompute = recompute;
-                      const auto& [tp, cp, dp, pp] = s.mesh;
+                      const auto& [tp, cp, dp, pp, islands] = s.mesh;
                       if ((cp == 1 && s.cp_method != "ring") || (pp == 1 && s.pp_schedule != "1f1b")) continue;
                       if ((s.pp_chunks > 1) != (s.pp_schedule == "interleaved") || (dp * cp == 1 && s.zero > 0) || !can_train(s)) continue;
                       ++candidates;

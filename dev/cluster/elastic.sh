@@ -5,7 +5,8 @@
 #
 # A host that is gone ends the job. It goes on from the newest checkpoint on the hosts that are left, with as many ranks as
 # the options allow: the global batch stays, so its samples must divide among the ranks (`train_gpt --plan` is asked). A host
-# that answers again is taken back after the next checkpoint. With `--mesh auto` each start chooses its mesh anew.
+# that answers again is taken back after the next checkpoint. With `--mesh auto` each start chooses its mesh anew. With
+# `--islands G` the hosts that are left form as many islands as they have ranks for, each as large as at first.
 #
 # Start it on a machine that stays: a login node, or your own. Program and data are at the same path on each host. --out is
 # on a disk that outlives a host. If it is not, upload with --after-checkpoint, and give in GPT_FETCH the command that brings
@@ -27,7 +28,7 @@ fail() { say "$*"; exit 2; }
 IFS=, read -ra hosts <<< "$1"
 [ "${2:-}" = -- ] || fail "'${2:-}' is in the place of --: elastic.sh HOSTS -- OPTIONS of train_gpt"
 shift 2
-options=("$@") out=runs/gpt look=${GPT_LOOK:-5}
+options=("$@") out=runs/gpt look=${GPT_LOOK:-5} islands=
 [[ $look =~ ^[1-9][0-9]*$ ]] || fail "GPT_LOOK is '$look': it must be an integer from 1"
 # What `train_gpt --plan` is asked: with --mesh auto, whether the ranks could all train on samples of their own.
 asked=()
@@ -36,6 +37,8 @@ for ((i = 0; i < $#; i++)); do
     --out) out=${options[i + 1]:-} ;;
     --out=*) out=${options[i]#*=} ;;
     --mesh | --mesh=*) asked+=(--micro-batch 1) ;;
+    --islands) islands=${options[i + 1]:-} ;;
+    --islands=*) islands=${options[i]#*=} ;;
   esac
   case ${options[i]} in
     --mesh | --ceilings | --cluster) i=$((i + 1)) ;;
@@ -79,11 +82,18 @@ sweep() {
   done
 }
 
+# Of an island, if all hosts are there.
+[[ $islands =~ ^([1-9][0-9]*)?$ ]] || fail "--islands is '$islands': it must be an integer from 1"
+island_ranks=$(($(count "${hosts[@]}") / ${islands:-1}))
+[ -z "$islands" ] || [ $((island_ranks * islands)) = "$(count "${hosts[@]}")" ] || fail "--islands $islands does not divide the $(count "${hosts[@]}") places of all hosts"
+islands_of() { [ -z "$islands" ] || echo "--islands $(($1 / island_ranks))"; }  # RANKS: options, of which the last counts
+
 # Prints the largest number of ranks, at most $1, that the options allow. Exit code 2: none; 1: the first host does not say.
 ranks_that_fit() {
   local ranks problem code=0
   for ((ranks = $1; ranks > 0; ranks--)); do
-    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}")" 2>&1 > /dev/null) && { echo $ranks; return; } || code=$?
+    [ -z "$islands" ] || [ $((ranks % island_ranks)) = 0 ] || continue
+    problem=$(on 60 "${used[0]}" "$(quoted "$GPT_PROGRAM" --plan --ranks $ranks "${asked[@]}" $(islands_of $ranks))" 2>&1 > /dev/null) && { echo $ranks; return; } || code=$?
     case $code in 124 | 137 | 255) return 1 ;; esac
   done
   [ -n "${waits:-}" ] || say "no number of ranks up to $1 can train: ${problem##*$'\n'}"
@@ -115,12 +125,13 @@ while :; do
     sleep "$look"; continue
   fi
   waits=
-  said="$ranks ranks on ${used[*]}"
+  said="$ranks ranks on ${used[*]}" fewer=$(islands_of "$ranks")
+  [ -z "$fewer" ] || said+=", $fewer"
   [ "$ranks" = "$places" ] || said+=" ($places places; the options allow no more ranks)"
   say "starting $said"
   started=$(newest_checkpoint "${used[0]}") ending=
   set -m  # a process group of its own: Ctrl-C reaches it by this script alone
-  HOSTS=$(IFS=,; echo "${used[*]}") "$here/mpirun.sh" "$ranks" "${options[@]}" --resume & job=$!
+  HOSTS=$(IFS=,; echo "${used[*]}") "$here/mpirun.sh" "$ranks" "${options[@]}" $fewer --resume & job=$!
   set +m
 
   missed=() returned='' told=''

@@ -58,7 +58,7 @@ $(BUILD)/%.o: test/cpu/%.cpp
 # These have no kernels, or none that is timed or compared; what takes time there is the compiler. (That the kernels that
 # train give the same bits with any number of threads is compared by test_program, too.)
 $(patsubst %,$(BUILD)/%.o,train_gpt tensor_log test_collectives test_context_parallel test_tp_checkpoint test_second_block test_cublaslt test_sm_margin test_determinism test_ring test_search rank_check sync_check): FLAGS_fast := -O1
-$(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes test_sync_check test_counts test_trace test_failures \
+$(patsubst %,$(BUILD)/%.o,test_model test_zero test_tensor_parallel test_meshes test_islands test_sync_check test_counts test_trace test_failures \
   test_hopper_failures test_device test_strict): FLAGS_fast := -O0
 # The host's code of the GPU's products, on the CPU device, with a cuBLASLt made for tests
 $(BUILD)/test_cublaslt.o $(BUILD)/test_sm_margin.o: FIRST_INCLUDES := -DGPT_CUBLASLT -Itest/cpu/cublaslt

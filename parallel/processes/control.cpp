@@ -394,7 +394,7 @@ void Control::add_failure(const Failure& failure, double patience_s) {
 // "rank 3 (stage 1, host node1, pid 1234)"
 std::string Control::name_of(int rank) const {
   std::string name = who(peers_, rank);
-  if (const int share = ranks_of_a_stage_) name.insert(name.find('(') + 1, "stage " + std::to_string(rank / share) + ", ");
+  if (const int share = ranks_of_a_stage_) name.insert(name.find('(') + 1, "stage " + std::to_string(rank / share % stages_) + ", ");
   return name;
 }
 
@@ -403,7 +403,7 @@ std::string Control::name_of(const std::vector<int>& ranks) const {
   if (ranks.size() == 1) return name_of(ranks[0]);
   const int share = ranks_of_a_stage_;
   const bool one_stage = share && ranks.front() / share == ranks.back() / share;
-  return rank_list(ranks) + (one_stage ? " (stage " + std::to_string(ranks[0] / share) + ")" : "");
+  return rank_list(ranks) + (one_stage ? " (stage " + std::to_string(ranks[0] / share % stages_) + ")" : "");
 }
 
 // Lists groups of ranks by place: first those that wait for nothing, as others may wait for them, then the smallest.

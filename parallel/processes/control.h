@@ -73,8 +73,8 @@ class Control {
   void while_waiting(std::function<void()> work) { while_waiting_ = std::move(work); }
 
   // From now on messages say which stage of a pipeline a rank belongs to: each `ranks_of_a_stage` ranks in a row are
-  // one stage. 0: there are no stages.
-  void name_stages(int ranks_of_a_stage) { ranks_of_a_stage_ = ranks_of_a_stage; }
+  // one stage, and after `stages` of them comes the first stage of another pipeline. 0: there are no stages.
+  void name_stages(int ranks_of_a_stage, int stages) { ranks_of_a_stage_ = ranks_of_a_stage, stages_ = stages; }
 
   // From now on the job ends if a collective in `recorder` takes longer than `collective_timeout_s` seconds (0: no
   // limit), or if a rank is silent for `silence_s` seconds. `recorder` must live as long as this object.
@@ -171,7 +171,7 @@ class Control {
   std::atomic<bool> stopping_ = false, leaving_ = false, finished_ = false;
   std::atomic<double> silence_s_ = 15, collective_timeout_s_ = 0;
   std::atomic<FlightRecorder*> recorder_ = nullptr;
-  std::atomic<int> ranks_of_a_stage_ = 0;
+  std::atomic<int> ranks_of_a_stage_ = 0, stages_ = 1;
 
   std::mutex mutex_;  // protects the next five
   std::condition_variable gathered_changed_;

@@ -86,9 +86,10 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
   return {files.begin(), files.end()};
 }
 
-std::string state_prefix(State state, int copy = CheckpointBlock::none) {
-  if (state == State::weight) return "";
-  return std::string(1, char(state)) + (copy == CheckpointBlock::none ? "" : std::to_string(copy)) + ".";
+std::string state_prefix(State state, int copy = CheckpointBlock::none, int island = 0) {
+  const std::string of_island = island ? concat("island_", island, ".") : "";
+  if (state == State::weight) return of_island;
+  return of_island + std::string(1, char(state)) + (copy == CheckpointBlock::none ? "" : std::to_string(copy)) + ".";
 }
 
 // The tensors of a folder, from one file or several, by names without "transformer.": "wte.weight", "m.wte.weight".
@@ -133,25 +134,24 @@ class TensorFiles {
 
   // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
   // unknown or of another shape.
-  void load(Parameters& parameters, const std::vector<State>& states, size_t most) const {
+  void load(Parameters& parameters, const std::vector<State>& states, size_t most, int island = 0) const {
     std::map<std::string, StoredTensor> unknown = stored_;
     for (State state : states)
       for (const TensorDescriptor& tensor : parameters.shards().list().tensors()) {
-        const auto found = unknown.find(key(state, tensor));
+        const auto found = unknown.find(state_prefix(state, CheckpointBlock::none, island) + tensor.name);
         if (found == unknown.end())
-          fail(folder_, ": tensor ", file_prefix(state, parameters.shards().list()) + tensor.name, " ", shape_text(tensor.shape), " is missing", cure_);
+          fail(folder_, ": tensor ", file_prefix(state, parameters.shards().list(), CheckpointBlock::none, island), tensor.name, " ",
+               shape_text(tensor.shape), " is missing", cure_);
         check_shape(found->second, tensor);
         unknown.erase(found);
       }
     if (!unknown.empty()) fail(folder_, ": tensor ", excerpt(unknown.begin()->first), " is not of this model", cure_);
     for (State state : states)
       for (const CheckpointBlock& block : read_blocks(parameters.kept_slices(), most))
-        load_block(stored_.at(key(state, *block.tensor)), block, state, parameters);
+        load_block(stored_.at(state_prefix(state, CheckpointBlock::none, island) + block.tensor->name), block, state, parameters);
   }
 
  private:
-  static std::string key(State state, const TensorDescriptor& tensor) { return state_prefix(state) + tensor.name; }
-
   void add(const SafetensorsFile& file, const TensorInfo& tensor) {
     std::string name = tensor.name;
     for (const std::string_view prefix : {"base_model.model.", "transformer."})
@@ -170,9 +170,22 @@ class TensorFiles {
 
 }  // namespace
 
-std::string file_prefix(State state, const TensorList& list, int copy) {
-  return state_prefix(state, copy) + (list.is_adapters() ? "base_model.model." : "") + "transformer.";
+std::vector<State> SavedStates::own() const {
+  std::vector<State> states = {std::begin(optimizer_states), std::end(optimizer_states)};
+  if (island == 0 && has_outer) states.insert(states.begin(), State::outer_momentum);
+  if (island == 0) states.insert(states.begin(), State::weight);
+  if (waits) states.push_back(State::gradient);
+  return states;
 }
+
+std::vector<State> SavedStates::of(const CheckpointBlock& block) const {
+  return block.copy == CheckpointBlock::none ? own() : std::vector{State::error};
+}
+
+std::string file_prefix(State state, const TensorList& list, int copy, int island) {
+  return state_prefix(state, copy, island) + (list.is_adapters() ? "base_model.model." : "") + "transformer.";
+}
+std::string optimizer_stem(int island) { return island ? concat("optimizer_island_", island) : "optimizer"; }
 std::string file_stem(const TensorList& list) { return list.is_adapters() ? "adapter_model" : "model"; }
 
 // ---- which checkpoints there are --------------------------------------------------------------------------
@@ -247,20 +260,25 @@ void load_weights(const std::filesystem::path& folder, Parameters& parameters, s
   files.load(parameters, {State::weight}, most);
 }
 
-static void load_states(const std::filesystem::path& folder, Parameters& parameters, size_t most, bool waits) {
+static void load_states(const std::filesystem::path& folder, const std::string& stem, Parameters& parameters,
+                        const std::vector<State>& states, size_t most = most_at_once, int island = 0) {
   const char* by_init = ": start from its weights with --init";
-  const std::vector<std::filesystem::path> files = find_tensor_files(folder, "optimizer");
-  if (files.empty()) fail(folder, ": holds no optimizer.safetensors", by_init);
-  const std::vector<State> saved = saved_states(waits);
-  TensorFiles(folder, files, by_init).load(parameters, {saved.begin() + 1, saved.end()}, most);  // the first is the weights
-}
-void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  load_states(folder, parameters, most, false);
-}
-void load_optimizer_and_gradients(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  load_states(folder, parameters, most, true);
+  const std::vector<std::filesystem::path> files = find_tensor_files(folder, stem);
+  if (files.empty()) fail(folder, ": holds no ", stem, ".safetensors", by_init);
+  TensorFiles(folder, files, by_init).load(parameters, states, most, island);
 }
 
+void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  load_states(folder, optimizer_stem(0), parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
+}
+void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, int island, bool waits) {
+  std::vector<State> states(std::begin(optimizer_states), std::end(optimizer_states));
+  if (waits) states.push_back(State::gradient);
+  load_states(folder, optimizer_stem(island), parameters, states, most_at_once, island);
+}
+void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters) {
+  load_states(folder, "outer", parameters, {State::outer_momentum});
+}
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
   TensorFiles(folder, find_tensor_files(folder, "errors"), ": resume from another checkpoint").load_errors(parameters, most);
 }

@@ -8,6 +8,8 @@
 //                          the gradients that wait for the next step, "g.NAME"
 //   errors.safetensors     with --compress, what each rank's messages have left out (parallel/blocks.h): a tensor for each
 //                          copy, "e0.NAME", "e1.NAME", ...
+//   outer.safetensors      of --local-steps: the momentum of outer steps, "o.NAME"; and with several islands
+//   optimizer_island_1.safetensors, ...    the moments of the others, "island_1.m.NAME"
 //   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
 //                          guard, the loss scale, and the choices for products
 //   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
@@ -32,12 +34,26 @@
 #include "runtime/checkpoints/model_config.h"
 #include "runtime/checkpoints/safetensors.h"
 
+// Which states there are, and which of them a rank saves: all islands have the same weights (parallel/islands.cuh), which the
+// first one saves, and each has moments of its own.
+struct SavedStates {
+  int island = 0, islands = 1;
+  bool has_outer = false;  // the momentum of outer steps
+  bool waits = false;      // gradients that wait for the next step (--delay)
+
+  std::vector<State> own() const;
+  // Those of a block.
+  std::vector<State> of(const CheckpointBlock& block) const;
+};
+
 // The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of errors with the number of the
-// copy, "e0.transformer.", ...; of adapters "base_model.model.transformer.", ...
-std::string file_prefix(State state, const TensorList& list, int copy = CheckpointBlock::none);
+// copy, "e0.transformer.", ...; of adapters "base_model.model.transformer.", ...; of another island's moments
+// "island_1.m.transformer.", ...
+std::string file_prefix(State state, const TensorList& list, int copy = CheckpointBlock::none, int island = 0);
 
 // The files of these tensors' weights begin with it: "model", or "adapter_model".
 std::string file_stem(const TensorList& list);
+std::string optimizer_stem(int island);  // and of an island's moments
 
 // The content of a checkpoint.
 struct CheckpointContent {
@@ -46,7 +62,7 @@ struct CheckpointContent {
   std::string trainer;                          // what else a resumed run needs: a JSON object
   std::string adapter_config = {};              // of adapters, the text of the file of that name
   std::filesystem::path tokenizer_folder = {};  // may hold the tokenizer of the weights, which is then saved, too
-  bool waits = false;                           // with gradients that wait for the next step
+  SavedStates states = {};
 };
 
 // The files of a folder that describe a tokenizer.
@@ -84,15 +100,16 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 // The files of a folder's weights. Fails if there are none.
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
 
-// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments, and of gradients that wait for
-// the next step. The files hold whole tensors, so they fit any mesh: Parameters::kept_slices(), read_blocks() and
+// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. The files hold whole tensors, so they fit any mesh: Parameters::kept_slices(), read_blocks() and
 // copy_in(), block by block. A block with elements of other ranks has at most `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
-void load_optimizer_and_gradients(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 // Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
 // their sum; zeros if that mesh had none, because one data-parallel rank sends nothing.
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+// The same of an island's moments, with the gradients that wait for the next step, if it waits; and of the outer momentum.
+void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, int island, bool waits = false);
+void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
 // `base`.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <set>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -20,11 +21,6 @@
 #include "runtime/input/files.h"
 
 namespace {
-
-// What a checkpoint holds of a block. waits: gradients wait for the next step
-std::vector<State> states_of(const CheckpointBlock& block, bool waits) {
-  return block.copy == CheckpointBlock::none ? saved_states(waits) : std::vector{State::error};
-}
 
 // Distributes the tensors, in order, over files of at most `shard_bytes` bytes. A larger tensor gets a file of its own.
 std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
@@ -68,14 +64,14 @@ CheckpointWriter::~CheckpointWriter() {
   finish_pruning();
 }
 
-size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks, bool waits) {
+size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks, const SavedStates& states) {
   size_t floats = 0;
-  for (const CheckpointBlock& block : blocks) floats += states_of(block, waits).size() * (block.count + File::block / sizeof(float));
+  for (const CheckpointBlock& block : blocks) floats += states.of(block).size() * (block.count + File::block / sizeof(float));
   return floats;
 }
 
-void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks, bool waits) {
-  const size_t floats = snapshot_floats(blocks, waits);
+void CheckpointWriter::reserve(const std::vector<CheckpointBlock>& blocks, const SavedStates& states) {
+  const size_t floats = snapshot_floats(blocks, states);
   if (floats <= snapshot_floats_) return;
   snapshot_ = allocate_(floats);
   snapshot_floats_ = floats;
@@ -146,7 +142,7 @@ std::string CheckpointWriter::begin(size_t step, const CheckpointContent& conten
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
       if (has_files()) open_files();
-      if (!is_blind(ranks_.rank)) reserve(content.blocks, content.waits);
+      if (!is_blind(ranks_.rank)) reserve(content.blocks, content.states);
     });
   if (problem.empty())
     problem = attempt_together(ranks_, [&] {
@@ -218,22 +214,32 @@ std::string CheckpointWriter::discard(const std::string& problem) {
 
 void CheckpointWriter::plan(const CheckpointContent& content) {
   const TensorList& list = content.parameters.shards().list();
-  std::vector<NamedShape> weights, states, errors;
-  for (State state : saved_states(content.waits))
-    for (const TensorDescriptor& tensor : list.tensors())
-      (state == State::weight ? weights : states).push_back({file_prefix(state, list) + tensor.name, tensor.shape});
-  if (content.parameters.has_errors())
-    for (const TensorDescriptor& tensor : list.tensors())
-      for (int copy = 0; copy < copies_of(tensor, content.parameters.shards()).all; ++copy)
-        errors.push_back({file_prefix(State::error, list, copy) + tensor.name, tensor.shape});
   files_.clear();
   texts_.clear();
-  for (const auto& [stem, tensors] : {std::pair(file_stem(list), weights), {"optimizer", states}, {"errors", errors}}) {
-    if (tensors.empty()) continue;
+  const auto add = [&](const std::string& stem, const std::vector<NamedShape>& tensors) {
     const std::vector<FilePlan> files = plan_files(stem, tensors, shard_bytes_);
     if (files.size() > 1) texts_[stem + ".safetensors.index.json"] = index_of(files);
     files_.insert(files_.end(), files.begin(), files.end());
+  };
+  const auto named = [&](const std::vector<State>& states, int island = 0) {
+    std::vector<NamedShape> tensors;
+    for (State state : states)
+      for (const TensorDescriptor& tensor : list.tensors())
+        tensors.push_back({file_prefix(state, list, CheckpointBlock::none, island) + tensor.name, tensor.shape});
+    return tensors;
+  };
+  add(file_stem(list), named({State::weight}));
+  for (int island = 0; island < content.states.islands; ++island) {
+    std::vector<State> states(std::begin(optimizer_states), std::end(optimizer_states));
+    if (content.states.waits) states.push_back(State::gradient);
+    add(optimizer_stem(island), named(states, island));
   }
+  if (content.states.has_outer) add("outer", named({State::outer_momentum}));
+  std::vector<NamedShape> errors;
+  for (const TensorDescriptor& tensor : list.tensors())
+    for (int copy = 0; content.parameters.has_errors() && copy < copies_of(tensor, content.parameters.shards()).all; ++copy)
+      errors.push_back({file_prefix(State::error, list, copy) + tensor.name, tensor.shape});
+  if (!errors.empty()) add("errors", errors);
   file_of_.clear();
   for (size_t file = 0; file < files_.size(); ++file)
     for (const NamedShape& tensor : files_[file].tensors) file_of_[tensor.name] = file;
@@ -274,12 +280,12 @@ void CheckpointWriter::open_files() {
 std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const CheckpointContent& content, size_t most_floats) {
   const TensorList& list = content.parameters.shards().list();
   std::vector<BlockChunk> chunks;
-  std::vector<State> states = saved_states(content.waits);
+  std::vector<State> states = content.states.own();
   states.push_back(State::error);
   for (State state : states)
     for (const CheckpointBlock& block : content.blocks)
-      for (size_t done = 0; std::ranges::count(states_of(block, content.waits), state) > 0 && done < block.count; done += most_floats)
-        chunks.push_back({state, file_prefix(state, list, block.copy) + block.tensor->name,
+      for (size_t done = 0; std::ranges::count(content.states.of(block), state) > 0 && done < block.count; done += most_floats)
+        chunks.push_back({state, file_prefix(state, list, block.copy, content.states.island) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
   // Gathered blocks come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
   // one rank has a snapshot and another writes chunk by chunk. (A gathered block fits into a chunk, so it is never

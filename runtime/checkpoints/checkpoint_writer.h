@@ -15,6 +15,7 @@
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
 //   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
 //   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ...
+//   outer.safetensors, optimizer_island_1.safetensors, ...   of islands
 //   trainer.json, and the tokenizer's files   what else a resumed run needs
 //   manifest_*                                what every rank wrote, with checksums (runtime/checkpoints/manifest.h)
 #pragma once
@@ -58,11 +59,11 @@ class CheckpointWriter {
   size_t step() const { return step_; }         // of the checkpoint that was begun last
   bool is_written() const { return written_; }  // has this rank written its part, or failed to?
 
-  // How many floats a snapshot of these blocks takes. waits: with gradients that wait for the next step
-  static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks, bool waits = false);
+  // How many floats a snapshot of these blocks takes.
+  static size_t snapshot_floats(const std::vector<CheckpointBlock>& blocks, const SavedStates& states = {});
 
   // Allocates the memory for snapshots of these blocks, or for one chunk. Done early, because later there may be none.
-  void reserve(const std::vector<CheckpointBlock>& blocks, bool waits = false);
+  void reserve(const std::vector<CheckpointBlock>& blocks, const SavedStates& states = {});
   size_t snapshot_bytes() const { return snapshot_ ? snapshot_floats_ * sizeof(float) : 0; }
 
   // Collective; to be called when the run folder exists. Returns for which ranks training will wait and why, one line

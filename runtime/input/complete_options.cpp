@@ -41,7 +41,7 @@ std::string divisors_text(int number, int least = 1) {
 
 // Why the ranks that --tp, --cp and --pp ask for cannot split this model.
 std::string mesh_problem(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
+  const auto& [tp, cp, dp, pp, islands] = o.mesh;
   const int layers = o.shape.layers, heads = o.shape.heads;
   if (layers < pp * o.pp_chunks)
     return concat("--pp ", pp, o.pp_chunks > 1 ? " with --pp-chunks " + std::to_string(o.pp_chunks) : "", " needs ",
@@ -60,7 +60,7 @@ std::string mesh_problem(const StepOptions& o) {
 // Why they cannot split a micro-batch, or launches cannot hold it. Generated text needs no gradients, and kernels count
 // as int.
 std::string micro_batch_problem(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
+  const auto& [tp, cp, dp, pp, islands] = o.mesh;
   const int parts = cp == 1 ? 1 : o.cp_method == "ring" ? 2 * cp : cp;  // of a sample
   const auto seq_len_for = [&](const char* flag, int divisor) {
     return (o.seq_len < divisor ? std::string(": lower ") + flag + ", or choose --seq-len " : ": choose --seq-len ") +
@@ -118,17 +118,18 @@ std::string shares_problem(const StepOptions& o) {
 
 // The same where all ranks have the same number of micro-batches.
 std::string samples_problem(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
-  const int64_t at_once = int64_t(o.micro_batch) * dp, next = o.global_batch / at_once * at_once + at_once;
+  const auto& [tp, cp, dp, pp, islands] = o.mesh;
+  const int64_t at_once = int64_t(o.micro_batch) * dp * islands, next = o.global_batch / at_once * at_once + at_once;
   if (at_once * pp > most_samples)
-    return concat("--micro-batch ", o.micro_batch, " on ", dp * pp, " ranks is more than ", most_samples,
+    return concat("--micro-batch ", o.micro_batch, " on ", dp * pp * islands, " ranks is more than ", most_samples,
                   " samples: lower it");
-  if (o.global_batch % at_once != 0 && dp == 1)
+  if (o.global_batch % at_once != 0 && dp * islands == 1)
     return concat("--global-batch ", o.global_batch, " is no multiple of --micro-batch ", o.micro_batch, ": choose ",
                   next, ", or lower --micro-batch");
   if (o.global_batch % at_once != 0)
     return concat("--global-batch ", o.global_batch, " is no multiple of ", at_once, ", --micro-batch ", o.micro_batch,
-                  " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks: choose ", next,
+                  " on ", dp, tp * cp * pp > 1 ? " data-parallel" : "", " ranks", islands > 1 ? concat(" of each of ", islands, " islands") : "",
+                  ": choose ", next,
                   ", or another number of ranks");
   return "";
 }
@@ -181,14 +182,14 @@ std::vector<int> divisors(int number, int most) {
 
 Deal StepOptions::deal() const {
   const int all = global_batch / micro_batch;
-  if (shares.empty()) return Deal(std::vector(size_t(mesh.dp), all / mesh.dp));
+  if (shares.empty()) return Deal(std::vector(size_t(mesh.batches()), all / mesh.batches()));
   std::vector<int> counts = shares;
   for (int& count : counts) count *= all / int(all_shares());
   return Deal(counts);
 }
 
 std::string batch_problem(const StepOptions& o) {
-  const int pp = o.mesh.pp, at_once = o.micro_batch * o.mesh.dp;
+  const int pp = o.mesh.pp, at_once = o.micro_batch * o.mesh.batches();
   if (const std::string problem = o.shares.empty() ? samples_problem(o) : shares_problem(o); !problem.empty()) return problem;
   if (o.pp_schedule == "interleaved" && o.micro_batches() % pp != 0 && !o.generate)
     return concat("--pp-schedule interleaved: --global-batch ", o.global_batch, " gives each rank ", o.micro_batches(),
@@ -227,7 +228,7 @@ std::string shape_problem(const StepOptions& o) {
 
 void complete_options(Options& o, int ranks) {
   std::string over;
-  for (const auto& [flag, count] : {std::pair("--tp", o.mesh.tp), {"--cp", o.mesh.cp}, {"--pp", o.mesh.pp}}) {
+  for (const auto& [flag, count] : {std::pair("--islands", o.mesh.islands), {"--tp", o.mesh.tp}, {"--cp", o.mesh.cp}, {"--pp", o.mesh.pp}}) {
     if (ranks % count != 0)
       usage_error(flag, " ", count, " does not divide the number of ranks", over, ", ", ranks, ": choose ",
                   divisors_text(ranks), ", or another number of ranks");
@@ -239,7 +240,7 @@ void complete_options(Options& o, int ranks) {
     usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");
   if (o.mesh.ranks() > 1 && !o.merge.empty()) usage_error("--merge ", excerpt(o.merge), " is for one rank: start it alone");
-  const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp : o.all_shares();
+  const int64_t at_once = o.shares.empty() ? ranks * o.mesh.pp * o.mesh.islands : o.all_shares();
   if (o.global_batch == 0) o.samples_alone = o.micro_batch, o.global_batch = int(std::min<int64_t>(o.micro_batch * at_once, INT_MAX));
   if (o.measures_shares) o.shares = fair_counts(std::vector(size_t(ranks), 1.0), o.global_batch / o.micro_batch);  // until they are measured
   refuse(batch_problem(o));

@@ -204,6 +204,12 @@ void add_run_options(CLI::App& app, Options& o) {
       "(default: all the same)")->type_name("INT,...")->default_str("");
   add(app, "--delay", o.delay, in_range(0, 1), "steps after which gradients are applied; 1: a whole step hides their "
       "sums over ranks, and the curve is another one; takes a second array of gradients");
+  add(app, "--islands", o.mesh.islands, in_range(1, 1024),
+      "groups of ranks behind slow links, each of which makes --local-steps updates by itself (--tp, --cp and --pp are of one)");
+  add(app, "--local-steps", o.outer.local_steps, in_range(1, 1'000'000),
+      "updates after which the islands' weights are brought together, by an outer step")->default_str("");
+  add(app, "--outer-lr", o.outer.lr, in_range(0.0, 10.0), "learning rate of outer steps; 1: the mean of the islands' weights, if there is no momentum");
+  add(app, "--outer-momentum", o.outer.momentum, in_range(0.0, 0.999), "Nesterov's momentum of outer steps");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--compress", o.compress, one_of({"none", "int8", "int4"}),

@@ -61,7 +61,7 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.recipe.empty(), {"--row"}, "is the row that --recipe starts: add that, or leave it out");
   refuse(!searches, {"--row"}, "needs --mesh auto, --days or --budget: without them a plan has no table");
   refuse(searches, {"--tp", "--tp-pieces", "--cp", "--cp-method", "--pp", "--pp-schedule", "--pp-chunks", "--zero",
-                    "--shares", "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
+                    "--shares", "--islands", "--local-steps", "--micro-batch", "--recompute"}, "beside " + search + ": the search chooses that; leave one of them out");
   refuse(o.has_goal(), {"--mesh", "--ranks", "--ceilings", "--train-minutes"},
          "beside --days or --budget: a goal is planned for all ways to rent a cluster; leave one of them out");
   refuse(o.hooks.after_checkpoint.empty() && o.hooks.on_end.empty(), {"--hook-timeout"}, "needs --after-checkpoint or --on-end");
@@ -72,6 +72,13 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "needs --generate, --sample-every or --sample-seconds: nothing else has a cache");
   refuse(app.count("--steps"), {"--train-minutes"}, "beside --steps: both say how long to train; give one of them");
   refuse(o.mesh.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
+  const bool is_outer = o.outer.is_on();
+  refuse(!is_outer, {"--islands"}, "needs --local-steps: after how many updates the islands meet");
+  refuse(!is_outer, {"--outer-lr", "--outer-momentum"}, "is for --local-steps: add that, or leave it out");
+  refuse(is_outer, {"--shares", "--calibrate", "--check-mesh", "--stochastic-rounding", "--delay", "--compress", "--compress-weights"}, "beside --local-steps is not there yet: leave one of them out");
+  refuse(is_outer && o.dtype == "fp16", {"--dtype"}, "beside --local-steps is not there yet, as each island would have a loss scale of its own: choose bf16");
+  refuse(is_outer && o.dtype != "fp32" && o.offloads("optimizer"), {"--offload"}, "beside --local-steps is not there yet, as masters would be in the host's memory: choose activations only");
+  refuse(is_outer && o.guard.on_spike == "rollback", {"--on-spike"}, "beside --local-steps: a spike is one island's, and the others would lose good steps; choose skip");
   refuse(o.generate, {"--shares"}, "beside --generate: shares are of training; leave one of them out");
   refuse(o.mesh.cp == 1, {"--cp-method"}, "needs --cp: with one rank for a sample no token is elsewhere");
   refuse(o.mesh.pp == 1, {"--pp-schedule", "--pp-chunks"}, "needs --pp: with one stage there is no pipeline");

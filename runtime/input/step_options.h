@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/islands.h"
 #include "parallel/lora.h"
 #include "parallel/shapes.h"
 #include "parallel/sm_options.h"
@@ -26,6 +27,7 @@ struct StepOptions {
   std::string fp8_gradients = "e5m2", fp8_scale = "tensor";
   int fp8_keep = 1;
   LoraOptions lora = {};
+  OuterOptions outer = {};
   int zero = 0, tp_pieces = 1, pp_chunks = 1;
   int delay = 0;  // steps after which gradients are applied
   SmOptions sms;
@@ -42,13 +44,17 @@ struct StepOptions {
     const bool is_exact = dtype == "fp32" ? compress_weights == "none" || zero == 3 : stochastic_rounding;  // without masters
     return (moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);
   }
-  double tokens() const { return double(global_batch) * seq_len; }              // of a step
+  double tokens() const { return double(global_batch) * seq_len; }              // of a step, of all islands
+  // Factor of each token's loss. In training an island's loss is the mean over its own tokens.
+  double loss_weight(bool training) const { return (training ? mesh.islands : 1) / tokens(); }
   int64_t all_shares() const { return std::accumulate(shares.begin(), shares.end(), int64_t(0)); }
   Deal deal() const;                                                            // of the micro-batches of a step
-  // Micro-steps of a data-parallel rank in a step. With ZeRO 2 and 3 all ranks meet in each micro-step.
-  int micro_steps(int dp_rank) const { return zero >= 2 ? deal().most() : deal().of_rank(dp_rank); }
+  // A rank's number among the data-parallel ranks of all islands.
+  int batch_rank(const MeshPlace& place) const { return place.dp + mesh.dp * place.island; }
+  // Micro-steps of one of these ranks in a step. With ZeRO 2 and 3 all ranks meet in each micro-step.
+  int micro_steps(int batch_rank) const { return zero >= 2 ? deal().most() : deal().of_rank(batch_rank); }
   // Of a rank in a step; with shares, of the one that has most.
-  int micro_batches() const { return shares.empty() ? global_batch / (micro_batch * mesh.dp) : deal().most(); }
+  int micro_batches() const { return shares.empty() ? global_batch / (micro_batch * mesh.batches()) : deal().most(); }
 };
 
 // The divisors of a number that are at most `most`, in order.

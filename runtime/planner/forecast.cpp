@@ -93,16 +93,25 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
                   double wte, bool overlaps) {
   const MeshShape& mesh = step.mesh;
   if (mesh.pp == 1) return;
-  const int A = step.micro_batches(), stage_ranks = mesh.ranks() / mesh.pp;
+  const int A = step.micro_batches(), ranks = mesh.of_an_island(), stage_ranks = ranks / mesh.pp;
   const double rows = double(step.micro_batch) * step.seq_len / mesh.cp;
   const double bytes = rows * step.shape.channels / mesh.tp * bytes_of(step.dtype);
   const double message = ring_of(cluster, stage_ranks, mesh.pp).send(bytes);
   const double messages = 2.0 * A * step.pp_chunks * message;
-  const double ends = 2 * ring_of(cluster, mesh.ranks() - stage_ranks, 2, mesh.ranks()).gather(wte);
+  const double ends = 2 * ring_of(cluster, ranks - stage_ranks, 2, ranks).gather(wte);
   const auto seconds = [&](double sent) { return pipeline_seconds(step.pp_schedule, stages, step.pp_chunks, A, sent); };
   const double exposed_ends = overlaps && step.delay ? 0 : ends;  // a step later they have all the time
   f.pp = {messages + ends, seconds(message) - seconds(0) + (overlaps ? 0 : messages) + exposed_ends};
   f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
+}
+
+// Of an outer step, which comes after each H steps: each island sends and gathers its weights in fp32; with ZeRO 0 the
+// ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's elements
+Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece) {
+  if (!step.outer.is_on()) return {};
+  const Ring islands = ring_of(cluster, step.mesh.of_an_island(), step.mesh.islands);
+  const double seconds = 2 * islands.gather(4 * piece) + (step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0);
+  return {seconds / step.outer.local_steps, seconds / step.outer.local_steps};
 }
 
 // What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
@@ -129,7 +138,7 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
 
 using Share = std::pair<const char*, double>;
 std::array<Share, 7> shares_of(const Forecast& f) {
-  const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed;
+  const double communication = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.pp.exposed + f.islands.exposed;
   return {{{"products", f.products}, {"attention", f.attention}, {"memory", f.memory + f.update},
            {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}, {"offload", f.offload.exposed}}};
 }
@@ -202,6 +211,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double pieces = step.zero == 0 ? 1 : data.ranks;
   f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
+  f.islands = outer_steps(step, cluster, data, first.all() / data.ranks);
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
   const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks

@@ -12,12 +12,12 @@
 #include "runtime/input/step_options.h"
 #include "runtime/planner/cluster.h"
 
-// Seconds. The first line and what is exposed of tp, cp, dp and offload add up to the step, on the slowest pipeline stage.
+// Seconds. The first line and what is exposed of tp, cp, dp, islands and offload add up to the step, on the slowest pipeline stage.
 struct Forecast {
   double products = 0, attention = 0, memory = 0, launches = 0, bubble = 0, update = 0;
   struct Communication {
     double total = 0, exposed = 0;
-  } tp, cp, dp, pp, offload;  // pp's exposed messages lengthen the bubble; offload: to the host's memory and back
+  } tp, cp, dp, pp, islands, offload;  // islands: of outer steps, a step's share; pp's exposed messages lengthen the bubble; offload: to the host's memory and back
   double seconds = 0;
 
   double tokens_per_s = 0;

@@ -49,11 +49,12 @@ inline LibraryWorkspaces workspaces_elsewhere(const StepOptions& o) {
 // two of the tree, of 9.2 MiB each for NCCL's three protocols (4 MiB Simple, 4.7 LL128, 0.5 LL: NCCL 2.30's init.cc);
 // for each rank that sends to it one more.
 inline size_t nccl_bytes(const StepOptions& o) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
+  const auto& [tp, cp, dp, pp, islands] = o.mesh;
   const int layers = SmOptions::taken(o.sms.of_layers()), data = SmOptions::taken(o.sms.of_data());
   const int lane = SmOptions::for_lane;
   int buffers = o.mesh.ranks() > 1 ? 3 * SmOptions::for_world : 0;
   if (cp * dp > 1) buffers += (3 + (o.compressed_bits() ? cp * dp - 1 : 0)) * data;
+  if (islands > 1) buffers += (3 + islands - 1) * data;
   if (tp > 1) buffers += 3 * layers;
   if (cp > 1) buffers += (3 + (o.cp_method == "ring" ? 1 : cp - 1)) * layers;
   if (pp > 1) buffers += 3 * layers + SmOptions::lanes * 3 * lane + SmOptions::lanes / 2 * lane;
@@ -78,7 +79,7 @@ inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
   const auto elsewhere = is_here ? std::nullopt : std::optional(workspaces_elsewhere(o));
   const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());
-  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk), o.delay > 0);
+  const size_t floats = o.out.empty() ? 0 : CheckpointWriter::snapshot_floats(written_blocks(*model, chunk), saved_states(o, mesh));
   std::vector<MemoryCategory> others = memory_of_batches(*model);
   // Of a device that is not here: what libraries would have taken before the model sees what is free. With several
   // ranks all of their kernels are loaded at the start, which takes one or two GiB.
@@ -101,7 +102,7 @@ inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE
   size_t most = 0;
   for (int stage = 0; stage < mesh.pp && most <= enough; ++stage)
     if (stage < 2 || stage + 1 == mesh.pp || !same_layers(stage, stage - 1)) {
-      const RankPlan plan = planned(o, stage * mesh.ranks() / mesh.pp, is_here);
+      const RankPlan plan = planned(o, stage * mesh.of_an_island() / mesh.pp, is_here);
       most = std::max(most, plan.offloaded() > host_room ? SIZE_MAX : plan.total());
     }
   return most;
@@ -111,7 +112,7 @@ inline size_t largest_bytes(const Options& o, bool is_here, size_t enough = SIZE
 // blocks that ZeRO gathers and reduces; and what blocks keep for backward on the first stage, which has the most
 // micro-batches in it.
 inline size_t least_bytes(const StepOptions& s) {
-  const auto& [tp, cp, dp, pp] = s.mesh;
+  const auto& [tp, cp, dp, pp, islands] = s.mesh;
   const int A = s.micro_batches();
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const bool trained = !s.lora.is_on();  // adapters are few

@@ -32,7 +32,7 @@ Object milliseconds(const Forecast& f) {
   return {{"products", 1e3 * f.products}, {"attention", 1e3 * f.attention}, {"memory", 1e3 * f.memory},
           {"launches", 1e3 * f.launches}, {"bubble", 1e3 * f.bubble},       {"update", 1e3 * f.update},
           {"tp", communication(f.tp)},    {"cp", communication(f.cp)},      {"dp", communication(f.dp)},
-          {"pp", communication(f.pp)},    {"offload", communication(f.offload)}};
+          {"pp", communication(f.pp)},    {"islands", communication(f.islands)}, {"offload", communication(f.offload)}};
 }
 
 Object known(double value) { return value > 0 ? Object(value) : Object(); }
@@ -68,9 +68,9 @@ std::vector<MemoryCategory> categories_of(const Object& object) {
 }
 
 Object object_of(const RankPlan& rank) {
-  const auto& [tp, cp, dp, pp] = rank.place;
+  const auto& [tp, cp, dp, pp, island] = rank.place;
   return {{"rank", rank.rank},
-          {"place", {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}}},
+          {"place", {{"tp", tp}, {"cp", cp}, {"dp", dp}, {"pp", pp}, {"island", island}}},
           {"layers", rank.layers},
           {"slots", rank.slots},
           {"memory", object_of(rank.memory)},
@@ -148,7 +148,7 @@ std::string text_of(const RankPlan& rank) { return object_of(rank).dump(); }
 
 RankPlan rank_plan_of(const std::string& text) {
   const Object object = Object::parse(text), &place = object["place"];
-  return {object["rank"], {place["tp"], place["cp"], place["dp"], place["pp"]}, object["layers"], object["slots"],
+  return {object["rank"], {place["tp"], place["cp"], place["dp"], place["pp"], place["island"]}, object["layers"], object["slots"],
           categories_of(object["memory"]), categories_of(object["host"])};
 }
 
@@ -241,7 +241,7 @@ std::string comparison_text(const Forecast& f, const MeasuredStep& measured) {
   };
   const KindSeconds took = kind_seconds(measured.kernels), expected = kind_seconds(f);
   for (size_t kind = 0; kind < took.size() && !measured.kernels.empty(); ++kind) add(kind_names[kind], took[kind] - expected[kind]);
-  const double waits = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.bubble;  // the bubble has pp's messages
+  const double waits = f.tp.exposed + f.cp.exposed + f.dp.exposed + f.islands.exposed + f.bubble;  // the bubble has pp's messages
   if (waits > 0) add(f.bubble > 0 ? "communication and bubble" : "communication", measured.exposed - waits);
   add(measured.kernels.empty() ? "computation" : "launches", left, "");
   return text;

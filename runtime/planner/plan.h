@@ -9,7 +9,7 @@
 //   fits         has the device room for every rank, and for the reserve?
 //   ranks        list, an object for each rank:
 //     rank         its number
-//     place        object: its number among the ranks of tp, cp, dp and pp
+//     place        object: its number among the ranks of tp, cp, dp and pp, and its island's
 //     layers       of its pipeline stage, as text: "1 to 3, 7 to 9"
 //     slots        pairs of micro-batch and chunk of layers that may wait for backward (parallel/pipeline.h)
 //     memory       object: bytes on the device, by category

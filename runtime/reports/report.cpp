@@ -102,6 +102,8 @@ nlohmann::ordered_json Report::metrics(const StepResult& s) const {
                                    {"mfu", peak_ > 0 ? flops_ / s.seconds / peak_ : NAN}};
   if (!s.applied) fields["left_out"] = true;
   if (s.loss_scale > 0) fields["loss_scale"] = s.loss_scale;
+  if (s.of_islands == 1) fields["island"] = 0;
+  if (s.of_islands > 1) fields["island"] = "mean";
   return fields;
 }
 

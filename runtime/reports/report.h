@@ -21,6 +21,8 @@
 //       data                 waiting for samples
 //     left_out               true: the update was not applied; else the key is absent
 //     loss_scale             of the next step; fp16 only
+//     island                 --islands: 0, loss, grad_norm and left_out are the first island's; or "mean", at outer steps:
+//                            loss and grad_norm are the mean over all islands
 //   a step, if there are several ranks: what rank 0 sent in it
 //     comm_bytes             object: bytes by collective (all_reduce, reduce_scatter, all_gather)
 //     comm_bytes_by_group    object: the same for each group of ranks (parallel/mesh.cuh)
@@ -76,6 +78,7 @@ struct StepResult {
   double loss, norm, learning_rate, seconds;
   bool applied;       // false: the update was left out
   double loss_scale;  // of the next step; 0: none is used
+  int of_islands = 0; // whose mean loss and norm are; 1: the first one's; 0: there is only one
 };
 
 // The losses of a validation on each set, with their keys.

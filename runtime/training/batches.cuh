@@ -46,7 +46,7 @@ inline void check_enough(const Options& o, const TokenData& data, const std::str
 class Batches {
  public:
   Batches(const Job& job, const Model& model, const Datasets& data, Bill& bill)
-      : options_(job.options), model_(model), bill_(bill), dp_rank_(job.mesh.place().dp), deal_(job.options.deal()),
+      : options_(job.options), model_(model), bill_(bill), dp_rank_(job.options.batch_rank(job.mesh.place())), deal_(job.options.deal()),
         sent_(size_t(model.options().slots)), buffers_(memory_for(model), job.stream),
         train_(*this, {&*data.train, 1}, true, SIZE_MAX) {
     const size_t validated = options_.val_batches * size_t(options_.global_batch);
@@ -159,7 +159,7 @@ class Batches {
     batch.first = action.micro_batch == 0;
     batch.last = action.micro_batch + 1 == micro_steps();
     batch.training = samples.training_;
-    batch.loss_weight = float(1 / options_.tokens());
+    batch.loss_weight = float(options_.loss_weight(samples.training_));
     return batch;
   }
 
@@ -176,7 +176,7 @@ class Batches {
   const Options& options_;
   const Model& model_;
   Bill& bill_;
-  int dp_rank_;  // this rank's number among the data-parallel ranks
+  int dp_rank_;  // this rank's number among the data-parallel ranks of all islands
   Deal deal_;
   std::vector<Batch> sent_;  // by slot
   BatchBuffers buffers_;

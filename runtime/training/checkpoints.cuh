@@ -18,7 +18,7 @@ class Checkpoints {
       : state_(state), bill_(bill), newest_(newest), tokenizer_folder_(tokenizer_folder),
         writer_(state.job.options.out, size_t(state.job.options.shard_size * 1e9), state.job.ranks, snapshot(state.job)) {
     state.job.ranks.all_gather("");  // no rank takes memory before all ranks have measured how much is free
-    if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes), state.job.options.delay > 0);
+    if (!state.job.options.out.empty()) writer_.reserve(written_blocks(state.model, state.job.ranks.chunk_bytes), saved_states(state.job.options, state.job.mesh));
     state.job.control.before_end([this](const auto& all_are_there) { return writer_.finish_alone(120, all_are_there); });
   }
   ~Checkpoints() { state_.job.control.before_end({}); }

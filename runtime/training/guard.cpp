@@ -53,6 +53,8 @@ nlohmann::json Guard::state() const {
           {"left_out", left_out_}, {"in_a_row", in_a_row_}, {"rollbacks", rollbacks_}};
 }
 
+std::string Guard::state_text() const { return state().dump(); }
+
 void Guard::restore(JsonFields state) {
   const auto numbers = [&](const char* key) {
     return state.list<double>(key, "numbers", [](const auto& value) { return value.is_number(); });

@@ -73,6 +73,7 @@ class Guard {
   void count_rollback();
 
   nlohmann::json state() const;
+  std::string state_text() const;
   // state: from a trainer.json, which is not trusted.
   void restore(JsonFields state);
 

@@ -14,7 +14,7 @@
 
 // What this rank does in a step.
 inline Actions actions_of(const StepOptions& o, const Mesh& mesh) {
-  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(mesh.place().dp));
+  return make_schedule(o.pp_schedule, mesh.stage(o.pp_chunks), o.micro_steps(o.batch_rank(mesh.place())));
 }
 
 struct Job {

@@ -64,7 +64,7 @@ inline void rehearse(Job& job, Model& model, BatchBuffers& buffers, const Sample
   if (gemm_choices().library.empty() && !loads_kernels_late()) return;
   rehearse(job.control, job.mesh, model, [&] {
     const bool trains = model.options().store.training;
-    if (trains) rehearse_step(model, job.actions(), buffers, float(1 / job.options.tokens()));
+    if (trains) rehearse_step(model, job.actions(), buffers, float(job.options.loss_weight(true)));
     // (Without a cache each length of a text is a pass of its own, and none is timed.)
     const bool rehearses_text = sampler && (job.mesh.shape().pp > 1 || model.options().cached_positions > 0);
     if (rehearses_text) TokenByToken(model, buffers).rehearse(sampler->prompt_tokens(), sampler->length());

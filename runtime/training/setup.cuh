@@ -114,6 +114,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .stochastic_rounding = o.stochastic_rounding,
                  .narrow_moments = o.moments == "bf16",
                  .offload = {.optimizer = o.offloads("optimizer"), .activations = o.offloads("activations")},
+                 .outer = training ? o.outer : OuterOptions(),
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .delays = o.delay > 0,

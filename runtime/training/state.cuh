@@ -40,11 +40,13 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   Options& o = state.job.options;
   Model& model = state.model;
   const std::filesystem::path folder = state.copies.folder_of(checkpoint.folder);
+  const int island = state.job.mesh.place().island;
   const TrainerState trainer =
-      load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity);
+      load_trainer_state(folder, checkpoint.step, loss_scale_of(o), state.guard, o, state.data.identity, island);
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_weights(folder, model.store());
-  (trainer.waiting ? load_optimizer_and_gradients : load_optimizer)(folder, model.store(), most_at_once);
+  load_optimizer_of_island(folder, model.store(), island % trainer.islands(), trainer.waiting.has_value());
+  if (o.outer.is_on()) load_outer_momentum(folder, model.store());
   if (model.store().has_errors()) load_errors(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
@@ -60,15 +62,32 @@ inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_by
   return written_blocks(model.store().shards(), chunk_bytes / sizeof(float), model.store().has_errors());
 }
 
-// The content of a checkpoint of the present state. CheckpointWriter copies it on the model's stream, behind the
-// update. Collective.
+// What this rank may have to save.
+inline SavedStates saved_states(const Options& o, const Mesh& mesh) {
+  return {mesh.place().island, mesh.shape().islands, o.outer.is_on(), o.delay > 0};
+}
+
+// The guards of all islands but the first, as texts. Collective.
+inline std::vector<std::string> other_guards(const TrainingState& state) {
+  const MeshShape& mesh = state.job.mesh.shape();
+  std::vector<std::string> others;
+  if (mesh.islands == 1) return others;
+  const std::vector<std::string> all = state.job.ranks.all_gather(state.guard.state_text());
+  for (int rank = mesh.of_an_island(); rank < mesh.ranks(); rank += mesh.of_an_island()) others.push_back(all[size_t(rank)]);
+  return others;
+}
+
+// The content of a checkpoint of the present state. Collective. CheckpointWriter copies it on the model's stream, behind the
+// update.
 inline CheckpointContent content_of(TrainingState& state, const std::filesystem::path& tokenizer_folder) {
   const Options& o = state.job.options;
   Model& model = state.model;
   const TrainerState trainer = {state.progress.first_sample(size_t(o.global_batch)), o.schedule.steps,
                                 model.gradient_summary().scale, gemm_choices().known, state.best, {},
-                                model.store().settle_waiting()};
+                                model.store().settle_waiting(), other_guards(state)};
+  SavedStates states = saved_states(o, state.job.mesh);
+  states.waits = trainer.waiting.has_value();
   return {model.store(), written_blocks(model, state.job.ranks.chunk_bytes),
           trainer_text(trainer, state.guard, o, state.data.identity), o.lora.is_on() ? adapter_config(o.lora, o.init) : "",
-          tokenizer_folder, trainer.waiting.has_value()};
+          tokenizer_folder, states};
 }

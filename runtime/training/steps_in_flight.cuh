@@ -14,17 +14,25 @@
 #include "runtime/training/guard.h"
 #include "runtime/training/job.cuh"
 
-// The results of a step that has ended.
+// The results of a step that has ended. With islands, what all ranks have to know at the same step is known at outer steps.
 struct FinishedStep {
-  StepResult result;
+  StepResult result;    // of this rank's island
+  StepResult reported;  // at an outer step: loss and norm are the mean over islands
   std::optional<StepLimits> limits;  // the limits that its update is judged by; none: it had nothing to apply (--delay)
   float judged_loss;   // of the batch whose gradients it has applied
+  bool meets;          // are all ranks at this step? Between outer steps no island waits for another
   int traffic;         // its number for Mesh::take_traffic()
   double data_seconds; // how long the device waited for its samples
   bool stop;           // at least one rank was asked to stop
   bool saved;          // all ranks have written their part of the checkpoint under way, or failed to
   bool sample;         // --sample-seconds are over
 };
+
+// Behind the update of each H-th step (--local-steps): brings the weights of all islands together, and adds up their sums.
+inline void outer_step(Model& model) {
+  model.store().outer_step();
+  model.step_sums().add_up_over_islands(&model.store().summary()->norm);
+}
 
 class StepsInFlight {
  public:
@@ -44,17 +52,19 @@ class StepsInFlight {
     model_.begin_sums(&told_[turn_].votes);
   }
 
-  // To be called after the step's update. step: number of updates, this one included; limits: as in FinishedStep;
-  // data_seconds: how long the device waited for the step's samples.
-  void end(size_t step, double learning_rate, const std::optional<StepLimits>& limits, double data_seconds = 0) {
+  // To be called after the step's update, and after the outer step, if it is_outer. step: number of updates, this one
+  // included; limits: as in FinishedStep; data_seconds: how long the device waited for the step's samples.
+  void end(size_t step, double learning_rate, const std::optional<StepLimits>& limits, double data_seconds = 0, bool is_outer = false) {
     Told& told = told_[turn_];
     const cudaStream_t stream = model_.stream();
-    CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.reduced_sums(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(&told.sums, model_.step_sums().all(), sizeof told.sums, cudaMemcpyDeviceToHost, stream));
+    if (const IslandSums* islands = model_.step_sums().of_islands(); is_outer && islands)
+      CUDA_CHECK(cudaMemcpyAsync(&told.islands, islands, sizeof told.islands, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaMemcpyAsync(&told.gradients, model_.store().summary(), sizeof told.gradients, cudaMemcpyDeviceToHost,
                                stream));
     end_[turn_].record(stream);
     mesh_.begin_traffic(false);  // what is sent from here to the next begin() belongs to no step
-    started_.push_back({turn_, traffic_, step, learning_rate, data_seconds, limits});
+    started_.push_back({turn_, traffic_, step, learning_rate, data_seconds, limits, is_outer});
   }
 
   // Waits for the oldest step in flight, at most `seconds` seconds. Returns whether it has ended.
@@ -74,21 +84,30 @@ class StepsInFlight {
     started_.pop_front();
     const int turn = started.turn;
     CUDA_CHECK(cudaEventSynchronize(end_[turn]));
-    const auto& [votes, sums, gradients] = told_[turn];
-    return {.result = {.step = started.step,
-                       .loss = sums.loss,
-                       .norm = gradients.norm,
-                       .learning_rate = started.learning_rate,
-                       .seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3,
-                       .applied = gradients.applied() || !started.limits,
-                       .loss_scale = scales_loss_ ? gradients.scale.value : 0},
+    const auto& [votes, sums, islands, gradients] = told_[turn];
+    const StepResult result = {.step = started.step,
+                               .loss = sums.loss,
+                               .norm = gradients.norm,
+                               .learning_rate = started.learning_rate,
+                               .seconds = elapsed_ms(begin_[turn], end_[turn]) / 1e3,
+                               .applied = gradients.applied() || !started.limits,
+                               .loss_scale = scales_loss_ ? gradients.scale.value : 0};
+    const int count = mesh_.shape().islands;
+    const bool meets = count == 1 || started.is_outer, is_mean = count > 1 && started.is_outer;
+    const StepSums all = count == 1 ? sums : is_mean ? islands.step : StepSums();
+    StepResult reported = result;
+    if (count > 1) reported.of_islands = is_mean ? count : 1;
+    if (is_mean) reported.loss = all.loss / count, reported.norm = islands.norm / float(count);
+    return {.result = result,
+            .reported = reported,
             .limits = started.limits,
             .judged_loss = gradients.loss,
+            .meets = meets,
             .traffic = started.traffic,
             .data_seconds = started.data_seconds,
-            .stop = sums.stop > 0,
-            .saved = sums.saved == float(mesh_.world().size()),
-            .sample = sums.sample > 0};
+            .stop = all.stop > 0,
+            .saved = all.saved == float(mesh_.shape().ranks()),
+            .sample = all.sample > 0};
   }
 
   // Waits for all steps in flight, and drops their results. Returns the seconds that they took.
@@ -105,6 +124,7 @@ class StepsInFlight {
  private:
   struct Told {
     StepSums votes, sums;
+    IslandSums islands;
     GradientSummary gradients;
   };
   struct Started {
@@ -112,6 +132,7 @@ class StepsInFlight {
     size_t step;
     double learning_rate, data_seconds;
     std::optional<StepLimits> limits;
+    bool is_outer;
   };
 
   Model& model_;

@@ -39,9 +39,10 @@ inline void describe_model(const Options& o) {
 }
 
 inline void describe_mesh(const Options& o) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
+  const auto& [tp, cp, dp, pp, islands] = o.mesh;
   if (o.mesh.ranks() == 1) return;
   std::string split;
+  if (islands > 1) split += formatted("%d islands, each ", islands);
   if (tp > 1) split += formatted("tensor parallel %d, ", tp);
   if (o.tp_pieces > 1) split += formatted("rows in %d pieces, ", o.tp_pieces);
   if (cp > 1) split += formatted("context parallel %d (%s), ", cp, o.cp_method.c_str());
@@ -49,6 +50,10 @@ inline void describe_mesh(const Options& o) {
   if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
   std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero,
               (o.compressed_bits() ? o.compress : o.reduce_dtype).c_str());
+}
+
+inline void describe_outer_steps(const Options& o) {
+  if (o.outer.is_on()) std::printf("outer     %s\n", o.outer.text().c_str());
 }
 
 inline void describe_batch(const Options& o) {
@@ -67,6 +72,7 @@ inline void describe(const Job& job, const Model& model, const Datasets& data, c
   if (!model.library_attention().empty() || o.attention == "hopper")
     std::printf("attention %s\n", attention_body(o, model).c_str());
   describe_mesh(o);
+  describe_outer_steps(o);
   std::printf("data      %s tokens in %zu files (%s): %zu samples of %d", with_commas(double(data.train->tokens())).c_str(),
               data.train->files(), data.train->is_text() ? "text, a byte is a token" : "token shards",
               data.train->samples(o.seq_len), o.seq_len);
@@ -136,13 +142,13 @@ class Telemetry {
 
   // given: number of steps that the device has been given so far; meets: the other ranks call this, too.
   void finished(const FinishedStep& step, size_t given, bool meets = true) {
-    const StepResult& result = step.result;
+    const StepResult& result = step.reported;
     const Options& o = job_.options;
     const bool printed = result.step % o.log_every == 0 || result.step == o.schedule.steps;
     shortest_ = std::min(shortest_, result.seconds);
     bar_.hide();
     bar_.add(result.loss);
-    const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets);
+    const std::optional<StepTraffic> traffic = traffic_of(step.traffic, printed && meets && step.meets);
     monitor_.add_step(result.step, result.seconds, waited_in(traffic));
     if (seconds_.size() < most_measured) seconds_.push_back(result.seconds);
     if (const auto waited = waited_in(traffic); waited && exposed_.size() < most_measured) exposed_.push_back(*waited);

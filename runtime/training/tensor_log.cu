@@ -24,7 +24,7 @@ Json known(int value) { return value < 0 ? Json() : Json(value); }
 TensorLog::TensorLog(const std::string& file, int rank, const StepOptions& o)
     : path_(rank ? file + ".rank" + std::to_string(rank) : file), file_(path_, std::ios::binary),
       is_pipeline_(o.mesh.pp > 1), most_lines_(is_pipeline_ ? most_lines_of_pipeline : most_lines) {
-  const auto& [tp, cp, dp, pp] = o.mesh;
+  const auto& [tp, cp, dp, pp, islands] = o.mesh;
   file_ << Json{{"rank", rank}, {"ranks", o.mesh.ranks()}, {"data_parallel", dp}, {"tensor_parallel", tp},
                 {"pieces", tp > 1 ? o.tp_pieces : 1}, {"context_parallel", cp}, {"context_method", o.cp_method},
                 {"pipeline", pp}, {"chunks", o.pp_chunks}, {"zero", o.zero}, {"micro_batch", o.micro_batch}} << '\n';

@@ -25,6 +25,13 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
     model.sums();
     if (step >= unmeasured) seconds.push_back(seconds_since(start));
   }
+  double outer_step = 0;
+  for (int time = 0; o.outer.is_on() && time < 2; ++time) {
+    const Clock::time_point start = Clock::now();
+    model.store().outer_step();
+    CUDA_CHECK(cudaStreamSynchronize(model.stream()));
+    outer_step = seconds_since(start) / o.outer.local_steps;
+  }
   double validation = 0;
   for (int time = 0; !o.val.empty() && time < 2; ++time) {
     const Clock::time_point start = Clock::now();
@@ -36,7 +43,7 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   const double sample = seconds_since(start);
   start_afresh(state);
   const double left = 60 * o.train_minutes - seconds_since(begin);
-  const double each = median(seconds) + (o.sample_every ? sample / double(o.sample_every) : 0);
+  const double each = median(seconds) + outer_step + (o.sample_every ? sample / double(o.sample_every) : 0);
   const double share = o.sample_seconds > 0 ? o.sample_seconds / (o.sample_seconds + sample) : 1;  // of the time without samples
   const size_t steps = steps_within(left * share, each, validation, o.val_every);
   o.schedule.steps = std::stoull(state.job.control.all_gather(std::to_string(steps))[0]);

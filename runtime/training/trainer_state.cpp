@@ -81,11 +81,12 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
       {"loss_scale", {{"value", state.loss_scale.value}, {"good_steps", state.loss_scale.good_steps}}},
       {"algorithms", state.algorithms}};
   if (state.waiting) trainer["waiting"] = *state.waiting;
+  for (const std::string& other : state.other_guards) trainer["other_guards"].push_back(nlohmann::json::parse(other));
   return trainer.dump();
 }
 
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
-                                const Options& options, const RunData& data) {
+                                const Options& options, const RunData& data, int island) {
   const nlohmann::json trainer = load_trainer(folder);
   JsonFields fields(folder / "trainer.json", trainer, ": resume from another checkpoint");
   check_same_arithmetic(trainer.value("arithmetic", nlohmann::json::object()), arithmetic(options, data.train), folder);
@@ -93,8 +94,15 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
   // Else a folder that was renamed would be trained on as if it had come further.
   if (trainer["step"] != step)
     fail(folder, ": holds step ", trainer["step"].dump(), " by its trainer.json: give the folder the name that it had");
-  if (fields.has("guard")) guard.restore(fields.object("guard"));
   TrainerState state;
+  std::vector<nlohmann::json> others;
+  if (fields.has("other_guards"))
+    others = fields.list<nlohmann::json>("other_guards", "objects", [](const auto& found) { return found.is_object(); });
+  for (const nlohmann::json& other : others) state.other_guards.push_back(other.dump());
+  if (const int own = island % state.islands(); own > 0)
+    guard.restore({folder / "trainer.json", others[size_t(own - 1)], ": resume from another checkpoint", "other_guards."});
+  else if (fields.has("guard"))
+    guard.restore(fields.object("guard"));
   state.samples = fields.size("samples", step * size_t(options.global_batch));  // rollbacks leave some more out
   state.steps = steps_of(trainer, options, folder);
   if (options.steps_given) report_higher_rate(state.steps, step, options.schedule);
@@ -116,7 +124,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
       {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep, o.fp8_scale == "tiles" ? ", tiles" : "") : "off"},
-      {"lora", o.lora.text()}, {"base", o.base_checksum},
+      {"lora", o.lora.text()}, {"base", o.base_checksum}, {"outer", o.outer.text()},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"delay", o.delay ? "1 step" : "off"},
       {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compressed_bits() ? o.compress : "off"},
@@ -143,7 +151,7 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: ", is_and_was, " samples a step in ", folder, ": give --global-batch ", stored[key].dump(),
                   ", which does not follow --micro-batch and the number of ranks");
     usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
-                "the number of ranks, --micro-batch, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, and when the run validates, "
+                "the number of ranks, --micro-batch, --islands, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, and when the run validates, "
                 "saves, logs, samples or gives up");
   }
 }

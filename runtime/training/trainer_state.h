@@ -36,6 +36,9 @@ struct TrainerState {
   BestValidation best = {};
   std::vector<int> shares = {};  // of --shares; empty: none are stored
   std::optional<float> waiting = {};  // the loss of the batch whose gradients wait for the next step (--delay)
+  std::vector<std::string> other_guards = {};  // of all islands but the first, as texts
+
+  int islands() const { return 1 + int(other_guards.size()); }
 };
 
 // The data that a run reads.
@@ -50,9 +53,10 @@ std::string trainer_text(const TrainerState& state, const Guard& guard, const Op
 // Reads the state from a checkpoint, which is not trusted, and restores the guard. Fails if the checkpoint is not of
 // step `step`, or if options or training data differ from this run's; prints a message if validation data differ: what
 // was the best val_loss on the first set before is then forgotten.
-// loss_scale: used if the checkpoint stores none.
+// loss_scale: used if the checkpoint stores none. island: this rank's; it goes on with the guard, and the moments, of this
+// island of the checkpoint, modulo their number.
 TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step, const LossScale& loss_scale, Guard& guard,
-                                const Options& options, const RunData& data);
+                                const Options& options, const RunData& data, int island = 0);
 
 // ---- the arithmetic: the options and the data that decide what a run computes. A checkpoint records them, and a
 // resumed run must have the same: otherwise the loss curve would change in the middle without any message.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # elastic.sh on three hosts made of network namespaces, which die and return one after the other, also the one with rank 0;
 # one is cut off while its processes live on, one becomes slow. What remains must be the curve of a run that nothing happened to.
+# Then the same of three islands, of which one dies and returns.
 #
 # DEATHS=5: how many. DEATHS=20 SEED=3: more, in another order.
 # shellcheck source=test/cluster/common.sh
@@ -99,8 +100,29 @@ paste <(values alone loss) <(values run loss) | awk -v limit=2e-5 '
   fail "the curve is not the undisturbed run's"
 echo "  lost: $(tail -1 "$work/run/metrics.jsonl" | grep -o '"lost_s": {[^}]*}')"
 
+echo "  islands: those that are left go on"
+tc -n node-c qdisc del dev cable root
+start_elastic islands node-a:2,node-b:2,node-c:2 --islands 3 --local-steps 5
+seen=0
+wait_for_line islands 'starting 6 ranks on .*, --islands 3' 60
+wait_for_step islands 15 60
+die node-b
+wait_for_line islands 'starting 4 ranks on .*, --islands 2' 60
+wait_for_step islands $(($(steps_of islands) + 12)) 60
+come_back node-b
+seen=$(wc -l < "$work/islands.log")
+wait_for_line islands 'starting 6 ranks on .*, --islands 3' 90
+wait_for_step islands $(($(steps_of islands) + 8)) 60
+kill -USR1 $job_process
+status=0; wait $job_process || status=$?
+[ $status -eq 75 ] || fail "after SIGUSR1 the exit code of islands is $status, not 75"
+steps=$(steps_of islands)
+[ $((steps % 5)) -eq 0 ] || fail "islands have stopped after step $steps, between outer steps"
+[ "$(values islands step | uniq)" = "$(seq "$steps")" ] || fail "metrics.jsonl of islands does not hold each step once"
+values islands loss | awk 'NR == 1 { first = $1 } END { exit !($1 < first) }' || fail "islands have learned nothing"
+
 echo "  bad input"
-for bad in "node-a -- x" "node-a:2 x" "node-a:2 -- --out="; do
+for bad in "node-a -- x" "node-a:2 x" "node-a:2 -- --out=" "node-a:2,node-b:2 -- --islands 3"; do
   dev/cluster/elastic.sh $bad > "$work/bad.log" 2>&1; [ $? -eq 2 ] && [ "$(wc -l < "$work/bad.log")" -eq 1 ] || fail "elastic.sh $bad: $(cat "$work/bad.log")"
 done
 dev/cluster/elastic.sh node-a:2 -- --no-such-option > "$work/bad.log" 2>&1; [ $? -eq 2 ] && grep -q no-such-option "$work/bad.log" || fail "a wrong option: $(cat "$work/bad.log")"

@@ -450,7 +450,7 @@ TEST_CASE("what a pipeline has: stages, their ranks, ends, and lanes on streams 
     CAPTURE(stages);
     const int share = size() / stages;
     Mesh mesh(ranks().mesh, {.tp = share % 2 ? 1 : share / 2, .dp = share % 2 ? share : 2, .pp = stages});
-    const auto& [tp, cp, dp, pp] = mesh.place();
+    const auto& [tp, cp, dp, pp, islands] = mesh.place();
     std::vector<int> mine;
     for (int i = 0; i < share; ++i) mine.push_back(pp * share + i);
     const auto sum_of_ranks = [&](Communicator& group) {

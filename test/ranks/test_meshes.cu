@@ -362,7 +362,7 @@ TEST_CASE("text: the logits after a few tokens and after many equal one rank's, 
     return logits_on(options, alone);
   });
   for_meshes(mesh_shapes(shape), rank_count() <= 4 ? 3 : 1, [&](Mesh& mesh, int turn) {
-    const auto& [tp, cp, dp, pp] = mesh.shape();
+    const auto& [tp, cp, dp, pp, islands] = mesh.shape();
     const bool can_share_heads = cp > 1 && shape.heads % (tp * cp) == 0;
     options.context_method = turn % 3 == 1 && can_share_heads ? ContextMethod::ulysses : ContextMethod::ring;
     options.cached_positions = turn % 3 == 2 ? 0 : P;
@@ -594,17 +594,21 @@ struct RandomJob {
 
   explicit RandomJob(unsigned seed) : random_(seed) {
     std::vector<MeshShape> meshes;
-    for (int tp = 1; tp <= rank_count(); ++tp)
-      for (int cp = 1; cp <= rank_count() / tp; ++cp)
-        for (int pp = 1; pp <= rank_count() / (tp * cp); ++pp)
-          if (rank_count() % (tp * cp * pp) == 0) meshes.push_back({tp, cp, rank_count() / (tp * cp * pp), pp});
+    for (int islands = 1; islands <= rank_count(); ++islands)
+      for (int tp = 1; tp <= rank_count() / islands; ++tp)
+        for (int cp = 1; cp <= rank_count() / (islands * tp); ++cp)
+          for (int pp = 1; pp <= rank_count() / (islands * tp * cp); ++pp)
+            if (const int others = islands * tp * cp * pp; rank_count() % others == 0)
+              meshes.push_back({tp, cp, rank_count() / others, pp, islands});
     mesh = one_of(meshes);
     o.mesh = mesh;
-    o.dtype = one_of<std::string>({"fp32", "bf16", "fp16"});
+    if (mesh.islands > 1 || up_to(3) == 0) o.outer.local_steps = 10;
+    const bool is_outer = o.outer.is_on();
+    o.dtype = is_outer ? one_of<std::string>({"fp32", "bf16"}) : one_of<std::string>({"fp32", "bf16", "fp16"});
     const bool is_bf16 = o.dtype == "bf16";
-    o.stochastic_rounding = is_bf16 && up_to(1);
+    o.stochastic_rounding = is_bf16 && !is_outer && up_to(1);
     o.reduce_dtype = is_bf16 && up_to(1) ? "bf16" : "fp32";
-    if (o.reduce_dtype == "fp32") o.compress = std::array{"none", "int8", "int4"}[size_t(up_to(2))];
+    if (o.reduce_dtype == "fp32" && !is_outer) o.compress = std::array{"none", "int8", "int4"}[size_t(up_to(2))];
     o.pp_schedule = mesh.pp > 1 ? one_of(schedules) : "1f1b";
     if (o.pp_schedule == "interleaved") o.pp_chunks = 2 + up_to(1);
     const bool is_zb = o.pp_schedule == "zb";
@@ -613,7 +617,7 @@ struct RandomJob {
     o.cp_method = one_of<std::string>({"ring", "ulysses"});
     o.tp_pieces = 1 + up_to(2);
     o.micro_batch = 1 + up_to(2);
-    o.global_batch = o.micro_batch * mesh.dp * mesh.pp * (1 + up_to(2));
+    o.global_batch = o.micro_batch * mesh.batches() * mesh.pp * (1 + up_to(2));
     o.logit_chunks = up_to(5);
     o.sample_every = size_t(up_to(1));
     o.seq_len = 2 * mesh.cp * mesh.tp * (1 + up_to(4));
@@ -624,8 +628,8 @@ struct RandomJob {
     in_fp8.fp8 = true, in_fp8.fp8_keep = up_to(1);
     if (is_bf16 && !o.stochastic_rounding && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
     if (up_to(1)) o.moments = "bf16";
-    if (up_to(1)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";
-    if (o.zero > 0 && !o.stochastic_rounding && o.offload == "none") o.compress_weights = "int8";
+    if (up_to(1) && !(is_outer && is_bf16)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";
+    if (o.zero > 0 && !o.stochastic_rounding && o.offload == "none" && !is_outer) o.compress_weights = "int8";
     complete_options(o, rank_count());
     refuse(shape_problem(o));
   }
@@ -669,7 +673,7 @@ TEST_CASE("a plan is what training allocates, byte for byte: random jobs on thes
     Batches batches(job, *model, data, bill);
     const auto last = allocations();
     CheckpointWriter writer("", size_t(1) << 30, job.ranks);
-    writer.reserve(written_blocks(*model, job.ranks.chunk_bytes));
+    writer.reserve(written_blocks(*model, job.ranks.chunk_bytes), saved_states(random.o, mesh));
     const auto& buffers = batches.buffers().memory().categories();
     CHECK(text_of(plan) == text_of(rank_plan(*model, mesh, control.rank(), buffers, writer.snapshot_bytes())));
     if (last != before) CHECK(plan.total() == last.second - first.second);
@@ -706,6 +710,7 @@ TEST_CASE("a plan for a GPU that is not here: a buffer of NCCL for each CTA of a
   CHECK(buffers({.tp = 8, .dp = 2}, "ring", 0) == 3 * (4 + 24 + 24));
   CHECK(buffers({.cp = 4}) == 3 * (4 + 8 + 16) + 16);
   CHECK(buffers({.cp = 4}, "ulysses") == 3 * (4 + 8 + 16) + 3 * 16);
+  CHECK(buffers({.dp = 2, .islands = 3}) == 3 * (4 + 8 + 8) + 2 * 8);
   CHECK(buffers({.pp = 4}) == 3 * (4 + 16 + 4 * 2) + 2 * 2);  // both ends; four lanes, of which two receive
 }
 

@@ -54,9 +54,22 @@ inline size_t graphs() {
 // The schedule of pipelines from here on; with one stage all are the same.
 inline std::string pipeline_schedule = "1f1b";
 
+// One rank that trains on the samples of all ranks of an island, `dp` of which have samples of their own, instead of those
+// of its mesh.
+struct ImaginedIsland {
+  int dp = 0, island = 0, islands = 1;  // dp 0: none
+};
+inline ImaginedIsland imagined_island;
+
 // Micro-batches of a step on this rank.
 inline int micro_batches(const ModelOptions& options, const Mesh& mesh) {
-  return global_batch() / (options.micro_batch * mesh.shape().dp);
+  return global_batch() / (options.micro_batch * (imagined_island.dp ? imagined_island.islands : mesh.shape().batches()));
+}
+// The number of one of them in the step.
+inline int number_in_step(int micro_batch, const Mesh& mesh) {
+  const auto& [dp, island, islands] = imagined_island;
+  if (dp) return micro_batch / dp * dp * islands + dp * island + micro_batch % dp;
+  return micro_batch * mesh.shape().batches() + mesh.shape().dp * mesh.place().island + mesh.place().dp;
 }
 inline Actions schedule_of(const ModelOptions& options, const Mesh& mesh) {
   return make_schedule(pipeline_schedule, mesh.stage(options.chunks), micro_batches(options, mesh));
@@ -83,16 +96,17 @@ class MicroBatches {
     batch.first = action.micro_batch == 0;
     batch.last = action.micro_batch + 1 == micro_batches(model_.options(), mesh_);
     batch.training = training_;
-    batch.loss_weight = float(1 / (double(global_batch()) * model_.options().seq_len));
+    const int islands = training_ ? std::max(mesh_.shape().islands, imagined_island.islands) : 1;
+    batch.loss_weight = float(islands / (double(global_batch()) * model_.options().seq_len));
     return batch;
   }
 
   Batch send(int micro_batch) {
     static std::map<int, BatchBuffers> buffers;  // by number of slots: as few as the program has
-    const int B = model_.options().micro_batch, T = model_.options().seq_len, dp = mesh_.shape().dp;
+    const int B = model_.options().micro_batch, T = model_.options().seq_len;
     std::vector<int> inputs, targets;
     for (int b = 0; b < B; ++b) {
-      const int number = (micro_batch * dp + mesh_.place().dp) * B + b;
+      const int number = number_in_step(micro_batch, mesh_) * B + b;
       const std::vector<int> tokens = sample_tokens(model_.tensors().shape(), step_ * size_t(global_batch()) + size_t(number));
       inputs.insert(inputs.end(), tokens.begin(), tokens.end() - 1);
       targets.insert(targets.end(), tokens.begin() + 1, tokens.end());
@@ -211,7 +225,10 @@ Curve train(const ModelOptions& options, Mesh& mesh, size_t steps = all_steps) {
     }
     in_flight.begin(false, false);
     train_step(model, mesh, step);
-    in_flight.end(step + 1, 0, {});
+    const OuterOptions& outer = options.store.outer;
+    const bool is_outer = outer.is_on() && ((step + 1) % size_t(outer.local_steps) == 0 || step + 1 == steps);
+    if (is_outer) outer_step(model);
+    in_flight.end(step + 1, 0, {}, 0, is_outer);
     if (step > 0) finish();
   }
   finish();

@@ -1,0 +1,99 @@
+// Islands: groups of ranks behind slow links, which send each other their weights instead of gradients, and once in H steps
+// instead of in each (DiLoCo: Douillard et al., arXiv:2311.08105). Each island is a mesh of its own and makes H steps of
+// AdamW with its own samples. Then an *outer step* brings them together (kernels/outer_step.cuh), and all islands go on from
+// the same weights. AdamW's moments stay each island's own.
+//
+// What is brought together are masters, where there are some, else the weights, in fp32. A rank has the same place in its
+// island as its partners in the others, and keeps this for its piece of each unit (shards.h), with any --zero:
+//
+//   start      w₀, the weights after the last outer step
+//   momentum   of the outer steps
+//
+// A piece is cut into G equal shares, padded. Each island sends share i to island i (all_to_all), which adds up what it
+// gets, in the order of islands, and sends the mean to all (all_gather). So every rank that has a weight gets the same
+// bits, in other groups of partners, too; and 2·(G−1)/G·4 bytes of each parameter of a piece cross the slow link.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/device/memory.cuh"
+#include "kernels/outer_step.cuh"
+#include "parallel/islands.h"
+#include "parallel/mesh.cuh"
+#include "parallel/shards.h"
+
+class OuterOptimizer {
+ public:
+  // Adds its category to `memory`, unless outer steps are off.
+  OuterOptimizer(const OuterOptions& options, const Shards& shards, DeviceMemory& memory, Mesh& mesh, cudaStream_t stream)
+      : options_(options), shards_(shards), islands_(mesh.islands()), stream_(stream) {
+    if (!is_on()) return;
+    memory.add("islands", [this](Arena& arena) {
+      start_ = arena.take<float>(shards_.all_pieces());
+      momentum_ = arena.take<float>(shards_.all_pieces());
+      if (islands_.size() == 1) return;
+      const size_t largest = shards_.largest_piece();
+      sent_ = arena.take<float>(padded(largest));
+      received_ = arena.take<float>(padded(largest));
+    });
+  }
+
+  bool is_on() const { return options_.is_on(); }
+  // Must start_from() be called before the next update, as other weights have been set?
+  bool needs_start() const { return is_on() && !has_start_; }
+  void forget_start() { has_start_ = false; }
+  float* momentum(int unit) const { return momentum_ + shards_.piece_offset(unit); }
+
+  void clear() {
+    if (!is_on()) return;
+    forget_start();
+    CUDA_CHECK(cudaMemsetAsync(momentum_, 0, shards_.all_pieces() * sizeof(float), stream_));
+    if (sent_) CUDA_CHECK(cudaMemsetAsync(sent_, 0, padded(shards_.largest_piece()) * sizeof(float), stream_));
+  }
+
+  // Takes the masters for those that islands start from. masters_of_piece(unit): of this rank's piece
+  template <class Masters>
+  void start_from(Masters masters_of_piece) {
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      copy(start_ + shards_.piece_offset(unit), masters_of_piece(unit), shards_.piece(unit));
+    has_start_ = true;
+  }
+
+  // The outer step of a unit. piece: this rank's masters of it.
+  void step(int unit, float* piece) {
+    const float* mean = piece;
+    if (islands_.size() > 1) mean = mean_of(unit, piece);
+    outer_step(piece, start_ + shards_.piece_offset(unit), momentum(unit), mean, shards_.piece(unit), float(options_.lr),
+               float(options_.momentum), stream_);
+  }
+
+ private:
+  // Of a piece of `count` elements, what one island adds up; and the piece, padded to as much for each island.
+  size_t share(size_t count) const { return round_up(ceil_div(count, islands()), size_t(TensorList::alignment)); }
+  size_t padded(size_t count) const { return share(count) * islands(); }
+  size_t islands() const { return size_t(islands_.size()); }
+
+  const float* mean_of(int unit, const float* piece) {
+    const size_t count = share(shards_.piece(unit));
+    float* const own = sent_ + size_t(islands_.rank()) * count;
+    copy(sent_, piece, shards_.piece(unit));
+    islands_.after(stream_);
+    islands_.all_to_all(received_, sent_, count);
+    mean_over_islands(own, received_, islands_.size(), count, islands_.stream());
+    islands_.all_gather(sent_, own, count);
+    islands_.wait_for_all(stream_);
+    return sent_;
+  }
+
+  void copy(float* to, const float* from, size_t count) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+  }
+
+  OuterOptions options_;
+  const Shards& shards_;
+  Communicator& islands_;
+  cudaStream_t stream_;
+  bool has_start_ = false;
+  float *start_ = nullptr, *momentum_ = nullptr;
+  float *sent_ = nullptr, *received_ = nullptr;  // the largest piece, padded: a share for each island
+};
