@@ -30,14 +30,16 @@
 
 #include "kernels/cast.cuh"
 #include "kernels/device/memory.cuh"
-#include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/fp8.cuh"
 #include "parallel/gathered_blocks.cuh"
 #include "parallel/gradient_arrays.cuh"
+#include "parallel/gradient_norm.cuh"
 #include "parallel/mesh.cuh"
+#include "parallel/offloaded_gradients.cuh"
 #include "parallel/optimizer_state.cuh"
 #include "parallel/parameters.h"
+#include "parallel/replicas.h"
 #include "parallel/step_sums.cuh"
 #include "parallel/unit_buffers.cuh"
 
@@ -52,9 +54,14 @@ class ParameterStore final : public Parameters {
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
-        zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
+        zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), norm_(shards_.units()),
         optimizer_(kept_counts(), options.training && !is_float && !options.stochastic_rounding, options),
-        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
+        host_gradients_(kept_counts(), options.training && options.offload.gradients), weight_buffers_(shards_, zero_ == 3),
+        gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      host_gradients_.for_windows(unit, [&](size_t first, size_t count) {
+        norm_.add_window(unit, shards_.owned(unit, kept_begin(unit) + first, count), kept_begin(unit));
+      });
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -66,6 +73,7 @@ class ParameterStore final : public Parameters {
       memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
       if (optimizer_.is_offloaded())
         host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
+      host_gradients_.add_to(host_memory);
     }
     if (zero_ >= 2 || casts_gradients())
       memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
@@ -89,6 +97,7 @@ class ParameterStore final : public Parameters {
 
   void forget_passes() override {
     clear(arrays_.written, gradient_total());
+    host_gradients_.clear();
     arrays_.is_fresh = false;
     for (UnitBuffer<float>& buffer : gradient_buffers_) clear(buffer.data, buffer.count);
     weights_changed();
@@ -123,11 +132,12 @@ class ParameterStore final : public Parameters {
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (data_group_.size() == 1 || !options_.training || options_.delays || (sums_in_buffer(unit) && !last_micro_step_)) return;
+    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training || options_.delays) return;  // nothing, or not yet
+    if (sums_in_buffer(unit) && !last_micro_step_) return;
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
     reduce(unit, buffer.data);
-    buffer.moved.record(data_group_.stream());
+    buffer.moved.record(reduction_stream());
     buffer.moving = true;
   }
 
@@ -135,7 +145,7 @@ class ParameterStore final : public Parameters {
   // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights
   // are still to be cast to eight bits.
   bool is_quiet() const override {
-    if (!fp8_.is_up_to_date()) return false;
+    if (!fp8_.is_up_to_date() || host_gradients_.is_on()) return false;
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
     if (zero_ > 1 || (last_micro_step_ && !options_.delays)) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
@@ -171,9 +181,8 @@ class ParameterStore final : public Parameters {
 
   bool waits() const override { return arrays_.waits; }
   std::optional<float> settle_waiting() override {
-    if (!waits()) return {};
-    complete_sums();
-    return arrays_.read_loss(stream_);
+    if (waits()) complete_sums();
+    return waits() ? std::optional(arrays_.read_loss(stream_)) : std::nullopt;
   }
 
   // ---- state, from and to the host
@@ -191,7 +200,7 @@ class ParameterStore final : public Parameters {
       const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
       if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
-      float* drawn = place(gradient(tensor.unit), slice);
+      float* drawn = gradient_buffers_.of(tensor.unit).data + slice.in_unit;
       if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
       fill_random(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor),
                   stream_, tensor.part, tensor.initial == Initial::uniform);
@@ -199,20 +208,20 @@ class ParameterStore final : public Parameters {
         cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
     }
-    clear(arrays_.applied, gradient_total());
-    weights_changed();
+    forget_passes();
   }
 
   void visit_replicated(const Visit& visit) override {
+    const Replicas replicas = {visit, shards_, tp_.rank(), tp_.size(), data_group_.size()};
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
       const bool has_pieces = zero_ > 0;
-      if (zero_ == 3) visit_if_replicated(visit, tensor, "weights", kept_weights(unit), true);
-      else visit_if_replicated(visit, tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
+      if (zero_ == 3) replicas.add(tensor, "weights", kept_weights(unit), true);
+      else replicas.add(tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
       if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
-        visit_if_replicated(visit, tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
+        replicas.add(tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
       const auto visit_state = [&](State state, const std::string& what) {
-        optimizer_.with(state, kept_offset(unit), [&](auto* values) { visit_if_replicated(visit, tensor, what, values, has_pieces); });
+        optimizer_.with(state, kept_offset(unit), [&](auto* values) { replicas.add(tensor, what, values, has_pieces); });
       };
       if (!options_.training) continue;
       optimizer_.settle();
@@ -306,21 +315,34 @@ class ParameterStore final : public Parameters {
   // into an array of pieces, which may hold the sum of earlier micro-steps already.
   void reduce(int unit, float* whole) {
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
-    float* sum = gradient(unit);
     const bool add_to_earlier = !sums_in_buffer(unit) && !first_micro_step_;
     if (casts_gradients()) {
       cast(staging_, whole, count, data_group_.stream());
       if (zero_ == 0) data_group_.all_reduce(staging_, count);
       else data_group_.reduce_scatter(staging_ + begin, staging_, piece);
-      accumulate(sum, staging_ + (zero_ ? begin : 0), kept_count(unit), add_to_earlier, data_group_.stream());
+      add_to_kept(unit, staging_ + (zero_ ? begin : 0), add_to_earlier);
     } else if (zero_ == 0) {
       data_group_.all_reduce(whole, count);
-    } else if (!add_to_earlier) {
-      data_group_.reduce_scatter(sum, whole, piece);
+    } else if (!add_to_earlier && !host_gradients_.is_on()) {
+      data_group_.reduce_scatter(gradient(unit), whole, piece);
     } else {
       data_group_.reduce_scatter(whole + begin, whole, piece);
-      accumulate(sum, whole + begin, piece, true, data_group_.stream());
+      add_to_kept(unit, whole + begin, add_to_earlier);
     }
+  }
+  cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
+
+  template <class E>
+  void add_to_kept(int unit, const E* values, bool add_to_earlier) {
+    if (host_gradients_.is_on()) host_gradients_.add(unit, values, add_to_earlier, reduction_stream());
+    else accumulate(gradient(unit), values, kept_count(unit), add_to_earlier, reduction_stream());
+  }
+
+  // Calls work(values, first, count) for the gradients that this rank keeps of a unit: once, or for each window.
+  template <class Work>
+  void with_gradients(int unit, Work work) {
+    if (host_gradients_.is_on()) host_gradients_.read(unit, stream_, work);
+    else work(gradient(unit), size_t(0), kept_count(unit));
   }
 
   // With --delay: the gradients of this step wait for the next one, while they are added up.
@@ -372,25 +394,23 @@ class ParameterStore final : public Parameters {
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
   // factor. The step's other sums go along.
   void compute_norm(StepSums* sums, float clip, const StepLimits& limits) {
-    size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) {
-      const Range range = shards_.owned(unit);
-      if (range.count == 0) continue;
-      square_sums(partials_ + partials, gradient(unit) + (range.begin - kept_begin(unit)), range.count, stream_);
-      partials += partial_sums<float>(range.count);
-    }
-    add_up(total_, partials_, partials, stream_);
+    norm_.begin();
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      with_gradients(unit, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
+    double* const total = norm_.total(stream_);
     world_.after(stream_);
-    world_.all_reduce({summed(sums), {total_, 1}});
+    world_.all_reduce({summed(sums), {total, 1}});
     world_.wait_for_all(stream_);
-    clip_factor(summary_, total_, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
+    clip_factor(summary_, total, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
     if (options_.delays) copy(arrays_.loss, &sums->loss, 1);
   }
 
   void update_unit(int unit, const AdamW& options) {
     const TraceScope scope(layer_of(unit));
-    optimizer_.update<Float>(shards_, unit, {kept_weights(unit), gradient(unit), kept_begin(unit), options,
-                                             &summary_->factor, adamw_state_, options_.seed}, stream_);
+    with_gradients(unit, [&](const float* values, size_t first, size_t count) {
+      optimizer_.update<Float>(shards_, unit, {kept_weights(unit), kept_begin(unit), values, first, count, options,
+                                               &summary_->factor, adamw_state_, options_.seed}, stream_);
+    });
   }
 
   // ---- state, from and to the host
@@ -448,25 +468,8 @@ class ParameterStore final : public Parameters {
 
   // Where this rank keeps the gradients of a unit.
   float* gradient(int unit) const {
-    return arrays_.applied + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
-  }
-
-  // Visits values of a tensor, if several ranks have the same values. values: the first of this rank's piece of the
-  // unit, or of the whole unit. A split tensor is the same on the data-parallel ranks, a piece of a unit on the
-  // tensor-parallel ranks, and wte on the first and the last stage of a pipeline.
-  template <class E>
-  void visit_if_replicated(const Visit& visit, const TensorDescriptor& tensor, const std::string& what, const E* values,
-                           bool is_piece) const {
-    const bool is_split = tensor.split.axis >= 0 && tp_.size() > 1;
-    const bool is_tied = tensor.unit == 0 && &tensor == list_.tensors_of(0) && is_pipeline_;
-    if (!is_tied && (is_split || tp_.size() == 1) && (is_piece || data_group_.size() == 1)) return;
-    const char* const shards = is_split && is_piece ? "part" : is_split ? "tp rank" : is_piece ? "ZeRO piece" : nullptr;
-    if (!list_.has(tensor)) return visit({tensor, what, shards, Replica::none, nullptr, 0, sizeof(E)});
-    const size_t begin = is_piece ? shards_.begin(tensor.unit) : 0;
-    const size_t end = begin + (is_piece ? shards_.piece(tensor.unit) : shards_.whole(tensor.unit));
-    const size_t first = std::clamp(tensor.offset, begin, end), last = std::clamp(tensor.offset + tensor.local, begin, end);
-    const int shard = (is_split ? tp_.rank() : 0) * (is_piece ? data_group_.size() : 1) + (is_piece ? data_group_.rank() : 0);
-    visit({tensor, what, shards, shard, values + (first - begin), last - first, sizeof(E)});
+    float* const all = host_gradients_.is_on() ? host_gradients_.on_host() : arrays_.applied;
+    return all + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
   }
 
   template <class E>
@@ -477,12 +480,10 @@ class ParameterStore final : public Parameters {
   // ---- memory
 
   void lay_out_gradients(Arena& arena) {
-    arrays_.lay_out(arena, gradient_total(), options_.delays);
+    if (host_gradients_.is_on()) host_gradients_.lay_out(arena);
+    else arrays_.lay_out(arena, gradient_total(), options_.delays);
     if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
-    size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) partials += partial_sums<float>(shards_.owned(unit).count);
-    partials_ = arena.take<float>(partials);
-    total_ = arena.take<double>(1);
+    norm_.lay_out(arena);
     summary_ = arena.take<GradientSummary>(1);
     adamw_state_ = arena.take<AdamWState>(1);
   }
@@ -504,15 +505,14 @@ class ParameterStore final : public Parameters {
   cudaStream_t stream_;
   Shards shards_;
   int zero_;
-  bool is_pipeline_;
+  GradientNorm norm_;
   OptimizerState optimizer_;
+  OffloadedGradients host_gradients_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
   GradientArrays arrays_;
-  float* partials_ = nullptr;
-  double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;

@@ -112,7 +112,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
   for (std::string options : {"--zero 1 --dtype bf16 --stochastic-rounding --shuffle", "--zero 1 --delay 1",
                               "--zero 2 --dtype bf16 --reduce-dtype bf16",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
-                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload optimizer,activations"}) {
+                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload gradients,optimizer,activations"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
                             "--val text --val-every 2 --val-batches 2 " + options + " --out ";
