@@ -18,7 +18,8 @@ PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "./train_gpt"
 RTX_4080 = {"name": "RTX 4080", "fp32_tflops": 48.7, "bf16_tflops": 97.5, "memory_tb_per_s": 0.717, "memory_gib": 15.6}
 CARDS = {"H200": ("H200", 256), "H100": ("H100", 256), "24 GB: RTX 4090": ("RTX 4090", 128), "16 GB: RTX 4080": (RTX_4080, 64)}
 WAYS = ["", "--moments bf16", "--offload optimizer", "--offload optimizer --moments bf16", "--offload optimizer,activations",
-        "--offload optimizer,activations --moments bf16"]
+        "--offload optimizer,activations --moments bf16", "--offload gradients,optimizer",
+        "--offload gradients,optimizer,activations --moments bf16"]
 # Samples of 2,048 tokens: the batches that GPT-3 was trained with, to a power of two (arXiv:2005.14165, table 2.1)
 BATCHES = {"125m": 256, "350m": 256, "760m": 256, "1.3b": 512, "2.7b": 512, "6.7b": 1024, "13b": 1024, "175b": 1536}
 
@@ -43,7 +44,7 @@ def fastest(cluster, model, samples, way):
     kept = {"--moments": "fp32", "--offload": "none"} | dict(zip(way.split()[::2], way.split()[1::2]))
     chosen = [word for pair in zip(chosen[::2], chosen[1::2]) if pair[0] not in kept for word in pair]
     whole = plan(cluster, [*options, *chosen])
-    host = sum(bytes for name, bytes in whole["ranks"][0]["host"].items() if name in ("optimizer", "activations"))
+    host = sum(bytes for name, bytes in whole["ranks"][0]["host"].items() if name in ("optimizer", "activations", "gradients"))
     return found[0] | {"options": " ".join(chosen), "host": host}
 
 

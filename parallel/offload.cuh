@@ -11,7 +11,7 @@
 //   arrived   the compute stream uses what the buffer held before
 //   used      what is not computed yet is copied to the host, or what still is needed is overwritten
 //   left      the next array overwrites what has not been copied to the host yet, or comes from memory that is still
-//             to be written: copies to the host are made in the order of their issue, so the event of a later one is
+//             to be written: copies to the host are made in the order of their issue, so the event of the last one is
 //             enough for all before it
 // Nothing is computed otherwise than without offload, so all results have the same bits.
 #pragma once
@@ -44,7 +44,7 @@ class HostTraffic {
   void bring(size_t buffer, const std::vector<OffloadedArray>& arrays) {
     Buffer& to = buffers_[buffer];
     CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.used));
-    CUDA_CHECK(cudaStreamWaitEvent(from_host_, to.left));
+    CUDA_CHECK(cudaStreamWaitEvent(from_host_, buffers_[last_sent_].left));
     copy(arrays, true);
     to.arrived.record(from_host_);
   }
@@ -66,6 +66,7 @@ class HostTraffic {
     CUDA_CHECK(cudaStreamWaitEvent(to_host_, from.used));
     copy(arrays, false);
     from.left.record(to_host_);
+    last_sent_ = buffer;
   }
 
   // Waits until the host's memory has all that was sent to it, and nothing is read from there any more.
@@ -96,4 +97,5 @@ class HostTraffic {
 
   cudaStream_t from_host_, to_host_;
   Buffer buffers_[buffers];
+  size_t last_sent_ = 0;  // the buffer that was sent to the host last
 };

@@ -20,9 +20,10 @@
 // What the update of a unit has beside masters and moments.
 template <class Float>
 struct UnitUpdate {
-  Float* weights;  // of what this rank keeps of the unit, and its gradients
-  const float* gradients;
-  size_t begin;  // number of the first of these elements in the unit
+  Float* weights;  // of what this rank keeps of the unit
+  size_t begin;    // number of the first of these elements in the unit
+  const float* gradients;  // of `count` of these elements, which are updated, from number `first` on
+  size_t first, count;
   const AdamW& options;
   const float* factor;         // in device memory, as the counters (kernels/adamw.cuh)
   const AdamWState* counters;
@@ -76,11 +77,11 @@ class OptimizerState {
   // Masters on the device, from element number `kept` on.
   float* masters(size_t kept) const { return reinterpret_cast<float*>(arrays_.front().on_device[0]) + kept; }
 
-  // Updates what this rank keeps of a unit. An update of the model takes all units in order.
+  // Updates elements of what this rank keeps of a unit: all, or a window. An update of the model takes all units in order.
   template <class Float>
   void update(const Shards& shards, int unit, const UnitUpdate<Float>& u, cudaStream_t stream) {
     for (size_t i = 0; i < windows_.size(); ++i) {
-      if (windows_[i].unit != unit) continue;
+      if (windows_[i].unit != unit || windows_[i].unit_begin - u.first >= u.count) continue;  // less than 0 is much
       if (!is_offloaded()) {
         update_window(shards, i, u, stream);
         continue;
@@ -131,7 +132,7 @@ class OptimizerState {
     const Window& window = windows_[number];
     const size_t begin = u.begin + window.unit_begin;
     Float* const weights = u.weights + window.unit_begin;
-    const float* const gradients = u.gradients + window.unit_begin;
+    const float* const gradients = u.gradients + (window.unit_begin - u.first);
     float* masters = has_masters() ? on_device<float>(State::weight, number) : nullptr;
     if constexpr (std::is_same_v<Float, float>) masters = masters ? masters : weights;
     if (masters && !is_narrow_) {

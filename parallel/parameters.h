@@ -27,6 +27,7 @@ struct Fp8Options {
 struct OffloadOptions {
   bool optimizer = false;    // masters and moments
   bool activations = false;  // inputs of blocks; all other activations are recomputed
+  bool gradients = false;    // their sums over micro-steps
 };
 
 struct StoreOptions {

@@ -80,6 +80,13 @@ class Shards {
     return {first, std::min(piece(unit), end - first)};
   }
 
+  // The same of elements [begin, begin + count) of a unit.
+  Range owned(int unit, size_t begin, size_t count) const {
+    const Range all = owned(unit);
+    const size_t first = std::max(all.begin, begin), end = std::min(all.begin + all.count, begin + count);
+    return {first, first < end ? end - first : 0};
+  }
+
   // The slices that this rank answers for in a checkpoint.
   std::vector<Slice> owned_slices() const {
     std::vector<Slice> all;
@@ -95,4 +102,25 @@ class Shards {
   int ranks_, rank_;
   std::vector<size_t> piece_, piece_offset_;
   size_t pieces_ = 0;
+};
+
+// What this rank keeps of the units: whole ones, or with ZeRO its pieces. Numbers of elements.
+class Kept {
+ public:
+  Kept(const Shards& shards, bool pieces) : shards_(shards), pieces_(pieces) {}
+
+  size_t begin(int unit) const { return pieces_ ? shards_.begin(unit) : 0; }  // offset of the first one in the unit
+  size_t count(int unit) const { return pieces_ ? shards_.piece(unit) : shards_.whole(unit); }
+  size_t offset(int unit) const { return pieces_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
+  size_t total() const { return pieces_ ? shards_.all_pieces() : shards_.all_whole(); }
+  std::vector<size_t> counts() const {
+    std::vector<size_t> all;
+    for (int unit = 0; unit < shards_.units(); ++unit) all.push_back(count(unit));
+    return all;
+  }
+  std::vector<Slice> slices(int unit) const { return shards_.slices(unit, begin(unit), count(unit)); }
+
+ private:
+  const Shards& shards_;
+  bool pieces_;
 };

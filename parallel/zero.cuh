@@ -29,18 +29,21 @@
 #include <vector>
 
 #include "kernels/device/memory.cuh"
-#include "kernels/norm.cuh"
 #include "kernels/random.cuh"
 #include "parallel/fp8.cuh"
 #include "parallel/gathered_blocks.cuh"
 #include "parallel/gradient_arrays.cuh"
 #include "parallel/gradient_reduction.cuh"
 #include "parallel/islands.cuh"
+#include "parallel/gradient_norm.cuh"
 #include "parallel/mesh.cuh"
+#include "parallel/offloaded_gradients.cuh"
 #include "parallel/optimizer_state.cuh"
 #include "parallel/parameters.h"
 #include "parallel/replicas.cuh"
+#include "parallel/shared_gradients.cuh"
 #include "parallel/step_sums.cuh"
+#include "parallel/stored_values.cuh"
 #include "parallel/unit_buffers.cuh"
 #include "parallel/weight_gathering.cuh"
 
@@ -55,10 +58,15 @@ class ParameterStore final : public Parameters {
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
-        zero_(data_group_.size() == 1 ? 0 : options.zero), gathering_(shards_, options, zero_, data_group_),
-        optimizer_(kept_counts(), needs_masters(), options), reduction_(shards_, options, zero_, mesh),
+        zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
+        gathering_(shards_, options, zero_, data_group_), optimizer_(kept_.counts(), needs_masters(), options),
+        reduction_(shards_, options, zero_, mesh), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3),
         outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      host_gradients_.for_windows(unit, [&](size_t first, size_t count) {
+        norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
+      });
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -70,6 +78,7 @@ class ParameterStore final : public Parameters {
       memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
       if (optimizer_.is_offloaded())
         host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
+      host_gradients_.add_to(host_memory);
     }
     if (reduction_.has_errors()) memory.add("errors", [this](Arena& arena) { reduction_.lay_out_errors(arena); });
     if (zero_ >= 2 || reduction_.has_staging() || gathering_.is_compressed())
@@ -96,6 +105,7 @@ class ParameterStore final : public Parameters {
 
   void forget_passes() override {
     clear(arrays_.written, gradient_total());
+    host_gradients_.clear();
     arrays_.is_fresh = false;
     for (UnitBuffer<float>& buffer : gradient_buffers_) clear(buffer.data, buffer.count);
     weights_changed();
@@ -130,11 +140,12 @@ class ParameterStore final : public Parameters {
 
   // To be called when a unit's gradients of this micro-step are complete. Starts to reduce them, if it is time to.
   void gradients_ready(int unit) {
-    if (data_group_.size() == 1 || !options_.training || options_.delays || (sums_in_buffer(unit) && !last_micro_step_)) return;
+    if ((data_group_.size() == 1 && zero_ == 0) || !options_.training || options_.delays) return;  // nothing, or not yet
+    if (sums_in_buffer(unit) && !last_micro_step_) return;
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
-    reduction_.reduce(unit, buffer.data, gradient(unit), !sums_in_buffer(unit) && !first_micro_step_, summary_);
-    buffer.moved.record(data_group_.stream());
+    reduce(unit, buffer.data, !sums_in_buffer(unit) && !first_micro_step_);
+    buffer.moved.record(reduction_stream());
     buffer.moving = true;
   }
 
@@ -142,7 +153,7 @@ class ParameterStore final : public Parameters {
   // gradients (without --delay), in the first micro-step of ZeRO 1, which gathers the updated weights, and where weights
   // are still to be cast to eight bits.
   bool is_quiet() const override {
-    if (!fp8_.is_up_to_date()) return false;
+    if (!fp8_.is_up_to_date() || host_gradients_.is_on()) return false;
     if (data_group_.size() == 1 || (options_.frozen && zero_ == 0)) return true;
     if (zero_ > 1 || (last_micro_step_ && !options_.delays)) return false;
     const auto is_there = [](const auto& buffer) { return buffer.count == 0 || (buffer.unit >= 0 && !buffer.moving); };
@@ -180,9 +191,8 @@ class ParameterStore final : public Parameters {
 
   bool waits() const override { return arrays_.waits; }
   std::optional<float> settle_waiting() override {
-    if (!waits()) return {};
-    complete_sums();
-    return arrays_.read_loss(stream_);
+    if (waits()) complete_sums();
+    return waits() ? std::optional(arrays_.read_loss(stream_)) : std::nullopt;
   }
 
   void outer_step() override {
@@ -191,7 +201,7 @@ class ParameterStore final : public Parameters {
       if (!list_.has(unit)) continue;
       outer_.step(unit, masters_of_piece(unit));
       if (zero_ == 0) gather_masters(unit);
-      if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_count(unit), stream_);
+      if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_.count(unit), stream_);
     }
     weights_changed();
   }
@@ -201,7 +211,7 @@ class ParameterStore final : public Parameters {
   std::vector<Slice> kept_slices() const override {
     std::vector<Slice> all;
     for (int unit = 0; unit < shards_.units(); ++unit)
-      for (const Slice& slice : slices_of_unit(unit)) all.push_back(slice);
+      for (const Slice& slice : kept_.slices(unit)) all.push_back(slice);
     return all;
   }
 
@@ -213,7 +223,7 @@ class ParameterStore final : public Parameters {
       const TraceScope scope(layer_of(tensor.unit));
       if (tensor.initial == Initial::one) fill(slice, State::weight, std::vector<float>(slice.count, 1.0f));
       if (tensor.initial == Initial::one || (tensor.initial == Initial::zero && !options_.random_biases)) continue;
-      float* drawn = place(gradient(tensor.unit), slice);
+      float* drawn = gradient_buffers_.of(tensor.unit).data + slice.in_unit;
       if constexpr (is_float) drawn = place(kept_weights(tensor.unit), slice);
       fill_random(drawn, slice.first, slice.count, random_key(options_.seed, tensor.name), list_.standard_deviation(tensor),
                   stream_, tensor.part, tensor.initial == Initial::uniform);
@@ -221,8 +231,7 @@ class ParameterStore final : public Parameters {
         cast(place(kept_weights(tensor.unit), slice), drawn, round_up(slice.count, TensorList::alignment), stream_);
       if (optimizer_.has_masters()) with_values(State::weight, slice, [&](auto* masters) { copy(masters, drawn, slice.count); });
     }
-    clear(arrays_.applied, gradient_total());
-    weights_changed();
+    forget_passes();
   }
 
   void visit_replicated(const Visit& visit) override {
@@ -234,7 +243,7 @@ class ParameterStore final : public Parameters {
       if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
         replicas_.visit(visit, tensor, State::weight, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
       const auto visit_state = [&](State state, const std::string& what) {
-        optimizer_.with(state, kept_offset(unit), [&](auto* values) { replicas_.visit(visit, tensor, state, what, values, has_pieces); });
+        optimizer_.with(state, kept_.offset(unit), [&](auto* values) { replicas_.visit(visit, tensor, state, what, values, has_pieces); });
       };
       if (!options_.training) continue;
       optimizer_.settle();
@@ -255,13 +264,7 @@ class ParameterStore final : public Parameters {
   }
 
   void copy_out(const Slice& slice, State state, float* to) const override {
-    with_values(state, slice, [&](auto* from) {
-      using Stored = std::remove_pointer_t<decltype(from)>;
-      if constexpr (std::is_same_v<Stored, float>) return copy(to, from, slice.count);
-      std::vector<Stored> stored(slice.count);
-      copy_and_wait(stored.data(), from, slice.count, cudaMemcpyDefault, stream_);
-      std::ranges::transform(stored, to, [](auto x) { return to_float(x); });
-    });
+    with_values(state, slice, [&](auto* from) { read_values(to, from, slice.count, stream_); });
   }
 
   void copy_out(const CheckpointBlock& block, State state, float* to) override {
@@ -285,7 +288,7 @@ class ParameterStore final : public Parameters {
     const auto kept_of = [&] {
       if (state == State::error) return shards_.slices(unit, 0, shards_.whole(unit));
       if (state == State::outer_momentum) return shards_.slices(unit, shards_.begin(unit), shards_.piece(unit));
-      return slices_of_unit(unit);
+      return kept_.slices(unit);
     };
     for (const Slice& kept : kept_of()) {
       if (kept.tensor != block.tensor) continue;
@@ -328,6 +331,23 @@ class ParameterStore final : public Parameters {
 
   // ---- gradients
 
+  // Adds up `whole`, this rank's gradients of a unit, over the ranks. The sum goes where this rank keeps gradients, or is
+  // added to what is there.
+  void reduce(int unit, float* whole, bool add) {
+    if (!host_gradients_.is_on()) return reduction_.reduce(unit, whole, gradient(unit), add, summary_);
+    float* const own = whole + shards_.begin(unit);
+    if (data_group_.size() > 1) reduction_.reduce(unit, whole, own, false, summary_);
+    host_gradients_.add(unit, own, add, reduction_stream());
+  }
+  cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
+
+  // Calls work(values, first, count) for the gradients that this rank keeps of a unit: once, or for each window.
+  template <class Work>
+  void with_gradients(int unit, Work work) {
+    if (host_gradients_.is_on()) host_gradients_.read(unit, stream_, work);
+    else work(gradient(unit), size_t(0), kept_.count(unit));
+  }
+
   // With --delay: the gradients of this step wait for the next one, while they are added up.
   void start_delayed_sums() {
     if (!arrays_.take_turns()) return;
@@ -347,56 +367,33 @@ class ParameterStore final : public Parameters {
     data_group_.wait_for_all(stream_);
     ends_.wait_for_all(stream_);
     for (UnitBuffer<float>& buffer : gradient_buffers_) buffer.moving = false;
-    add_up_over_tp();
+    add_up_over_tp(tp_, shards_, kept_, [this](int unit) { return gradient(unit); }, stream_);
   }
 
-  // Tensor-parallel ranks have computed the gradients of the LayerNorms from their own rows: adds them up, those of all
-  // units in one operation.
-  void add_up_over_tp() {
-    if (tp_.size() == 1) return;
-    std::vector<Summed> arrays;
-    for (int unit = 0; unit < shards_.units(); ++unit) {
-      const size_t begin = std::max(kept_begin(unit), list_.units()[unit].summed);
-      const size_t end = std::min(kept_begin(unit) + kept_count(unit), list_.units()[unit].count);
-      if (begin < end) arrays.emplace_back(gradient(unit) + (begin - kept_begin(unit)), end - begin);
-    }
-    tp_.after(stream_);
-    tp_.all_reduce(arrays);
-    tp_.wait_for_all(stream_);
-  }
-
-  // The pipeline's first stage has the embedding's part of wte's gradient, the last stage has the head's part. Both get
-  // the sum, and so make the same update. (The last stage needs no wpe.) Runs behind the sums of the data group, on the
-  // same stream.
   void add_up_over_ends() {
-    if (ends_.size() == 1) return;
-    const size_t begin = kept_begin(0), end = std::min(begin + kept_count(0), list_.tensors_of(0)[wpe].offset);
-    ends_.after(stream_);
-    if (begin < end) ends_.all_reduce(gradient(0), end - begin);
+    if (ends_.size() > 1) ::add_up_over_ends(ends_, shards_, kept_, gradient(0), stream_);
   }
 
   // Each rank squares the elements that it owns. The sum over all ranks is the same everywhere, and so is the clip
   // factor. The step's other sums go along.
   void compute_norm(StepSums* sums, float clip, const StepLimits& limits) {
-    size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) {
-      const Range range = shards_.owned(unit);
-      if (range.count == 0) continue;
-      square_sums(partials_ + partials, gradient(unit) + (range.begin - kept_begin(unit)), range.count, stream_);
-      partials += partial_sums<float>(range.count);
-    }
-    add_up(total_, partials_, partials, stream_);
+    norm_.begin();
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      with_gradients(unit, [&](const float* values, size_t first, size_t count) { norm_.add(unit, values, first, count, stream_); });
+    double* const total = norm_.total(stream_);
     world_.after(stream_);
-    world_.all_reduce({summed(sums), {total_, 1}});
+    world_.all_reduce({summed(sums), {total, 1}});
     world_.wait_for_all(stream_);
-    clip_factor(summary_, total_, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
+    clip_factor(summary_, total, options_.delays ? arrays_.loss : &sums->loss, clip, limits, stream_);
     if (options_.delays) copy(arrays_.loss, &sums->loss, 1);
   }
 
   void update_unit(int unit, const AdamW& options) {
     const TraceScope scope(layer_of(unit));
-    optimizer_.update<Float>(shards_, unit, {kept_weights(unit), gradient(unit), kept_begin(unit), options,
-                                             &summary_->factor, adamw_state_, options_.seed}, stream_);
+    with_gradients(unit, [&](const float* values, size_t first, size_t count) {
+      optimizer_.update<Float>(shards_, unit, {kept_weights(unit), kept_.begin(unit), values, first, count, options,
+                                               &summary_->factor, adamw_state_, options_.seed}, stream_);
+    });
   }
 
   // ---- state, from and to the host
@@ -411,7 +408,7 @@ class ParameterStore final : public Parameters {
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();
-    optimizer_.with(state, kept_offset(unit) + slice.in_unit - kept_begin(unit), work);
+    optimizer_.with(state, kept_.offset(unit) + slice.in_unit - kept_.begin(unit), work);
   }
 
   // On the stream, between the device and the host's memory in any direction.
@@ -423,12 +420,7 @@ class ParameterStore final : public Parameters {
   // Sets the values of a slice, and waits.
   void fill(const Slice& slice, State state, const std::vector<float>& from) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    const auto write = [&](auto* to) {
-      using Stored = std::remove_pointer_t<decltype(to)>;
-      std::vector<Stored> stored(slice.count);
-      std::ranges::transform(from, stored.begin(), [](float x) { return from_float<Stored>(x); });
-      copy_and_wait(to, stored.data(), slice.count, cudaMemcpyDefault, stream_);
-    };
+    const auto write = [&](auto* to) { write_values(to, from, stream_); };
     with_values(state, slice, write);
     optimizer_.forget();
     if (state != State::weight) return;
@@ -439,20 +431,9 @@ class ParameterStore final : public Parameters {
 
   // ---- what this rank keeps of a unit: the whole unit in ZeRO 0, else its piece
 
-  size_t kept_begin(int unit) const { return zero_ ? shards_.begin(unit) : 0; }
-  size_t kept_count(int unit) const { return zero_ ? shards_.piece(unit) : shards_.whole(unit); }
-  size_t kept_offset(int unit) const { return zero_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
-  size_t kept_total() const { return zero_ ? shards_.all_pieces() : shards_.all_whole(); }
-  std::vector<size_t> kept_counts() const {
-    std::vector<size_t> counts;
-    for (int unit = 0; unit < shards_.units(); ++unit) counts.push_back(kept_count(unit));
-    return counts;
-  }
   size_t gradient_total() const { return zero_ >= 2 ? shards_.all_pieces() : shards_.all_whole(); }
-  std::vector<Slice> slices_of_unit(int unit) const { return shards_.slices(unit, kept_begin(unit), kept_count(unit)); }
-
   Float* kept_weights(int unit) const {
-    return zero_ == 3 ? weight_pieces_ + kept_offset(unit) : weights_ + shards_.whole_offset(unit) + kept_begin(unit);
+    return zero_ == 3 ? weight_pieces_ + kept_.offset(unit) : weights_ + shards_.whole_offset(unit) + kept_.begin(unit);
   }
 
   // In fp32 the kept weights are exact, but where what is gathered takes their place.
@@ -462,11 +443,11 @@ class ParameterStore final : public Parameters {
   // The kept weights in fp32, on the device; null: there are none. Those of this rank's piece lie in the whole unit with
   // ZeRO 0.
   float* masters(int unit) const {
-    if (optimizer_.has_masters()) return optimizer_.masters(kept_offset(unit));
+    if (optimizer_.has_masters()) return optimizer_.masters(kept_.offset(unit));
     if constexpr (is_float) return kept_weights(unit);
     else return nullptr;
   }
-  float* masters_of_piece(int unit) const { return masters(unit) + (shards_.begin(unit) - kept_begin(unit)); }
+  float* masters_of_piece(int unit) const { return masters(unit) + (shards_.begin(unit) - kept_.begin(unit)); }
   void gather_masters(int unit) {
     data_group_.after(stream_);
     data_group_.all_gather(masters(unit), masters_of_piece(unit), shards_.piece(unit));
@@ -475,23 +456,22 @@ class ParameterStore final : public Parameters {
 
   // Where this rank keeps the gradients of a unit.
   float* gradient(int unit) const {
-    return arrays_.applied + (zero_ == 1 ? shards_.whole_offset(unit) + kept_begin(unit) : kept_offset(unit));
+    float* const all = host_gradients_.is_on() ? host_gradients_.on_host() : arrays_.applied;
+    return all + (zero_ == 1 ? shards_.whole_offset(unit) + kept_.begin(unit) : kept_.offset(unit));
   }
 
   template <class E>
   E* place(E* own, const Slice& slice) const {
-    return own + (slice.in_unit - kept_begin(slice.tensor->unit));
+    return own + (slice.in_unit - kept_.begin(slice.tensor->unit));
   }
 
   // ---- memory
 
   void lay_out_gradients(Arena& arena) {
-    arrays_.lay_out(arena, gradient_total(), options_.delays);
+    if (host_gradients_.is_on()) host_gradients_.lay_out(arena);
+    else arrays_.lay_out(arena, gradient_total(), options_.delays);
     if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
-    size_t partials = 0;
-    for (int unit = 0; unit < shards_.units(); ++unit) partials += partial_sums<float>(shards_.owned(unit).count);
-    partials_ = arena.take<float>(partials);
-    total_ = arena.take<double>(1);
+    norm_.lay_out(arena);
     summary_ = arena.take<GradientSummary>(1);
     adamw_state_ = arena.take<AdamWState>(1);
   }
@@ -514,16 +494,17 @@ class ParameterStore final : public Parameters {
   cudaStream_t stream_;
   Shards shards_;
   int zero_;
+  Kept kept_;
+  GradientNorm norm_;
   WeightGathering<Float> gathering_;
   OptimizerState optimizer_;
   GradientReduction<Float> reduction_;
+  OffloadedGradients host_gradients_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
   Float *weights_ = nullptr, *weight_pieces_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
   GradientArrays arrays_;
-  float* partials_ = nullptr;
-  double* total_ = nullptr;
   GradientSummary* summary_ = nullptr;
   AdamWState* adamw_state_ = nullptr;
   UnitBuffers<Float> weight_buffers_;

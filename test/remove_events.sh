@@ -40,7 +40,7 @@ done
 # The tests that reach all of these files: ranks and cases of each. They use fp32 alone.
 declare -A tests=([context_parallel]=3)
 case ${files[*]} in
-  parallel/offload.cuh) tests=([offload]="2 -tc=*rank alone") ;;
+  parallel/offload.cuh) tests=([offload]="2 -tc=*rank alone,gradients: the same bits") ;;
   parallel/ulysses.cuh | parallel/ring_attention.cuh) ;;
   *) tests+=([zero]="3 -tc=*take turns" [delay]="4 -tc=*take turns<float>,*curve of one rank" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
              [offload]="2 -tc=*rank alone" [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;

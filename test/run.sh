@@ -95,7 +95,7 @@ if command -v mpirun > /dev/null; then
       for ranks in 2 4; do run test_context_parallel reverse $ranks; done
       run test_zero reverse 3 --test-case='*take turns*'
       run test_compression reverse 3 --test-case='*sum*,*errors*'
-      run test_offload random:1 2 --test-case='*rank alone,*each kind*'
+      run test_offload random:1 2 --test-case='*rank alone,*each kind*,gradients*bits'
       run test_delay random:1 2
       for ranks in 2 4; do run test_tensor_parallel reverse $ranks --test-case='rows are*,the gradients*,*few tokens*,*runtime*'; done
       run test_meshes reverse 4 --test-case='any number*,every schedule*,the gradients*,*few tokens*'

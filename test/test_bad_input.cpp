@@ -81,7 +81,9 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--delay 1 --zero 2", {"--delay 1 with --zero 2", "choose --zero 0 or 1"});
   refuses("--delay 1 --dtype fp16", {"--delay 1 beside --dtype fp16", "loss scale", "--dtype bf16"});
   refuses("--delay 1 --generate", {"--delay 1 beside --generate", "leave it out"});
-  refuses("--offload weights", {"--offload: 'weights' is unknown: give optimizer, activations, both with a comma, or none"});
+  refuses("--offload weights", {"--offload: 'weights' is unknown: give optimizer, activations, gradients, several with commas, or none"});
+  refuses("--offload gradients", {"--offload gradients", "windows as masters and moments", "add optimizer"});
+  refuses("--offload gradients,optimizer --lora-rank 4 --init base", {"--offload gradients,optimizer with --tp, --pp or --lora-rank", "leave gradients out"});
   refuses("--offload optimizer,,activations", {"--offload: 'optimizer,,activations' is unknown"});
   refuses("--offload activations", {"--offload activations moves the inputs of blocks", "add --recompute block"});
   refuses("--offload optimizer --generate", {"--offload optimizer beside --generate", "leave it out"});

@@ -114,7 +114,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
                               "--compress int8 --on-spike skip --check-sync 1", "--zero 1 --compress int8 --delay 1 --check-sync 1",
                               "--zero 1 --compress int8 --compress-weights int8 --check-sync 2",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
-                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload optimizer,activations"}) {
+                              "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload gradients,optimizer,activations"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 3 $TEXT --share-gpu --global-batch 12 --steps 6 --checkpoint-every 3 "
                             "--val text --val-every 2 --val-batches 2 " + options + " --out ";

@@ -238,6 +238,11 @@ TEST_CASE("offload: what PCIe takes longer than the update, and than passes, is 
   step.moments = "bf16";  // 8 bytes of an element instead of 12, and 8 less for AdamW
   CHECK(forecast(step, host).offload.total == about(2 * 8 * all / rate));
   CHECK(forecast(step, host).update == about(f.update * (4 + 22) / (4 + 30)));
+  step.offload = "optimizer,gradients";
+  const Forecast less = forecast(step, host);
+  CHECK(less.offload.total == about((2 * 8 + 3 * 4) * all / rate));  // one micro-batch: out, and back for the norm and the update
+  step.offload = "optimizer";
+  CHECK(less.offload.exposed - forecast(step, host).offload.exposed == about(2 * 4 * all / rate));
   step.offload = "activations", step.global_batch *= 2;
   const Forecast inputs = forecast(step, host);
   CHECK(inputs.offload.total == about(2 * 2 * 12 * 8 * 1024 * C * 2 / rate));
@@ -690,7 +695,8 @@ StepOptions small_search() {
 }  // namespace
 
 TEST_CASE("a search finds what a loop over all numbers finds") {
-  const Cluster host = cluster("8xh100");
+  Cluster host = cluster("8xh100");
+  host.host_memory = 0;  // nothing is offloaded
   const StepOptions base = small_search();
   const size_t room = size_t(60) << 20;
   SearchResult found, without_bound;
@@ -731,10 +737,11 @@ TEST_CASE("a search finds what a loop over all numbers finds") {
 }
 
 TEST_CASE("a search offloads where that lets a faster candidate fit, if it knows the host's memory") {
-  Cluster one = cluster("8xh100");
-  one.devices_per_host = 1;
+  Cluster one = with_devices(cluster("8xh100"), 1).cluster;
+  CHECK(one.host_memory == cluster("8xh100").host_memory / 8);
+  one.host_memory = 0;
   StepOptions base = small_search();
-  const auto state_offloaded = [](const StepOptions& s) { return rough_bytes(s) / (s.offloads("optimizer") ? 3 : 1); };
+  const auto state_offloaded = [](const StepOptions& s) { return rough_bytes(s) / (s.offloads("gradients") ? 9 : s.offloads("optimizer") ? 3 : 1); };
   const auto fastest = [&](size_t room) {
     SearchResult found;
     search(found, base, {one, 1}, {}, room, {state_offloaded, state_offloaded});
@@ -744,11 +751,12 @@ TEST_CASE("a search offloads where that lets a faster candidate fit, if it knows
   CHECK(fastest(little) == "nothing");
   one.host_memory = 1e12;
   CHECK(fastest(little).starts_with("optimizer"));
+  CHECK(fastest(little / 3).starts_with("gradients,optimizer"));
   CHECK(fastest(size_t(1) << 40) == "none");  // it costs time, and nothing is gained
   SearchResult all;
   search(all, base, {one, 1}, {}, SIZE_MAX, {rough_bytes, rough_bytes});
   size_t candidates = 0;
-  for_each_candidate(base, 1, [&](const StepOptions& s) { candidates += s.recompute == "block" ? 3 : 2; });
+  for_each_candidate(base, 1, [&](const StepOptions& s) { candidates += s.recompute == "block" ? 5 : 3; });
   CHECK(all.candidates == candidates);
 }
 

@@ -37,8 +37,8 @@ CLI::Validator one_of(const Names& names) {
 // A list with commas of what --offload can move.
 const CLI::Validator offloaded([](const std::string& text) {
   for (const std::string& word : words_of(text))
-    if (word != "optimizer" && word != "activations" && text != "none")
-      return excerpt(text) + " is unknown: give optimizer, activations, both with a comma, or none";
+    if (word != "optimizer" && word != "activations" && word != "gradients" && text != "none")
+      return excerpt(text) + " is unknown: give optimizer, activations, gradients, several with commas, or none";
   return std::string();
 }, "LIST");
 
@@ -107,7 +107,8 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
       "none, gelu or block: what backward computes again to save memory");
   add(app, "--offload", o.offload, offloaded, "what lives in the host's pinned memory, and comes to the device for its use: "
-      "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), both with a comma, or none");
+      "optimizer (masters, moments), activations (inputs of blocks, with --recompute block), gradients (with optimizer, and on "
+      "several ranks --zero 3), several with commas, or none");
   add(app, "--attention", o.attention, one_of({"auto", "cudnn", "own", "hopper"}),
       "cudnn, own (our kernels), hopper (ours for H100 and H200), or auto: cudnn where it is compiled in and can");
 }

@@ -115,7 +115,7 @@ Forecast::Communication outer_steps(const StepOptions& step, const Cluster& clus
 }
 
 // What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
-// offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its kernels; passes: of
+// offloaded_gradients.cuh, offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its kernels; passes: of
 // a micro-batch
 Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,
                                         double elements, double update, const StageTimes& passes) {
@@ -125,6 +125,11 @@ Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& 
     const double one_way = elements * step.optimizer_bytes() / host, window = one_way * p.block / p.all();
     c.total += 2 * one_way;  // two windows come, and two leave, behind passes
     c.exposed += std::max(0.0, one_way - 2 * window - update);
+  }
+  if (step.offloads("gradients")) {  // there in each micro-batch, back in the next, and for the norm and the update
+    const double one_way = 4 * elements / host, A = step.micro_batches();
+    c.total += (2 * A + 1) * one_way;
+    c.exposed += 2 * one_way + A * std::max(0.0, one_way - passes.backward);
   }
   if (step.offloads("activations")) {
     const double rows = double(step.micro_batch) * step.seq_len / step.mesh.cp / step.mesh.tp, A = step.micro_batches();

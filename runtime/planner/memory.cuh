@@ -116,13 +116,13 @@ inline size_t least_bytes(const StepOptions& s) {
   const int A = s.micro_batches();
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const bool trained = !s.lora.is_on();  // adapters are few
-  const double weights = w, gradients = trained ? 4 * (1 + s.delay) : 0;  // bytes a parameter
+  const double weights = w, gradients = !trained || s.offloads("gradients") ? 0 : 4 * (1 + s.delay);  // bytes a parameter
   const double errors = trained && s.compressed_bits() && dp * cp > 1 ? 4 : 0;
   const double optimizer = !trained || s.offloads("optimizer") ? 0 : s.optimizer_bytes();
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
   const double state = errors + split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
-  const double whole = (s.zero >= 2 ? gradients : 0) + (s.zero == 3 ? weights : 0);
+  const double whole = (s.zero >= 2 || s.offloads("gradients") ? 4 * trained : 0) + (s.zero == 3 ? weights : 0);
   const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
   // of C elements for each row
   const double kept = s.recompute == "none" ? 16 : s.recompute == "gelu" ? 12 : s.offloads("activations") ? 0 : 1;

@@ -107,7 +107,7 @@ std::string table_of(const std::vector<RankPlan>& stages) {
 
 size_t RankPlan::offloaded() const {
   size_t bytes = 0;
-  for (const auto& [name, size] : host) bytes += name == "optimizer" || name == "activations" ? size : 0;
+  for (const auto& [name, size] : host) bytes += name == "optimizer" || name == "activations" || name == "gradients" ? size : 0;
   return bytes;
 }
 

@@ -58,7 +58,7 @@ inline std::string advice(const Options& o, const Plan& plan) {
   };
   if (o.micro_batch % 2 == 0) consider("--micro-batch", changed.micro_batch, o.micro_batch / 2);
   for (const char* kind : {"gelu", "block"}) consider("--recompute", changed.recompute, kind);
-  for (const char* what : {"optimizer", "optimizer,activations"})
+  for (const char* what : ways_to_offload)
     if (plan.device.host_room > 0) consider("--offload", changed.offload, what);
   for (int stage = o.zero + 1; stage <= 3; ++stage) consider("--zero", changed.zero, stage);
   consider("--tp", changed.mesh.tp, 2 * o.mesh.tp);

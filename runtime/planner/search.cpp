@@ -90,7 +90,7 @@ void search(SearchResult& result, const StepOptions& base, const Rented& rented,
   for_each_candidate(base, rented.ranks, [&](const StepOptions& step) {
     consider(step);
     if (rented.cluster.host_memory == 0 || step.offload != "none") return;
-    for (StepOptions other = step; const char* offload : {"optimizer", "optimizer,activations"})
+    for (StepOptions other = step; const char* offload : ways_to_offload)
       if (other.offload = offload; batch_problem(other).empty()) consider(other);
   });
 }
@@ -104,6 +104,7 @@ Rented with_devices(const Cluster& cluster, int ranks) {
   if (ranks > cluster.devices())
     usage_error("--ranks ", ranks, ": the cluster ", cluster.name, " has ", cluster.devices(), " devices: give that many or fewer");
   part.cluster.devices_per_host = std::min(cluster.devices_per_host, ranks);
+  part.cluster.host_memory *= double(part.cluster.devices_per_host) / cluster.devices_per_host;
   part.cluster.hosts = (ranks - 1) / part.cluster.devices_per_host + 1;
   return part;
 }

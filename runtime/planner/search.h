@@ -33,13 +33,18 @@ struct SearchResult {
 // samples and storage types are as in `base`.
 void for_each_candidate(const StepOptions& base, int ranks, const std::function<void(const StepOptions&)>& visit);
 
+// What is tried besides with each of them, where the host's memory is known: values of --offload.
+constexpr const char* ways_to_offload[] = {"optimizer", "optimizer,activations", "gradients,optimizer",
+                                           "gradients,optimizer,activations"};
+
 // Some devices of a cluster.
 struct Rented {
   Cluster cluster;
   int ranks;
 };
 
-// A part of the cluster with `ranks` ranks: hosts one after the other, or some devices of the first one.
+// A part of the cluster with `ranks` ranks: hosts one after the other, or some devices of the first one, with their share
+// of its memory.
 Rented with_devices(const Cluster& cluster, int ranks);
 
 // The parts of a cluster that may be rented: some of the devices of one host, or some hosts, by their divisors. The

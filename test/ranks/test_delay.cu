@@ -67,7 +67,7 @@ TEST_CASE("every mesh gives the curve of one rank") {
     all.insert(all.end(), {{{.tp = 2, .dp = N / 2}, "1f1b"}, {{.cp = 2, .dp = N / 2}, "1f1b"}, {{.dp = N / 2, .pp = 2}, "1f1b"}, {{.dp = N / 2, .pp = 2}, "zb"}});
   constexpr ModelShape shape = {4, 2, 32, 211, 8};
   const auto train_on = [&](Mesh& mesh, int zero) {
-    Curve curve = train<float>(shape, mesh, 2, delayed({.zero = zero}));
+    Curve curve = train<float>(shape, mesh, 2, delayed({.zero = zero}), 4);
     curve.norms.erase(curve.norms.begin());  // the first step has applied nothing
     return curve;
   };
