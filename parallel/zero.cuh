@@ -48,9 +48,9 @@ class ParameterStore final : public Parameters {
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
-        stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
+        stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
         zero_(data_group_.size() == 1 ? 0 : options.zero), is_pipeline_(mesh.shape().pp > 1),
-        gathering_(shards_, options, zero_, data_group_), optimizer_(kept_counts(), needs_masters(), options),
+        gathering_(shards_, options, zero_, mesh), optimizer_(kept_counts(), needs_masters(), options),
         reduction_(shards_, options, zero_, mesh), weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2),
         fp8_(list, options.fp8, zero_ == 3) {
     const std::string kind = options.frozen ? "frozen " : "";
@@ -248,7 +248,7 @@ class ParameterStore final : public Parameters {
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
     const int unit = block.tensor->unit;
-    for (const Slice& kept : state == State::error ? shards_.slices(unit, 0, shards_.whole(unit)) : slices_of_unit(unit)) {
+    for (const Slice& kept : state == State::error ? error_slices(shards_, unit) : slices_of_unit(unit)) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
       if (slice.count > 0) fill(slice, state, pick(slice, block, from));
@@ -345,7 +345,7 @@ class ParameterStore final : public Parameters {
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
-    if (state == State::error) return work(reduction_.errors(unit) + slice.in_unit);
+    if (state == State::error) return work(reduction_.errors(unit, slice.in_unit));
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     optimizer_.settle();
     optimizer_.with(state, kept_offset(unit) + slice.in_unit - kept_begin(unit), work);
