@@ -21,6 +21,16 @@
 constexpr int scale_run = 256;          // values with one scale
 constexpr int codes_of_thread = scale_run / 32;
 
+// Pieces of an array, each of which is a message: piece k begins at element k·stride.
+struct Pieces {
+  int number;
+  size_t count, stride;  // elements; both are multiples of 64
+
+  Pieces(int number, size_t count, size_t stride) : number(number), count(count), stride(stride) {}
+  Pieces(int number, size_t count) : Pieces(number, count, count) {}  // one after the other
+  size_t all() const { return size_t(number) * count; }
+};
+
 template <int bits>
 constexpr int largest_code = (1 << (bits - 1)) - 1;
 
@@ -44,14 +54,16 @@ __device__ inline float rounded_up_to_bf16(float x) {
 // The arguments are those of quantize() below. A row of the grid has a message.
 template <int bits>
 __global__ void __launch_bounds__(pack_block)
-quantize_kernel(uint8_t* messages, const float* values, float* errors, size_t count, size_t bytes, const float* unit,
+quantize_kernel(uint8_t* messages, const float* values, float* errors, Pieces pieces, size_t bytes, const float* unit,
                 bool adds) {
+  const size_t count = pieces.count;
   constexpr int N = codes_of_thread, largest = largest_code<bits>;
-  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N, at = blockIdx.y * count + i;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  const size_t at = blockIdx.y * pieces.stride + i, at_error = blockIdx.y * count + i;
   const float error_unit = errors ? *unit : 1.0f;
   float x[N] = {}, error[N] = {};
   if (i < count) load(values + at, x);  // on a GPU two loads
-  if (i < count && errors) load(errors + at, error);
+  if (i < count && errors) load(errors + at_error, error);
   float maximum = 0;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
@@ -73,15 +85,16 @@ quantize_kernel(uint8_t* messages, const float* values, float* errors, size_t co
   uint8_t* const message = messages + blockIdx.y * bytes;
   store_pack(message + i * bits / 8, reinterpret_cast<const PackWords<uint8_t, bits * N / 8>&>(words));
   if (i % scale_run == 0) *scale_in(message, count, i, bits) = from_float<__nv_bfloat16>(scale);
-  if (errors) store(errors + at, error);
+  if (errors) store(errors + at_error, error);
 }
 
 // The arguments are those of dequantize() below.
 template <int bits, class Out>
 __global__ void __launch_bounds__(pack_block)
-dequantize_kernel(Out* out, const uint8_t* messages, size_t count, size_t bytes, int terms, bool adds) {
+dequantize_kernel(Out* out, const uint8_t* messages, Pieces pieces, size_t bytes, int terms, bool adds) {
   constexpr int N = codes_of_thread, per_word = 32 / bits;
-  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N, at = blockIdx.y * count + i;
+  const size_t count = pieces.count;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N, at = blockIdx.y * pieces.stride + i;
   if (i >= count) return;
   float sum[N] = {}, before[N] = {};
   if (adds) load(out + at, before);
@@ -109,8 +122,8 @@ void with_bits(int bits, Function function) {
   else function(std::integral_constant<int, 4>{});
 }
 
-inline dim3 quantize_grid(size_t count, int messages) {
-  return {pack_blocks(ceil_div(count, size_t(codes_of_thread))), unsigned(messages)};
+inline dim3 quantize_grid(const Pieces& pieces) {
+  return {pack_blocks(ceil_div(pieces.count, size_t(codes_of_thread))), unsigned(pieces.number)};
 }
 
 // What becomes of the errors of earlier messages (null: there are none, and none are kept).
@@ -119,28 +132,28 @@ enum class Feedback {
   keep,   // this message's are added to them
 };
 
-// messages (number, message_bytes(count, bits)) = values (number, count) as codes. errors (number, count): in units of
-// *unit, the loss scale, which may change between steps; not read if there are no errors.
-inline void quantize(uint8_t* messages, const float* values, float* errors, int number, size_t count, int bits,
+// messages (number, message_bytes(count, bits)) = these pieces of values as codes. errors (pieces, count): in units of
+// *unit, the loss scale, which may change between steps; it is not read if there are no errors.
+inline void quantize(uint8_t* messages, const float* values, float* errors, const Pieces& pieces, int bits,
                      const float* unit, Feedback feedback, cudaStream_t stream) {
-  KernelRange range("quantize", stream, (4.0 + (errors ? 8 : 0) + bits / 8.0) * number * count, 6.0 * number * count);
-  if (errors) range.writes(errors, number * count);
+  KernelRange range("quantize", stream, (4.0 + (errors ? 8 : 0) + bits / 8.0) * pieces.all(), 6.0 * pieces.all());
+  if (errors) range.writes(errors, pieces.all());
   with_bits(bits, [&](auto b) {
-    quantize_kernel<b><<<quantize_grid(count, number), pack_block, 0, stream>>>(
-        messages, values, errors, count, message_bytes(count, bits), unit, errors && feedback == Feedback::add);
+    quantize_kernel<b><<<quantize_grid(pieces), pack_block, 0, stream>>>(
+        messages, values, errors, pieces, message_bytes(pieces.count, bits), unit, errors && feedback == Feedback::add);
   });
 }
 
-// out (number, count) = the sums of `terms` messages each, in their order: messages (number, terms, ...). add: out += them
+// These pieces of out = the sums of `terms` messages each, in their order: messages (number, terms, ...). add: out += them
 template <class Out>
-void dequantize(Out* out, const uint8_t* messages, int number, int terms, size_t count, int bits, bool add, cudaStream_t stream) {
+void dequantize(Out* out, const uint8_t* messages, const Pieces& pieces, int terms, int bits, bool add, cudaStream_t stream) {
   const double moved = terms * bits / 8.0 + (add ? 2 : 1) * sizeof(Out);
-  KernelRange range("dequantize", stream, moved * number * count, 2.0 * terms * number * count);
+  KernelRange range("dequantize", stream, moved * pieces.all(), 2.0 * terms * pieces.all());
   with_bits(bits, [&](auto b) {
-    dequantize_kernel<b, Out><<<quantize_grid(count, number), pack_block, 0, stream>>>(
-        out, messages, count, message_bytes(count, bits), terms, add);
+    dequantize_kernel<b, Out><<<quantize_grid(pieces), pack_block, 0, stream>>>(
+        out, messages, pieces, message_bytes(pieces.count, bits), terms, add);
   });
-  range.writes(out, number * count, add);
+  range.writes(out, pieces.count, add);
 }
 
 [[maybe_unused]] static

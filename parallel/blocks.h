@@ -83,7 +83,7 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 // ---- errors
 
 // The errors of compressed messages (gradient_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
-// ranks add to an element of its gradient: the data-parallel ranks; of a tensor that tensor-parallel ranks hold whole, each
+// ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor that tensor-parallel ranks hold whole, each
 // of these; of wte in a pipeline, both ends. What counts is the sum of all copies: on another mesh it is dealt anew.
 struct Copies {
   int own, all;  // the number of this rank's copy, and how many there are
@@ -92,16 +92,24 @@ inline Copies copies_of(const TensorDescriptor& tensor, const Shards& shards) {
   const TensorList& list = shards.list();
   const bool is_whole = tensor.split.axis < 0;
   const bool has_two_ends = &tensor == list.tensors_of(0) && !(list.is_first_stage() && list.is_last_stage());
-  const int end = has_two_ends && !list.is_first_stage(), data_rank = end * shards.ranks() + shards.rank();
+  const int senders = shards.ranks() / shards.inside(), end = has_two_ends && !list.is_first_stage();
   const int tp = is_whole ? list.tp() : 1, tp_rank = is_whole ? list.tp_rank() : 0;
-  return {data_rank * tp + tp_rank, (has_two_ends ? 2 : 1) * shards.ranks() * tp};
+  return {(end * senders + shards.rank() / shards.inside()) * tp + tp_rank, (has_two_ends ? 2 : 1) * senders * tp};
 }
 
-// The slices that this rank has errors of: its part of each tensor.
+// The slices of a unit that this rank has errors of: its part of each tensor, or what of it lies in the pieces of ranks with
+// its place in their hosts.
+inline std::vector<Slice> error_slices(const Shards& shards, int unit) {
+  if (shards.inside() == 1) return shards.slices(unit, 0, shards.whole(unit));
+  std::vector<Slice> all;
+  for (int rank = shards.rank() % shards.inside(); rank < shards.ranks(); rank += shards.inside())
+    for (const Slice& slice : shards.slices(unit, size_t(rank) * shards.piece(unit), shards.piece(unit))) all.push_back(slice);
+  return all;
+}
 inline std::vector<Slice> error_slices(const Shards& shards) {
   std::vector<Slice> all;
   for (int unit = 0; unit < shards.units(); ++unit)
-    for (const Slice& slice : shards.slices(unit, 0, shards.whole(unit))) all.push_back(slice);
+    for (const Slice& slice : error_slices(shards, unit)) all.push_back(slice);
   return all;
 }
 

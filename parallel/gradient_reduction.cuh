@@ -16,8 +16,11 @@
 // whether a unit is reduced in each step or in each micro-step, and the errors of the sums of ZeRO 0 are added to it, too:
 // they are the next messages' to make up for. An update that is left out leaves out the errors.
 //
-// Errors are 4 bytes for each parameter of whole units: each rank's are its own. They are in units of the loss scale,
-// which may change.
+// With --compress-where hosts the ranks of a host first add up what they have as it is, each for the pieces of the ranks
+// with its place in their hosts. Only ranks with the same place, in other hosts, send each other codes of these sums.
+//
+// Errors are 4 bytes for each parameter that a rank sends codes of: of all, or a part between hosts. Each rank's are its own.
+// They are in units of the loss scale, which may change.
 #pragma once
 
 #include "kernels/cast.cuh"
@@ -43,12 +46,15 @@ class GradientReduction {
     const size_t messages = bits_ ? size_t(data_.size()) * message_bytes(shards_.largest() / size_t(data_.size()), bits_) : 0;
     if (bits_) sent_ = arena.take<uint8_t>(messages), received_ = arena.take<uint8_t>(messages);
   }
-  void lay_out_errors(Arena& arena) { errors_ = arena.take<float>(shards_.all_whole()); }
+  void lay_out_errors(Arena& arena) { errors_ = arena.take<float>(error_count()); }
 
-  // The errors of a whole unit.
-  float* errors(int unit) const { return errors_ + shards_.whole_offset(unit); }
+  // The error of an element of a unit, in one of the pieces that this rank sends codes of, and of those that follow it there.
+  float* errors(int unit, size_t element) const {
+    const size_t piece = shards_.piece(unit), inside = size_t(shards_.inside());
+    return errors_ + shards_.whole_offset(unit) / inside + element / piece / inside * piece + element % piece;
+  }
   void clear_errors(cudaStream_t stream) {
-    if (errors_) CUDA_CHECK(cudaMemsetAsync(errors_, 0, shards_.all_whole() * sizeof(float), stream));
+    if (errors_) CUDA_CHECK(cudaMemsetAsync(errors_, 0, error_count() * sizeof(float), stream));
   }
 
   // Adds up `whole`, this rank's gradients of a unit, over the ranks, on their stream. With ZeRO 0 the sum takes its
@@ -61,10 +67,12 @@ class GradientReduction {
 
   // To be called behind the update, when *summary says whether it has been applied.
   void end_step(const GradientSummary* summary, cudaStream_t stream) {
-    if (errors_) clear_if_left_out(errors_, shards_.all_whole(), &summary->factor, stream);
+    if (errors_) clear_if_left_out(errors_, error_count(), &summary->factor, stream);
   }
 
  private:
+  size_t error_count() const { return shards_.all_whole() / size_t(shards_.inside()); }
+
   void reduce_plain(int unit, float* whole, float* sum, bool add) {
     const size_t piece = shards_.piece(unit);
     if (zero_ == 0) return data_.all_reduce(whole, shards_.whole(unit));
@@ -82,28 +90,32 @@ class GradientReduction {
   }
 
   void reduce_compressed(int unit, float* whole, float* sum, bool add, const float* loss_scale) {
-    const int ranks = data_.size();
+    Communicator &inside = mesh_.inside(), &between = mesh_.between();
     const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), bytes = message_bytes(piece, bits_);
+    const size_t host = size_t(inside.size()) * piece, place = size_t(inside.rank()) * piece;  // elements for a host's ranks
+    const Pieces one = {1, piece}, all = {between.size(), piece, host};
     const cudaStream_t stream = data_.stream();
-    float* const left = mesh_.is_rehearsing() ? nullptr : errors(unit);
+    const auto errors_from = [&](size_t element) { return mesh_.is_rehearsing() ? nullptr : errors(unit, element); };
     if (zero_ == 0) sum = whole + begin;
-    quantize(sent_, whole, left, ranks, piece, bits_, loss_scale, Feedback::add, stream);
-    data_.all_to_all(received_, sent_, bytes);
-    dequantize(sum, received_, 1, ranks, piece, bits_, add, stream);
+    for (float* part = whole; part != whole + shards_.whole(unit); part += host) inside.reduce_scatter(part + place, part, piece);
+    quantize(sent_, whole + place, errors_from(place), all, bits_, loss_scale, Feedback::add, stream);
+    between.all_to_all(received_, sent_, bytes);
+    dequantize(sum, received_, one, between.size(), bits_, add, stream);
     if (zero_ > 0) return;
-    uint8_t* const own = sent_ + size_t(data_.rank()) * bytes;
-    quantize(own, sum, left ? left + begin : nullptr, 1, piece, bits_, loss_scale, Feedback::keep, stream);
-    data_.all_gather(sent_, own, bytes);
-    dequantize(whole, sent_, ranks, 1, piece, bits_, false, stream);
+    uint8_t* const own = sent_ + size_t(between.rank()) * bytes;
+    quantize(own, sum, errors_from(begin), one, bits_, loss_scale, Feedback::keep, stream);
+    between.all_gather(sent_, own, bytes);
+    dequantize(whole + place, sent_, all, 1, bits_, false, stream);
+    for (float* part = whole; part != whole + shards_.whole(unit); part += host) inside.all_gather(part, part + place, piece);
   }
 
   const Shards& shards_;
-  const Mesh& mesh_;
+  Mesh& mesh_;
   Communicator& data_;
   int zero_;
   int bits_;  // of a code; 0: gradients are not compressed
   bool casts_;
   Float* cast_ = nullptr;  // a unit, in the storage type
   uint8_t *sent_ = nullptr, *received_ = nullptr;  // messages, one for each rank
-  float* errors_ = nullptr;  // of all whole units
+  float* errors_ = nullptr;  // of all units, of each the pieces that this rank sends codes of
 };

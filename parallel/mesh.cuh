@@ -74,7 +74,8 @@ struct MeshOptions {
   // Ranks that split a sequence will send to all others, as Ulysses does, and not only to the next one, as in a ring.
   bool all_to_all = true;
   SmOptions sms = {};
-  bool compresses = false;  // gradients: data-parallel ranks will send to all others
+  bool compresses = false;  // gradients: data-parallel ranks will send to all others, of other hosts
+  int ranks_inside = 1;     // neighbouring data-parallel ranks that send each other what is not compressed
 };
 
 class Mesh {
@@ -98,8 +99,8 @@ class Mesh {
 
   // A mesh that is only imagined, seen from one of its ranks: groups have their sizes and this rank's places in them,
   // and carry nothing. A model on it counts its memory and allocates none (runtime/planner/memory.cuh).
-  Mesh(const MeshShape& shape, int rank, const SmOptions& sms = {})
-      : shape_(shape), options_{.sms = sms}, place_(place_of(rank, shape)), is_imagined_(true) {
+  Mesh(const MeshShape& shape, int rank, const SmOptions& sms = {}, int ranks_inside = 1)
+      : shape_(shape), options_{.sms = sms, .ranks_inside = ranks_inside}, place_(place_of(rank, shape)), is_imagined_(true) {
     stay_alone();
     const auto imagine = [](auto& group, const char* name, int size, int place) {
       if (size > 1) group = std::make_unique<Communicator>(name, size, place);
@@ -107,6 +108,8 @@ class Mesh {
     imagine(world_, "world", shape.of_an_island(), rank % shape.of_an_island());
     imagine(islands_, "islands", shape.islands, place_.island);
     imagine(data_, "data", data_ranks(), data_rank());
+    imagine(inside_, "inside", ranks_inside, data_rank() % ranks_inside);
+    if (ranks_inside > 1) imagine(between_, "between", data_ranks() / ranks_inside, data_rank() / ranks_inside);
     imagine(tp_, "tp", shape.tp, place_.tp);
     imagine(cp_, "cp", shape.cp, place_.cp);
     if (is_end()) imagine(ends_, "ends", std::min(shape.pp, 2), place_.pp > 0);
@@ -124,6 +127,10 @@ class Mesh {
   Communicator& world() { return *world_; }  // all ranks of this rank's island, which make a step together
   Communicator& islands() { return *islands_; }  // ranks with the same place in all islands
   Communicator& data() { return *data_; }    // ranks with the same part of the model: ZeRO shards over them
+  // The data group in two: ranks inside a host, and ranks with the same place in their hosts. Without hosts that matter
+  // (MeshOptions) a rank is alone inside, and the second group is the whole.
+  Communicator& inside() { return *inside_; }
+  Communicator& between() { return options_.ranks_inside > 1 ? *between_ : *data_; }
   Communicator& tp() { return *tp_; }        // ranks that split the layers of one data-parallel rank between them
   Communicator& cp() { return *cp_; }        // ranks that split the sequences of one data-parallel rank between them
   Communicator& ends() { return *ends_; }    // the first and the last stage: both have the tied wte; others are alone
@@ -182,8 +189,8 @@ class Mesh {
   }
 
  private:
-  std::array<Communicator*, 10> groups() const {
-    return {world_.get(),    data_.get(),     tp_.get(),       cp_.get(),       ends_.get(),
+  std::array<Communicator*, 12> groups() const {
+    return {world_.get(),    data_.get(),     inside_.get(),   between_.get(),  tp_.get(),       cp_.get(),       ends_.get(),
             lanes_[0].get(), lanes_[1].get(), lanes_[2].get(), lanes_[3].get(), islands_.get()};
   }
 
@@ -240,7 +247,7 @@ class Mesh {
   bool is_end() const { return place_.pp == 0 || place_.pp == shape_.pp - 1; }
 
   void stay_alone() {
-    for (auto* group : {&world_, &data_, &tp_, &cp_, &ends_, &islands_}) *group = std::make_unique<Communicator>();
+    for (auto* group : {&world_, &data_, &inside_, &between_, &tp_, &cp_, &ends_, &islands_}) *group = std::make_unique<Communicator>();
     for (auto& lane : lanes_) lane = std::make_unique<Lane>();
   }
 
@@ -258,9 +265,14 @@ class Mesh {
     if (ranks > 1) make_group(world_, "world", island_, streams_->outer);
     const int for_data = options_.sms.of_data(), for_layers = options_.sms.of_layers();
     if (data_ranks() > 1) {
-      make_group(data_, "data", split(place_.tp + shape_.tp * place_.pp, data_rank(), for_data), streams_->outer);
-      const size_t count = size_t(data_ranks());
-      if (options_.compresses) try_out(*data_, 2 * count, [&](float* data) { data_->all_to_all(data, data + count, 1); });
+      const int model_part = place_.tp + shape_.tp * place_.pp, L = options_.ranks_inside, host = data_rank() / L, place = data_rank() % L;
+      make_group(data_, "data", split(model_part, data_rank(), for_data), streams_->outer);
+      if (L > 1) {
+        make_group(inside_, "inside", split(model_part * (data_ranks() / L) + host, place, for_data), streams_->outer);
+        make_group(between_, "between", split(model_part * L + place, host, for_data), streams_->outer);
+      }
+      const size_t count = size_t(between().size());
+      if (options_.compresses) try_out(between(), 2 * count, [&](float* data) { between().all_to_all(data, data + count, 1); });
     }
     if (shape_.tp > 1) make_group(tp_, "tp", split(rank / shape_.tp, place_.tp, for_layers), streams_->inner);
     if (shape_.cp > 1) make_context_group();
@@ -364,7 +376,7 @@ class Mesh {
   NcclComm comm_, island_;                         // of all ranks, and of the island's; null: one rank
   std::vector<NcclComm> parts_;                    // of some ranks; all ranks end theirs in the same order, as NCCL may wait
   std::shared_ptr<CommunicationStreams> streams_;  // declared before the groups, which end first
-  std::unique_ptr<Communicator> world_, data_, tp_, cp_, ends_, islands_;
+  std::unique_ptr<Communicator> world_, data_, inside_, between_, tp_, cp_, ends_, islands_;
   std::array<std::unique_ptr<Lane>, 4> lanes_;  // in the order of their names above
   std::jthread caretaker_;  // declared last, so that it ends before the other members are destroyed
 };

@@ -34,7 +34,8 @@ struct Range {
 
 class Shards {
  public:
-  Shards(const TensorList& list, int ranks, int rank) : list_(list), ranks_(ranks), rank_(rank) {
+  // inside: how many neighbouring ranks add up what they have before it is compressed (gradient_reduction.cuh)
+  Shards(const TensorList& list, int ranks, int rank, int inside = 1) : list_(list), ranks_(ranks), rank_(rank), inside_(inside) {
     for (const Unit& unit : list.units()) {
       const size_t align = TensorList::alignment, share = (unit.count + ranks - 1) / ranks;
       piece_.push_back((share + align - 1) / align * align);
@@ -47,6 +48,7 @@ class Shards {
   int units() const { return int(piece_.size()); }
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }
+  int inside() const { return inside_; }
   // All of these are numbers of elements.
   size_t piece(int unit) const { return piece_[unit]; }             // size of one piece
   size_t whole(int unit) const { return piece_[unit] * ranks_; }    // size of the padded unit
@@ -99,7 +101,7 @@ class Shards {
 
  private:
   const TensorList& list_;
-  int ranks_, rank_;
+  int ranks_, rank_, inside_;
   std::vector<size_t> piece_, piece_offset_;
   size_t pieces_ = 0;
 };

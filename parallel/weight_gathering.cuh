@@ -4,12 +4,13 @@
 // A rank makes codes of its piece in fp32, of the masters where there are some, and all ranks read all codes, their own
 // too: so all have the same bits. The exact piece stays where it is, and is what AdamW updates and a checkpoint holds. So
 // with ZeRO 1 and 2 there are masters in fp32, too. What rounding leaves out changes no later weight: it needs no error
-// feedback.
+// feedback. Between hosts only (parallel/gradient_reduction.cuh): ranks with the same place in their hosts gather codes, and
+// send what these say to the other ranks of their host.
 #pragma once
 
 #include "kernels/device/memory.cuh"
 #include "kernels/quantize.cuh"
-#include "parallel/collectives.cuh"
+#include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 
 template <class Float>
@@ -18,13 +19,13 @@ class WeightGathering {
   static constexpr int bits = 8;
 
   // zero: the ZeRO stage
-  WeightGathering(const Shards& shards, const StoreOptions& options, int zero, Communicator& data)
-      : shards_(shards), data_(data), is_compressed_(options.compress_weights && zero > 0) {}
+  WeightGathering(const Shards& shards, const StoreOptions& options, int zero, Mesh& mesh)
+      : shards_(shards), mesh_(mesh), is_compressed_(options.compress_weights && zero > 0) {}
 
   bool is_compressed() const { return is_compressed_; }
 
   void lay_out(Arena& arena) {
-    const size_t ranks = size_t(data_.size());
+    const size_t ranks = size_t(shards_.ranks());
     if (is_compressed_) codes_ = arena.take<uint8_t>(ranks * message_bytes(shards_.largest() / ranks, bits));
   }
 
@@ -32,16 +33,19 @@ class WeightGathering {
   // stream.
   void gather(int unit, Float* whole, const Float* piece, const float* exact) {
     const size_t count = shards_.piece(unit), bytes = message_bytes(count, bits);
-    if (!is_compressed_) return data_.all_gather(whole, piece, count);
-    uint8_t* const own = codes_ + size_t(data_.rank()) * bytes;
-    quantize(own, exact, nullptr, 1, count, bits, nullptr, Feedback::add, data_.stream());
-    data_.all_gather(codes_, static_cast<const uint8_t*>(own), bytes);
-    dequantize(whole, codes_, data_.size(), 1, count, bits, false, data_.stream());
+    if (!is_compressed_) return mesh_.data().all_gather(whole, piece, count);
+    Communicator &inside = mesh_.inside(), &between = mesh_.between();
+    const size_t host = size_t(inside.size()) * count, place = size_t(inside.rank()) * count;
+    uint8_t* const own = codes_ + size_t(between.rank()) * bytes;
+    quantize(own, exact, nullptr, {1, count}, bits, nullptr, Feedback::add, between.stream());
+    between.all_gather(codes_, static_cast<const uint8_t*>(own), bytes);
+    dequantize(whole + place, codes_, {between.size(), count, host}, 1, bits, false, between.stream());
+    for (Float* part = whole; part != whole + shards_.whole(unit); part += host) inside.all_gather(part, part + place, count);
   }
 
  private:
   const Shards& shards_;
-  Communicator& data_;
+  Mesh& mesh_;
   bool is_compressed_;
   uint8_t* codes_ = nullptr;  // of all pieces of a unit
 };

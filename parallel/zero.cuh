@@ -57,9 +57,9 @@ class ParameterStore final : public Parameters {
   ParameterStore(const TensorList& list, const StoreOptions& options, DeviceMemory& memory, PinnedMemory& host_memory,
                  Mesh& mesh, cudaStream_t stream)
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
-        stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
+        stream_(stream), shards_(list, data_group_.size(), data_group_.rank(), mesh.inside().size()),
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), kept_(shards_, zero_ > 0), norm_(shards_.units()),
-        gathering_(shards_, options, zero_, data_group_), optimizer_(kept_.counts(), needs_masters(), options),
+        gathering_(shards_, options, zero_, mesh), optimizer_(kept_.counts(), needs_masters(), options),
         reduction_(shards_, options, zero_, mesh), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3),
         outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
@@ -284,9 +284,9 @@ class ParameterStore final : public Parameters {
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
     const int unit = block.tensor->unit;
-    // Errors are of whole units, the outer momentum of pieces, with any --zero.
+    // Errors are of units as messages are, the outer momentum of pieces, with any --zero.
     const auto kept_of = [&] {
-      if (state == State::error) return shards_.slices(unit, 0, shards_.whole(unit));
+      if (state == State::error) return error_slices(shards_, unit);
       if (state == State::outer_momentum) return shards_.slices(unit, shards_.begin(unit), shards_.piece(unit));
       return kept_.slices(unit);
     };
@@ -404,7 +404,7 @@ class ParameterStore final : public Parameters {
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
-    if (state == State::error) return work(reduction_.errors(unit) + slice.in_unit);
+    if (state == State::error) return work(reduction_.errors(unit, slice.in_unit));
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();

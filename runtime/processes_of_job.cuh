@@ -34,6 +34,24 @@ inline void check_pipeline(const Control& control) {
   if (const std::string advice = pipeline_advice(); control.rank() == 0 && !advice.empty()) print_error("--pp: " + advice);
 }
 
+// How many neighbouring data-parallel ranks share a host, for --compress-where hosts; 1: that does not matter.
+inline int ranks_inside(const Options& o, const Control& control) {
+  if (o.compress_where != "hosts" || o.generate) return 1;
+  const auto& [tp, cp, dp, pp] = o.mesh;
+  const int N = cp * dp;
+  int inside = 1;
+  while (inside < N && control.host(inside * tp) == control.host(0)) ++inside;
+  if (inside == N) usage_error("--compress-where hosts: all data-parallel ranks share ", control.host(0), ": leave compression out");
+  for (int rank = 0; rank < o.mesh.ranks(); ++rank) {
+    const int place = rank / tp % N, first = rank - place % inside * tp;  // the first of its host
+    const bool ends_here = place % inside || place == 0 || control.host(rank) != control.host(rank - tp);
+    if (N % inside || control.host(rank) != control.host(first) || !ends_here)
+      usage_error("--compress-where hosts: rank ", rank, " is on ", control.host(rank), ", and hosts need ", inside, " neighbouring "
+                  "data-parallel ranks each: choose other hosts, or leave it out");
+  }
+  return inside;
+}
+
 inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& recorder, Hooks& hooks, JobWork train,
                     JobWork generate) {
   if (control.rank() > 0) std::freopen("/dev/null", "w", stdout);  // only rank 0 prints
@@ -55,7 +73,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   control.watch(recorder, 15, options->collective_timeout);
   if (options->check_ranks && control.rank() == 0) note_network();
   Mesh mesh(control, options->mesh, device, recorder, 
-            {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0});
+            {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0, ranks_inside(*options, control)});
   const JobWork work = options->generate ? generate : train;
   return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, work); });
 }

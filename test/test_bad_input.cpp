@@ -90,6 +90,7 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--compress int2", {"--compress: 'int2' is unknown: give one of {none,int8,int4}"});
   refuses("--compress int8 --reduce-dtype bf16 --dtype bf16", {"--compress int8 beside --reduce-dtype bf16", "leave one of them out"});
   refuses("--compress int8 --generate", {"--compress int8 beside --generate", "leave it out"});
+  refuses("--compress-where hosts", {"--compress-where hosts is for --compress or --compress-weights"});
   refuses("--compress-weights int4", {"--compress-weights: 'int4' is unknown: give one of {none,int8}"});
   refuses("--compress-weights int8", {"--compress-weights int8 is for weights that ranks gather", "--zero 1, 2 or 3"});
   refuses("--compress-weights int8 --zero 1 --dtype bf16 --stochastic-rounding", {"--compress-weights int8 beside --stochastic-rounding"});

@@ -239,6 +239,14 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   refused("--resume --out plain --steps 6 --local-steps 3", {"outer is", "and was \"off\""}, "$TEXT --share-gpu --micro-batch 1 --global-batch 8 --seed 3 ");
 }
 
+TEST_CASE("--compress-where hosts: ranks of one host have nothing to compress" * doctest::skip(!mpirun_found)) {
+  RankWorkplace shell;
+  const Result refused = shell("$MPIRUN 2 $TEXT --share-gpu --compress int8 --compress-where hosts --out run");
+  CHECK(refused.code == 2);
+  CHECK(contains(refused.error, "--compress-where hosts: all data-parallel ranks share "));
+  CHECK(!shell.exists("run"));
+}
+
 // One rank's losses, whoever computes which micro-batch: sums over ranks round in another order, by some 1e-7 a step.
 TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;

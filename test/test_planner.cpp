@@ -219,6 +219,21 @@ TEST_CASE("compressed gradients: a link's bytes and seconds fall as codes are sm
   }
 }
 
+// Four hosts of eight GPUs, whose links between are the bound: a rank sends an eighth of the codes, and inside what NVLink hides.
+TEST_CASE("compressed between hosts only: fewer bytes between hosts than with codes for all ranks") {
+  StepOptions step = gpt2(8);
+  step.mesh.dp = 32, step.global_batch *= 32, step.zero = 1, step.dtype = "fp32", step.compress = "int8", step.compress_weights = "int8";
+  Cluster slow = cluster("16x8xh100");
+  slow.between.bandwidth /= 1e4;
+  const double all = forecast(step, slow).dp.total;
+  step.compress_where = "hosts";
+  CHECK(forecast(step, slow).dp.total < all);
+  step.ranks_per_host = 8;
+  CHECK(step.ranks_inside() == 8);
+  step.ranks_per_host = 12;
+  CHECK(step.ranks_inside() == 1);  // does not divide 32
+}
+
 TEST_CASE("offload: what PCIe takes longer than the update, and than passes, is waited for") {
   StepOptions step = gpt2(8);
   step.recompute = "block";

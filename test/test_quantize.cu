@@ -36,7 +36,7 @@ Result quantized(const std::vector<float>& values, const std::vector<float>& err
   const size_t count = values.size() / size_t(number), bytes = message_bytes(count, bits);
   Buffer<uint8_t> messages(size_t(number) * bytes);
   Buffer<float> in(values), left(errors), scale(std::vector<float>{unit});
-  quantize(messages, in, errors.empty() ? nullptr : left.data(), number, count, bits, scale, feedback, test_stream());
+  quantize(messages, in, errors.empty() ? nullptr : left.data(), {number, count}, bits, scale, feedback, test_stream());
   Result result;
   const std::vector<uint8_t> all = messages.get();
   for (int i = 0; i < number; ++i) {
@@ -122,8 +122,8 @@ TEST_CASE("what is not finite is received as NaN, and harms neither its run nor 
         if (i != 77) CHECK(double(result.errors[i]) == x[i] - result.received[i]);
       Buffer<float> in(x), out(512), unit(std::vector<float>{1});
       Buffer<uint8_t> message(message_bytes(512, bits));
-      quantize(message, in, nullptr, 1, 512, bits, unit, Feedback::add, test_stream());
-      dequantize(out.data(), message, 1, 1, 512, bits, false, test_stream());
+      quantize(message, in, nullptr, {1, 512}, bits, unit, Feedback::add, test_stream());
+      dequantize(out.data(), message, {1, 512}, 1, bits, false, test_stream());
       const std::vector<float> values = out.get();
       for (size_t i = 0; i < 512; ++i) CHECK(std::isnan(values[i]) == (i == 77));
     }
@@ -160,8 +160,8 @@ TEST_CASE("a sum of messages is the sum of what they say in fp32, in their order
         const size_t bytes = message_bytes(count, bits);
         Buffer<uint8_t> messages(size_t(number * terms) * bytes);
         Buffer<float> in(x), out(before), unit(std::vector<float>{1});
-        quantize(messages, in, nullptr, number * terms, count, bits, unit, Feedback::add, test_stream());
-        dequantize(out.data(), messages, number, terms, count, bits, add, test_stream());
+        quantize(messages, in, nullptr, {number * terms, count}, bits, unit, Feedback::add, test_stream());
+        dequantize(out.data(), messages, {number, count}, terms, bits, add, test_stream());
         const std::vector<double> received = quantized(x, {}, number * terms, bits).received;
         std::vector<float> wanted(before.size());
         for (size_t i = 0; i < wanted.size(); ++i) {

@@ -217,6 +217,8 @@ void add_run_options(CLI::App& app, Options& o) {
       "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits; what they leave out goes with the next ones");
   add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
       "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
+  add(app, "--compress-where", o.compress_where, one_of({"all", "hosts"}),
+      "hosts: only what goes from host to host is compressed, inside a host nothing");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
       "most CUDA blocks of a collective of tp, cp and data, each of which takes a multiprocessor; 0: as many as NCCL "
       "likes; -1: 16, 16 and 8");

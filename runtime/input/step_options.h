@@ -20,7 +20,8 @@ struct StepOptions {
   bool measures_shares = false;  // they follow from the ranks' speed
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
-  std::string compress = "none", compress_weights = "none";  // gradients and weights on their way
+  std::string compress = "none", compress_weights = "none", compress_where = "all";  // gradients and weights on their way
+  int ranks_per_host = 1;         // of the cluster that is planned for
   bool stochastic_rounding = false;
   std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;
@@ -39,6 +40,12 @@ struct StepOptions {
   }
   // Of a gradient on its way to other ranks; 0: it is not compressed.
   int compressed_bits() const { return compress == "int8" ? 8 : compress == "int4" ? 4 : 0; }
+  bool compresses() const { return compressed_bits() > 0 || compress_weights != "none"; }
+  // Neighbouring data-parallel ranks between which nothing is compressed, on a cluster that a plan is for.
+  int ranks_inside() const {
+    const int ranks = mesh.cp * mesh.dp, neighbours = compress_where == "hosts" ? ranks_per_host / mesh.tp : 1;
+    return neighbours > 0 && neighbours < ranks && ranks % neighbours == 0 ? neighbours : 1;
+  }
   // Bytes of AdamW's moments and of masters, for each parameter.
   double optimizer_bytes() const {
     const bool is_exact = dtype == "fp32" ? compress_weights == "none" || zero == 3 : stochastic_rounding;  // without masters

@@ -59,17 +59,37 @@ ParameterCounts parameters_of(const StepOptions& step, int layers) {
   return {wte, wte + double(step.shape.positions) * C, block, double(layers), block};
 }
 
+// The rings of data parallelism. Where only what goes between hosts is compressed, there are two, and a rank sends between
+// hosts a part of what it has.
+struct DataRings {
+  Ring all, inside, between;
+  DataRings(const StepOptions& step, const Cluster& cluster) {
+    const int tp = step.mesh.tp, N = step.mesh.cp * step.mesh.dp;
+    StepOptions there = step;
+    there.ranks_per_host = cluster.ranks_per_host();
+    const int neighbours = there.ranks_inside();
+    all = ring_of(cluster, tp, N), inside = ring_of(cluster, tp, neighbours);
+    between = ring_of(cluster, tp * neighbours, N / neighbours);
+  }
+  // Seconds to gather what has `plain` bytes inside, and `sent` bytes between hosts.
+  double gather(double plain, double sent) const { return inside.gather(plain) + between.gather(sent / inside.ranks); }
+};
+
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
-Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const ParameterCounts& p,
+Forecast::Communication zero_communication(const StepOptions& step, const DataRings& rings, const ParameterCounts& p,
                                            const StageTimes& first, const Kernels& kernels) {
   const int bits = step.compressed_bits();
   const double g = bits ? bits / 8.0 + 2.0 / 256 : bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
   const auto reduce = [&](double elements) {
-    return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1) + (ring.ranks > 1 ? kernels.compression(elements).seconds() : 0);
+    const double times = step.zero == 0 ? 2 : 1;
+    if (!bits || rings.between.ranks == 1) return rings.all.gather((bits ? 4 : g) * elements) * times;
+    return rings.gather(4 * elements, g * elements) * times + kernels.compression(elements / rings.inside.ranks).seconds();
   };
-  const bool is_cast = step.compress_weights != "none" && ring.ranks > 1;
+  const bool is_cast = step.compress_weights != "none";
   const auto gather = [&](double elements) {
-    return step.zero == 0 ? 0 : is_cast ? ring.gather((1 + 2.0 / 256) * elements) + kernels.decoding(elements).seconds() : ring.gather(w * elements);
+    if (step.zero == 0) return 0.0;
+    if (!is_cast || rings.between.ranks == 1) return rings.all.gather(w * elements);
+    return rings.gather(w * elements, (1 + 2.0 / 256) * elements) + kernels.decoding(elements / rings.inside.ranks).seconds();
   };
   const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.gathered);
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
@@ -212,8 +232,8 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   f.tp = {cost[tp_total], cost[tp_exposed]}, f.cp = {cost[cp_total], cost[cp_exposed]};
 
   const ParameterCounts first = parameters_of(step, layers[0]);
-  const Ring data = ring_of(cluster, mesh.tp, mesh.cp * mesh.dp);
-  const double pieces = step.zero == 0 ? 1 : data.ranks;
+  const DataRings data(step, cluster);
+  const double pieces = step.zero == 0 ? 1 : data.all.ranks;
   f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
   f.islands = outer_steps(step, cluster, data, first.all() / data.ranks);

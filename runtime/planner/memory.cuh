@@ -75,7 +75,7 @@ inline Options options_with(Options o, const StepOptions& step) {
 
 // What a rank would allocate, on this device or elsewhere. Options are complete (complete_options, decide_shape).
 inline RankPlan planned(const Options& o, int rank, bool is_here = true) {
-  Mesh mesh(o.mesh, rank, o.sms);
+  Mesh mesh(o.mesh, rank, o.sms, o.ranks_inside());
   const auto elsewhere = is_here ? std::nullopt : std::optional(workspaces_elsewhere(o));
   const std::unique_ptr<Model> model = build_model_to_train(o, mesh, nullptr, elsewhere);
   const size_t chunk = RankGroup::chunk_bytes_for(o.mesh.ranks());

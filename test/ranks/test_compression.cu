@@ -16,8 +16,10 @@ struct StoreOf {
   TensorList list{odd};
   DeviceMemory memory;
   PinnedMemory host_memory;
+  Mesh& mesh;
   ParameterStore<T> store;
-  explicit StoreOf(const StoreOptions& options) : store(list, options, memory, host_memory, mesh(), test_stream()) {
+  explicit StoreOf(const StoreOptions& options, Mesh& mesh = ::mesh())
+      : mesh(mesh), store(list, options, memory, host_memory, mesh, test_stream()) {
     memory.allocate();
     store.clear();
   }
@@ -57,46 +59,49 @@ std::vector<Values> step(Store& s, int first, int count, bool buffers_add_up) {
       s.store.gradients_ready(unit);
     }
   }
-  dp().wait_for_all(test_stream());
+  s.mesh.data().wait_for_all(test_stream());
   std::vector<Values> sums;
   for (const Slice& slice : s.store.kept_slices()) sums.push_back(values_of(s.store, slice, State::gradient));
   return sums;
 }
 
-// The same on the host for all ranks, of one message after another.
+// The same on the host for all ranks, of one message after another. Those who send are ranks, or hosts of several.
 struct Reference {
   const Shards& shards;
   int zero, bits;
-  std::vector<std::vector<Values>> errors;  // by rank and unit
+  std::vector<std::vector<Values>> errors;  // by sender and unit
 
-  Reference(const Shards& shards, int zero, int bits) : shards(shards), zero(zero), bits(bits), errors(size_t(dp().size())) {
-    for (auto& of_rank : errors)
-      for (int unit = 0; unit < shards.units(); ++unit) of_rank.emplace_back(shards.whole(unit));
+  Reference(const Shards& shards, int zero, int bits)
+      : shards(shards), zero(zero), bits(bits), errors(size_t(dp().size() / shards.inside())) {
+    for (auto& of_sender : errors)
+      for (int unit = 0; unit < shards.units(); ++unit) of_sender.emplace_back(shards.whole(unit));
   }
 
   // What is received of one message.
   Values received(const Values& values, float* left, Feedback feedback) const {
     Buffer<float> in(values), out(values.size()), kept(Values(left, left + values.size())), unit(Values{1});
     Buffer<uint8_t> message(message_bytes(values.size(), bits));
-    quantize(message, in, kept, 1, values.size(), bits, unit, feedback, test_stream());
-    dequantize(out.data(), message, 1, 1, values.size(), bits, false, test_stream());
+    quantize(message, in, kept, {1, values.size()}, bits, unit, feedback, test_stream());
+    dequantize(out.data(), message, {1, values.size()}, 1, bits, false, test_stream());
     std::ranges::copy(kept.get(), left);
     return out.get();
   }
 
-  // What all ranks have of a unit after one reduction. gradients: by rank
+  // What all ranks have of a unit after one reduction. gradients: by rank. (A sum of two is the same in any order.)
   Values reduce(int unit, const std::vector<Values>& gradients) {
-    const size_t piece = shards.piece(unit);
+    const size_t piece = shards.piece(unit), inside = size_t(shards.inside());
     Values sums(shards.whole(unit));
     for (size_t owner = 0; owner < gradients.size(); ++owner) {
       const size_t begin = owner * piece;
       Values sum(piece);
-      for (size_t rank = 0; rank < gradients.size(); ++rank) {
-        const Values part(gradients[rank].begin() + long(begin), gradients[rank].begin() + long(begin + piece));
-        const Values sent = received(part, &errors[rank][size_t(unit)][begin], Feedback::add);
+      for (size_t sender = 0; sender < errors.size(); ++sender) {
+        Values part(piece);
+        for (size_t rank = sender * inside; rank < (sender + 1) * inside; ++rank)
+          for (size_t i = 0; i < piece; ++i) part[i] += gradients[rank][begin + i];
+        const Values sent = received(part, &errors[sender][size_t(unit)][begin], Feedback::add);
         for (size_t i = 0; i < piece; ++i) sum[i] += sent[i];
       }
-      if (zero == 0) sum = received(sum, &errors[owner][size_t(unit)][begin], Feedback::keep);
+      if (zero == 0) sum = received(sum, &errors[owner / inside][size_t(unit)][begin], Feedback::keep);
       std::ranges::copy(sum, sums.begin() + long(begin));
     }
     return sums;
@@ -112,15 +117,20 @@ Values errors_of(const Parameters& store) {
   return all;
 }
 
-}  // namespace
+// As if neighbouring pairs of ranks were hosts of their own.
+Mesh& mesh_of_hosts() {
+  static Mesh mesh(*ranks().control, {.dp = dp().size()}, ranks().mesh.device(), ranks().recorder,
+                   {.sms = {.margin = 0}, .compresses = true, .ranks_inside = 2});
+  return mesh;
+}
 
 // Two steps of two micro-steps, so that errors of a step, and of a micro-step, come back.
-TEST_CASE("ranks get the sum of what messages say, in the order of ranks, bit for bit") {
+void check_sums(Mesh& mesh) {
   for (int bits : {8, 4})
     for (int zero : {0, 1, 2, 3}) {
       CAPTURE(bits);
       CAPTURE(zero);
-      Store s({.zero = zero, .compressed_bits = bits});
+      Store s({.zero = zero, .compressed_bits = bits}, mesh);
       const Shards& shards = s.shards();
       Reference reference(shards, zero, bits);
       for (int first : {0, 2}) {
@@ -148,12 +158,46 @@ TEST_CASE("ranks get the sum of what messages say, in the order of ranks, bit fo
         }
         Values errors;
         for (const Slice& slice : error_slices(shards)) {
-          const Values& whole = reference.errors[size_t(dp().rank())][size_t(slice.tensor->unit)];
+          const Values& whole = reference.errors[size_t(dp().rank() / shards.inside())][size_t(slice.tensor->unit)];
           errors.insert(errors.end(), whole.begin() + long(slice.in_unit), whole.begin() + long(slice.in_unit + slice.count));
         }
         CHECK(same_bits(errors_of(s.store), errors));
       }
     }
+}
+
+}  // namespace
+
+TEST_CASE("ranks get the sum of what messages say, in the order of ranks, bit for bit") { check_sums(mesh()); }
+
+TEST_CASE("between hosts only: the sum of what hosts say, whose ranks add up theirs before, bit for bit") {
+  if (dp().size() % 4 != 0) return skip("there are no two hosts of two ranks");
+  check_sums(mesh_of_hosts());
+}
+
+TEST_CASE("between hosts only: bytes by group, and weights") {
+  if (dp().size() % 4 != 0) return skip("there are no two hosts of two ranks");
+  Mesh& hosts = mesh_of_hosts();
+  const double N = dp().size(), H = N / 2;
+  for (int stage = 0; stage <= 3; ++stage) {
+    CAPTURE(stage);
+    const TensorList list(odd);
+    const Shards shards(list, dp().size(), dp().rank(), 2);
+    const StoreOptions store = {.zero = stage, .compressed_bits = 8, .compress_weights = stage > 0};
+    const Curve curve = train<float>(odd, hosts, global_batch() / dp().size(), store, 2);  // one micro-step
+    // A rank's share of its host's sums, for each host; and codes of one piece for each other host.
+    double plain = 0, codes = 0;
+    for (int unit = 0; unit < shards.units(); ++unit) {
+      plain += H * double(shards.piece(unit)) * sizeof(float);
+      codes += (H - 1) * double(message_bytes(shards.piece(unit), 8));
+    }
+    BytesSent wanted = {{"inside", {{"reduce_scatter", plain}, {"all_gather", plain}}},
+                        {"between", {{"all_to_all", codes}, {"all_gather", codes}}}};
+    wanted["world"]["all_reduce"] = (N - 1) / N * 2 * (sizeof(StepSums) + sizeof(double));
+    const auto errors = std::ranges::find(curve.memory, "errors", &DeviceMemory::Category::name);
+    CHECK(errors->bytes == round_up(4 * shards.all_whole() / 2, size_t(256)));
+    check_bytes(curve, wanted);  // two layers: ZeRO 3 gathers them once
+  }
 }
 
 // All that was given = all that was applied + the errors of all ranks, but for roundings of sums: some 2^-24 of the largest
@@ -263,9 +307,10 @@ TEST_CASE("an update that is left out leaves out the errors; none of them is NaN
 
 // The exact weights are what a checkpoint holds: masters, or with ZeRO 3 in fp32 the pieces.
 TEST_CASE_TEMPLATE("weights that are gathered in eight bits: all ranks have what codes of the exact ones say", T, float, __nv_bfloat16) {
-  for (int zero : {1, 2, 3}) {
+  for (int zero : {1, 2, 3, 4, 5}) {  // the last two: between hosts only
+    if (zero > 3 && dp().size() % 4 != 0) continue;
     CAPTURE(zero);
-    StoreOf<T> s({.zero = zero, .compress_weights = true});
+    StoreOf<T> s({.zero = zero > 3 ? zero - 2 : zero, .compress_weights = true}, zero > 3 ? mesh_of_hosts() : mesh());
     s.store.initialize();
     for (int unit = 0; unit <= s.last_unit(); ++unit) {
       CAPTURE(unit);
@@ -283,8 +328,8 @@ TEST_CASE_TEMPLATE("weights that are gathered in eight bits: all ranks have what
       Buffer<float> in(exact);
       Buffer<T> out(piece);
       Buffer<uint8_t> message(message_bytes(piece, 8));
-      quantize(message, in, nullptr, 1, piece, 8, nullptr, Feedback::add, test_stream());
-      dequantize(out.data(), message, 1, 1, piece, 8, false, test_stream());
+      quantize(message, in, nullptr, {1, piece}, 8, nullptr, Feedback::add, test_stream());
+      dequantize(out.data(), message, {1, piece}, 1, 8, false, test_stream());
       Values wanted;
       for (T x : out.get()) wanted.push_back(to_float(x));
       const Values whole = gathered();
@@ -411,7 +456,8 @@ TEST_CASE("each rank gets its errors back; on another mesh their sum is kept") {
   std::vector<double> before;
   for (size_t i = 0; i < all.size(); ++i) {
     CAPTURE(i);
-    Mesh mesh(ranks().mesh, all[i].mesh);
+    Mesh plain(ranks().mesh, all[i].mesh);
+    Mesh& mesh = i == 0 && dp().size() % 4 == 0 ? mesh_of_hosts() : plain;
     const std::unique_ptr<Model> model = model_of<float>(all[i].options, mesh), loaded = model_of<float>(all[i].options, mesh);
     if (i > 0) {  // what the mesh before has saved
       load_errors(folder / formatted("step_%08zu", i), model->store(), i % 2 ? 1000 : most_at_once);
