@@ -5,6 +5,8 @@
 //
 // Elementwise, one pack of floats per thread; counts are multiples of the pack (units are padded).
 //   mean_over_islands   moves 4 bytes per element and island, and 4
+//   change              out = w − w₀                     moves 12 bytes per element
+//   apply_change        w = w₀ + the islands' sum / G    moves 12 bytes per element
 //   outer_step          moves 24 bytes per element: reads mean, w₀ and v, writes w, w₀ and v. 7 FLOPs
 #pragma once
 
@@ -25,6 +27,20 @@ __global__ void mean_over_islands_kernel(float* mean, const float* values, int i
 #pragma unroll
   for (int k = 0; k < N; ++k) sum[k] /= float(islands);
   store(mean + i, sum);
+}
+
+// out = w + x / divisor
+[[maybe_unused]] static
+__global__ void add_scaled_kernel(float* out, const float* w, const float* x, float divisor, size_t count) {
+  constexpr int N = pack_width<float>;
+  const size_t i = (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (i >= count) return;
+  float a[N], b[N];
+  load(w + i, a);
+  load(x + i, b);
+#pragma unroll
+  for (int k = 0; k < N; ++k) a[k] += b[k] / divisor;
+  store(out + i, a);
 }
 
 [[maybe_unused]] static
@@ -54,6 +70,20 @@ inline void mean_over_islands(float* mean, const float* values, int islands, siz
   KernelRange range("mean_over_islands", stream, 4.0 * (islands + 1) * count, double(islands) * count);
   range.writes(mean, count);
   mean_over_islands_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(mean, values, islands, count);
+}
+
+// out (count) = weights − start
+inline void change(float* out, const float* weights, const float* start, size_t count, cudaStream_t stream) {
+  KernelRange range("change", stream, 12.0 * count, 1.0 * count);
+  range.writes(out, count);
+  add_scaled_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(out, weights, start, -1, count);
+}
+
+// mean (count) = start + the mean of the islands' changes. sums: of all islands; may be the same array as mean
+inline void apply_change(float* mean, const float* start, const float* sums, int islands, size_t count, cudaStream_t stream) {
+  KernelRange range("apply_change", stream, 12.0 * count, 2.0 * count);
+  range.writes(mean, count);
+  add_scaled_kernel<<<pack_blocks(count / pack_width<float>), pack_block, 0, stream>>>(mean, start, sums, float(islands), count);
 }
 
 // All arrays have `count` elements. start: w₀, which becomes w. mean may be the same array as weights.

@@ -12,12 +12,16 @@
 // A piece is cut into G equal shares, padded. Each island sends share i to island i (all_to_all), which adds up what it
 // gets, in the order of islands, and sends the mean to all (all_gather). So every rank that has a weight gets the same
 // bits, in other groups of partners, too; and 2·(G−1)/G·4 bytes of each parameter of a piece cross the slow link.
+//
+// With --outer-dtype int8 or int4 (kernels/quantize.cuh) the *changes* wᵢ − w₀ travel as codes, and so do their sums back
+// (Douillard et al., arXiv:2501.18512). What codes leave out of a change is lost, as all islands go on from one w.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/device/memory.cuh"
 #include "kernels/outer_step.cuh"
+#include "kernels/quantize.cuh"
 #include "parallel/islands.h"
 #include "parallel/mesh.cuh"
 #include "parallel/shards.h"
@@ -34,7 +38,9 @@ class OuterOptimizer {
       if (islands_.size() == 1) return;
       const size_t largest = shards_.largest_piece();
       sent_ = arena.take<float>(padded(largest));
-      received_ = arena.take<float>(padded(largest));
+      if (is_coded()) codes_ = arena.take<uint8_t>(islands() * message_bytes(share(largest), options_.bits()));
+      if (is_coded()) received_codes_ = arena.take<uint8_t>(islands() * message_bytes(share(largest), options_.bits()));
+      else received_ = arena.take<float>(padded(largest));
     });
   }
 
@@ -62,7 +68,7 @@ class OuterOptimizer {
   // The outer step of a unit. piece: this rank's masters of it.
   void step(int unit, float* piece) {
     const float* mean = piece;
-    if (islands_.size() > 1) mean = mean_of(unit, piece);
+    if (islands_.size() > 1) mean = is_coded() ? mean_by_codes(unit, piece) : mean_of(unit, piece);
     outer_step(piece, start_ + shards_.piece_offset(unit), momentum(unit), mean, shards_.piece(unit), float(options_.lr),
                float(options_.momentum), stream_);
   }
@@ -72,6 +78,7 @@ class OuterOptimizer {
   size_t share(size_t count) const { return round_up(ceil_div(count, islands()), size_t(TensorList::alignment)); }
   size_t padded(size_t count) const { return share(count) * islands(); }
   size_t islands() const { return size_t(islands_.size()); }
+  bool is_coded() const { return options_.bits() < 32; }
 
   const float* mean_of(int unit, const float* piece) {
     const size_t count = share(shards_.piece(unit));
@@ -82,6 +89,26 @@ class OuterOptimizer {
     mean_over_islands(own, received_, islands_.size(), count, islands_.stream());
     islands_.all_gather(sent_, own, count);
     islands_.wait_for_all(stream_);
+    return sent_;
+  }
+
+  // The same, of changes that travel as codes, without errors that are kept.
+  const float* mean_by_codes(int unit, const float* piece) {
+    const size_t own = shards_.piece(unit), count = share(own), bytes = message_bytes(count, options_.bits());
+    const int all = islands_.size(), bits = options_.bits();
+    uint8_t* const of_own = codes_ + size_t(islands_.rank()) * bytes;
+    const float* const start = start_ + shards_.piece_offset(unit);
+    change(sent_, piece, start, own, stream_);
+    CUDA_CHECK(cudaMemsetAsync(sent_ + own, 0, (padded(own) - own) * sizeof(float), stream_));
+    quantize(codes_, sent_, nullptr, {all, count}, bits, nullptr, Feedback::keep, stream_);
+    islands_.after(stream_);
+    islands_.all_to_all(received_codes_, codes_, bytes);
+    dequantize(sent_, received_codes_, {1, count}, all, bits, false, islands_.stream());
+    quantize(of_own, sent_, nullptr, {1, count}, bits, nullptr, Feedback::keep, islands_.stream());
+    islands_.all_gather(codes_, of_own, bytes);
+    islands_.wait_for_all(stream_);
+    dequantize(sent_, codes_, {all, count}, 1, bits, false, stream_);
+    apply_change(sent_, start, sent_, all, own, stream_);
     return sent_;
   }
 
@@ -96,4 +123,5 @@ class OuterOptimizer {
   bool has_start_ = false;
   float *start_ = nullptr, *momentum_ = nullptr;
   float *sent_ = nullptr, *received_ = nullptr;  // the largest piece, padded: a share for each island
+  uint8_t *codes_ = nullptr, *received_codes_ = nullptr;
 };

@@ -165,7 +165,7 @@ class Mesh {
     return room;
   }
 
-  bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0; }
+  bool is_first_of_stage() const { return place_.tp == 0 && place_.cp == 0 && place_.dp == 0 && place_.island == 0; }
 
   // A group of all ranks with connections of its own, which end with it. Collective.
   std::unique_ptr<Communicator> temporary_world() {

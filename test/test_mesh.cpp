@@ -185,7 +185,8 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   same_weights("plain/step_00000004", "one/step_00000004");
 
   for (const std::string options : {"--zero 0 --shuffle --on-spike skip --spike-window 2 --spike-z 0.5", "--zero 3 --recompute block",
-                                    "--tp 2 --heads 2 --channels 32", "--pp 2 --layers 2 --zero 1", "--cp 2 --zero 2 --moments bf16"}) {
+                                    "--tp 2 --heads 2 --channels 32", "--pp 2 --layers 2 --zero 1", "--cp 2 --zero 2 --moments bf16 --outer-dtype int4",
+                                    "--zero 1 --init plain/step_00000004 --lora-rank 2 --outer-dtype int8"}) {
     CAPTURE(options);
     const std::string job = "$MPIRUN 4 " + text + "8 --islands 2 --local-steps 3 --check-sync 1 --checkpoint-every 2 --val text --val-every 2 --val-batches 1 " +
                             options + " --out ";
@@ -229,6 +230,7 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   refused("--islands 2 --local-steps 0", {"--local-steps"});
   refused("--islands 3 --local-steps 5", {"--islands 3 does not divide the number of ranks, 4"});
   refused("--islands 2 --local-steps 5 --micro-batch 1 --global-batch 6", {"--global-batch 6 is no multiple of 4", "2 ranks of each of 2 islands", "choose 8"});
+  refused("--outer-dtype int8", {"--outer-dtype int8 is for --local-steps"});
   refused("--outer-lr 1", {"--outer-lr 1 is for --local-steps"});
   refused("--islands 2 --local-steps 5 --shares 1,2", {"--shares", "beside --local-steps"});
   refused("--islands 2 --local-steps 5 --dtype fp16", {"--dtype fp16 beside --local-steps"});

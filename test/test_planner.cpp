@@ -410,7 +410,9 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
     CHECK(forecast(step, host).islands.exposed * 5 == about(seconds + 4 * parameters / 2 / 1e9));
     step.zero = 1;
     CHECK(forecast(step, host).islands.exposed * 5 == about(seconds));
-    step.outer.local_steps = 50;
+    step.outer.dtype = "int8";
+    CHECK(forecast(step, host).islands.exposed * 5 == about(seconds * (1 + 2.0 / 256) / 4));
+    step.outer.dtype = "fp32", step.outer.local_steps = 50;
     CHECK(forecast(step, host).islands.total * 50 == about(seconds));
     CHECK(forecast(step, host).dp.total < 0.01 * seconds);  // inside
   }

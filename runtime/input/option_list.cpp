@@ -211,6 +211,8 @@ void add_run_options(CLI::App& app, Options& o) {
       "updates after which the islands' weights are brought together, by an outer step")->default_str("");
   add(app, "--outer-lr", o.outer.lr, in_range(0.0, 10.0), "learning rate of outer steps; 1: the mean of the islands' weights, if there is no momentum");
   add(app, "--outer-momentum", o.outer.momentum, in_range(0.0, 0.999), "Nesterov's momentum of outer steps");
+  add(app, "--outer-dtype", o.outer.dtype, one_of({"fp32", "int8", "int4"}),
+      "in which islands send each other: weights in fp32, or changes as codes of 8 or 4 bits");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--compress", o.compress, one_of({"none", "int8", "int4"}),

@@ -125,12 +125,13 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
   f.bubble = seconds(0) - A * std::ranges::max(stages, {}, &StageTimes::sum).sum() + f.pp.exposed;
 }
 
-// Of an outer step, which comes after each H steps: each island sends and gathers its weights in fp32; with ZeRO 0 the
-// ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's elements
+// Of an outer step, which comes after each H steps: each island sends and gathers its weights, or their changes as codes;
+// with ZeRO 0 the ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's elements
 Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece) {
   if (!step.outer.is_on()) return {};
   const Ring islands = ring_of(cluster, step.mesh.of_an_island(), step.mesh.islands);
-  const double seconds = 2 * islands.gather(4 * piece) + (step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0);
+  const double bytes = step.outer.bits() / 8.0 + (step.outer.bits() < 32 ? 2.0 / 256 : 0);  // codes have scales
+  const double seconds = 2 * islands.gather(bytes * piece) + (step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0);
   return {seconds / step.outer.local_steps, seconds / step.outer.local_steps};
 }
 

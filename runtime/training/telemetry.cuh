@@ -113,7 +113,7 @@ inline MonitorOptions monitor_options(const Job& job) {
   return {.every_s = o.monitor_every,
           .path = o.out.empty() || !job.is_first() ? std::filesystem::path() : monitor_path(o.out),
           .pci_bus_id = bus,
-          .ranks_of_a_stage = job.control.size() / o.mesh.pp};
+          .ranks_of_a_stage = o.mesh.pp == 1 ? job.control.size() : o.mesh.of_an_island() / o.mesh.pp};
 }
 
 class Telemetry {
