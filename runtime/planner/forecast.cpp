@@ -237,7 +237,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double pieces = step.zero == 0 ? 1 : data.all.ranks;
   f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
-  f.islands = outer_steps(step, cluster, data, first.all() / data.ranks);
+  f.islands = outer_steps(step, cluster, data.all, first.all() / data.all.ranks);
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
   const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
