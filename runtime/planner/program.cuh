@@ -8,17 +8,17 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention/library_attention.h"
+#include "runtime/planner/memory.cuh"
+#include "runtime/planner/search.h"
+#include "runtime/training/telemetry.cuh"
+
 // Fails if --fp8 asks for products that the device has not.
 inline void require_fp8(const StepOptions& o, const Device& device) {
   if (o.fp8 && device.fp8 == 0) usage_error("--fp8: ", device.name, " has no products in eight bits: leave it out");
   if (o.fp8_scale == "tiles" && !device.fp8_tiles)
     usage_error("--fp8-scale tiles: ", device.name, " does not multiply tiles, as Hopper does: leave it out");
 }
-
-#include "kernels/attention/library_attention.h"
-#include "runtime/planner/memory.cuh"
-#include "runtime/planner/search.h"
-#include "runtime/training/telemetry.cuh"
 
 inline std::string device_name(int device = 0) {
   cudaDeviceProp properties;
