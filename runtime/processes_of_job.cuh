@@ -37,8 +37,7 @@ inline void check_pipeline(const Control& control) {
 // How many neighbouring data-parallel ranks share a host, for --compress-where hosts; 1: that does not matter.
 inline int ranks_inside(const Options& o, const Control& control) {
   if (o.compress_where != "hosts" || o.generate) return 1;
-  const auto& [tp, cp, dp, pp] = o.mesh;
-  const int N = cp * dp;
+  const int tp = o.mesh.tp, N = o.mesh.cp * o.mesh.dp;
   int inside = 1;
   while (inside < N && control.host(inside * tp) == control.host(0)) ++inside;
   if (inside == N) usage_error("--compress-where hosts: all data-parallel ranks share ", control.host(0), ": leave compression out");
