@@ -21,6 +21,7 @@
 #include "parallel/ends.cuh"
 #include "parallel/logits.cuh"
 #include "parallel/offloaded_inputs.cuh"
+#include "parallel/processes/error.h"
 #include "parallel/stage_links.cuh"
 
 // Block: gpt.cuh's, or another one with what this file calls on block_, and lay_out() for what it keeps
@@ -35,7 +36,7 @@ class StageModel final : public Model {
                   new Adapters<Float>(options.lora, list_, Block<Float>::tensors(size_t(options.shape.channels)),
                                       options.store, memory_, host_memory_, mesh, stream)),
         tp_(mesh.tp(), options.tp_pieces, stream),
-        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8.gradients, stream},
+        on_{.store = store_, .list = list_, .tp = tp_, .stream = stream, .fp8 = {options.store.fp8, stream},
             .adapters = adapters_.get()},
         links_(mesh, stream),
         attention_(on_, mesh, attention_options(options, mesh), largest_attention()), table_(store_, list_), final_(store_, list_),
@@ -54,7 +55,7 @@ class StageModel final : public Model {
     memory_.add("workspace", [this](Arena& arena) { lay_out_workspace(arena); });
     if (store_.fp8().is_used())
       memory_.add("fp8 operands", [this](Arena& arena) {
-        on_.fp8.lay_out(arena, size_t(on_.R) * std::max(4 * on_.c(), on_.C()), options_.slots, most_maxima());
+        on_.fp8.lay_out(arena, on_.R, std::max(4 * on_.c(), on_.C()), options_.slots, most_maxima());
       });
     if (tp_.size() > 1) memory_.add("tensor parallel", [this](Arena& arena) { lay_out_tensor_parallel(arena); });
     if (mesh.cp().size() > 1) memory_.add("context parallel", [this](Arena& arena) { attention_.lay_out_exchange(arena); });
@@ -64,6 +65,8 @@ class StageModel final : public Model {
         attention_.lay_out_cache(arena, list_.chunks(), options_.samples, options_.cached_positions);
       });
     if (mesh.is_imagined()) return;
+    if (options.store.fp8.tiles && !gemm_has_fp8_tiles())
+      fail("--fp8-scale tiles: ", gemm_library(), " does not multiply tiles, as that of CUDA 12.9 does: leave it out");
     if (!options.store.training) memory_.cure = "fewer --samples, a shorter --seq-len, or more ranks with --tp or --pp";
     memory_.allocate();
     if (host_memory_.total() > 0) host_memory_.allocate(mesh.room_on_host());

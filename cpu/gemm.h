@@ -33,6 +33,7 @@
 constexpr size_t gemm_workspace_bytes = 0;  // oneDNN's scratchpads are host memory of the threads
 inline void use_gemm_workspace(void*) {}
 inline std::string gemm_library() { return ""; }
+inline bool gemm_has_fp8_tiles() { return true; }
 template <class Float>
 constexpr bool gemm_has_epilogues = false;
 template <class... Arguments>
@@ -359,9 +360,9 @@ void gemm_widened(Out* d, const In* a, const In* b, const In* bias, const GemmSh
   }
 }
 
-// Both formats are exact in 16 bits of bf16, too.
+// The codes of a matrix (rows, columns). Both formats are exact in 16 bits of bf16, too; units of tiles need a float.
 template <class In>
-const In* decode(Scratch& scratch, const Fp8Matrix& matrix, size_t count) {
+const In* decode(Scratch& scratch, const Fp8Matrix& matrix, size_t rows, size_t columns) {
   static const auto tables = [] {
     std::vector<In> all(512);
     for (int code = 0; code < 256; ++code)
@@ -370,10 +371,12 @@ const In* decode(Scratch& scratch, const Fp8Matrix& matrix, size_t count) {
   }();
   const In* const table = &tables[matrix.format == Fp8Format::e4m3 ? 0 : 256];
   const uint8_t* const codes = static_cast<const uint8_t*>(matrix.codes);
-  In* const values = scratch.of<In>(count);
-  constexpr size_t part = 1 << 14;
-  parallel_for((count + part - 1) / part, 1, [&](size_t i) {
-    for (size_t j = i * part, last = std::min(count, j + part); j < last; ++j) values[j] = table[codes[j]];
+  In* const values = scratch.of<In>(rows * columns);
+  parallel_for(rows, 16, [&](size_t row) {
+    for (size_t j = row * columns; j < (row + 1) * columns; ++j) {
+      values[j] = table[codes[j]];
+      if (matrix.units != Fp8Units::one) values[j] = In(float(values[j]) * matrix.unit_of(row, j % columns, rows, columns));
+    }
   });
   return values;
 }
@@ -383,9 +386,9 @@ void gemm_decoded(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfl
   static Scratch scratch_a, scratch_b, scratch_sums;
   float* const sums = scratch_sums.of<float>(size_t(s.m) * s.n);
   const GemmShape plain = {s.m, s.n, s.k, false, true};
-  gemm_tiles(sums, decode<In>(scratch_a, a, size_t(s.m) * s.k), decode<In>(scratch_b, b, size_t(s.n) * s.k),
+  gemm_tiles(sums, decode<In>(scratch_a, a, size_t(s.m), size_t(s.k)), decode<In>(scratch_b, b, size_t(s.n), size_t(s.k)),
              static_cast<const In*>(nullptr), plain);
-  const float unit = *a.unit * *b.unit;
+  const float unit = a.units == Fp8Units::one ? *a.unit * *b.unit : 1;
   parallel_for(size_t(s.m), 1, [&](size_t row) {
     const float* const from = sums + row * s.n;
     Out* const to = d + row * s.n;
@@ -404,7 +407,7 @@ void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat1
   cpu::load(&typeid(Fp8Matrix), (size_t(shape.m) << 42) ^ (size_t(shape.n) << 21) ^ size_t(shape.k));
   cpu::enqueue(stream, [=] {
     if (!cpu::switches().computes) return true;
-    if (cpu::dnnl_multiplies<__nv_bfloat16>()) cpu::gemm_decoded<__nv_bfloat16>(d, a, b, bias, shape);
+    if (a.units == Fp8Units::one && cpu::dnnl_multiplies<__nv_bfloat16>()) cpu::gemm_decoded<__nv_bfloat16>(d, a, b, bias, shape);
     else cpu::gemm_decoded<float>(d, a, b, bias, shape);
     return true;
   });

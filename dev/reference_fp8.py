@@ -5,6 +5,7 @@ Matrices are quantised where gpt.cu casts them, and everything that gpt.cu keeps
 work on the same codes, but for numbers that lie near the middle of two. The folder holds what dev/reference.py writes
 for its models, of one step alone, and
   e4m3.grad.NAME                 gradients of the block in eight bits, with --fp8-gradients e4m3 (grad.NAME: e5m2)
+  tiles.grad.NAME                and with --fp8-scale tiles
   plain.grad.NAME                its gradients with the same roundings to bf16 alone, which must be further away
   FORMAT.values (256)            what each code of e4m3 or e5m2 stands for, by PyTorch's float8_e4m3fn and float8_e5m2
   FORMAT.numbers, FORMAT.codes   numbers, on and beside ties among them, and the codes that PyTorch makes of them
@@ -45,37 +46,41 @@ def stored(x):
   return Stored.apply(x)
 
 
-def quantised(x, kind):
-  """What the codes of x stand for, with one scale for all of x, in float as gpt.cu computes it."""
+def quantised(x, kind, dim=None):
+  """What the codes of x stand for, in float as gpt.cu computes it, with one scale for all of x; or for each tile of it,
+  which are all numbers along `dim`, as no matrix here has more than 128."""
   x, largest = x.float(), torch.finfo(TYPES[kind]).max
-  maximum = x.abs().max()
+  maximum = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
   codes = (x * (largest / maximum)).clamp(-largest, largest).to(TYPES[kind])
   return codes.double() * (maximum / largest).double()
 
 
 class EightBits(torch.autograd.Function):
   @staticmethod
-  def forward(context, x, weight, bias, kind):
-    x, weight = quantised(x, "e4m3"), quantised(weight, "e4m3")
+  def forward(context, x, weight, bias, kind, tiles):
+    weight = quantised(weight, "e4m3")  # one block of 128 x 128, too
     context.save_for_backward(x, weight)
-    context.kind = kind
-    return x @ weight + bias
+    context.kind, context.tiles = kind, tiles
+    return quantised(x, "e4m3", -1 if tiles else None) @ weight + bias
 
   @staticmethod
   def backward(context, gradient):
     x, weight = context.saved_tensors
-    cast = quantised(gradient, context.kind)
-    return cast @ weight.T, x.flatten(0, 1).T @ cast.flatten(0, 1), gradient.sum((0, 1)), None
+    along = lambda dim: dim if context.tiles else None  # noqa: E731  the dimension along which a product adds up
+    rows, gradients = x.flatten(0, 1), gradient.flatten(0, 1)
+    of_weight = quantised(rows, "e4m3", along(0)).T @ quantised(gradients, context.kind, along(0))
+    return quantised(gradient, context.kind, along(-1)) @ weight.T, of_weight, gradient.sum((0, 1)), None, None
 
 
 class Model(reference.GPT2):
-  """The same modules, whose tensors are kept in bf16. kind: of gradients in eight bits; None: all in bf16"""
-  kind = None
+  """The same modules, whose tensors are kept in bf16. kind: of gradients in eight bits; None: all in bf16. tiles: of
+  which each has a scale"""
+  kind, tiles = None, False
 
   def linear(self, layer, x, in_eight_bits):
     weight, bias = (p + (rounded(p) - p).detach() for p in (layer.weight, layer.bias))
     if in_eight_bits and self.kind:
-      return stored(EightBits.apply(x, weight, bias, self.kind))
+      return stored(EightBits.apply(x, weight, bias, self.kind, self.tiles))
     return stored(x @ weight + bias)
 
   def norm(self, layer, x):
@@ -125,14 +130,14 @@ def main():
   tokens = reference.draw_tokens(SIZE["V"], SIZE["T"], SIZE["B"], 1)
   tensors = dict(tokens=tokens) | codes_of("e4m3") | codes_of("e5m2")
   names, parameters = zip(*model.named_parameters())
-  for kind, prefix in ("e5m2", ""), ("e4m3", "e4m3."), (None, "plain."):
-    model.kind = kind
+  for kind, prefix in ("e5m2", ""), ("e4m3", "e4m3."), ("e5m2", "tiles."), (None, "plain."):
+    model.kind, model.tiles = kind, prefix == "tiles."
     logits = model(tokens[0, :, :-1])
     loss = -logits.log_softmax(dim=-1).gather(-1, tokens[0, :, 1:].unsqueeze(-1)).mean()
     gradients = torch.autograd.grad(loss, parameters)
     tensors[prefix + "losses"] = loss.detach().reshape(1)
     tensors |= {f"{prefix}grad.{name}": g for name, g in zip(names, gradients) if not prefix or ".h.1." in name}
-    print(kind, f"loss {loss.item():.6f}")
+    print(prefix, kind, f"loss {loss.item():.6f}")
   reference.save(folder / "reference.safetensors", tensors)
   for file, content in ("config.json", reference.hugging_face_config(SIZE)), ("reference.json", SIZE):
     (folder / file).write_text(json.dumps(content, indent=2) + "\n")

@@ -129,7 +129,7 @@ inline void adamw_count(AdamWState* state, const float* factor, const AdamW& opt
 }
 
 // Updates one contiguous range of parameters. All arrays have `count` elements, in device memory; *factor is the clip
-// factor. In fp32 `weights` and `masters` are the same array.
+// factor. In fp32 only `masters` are written, which usually are `weights`.
 template <class Float>
 void adamw(Float* weights, float* masters, float* first, float* second, const float* gradients, const float* factor,
            const AdamWState* state, size_t count, size_t decayed, const AdamW& options, cudaStream_t stream) {

@@ -46,10 +46,15 @@ constexpr float least_fp8_maximum = 0x1p-100f;
 template <__nv_fp8_interpretation_t format>
 constexpr float largest_fp8 = format == __NV_E4M3 ? 448.0f : 57344.0f;
 
+// What counts as the largest |x|.
+__device__ inline float bounded_fp8_maximum(float maximum) {
+  return maximum < least_fp8_maximum ? least_fp8_maximum : maximum;  // NaN stays NaN
+}
+
 // The factor by which x becomes a code. The grid's first thread writes the unit, for the product.
 template <__nv_fp8_interpretation_t format>
 __device__ inline float fp8_factor(Fp8Scale* scale) {
-  const float maximum = scale->maximum < least_fp8_maximum ? least_fp8_maximum : scale->maximum;  // NaN stays NaN
+  const float maximum = bounded_fp8_maximum(scale->maximum);
   if (blockIdx.x + blockIdx.y + threadIdx.x == 0) scale->unit = maximum / largest_fp8<format>;
   return largest_fp8<format> / maximum;
 }

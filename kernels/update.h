@@ -5,8 +5,9 @@
 #include <cmath>
 #include <vector>
 
-// The values that exist for each parameter; checkpoints name them by these letters.
-enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v' };
+// The values that exist for each parameter; checkpoints name them by these letters. error: what compressed messages have
+// left out of the gradients so far.
+enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', error = 'e' };
 
 // The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,
 // the memory plan counts them, and checkpoints save them as "m.NAME" and "v.NAME".

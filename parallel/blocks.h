@@ -31,6 +31,8 @@ struct CheckpointBlock {
   const TensorDescriptor* tensor;
   size_t first, count;    // elements [first, first + count) of the whole tensor
   bool gathered = false;  // it has runs of all tensor-parallel ranks, which call for their blocks of the round together
+  int copy = none;        // of errors: the number of the copy (below)
+  static constexpr int none = -1;
 };
 
 // The most elements of a block that is gathered, or read and has elements of other ranks: 16 MiB of floats.
@@ -47,13 +49,13 @@ inline std::vector<CheckpointBlock> runs(const TensorDescriptor& tensor, size_t 
   return runs;
 }
 
-// The blocks that this rank writes to a checkpoint. All ranks' blocks together hold each element of the model once. A
-// gathered block has at most `most` elements; if not even a stripe is so short, nothing is gathered.
-inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t most) {
-  const size_t ranks = size_t(shards.list().tp()), rank = size_t(shards.list().tp_rank());
+// Slices as blocks that this rank writes. A gathered block has at most `most` elements; if not even a stripe is so short,
+// nothing is gathered.
+inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, const TensorList& list, size_t most) {
+  const size_t ranks = size_t(list.tp()), rank = size_t(list.tp_rank());
   most = std::min(most, most_at_once / ranks);
   std::vector<CheckpointBlock> blocks;
-  for (const Slice& slice : shards.owned_slices()) {
+  for (const Slice& slice : slices) {
     const TensorDescriptor& tensor = *slice.tensor;
     const Part& part = tensor.part;
     size_t next = slice.first;  // the first element that is in no block yet
@@ -78,10 +80,47 @@ inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t 
   return blocks;
 }
 
+// ---- errors
+
+// The errors of compressed messages (gradient_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
+// ranks add to an element of its gradient: the data-parallel ranks; of a tensor that tensor-parallel ranks hold whole, each
+// of these; of wte in a pipeline, both ends. What counts is the sum of all copies: on another mesh it is dealt anew.
+struct Copies {
+  int own, all;  // the number of this rank's copy, and how many there are
+};
+inline Copies copies_of(const TensorDescriptor& tensor, const Shards& shards) {
+  const TensorList& list = shards.list();
+  const bool is_whole = tensor.split.axis < 0;
+  const bool has_two_ends = &tensor == list.tensors_of(0) && !(list.is_first_stage() && list.is_last_stage());
+  const int end = has_two_ends && !list.is_first_stage(), data_rank = end * shards.ranks() + shards.rank();
+  const int tp = is_whole ? list.tp() : 1, tp_rank = is_whole ? list.tp_rank() : 0;
+  return {data_rank * tp + tp_rank, (has_two_ends ? 2 : 1) * shards.ranks() * tp};
+}
+
+// The slices that this rank has errors of: its part of each tensor.
+inline std::vector<Slice> error_slices(const Shards& shards) {
+  std::vector<Slice> all;
+  for (int unit = 0; unit < shards.units(); ++unit)
+    for (const Slice& slice : shards.slices(unit, 0, shards.whole(unit))) all.push_back(slice);
+  return all;
+}
+
+// The blocks that this rank writes to a checkpoint: of weights and moments, and of errors if it has some. All ranks' blocks
+// together hold each element of the model once, and each element of each copy of the errors.
+inline std::vector<CheckpointBlock> written_blocks(const Shards& shards, size_t most, bool has_errors = false) {
+  std::vector<CheckpointBlock> blocks = blocks_of(shards.owned_slices(), shards.list(), most);
+  if (!has_errors) return blocks;
+  for (CheckpointBlock block : blocks_of(error_slices(shards), shards.list(), most)) {
+    block.copy = copies_of(*block.tensor, shards).own;
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
 // The elements that tensor-parallel ranks exchange in the largest round.
-inline size_t most_gathered(const Shards& shards) {
+inline size_t most_gathered(const Shards& shards, bool has_errors = false) {
   size_t most = 0;
-  for (const CheckpointBlock& block : written_blocks(shards, most_at_once))
+  for (const CheckpointBlock& block : written_blocks(shards, most_at_once, has_errors))
     if (block.gathered) most = std::max(most, block.count * size_t(shards.list().tp()));
   return most;
 }

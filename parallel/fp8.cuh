@@ -8,6 +8,8 @@
 //                asks for the place of its maximum; it is known until a pass of the same slot begins, so backward does
 //                not look for the maxima of forward again
 //
+// With --fp8-scale tiles (kernels/fp8_tiles.cuh) each cast finds the maxima of its tiles by itself, and nobody asks for one.
+//
 // What a scale is of: of the rows that a product multiplies on this rank. Data-parallel and context-parallel ranks
 // each have their own, as they have other rows; so has each piece of rows that tensor parallelism sends (--tp-pieces),
 // and each rank's part of a split weight. So no scale travels, and ranks that must hold the same weights cast the same
@@ -15,6 +17,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -23,6 +26,7 @@
 
 #include "kernels/device/memory.cuh"
 #include "kernels/fp8.cuh"
+#include "kernels/fp8_tiles.cuh"
 #include "kernels/matmul.cuh"
 #include "parallel/parameters.h"
 
@@ -35,12 +39,18 @@ class Fp8Weights {
  public:
   // is_ring: units take turns in one place.
   Fp8Weights(const TensorList& list, const Fp8Options& options, bool is_ring)
-      : list_(list), place_(size_t(list.final_norm_unit() + 1), none) {
+      : list_(list), has_tiles_(options.tiles), place_(size_t(list.final_norm_unit() + 1), none) {
     for (int unit = 1; unit < list.final_norm_unit(); ++unit)
       if (list.has(unit) && options.has(unit - 1, list.shape().layers)) {
         if (!is_ring || holds_.empty()) holds_.push_back(none);
         place_[size_t(unit)] = int(holds_.size()) - 1;
         block_ = list.units()[size_t(unit)].decayed;
+        units_ = 0;
+        for (int number = 0; number < matrices; ++number) {
+          const auto [rows, columns] = shape_of(list.tensors_of(unit)[number]);
+          unit_places_[size_t(number)] = units_;
+          units_ += round_up(std::max(fp8_block_units(rows, columns), fp8_block_units(columns, rows)), size_t(4));
+        }
       }
   }
 
@@ -49,7 +59,8 @@ class Fp8Weights {
 
   void lay_out(Arena& arena) {
     for (uint8_t*& codes : codes_) codes = arena.take<uint8_t>(holds_.size() * block_);
-    scales_ = arena.take<Fp8Scale>(holds_.size() * matrices);
+    if (!has_tiles_) scales_ = arena.take<Fp8Scale>(holds_.size() * matrices);
+    else for (float*& units : block_units_) units = arena.take<float>(holds_.size() * units_);
   }
 
   // The weights have changed: all are to be cast again.
@@ -61,21 +72,28 @@ class Fp8Weights {
   void use(int unit, const Float* weights, cudaStream_t stream) {
     if (!has(unit) || std::exchange(holds_[size_t(place_[size_t(unit)])], unit) == unit) return;
     if constexpr (can_multiply_fp8<Float>) {
-      Fp8Scale* const scales = scales_of(unit);
-      CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
+      Fp8Scale* const scales = has_tiles_ ? nullptr : scales_of(unit);
+      if (scales) CUDA_CHECK(cudaMemsetAsync(scales, 0, matrices * sizeof(Fp8Scale), stream));
       for (int number = 0; number < matrices; ++number) {
         const TensorDescriptor& tensor = list_.tensors_of(unit)[number];
-        const int rows = int(tensor.shape[0]) / (tensor.split.axis == 0 ? list_.tp() : 1);
-        fp8_maximum(&scales[number].maximum, weights + tensor.offset, tensor.local, stream);
-        cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), weights + tensor.offset, rows,
-                           int(tensor.local) / rows, stream);
+        const auto [rows, columns] = shape_of(tensor);
+        const Float* const matrix = weights + tensor.offset;
+        if (!scales) {
+          cast_tiles_fp8({at(0, tensor), units_of(0, unit, number)}, {at(1, tensor), units_of(1, unit, number)}, Fp8Format::e4m3,
+                         Fp8Units::blocks, matrix, rows, columns, stream);
+          continue;
+        }
+        fp8_maximum(&scales[number].maximum, matrix, tensor.local, stream);
+        cast_transpose_fp8({at(0, tensor), Fp8Format::e4m3, scales + number}, at(1, tensor), matrix, rows, columns, stream);
       }
     }
   }
 
   // A matrix of a unit as it is stored (inputs, outputs), or transposed.
   Fp8Matrix matrix(int unit, int number, bool transposed) const {
-    return {at(transposed, list_.tensors_of(unit)[number]), Fp8Format::e4m3, &scales_of(unit)[number].unit};
+    const uint8_t* const codes = at(transposed, list_.tensors_of(unit)[number]);
+    if (has_tiles_) return {codes, Fp8Format::e4m3, units_of(transposed, unit, number), Fp8Units::blocks};
+    return {codes, Fp8Format::e4m3, &scales_of(unit)[number].unit};
   }
   // The codes of a unit's matrices as they are stored, each at its offset in the unit.
   const uint8_t* codes(int unit) const { return codes_[0] + size_t(place_[size_t(unit)]) * block_; }
@@ -83,6 +101,15 @@ class Fp8Weights {
  private:
   static constexpr int none = -1, matrices = 4;  // of a block (tensors.h), which come first in its unit
 
+  // Of this rank's part of a matrix.
+  std::pair<int, int> shape_of(const TensorDescriptor& tensor) const {
+    const int rows = int(tensor.shape[0]) / (tensor.split.axis == 0 ? list_.tp() : 1);
+    return {rows, int(tensor.local) / rows};
+  }
+
+  float* units_of(bool transposed, int unit, int number) const {
+    return block_units_[transposed] + size_t(place_[size_t(unit)]) * units_ + unit_places_[size_t(number)];
+  }
   Fp8Scale* scales_of(int unit) const { return scales_ + size_t(place_[size_t(unit)]) * matrices; }
 
   uint8_t* at(bool transposed, const TensorDescriptor& tensor) const {
@@ -90,23 +117,31 @@ class Fp8Weights {
   }
 
   const TensorList& list_;
+  bool has_tiles_;
   std::vector<int> place_;     // by unit: its place in the arrays; none: it computes in bf16
   std::vector<int> holds_;     // by place: the unit whose codes are there
   size_t block_ = 0;           // elements of a block's matrices
   uint8_t* codes_[2] = {};     // as stored, and transposed
   Fp8Scale* scales_ = nullptr;
+  size_t units_ = 0;                               // of a block's matrices, with tiles
+  std::array<size_t, matrices> unit_places_ = {};  // where those of a matrix begin
+  float* block_units_[2] = {};
 };
 
 template <class Float>
 class Fp8Products {
  public:
-  Fp8Products(Fp8Format gradients, cudaStream_t stream) : gradients_(gradients), stream_(stream) {}
+  Fp8Products(const Fp8Options& options, cudaStream_t stream)
+      : gradients_(options.gradients), has_tiles_(options.tiles), stream_(stream) {}
 
-  // elements: of the largest matrix that is cast. most: tensors of a pass that have maxima, in pieces of rows
-  void lay_out(Arena& arena, size_t elements, int slots, size_t most) {
-    rows_ = arena.take<uint8_t>(elements);
-    transposed_ = arena.take<uint8_t>(elements);
-    scales_ = arena.take<Fp8Scale>(size_t(slots + 1) * most);
+  // rows, columns: of the largest matrix that is cast. most: tensors of a pass that have maxima, in pieces of rows
+  void lay_out(Arena& arena, int rows, int columns, int slots, size_t most) {
+    for (Place* place : {&straight_, &transposed_}) {
+      place->codes = arena.take<uint8_t>(size_t(rows) * columns);
+      if (has_tiles_)
+        place->units = arena.take<float>(std::max(fp8_tile_units(rows, columns), fp8_tile_units(columns, rows)));
+    }
+    if (!has_tiles_) scales_ = arena.take<Fp8Scale>(size_t(slots + 1) * most);
     slots_ = slots, most_ = most;
   }
 
@@ -143,36 +178,29 @@ class Fp8Products {
 
   // out (rows,outputs) = x (rows,inputs) · weight + bias; weight: transposed (outputs,inputs)
   void forward(Float* out, const Float* x, const Fp8Matrix& weight, const Float* bias, int rows, int inputs, int outputs) {
-    const Fp8Cast x8 = {rows_, Fp8Format::e4m3, scale_of(x, rows, inputs)};
-    cast_fp8(x8, x, size_t(rows) * inputs, stream_);
-    matmul_fp8("matmul_forward", out, matrix(x8), weight, bias,
-               {.m = rows, .n = outputs, .k = inputs, .transpose_b = true, .fast_sums = true}, stream_);
+    cast(&straight_, nullptr, x, Fp8Format::e4m3, rows, inputs);
+    matmul_fp8("matmul_forward", out, matrix(straight_), weight, bias,
+               {.m = rows, .n = outputs, .k = inputs, .transpose_b = true, .fast_sums = !has_tiles_}, stream_);
   }
 
   // dx (rows,inputs) = dout (rows,outputs) · weightᵀ; weight: as stored (inputs,outputs). for_weights:
   // weight_gradient() comes next, with the same dout
   void input_gradient(Float* dx, const Float* dout, const Fp8Matrix& weight, int rows, int inputs, int outputs,
                       bool for_weights) {
-    const Fp8Cast dout8 = {rows_, gradients_, scale_of(dout, rows, outputs)};
-    if (for_weights) cast_transpose_fp8(dout8, transposed_, dout, rows, outputs, stream_);
-    else cast_fp8(dout8, dout, size_t(rows) * outputs, stream_);
-    transposed_scale_ = for_weights ? dout8.scale : nullptr;
-    matmul_fp8<Float>("matmul_input_gradient", dx, matrix(dout8), weight, nullptr,
+    cast(&straight_, for_weights ? &transposed_ : nullptr, dout, gradients_, rows, outputs);
+    has_transposed_ = for_weights;
+    matmul_fp8<Float>("matmul_input_gradient", dx, matrix(straight_), weight, nullptr,
                       {.m = rows, .n = inputs, .k = outputs, .transpose_b = true}, stream_);
   }
 
   // dweight (inputs,outputs) = xᵀ·dout, or += if `accumulate`. follows: input_gradient() came just before
   void weight_gradient(float* dweight, const Float* dout, const Float* x, int rows, int inputs, int outputs,
                        bool accumulate, bool follows) {
-    if (!follows || !transposed_scale_) {
-      transposed_scale_ = scale_of(dout, rows, outputs);
-      cast_transpose_fp8({nullptr, gradients_, transposed_scale_}, transposed_, dout, rows, outputs, stream_);
-    }
-    const Fp8Cast x8 = {rows_, Fp8Format::e4m3, scale_of(x, rows, inputs)};
-    cast_transpose_fp8({nullptr, x8.format, x8.scale}, rows_, x, rows, inputs, stream_);
-    matmul_fp8("matmul_weight_gradient", dweight, matrix(x8), {transposed_, gradients_, &transposed_scale_->unit}, nullptr,
+    if (!follows || !has_transposed_) cast(nullptr, &transposed_, dout, gradients_, rows, outputs);
+    cast(nullptr, &straight_, x, Fp8Format::e4m3, rows, inputs);
+    matmul_fp8("matmul_weight_gradient", dweight, matrix(straight_), matrix(transposed_), nullptr,
                {.m = inputs, .n = outputs, .k = rows, .transpose_b = true, .accumulate = accumulate}, stream_);
-    transposed_scale_ = nullptr;
+    has_transposed_ = false;
   }
 
  private:
@@ -181,7 +209,30 @@ class Fp8Products {
     size_t count;  // elements that the maximum is of
   };
 
-  static Fp8Matrix matrix(const Fp8Cast& cast) { return {cast.codes, cast.format, &cast.scale->unit}; }
+  // One matrix in eight bits.
+  struct Place {
+    uint8_t* codes = nullptr;
+    float* units = nullptr;  // of its tiles
+    Fp8Format format = Fp8Format::e4m3;
+    const Fp8Scale* scale = nullptr;  // without tiles
+  };
+
+  Fp8Matrix matrix(const Place& place) const {
+    if (has_tiles_) return {place.codes, place.format, place.units, Fp8Units::tiles};
+    return {place.codes, place.format, &place.scale->unit};
+  }
+
+  // Casts x (rows,columns) to `straight`, and its transpose to `transposed`; null: not wanted.
+  void cast(Place* straight, Place* transposed, const Float* x, Fp8Format format, int rows, int columns) {
+    Fp8Scale* const scale = has_tiles_ ? nullptr : scale_of(x, rows, columns);
+    for (Place* place : {straight, transposed})
+      if (place) place->format = format, place->scale = scale;
+    const auto tiles = [](const Place* place) { return place ? Fp8TileCast{place->codes, place->units} : Fp8TileCast{}; };
+    const Fp8Cast whole = {straight ? straight->codes : nullptr, format, scale};
+    if (has_tiles_) cast_tiles_fp8(tiles(straight), tiles(transposed), format, Fp8Units::tiles, x, rows, columns, stream_);
+    else if (transposed) cast_transpose_fp8(whole, transposed->codes, x, rows, columns, stream_);
+    else cast_fp8(whole, x, size_t(rows) * columns, stream_);
+  }
 
   // A scale with the maximum of x (rows,columns).
   Fp8Scale* scale_of(const Float* x, int rows, int columns) {
@@ -199,12 +250,13 @@ class Fp8Products {
   }
 
   Fp8Format gradients_;
+  bool has_tiles_;
   cudaStream_t stream_;
-  uint8_t *rows_ = nullptr, *transposed_ = nullptr;  // codes of one matrix each
+  Place straight_, transposed_;
+  bool has_transposed_ = false;  // is the gradient of the last input_gradient() in transposed_?
   Fp8Scale* scales_ = nullptr;                       // (slots + 1, most): of forward in each slot, and of other passes
   Fp8Scale *next_ = nullptr, *end_ = nullptr;        // of the pass under way
   int slots_ = 0;
   size_t most_ = 0;
   std::map<const Float*, Known> known_;  // by tensor
-  Fp8Scale* transposed_scale_ = nullptr;  // of the gradient in transposed_; null: it is not there
 };

@@ -74,6 +74,7 @@ struct MeshOptions {
   // Ranks that split a sequence will send to all others, as Ulysses does, and not only to the next one, as in a ring.
   bool all_to_all = true;
   SmOptions sms = {};
+  bool compresses = false;  // gradients: data-parallel ranks will send to all others
 };
 
 class Mesh {
@@ -135,7 +136,9 @@ class Mesh {
   void rehearse(bool lasts) {
     for (auto& lane : lanes_) lane->silence(lasts);
     recorder_->rehearse(lasts);
+    is_rehearsing_ = lasts;
   }
+  bool is_rehearsing() const { return is_rehearsing_; }
 
   // Do ranks send to each other in the middle of forward and backward, apart from parameters and their gradients?
   bool exchanges_in_passes() const { return shape_.tp * shape_.cp * shape_.pp > 1; }
@@ -249,8 +252,11 @@ class Mesh {
     if (!streams_) streams_ = std::make_shared<CommunicationStreams>();
     make_group(world_, "world", comm_, streams_->outer);
     const int for_data = options_.sms.of_data(), for_layers = options_.sms.of_layers();
-    if (data_ranks() > 1)
+    if (data_ranks() > 1) {
       make_group(data_, "data", split(place_.tp + shape_.tp * place_.pp, data_rank(), for_data), streams_->outer);
+      const size_t count = size_t(data_ranks());
+      if (options_.compresses) try_out(*data_, 2 * count, [&](float* data) { data_->all_to_all(data, data + count, 1); });
+    }
     if (shape_.tp > 1) make_group(tp_, "tp", split(control_->rank() / shape_.tp, place_.tp, for_layers), streams_->inner);
     if (shape_.cp > 1) make_context_group();
     if (shape_.pp > 1) make_pipeline_groups();
@@ -338,7 +344,7 @@ class Mesh {
   MeshShape shape_;
   MeshOptions options_;
   MeshPlace place_ = {};
-  bool is_imagined_ = false;
+  bool is_imagined_ = false, is_rehearsing_ = false;
   int device_ = 0;
   Control* control_ = nullptr;
   FlightRecorder* recorder_ = nullptr;

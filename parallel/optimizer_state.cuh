@@ -53,8 +53,11 @@ class OptimizerState {
       for (size_t i = 0; i < (is_offloaded() ? HostTraffic::buffers : 1); ++i)
         array.on_device[i] = arena.take<char>(array.width * (is_offloaded() ? largest_ : total_));
   }
-  void lay_out_on_host(Arena& arena) {
-    for (Array& array : arrays_) array.on_host = arena.take<char>(array.width * total_);
+  void add_to(PinnedMemory& host_memory) {
+    const auto lay_out = [this](Arena& arena) {
+      for (Array& array : arrays_) array.on_host = arena.take<char>(array.width * total_);
+    };
+    if (is_offloaded()) host_memory.add("optimizer", lay_out);
   }
 
   // Sets all to zero.
@@ -131,7 +134,7 @@ class OptimizerState {
     Float* const weights = u.weights + window.unit_begin;
     const float* const gradients = u.gradients + (window.unit_begin - u.first);
     float* masters = has_masters() ? on_device<float>(State::weight, number) : nullptr;
-    if constexpr (std::is_same_v<Float, float>) masters = weights;
+    if constexpr (std::is_same_v<Float, float>) masters = masters ? masters : weights;
     if (masters && !is_narrow_) {
       // How many of these elements lie before the unit's `decayed`
       const size_t decayed = std::max(shards.list().units()[size_t(window.unit)].decayed, begin) - begin;

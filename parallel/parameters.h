@@ -16,7 +16,8 @@
 struct Fp8Options {
   bool is_on = false;
   Fp8Format gradients = Fp8Format::e5m2;
-  int kept = 1;  // blocks at each end that stay in bf16
+  int kept = 1;        // blocks at each end that stay in bf16
+  bool tiles = false;  // a unit for each tile, instead of one for a matrix
 
   bool has(int layer, int layers) const { return is_on && layer >= kept && layer < layers - kept; }
 };
@@ -37,6 +38,8 @@ struct StoreOptions {
   LossScale loss_scale = {};         // the first one, for fp16
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   bool delays = false;               // an update applies the gradients of the step before (gradient_arrays.cuh)
+  int compressed_bits = 0;           // of each gradient on its way to other ranks, 8 or 4; 0: they are not compressed
+  bool compress_weights = false;     // weights are gathered in eight bits, too
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
   Fp8Options fp8 = {};
@@ -71,6 +74,8 @@ class Parameters {
   virtual const Shards& shards() const = 0;
   // The slices of tensors whose state this rank keeps: all tensors with ZeRO 0, else those in its pieces.
   virtual std::vector<Slice> kept_slices() const = 0;
+  // Does this rank keep errors, of the parts of all its tensors (error_slices)?
+  virtual bool has_errors() const { return false; }
 
   // Sets everything to zero, padding and the number of updates included, and the loss scale to its option.
   virtual void clear() = 0;

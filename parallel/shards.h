@@ -45,6 +45,7 @@ class Shards {
 
   const TensorList& list() const { return list_; }
   int units() const { return int(piece_.size()); }
+  int ranks() const { return ranks_; }
   int rank() const { return rank_; }
   // All of these are numbers of elements.
   size_t piece(int unit) const { return piece_[unit]; }             // size of one piece

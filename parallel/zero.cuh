@@ -28,13 +28,13 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cast.cuh"
 #include "kernels/device/memory.cuh"
 #include "kernels/random.cuh"
 #include "parallel/fp8.cuh"
 #include "parallel/gathered_blocks.cuh"
 #include "parallel/gradient_arrays.cuh"
 #include "parallel/gradient_norm.cuh"
+#include "parallel/gradient_reduction.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/offloaded_gradients.cuh"
 #include "parallel/optimizer_state.cuh"
@@ -42,6 +42,7 @@
 #include "parallel/replicas.h"
 #include "parallel/step_sums.cuh"
 #include "parallel/unit_buffers.cuh"
+#include "parallel/weight_gathering.cuh"
 
 template <class Float>
 class ParameterStore final : public Parameters {
@@ -55,13 +56,12 @@ class ParameterStore final : public Parameters {
       : list_(list), options_(options), data_group_(mesh.data()), tp_(mesh.tp()), ends_(mesh.ends()), world_(mesh.world()),
         stream_(stream), shards_(list, data_group_.size(), data_group_.rank()),
         zero_(data_group_.size() > 1 ? options.zero : options.offload.gradients ? 2 : 0), norm_(shards_.units()),
-        optimizer_(kept_counts(), options.training && !is_float && !options.stochastic_rounding, options),
-        host_gradients_(kept_counts(), options.training && options.offload.gradients), weight_buffers_(shards_, zero_ == 3),
-        gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
-    for (int unit = 0; unit < shards_.units(); ++unit)
-      host_gradients_.for_windows(unit, [&](size_t first, size_t count) {
-        norm_.add_window(unit, shards_.owned(unit, kept_begin(unit) + first, count), kept_begin(unit));
-      });
+        gathering_(shards_, options, zero_, data_group_), optimizer_(kept_counts(), needs_masters(), options),
+        reduction_(shards_, options, zero_, mesh), host_gradients_(kept_counts(), options.training && options.offload.gradients),
+        weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3) {
+    host_gradients_.for_windows([&](int unit, size_t first, size_t count) {
+      norm_.add_window(unit, shards_.owned(unit, kept_begin(unit) + first, count), kept_begin(unit));
+    });
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -71,13 +71,13 @@ class ParameterStore final : public Parameters {
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
-      if (optimizer_.is_offloaded())
-        host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
+      optimizer_.add_to(host_memory);
       host_gradients_.add_to(host_memory);
     }
-    if (zero_ >= 2 || casts_gradients())
+    if (reduction_.has_errors()) memory.add("errors", [this](Arena& arena) { reduction_.lay_out_errors(arena); });
+    if (zero_ >= 2 || reduction_.has_staging() || gathering_.is_compressed())
       memory.add(kind + "unit buffers", [this](Arena& arena) { lay_out_buffers(arena); });
-    if (const size_t most = most_gathered(shards_); options.training && most > 0)
+    if (const size_t most = most_gathered(shards_, reduction_.has_errors()); options.training && most > 0)
       memory.add("checkpoint buffer", [this, most](Arena& arena) { gathered_ = arena.take<float>(most); });
   }
 
@@ -90,6 +90,7 @@ class ParameterStore final : public Parameters {
     clear(weight_pieces_, shards_.all_pieces());
     if (options_.training) {
       optimizer_.clear(stream_);
+      reduction_.clear_errors(stream_);
       set_progress(0, options_.loss_scale);
     }
     forget_passes();
@@ -136,8 +137,12 @@ class ParameterStore final : public Parameters {
     if (sums_in_buffer(unit) && !last_micro_step_) return;
     UnitBuffer<float>& buffer = gradient_buffers_.of(unit);
     data_group_.after(stream_);
-    reduce(unit, buffer.data);
-    buffer.moved.record(reduction_stream());
+    const bool add = !sums_in_buffer(unit) && !first_micro_step_, is_here = !host_gradients_.is_on();
+    float* const sum = is_here ? gradient(unit) : buffer.data + shards_.begin(unit);
+    reduction_.reduce(unit, buffer.data, sum, is_here && add, summary_);
+    const cudaStream_t stream = data_group_.size() > 1 ? data_group_.stream() : stream_;
+    if (!is_here) host_gradients_.add(unit, sum, add, stream);
+    buffer.moved.record(stream);
     buffer.moving = true;
   }
 
@@ -166,6 +171,7 @@ class ParameterStore final : public Parameters {
     if (!options_.delays) add_up_over_ends();
     complete_sums();
     compute_norm(sums, clip, options_.delays && !waits() ? StepLimits{-INFINITY} : limits);
+    reduction_.end_step(summary_, stream_);
     adamw_count(adamw_state_, &summary_->factor, options, stream_);
     weights_changed();  // each unit is updated before anybody fetches it
     for (int unit = 0; unit < shards_.units(); ++unit) {
@@ -194,6 +200,8 @@ class ParameterStore final : public Parameters {
     return all;
   }
 
+  bool has_errors() const override { return reduction_.has_errors(); }
+
   void initialize() override {
     for (const Slice& slice : kept_slices()) {
       const TensorDescriptor& tensor = *slice.tensor;
@@ -215,13 +223,12 @@ class ParameterStore final : public Parameters {
     const Replicas replicas = {visit, shards_, tp_.rank(), tp_.size(), data_group_.size()};
     for (const TensorDescriptor& tensor : list_.tensors()) {
       const int unit = tensor.unit;
-      const bool has_pieces = zero_ > 0;
       if (zero_ == 3) replicas.add(tensor, "weights", kept_weights(unit), true);
       else replicas.add(tensor, "weights", list_.has(unit) ? acquire(unit) : nullptr, false);
       if (zero_ < 3 && tensor.decays() && options_.fp8.has(unit - 1, list_.shape().layers))
         replicas.add(tensor, "weights in eight bits", list_.has(unit) ? fp8_.codes(unit) : nullptr, false);
       const auto visit_state = [&](State state, const std::string& what) {
-        optimizer_.with(state, kept_offset(unit), [&](auto* values) { replicas.add(tensor, what, values, has_pieces); });
+        optimizer_.with(state, kept_offset(unit), [&](auto* values) { replicas.add(tensor, what, values, zero_ > 0); });
       };
       if (!options_.training) continue;
       optimizer_.settle();
@@ -267,7 +274,8 @@ class ParameterStore final : public Parameters {
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
-    for (const Slice& kept : slices_of_unit(block.tensor->unit)) {
+    const int unit = block.tensor->unit;
+    for (const Slice& kept : state == State::error ? shards_.slices(unit, 0, shards_.whole(unit)) : slices_of_unit(unit)) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
       if (slice.count > 0) fill(slice, state, pick(slice, block, from));
@@ -295,7 +303,7 @@ class ParameterStore final : public Parameters {
     if (zero_ == 0) return buffer;
     const TraceScope scope(layer_of(unit));  // the layer that is gathered, not the one being computed
     data_group_.after(stream_);
-    data_group_.all_gather(buffer.data, static_cast<const Float*>(kept_weights(unit)), shards_.piece(unit));
+    gathering_.gather(unit, buffer.data, kept_weights(unit), exact_weights(unit));
     buffer.moved.record(data_group_.stream());
     buffer.moving = true;
     return buffer;
@@ -307,36 +315,6 @@ class ParameterStore final : public Parameters {
   }
 
   // ---- gradients
-
-  bool casts_gradients() const { return options_.training && options_.cast_gradients && !is_float && data_group_.size() > 1; }
-
-  // Adds up a unit's gradients over the ranks. whole: this rank's, in the unit's buffer. The sum goes where this rank
-  // keeps gradients: with ZeRO 0 into the buffer itself, with ZeRO 1 into this rank's piece of it, with ZeRO 2 and 3
-  // into an array of pieces, which may hold the sum of earlier micro-steps already.
-  void reduce(int unit, float* whole) {
-    const size_t piece = shards_.piece(unit), begin = shards_.begin(unit), count = shards_.whole(unit);
-    const bool add_to_earlier = !sums_in_buffer(unit) && !first_micro_step_;
-    if (casts_gradients()) {
-      cast(staging_, whole, count, data_group_.stream());
-      if (zero_ == 0) data_group_.all_reduce(staging_, count);
-      else data_group_.reduce_scatter(staging_ + begin, staging_, piece);
-      add_to_kept(unit, staging_ + (zero_ ? begin : 0), add_to_earlier);
-    } else if (zero_ == 0) {
-      data_group_.all_reduce(whole, count);
-    } else if (!add_to_earlier && !host_gradients_.is_on()) {
-      data_group_.reduce_scatter(gradient(unit), whole, piece);
-    } else {
-      data_group_.reduce_scatter(whole + begin, whole, piece);
-      add_to_kept(unit, whole + begin, add_to_earlier);
-    }
-  }
-  cudaStream_t reduction_stream() const { return data_group_.size() > 1 ? data_group_.stream() : stream_; }
-
-  template <class E>
-  void add_to_kept(int unit, const E* values, bool add_to_earlier) {
-    if (host_gradients_.is_on()) host_gradients_.add(unit, values, add_to_earlier, reduction_stream());
-    else accumulate(gradient(unit), values, kept_count(unit), add_to_earlier, reduction_stream());
-  }
 
   // Calls work(values, first, count) for the gradients that this rank keeps of a unit: once, or for each window.
   template <class Work>
@@ -352,7 +330,8 @@ class ParameterStore final : public Parameters {
     data_group_.after(stream_);
     for (int unit = 0; unit < shards_.units() && data_group_.size() > 1; ++unit) {
       const TraceScope scope(layer_of(unit));
-      if (shards_.whole(unit) > 0) reduce(unit, arrays_.applied + shards_.whole_offset(unit));
+      float* const whole = arrays_.applied + shards_.whole_offset(unit);
+      if (shards_.whole(unit) > 0) reduction_.reduce(unit, whole, gradient(unit), false, summary_);
     }
     add_up_over_ends();
   }
@@ -421,6 +400,7 @@ class ParameterStore final : public Parameters {
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
+    if (state == State::error) return work(reduction_.errors(unit) + slice.in_unit);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     optimizer_.settle();
     optimizer_.with(state, kept_offset(unit) + slice.in_unit - kept_begin(unit), work);
@@ -466,6 +446,21 @@ class ParameterStore final : public Parameters {
     return zero_ == 3 ? weight_pieces_ + kept_offset(unit) : weights_ + shards_.whole_offset(unit) + kept_begin(unit);
   }
 
+  // In fp32 the kept weights are exact, but where what is gathered takes their place.
+  bool needs_masters() const {
+    return options_.training && (is_float ? gathering_.is_compressed() && zero_ < 3 : !options_.stochastic_rounding);
+  }
+  // The kept weights in fp32, where there are such.
+  const float* exact_weights(int unit) const {
+    const float* exact = nullptr;
+    if constexpr (is_float) exact = kept_weights(unit);
+    if (gathering_.is_compressed() && optimizer_.has_masters())
+      optimizer_.with(State::weight, kept_offset(unit), [&](auto* values) {
+        if constexpr (std::is_same_v<decltype(values), float*>) exact = values;
+      });
+    return exact;
+  }
+
   // Where this rank keeps the gradients of a unit.
   float* gradient(int unit) const {
     float* const all = host_gradients_.is_on() ? host_gradients_.on_host() : arrays_.applied;
@@ -491,7 +486,8 @@ class ParameterStore final : public Parameters {
   void lay_out_buffers(Arena& arena) {
     if (zero_ == 3) weight_buffers_.lay_out(arena);
     if (zero_ >= 2 && options_.training) gradient_buffers_.lay_out(arena);
-    if (casts_gradients()) staging_ = arena.take<Float>(shards_.largest());
+    reduction_.lay_out_staging(arena);
+    gathering_.lay_out(arena);
   }
 
   template <class E>
@@ -506,11 +502,13 @@ class ParameterStore final : public Parameters {
   Shards shards_;
   int zero_;
   GradientNorm norm_;
+  WeightGathering<Float> gathering_;
   OptimizerState optimizer_;
+  GradientReduction<Float> reduction_;
   OffloadedGradients host_gradients_;
   bool first_micro_step_ = true, last_micro_step_ = true;
   int acquired_ = 0;  // the unit that was acquired last
-  Float *weights_ = nullptr, *weight_pieces_ = nullptr, *staging_ = nullptr;
+  Float *weights_ = nullptr, *weight_pieces_ = nullptr;
   float* gathered_ = nullptr;  // a round of blocks, from all tensor-parallel ranks
   GradientArrays arrays_;
   GradientSummary* summary_ = nullptr;

@@ -74,6 +74,7 @@ TEST_CASE("LoRA: options, and mistakes in them") {
   CHECK(contains(shell.output(plan + "--lora-alpha 3"), "rank 4, alpha 3, attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj: 1,024 parameters"));
   shell.refuses("$TEXT --lora-rank 4", 2, {"--lora-rank", "--init"});
   shell.refuses("$TEXT --lora-alpha 4", 2, {"--lora-alpha 4 is for --lora-rank"});
+  CHECK(contains(shell.output(plan + "--lora-targets down --lora-targets up,qkv"), "attn.c_attn, mlp.c_fc: 576 parameters"));
   shell.refuses("$TEXT --lora-rank 4 --lora-targets qkv,head", 2, {"--lora-targets: 'head' is unknown: give one of {qkv,projection,up,down}"});
   shell.refuses("$TEXT --lora-rank 4 --calibrate file", 2, {"--calibrate file beside --lora-rank is not there yet"});
   shell.refuses("$TEXT --lora-rank -1", 2, {"--lora-rank: '-1' is no whole number"});

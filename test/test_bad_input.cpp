@@ -83,10 +83,18 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--delay 1 --generate", {"--delay 1 beside --generate", "leave it out"});
   refuses("--offload weights", {"--offload: 'weights' is unknown: give optimizer, activations, gradients, several with commas, or none"});
   refuses("--offload gradients", {"--offload gradients", "windows as masters and moments", "add optimizer"});
-  refuses("--offload gradients,optimizer --lora-rank 4 --init base", {"--offload gradients,optimizer with --tp, --pp or --lora-rank", "leave gradients out"});
+  refuses("--offload gradients,optimizer --lora-rank 4 --init base", {"--offload gradients,optimizer with --tp, --pp, --compress or --lora-rank", "leave gradients out"});
   refuses("--offload optimizer,,activations", {"--offload: 'optimizer,,activations' is unknown"});
   refuses("--offload activations", {"--offload activations moves the inputs of blocks", "add --recompute block"});
   refuses("--offload optimizer --generate", {"--offload optimizer beside --generate", "leave it out"});
+  refuses("--compress int2", {"--compress: 'int2' is unknown: give one of {none,int8,int4}"});
+  refuses("--compress int8 --reduce-dtype bf16 --dtype bf16", {"--compress int8 beside --reduce-dtype bf16", "leave one of them out"});
+  refuses("--compress int8 --generate", {"--compress int8 beside --generate", "leave it out"});
+  refuses("--compress-weights int4", {"--compress-weights: 'int4' is unknown: give one of {none,int8}"});
+  refuses("--compress-weights int8", {"--compress-weights int8 is for weights that ranks gather", "--zero 1, 2 or 3"});
+  refuses("--compress-weights int8 --zero 1 --dtype bf16 --stochastic-rounding", {"--compress-weights int8 beside --stochastic-rounding"});
+  refuses("--compress-weights int8 --zero 1 --offload optimizer", {"--compress-weights int8 beside --offload optimizer", "not on the device"});
+  refuses("--compress-weights int8 --zero 1 --lora-rank 2 --init base", {"--compress-weights int8 beside --lora-rank"});
   refuses("--recompute all", {"--recompute: 'all' is unknown: give one of {none,gelu,block}"});
   refuses("--attention flash", {"--attention", "flash", "auto,cudnn,own"});
   refuses("--attention hopper", {"--attention hopper", "leave the option out"});  // fp32

@@ -1,5 +1,6 @@
 // Matrices in eight bits, and their products, against float64.
 #include "kernels/fp8.cuh"
+#include "kernels/fp8_tiles.cuh"
 #include "kernels/gelu.cuh"
 #include "kernels/layernorm.cuh"
 #include "kernels/matmul.cuh"
@@ -80,6 +81,95 @@ void check_cast(int rows, int columns, Fp8Format format) {
     for (int c = 0; c < columns; ++c) wanted[size_t(c) * rows + r] = stored[size_t(r) * columns + c];
   CHECK(transposed.get() == wanted);
   CHECK(alone.get() == wanted);
+}
+
+// The codes of a matrix with units of tiles, or of blocks, as cast_tiles_fp8 writes them.
+struct TileOperand {
+  TileOperand(const std::vector<Float>& values, int rows, int columns, Fp8Format format, Fp8Units units, bool alone = false)
+      : format(format), units(units), values(values), codes{Buffer<uint8_t>(values.size()), Buffer<uint8_t>(values.size())},
+        scales{Buffer<float>(units_of(rows, columns)), Buffer<float>(units_of(columns, rows))} {
+    const Buffer<Float> x(values);
+    const Fp8TileCast straight = {codes[0].data(), scales[0].data()}, transposed = {codes[1].data(), scales[1].data()};
+    if (alone) {  // each orientation by itself
+      cast_tiles_fp8<Float>(straight, {}, format, units, x, rows, columns, test_stream());
+      cast_tiles_fp8<Float>({}, transposed, format, units, x, rows, columns, test_stream());
+    } else {
+      cast_tiles_fp8<Float>(straight, transposed, format, units, x, rows, columns, test_stream());
+    }
+    for (int i = 0; i < 2; ++i) stored[i] = codes[i].get(), scale[i] = scales[i].get();
+  }
+  size_t units_of(int rows, int columns) const {
+    return units == Fp8Units::tiles ? fp8_tile_units(rows, columns) : fp8_block_units(rows, columns);
+  }
+  Fp8Matrix matrix(bool transposed) const { return {codes[transposed].data(), format, scales[transposed].data(), units}; }
+  // What the codes of the matrix, or of its transpose, say: (rows, columns) of that.
+  std::vector<double> meant(bool transposed, int rows, int columns) const {
+    const Fp8Matrix on_host = {nullptr, format, scale[transposed].data(), units};
+    std::vector<double> all(size_t(rows) * columns);
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < columns; ++c)
+        all[size_t(r) * columns + c] = value_of(stored[transposed][size_t(r) * columns + c], format) *
+                                       double(on_host.unit_of(size_t(r), size_t(c), size_t(rows), size_t(columns)));
+    return all;
+  }
+
+  Fp8Format format;
+  Fp8Units units;
+  std::vector<Float> values;
+  Buffer<uint8_t> codes[2];
+  Buffer<float> scales[2];
+  std::vector<uint8_t> stored[2];
+  std::vector<float> scale[2];
+};
+
+// Numbers of many sizes: each row and each column has its own.
+std::vector<Float> many_sizes(int rows, int columns, unsigned seed) {
+  std::vector<Float> values = random_values<Float>(size_t(rows) * columns, 1, 0, seed);
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) {
+      Float& x = values[size_t(r) * columns + c];
+      x = from_float<Float>(std::ldexp(to_float(x), (7 * r) % 23 - (5 * c) % 19));
+    }
+  return values;
+}
+
+// What a code stands for is off by the half unit of check_codes, in units of its own tile's largest number.
+void check_tiles(int rows, int columns, Fp8Format format, Fp8Units units) {
+  CAPTURE(rows);
+  CAPTURE(columns);
+  const std::vector<Float> values = many_sizes(rows, columns, 3);
+  const TileOperand cast(values, rows, columns, format, units);
+  const double half = format == Fp8Format::e4m3 ? 0.0625 : 0.125, smallest = format == Fp8Format::e4m3 ? 0x1p-10 : 0x1p-17;
+  for (const bool transposed : {false, true}) {
+    CAPTURE(transposed);
+    const int own_rows = transposed ? columns : rows, own_columns = transposed ? rows : columns;
+    const auto x = [&](int r, int c) { return double(to_float(values[transposed ? size_t(c) * columns + r : size_t(r) * columns + c])); };
+    const std::vector<double> meant = cast.meant(transposed, own_rows, own_columns);
+    const int height = units == Fp8Units::tiles ? 1 : fp8_tile;
+    double worst = 0;
+    for (int r = 0; r < own_rows; ++r)
+      for (int c = 0; c < own_columns; ++c) {
+        double maximum = 0;
+        if (r % height == 0 && c % fp8_tile == 0) {  // once for each tile
+          for (int i = r; i < std::min(r + height, own_rows); ++i)
+            for (int j = c; j < std::min(c + fp8_tile, own_columns); ++j) maximum = std::max(maximum, std::abs(x(i, j)));
+          const double unit = maximum / largest(format);
+          for (int i = r; i < std::min(r + height, own_rows); ++i)
+            for (int j = c; j < std::min(c + fp8_tile, own_columns); ++j)
+              worst = std::max(worst, std::abs(meant[size_t(i) * own_columns + j] - x(i, j)) / std::max(half * std::abs(x(i, j)), smallest * unit));
+        }
+      }
+    CHECK_WITHIN("codes of tiles", worst, 1.0 + 1e-5);
+  }
+  if (units == Fp8Units::tiles) {
+    const TileOperand alone(values, rows, columns, format, units, true);
+    for (int i = 0; i < 2; ++i) CHECK((alone.stored[i] == cast.stored[i] && alone.scale[i] == cast.scale[i]));
+  } else {  // the same codes in both orientations
+    bool same = true;
+    for (int r = 0; r < rows; ++r)
+      for (int c = 0; c < columns; ++c) same &= cast.stored[0][size_t(r) * columns + c] == cast.stored[1][size_t(c) * rows + r];
+    CHECK(same);
+  }
 }
 
 // launch(maximum) writes `out`: the maximum that it leaves is the one that a launch of its own finds, bit for bit, and `out`
@@ -169,7 +259,63 @@ void check_product(int m, int n, int k, Fp8Format format_a, Fp8Format format_b, 
   CHECK_CLOSE(d.numbers(), expected, std::sqrt(k + 2.0), 2.4e-7 * std::sqrt(k + 2.0) + rounding<Out>);
 }
 
+// The same with units of tiles, which must be found where they lie; b has units of tiles or of blocks.
+template <class Out>
+void check_tile_product(int m, int n, int k, Fp8Units units_b, bool with_bias) {
+  CAPTURE(m);
+  CAPTURE(k);
+  const TileOperand a(many_sizes(m, k, 1), m, k, Fp8Format::e4m3, Fp8Units::tiles), b(many_sizes(n, k, 2), n, k, Fp8Format::e4m3, units_b);
+  const auto bias = random_values<Float>(size_t(n), 1, 0, 3);
+  const Buffer<Float> bias_d(bias);
+  Buffer<Out> d(size_t(m) * n);
+  matmul_fp8("matmul", d.data(), a.matrix(false), b.matrix(false), with_bias ? bias_d.data() : nullptr,
+             {.m = m, .n = n, .k = k, .transpose_b = true}, test_stream());
+  const std::vector<double> of_a = a.meant(false, m, k), of_b = b.meant(false, n, k), got = d.numbers();
+  // Each product and unit is rounded to float (2^-24 each for the two numbers and their product), then the sum of k terms
+  // and the bias; by the size of the terms, since rows are of many sizes.
+  double worst = 0;
+  for (int i = 0; i < m; ++i)
+    for (int j = 0; j < n; ++j) {
+      double sum = with_bias ? to_float(bias[size_t(j)]) : 0.0, size = std::abs(sum);
+      for (int p = 0; p < k; ++p) {
+        const double term = of_a[size_t(i) * k + p] * of_b[size_t(j) * k + p];
+        sum += term, size += std::abs(term);
+      }
+      worst = std::max(worst, std::abs(got[size_t(i) * n + j] - sum) / (0x1p-24 * (k + 4) * size + rounding<Out> * std::abs(sum) + 1e-30));
+    }
+  CHECK_WITHIN("product of tiles", worst, 1.0);
+}
+
 }  // namespace
+
+TEST_CASE("tiles: each has a unit by its own largest number, along rows and along columns") {
+  for (const Fp8Format format : formats)
+    for (const Fp8Units units : {Fp8Units::tiles, Fp8Units::blocks}) {
+      check_tiles(16, 16, format, units);
+      check_tiles(48, 208, format, units);   // tiles that are not full
+      check_tiles(272, 144, format, units);
+      if (large_shapes) check_tiles(400, 1040, format, units);
+    }
+}
+
+TEST_CASE("tiles: products by the unit of each") {
+  for (const Fp8Units units : {Fp8Units::tiles, Fp8Units::blocks}) {
+    check_tile_product<Float>(48, 144, 272, units, true);
+    check_tile_product<float>(144, 32, 80, units, false);
+    check_tile_product<float>(16, 272, 656, units, false);  // more than four tiles, whose units of blocks are padded
+  }
+}
+
+TEST_CASE("tiles: what is not finite stays so, in its tile alone") {
+  for (const float bad : {INFINITY, NAN}) {
+    std::vector<Float> values(16 * 272, Float(1.0f));
+    values[3 * 272 + 140] = from_float<Float>(bad);
+    const TileOperand cast(values, 16, 272, Fp8Format::e4m3, Fp8Units::tiles);
+    const std::vector<double> meant = cast.meant(false, 16, 272);
+    for (int r = 0; r < 16; ++r)
+      for (int c = 0; c < 272; ++c) CHECK(std::isfinite(meant[size_t(r) * 272 + c]) == !(r == 3 && c >= 128 && c < 256));
+  }
+}
 
 TEST_CASE_TEMPLATE("codes by the scale of the largest number, and transposed", T, __nv_bfloat16, float) {
   for (const Fp8Format format : formats) {

@@ -110,7 +110,9 @@ TEST_CASE("a checkpoint of any mesh goes on in any other, with the same curve" *
 TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!mpirun_found)) {
   RankWorkplace shell;
   for (std::string options : {"--zero 1 --dtype bf16 --stochastic-rounding --shuffle", "--zero 1 --delay 1",
-                              "--zero 2 --dtype bf16 --reduce-dtype bf16",
+                              "--zero 2 --dtype bf16 --reduce-dtype bf16", "--zero 2 --compress int4 --check-sync 2",
+                              "--compress int8 --on-spike skip --check-sync 1", "--zero 1 --compress int8 --delay 1 --check-sync 1",
+                              "--zero 1 --compress int8 --compress-weights int8 --check-sync 2",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
                               "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload gradients,optimizer,activations"}) {
     CAPTURE(options);
@@ -207,8 +209,9 @@ TEST_CASE("--shares: ranks take different numbers of micro-batches" * doctest::s
   refused("3", {"--shares has 1 numbers", "2 data-parallel ranks"});
   refused("3,2 --global-batch 8", {"--global-batch 8 is no multiple of 5", "choose 10"});
   refused("3,0", {"'0'", "from 1 to 1000"});
-  refused("3,auto", {"auto stands alone"});
+  refused("3,auto", {"'auto' is no whole number from 1 to 1000"});
   refused("auto --global-batch 1", {"--shares auto: --global-batch 1", "2 data-parallel ranks"});
+  refused("3,,2", {"--shares: '' is no whole number from 1 to 1000"});
   refused("3 --pp 2 --layers 2", {"--shares with --pp"});
   refused("3,2 --global-batch 5 --offload activations", {"--offload activations", "--recompute block"});
   refused("1000,1000 --micro-batch 16384", {"--shares: 32768000 samples", "lower them"});

@@ -197,6 +197,28 @@ TEST_CASE("products in eight bits: twice the rate, and casts as bytes") {
   CHECK(cluster("8xl40s").device.fp8 == 2);
 }
 
+// A code of 1 or 1/2 byte and 2 bytes a run of 256. On a slow link that is what counts: codes and sums take some 20 bytes of
+// memory an element.
+TEST_CASE("compressed gradients: a link's bytes and seconds fall as codes are smaller than floats") {
+  StepOptions step = gpt2(8);
+  step.mesh.dp = 8;
+  Cluster slow = cluster("8xa100-80");
+  slow.inside.bandwidth /= 1e4;
+  for (int zero : {0, 1}) {
+    step.zero = zero, step.compress = "none", step.dtype = "fp32";
+    const double gathers = zero ? 4 : 0, reduces = zero ? 4 : 8, plain = forecast(step, slow).dp.total;
+    for (const auto& [compress, code] : {std::pair("int8", 1.0), {"int4", 0.5}}) {
+      step.compress = compress;
+      const double bytes = (zero ? 1 : 2) * (code + 2.0 / 256) + gathers;
+      CHECK(forecast(step, slow).dp.total / plain == about(bytes / (reduces + gathers), 0.01));
+      if (zero == 0) continue;
+      step.compress_weights = "int8";
+      CHECK(forecast(step, slow).dp.total / plain == about((bytes - 4 + 1 + 2.0 / 256) / (reduces + gathers), 0.01));
+      step.compress_weights = "none";
+    }
+  }
+}
+
 TEST_CASE("offload: what PCIe takes longer than the update, and than passes, is waited for") {
   StepOptions step = gpt2(8);
   step.recompute = "block";

@@ -6,8 +6,9 @@
 //
 // Least bytes, with one scale: x read, y written, y read once more, because no number can be cast before the largest one
 // is known, and both orientations of the codes written: 8 bytes an element. The last rung has a scale for each 128 numbers
-// along the sum of a product instead (1×128 tiles: DeepSeek-V3, arXiv:2412.19437, section 3.3.1), which the model does not
-// have: it shows what those would save. What a GPU pays besides is launches: some 2 µs each.
+// along the sum of a product instead (1×128 tiles: DeepSeek-V3, arXiv:2412.19437, section 3.3.1) where GELU itself casts.
+// The model has such scales (--fp8-scale tiles), in a launch of their own: kernels/fp8_tiles.cuh. What a GPU pays
+// besides is launches: some 2 µs each.
 #include "dev/ladders/harness.cuh"
 #include "dev/ladders/operation.cuh"
 #include "kernels/fp8.cuh"
@@ -203,7 +204,7 @@ std::vector<Rung<Fp8Operand<T>>> Fp8Operand<T>::rungs() {
       {"step_by_step", "5 launches: maximum cleared, GELU, maximum, cast, transpose byte by byte", step_by_step<T>},
       {"transposing_cast", "4 launches: one writes the codes in both orientations, through shared memory", transposing_cast<T>},
       {"written_maximum", "3 launches: GELU raises the maximum of what it writes, which is read once less", written_maximum<T>},
-      {"tiles", "1 launch: a scale for each 128 numbers, known where they are written (not in the model)", tiles<T>,
+      {"tiles", "1 launch: a scale for each 128 numbers, known where they are written (the model has a launch that casts)", tiles<T>,
        has_whole_tiles<T>},
   };
 }

@@ -24,6 +24,9 @@ inline bool has_fp8() {
   return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) + device_attribute(cudaDevAttrComputeCapabilityMinor) >= 89;
 }
 
+// And with a scale for each tile (kernels/fp8_tiles.cuh)?
+inline bool has_fp8_tiles() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
+
 // While it lives, persistent kernels leave `count` SMs free.
 class SmMargin {
  public:

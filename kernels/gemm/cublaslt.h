@@ -53,6 +53,8 @@ inline const std::string& gemm_library() {
   return name;
 }
 
+inline bool gemm_has_fp8_tiles() { return cublasLtGetVersion() >= 120900; }
+
 namespace cublaslt {
 
 template <class Float>
@@ -60,6 +62,9 @@ constexpr cudaDataType data_type = std::is_same_v<Float, float>           ? CUDA
                                    : std::is_same_v<Float, __nv_bfloat16> ? CUDA_R_16BF
                                                                       : CUDA_R_16F;
 inline cudaDataType type_of(Fp8Format format) { return format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
+
+// CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, _VEC128_32F, _BLK128x128_32F
+inline int32_t scale_mode(Fp8Units units) { return units == Fp8Units::one ? 0 : units == Fp8Units::tiles ? 4 : 5; }
 
 // The handle and the workspace that products on one stream share. Both belong to a device.
 struct Context {
@@ -91,6 +96,7 @@ struct Operands {
   const void* before_gelu = nullptr;  // written by gelu, read by gelu_gradient
   cudaDataType type_a = data_type<In>, type_b = data_type<In>;
   const float *unit_a = nullptr, *unit_b = nullptr;  // of operands in eight bits, which are bytes here
+  Fp8Units units_a = Fp8Units::one, units_b = Fp8Units::one;
 };
 
 // A struct with a name, because nvcc 13.0 can't compile containers of cuBLASLt's nameless struct.
@@ -222,7 +228,9 @@ std::string name_of(const GemmShape& s, Epilogue epilogue, const Operands<In, Ou
   std::string name = "product";
   for (int part : {s.m, s.n, s.k, int(s.transpose_a), int(s.transpose_b), int(epilogue), int(o.type_a), int(data_type<Out>)})
     name += ' ' + std::to_string(part);
-  return o.unit_a ? name + ' ' + std::to_string(int(o.type_b)) + (s.fast_sums ? " fast" : "") : name;
+  if (!o.unit_a) return name;
+  name += ' ' + std::to_string(int(o.type_b)) + (s.fast_sums ? " fast" : "");
+  return o.units_a == Fp8Units::one ? name : name + (o.units_b == Fp8Units::blocks ? " blocks" : " tiles");
 }
 
 // Puts the chosen algorithm, if there is one, before the others.
@@ -251,6 +259,10 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
   if (SmMargin::current() > 0)
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t(persistent_blocks()));
   if (o.unit_a) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(s.fast_sums));
+  if (o.units_a != Fp8Units::one) {  // names that cuBLASLt has from CUDA 12.9 on: ..._DESC_A_SCALE_MODE and ..._B_SCALE_MODE
+    set_attribute(plan.operation, cublasLtMatmulDescAttributes_t(31), scale_mode(o.units_b));
+    set_attribute(plan.operation, cublasLtMatmulDescAttributes_t(32), scale_mode(o.units_a));
+  }
   set_pointers(plan, o);
   const int b_columns = s.transpose_b ? s.k : s.n, b_rows = s.transpose_b ? s.n : s.k;
   const int a_columns = s.transpose_a ? s.m : s.k, a_rows = s.transpose_a ? s.k : s.m;
@@ -268,9 +280,9 @@ ProductPlan make_plan(const GemmShape& s, Epilogue epilogue, const Operands<In, 
 // Multiplies. Returns success, or the reason why no algorithm can do it.
 template <class In, class Out>
 cublasStatus_t run(const GemmShape& shape, Epilogue epilogue, const Operands<In, Out>& o, cudaStream_t stream) {
-  static std::map<std::tuple<GemmShape, Epilogue, cudaDataType, cudaDataType, int, int, bool>, ProductPlan> plans;
-  const auto key = std::make_tuple(shape, epilogue, o.type_a, o.type_b, SmMargin::current(), gemm_choices().lessons,
-                                   gemm_choices().times);
+  static std::map<std::tuple<GemmShape, Epilogue, cudaDataType, cudaDataType, Fp8Units, Fp8Units, int, int, bool>, ProductPlan> plans;
+  const auto key = std::make_tuple(shape, epilogue, o.type_a, o.type_b, o.units_a, o.units_b, SmMargin::current(),
+                                   gemm_choices().lessons, gemm_choices().times);
   auto found = plans.find(key);
   if (found == plans.end()) found = plans.emplace(key, make_plan(shape, epilogue, o, stream)).first;
   ProductPlan& plan = found->second;
@@ -307,12 +319,16 @@ void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStr
 }
 
 template <class Out>
-void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s,
-              cudaStream_t stream) {
+void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, GemmShape s, cudaStream_t stream) {
   using namespace cublaslt;
-  const Operands<uint8_t, Out> operands = {d, static_cast<const uint8_t*>(a.codes), static_cast<const uint8_t*>(b.codes),
-                                           bias, nullptr, type_of(a.format), type_of(b.format), a.unit, b.unit};
-  check_product(run(s, bias ? Epilogue::bias : Epilogue::none, operands, stream), s);
+  Operands<uint8_t, Out> operands = {d, static_cast<const uint8_t*>(a.codes), static_cast<const uint8_t*>(b.codes), bias, nullptr,
+                                     type_of(a.format), type_of(b.format), a.unit, b.unit, a.units, b.units};
+  if (bias) {
+    if (run(s, Epilogue::bias, operands, stream) == CUBLAS_STATUS_SUCCESS) return;
+    bias_rows(d, bias, s.m, s.n, s.accumulate, stream);
+    operands.bias = nullptr, s.accumulate = true;
+  }
+  check_product(run(s, Epilogue::none, operands, stream), s);
 }
 
 // cuBLASLt needs the rows of gelu's input to start at multiples of 16 bytes.

@@ -18,9 +18,23 @@ struct GemmShape {
 
 enum class Fp8Format { e4m3, e5m2 };
 
-// A matrix in eight bits, in device memory: element = code · *unit (kernels/fp8.cuh).
+// How the units of a matrix (rows, columns) in eight bits lie; T = ceil(columns / 128) is the number of tiles in a row.
+enum class Fp8Units {
+  one,     // for the whole matrix (kernels/fp8.cuh)
+  tiles,   // (T, rows): for 128 neighbours in a row (kernels/fp8_tiles.cuh)
+  blocks,  // (ceil(rows / 128), T rounded up to a multiple of 4): for 128 x 128
+};
+
+// A matrix in eight bits, in device memory: element = code · its unit.
 struct Fp8Matrix {
   const void* codes;
   Fp8Format format;
-  const float* unit;
+  const float* unit;  // the first one
+  Fp8Units units = Fp8Units::one;
+
+  // The unit of an element.
+  const float& unit_of(size_t row, size_t column, size_t rows, size_t columns) const {
+    const size_t tile = column / 128, tiles = (columns + 127) / 128;
+    return unit[units == Fp8Units::one ? 0 : units == Fp8Units::tiles ? tile * rows + row : row / 128 * ((tiles + 3) / 4 * 4) + tile];
+  }
 };

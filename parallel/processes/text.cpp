@@ -18,6 +18,14 @@ std::string formatted(const char* format, ...) {
   return {text, std::min(size_t(length), sizeof text - 1)};
 }
 
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words(1);
+  for (char c : list)
+    if (c == ',') words.emplace_back();
+    else words.back() += c;
+  return words;
+}
+
 std::string host_name() {
   char name[256] = "";
   gethostname(name, sizeof name - 1);

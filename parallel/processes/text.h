@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 // The texts of all elements of a range: "one, two, three". text: function or member that gives an element's
 template <class Range, class Text = std::identity>
@@ -13,6 +14,9 @@ std::string joined(const Range& all, Text text = {}, const char* separator = ", 
   for (const auto& element : all) list += (list.empty() ? "" : separator) + std::string(std::invoke(text, element));
   return list;
 }
+
+// The words between commas: "one,,three" has an empty one, and so has an empty text.
+std::vector<std::string> words_of(const std::string& list);
 
 // As std::printf prints it, of 1,023 characters at most.
 [[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);

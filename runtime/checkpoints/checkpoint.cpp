@@ -46,6 +46,19 @@ void load_block(const StoredTensor& stored, const CheckpointBlock& block, State 
   parameters.copy_in(block, state, values);
 }
 
+// An equal part of the sum of all copies.
+void load_equal_part(const std::vector<StoredTensor>& copies, const CheckpointBlock& block, int parts, Parameters& parameters) {
+  std::vector<double> sums(block.count);
+  std::vector<float> values(block.count);
+  for (const StoredTensor& copy : copies) {
+    copy.file->read(*copy.tensor, block.first, block.count, values.data());
+    check_finite(copy, block.first, values);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+  }
+  for (size_t i = 0; i < sums.size(); ++i) values[i] = float(sums[i] / parts);
+  parameters.copy_in(block, State::error, values);
+}
+
 bool same_values(const StoredTensor& a, const StoredTensor& b) {
   const size_t count = element_count(a.tensor->shape);
   if (element_count(b.tensor->shape) != count) return false;
@@ -73,7 +86,10 @@ std::vector<std::filesystem::path> files_of_index(const std::filesystem::path& i
   return {files.begin(), files.end()};
 }
 
-std::string state_prefix(State state) { return state == State::weight ? "" : std::string(1, char(state)) + "."; }
+std::string state_prefix(State state, int copy = CheckpointBlock::none) {
+  if (state == State::weight) return "";
+  return std::string(1, char(state)) + (copy == CheckpointBlock::none ? "" : std::to_string(copy)) + ".";
+}
 
 // The tensors of a folder, from one file or several, by names without "transformer.": "wte.weight", "m.wte.weight".
 class TensorFiles {
@@ -95,6 +111,24 @@ class TensorFiles {
     if (!same_values(head->second, embedding->second))
       fail(folder_, ": lm_head.weight differs from wte.weight, this trainer supports only a tied head: give such weights");
     stored_.erase(head);
+  }
+
+  // Loads this rank's errors. `stored` tells how many copies there are of each tensor.
+  void load_errors(Parameters& parameters, size_t most) const {
+    const Shards& shards = parameters.shards();
+    std::map<const TensorDescriptor*, std::vector<StoredTensor>> copies;
+    for (const TensorDescriptor& tensor : shards.list().tensors()) {
+      const auto find = [&](size_t copy) { return stored_.find(state_prefix(State::error, int(copy)) + tensor.name); };
+      std::vector<StoredTensor>& found = copies[&tensor];
+      for (auto next = find(0); next != stored_.end(); next = find(found.size())) check_shape(found.emplace_back(next->second), tensor);
+      if (found.empty() && !stored_.empty()) fail(folder_, ": tensor ", file_prefix(State::error, shards.list(), 0), tensor.name, " is missing", cure_);
+    }
+    for (const CheckpointBlock& block : read_blocks(error_slices(shards), most)) {
+      const std::vector<StoredTensor>& all = copies.at(block.tensor);
+      const Copies wanted = copies_of(*block.tensor, shards);
+      if (all.size() == size_t(wanted.all)) load_block(all[size_t(wanted.own)], block, State::error, parameters);
+      else load_equal_part(all, block, wanted.all, parameters);
+    }
   }
 
   // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
@@ -136,8 +170,8 @@ class TensorFiles {
 
 }  // namespace
 
-std::string file_prefix(State state, const TensorList& list) {
-  return state_prefix(state) + (list.is_adapters() ? "base_model.model." : "") + "transformer.";
+std::string file_prefix(State state, const TensorList& list, int copy) {
+  return state_prefix(state, copy) + (list.is_adapters() ? "base_model.model." : "") + "transformer.";
 }
 std::string file_stem(const TensorList& list) { return list.is_adapters() ? "adapter_model" : "model"; }
 
@@ -225,6 +259,10 @@ void load_optimizer(const std::filesystem::path& folder, Parameters& parameters,
 }
 void load_optimizer_and_gradients(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
   load_states(folder, parameters, most, true);
+}
+
+void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
+  TensorFiles(folder, find_tensor_files(folder, "errors"), ": resume from another checkpoint").load_errors(parameters, most);
 }
 
 void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& folder) {

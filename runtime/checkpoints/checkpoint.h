@@ -6,6 +6,8 @@
 //   config.json            with model.safetensors it is what transformers' GPT2LMHeadModel.from_pretrained loads
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors; with --delay also
 //                          the gradients that wait for the next step, "g.NAME"
+//   errors.safetensors     with --compress, what each rank's messages have left out (parallel/blocks.h): a tensor for each
+//                          copy, "e0.NAME", "e1.NAME", ...
 //   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
 //                          guard, the loss scale, and the choices for products
 //   adapter_model.safetensors and adapter_config.json   with --lora-rank, in the place of the first two: A and B of
@@ -30,9 +32,9 @@
 #include "runtime/checkpoints/model_config.h"
 #include "runtime/checkpoints/safetensors.h"
 
-// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of adapters
-// "base_model.model.transformer.", ...
-std::string file_prefix(State state, const TensorList& list);
+// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of errors with the number of the
+// copy, "e0.transformer.", ...; of adapters "base_model.model.transformer.", ...
+std::string file_prefix(State state, const TensorList& list, int copy = CheckpointBlock::none);
 
 // The files of these tensors' weights begin with it: "model", or "adapter_model".
 std::string file_stem(const TensorList& list);
@@ -88,6 +90,9 @@ std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer_and_gradients(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+// Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
+// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing.
+void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
 // `base`.

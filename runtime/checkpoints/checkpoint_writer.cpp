@@ -21,6 +21,11 @@
 
 namespace {
 
+// What a checkpoint holds of a block. waits: gradients wait for the next step
+std::vector<State> states_of(const CheckpointBlock& block, bool waits) {
+  return block.copy == CheckpointBlock::none ? saved_states(waits) : std::vector{State::error};
+}
+
 // Distributes the tensors, in order, over files of at most `shard_bytes` bytes. A larger tensor gets a file of its own.
 std::vector<FilePlan> plan_files(const std::string& stem, const std::vector<NamedShape>& tensors, size_t shard_bytes) {
   std::vector<FilePlan> files(1);
@@ -65,7 +70,7 @@ CheckpointWriter::~CheckpointWriter() {
 
 size_t CheckpointWriter::snapshot_floats(const std::vector<CheckpointBlock>& blocks, bool waits) {
   size_t floats = 0;
-  for (const CheckpointBlock& block : blocks) floats += saved_states(waits).size() * (block.count + File::block / sizeof(float));
+  for (const CheckpointBlock& block : blocks) floats += states_of(block, waits).size() * (block.count + File::block / sizeof(float));
   return floats;
 }
 
@@ -213,16 +218,22 @@ std::string CheckpointWriter::discard(const std::string& problem) {
 
 void CheckpointWriter::plan(const CheckpointContent& content) {
   const TensorList& list = content.parameters.shards().list();
-  std::vector<NamedShape> weights, states;
+  std::vector<NamedShape> weights, states, errors;
   for (State state : saved_states(content.waits))
     for (const TensorDescriptor& tensor : list.tensors())
       (state == State::weight ? weights : states).push_back({file_prefix(state, list) + tensor.name, tensor.shape});
-  files_ = plan_files(file_stem(list), weights, shard_bytes_);
-  const std::vector<FilePlan> optimizer = plan_files("optimizer", states, shard_bytes_);
+  if (content.parameters.has_errors())
+    for (const TensorDescriptor& tensor : list.tensors())
+      for (int copy = 0; copy < copies_of(tensor, content.parameters.shards()).all; ++copy)
+        errors.push_back({file_prefix(State::error, list, copy) + tensor.name, tensor.shape});
+  files_.clear();
   texts_.clear();
-  if (files_.size() > 1) texts_[file_stem(list) + ".safetensors.index.json"] = index_of(files_);
-  if (optimizer.size() > 1) texts_["optimizer.safetensors.index.json"] = index_of(optimizer);
-  files_.insert(files_.end(), optimizer.begin(), optimizer.end());
+  for (const auto& [stem, tensors] : {std::pair(file_stem(list), weights), {"optimizer", states}, {"errors", errors}}) {
+    if (tensors.empty()) continue;
+    const std::vector<FilePlan> files = plan_files(stem, tensors, shard_bytes_);
+    if (files.size() > 1) texts_[stem + ".safetensors.index.json"] = index_of(files);
+    files_.insert(files_.end(), files.begin(), files.end());
+  }
   file_of_.clear();
   for (size_t file = 0; file < files_.size(); ++file)
     for (const NamedShape& tensor : files_[file].tensors) file_of_[tensor.name] = file;
@@ -263,10 +274,12 @@ void CheckpointWriter::open_files() {
 std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const CheckpointContent& content, size_t most_floats) {
   const TensorList& list = content.parameters.shards().list();
   std::vector<BlockChunk> chunks;
-  for (State state : saved_states(content.waits))
+  std::vector<State> states = saved_states(content.waits);
+  states.push_back(State::error);
+  for (State state : states)
     for (const CheckpointBlock& block : content.blocks)
-      for (size_t done = 0; done < block.count; done += most_floats)
-        chunks.push_back({state, file_prefix(state, list) + block.tensor->name,
+      for (size_t done = 0; std::ranges::count(states_of(block, content.waits), state) > 0 && done < block.count; done += most_floats)
+        chunks.push_back({state, file_prefix(state, list, block.copy) + block.tensor->name,
                          {block.tensor, block.first + done, std::min(most_floats, block.count - done), block.gathered}});
   // Gathered blocks come first. So the i-th of them belongs to the same round on each tensor-parallel rank, also where
   // one rank has a snapshot and another writes chunk by chunk. (A gathered block fits into a chunk, so it is never

@@ -1,11 +1,11 @@
 #include "runtime/input/option_list.h"
 
 #include <charconv>
-#include <sstream>
 #include <system_error>
 #include <type_traits>
 
 #include "parallel/pipeline.h"
+#include "parallel/processes/text.h"
 
 namespace {
 
@@ -36,12 +36,21 @@ CLI::Validator one_of(const Names& names) {
 
 // A list with commas of what --offload can move.
 const CLI::Validator offloaded([](const std::string& text) {
-  std::istringstream list(text);
-  for (std::string word; std::getline(list, word, ',');)
+  for (const std::string& word : words_of(text))
     if (word != "optimizer" && word != "activations" && word != "gradients" && text != "none")
       return excerpt(text) + " is unknown: give optimizer, activations, gradients, several with commas, or none";
   return std::string();
 }, "LIST");
+
+// A list with commas of words that each pass a check.
+template <class Check>
+auto list_of(const Check& check) {
+  return [check](const std::string& list) {
+    for (std::string& word : words_of(list))
+      if (const std::string problem = check(word); !problem.empty()) return problem;
+    return std::string();
+  };
+}
 
 const auto count = in_range(size_t(0), Options::most_steps), positive = in_range(size_t(1), Options::most_steps);
 
@@ -84,14 +93,15 @@ void add_data_and_model_options(CLI::App& app, Options& o) {
                "cards from 8.9 on; --plan says whether it pays");
   add(app, "--fp8-gradients", o.fp8_gradients, one_of({"e5m2", "e4m3"}),
       "e5m2 (range) or e4m3 (precision): the eight bits of gradients");
+  add(app, "--fp8-scale", o.fp8_scale, one_of({"tensor", "tiles"}),
+      "tensor, or tiles: a scale for each 128 numbers (weights: 128 x 128), which one large number spoils less; on Hopper alone");
   add(app, "--fp8-keep", o.fp8_keep, in_range(0, ModelShape::most_layers / 2), "first and as many last blocks that stay in bf16");
   add(app, "--lora-rank", o.lora.rank, in_range(0, 4096),
       "train adapters of this rank (LoRA) beside the weights of --init, which stay as they are; 0: train all weights");
   add(app, "--lora-alpha", o.lora.alpha, in_range(1e-3, 1e6), "adapters count alpha / rank times (default: twice the rank)")
       ->default_str("");
-  app.add_option("--lora-targets", o.lora_targets, "linear layers that have an adapter, with commas between them")
-      ->delimiter(',')->expected(1, 4)->type_name("NAMES")->default_str("qkv,projection,up,down")
-      ->check(one_of({"qkv", "projection", "up", "down"}));
+  add(app, "--lora-targets", o.lora_targets, list_of(one_of({"qkv", "projection", "up", "down"})),
+      "linear layers that have an adapter, with commas between them")->type_name("NAMES");
   add(app, "--logit-chunks", o.logit_chunks, in_range(0, 1 << 20),
       "parts in which the rows of logits are computed, to save memory; 0: parts of at most 16,384 rows");
   add(app, "--recompute", o.recompute, one_of({"none", "gelu", "block"}),
@@ -190,13 +200,17 @@ void add_run_options(CLI::App& app, Options& o) {
       "of layers, which each stage has in the interleaved schedule")->default_str("2");
   add(app, "--zero", o.zero, in_range(0, 3),
       "shared out over data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too");
-  add(app, "--shares", o.share_words, [](const std::string& word) { return word == "auto" ? "" : in_range(1, 1000)(word); },
+  add(app, "--shares", o.share_list, [](const std::string& list) { return list == "auto" ? "" : list_of(in_range(1, 1000))(list); },
       "of a step's micro-batches, one for each data-parallel rank: 3,3,2 where the third is slower; auto: by their speed "
-      "(default: all the same)")->delimiter(',')->type_name("INT,...");
+      "(default: all the same)")->type_name("INT,...")->default_str("");
   add(app, "--delay", o.delay, in_range(0, 1), "steps after which gradients are applied; 1: a whole step hides their "
       "sums over ranks, and the curve is another one; takes a second array of gradients");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
+  add(app, "--compress", o.compress, one_of({"none", "int8", "int4"}),
+      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits; what they leave out goes with the next ones");
+  add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
+      "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
   add(app, "--ctas", o.sms.ctas, in_range(-1, 64),
       "most CUDA blocks of a collective of tp, cp and data, each of which takes a multiprocessor; 0: as many as NCCL "
       "likes; -1: 16, 16 and 8");

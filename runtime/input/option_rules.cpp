@@ -28,11 +28,18 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "applied: choose --dtype bf16, or leave --delay out");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
+  refuse(o.compressed_bits() > 0 && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
+  if (o.compress_weights != "none") {
+    refuse(o.zero == 0, {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
+    refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
+    refuse(o.offloads("optimizer"), {"--compress-weights"}, "beside --offload " + o.offload + ": it reads the masters, which are not on the device; leave one of them out");
+    refuse(o.lora.is_on(), {"--compress-weights"}, "beside --lora-rank is not there yet: leave one of them out");
+  }
   refuse(o.dtype != "bf16", {"--fp8"}, "multiplies what is kept in bf16: it needs --dtype bf16");
   refuse(o.stochastic_rounding, {"--fp8"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
   refuse(o.generate, {"--fp8"}, "beside --generate: it is for training, and texts are drawn in --dtype; leave it out");
-  refuse(o.generate, {"--moments", "--offload", "--delay"}, "beside --generate: it is for training; leave it out");
-  refuse(!o.fp8, {"--fp8-gradients", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
+  refuse(o.generate, {"--moments", "--offload", "--delay", "--compress", "--compress-weights"}, "beside --generate: it is for training; leave it out");
+  refuse(!o.fp8, {"--fp8-gradients", "--fp8-scale", "--fp8-keep"}, "is for --fp8: add that, or leave it out");
   refuse(!o.merge.empty(), {"--dtype", "--train"}, "beside --merge, which writes a model in fp32 and trains nothing: leave it out");
   refuse(!o.lora.is_on(), {"--lora-alpha", "--lora-targets"}, "is for --lora-rank: add that, or leave it out");
   refuse(o.lora.is_on(), {"--fp8", "--check-mesh", "--calibrate"}, "beside --lora-rank is not there yet: leave one of them out");

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "parallel/processes/error.h"
+#include "parallel/processes/text.h"
 #include "runtime/input/option_list.h"
 #include "runtime/input/option_rules.h"
 
@@ -90,14 +91,15 @@ std::optional<Options> parse_options(int argc, char** argv) {
     o.words.insert(o.words.end(), {"--dtype", o.dtype});
   }
   o.val = validation_sets(o.val_words);
-  o.measures_shares = std::ranges::count(o.share_words, "auto") > 0;
-  if (o.measures_shares && o.share_words.size() > 1) usage_error("--shares: auto stands alone, or give a number for each data-parallel rank");
-  if (!o.measures_shares) std::ranges::transform(o.share_words, std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
+  o.measures_shares = o.share_list == "auto";
+  if (!o.share_list.empty() && !o.measures_shares)
+    std::ranges::transform(words_of(o.share_list), std::back_inserter(o.shares), [](const std::string& word) { return std::stoi(word); });
   if (!o.merge.empty()) o.generate = true, o.dtype = "fp32";
   refuse_together(app, o);
   if (o.lora.is_on() && o.lora.alpha == 0) o.lora.alpha = 2 * o.lora.rank;
+  const std::vector<std::string> targets = words_of(o.lora_targets);
   for (const auto& [name, module] : lora_targets)
-    if (std::ranges::count(o.lora_targets, name) > 0) o.lora.modules.push_back(module);
+    if (std::ranges::count(targets, name) > 0) o.lora.modules.push_back(module);
   if (o.pp_schedule == "interleaved" && !app.count("--pp-chunks")) o.pp_chunks = 2;
   if (o.train_minutes > 0) o.schedule.steps = Options::most_steps;  // until choose_steps() has timed some steps
   o.keep_best |= o.patience > 0 && !o.out.empty();

@@ -34,7 +34,7 @@ struct Options : StepOptions {
 
   std::vector<std::string> words;  // of the command line, the program's name first, without hooks
 
-  std::vector<std::string> train, val_words, share_words;
+  std::vector<std::string> train, val_words;
   std::vector<std::pair<std::string, std::vector<std::string>>> val;  // the key of each set's loss in metrics, and its files
   bool shuffle = false;
   std::string cache;
@@ -45,7 +45,7 @@ struct Options : StepOptions {
   bool model_given = false;
   int layers = 0, heads = 0, channels = 0, vocabulary = 0, positions = 0;  // 0: not given
   std::string init;
-  std::vector<std::string> lora_targets = {"qkv", "projection", "up", "down"};
+  std::string lora_targets = "qkv,projection,up,down";
   std::string base_checksum = "off";  // of the weights beside which adapters are trained (runtime/training/setup.cuh)
   bool resume = false;
   std::string resume_from;
@@ -81,6 +81,7 @@ struct Options : StepOptions {
   bool share_gpu = false, check_ranks = false, check_mesh = false;
   double collective_timeout = 600;  // as PyTorch's: above what a disk that stalls, or a first step, may take
   size_t check_sync = 0;
+  std::string share_list;  // of --shares: auto, or numbers with commas
   bool random_biases = false;  // they begin with random numbers instead of 0, for --check-mesh
 
   bool plan = false, json = false;

@@ -19,10 +19,11 @@ struct StepOptions {
   bool measures_shares = false;  // they follow from the ranks' speed
   int seq_len = 0, micro_batch = 4, global_batch = 0;
   std::string dtype = "fp32", reduce_dtype = "fp32", recompute = "none", attention = "auto";
+  std::string compress = "none", compress_weights = "none";  // gradients and weights on their way
   bool stochastic_rounding = false;
   std::string moments = "fp32", offload = "none";  // offload: a list with commas
   bool fp8 = false;
-  std::string fp8_gradients = "e5m2";
+  std::string fp8_gradients = "e5m2", fp8_scale = "tensor";
   int fp8_keep = 1;
   LoraOptions lora = {};
   int zero = 0, tp_pieces = 1, pp_chunks = 1;
@@ -34,9 +35,12 @@ struct StepOptions {
   bool offloads(const std::string& what) const {
     return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
   }
+  // Of a gradient on its way to other ranks; 0: it is not compressed.
+  int compressed_bits() const { return compress == "int8" ? 8 : compress == "int4" ? 4 : 0; }
   // Bytes of AdamW's moments and of masters, for each parameter.
   double optimizer_bytes() const {
-    return (moments == "bf16" ? 4 : 8) + (dtype == "fp32" || stochastic_rounding ? 0 : 4);
+    const bool is_exact = dtype == "fp32" ? compress_weights == "none" || zero == 3 : stochastic_rounding;  // without masters
+    return (moments == "bf16" ? 4 : 8) + (is_exact ? 0 : 4);
   }
   double tokens() const { return double(global_batch) * seq_len; }              // of a step
   int64_t all_shares() const { return std::accumulate(shares.begin(), shares.end(), int64_t(0)); }

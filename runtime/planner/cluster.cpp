@@ -50,6 +50,7 @@ Device gpu(const DeviceSheet& sheet) {
   d.host = gpu_host_link * sheet.host * giga;
   d.launch = gpu_launch;
   d.margin = known_margin(sheet);
+  d.fp8_tiles = sheet.generation == Generation::hopper;
   if (sheet.generation == Generation::ampere) return d;
   d.product_share = hopper_products;
   d.persistent_sms = sheet.generation == Generation::hopper ? 132 : 148;

@@ -61,10 +61,16 @@ ParameterCounts parameters_of(const StepOptions& step, int layers) {
 
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
 Forecast::Communication zero_communication(const StepOptions& step, const Ring& ring, const ParameterCounts& p,
-                                           const StageTimes& first) {
-  const double g = bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
-  const auto reduce = [&](double elements) { return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1); };
-  const auto gather = [&](double elements) { return step.zero == 0 ? 0 : ring.gather(w * elements); };
+                                           const StageTimes& first, const Kernels& kernels) {
+  const int bits = step.compressed_bits();
+  const double g = bits ? bits / 8.0 + 2.0 / 256 : bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
+  const auto reduce = [&](double elements) {
+    return ring.gather(g * elements) * (step.zero == 0 ? 2 : 1) + (ring.ranks > 1 ? kernels.compression(elements).seconds() : 0);
+  };
+  const bool is_cast = step.compress_weights != "none" && ring.ranks > 1;
+  const auto gather = [&](double elements) {
+    return step.zero == 0 ? 0 : is_cast ? ring.gather((1 + 2.0 / 256) * elements) + kernels.decoding(elements).seconds() : ring.gather(w * elements);
+  };
   const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.gathered);
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
   const double times = step.zero < 2 ? 1 : step.micro_batches();
@@ -199,7 +205,7 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const ParameterCounts first = parameters_of(step, layers[0]);
   const Ring data = ring_of(cluster, mesh.tp, mesh.cp * mesh.dp);
   const double pieces = step.zero == 0 ? 1 : data.ranks;
-  f.dp = zero_communication(step, data, first, times[0]);
+  f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);

@@ -80,10 +80,19 @@ class Kernels {
     return cost;
   }
 
+  // What becomes codes, and sums of codes again; with ZeRO 0 once more, of the sums (kernels/quantize.cuh).
+  Cost compression(double count) const {
+    const double code = step_.compressed_bits() / 8.0;
+    return code > 0 ? kernel(8 * count, (12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count) : Cost();
+  }
+
+  // Gathered codes become weights. (Few become codes: a rank's piece.)
+  Cost decoding(double count) const { return kernel(2 * count, (1 + w_) * count); }
+
   // In eight bits: an operand is read, and written `times` times. Where no kernel of ours has written it just before, it
   // is read once more, for its maximum.
   Cost cast(double count, double times) const { return step_.fp8 ? kernel(2 * count, (2 + times) * count) : Cost(); }
-  Cost maximum(double count) const { return step_.fp8 ? kernel(count, 2 * count) : Cost(); }
+  Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel(count, 2 * count) : Cost(); }
 
   // Do gradients and messages between stages travel while kernels run?
   bool overlaps() const { return overlaps_; }

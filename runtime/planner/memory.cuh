@@ -53,7 +53,7 @@ inline size_t nccl_bytes(const StepOptions& o) {
   const int layers = SmOptions::taken(o.sms.of_layers()), data = SmOptions::taken(o.sms.of_data());
   const int lane = SmOptions::for_lane;
   int buffers = o.mesh.ranks() > 1 ? 3 * SmOptions::for_world : 0;
-  if (cp * dp > 1) buffers += 3 * data;
+  if (cp * dp > 1) buffers += (3 + (o.compressed_bits() ? cp * dp - 1 : 0)) * data;
   if (tp > 1) buffers += 3 * layers;
   if (cp > 1) buffers += (3 + (o.cp_method == "ring" ? 1 : cp - 1)) * layers;
   if (pp > 1) buffers += 3 * layers + SmOptions::lanes * 3 * lane + SmOptions::lanes / 2 * lane;
@@ -116,10 +116,11 @@ inline size_t least_bytes(const StepOptions& s) {
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const bool trained = !s.lora.is_on();  // adapters are few
   const double weights = w, gradients = !trained || s.offloads("gradients") ? 0 : 4 * (1 + s.delay);  // bytes a parameter
+  const double errors = trained && s.compressed_bits() && dp * cp > 1 ? 4 : 0;
   const double optimizer = !trained || s.offloads("optimizer") ? 0 : s.optimizer_bytes();
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };
-  const double state = split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
+  const double state = errors + split_from(3, weights) + split_from(2, gradients) + split_from(1, optimizer);
   const double whole = (s.zero >= 2 || s.offloads("gradients") ? 4 * trained : 0) + (s.zero == 3 ? weights : 0);
   const double slots = pp == 1 ? 1 : s.pp_schedule == "gpipe" ? A : std::min(A, pp);
   // of C elements for each row

@@ -55,8 +55,7 @@ inline void print_mix(Options& o) {
   if (!o.mesh_search.empty() || o.has_goal() || o.json || o.ranks || !o.recipe.empty())
     usage_error("--cluster ", o.cluster, ", two kinds of devices: without --mesh auto, --days, --budget, --json, --ranks and --recipe");
   if (o.mesh.pp > 1) usage_error("--cluster ", o.cluster, ", two kinds of devices: without --pp");
-  for (const Cluster& cluster : clusters)
-    if (o.fp8 && cluster.device.fp8 == 0) usage_error("--fp8: ", cluster.device.name, " has no products in eight bits: leave it out");
+  for (const Cluster& cluster : clusters) require_fp8(o, cluster.device);
   complete_options(o, clusters[0].devices() + clusters[1].devices());
   decide_shape(o, o.init, false, open_data(o));
   const std::array<Kind, 2> kinds = kinds_of(o, clusters);

@@ -8,6 +8,13 @@
 #include <string>
 #include <vector>
 
+// Fails if --fp8 asks for products that the device has not.
+inline void require_fp8(const StepOptions& o, const Device& device) {
+  if (o.fp8 && device.fp8 == 0) usage_error("--fp8: ", device.name, " has no products in eight bits: leave it out");
+  if (o.fp8_scale == "tiles" && !device.fp8_tiles)
+    usage_error("--fp8-scale tiles: ", device.name, " does not multiply tiles, as Hopper does: leave it out");
+}
+
 #include "kernels/attention/library_attention.h"
 #include "runtime/planner/memory.cuh"
 #include "runtime/planner/search.h"
@@ -185,8 +192,7 @@ inline std::vector<Candidate> print_plan(Options& o, int ranks) {
   complete_options(o, o.mesh_search.empty() ? ranks : 1);
   decide_shape(o, o.init, false, open_data(o));
   const PlannedDevice device = cluster ? device_of(*cluster) : this_device(device_name(), ranks);
-  if (o.fp8 && cluster && cluster->device.fp8 == 0)
-    usage_error("--fp8: ", cluster->device.name, " has no products in eight bits: leave it out");
+  if (cluster) require_fp8(o, cluster->device);
   const bool by_parts = cluster && !o.ranks;
   if (!cluster) cluster = known_cluster(o, device.name, ranks);
   if (!o.mesh_search.empty()) {

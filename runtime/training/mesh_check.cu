@@ -37,6 +37,7 @@ Options smaller(Options o) {
   o.loss_scale = std::min(o.loss_scale, 1024.0), o.loss_scale_window = 0;
   o.random_biases = true;
   o.moments = "fp32";  // else a rounding that falls the other way is more than what sums in another order explain
+  o.compress = o.compress_weights = "none";  // for the same reason
   return o;
 }
 

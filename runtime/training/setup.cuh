@@ -85,6 +85,8 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                                           const std::optional<LibraryWorkspaces>& elsewhere = {}) {
   if (o.fp8 && !elsewhere && !has_fp8())
     usage_error("--fp8: this GPU has no products in eight bits, which begin with compute capability 8.9; leave it out");
+  if (o.fp8_scale == "tiles" && !elsewhere && !has_fp8_tiles())
+    usage_error("--fp8-scale tiles: Hopper (compute capability 9.0) alone multiplies tiles; leave it out");
   const Actions actions = training ? actions_of(o, mesh) : Actions();
   const int rows = o.micro_batch * (o.seq_len / o.mesh.cp), chunks = o.logit_chunks ? o.logit_chunks : ceil_div(rows, 16384);
   // Without backward, blocks can share memory.
@@ -116,11 +118,14 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .loss_scale = loss_scale_of(o),
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .delays = o.delay > 0,
+                 .compressed_bits = o.compressed_bits(),
+                 .compress_weights = o.compress_weights != "none",
                  .seed = o.seed,
                  .random_biases = o.random_biases,
                  .fp8 = {.is_on = o.fp8,
                          .gradients = o.fp8_gradients == "e4m3" ? Fp8Format::e4m3 : Fp8Format::e5m2,
-                         .kept = o.fp8_keep}},
+                         .kept = o.fp8_keep,
+                         .tiles = o.fp8_scale == "tiles"}},
        .lora = o.lora},
       mesh, stream);
   if ((o.attention == "cudnn" || o.attention == "hopper") && !elsewhere && !model->attention_problem().empty())

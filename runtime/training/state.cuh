@@ -45,6 +45,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
   if (o.train_minutes > 0) o.schedule.steps = trainer.steps;
   load_weights(folder, model.store());
   (trainer.waiting ? load_optimizer_and_gradients : load_optimizer)(folder, model.store(), most_at_once);
+  if (model.store().has_errors()) load_errors(folder, model.store());
   state.progress = {.step = checkpoint.step, .samples_left_out = trainer.samples - checkpoint.step * size_t(o.global_batch)};
   state.best = trainer.best;
   state.stored_shares = trainer.shares;
@@ -56,7 +57,7 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
 
 // The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.
 inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
-  return written_blocks(model.store().shards(), chunk_bytes / sizeof(float));
+  return written_blocks(model.store().shards(), chunk_bytes / sizeof(float), model.store().has_errors());
 }
 
 // The content of a checkpoint of the present state. CheckpointWriter copies it on the model's stream, behind the

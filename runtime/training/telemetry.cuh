@@ -31,7 +31,7 @@ inline void describe_model(const Options& o) {
               s.heads, s.channels, s.vocabulary, s.positions, with_commas(double(TensorList(s).parameters())).c_str(),
               o.dtype.c_str(), o.stochastic_rounding ? " with stochastic rounding" : "",
               o.moments == "bf16" ? ", moments in bf16" : "",
-              o.fp8 ? formatted(", products of %d blocks in fp8", s.layers - 2 * o.fp8_keep).c_str() : "",
+              o.fp8 ? formatted(", products of %d blocks in fp8%s", s.layers - 2 * o.fp8_keep, o.fp8_scale == "tiles" ? " by tiles" : "").c_str() : "",
               o.is_dtype_chosen ? " (no --dtype was given)" : "");
   if (o.lora.is_on())
     std::printf("adapters  %s: %s parameters, and nothing else is trained\n", o.lora.text().c_str(),
@@ -47,7 +47,8 @@ inline void describe_mesh(const Options& o) {
   if (cp > 1) split += formatted("context parallel %d (%s), ", cp, o.cp_method.c_str());
   const std::string chunks = o.pp_chunks > 1 ? formatted(", %d chunks each", o.pp_chunks) : "";
   if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
-  std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero, o.reduce_dtype.c_str());
+  std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero,
+              (o.compressed_bits() ? o.compress : o.reduce_dtype).c_str());
 }
 
 inline void describe_batch(const Options& o) {

@@ -115,11 +115,12 @@ TrainerState load_trainer_state(const std::filesystem::path& folder, size_t step
 nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   const LearningRateSchedule& s = o.schedule;
   nlohmann::json options = {
-      {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep) : "off"},
+      {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep, o.fp8_scale == "tiles" ? ", tiles" : "") : "off"},
       {"lora", o.lora.text()}, {"base", o.base_checksum},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"delay", o.delay ? "1 step" : "off"},
-      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"schedule", s.kind}, {"lr", s.lr},
+      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compressed_bits() ? o.compress : "off"},
+      {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
       {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.epsilon}, {"grad_clip", o.grad_clip}, {"shuffle", o.shuffle},
       {"on_spike", o.guard.on_spike}, {"spike_z", o.guard.z}, {"spike_window", o.guard.window}, {"seed", o.seed},

@@ -12,6 +12,33 @@ fail() { echo "  FAILED: $*"; exit 1; }
 job=(--train 'kernels/*.cuh' 'kernels/*/*.cuh' gpt.cuh --layers 2 --heads 2 --channels 64 --seq-len 64 --micro-batch 2 --global-batch 8
      --lr 1e-3 --steps 10)
 
+# Two hosts, node-a (this namespace) and node-b (one more), which a virtual cable joins.
+two_hosts_on_a_cable() {
+  hostname node-a
+  mkdir -p /run/netns
+  mount -t tmpfs none /run/netns
+  ip netns add node-b
+  ip link add cable type veth peer name cable netns node-b
+  ip addr add 10.77.0.1/24 dev cable && ip link set cable up
+  ip -n node-b addr add 10.77.0.2/24 dev cable && ip -n node-b link set cable up && ip -n node-b link set lo up
+  printf '127.0.0.1 localhost\n10.77.0.1 node-a\n10.77.0.2 node-b\n' > "$work/hosts"
+  mount --bind "$work/hosts" /etc/hosts
+
+  # What takes the place of ssh: remote.sh HOST COMMAND...
+  cat > "$work/remote.sh" <<'END'
+#!/bin/sh
+host=$1; shift
+exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
+END
+  chmod +x "$work/remote.sh"
+  export OMPI_MCA_plm_rsh_agent=$work/remote.sh
+}
+# What it carries from now on, each way: slow_cable 8mbit
+slow_cable() {
+  local slow=(dev cable root tbf rate "$1" burst 64kb latency 50ms)
+  { tc qdisc replace "${slow[@]}" && tc -n node-b qdisc replace "${slow[@]}"; } || fail "tc cannot slow the cable"
+}
+
 # Rank 0's numbers of one key of metrics.jsonl: values FOLDER KEY
 values() { sed -n 's/"ranks".*//; s/.*"'"$2"'": *\([^,}]*\).*/\1/p' "$work/$1/metrics.jsonl" 2> /dev/null; }
 

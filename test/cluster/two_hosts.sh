@@ -4,25 +4,8 @@
 # shellcheck source=test/cluster/common.sh
 . test/cluster/common.sh
 
-# node-a is this namespace, node-b one more.
-hostname node-a
-mkdir -p /run/netns
-mount -t tmpfs none /run/netns
-ip netns add node-b
-ip link add cable type veth peer name cable netns node-b
-ip addr add 10.77.0.1/24 dev cable && ip link set cable up
-ip -n node-b addr add 10.77.0.2/24 dev cable && ip -n node-b link set cable up && ip -n node-b link set lo up
-printf '127.0.0.1 localhost\n10.77.0.1 node-a\n10.77.0.2 node-b\n' > "$work/hosts"
-mount --bind "$work/hosts" /etc/hosts
-
-# What takes the place of ssh: remote.sh HOST COMMAND...
-cat > "$work/remote.sh" <<'END'
-#!/bin/sh
-host=$1; shift
-exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
-END
-chmod +x "$work/remote.sh"
-export OMPI_MCA_plm_rsh_agent=$work/remote.sh HOSTS=node-a:2,node-b:2
+two_hosts_on_a_cable
+export HOSTS=node-a:2,node-b:2
 
 train_alone
 dev/cluster/mpirun.sh 4 "${job[@]}" --out "$work/two_hosts" > "$work/two_hosts.log" 2>&1 ||
@@ -37,8 +20,7 @@ job_process=$!
 wait_for_step cable 20 30
 step_before=$(recent step_ms 10) exposed_before=$(recent comm_exposed_ms 10)
 
-slow=(dev cable root tbf rate 8mbit burst 64kb latency 50ms)
-{ tc qdisc add "${slow[@]}" && tc -n node-b qdisc add "${slow[@]}"; } || fail "tc cannot slow the cable"
+slow_cable 8mbit
 # Collectives are timed in every tenth step.
 wait_for_step cable $(($(values cable loss | wc -l) + 12)) 120
 step_after=$(recent step_ms 5) exposed_after=$(recent comm_exposed_ms 1)

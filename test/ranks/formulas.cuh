@@ -7,10 +7,9 @@
 using BytesSent = std::map<std::string, std::map<std::string, double>>;
 
 // The bytes that data parallelism sends in a step. A float has `wide` bytes, and a T has `narrow`. Padding is included:
-// it travels too.
+// it travels too. bits: of compressed gradients; 0: they are not; compress_weights: they have eight bits
 template <class T>
-BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
-                                                                   int micro_steps) {
+BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage, int micro_steps, int bits = 0, bool compress_weights = false) {
   const int layers = shards.units() - 2, world = mesh.world().size();
   const double others = double(mesh.data().size() - 1), wide = sizeof(float), narrow = sizeof(T);
   const double A = micro_steps, block = double(shards.piece(1)), rest = double(shards.piece(0) + shards.piece(layers + 1));
@@ -19,10 +18,20 @@ BytesSent bytes_of_step(Mesh& mesh, const Shards& shards, int stage,
   if (stage == 0) bytes["all_reduce"] = 2 * others * all * wide;
   if (stage == 1) bytes["reduce_scatter"] = others * all * wide;
   if (stage >= 2) bytes["reduce_scatter"] = others * (rest + A * layers * block) * wide;
-  if (stage == 1 || stage == 2) bytes["all_gather"] = others * all * narrow;
+  // A byte or half a byte for each, and two for each 256, up to a multiple of 16.
+  const auto message = [&](int unit, int bits) {
+    const double count = double(shards.piece(unit));
+    return others * 16 * std::ceil((count * bits / 8 + 2 * std::ceil(count / 256)) / 16);
+  };
+  const auto messages = [&](int bits, double times) {  // blocks are sent that often
+    return message(0, bits) + message(layers + 1, bits) + times * layers * message(1, bits);
+  };
+  if (bits > 0) bytes = {{"all_to_all", messages(bits, stage >= 2 ? A : 1)}};
+  if (bits > 0 && stage == 0) bytes["all_gather"] = messages(bits, 1);
+  if (stage == 1 || stage == 2) bytes["all_gather"] = compress_weights ? messages(8, 1) : others * all * narrow;
   // Forward and backward of each micro-step, but the two blocks that are still there when the direction turns.
   const double gathered = layers + (2 * A - 1) * std::max(layers - 2, 0);
-  if (stage == 3) bytes["all_gather"] = others * (rest + gathered * block) * narrow;
+  if (stage == 3) bytes["all_gather"] = compress_weights ? messages(8, gathered / layers) : others * (rest + gathered * block) * narrow;
   BytesSent by_group;
   if (others > 0) by_group["data"] = bytes;
   by_group["world"]["all_reduce"] = double(world - 1) / world * 2 * (sizeof(StepSums) + sizeof(double));

@@ -11,9 +11,9 @@ const ModelOptions in_fp8 = {.shape = wide, .micro_batch = 2, .store = {.fp8 = {
 [[maybe_unused]] const bool all_random = all_tensors_random = true;
 int rank_count() { return ranks().control->size(); }
 
-ModelOptions with_zero(int zero, Fp8Format gradients = Fp8Format::e5m2) {
+ModelOptions with_zero(int zero) {
   ModelOptions options = in_fp8;
-  options.store.zero = zero, options.store.fp8.gradients = gradients;
+  options.store.zero = zero;
   return options;
 }
 
@@ -73,10 +73,13 @@ double first_gradients_off_by(Model& model, const std::vector<float>& wanted) {
 // 1.5e-7. With other codes gradients are another approximation of fp32's, as near to them as one rank's: the bound is
 // twice that.
 TEST_CASE("the gradients of a first step: one rank's where it has its codes, else as near to fp32's") {
-  for (const Fp8Format gradients : {Fp8Format::e5m2, Fp8Format::e4m3}) {
+  for (const int kind : {0, 1, 2}) {
+    const Fp8Options fp8 = {.is_on = true, .gradients = kind == 1 ? Fp8Format::e4m3 : Fp8Format::e5m2, .tiles = kind == 2};
+    const auto with_fp8 = [&](ModelOptions options) { return options.store.fp8 = fp8, options; };
+    CAPTURE(kind);
     const std::vector<float> wide_ones = first_step_of_one_rank<float>(wide, State::gradient);
     const std::vector<float> bf16_ones = first_step_of_one_rank<__nv_bfloat16>(wide, State::gradient);
-    const std::vector<float> wanted = first_step_of_one_rank<__nv_bfloat16>(wide, State::gradient, with_zero(0, gradients).store);
+    const std::vector<float> wanted = first_step_of_one_rank<__nv_bfloat16>(wide, State::gradient, with_fp8(with_zero(0)).store);
     double squares = 0, bf16_squares = 0, norm = 0;
     for (size_t i = 0; i < wanted.size(); ++i) {
       squares += std::pow(double(wanted[i]) - wide_ones[i], 2), norm += std::pow(double(wide_ones[i]), 2);
@@ -84,9 +87,8 @@ TEST_CASE("the gradients of a first step: one rank's where it has its codes, els
     }
     const double own = std::sqrt(squares / norm), bf16 = std::sqrt(bf16_squares / norm);
     CHECK(own > 2 * bf16);  // eight bits were used
-    for_ways([&](Mesh& mesh, ModelOptions options) {
-      options.store.fp8.gradients = gradients;
-      const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, mesh);
+    for_ways([&](Mesh& mesh, const ModelOptions& options) {
+      const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(with_fp8(options), mesh);
       train_step(*model, mesh, 0);
       const bool same_codes = mesh.shape().tp == 1 && mesh.shape().cp == 1;
       if (same_codes) CHECK_WITHIN("same codes", first_gradients_off_by(*model, wanted), 5e-7);
@@ -174,6 +176,25 @@ TEST_CASE("launches: no maximum is looked for where the launch that wrote a tens
     CHECK(counts[3] == micro_steps * 2 * (4 + 3 * again));
     CHECK(counts[4] == micro_steps * 2 * 8 + 2 * 2 * 4);
   }
+}
+
+TEST_CASE("launches with tiles: a cast for each tensor and nothing else") {
+  const std::vector<float> counts = from_rank_0([] {
+    Mesh alone;
+    ModelOptions options = in_fp8;
+    options.store.fp8.tiles = true;
+    const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, alone);
+    Profiler::instance().enabled = true;
+    train_step(*model, alone, 0);
+    Profiler::instance().enabled = false;
+    auto totals = Profiler::instance().collect();
+    std::vector<float> all = {float(totals["attention_backward"].calls), float(totals["cast_tiles_fp8"].calls)};
+    for (const char* name : {"fp8_maximum", "cast_fp8", "cast_transpose_fp8"}) all.push_back(float(totals[name].calls));
+    return all;
+  });
+  const float micro_steps = counts[0] / 4;
+  CHECK(counts[1] == micro_steps * 2 * (4 + 8) + 2 * 2 * 4);
+  for (size_t i = 2; i < 5; ++i) CHECK(counts[i] == 0);
 }
 
 TEST_CASE("memory: two bytes for each parameter of the blocks in eight bits, with ZeRO 3 of one; and two matrices of rows") {

@@ -604,6 +604,7 @@ struct RandomJob {
     const bool is_bf16 = o.dtype == "bf16";
     o.stochastic_rounding = is_bf16 && up_to(1);
     o.reduce_dtype = is_bf16 && up_to(1) ? "bf16" : "fp32";
+    if (o.reduce_dtype == "fp32") o.compress = std::array{"none", "int8", "int4"}[size_t(up_to(2))];
     o.pp_schedule = mesh.pp > 1 ? one_of(schedules) : "1f1b";
     if (o.pp_schedule == "interleaved") o.pp_chunks = 2 + up_to(1);
     const bool is_zb = o.pp_schedule == "zb";
@@ -624,6 +625,7 @@ struct RandomJob {
     if (is_bf16 && !o.stochastic_rounding && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
     if (up_to(1)) o.moments = "bf16";
     if (up_to(1)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";
+    if (o.zero > 0 && !o.stochastic_rounding && o.offload == "none") o.compress_weights = "int8";
     complete_options(o, rank_count());
     refuse(shape_problem(o));
   }

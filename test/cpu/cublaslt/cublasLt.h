@@ -47,7 +47,9 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
   CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
   CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
-  CUBLASLT_MATMUL_DESC_FAST_ACCUM
+  CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+  CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,  // from CUDA 12.9 on, with these numbers
+  CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32
 };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -68,7 +70,7 @@ struct cublasLtMatmulHeuristicResult_t {
   cublasStatus_t state;
 };
 struct MatmulDesc {
-  uint64_t attributes[11] = {};
+  uint64_t attributes[CUBLASLT_MATMUL_DESC_B_SCALE_MODE + 1] = {};
 };
 struct MatrixLayout {
   cudaDataType type;
@@ -217,10 +219,18 @@ inline void fake_product(const MatmulDesc& desc, const MatrixLayout& a_layout, c
     for (size_t p = 0; p < k; ++p) rows[i * k + p] = a[at ? p + i * a_layout.leading : i + p * a_layout.leading];
   for (size_t j = 0; j < n; ++j)
     for (size_t p = 0; p < k; ++p) columns[j * k + p] = b[bt ? j + p * b_layout.leading : p + j * b_layout.leading];
-  if (of(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER))
-    for (double& x : rows) x *= *static_cast<const float*>(pointer(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER));
-  if (of(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER))
-    for (double& x : columns) x *= *static_cast<const float*>(pointer(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER));
+  // Of operand i of N, sums over k: one unit (mode 0); a unit for 128 numbers along the sum, those of neighbouring i
+  // together (4); or for 128 x 128, in rows that are padded to four (5).
+  const auto apply_units = [&](std::vector<double>& all, size_t N, cublasLtMatmulDescAttributes_t units, cublasLtMatmulDescAttributes_t mode) {
+    const float* const unit = static_cast<const float*>(pointer(units));
+    if (!unit) return;
+    const size_t padded = (k + 511) / 512 * 4;
+    for (size_t i = 0; i < N; ++i)
+      for (size_t p = 0; p < k; ++p)
+        all[i * k + p] *= unit[of(mode) == 4 ? p / 128 * N + i : of(mode) == 5 ? i / 128 * padded + p / 128 : 0];
+  };
+  apply_units(rows, m, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+  apply_units(columns, n, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
   const double scale = std::sqrt(2 / M_PI), cubic = 0.044715;
   for (size_t i = 0; i < m; ++i) {
     const double* const row = &rows[i * k];
@@ -265,6 +275,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
     const bool has_e4m3 = a_layout->type == CUDA_R_8F_E4M3 || b_layout->type == CUDA_R_8F_E4M3;
     if (!is_tn || !has_e4m3 || a_layout->rows % 16 || a_layout->columns % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     fake_library.fast_sums = desc->attributes[CUBLASLT_MATMUL_DESC_FAST_ACCUM] & 0xff;
+    const size_t modes[] = {desc->attributes[CUBLASLT_MATMUL_DESC_A_SCALE_MODE], desc->attributes[CUBLASLT_MATMUL_DESC_B_SCALE_MODE]};
+    if ((modes[0] == 5 && modes[1] == 5) || (modes[0] == 0) != (modes[1] == 0) || (modes[0] && fake_library.fast_sums))
+      return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   const bool accumulate = *static_cast<const float*>(beta) != 0;
   const int microseconds = fake_library.of(*algorithm).microseconds;
