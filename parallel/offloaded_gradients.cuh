@@ -59,10 +59,11 @@ class OffloadedGradients {
   void read(int unit, cudaStream_t stream, Work work) {
     use(unit, Use::read, unit + 2 < int(first_.size()) ? unit + 1 : none, stream, work);
   }
-  // Calls work(begin, count) for each window of a unit.
+  // Calls work(unit, begin, count) for all windows.
   template <class Work>
-  void for_windows(int unit, Work work) const {
-    for (size_t i = first_[size_t(unit)]; i < first_[size_t(unit) + 1]; ++i) work(windows_[i].begin, windows_[i].count);
+  void for_windows(Work work) const {
+    for (size_t unit = 0; unit + 1 < first_.size(); ++unit)
+      for (size_t i = first_[unit]; i < first_[unit + 1]; ++i) work(int(unit), windows_[i].begin, windows_[i].count);
   }
 
  private:

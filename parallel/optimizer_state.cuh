@@ -53,8 +53,11 @@ class OptimizerState {
       for (size_t i = 0; i < (is_offloaded() ? HostTraffic::buffers : 1); ++i)
         array.on_device[i] = arena.take<char>(array.width * (is_offloaded() ? largest_ : total_));
   }
-  void lay_out_on_host(Arena& arena) {
-    for (Array& array : arrays_) array.on_host = arena.take<char>(array.width * total_);
+  void add_to(PinnedMemory& host_memory) {
+    const auto lay_out = [this](Arena& arena) {
+      for (Array& array : arrays_) array.on_host = arena.take<char>(array.width * total_);
+    };
+    if (is_offloaded()) host_memory.add("optimizer", lay_out);
   }
 
   // Sets all to zero.

@@ -33,9 +33,9 @@
 #include "parallel/fp8.cuh"
 #include "parallel/gathered_blocks.cuh"
 #include "parallel/gradient_arrays.cuh"
+#include "parallel/gradient_norm.cuh"
 #include "parallel/gradient_reduction.cuh"
 #include "parallel/islands.cuh"
-#include "parallel/gradient_norm.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/offloaded_gradients.cuh"
 #include "parallel/optimizer_state.cuh"
@@ -63,10 +63,9 @@ class ParameterStore final : public Parameters {
         reduction_(shards_, options, zero_, mesh), host_gradients_(kept_.counts(), options.training && options.offload.gradients),
         weight_buffers_(shards_, zero_ == 3), gradient_buffers_(shards_, zero_ >= 2), fp8_(list, options.fp8, zero_ == 3),
         outer_(options.outer, shards_, memory, mesh, stream), replicas_(shards_, mesh) {
-    for (int unit = 0; unit < shards_.units(); ++unit)
-      host_gradients_.for_windows(unit, [&](size_t first, size_t count) {
-        norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
-      });
+    host_gradients_.for_windows([&](int unit, size_t first, size_t count) {
+      norm_.add_window(unit, shards_.owned(unit, kept_.begin(unit) + first, count), kept_.begin(unit));
+    });
     const std::string kind = options.frozen ? "frozen " : "";
     memory.add(kind + "weights", [this](Arena& arena) {
       if (zero_ == 3) weight_pieces_ = arena.take<Float>(shards_.all_pieces());
@@ -76,8 +75,7 @@ class ParameterStore final : public Parameters {
     if (options.training) {
       memory.add("gradients", [this](Arena& arena) { lay_out_gradients(arena); });
       memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out(arena); });
-      if (optimizer_.is_offloaded())
-        host_memory.add("optimizer", [this](Arena& arena) { optimizer_.lay_out_on_host(arena); });
+      optimizer_.add_to(host_memory);
       host_gradients_.add_to(host_memory);
     }
     if (reduction_.has_errors()) memory.add("errors", [this](Arena& arena) { reduction_.lay_out_errors(arena); });

@@ -204,9 +204,9 @@ std::string batch_problem(const StepOptions& o) {
   if (o.offloads("gradients") && (!o.offloads("optimizer") || (o.mesh.dp * o.mesh.cp > 1 && o.zero < 3)))
     return concat("--offload ", o.offload, " moves the pieces of gradients that --zero 3 keeps, in the same windows as masters "
                   "and moments: ", o.offloads("optimizer") ? "add --zero 3" : "add optimizer to the list");
-  if (o.offloads("gradients") && (o.mesh.tp > 1 || pp > 1 || o.lora.is_on()))
-    return concat("--offload ", o.offload, " with --tp, --pp or --lora-rank: sums of gradients over these ranks are made on "
-                  "the device, and those of adapters are few; leave gradients out of the list");
+  if (o.offloads("gradients") && (o.mesh.tp > 1 || pp > 1 || o.lora.is_on() || o.compressed_bits()))
+    return concat("--offload ", o.offload, " with --tp, --pp, --compress or --lora-rank: sums of gradients over these ranks, or "
+                  "of codes, are made on the device, and those of adapters are few; leave gradients out of the list");
   if (o.offloads("activations") && o.recompute != "block")
     return concat("--offload ", o.offload, " moves the inputs of blocks, and --recompute ", o.recompute, " keeps other "
                   "activations on the device: add --recompute block");
