@@ -511,7 +511,7 @@ TEST_CASE("a plan for four ranks, made by one, is what four ranks allocate" * do
   const Json plan = Json::parse(shell.output("$TEXT" + options + "--plan --json --ranks 4"));
   const std::string planned = shell.output("$MPIRUN 4 $TEXT" + options + "--plan"), out = shell.output("$MPIRUN 4 $TEXT" + options);
   CHECK(plan["ranks"].size() == 4);
-  CHECK(plan["ranks"][3]["place"] == Json({{"tp", 1}, {"cp", 0}, {"dp", 0}, {"pp", 1}}));
+  CHECK(plan["ranks"][3]["place"] == Json({{"tp", 1}, {"cp", 0}, {"dp", 0}, {"pp", 1}, {"island", 0}}));
   CHECK(Json::parse(shell.content("run/plan.json"))["ranks"] == plan["ranks"]);
   for (size_t begin = planned.find("memory "), row = 0; row < 3; ++row) {
     const std::string line = planned.substr(begin, planned.find('\n', begin) - begin);
