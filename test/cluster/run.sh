@@ -9,7 +9,7 @@
 # GPT_BUILD: a folder that holds another train_gpt than the one of this repository.
 cd "$(dirname "$0")/../.." || exit 1
 scenarios=("${@:-}")
-[ -n "${scenarios[0]}" ] || scenarios=(two_hosts kill slurm torchrun recipe recipe_schemas elastic container container_gpu)
+[ -n "${scenarios[0]}" ] || scenarios=(two_hosts slow_links kill slurm torchrun recipe recipe_schemas elastic container container_gpu)
 fail() { echo "test/cluster/run.sh: $*" >&2; exit 2; }
 
 [ "$(id -u)" = 0 ] || fail "needs root, for network namespaces and Slurm's daemons: sudo make test-cluster"
@@ -42,6 +42,7 @@ for scenario in "${scenarios[@]}"; do
   network=(--net) limit=150
   case $scenario in
     elastic) limit=900 ;;
+    slow_links) limit=600 ;;
     recipe_schemas) network=() limit=600 ;;  # they install packages
     container*) network=() limit=3600 ;;
   esac
