@@ -190,6 +190,8 @@ def plot(runs, compute, file):
     panel.set_xlabel(what)
   panels[1].set_xscale("log")
   panels[0].set_ylabel("val_loss")
+  lowest = min(min(run["val"].values()) for all_seeds in runs.values() for run in all_seeds)
+  panels[0].set_ylim(0.99 * lowest, 1.3 * lowest)  # what is above is the very beginning
   panels[0].legend(fontsize=8)
   figure.savefig(file, metadata={"Date": None} if file.endswith("svg") else {})
 
