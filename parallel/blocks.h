@@ -83,8 +83,9 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 // ---- errors
 
 // The errors of compressed messages (gradient_reduction.cuh) are each rank's own. Of a tensor there are as many *copies* as
-// ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor that tensor-parallel ranks hold whole, each
-// of these; of wte in a pipeline, both ends. What counts is the sum of all copies: on another mesh it is dealt anew.
+// ranks add to an element of its gradient: the data-parallel ranks (between hosts only: one of each host); of a tensor that
+// tensor-parallel ranks hold whole, each of these; of wte in a pipeline, both ends. What counts is the sum of all copies: on
+// another mesh it is dealt anew.
 struct Copies {
   int own, all;  // the number of this rank's copy, and how many there are
 };

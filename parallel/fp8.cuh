@@ -49,7 +49,7 @@ class Fp8Weights {
         for (int number = 0; number < matrices; ++number) {
           const auto [rows, columns] = shape_of(list.tensors_of(unit)[number]);
           unit_places_[size_t(number)] = units_;
-          units_ += round_up(std::max(fp8_block_units(rows, columns), fp8_block_units(columns, rows)), size_t(4));
+          units_ += std::max(fp8_block_units(rows, columns), fp8_block_units(columns, rows));
         }
       }
   }

@@ -78,7 +78,7 @@ class OuterOptimizer {
   size_t share(size_t count) const { return round_up(ceil_div(count, islands()), size_t(TensorList::alignment)); }
   size_t padded(size_t count) const { return share(count) * islands(); }
   size_t islands() const { return size_t(islands_.size()); }
-  bool is_coded() const { return options_.bits() < 32; }
+  bool is_coded() const { return options_.bits() > 0; }
 
   const float* mean_of(int unit, const float* piece) {
     const size_t count = share(shards_.piece(unit));

@@ -28,6 +28,22 @@ struct OffloadedArray {
   size_t bytes;
 };
 
+// Neighbouring elements of what this rank keeps of a unit: where they begin in that, and in all that it keeps.
+struct Window {
+  int unit;
+  size_t begin, kept, count;
+};
+
+// What a rank keeps of all units, in order, in windows of at most `largest` elements. kept: how much of each unit
+inline std::vector<Window> windows_of(const std::vector<size_t>& kept, size_t largest) {
+  std::vector<Window> windows;
+  size_t total = 0;
+  for (size_t unit = 0; unit < kept.size(); total += kept[unit++])
+    for (size_t begin = 0; begin < kept[unit]; begin += largest)
+      windows.push_back({int(unit), begin, total + begin, std::min(largest, kept[unit] - begin)});
+  return windows;
+}
+
 class HostTraffic {
  public:
   static constexpr size_t buffers = 2;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -16,15 +17,11 @@ class OffloadedGradients {
  public:
   // kept: how many elements this rank keeps of each unit; the first one, the embedding, may be larger than a block
   OffloadedGradients(const std::vector<size_t>& kept, bool is_on)
-      : largest_(std::max(*std::max_element(kept.begin() + 1, kept.end()), size_t(1))) {
+      : total_(std::accumulate(kept.begin(), kept.end(), size_t(0))),
+        largest_(std::max(*std::max_element(kept.begin() + 1, kept.end()), size_t(1))), windows_(windows_of(kept, largest_)) {
     if (is_on) traffic_.emplace("gradients");
-    for (size_t count : kept) {
-      first_.push_back(windows_.size());
-      for (size_t begin = 0; begin < count; begin += largest_)
-        windows_.push_back({begin, total_ + begin, std::min(largest_, count - begin)});
-      total_ += count;
-    }
-    first_.push_back(windows_.size());
+    for (int unit = 0; unit <= int(kept.size()); ++unit)
+      first_.push_back(size_t(std::ranges::lower_bound(windows_, unit, {}, &Window::unit) - windows_.begin()));
   }
 
   bool is_on() const { return traffic_.has_value(); }
@@ -62,18 +59,13 @@ class OffloadedGradients {
   // Calls work(unit, begin, count) for all windows.
   template <class Work>
   void for_windows(Work work) const {
-    for (size_t unit = 0; unit + 1 < first_.size(); ++unit)
-      for (size_t i = first_[unit]; i < first_[unit + 1]; ++i) work(int(unit), windows_[i].begin, windows_[i].count);
+    for (const Window& window : windows_) work(window.unit, window.begin, window.count);
   }
 
  private:
   static constexpr int none = -1;
   // What is done with a window: it is computed anew, added to, or read.
   enum class Use { write, add, read };
-  // Neighbouring elements of what is kept of a unit: where they begin in that, and in all that is kept.
-  struct Window {
-    size_t begin, kept, count;
-  };
 
   // next: the unit that is used next, whose first window comes meanwhile
   template <class Work>
@@ -94,8 +86,8 @@ class OffloadedGradients {
   }
   static size_t buffer_of(size_t window) { return window % HostTraffic::buffers; }
   std::vector<OffloadedArray> array_of(size_t window) const {
-    const auto& [_, kept, count] = windows_[window];
-    return std::vector(1, OffloadedArray{on_device_[buffer_of(window)], on_host_ + kept, count * sizeof(float)});
+    const Window& w = windows_[window];
+    return std::vector(1, OffloadedArray{on_device_[buffer_of(window)], on_host_ + w.kept, w.count * sizeof(float)});
   }
   // Starts to bring a window's values, unless they are there or not needed.
   void bring(size_t window, Use how) {
@@ -105,7 +97,7 @@ class OffloadedGradients {
     traffic_->bring(buffer_of(window), array_of(window));
   }
 
-  size_t total_ = 0, largest_;    // elements of all that is kept, and of a window
+  size_t total_, largest_;        // elements of all that is kept, and of a window
   std::vector<Window> windows_;   // of all units, in order
   std::vector<size_t> first_;     // number of each unit's first window; behind the last, of all windows
   float *on_device_[HostTraffic::buffers] = {}, *on_host_ = nullptr;

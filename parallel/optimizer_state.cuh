@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -39,9 +40,8 @@ class OptimizerState {
     if (has_masters) arrays_.push_back({State::weight, sizeof(float)});
     for (State moment : optimizer_states) arrays_.push_back({moment, is_narrow_ ? sizeof(__nv_bfloat16) : sizeof(float)});
     largest_ = *std::max_element(kept.begin() + (is_offloaded() ? 1 : 0), kept.end());
-    for (size_t unit = 0; unit < kept.size(); total_ += kept[unit++])
-      for (size_t begin = 0; begin < kept[unit]; begin += largest_)
-        windows_.push_back({int(unit), begin, total_ + begin, std::min(largest_, kept[unit] - begin)});
+    total_ = std::accumulate(kept.begin(), kept.end(), size_t(0));
+    windows_ = windows_of(kept, largest_);
   }
 
   bool has_masters() const { return arrays_.front().state == State::weight; }
@@ -84,7 +84,7 @@ class OptimizerState {
   template <class Float>
   void update(const Shards& shards, int unit, const UnitUpdate<Float>& u, cudaStream_t stream) {
     for (size_t i = 0; i < windows_.size(); ++i) {
-      if (windows_[i].unit != unit || windows_[i].unit_begin - u.first >= u.count) continue;  // less than 0 is much
+      if (windows_[i].unit != unit || windows_[i].begin - u.first >= u.count) continue;  // less than 0 is much
       if (!is_offloaded()) {
         update_window(shards, i, u, stream);
         continue;
@@ -116,11 +116,6 @@ class OptimizerState {
     size_t width;  // bytes of an element
     char *on_device[HostTraffic::buffers] = {}, *on_host = nullptr;
   };
-  // Neighbouring elements of what is kept of a unit: where they begin in that, and in all that is kept.
-  struct Window {
-    int unit;
-    size_t unit_begin, kept, count;
-  };
 
   // A state of a window on the device, from its first element on.
   template <class T>
@@ -133,9 +128,9 @@ class OptimizerState {
   template <class Float>
   void update_window(const Shards& shards, size_t number, const UnitUpdate<Float>& u, cudaStream_t stream) const {
     const Window& window = windows_[number];
-    const size_t begin = u.begin + window.unit_begin;
-    Float* const weights = u.weights + window.unit_begin;
-    const float* const gradients = u.gradients + (window.unit_begin - u.first);
+    const size_t begin = u.begin + window.begin;
+    Float* const weights = u.weights + window.begin;
+    const float* const gradients = u.gradients + (window.begin - u.first);
     float* masters = has_masters() ? on_device<float>(State::weight, number) : nullptr;
     if constexpr (std::is_same_v<Float, float>) masters = masters ? masters : weights;
     if (masters && !is_narrow_) {

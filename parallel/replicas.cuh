@@ -20,7 +20,7 @@ class Replicas {
   void visit(const Parameters::Visit& visit, const TensorDescriptor& tensor, State state, const std::string& what,
              const E* values, bool is_piece) const {
     const TensorList& list = shards_.list();
-    const int data_ranks = mesh_.cp * mesh_.dp, data_rank = place_.cp + mesh_.cp * place_.dp;
+    const int data_ranks = shards_.ranks(), data_rank = shards_.rank();
     const bool of_an_island = mesh_.islands > 1 && state != State::weight, of_all = mesh_.islands > 1 && !of_an_island;
     const bool is_split = tensor.split.axis >= 0 && mesh_.tp > 1;
     const bool is_tied = tensor.unit == 0 && &tensor == list.tensors_of(0) && mesh_.pp > 1;

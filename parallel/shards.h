@@ -114,7 +114,6 @@ class Kept {
   size_t begin(int unit) const { return pieces_ ? shards_.begin(unit) : 0; }  // offset of the first one in the unit
   size_t count(int unit) const { return pieces_ ? shards_.piece(unit) : shards_.whole(unit); }
   size_t offset(int unit) const { return pieces_ ? shards_.piece_offset(unit) : shards_.whole_offset(unit); }
-  size_t total() const { return pieces_ ? shards_.all_pieces() : shards_.all_whole(); }
   std::vector<size_t> counts() const {
     std::vector<size_t> all;
     for (int unit = 0; unit < shards_.units(); ++unit) all.push_back(count(unit));

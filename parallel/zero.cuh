@@ -354,7 +354,7 @@ class ParameterStore final : public Parameters {
     for (int unit = 0; unit < shards_.units() && data_group_.size() > 1; ++unit) {
       const TraceScope scope(layer_of(unit));
       float* const whole = arrays_.applied + shards_.whole_offset(unit);
-      if (shards_.whole(unit) > 0) reduction_.reduce(unit, whole, gradient(unit), false, summary_);
+      if (shards_.whole(unit) > 0) reduce(unit, whole, false);
     }
     add_up_over_ends();
   }

@@ -71,7 +71,7 @@ inline int run_rank(int argc, char** argv, Control& control, FlightRecorder& rec
   if (options->mesh.pp > 1) check_pipeline(control);
   control.watch(recorder, 15, options->collective_timeout);
   if (options->check_ranks && control.rank() == 0) note_network();
-  Mesh mesh(control, options->mesh, device, recorder, 
+  Mesh mesh(control, options->mesh, device, recorder,
             {options->cp_method == "ulysses", options->sms, options->compressed_bits() > 0, ranks_inside(*options, control)});
   const JobWork work = options->generate ? generate : train;
   return end_job_on_error(control, [&] { return run_job(*options, control, mesh, hooks, work); });

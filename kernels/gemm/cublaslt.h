@@ -303,32 +303,33 @@ inline void check_product(cublasStatus_t status, const GemmShape& s) {
                              cublasLtGetStatusString(status));
 }
 
+// D = the product, plus the bias, if it is not null: in the epilogue, or where no algorithm has that, written before.
+template <class In, class Out, class Bias>
+void run_with_bias(GemmShape s, Operands<In, Out> o, const Bias* bias, cudaStream_t stream) {
+  if (bias) {
+    o.bias = bias;
+    if (run(s, Epilogue::bias, o, stream) == CUBLAS_STATUS_SUCCESS) return;
+    bias_rows(o.d, bias, s.m, s.n, s.accumulate, stream);
+    o.bias = nullptr, s.accumulate = true;
+  }
+  check_product(run(s, Epilogue::none, o, stream), s);
+}
+
 }  // namespace cublaslt
 
 inline void use_gemm_workspace(void* workspace) { cublaslt::context().lent = workspace; }
 
 template <class In, class Out>
 void gemm(Out* d, const In* a, const In* b, const In* bias, GemmShape s, cudaStream_t stream) {
-  using namespace cublaslt;
-  if (bias) {
-    if (run<In, Out>(s, Epilogue::bias, {d, a, b, bias}, stream) == CUBLAS_STATUS_SUCCESS) return;
-    bias_rows(d, bias, s.m, s.n, s.accumulate, stream);
-    s.accumulate = true;
-  }
-  check_product(run<In, Out>(s, Epilogue::none, {d, a, b}, stream), s);
+  cublaslt::run_with_bias<In, Out>(s, {d, a, b}, bias, stream);
 }
 
 template <class Out>
-void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, GemmShape s, cudaStream_t stream) {
+void gemm_fp8(Out* d, const Fp8Matrix& a, const Fp8Matrix& b, const __nv_bfloat16* bias, const GemmShape& s, cudaStream_t stream) {
   using namespace cublaslt;
-  Operands<uint8_t, Out> operands = {d, static_cast<const uint8_t*>(a.codes), static_cast<const uint8_t*>(b.codes), bias, nullptr,
-                                     type_of(a.format), type_of(b.format), a.unit, b.unit, a.units, b.units};
-  if (bias) {
-    if (run(s, Epilogue::bias, operands, stream) == CUBLAS_STATUS_SUCCESS) return;
-    bias_rows(d, bias, s.m, s.n, s.accumulate, stream);
-    operands.bias = nullptr, s.accumulate = true;
-  }
-  check_product(run(s, Epilogue::none, operands, stream), s);
+  const Operands<uint8_t, Out> operands = {d, static_cast<const uint8_t*>(a.codes), static_cast<const uint8_t*>(b.codes), nullptr,
+                                           nullptr, type_of(a.format), type_of(b.format), a.unit, b.unit, a.units, b.units};
+  run_with_bias(s, operands, bias, stream);
 }
 
 // cuBLASLt needs the rows of gelu's input to start at multiples of 16 bytes.

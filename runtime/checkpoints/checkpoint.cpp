@@ -170,11 +170,16 @@ class TensorFiles {
 
 }  // namespace
 
-std::vector<State> SavedStates::own() const {
+std::vector<State> SavedStates::of_optimizer() const {
   std::vector<State> states = {std::begin(optimizer_states), std::end(optimizer_states)};
+  if (waits) states.push_back(State::gradient);
+  return states;
+}
+
+std::vector<State> SavedStates::own() const {
+  std::vector<State> states = of_optimizer();
   if (island == 0 && has_outer) states.insert(states.begin(), State::outer_momentum);
   if (island == 0) states.insert(states.begin(), State::weight);
-  if (waits) states.push_back(State::gradient);
   return states;
 }
 
@@ -269,12 +274,10 @@ static void load_states(const std::filesystem::path& folder, const std::string& 
 }
 
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  load_states(folder, optimizer_stem(0), parameters, {std::begin(optimizer_states), std::end(optimizer_states)}, most);
+  load_states(folder, optimizer_stem(0), parameters, SavedStates().of_optimizer(), most);
 }
-void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, int island, bool waits) {
-  std::vector<State> states(std::begin(optimizer_states), std::end(optimizer_states));
-  if (waits) states.push_back(State::gradient);
-  load_states(folder, optimizer_stem(island), parameters, states, most_at_once, island);
+void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states) {
+  load_states(folder, optimizer_stem(states.island), parameters, states.of_optimizer(), most_at_once, states.island);
 }
 void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters) {
   load_states(folder, "outer", parameters, {State::outer_momentum});

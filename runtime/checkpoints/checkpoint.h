@@ -41,6 +41,7 @@ struct SavedStates {
   bool has_outer = false;  // the momentum of outer steps
   bool waits = false;      // gradients that wait for the next step (--delay)
 
+  std::vector<State> of_optimizer() const;  // in the file of an island's moments
   std::vector<State> own() const;
   // Those of a block.
   std::vector<State> of(const CheckpointBlock& block) const;
@@ -100,16 +101,17 @@ std::vector<std::filesystem::path> find_tensor_files(const std::filesystem::path
 // The files of a folder's weights. Fails if there are none.
 std::vector<std::filesystem::path> find_weight_files(const std::filesystem::path& folder, const std::string& stem = "model");
 
-// Load what this rank keeps of the weights, from any GPT-2 folder, and of the moments. The files hold whole tensors, so they fit any mesh: Parameters::kept_slices(), read_blocks() and
-// copy_in(), block by block. A block with elements of other ranks has at most `most` elements.
+// Load what this rank keeps of the weights, from any GPT-2 folder; of the moments of an island, with the gradients that wait
+// for the next step, if there are such; and of the outer momentum. The files hold whole tensors, so they fit any mesh:
+// Parameters::kept_slices(), read_blocks() and copy_in(), block by block. A block with elements of other ranks has at most
+// `most` elements.
 void load_weights(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 void load_optimizer(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
+void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states);
+void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 // Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
 // their sum; zeros if that mesh had none, because one data-parallel rank sends nothing.
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
-// The same of an island's moments, with the gradients that wait for the next step, if it waits; and of the outer momentum.
-void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, int island, bool waits = false);
-void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder
 // `base`.

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <iterator>
 #include <set>
-#include <span>
 #include <system_error>
 #include <utility>
 
@@ -229,11 +228,8 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
     return tensors;
   };
   add(file_stem(list), named({State::weight}));
-  for (int island = 0; island < content.states.islands; ++island) {
-    std::vector<State> states(std::begin(optimizer_states), std::end(optimizer_states));
-    if (content.states.waits) states.push_back(State::gradient);
-    add(optimizer_stem(island), named(states, island));
-  }
+  for (int island = 0; island < content.states.islands; ++island)
+    add(optimizer_stem(island), named(content.states.of_optimizer(), island));
   if (content.states.has_outer) add("outer", named({State::outer_momentum}));
   std::vector<NamedShape> errors;
   for (const TensorDescriptor& tensor : list.tensors())

@@ -39,7 +39,7 @@ struct StepOptions {
     return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
   }
   // Of a gradient on its way to other ranks; 0: it is not compressed.
-  int compressed_bits() const { return compress == "int8" ? 8 : compress == "int4" ? 4 : 0; }
+  int compressed_bits() const { return code_bits(compress); }
   bool compresses() const { return compressed_bits() > 0 || compress_weights != "none"; }
   // Neighbouring data-parallel ranks between which nothing is compressed, on a cluster that a plan is for.
   int ranks_inside() const {

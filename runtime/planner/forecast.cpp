@@ -75,11 +75,14 @@ struct DataRings {
   double gather(double plain, double sent) const { return inside.gather(plain) + between.gather(sent / inside.ranks); }
 };
 
+// Bytes of a value that is sent as a code, with its share of a scale (kernels/quantize.cuh).
+double code_bytes(int bits) { return bits / 8.0 + 2.0 / 256; }
+
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
 Forecast::Communication zero_communication(const StepOptions& step, const DataRings& rings, const ParameterCounts& p,
                                            const StageTimes& first, const Kernels& kernels) {
   const int bits = step.compressed_bits();
-  const double g = bits ? bits / 8.0 + 2.0 / 256 : bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
+  const double g = bits ? code_bytes(bits) : bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
   const auto reduce = [&](double elements) {
     const double times = step.zero == 0 ? 2 : 1;
     if (!bits || rings.between.ranks == 1) return rings.all.gather((bits ? 4 : g) * elements) * times;
@@ -89,7 +92,7 @@ Forecast::Communication zero_communication(const StepOptions& step, const DataRi
   const auto gather = [&](double elements) {
     if (step.zero == 0) return 0.0;
     if (!is_cast || rings.between.ranks == 1) return rings.all.gather(w * elements);
-    return rings.gather(w * elements, (1 + 2.0 / 256) * elements) + kernels.decoding(elements / rings.inside.ranks).seconds();
+    return rings.gather(w * elements, code_bytes(8) * elements) + kernels.decoding(elements / rings.inside.ranks).seconds();
   };
   const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gather(p.gathered);
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
@@ -126,18 +129,19 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
 }
 
 // Of an outer step, which comes after each H steps: each island sends and gathers its weights, or their changes as codes;
-// with ZeRO 0 the ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's elements
+// with ZeRO 0 the ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's
+// elements
 Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece) {
   if (!step.outer.is_on()) return {};
   const Ring islands = ring_of(cluster, step.mesh.of_an_island(), step.mesh.islands);
-  const double bytes = step.outer.bits() / 8.0 + (step.outer.bits() < 32 ? 2.0 / 256 : 0);  // codes have scales
+  const double bytes = step.outer.bits() ? code_bytes(step.outer.bits()) : 4;
   const double seconds = 2 * islands.gather(bytes * piece) + (step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0);
   return {seconds / step.outer.local_steps, seconds / step.outer.local_steps};
 }
 
 // What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
-// offloaded_gradients.cuh, offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its kernels; passes: of
-// a micro-batch
+// offloaded_gradients.cuh, offloaded_inputs.cuh). elements: what a rank keeps of the parameters; update: the seconds of its
+// kernels; passes: of a micro-batch
 Forecast::Communication offload_traffic(const StepOptions& step, const Cluster& cluster, const ParameterCounts& p,
                                         double elements, double update, const StageTimes& passes) {
   const double host = cluster.device.host / cluster.ranks_per_device;

@@ -152,23 +152,31 @@ TEST_CASE("one rank launches graphs, which cast the weights of their step") {
 #endif
 }
 
+// What the profiler has counted in a first step of one rank.
+template <class Count>
+std::vector<float> counted_in_a_step(const ModelOptions& options, Count count) {
+  return from_rank_0([&] {
+    Mesh alone;
+    const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, alone);
+    Profiler::instance().enabled = true;
+    train_step(*model, alone, 0);
+    Profiler::instance().enabled = false;
+    auto totals = Profiler::instance().collect();
+    std::vector<float> all = count(totals);
+    for (const char* name : {"fp8_maximum", "cast_fp8", "cast_transpose_fp8"}) all.push_back(float(totals[name].calls));
+    return all;
+  });
+}
+
 // A block of a micro-batch casts four inputs forward, and four gradients and the inputs again backward, transposed. Only
 // attention's results are read for their maxima alone: forward R·C, in the other two blocks as well; backward 3·R·C. So are
 // the block's four weights, once before the first step, and after each.
 TEST_CASE("launches: no maximum is looked for where the launch that wrote a tensor has left it") {
   for (const Recompute recompute : {Recompute::none, Recompute::gelu, Recompute::block}) {
-    const std::vector<float> counts = from_rank_0([&] {
-      Mesh alone;
-      ModelOptions options = in_fp8;
-      options.recompute = recompute;
-      const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, alone);
-      Profiler::instance().enabled = true;
-      train_step(*model, alone, 0);
-      Profiler::instance().enabled = false;
-      auto totals = Profiler::instance().collect();
-      std::vector<float> all = {float(totals["attention_backward"].calls), float(totals["fp8_maximum"].bytes)};
-      for (const char* name : {"fp8_maximum", "cast_fp8", "cast_transpose_fp8"}) all.push_back(float(totals[name].calls));
-      return all;
+    ModelOptions options = in_fp8;
+    options.recompute = recompute;
+    const std::vector<float> counts = counted_in_a_step(options, [](auto& totals) {
+      return std::vector{float(totals["attention_backward"].calls), float(totals["fp8_maximum"].bytes)};
     });
     const float micro_steps = counts[0] / 4, C = wide.channels, R = 2 * wide.positions, again = recompute == Recompute::block;
     CHECK(counts[1] == 2 * (micro_steps * (4 * (1 + again) + 2 * 3) * R * C + 2 * 2 * 12 * C * C));
@@ -179,18 +187,10 @@ TEST_CASE("launches: no maximum is looked for where the launch that wrote a tens
 }
 
 TEST_CASE("launches with tiles: a cast for each tensor and nothing else") {
-  const std::vector<float> counts = from_rank_0([] {
-    Mesh alone;
-    ModelOptions options = in_fp8;
-    options.store.fp8.tiles = true;
-    const std::unique_ptr<Model> model = model_of<__nv_bfloat16>(options, alone);
-    Profiler::instance().enabled = true;
-    train_step(*model, alone, 0);
-    Profiler::instance().enabled = false;
-    auto totals = Profiler::instance().collect();
-    std::vector<float> all = {float(totals["attention_backward"].calls), float(totals["cast_tiles_fp8"].calls)};
-    for (const char* name : {"fp8_maximum", "cast_fp8", "cast_transpose_fp8"}) all.push_back(float(totals[name].calls));
-    return all;
+  ModelOptions options = in_fp8;
+  options.store.fp8.tiles = true;
+  const std::vector<float> counts = counted_in_a_step(options, [](auto& totals) {
+    return std::vector{float(totals["attention_backward"].calls), float(totals["cast_tiles_fp8"].calls)};
   });
   const float micro_steps = counts[0] / 4;
   CHECK(counts[1] == micro_steps * 2 * (4 + 8) + 2 * 2 * 4);
