@@ -283,11 +283,11 @@ TEST_CASE_TEMPLATE("outer steps send and take the bytes of the formulas", T, flo
     const auto share = [&](int unit) { return double(round_up(ceil_div(shards.piece(unit), size_t(G)), size_t(64))); };
     const int bits = options.store.outer.bits();
     const auto message = [&](int unit) {  // codes, a scale of two bytes for each 256, up to 16 bytes
-      return bits == 32 ? 4 * share(unit) : 16 * std::ceil((share(unit) * bits / 8 + 2 * std::ceil(share(unit) / 256)) / 16);
+      return bits == 0 ? 4 * share(unit) : 16 * std::ceil((share(unit) * bits / 8 + 2 * std::ceil(share(unit) / 256)) / 16);
     };
     double bytes = 0, largest = 0;
     for (int unit = 0; unit < shards.units(); ++unit)
-      if (list.has(unit)) bytes += message(unit), largest = std::max(largest, G * (4 * share(unit) + (bits == 32 ? 1 : 2) * message(unit)));
+      if (list.has(unit)) bytes += message(unit), largest = std::max(largest, G * (4 * share(unit) + (bits == 0 ? 1 : 2) * message(unit)));
     for (const char* collective : {"all_to_all", "all_gather"}) wanted["islands"][collective] = (G - 1) * bytes;
     wanted["islands"]["all_reduce"] = 2 * (G - 1) / G * 20;
     const double first = double(shards.piece(0) + shards.piece(list.final_norm_unit()) + shards.piece(list.chunks()[0].first + 1));
