@@ -127,7 +127,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
       {"lora", o.lora.text()}, {"base", o.base_checksum}, {"outer", o.outer.text()},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"delay", o.delay ? "1 step" : "off"},
-      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compressed_bits() ? o.compress : "off"},
+      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compresses_gradients() ? o.compress : "off"},
       {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},
       {"compress_where", o.compresses() ? o.compress_where : "off"}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
