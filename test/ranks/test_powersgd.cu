@@ -275,7 +275,7 @@ std::vector<Way> ways() {
 
 }  // namespace
 
-// Sums in another order are off by some 2^-24·√N, and P's condition makes more of that: 1e-4 of what is learned in three steps.
+// Sums in another order change losses by less than 1e-5, as on all meshes (the design), of what is learned in three steps.
 // Where other parts of matrices are sent, another curve comes out: M̂ is a projection, so its norm is at most the sum's, and
 // with errors that come back most of what is learned is learned.
 TEST_CASE("on every kind of mesh gradients are projected, and what is learned is learned") {
@@ -296,9 +296,29 @@ TEST_CASE("on every kind of mesh gradients are projected, and what is learned is
     CHECK(curve.norms[0] > plain.norms[0] * 0.3);
     CHECK(curve.losses[0] - curve.losses.back() > learned / 2);
     if (!first) first = curve;
-    if (i < 4) CHECK_WITHIN("loss", (curve.losses.back() - first->losses.back()) / learned, 1e-4);
-    if (i < 4) CHECK_WITHIN("norm", curve.norms.back() / first->norms.back() - 1, 1e-4);
+    if (i < 4) CHECK_WITHIN("loss", (curve.losses.back() - first->losses.back()) / learned, 1e-5);
+    if (i < 4) CHECK_WITHIN("norm", curve.norms.back() / first->norms.back() - 1, 1e-5);
   }
+}
+
+TEST_CASE("an element of a whole matrix's first Q has the same value on every mesh") {
+  if (dp().size() % 2 != 0) return skip("the ranks are no pairs");
+  const ModelOptions options = ways()[0].options;
+  Mesh pairs(ranks().mesh, {.tp = 2, .dp = dp().size() / 2});
+  const std::unique_ptr<Model> whole = model_of<float>(options, mesh()), split = model_of<float>(options, pairs);
+  const std::vector<Values> of_whole = factors_of(whole->store()), of_parts = factors_of(split->store());
+  if (pairs.data().size() == 1) return CHECK(of_parts.empty());  // nothing is sent
+  size_t i = 0;
+  for (const TensorDescriptor& tensor : split->tensors().tensors()) {
+    const LowRankShape shape = low_rank_shape(tensor, split->tensors(), some_rank);
+    if (shape.rank == 0) continue;
+    CAPTURE(tensor.name);
+    const Part part = tensor.split.axis == 1 ? tensor.part : Part();
+    for (size_t k = 0; k < shape.q(); ++k) CHECK(of_parts[i][k] == of_whole[i][part.in_whole(k)]);
+    CHECK(of_whole[i][0] != of_whole[i][1]);
+    ++i;
+  }
+  CHECK(i == of_whole.size());
 }
 
 // ---- checkpoints
