@@ -70,7 +70,7 @@ class OuterOptimizer {
     has_start_ = true;
   }
 
-  // Starts an outer step of all units, which finish() ends. Meanwhile updates may change the masters.
+  // Starts an outer step of all units, which step() ends. Meanwhile updates may change the masters.
   template <class Masters>
   void begin(Masters masters_of_piece) {
     copy(taken_, masters_of_piece);
@@ -78,16 +78,9 @@ class OuterOptimizer {
     for (int unit = 0; unit < shards_.units(); ++unit)
       if (shards_.piece(unit) > 0) bring_together(unit, start(unit), taken_ + shards_.piece_offset(unit));
   }
-  // To be called for each unit. piece: this rank's masters of it.
-  void finish(int unit, float* piece) {
-    const size_t count = shards_.piece(unit);
-    islands_.wait_for_all(stream_);
-    change(piece, piece, taken_ + shards_.piece_offset(unit), count, stream_);
-    apply_change(piece, start(unit), piece, 1, count, stream_);
-  }
-
-  // Both at once, of a unit.
-  void step(int unit, float* piece) {
+  // The outer step of a unit, or the end of it, if it is under way. piece: this rank's masters of the unit.
+  void step(int unit, float* piece, bool is_under_way) {
+    if (is_under_way) return finish(unit, piece);
     islands_.after(stream_);
     bring_together(unit, piece, piece);
     islands_.wait_for_all(stream_);
@@ -100,6 +93,14 @@ class OuterOptimizer {
   size_t islands() const { return size_t(islands_.size()); }
   bool is_coded() const { return options_.bits() > 0; }
   float* start(int unit) const { return start_ + shards_.piece_offset(unit); }
+
+  // Adds what this island has learned meanwhile.
+  void finish(int unit, float* piece) {
+    const size_t count = shards_.piece(unit);
+    islands_.wait_for_all(stream_);
+    change(piece, piece, taken_ + shards_.piece_offset(unit), count, stream_);
+    apply_change(piece, start(unit), piece, 1, count, stream_);
+  }
 
   // The outer step of a unit. weights: what it makes of this island's `own` ones
   void bring_together(int unit, float* weights, const float* own) {

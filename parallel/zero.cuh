@@ -198,7 +198,7 @@ class ParameterStore final : public Parameters {
     data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
-      is_under_way ? outer_.finish(unit, masters_of_piece(unit)) : outer_.step(unit, masters_of_piece(unit));
+      outer_.step(unit, masters_of_piece(unit), is_under_way);
       if (zero_ == 0) gather_masters(unit);
       if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_.count(unit), stream_);
     }
