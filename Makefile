@@ -116,7 +116,7 @@ test-dashboard dashboard-screenshots:
 	@python3 -c 'import plotly' 2>/dev/null || { echo "$@: plotly is not here: python3 -m pip install plotly" >&2; exit 1; }
 	@python3 test/dashboard/$(if $(filter test-%,$@),test_page,screenshots).py
 
-# mistakes that --check-mesh has to find, each in a build of its own
+# mistakes that --check-mesh or a test has to find, each in a build of its own
 test-mistakes:
 	+@test/mistakes/run.sh
 

@@ -128,7 +128,9 @@ class Parameters {
   // of their batch; none: none wait. Collective.
   virtual std::optional<float> settle_waiting() = 0;
   // Brings the weights of all islands together (islands.cuh). To be called after an update, if StoreOptions::outer is on.
-  virtual void outer_step() = 0;
+  // is_under_way: start_outer_step() has begun it, for weights that updates have changed since then.
+  virtual void outer_step(bool is_under_way) = 0;
+  virtual void start_outer_step() = 0;
   // Norm and clip factor of the last update's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

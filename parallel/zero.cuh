@@ -193,11 +193,12 @@ class ParameterStore final : public Parameters {
     return waits() ? std::optional(arrays_.read_loss(stream_)) : std::nullopt;
   }
 
-  void outer_step() override {
+  void start_outer_step() override { outer_.begin([this](int unit) { return masters_of_piece(unit); }); }
+  void outer_step(bool is_under_way) override {
     data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
-      outer_.step(unit, masters_of_piece(unit));
+      outer_.step(unit, masters_of_piece(unit), is_under_way);
       if (zero_ == 0) gather_masters(unit);
       if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_.count(unit), stream_);
     }
@@ -464,8 +465,7 @@ class ParameterStore final : public Parameters {
     else arrays_.lay_out(arena, gradient_total(), options_.delays);
     if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
     norm_.lay_out(arena);
-    summary_ = arena.take<GradientSummary>(1);
-    adamw_state_ = arena.take<AdamWState>(1);
+    summary_ = arena.take<GradientSummary>(1), adamw_state_ = arena.take<AdamWState>(1);
   }
 
   void lay_out_buffers(Arena& arena) {

@@ -430,8 +430,18 @@ TEST_CASE("what travels takes the bytes of parallel/README.md") {
     step.outer.dtype = "int8";
     CHECK(forecast(step, host).islands.exposed * 5 == about(seconds * (1 + 2.0 / 256) / 4));
     step.outer.dtype = "fp32", step.outer.local_steps = 50;
-    CHECK(forecast(step, host).islands.total * 50 == about(seconds));
-    CHECK(forecast(step, host).dp.total < 0.01 * seconds);  // inside
+    const Forecast f = forecast(step, host);
+    CHECK(f.islands.total * 50 == about(seconds));
+    CHECK(f.dp.total < 0.01 * seconds);  // inside
+    // Each step behind hides as much as it takes without outer steps, and no more than there is.
+    const double alone = f.seconds - f.islands.exposed;
+    REQUIRE(3 * alone < seconds);
+    step.outer.delay = 3;
+    CHECK(forecast(step, host).islands.total == f.islands.total);
+    CHECK(forecast(step, host).islands.exposed * 50 == about(seconds - 3 * alone));
+    CHECK(forecast(step, host).seconds == about(f.seconds - 3 * alone / 50));
+    host.between.bandwidth *= 1e3;
+    CHECK(forecast(step, host).islands.exposed == 0);
   }
   SUBCASE("messages of a pipeline, and both ends' gradients of wte") {
     step.mesh.pp = 4;

@@ -245,6 +245,7 @@ void complete_options(Options& o, int ranks) {
     if (count > 1) over += (over.empty() ? " over " : " and ") + std::string(flag);
   }
   o.mesh.dp = ranks;
+  o.sms.beside_islands = o.outer.delay > 0;
   if (o.mesh.ranks() == 1 && (o.sms.ctas >= 0 || o.sms.margin >= 0))
     usage_error(o.sms.ctas >= 0 ? "--ctas" : "--sm-margin", " is for collectives, and with one rank there are none: leave it out");
   if (o.mesh.ranks() == 1 && o.check_mesh) usage_error("--check-mesh compares several ranks with one, and this is one: leave it out");

@@ -218,6 +218,8 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--outer-momentum", o.outer.momentum, in_range(0.0, 0.999), "Nesterov's momentum of outer steps");
   add(app, "--outer-dtype", o.outer.dtype, one_of({"fp32", "int8", "int4"}),
       "in which islands send each other: weights in fp32, or changes as codes of 8 or 4 bits");
+  add(app, "--outer-delay", o.outer.delay, in_range(0, 1'000'000), "updates that islands make while outer steps travel, less than "
+      "--local-steps; none where the run validates, saves or samples, or ends");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
   add(app, "--compress", o.compress, compressed,

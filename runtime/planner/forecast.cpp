@@ -150,14 +150,15 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
 }
 
 // Of an outer step, which comes after each H steps: each island sends and gathers its weights, or their changes as codes;
-// with ZeRO 0 the ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's
-// elements
-Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece) {
+// with ZeRO 0 the ranks of an island gather what each of them has brought together. Only --outer-delay steps hide what travels
+// between islands. piece: this rank's elements; seconds: of a step without this
+Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece, double seconds) {
   if (!step.outer.is_on()) return {};
   const Ring islands = ring_of(cluster, step.mesh.of_an_island(), step.mesh.islands);
   const double bytes = step.outer.bits() ? code_bytes(step.outer.bits()) : 4;
-  const double seconds = 2 * islands.gather(bytes * piece) + (step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0);
-  return {seconds / step.outer.local_steps, seconds / step.outer.local_steps};
+  const double between = 2 * islands.gather(bytes * piece), inside = step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0;
+  const double hidden = cluster.device.overlaps ? std::min(between, step.outer.delay * seconds) : 0;
+  return {(between + inside) / step.outer.local_steps, (between + inside - hidden) / step.outer.local_steps};
 }
 
 // What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
@@ -194,9 +195,15 @@ std::array<Share, 7> shares_of(const Forecast& f) {
            {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}, {"offload", f.offload.exposed}}};
 }
 
+double sum_of_shares(const Forecast& f) {
+  double sum = 0;
+  for (const auto& [_, seconds] : shares_of(f)) sum += seconds;
+  return sum;
+}
+
 // The step, when all parts of it are known, and what follows.
 void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
-  for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
+  f.seconds = sum_of_shares(f);
   f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
   const ModelShape& s = step.shape;
   const double L = s.layers, C = s.channels, tokens = step.tokens();
@@ -262,13 +269,13 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double pieces = step.zero == 0 ? 1 : data.all.ranks;
   f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
-  f.islands = outer_steps(step, cluster, data.all, first.all() / data.all.ranks);
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
   const double casts = fp8_blocks(step, 0, layers[0]) * (step.zero == 3 ? 2 * step.micro_batches() : 1);  // of whole blocks
   update += (inner.maximum(first.block / 4) + inner.cast(first.block / 4, 2)) * (4 * casts);
   f.update = update[memory], f.launches += update[launches];
   f.offload = offload_traffic(step, cluster, first, first.all() / pieces, f.update, times[0]);
+  f.islands = outer_steps(step, cluster, data.all, first.all() / data.all.ranks, sum_of_shares(f));
   add_rates(f, step, cluster);
   return f;
 }

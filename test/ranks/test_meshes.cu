@@ -604,7 +604,7 @@ struct RandomJob {
     o.mesh = mesh;
     if (mesh.islands > 1 || up_to(3) == 0) o.outer.local_steps = 10;
     const bool is_outer = o.outer.is_on();
-    if (is_outer) o.outer.dtype = one_of<std::string>({"fp32", "int8", "int4"});
+    if (is_outer) o.outer.dtype = one_of<std::string>({"fp32", "int8", "int4"}), o.outer.delay = up_to(9);
     o.dtype = is_outer ? one_of<std::string>({"fp32", "bf16"}) : one_of<std::string>({"fp32", "bf16", "fp16"});
     const bool is_bf16 = o.dtype == "bf16";
     o.stochastic_rounding = is_bf16 && !is_outer && up_to(1);
