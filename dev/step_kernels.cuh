@@ -58,6 +58,7 @@ void for_each_operation(const Shape& shape, Add add) {
   add(0, 4 * rows * row, [&] { fp8_maximum(f, x, size_t(R) * 4 * C, stream); });
   add(0, 4 * rows * row, [&] { cast_fp8(codes, x, size_t(R) * 4 * C, stream); });
   add(0, 4 * rows * row, [&] { cast_transpose_fp8(codes, codes.codes, x, R, 4 * C, stream); });
+  add(0, 4 * rows * row, [&] { transpose_fp8(nowhere<uint8_t>(), nowhere<uint8_t>(), codes.format, R, 4 * C, stream); });
   add(0, rows * row, [&] { residual_layernorm_forward<Float>(x, x, f, f, x, x, x, x, R, C, stream, f); });
   add(0, rows * row, [&] { layernorm_backward<Float>(x, f, f, x, x, x, f, f, R, C, false, f, stream, f); });
   add(0, 4 * rows * row, [&] { gelu_forward(x, x, R, 4 * C, stream, f); });

@@ -93,6 +93,12 @@ class Kernels {
   // is read once more, for its maximum.
   Cost cast(double count, double times) const { return step_.fp8 ? kernel(2 * count, (2 + times) * count) : Cost(); }
   Cost maximum(double count) const { return step_.fp8 && step_.fp8_scale == "tensor" ? kernel(count, 2 * count) : Cost(); }
+  // Of weights that ZeRO 3 gathers as codes.
+  Cost transposed(double count) const { return kernel(0, 2 * count); }
+  // Bytes of a block's weight that ZeRO gathers: of a code, where a matrix has one scale (parallel/fp8_gathering.cuh).
+  virtual double gathered_bytes() const {
+    return step_.fp8 && step_.fp8_scale == "tensor" && step_.zero == 3 && step_.compress_weights == "none" ? 1 : w_;
+  }
 
   // Do gradients and messages between stages travel while kernels run?
   bool overlaps() const { return overlaps_; }
