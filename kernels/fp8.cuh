@@ -6,7 +6,7 @@
 //   formats  e4m3 for inputs and weights, e5m2 (or e4m3) for gradients
 //   scales   one for a matrix, of the matrix as it is now: code = round(x · largest / maximum), x ≈ code · unit with
 //            unit = maximum / largest, where largest is 448 (e4m3) or 57,344 (e5m2). So nothing has to be resumed
-//   launches the one that writes a tensor raises its maximum (kernels/maximum.cuh), one more casts. Of what comes from a
+//   launches the one that writes a tensor raises its maximum (kernels/device/maximum.cuh), one more casts. Of what comes from a
 //            library, or from other ranks, a launch of its own finds the maximum. Where a product sums over rows, the
 //            cast also writes the transpose, because Hopper's tensor cores take both operands with neighbours along the
 //            sum (K-major)
@@ -26,7 +26,7 @@
 
 #include "kernels/device/common.cuh"
 #include "kernels/gemm/gemm_shape.h"
-#include "kernels/maximum.cuh"
+#include "kernels/device/maximum.cuh"
 
 // Of one matrix, in device memory.
 struct Fp8Scale {

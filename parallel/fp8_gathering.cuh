@@ -8,7 +8,7 @@
 //   at each gather         each rank casts its piece to the place of its codes in the unit buffer, and codes are gathered
 //
 // The all_reduce takes the largest of integers of eight bytes, which is exact. A scale whose unit is still zero has the
-// bits of its maximum, whose order is that of the maxima, NaN last (kernels/maximum.cuh). Four neighbours of a vector are
+// bits of its maximum, whose order is that of the maxima, NaN last (kernels/device/maximum.cuh). Four neighbours of a vector are
 // in one rank's piece, and zero on all other ranks.
 #pragma once
 
