@@ -9,7 +9,9 @@ the last. A run that is there is not made again. Losses and bytes are measured. 
 that this machine does not have:
 
     seconds of a step = compute + bytes that a rank sends / bandwidth         where training waits for what is sent
-    seconds of a step = max(compute, bytes that a rank sends / bandwidth)     with --delay 1, which hides all of it
+    seconds of a step = max(compute, bytes that a rank sends / bandwidth)     with --delay 1, where a step hides it
+
+With --outer-delay N of H steps N/H of a step's computing hides what is sent, and the rest waits.
 
 compute is the median of what the synchronous run's steps computed. In two hosts' network namespaces the time that communication
 takes is measured: test/cluster/slow_links.sh.
@@ -37,6 +39,8 @@ WAYS = {
   "`--delay 1 --compress int8`": "--delay 1 --compress int8",
   "four islands, H 10": ISLANDS,
   "the same, `--outer-dtype int8`": ISLANDS + " --outer-dtype int8",
+  "four islands, `--outer-delay 1`": ISLANDS + " --outer-delay 1",
+  "four islands, `--outer-delay 5`": ISLANDS + " --outer-delay 5",
 }
 LINKS = {"NVLink": 450e9, "100 Gbit/s": 12.5e9, "1 Gbit/s": 125e6, "100 Mbit/s": 12.5e6}  # bytes/s, one way
 JOB = ("--layers 2 --heads 4 --channels 64 --seq-len 64 --micro-batch 4 --global-batch 16 --steps 500 --lr 1e-3 --min-lr 1e-4 "
@@ -77,10 +81,16 @@ def read(where):
   }
 
 
+def hidden_by(way):
+  """The share of a step's computing that hides what is sent."""
+  words = WAYS[way].split()
+  number = lambda option: int(words[words.index(option) + 1]) if option in words else 0  # noqa: E731
+  return number("--outer-delay") / number("--local-steps") if "--outer-delay" in words else number("--delay")
+
+
 def seconds(run, step, compute, bandwidth, hides):
   """The time of so many steps on a link, by the formulas above."""
-  sending = run["sent"][step] / bandwidth
-  return max(step * compute, sending) if hides else step * compute + sending
+  return step * compute + max(0, run["sent"][step] / bandwidth - hides * step * compute)
 
 
 def first_step_below(run, loss):
@@ -100,6 +110,9 @@ PLANS = {
   "four islands, H 10": "--islands 4 --local-steps 10",
   "four islands, H 50": "--islands 4 --local-steps 50",
   "four islands, H 50, `--outer-dtype int8`": "--islands 4 --local-steps 50 --outer-dtype int8",
+  "four islands, H 10, `--outer-delay 5`": "--islands 4 --local-steps 10 --outer-delay 5",
+  "four islands, H 50, `--outer-delay 5`": "--islands 4 --local-steps 50 --outer-delay 5",
+  "four islands, H 50, `--outer-delay 25`": "--islands 4 --local-steps 50 --outer-delay 25",
 }
 # GPT-3 of 350 M at its own batch of half a million tokens, on cards of 24 GB
 PLANNED = "--model gpt3-350m --global-batch 256 --micro-batch 4 --recompute block".split()
@@ -164,7 +177,7 @@ def tables(runs, compute):
       row(way, *["not reached"] * (2 + len(LINKS)))
       continue
     mean = lambda value: statistics.mean(value(run, step) for run, step in reached)  # noqa: E731
-    times = [mean(lambda run, step, b=b: seconds(run, step, compute, b, "--delay" in WAYS[way])) for b in LINKS.values()]
+    times = [mean(lambda run, step, b=b: seconds(run, step, compute, b, hidden_by(way))) for b in LINKS.values()]
     row(way, f"{mean(lambda run, step: step):.0f}", f"{mean(lambda run, step: run['sent'][step]) / 1e6:.2f}", *(f"{t:.1f}" for t in times))
 
 
@@ -181,7 +194,7 @@ def plot(runs, compute, file):
   for number, (way, all_seeds) in enumerate(runs.items()):
     for run in all_seeds:
       steps = list(run["val"])
-      hides = "--delay" in WAYS[way]
+      hides = hidden_by(way)
       by = [steps, [max(run["sent"][s], 1) / 1e6 for s in steps],
             *([seconds(run, s, compute, bandwidth, hides) for s in steps] for _, bandwidth in slow)]
       for panel, x in zip(panels, by):

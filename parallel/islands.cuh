@@ -15,6 +15,10 @@
 //
 // With --outer-dtype int8 or int4 (kernels/quantize.cuh) the *changes* wᵢ − w₀ travel as codes, and so do their sums back
 // (Douillard et al., arXiv:2501.18512). What codes leave out of a change is lost, as all islands go on from one w.
+//
+// With --outer-delay N an island does not wait for what travels (the same paper). Its weights are *taken* for the outer step,
+// which then runs on the islands' stream, while the island makes N more updates. What it learns by these it adds afterwards:
+//   w = w₀ + (w − taken)       w₀: of this outer step, the same bits in all islands
 #pragma once
 
 #include <algorithm>
@@ -30,11 +34,13 @@ class OuterOptimizer {
  public:
   // Adds its category to `memory`, unless outer steps are off.
   OuterOptimizer(const OuterOptions& options, const Shards& shards, DeviceMemory& memory, Mesh& mesh, cudaStream_t stream)
-      : options_(options), shards_(shards), islands_(mesh.islands()), stream_(stream) {
+      : options_(options), shards_(shards), islands_(mesh.islands()), stream_(stream),
+        outer_stream_(islands_.size() > 1 ? islands_.stream() : stream) {
     if (!is_on()) return;
     memory.add("islands", [this](Arena& arena) {
       start_ = arena.take<float>(shards_.all_pieces());
       momentum_ = arena.take<float>(shards_.all_pieces());
+      if (options_.delay) taken_ = arena.take<float>(shards_.all_pieces());
       if (islands_.size() == 1) return;
       const size_t largest = shards_.largest_piece();
       sent_ = arena.take<float>(padded(largest));
@@ -60,17 +66,24 @@ class OuterOptimizer {
   // Takes the masters for those that islands start from. masters_of_piece(unit): of this rank's piece
   template <class Masters>
   void start_from(Masters masters_of_piece) {
-    for (int unit = 0; unit < shards_.units(); ++unit)
-      copy(start_ + shards_.piece_offset(unit), masters_of_piece(unit), shards_.piece(unit));
+    copy(start_, masters_of_piece);
     has_start_ = true;
   }
 
-  // The outer step of a unit. piece: this rank's masters of it.
-  void step(int unit, float* piece) {
-    const float* mean = piece;
-    if (islands_.size() > 1) mean = is_coded() ? mean_by_codes(unit, piece) : mean_of(unit, piece);
-    outer_step(piece, start_ + shards_.piece_offset(unit), momentum(unit), mean, shards_.piece(unit), float(options_.lr),
-               float(options_.momentum), stream_);
+  // Starts an outer step of all units, which step() ends. Meanwhile updates may change the masters.
+  template <class Masters>
+  void begin(Masters masters_of_piece) {
+    copy(taken_, masters_of_piece);
+    islands_.after(stream_);
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      if (shards_.piece(unit) > 0) bring_together(unit, start(unit), taken_ + shards_.piece_offset(unit));
+  }
+  // The outer step of a unit, or the end of it, if it is under way. piece: this rank's masters of the unit.
+  void step(int unit, float* piece, bool is_under_way) {
+    if (is_under_way) return finish(unit, piece);
+    islands_.after(stream_);
+    bring_together(unit, piece, piece);
+    islands_.wait_for_all(stream_);
   }
 
  private:
@@ -79,16 +92,30 @@ class OuterOptimizer {
   size_t padded(size_t count) const { return share(count) * islands(); }
   size_t islands() const { return size_t(islands_.size()); }
   bool is_coded() const { return options_.bits() > 0; }
+  float* start(int unit) const { return start_ + shards_.piece_offset(unit); }
+
+  // Adds what this island has learned meanwhile.
+  void finish(int unit, float* piece) {
+    const size_t count = shards_.piece(unit);
+    islands_.wait_for_all(stream_);
+    change(piece, piece, taken_ + shards_.piece_offset(unit), count, stream_);
+    apply_change(piece, start(unit), piece, 1, count, stream_);
+  }
+
+  // The outer step of a unit. weights: what it makes of this island's `own` ones
+  void bring_together(int unit, float* weights, const float* own) {
+    const float* const mean = islands_.size() == 1 ? own : is_coded() ? mean_by_codes(unit, own) : mean_of(unit, own);
+    outer_step(weights, start(unit), momentum(unit), mean, shards_.piece(unit), float(options_.lr), float(options_.momentum),
+               outer_stream_);
+  }
 
   const float* mean_of(int unit, const float* piece) {
     const size_t count = share(shards_.piece(unit));
     float* const own = sent_ + size_t(islands_.rank()) * count;
-    copy(sent_, piece, shards_.piece(unit));
-    islands_.after(stream_);
+    copy(sent_, piece, shards_.piece(unit), outer_stream_);
     islands_.all_to_all(received_, sent_, count);
-    mean_over_islands(own, received_, islands_.size(), count, islands_.stream());
+    mean_over_islands(own, received_, islands_.size(), count, outer_stream_);
     islands_.all_gather(sent_, own, count);
-    islands_.wait_for_all(stream_);
     return sent_;
   }
 
@@ -97,31 +124,34 @@ class OuterOptimizer {
     const size_t own = shards_.piece(unit), count = share(own), bytes = message_bytes(count, options_.bits());
     const int all = islands_.size(), bits = options_.bits();
     uint8_t* const of_own = codes_ + size_t(islands_.rank()) * bytes;
-    const float* const start = start_ + shards_.piece_offset(unit);
-    change(sent_, piece, start, own, stream_);
-    CUDA_CHECK(cudaMemsetAsync(sent_ + own, 0, (padded(own) - own) * sizeof(float), stream_));
-    quantize(codes_, sent_, nullptr, {all, count}, bits, nullptr, Feedback::keep, stream_);
-    islands_.after(stream_);
+    change(sent_, piece, start(unit), own, outer_stream_);
+    CUDA_CHECK(cudaMemsetAsync(sent_ + own, 0, (padded(own) - own) * sizeof(float), outer_stream_));
+    quantize(codes_, sent_, nullptr, {all, count}, bits, nullptr, Feedback::keep, outer_stream_);
     islands_.all_to_all(received_codes_, codes_, bytes);
-    dequantize(sent_, received_codes_, {1, count}, all, bits, false, islands_.stream());
-    quantize(of_own, sent_, nullptr, {1, count}, bits, nullptr, Feedback::keep, islands_.stream());
+    dequantize(sent_, received_codes_, {1, count}, all, bits, false, outer_stream_);
+    quantize(of_own, sent_, nullptr, {1, count}, bits, nullptr, Feedback::keep, outer_stream_);
     islands_.all_gather(codes_, of_own, bytes);
-    islands_.wait_for_all(stream_);
-    dequantize(sent_, codes_, {all, count}, 1, bits, false, stream_);
-    apply_change(sent_, start, sent_, all, own, stream_);
+    dequantize(sent_, codes_, {all, count}, 1, bits, false, outer_stream_);
+    apply_change(sent_, start(unit), sent_, all, own, outer_stream_);
     return sent_;
   }
 
-  void copy(float* to, const float* from, size_t count) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream_));
+  static void copy(float* to, const float* from, size_t count, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+  }
+  template <class Masters>
+  void copy(float* pieces, Masters masters_of_piece) {
+    for (int unit = 0; unit < shards_.units(); ++unit)
+      copy(pieces + shards_.piece_offset(unit), masters_of_piece(unit), shards_.piece(unit), stream_);
   }
 
   OuterOptions options_;
   const Shards& shards_;
   Communicator& islands_;
-  cudaStream_t stream_;
+  cudaStream_t stream_, outer_stream_;  // outer_stream_: on which outer steps run, the islands' if there are several
   bool has_start_ = false;
   float *start_ = nullptr, *momentum_ = nullptr;
+  float* taken_ = nullptr;                       // with a delay: the weights that were taken for the outer step under way
   float *sent_ = nullptr, *received_ = nullptr;  // the largest piece, padded: a share for each island
   uint8_t *codes_ = nullptr, *received_codes_ = nullptr;
 };

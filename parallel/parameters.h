@@ -41,6 +41,7 @@ struct StoreOptions {
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   bool delays = false;               // an update applies the gradients of the step before (gradient_arrays.cuh)
   int compressed_bits = 0;           // of each gradient on its way to other ranks, 8 or 4; 0: they are not compressed
+  int low_rank = 0;                  // R of the factors that gradients travel as (low_rank.cuh); 0: they do not
   bool compress_weights = false;     // weights are gathered in eight bits, too
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
@@ -78,6 +79,11 @@ class Parameters {
   virtual std::vector<Slice> kept_slices() const = 0;
   // Does this rank keep errors, of the parts of all its tensors (error_slices)?
   virtual bool has_errors() const { return false; }
+  // The factors that gradients travel as, each a tensor that ranks hold whole; none without --compress powersgd.
+  virtual const std::vector<TensorDescriptor>& factors() const {
+    static const std::vector<TensorDescriptor> none;
+    return none;
+  }
 
   // Sets everything to zero, padding and the number of updates included, and the loss scale to its option.
   virtual void clear() = 0;
@@ -122,7 +128,9 @@ class Parameters {
   // of their batch; none: none wait. Collective.
   virtual std::optional<float> settle_waiting() = 0;
   // Brings the weights of all islands together (islands.cuh). To be called after an update, if StoreOptions::outer is on.
-  virtual void outer_step() = 0;
+  // is_under_way: start_outer_step() has begun it, for weights that updates have changed since then.
+  virtual void outer_step(bool is_under_way) = 0;
+  virtual void start_outer_step() = 0;
   // Norm and clip factor of the last update's gradients, and the loss scale for the next step, in device memory.
   virtual GradientSummary* summary() = 0;
 };

@@ -13,6 +13,7 @@ struct SmOptions {
 
   int ctas = -1;    // --ctas: for_layers and for_data; −1: the numbers above, 0: NCCL chooses
   int margin = -1;  // --sm-margin; −1: what the groups may take
+  bool beside_islands = false;  // --outer-delay: what travels between islands does so in every pass
 
   // 0: NCCL chooses.
   int of_layers() const { return ctas < 0 ? for_layers : ctas; }
@@ -25,6 +26,7 @@ struct SmOptions {
   int margin_in_pass(const MeshShape& mesh, bool sends_data) const {
     int sum = mesh.tp * mesh.cp > 1 ? taken(of_layers()) : 0;
     if (mesh.cp * mesh.dp > 1 && sends_data) sum += taken(of_data());
+    if (mesh.islands > 1 && beside_islands) sum += taken(of_data());
     if (mesh.pp > 1) sum += lanes * for_lane;
     return margin < 0 || sum == 0 ? sum : margin;
   }

@@ -193,11 +193,12 @@ class ParameterStore final : public Parameters {
     return waits() ? std::optional(arrays_.read_loss(stream_)) : std::nullopt;
   }
 
-  void outer_step() override {
+  void start_outer_step() override { outer_.begin([this](int unit) { return masters_of_piece(unit); }); }
+  void outer_step(bool is_under_way) override {
     data_group_.wait_for_all(stream_);  // what update() has begun to gather is gathered again
     for (int unit = 0; unit < shards_.units(); ++unit) {
       if (!list_.has(unit)) continue;
-      outer_.step(unit, masters_of_piece(unit));
+      outer_.step(unit, masters_of_piece(unit), is_under_way);
       if (zero_ == 0) gather_masters(unit);
       if constexpr (!is_float) cast(kept_weights(unit), masters(unit), kept_.count(unit), stream_);
     }
@@ -214,6 +215,7 @@ class ParameterStore final : public Parameters {
   }
 
   bool has_errors() const override { return reduction_.has_errors(); }
+  const std::vector<TensorDescriptor>& factors() const override { return reduction_.factors(); }
 
   void initialize() override {
     for (const Slice& slice : kept_slices()) {
@@ -281,14 +283,7 @@ class ParameterStore final : public Parameters {
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
-    const int unit = block.tensor->unit;
-    // Errors are of units as messages are, the outer momentum of pieces, with any --zero.
-    const auto kept_of = [&] {
-      if (state == State::error) return error_slices(shards_, unit);
-      if (state == State::outer_momentum) return shards_.slices(unit, shards_.begin(unit), shards_.piece(unit));
-      return kept_.slices(unit);
-    };
-    for (const Slice& kept : kept_of()) {
+    for (const Slice& kept : state_slices(state, *block.tensor, shards_, kept_)) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
       if (slice.count > 0) fill(slice, state, pick(slice, block, from));
@@ -402,7 +397,7 @@ class ParameterStore final : public Parameters {
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
-    if (state == State::error) return work(reduction_.errors(unit, slice.in_unit));
+    if (float* kept = reduction_.kept(state, slice)) return work(kept);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();
@@ -470,8 +465,7 @@ class ParameterStore final : public Parameters {
     else arrays_.lay_out(arena, gradient_total(), options_.delays);
     if (zero_ < 2) gradient_buffers_.lay_out(arrays_.written);
     norm_.lay_out(arena);
-    summary_ = arena.take<GradientSummary>(1);
-    adamw_state_ = arena.take<AdamWState>(1);
+    summary_ = arena.take<GradientSummary>(1), adamw_state_ = arena.take<AdamWState>(1);
   }
 
   void lay_out_buffers(Arena& arena) {

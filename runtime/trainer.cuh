@@ -17,6 +17,7 @@
 #include "runtime/training/end_job.cuh"
 #include "runtime/training/interruption.h"
 #include "runtime/training/mesh_check.cuh"
+#include "runtime/training/outer_steps.cuh"
 #include "runtime/training/rank_check.cuh"
 #include "runtime/training/rehearsal.cuh"
 #include "runtime/training/sync_check.cuh"
@@ -80,7 +81,7 @@ class Trainer {
     sampled_ = Clock::now();
   }
 
-  bool done() const { return is_finished() || stopping_; }
+  bool done() const { return is_finished() || (stopping_ && all_meet()); }
 
   // A step: micro-batches in the order of the actions, then the update. The device may still be at it when this
   // returns: its result is looked at one step later, unless the host needs it first. Returns false if training went
@@ -100,22 +101,24 @@ class Trainer {
     const bool applies = !o_.delay || model_->store().waits();
     run_step(*model_, actions_, batches_.of_step(state_.progress), adamw_at(o_, rate_of_update()), float(o_.grad_clip), enforced);
     ++state_.progress.step;
-    if (o_.outer.is_on() && all_meet()) outer_step(*model_);
+    if (outer_steps_.is_on()) outer_steps_.after_update(steps_done(), all_meet(), looks_at_weights());
     in_flight_->end(steps_done(), learning_rate, applies ? std::optional(limits) : std::nullopt, bill_.lost.data - waited, all_meet());
     telemetry_->end_step();
     bill_.failed_hooks = job_.hooks.failures();
     while (in_flight_->count() > most_in_flight())
       if (!judge_oldest()) return false;
+    if (done()) outer_steps_.finish();  // all have been told to stop
     if (o_.delay && steps_done() >= o_.schedule.steps) apply_last();
     if (o_.measures_shares && telemetry_->steps() == 10) correct_shares();
     return true;
   }
 
   // Do all ranks meet after this step? Islands do at outer steps, of which the last step is one.
-  bool all_meet() const { return steps_done() % steps_between() == 0 || steps_done() >= o_.schedule.steps; }
+  bool all_meet() const { return steps_done() % outer_steps_.steps_between() == 0 || steps_done() >= o_.schedule.steps; }
   // Is one due after this step? Islands wait for an outer step with what became due since the one before. 0: never
   bool every(size_t steps) const {
-    return steps > 0 && all_meet() && steps_done() / steps > (steps_done() - 1) / steps_between() * steps_between() / steps;
+    const size_t between = outer_steps_.steps_between();
+    return steps > 0 && all_meet() && steps_done() / steps > (steps_done() - 1) / between * between / steps;
   }
   bool validates() const { return !o_.val.empty() && (is_finished() || every(o_.val_every)); }
   // To be asked after validate(): whether this step is the best, a checkpoint has to know, too.
@@ -218,16 +221,16 @@ class Trainer {
     share_out(shares);
   }
 
-  size_t steps_between() const { return o_.outer.is_on() ? size_t(o_.outer.local_steps) : 1; }
-
   const Sampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
 
   // How many steps may be in flight when the host goes on? One, unless the host needs the last step's result first: at an
   // outer step it learns whether all islands stop.
   size_t most_in_flight() const {
-    const bool needs_result = done() || (o_.outer.is_on() && all_meet()) || tracing_.wanted() || validates() || saves() || every(o_.check_sync) || samples();
+    const bool needs_result = looks_at_weights() || (outer_steps_.is_on() && all_meet()) || tracing_.wanted();
     return needs_result ? 0 : 1;
   }
+  // Does the host look at the weights after this step, as far as it knows by now?
+  bool looks_at_weights() const { return done() || validates() || saves() || every(o_.check_sync) || samples(); }
 
   // Gradients are applied by the learning rate of their step: with --delay that is the one before.
   double rate_of_update() const { return learning_rate(o_.schedule, std::max(steps_done(), size_t(o_.delay)) - size_t(o_.delay)); }
@@ -282,6 +285,7 @@ class Trainer {
   TrainingState state_;
   std::optional<Sampler> sampler_;
   Actions actions_ = job_.actions();
+  OuterSteps outer_steps_{o_.outer, *model_};
   std::optional<Checkpoints> checkpoints_;
   std::optional<Plan> plan_;
   std::optional<Forecast> forecast_;  // of a step; none: the devices are not known

@@ -49,7 +49,8 @@ class FakeParameters : public Parameters {
   void begin_micro_step(bool, bool) override {}
   bool is_quiet() const override { return true; }
   Gradient gradients(int) override { return {}; }
-  void outer_step() override {}
+  void outer_step(bool) override {}
+  void start_outer_step() override {}
   void update(const AdamW&, float, StepSums*, const StepLimits&) override {}
   GradientSummary* summary() override { return nullptr; }
 

@@ -3,20 +3,20 @@
 #
 # Puts each line that orders compute and communication behind a condition (test/removed_line.h), in a copy of the sources
 # under build/remove_events, and runs tests of data and context parallelism on three ranks, and some of tensor parallelism,
-# its checkpoints and pipelines on four, on the CPU device without one of these lines after another, with streams in permuted
+# its checkpoints, pipelines and islands on four, on the CPU device without one of these lines after another, with streams in permuted
 # order, until one of a few orders fails. A line that nobody misses is redundant and should go.
 #
 #   test/remove_events.sh [FILE.cuh ...]      default: the store, offload, tensor and context parallelism, links of stages,
-#                                             the collectives, sums, logits, batches and steps
+#                                             the collectives, islands, sums, logits, batches and steps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 files=("$@")
 if [ $# -eq 0 ]; then
   files=(parallel/zero.cuh parallel/offload.cuh parallel/tensor_parallel.cuh parallel/ring_attention.cuh parallel/ulysses.cuh
-         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/step_sums.cuh parallel/logits.cuh
+         parallel/text_cache.cuh parallel/stage_links.cuh parallel/collectives.cuh parallel/islands.cuh parallel/step_sums.cuh parallel/logits.cuh
          runtime/training/batch_buffers.cuh runtime/training/steps_in_flight.cuh)
 fi
-events='^ +((data_group_|tp_|world_|world|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
+events='^ +((data_group_|tp_|world_|world|group|islands_|ranks_|d\.from|d\.to|mesh_\.world\(\))\.(after|wait|wait_for_all)\('
 events+='|if \(.*\) (ranks_|d\.to)\.wait(_for_all)?\(|settle\(buffer\)|ends_\.wait_for_all'
 events+='|(buffer\.moved|buffers_.*\.used|to\.arrived|from\.left|order_|issued_.*|buffer.*\.copied|end_.*)\.record|d\.(last_sent|arrivals.*) =|call\.end->record|CUDA_CHECK\(cuda(StreamWaitEvent|EventSynchronize))'
 copy=build/remove_events
@@ -42,8 +42,9 @@ declare -A tests=([context_parallel]=3)
 case ${files[*]} in
   parallel/offload.cuh) tests=([offload]="2 -tc=*rank alone,gradients: the same bits") ;;
   parallel/ulysses.cuh | parallel/ring_attention.cuh) ;;
+  parallel/islands.cuh) tests=([islands]="4 -tc=an outer step under way*<float>") ;;
   *) tests+=([zero]="3 -tc=*take turns" [delay]="4 -tc=*take turns<float>,*curve of one rank" [tensor_parallel]="4 -tc=rows are*,the gradients*,*few tokens*" [tp_checkpoint]=4
-             [offload]="2 -tc=*rank alone" [meshes]="4 -tc=any number*,the gradients*,*few tokens*") ;;
+             [offload]="2 -tc=*rank alone" [meshes]="4 -tc=any number*,the gradients*,*few tokens*" [islands]="4 -tc=an outer step under way*<float>") ;;
 esac
 names=("${!tests[@]}")
 make -s -C $copy DEVICE=cpu DTYPES=fp32 FLAGS_fast=-O1 WARNINGS='-w -include test/removed_line.h' \

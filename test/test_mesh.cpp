@@ -113,6 +113,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
                               "--zero 2 --dtype bf16 --reduce-dtype bf16", "--zero 2 --compress int4 --check-sync 2",
                               "--compress int8 --on-spike skip --check-sync 1", "--zero 1 --compress int8 --delay 1 --check-sync 1",
                               "--zero 1 --compress int8 --compress-weights int8 --check-sync 2",
+                              "--compress powersgd:2 --on-spike skip --check-sync 1", "--zero 1 --compress powersgd:3 --delay 1 --check-sync 1",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
                               "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload gradients,optimizer,activations"}) {
     CAPTURE(options);
@@ -184,11 +185,12 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   CHECK(bits("plain") == bits("one"));
   same_weights("plain/step_00000004", "one/step_00000004");
 
+  const std::string job_of_islands = "$MPIRUN 4 " + text + "8 --islands 2 --local-steps 3 ";
   for (const std::string options : {"--zero 0 --shuffle --on-spike skip --spike-window 2 --spike-z 0.5", "--zero 3 --recompute block",
                                     "--tp 2 --heads 2 --channels 32", "--pp 2 --layers 2 --zero 1", "--cp 2 --zero 2 --moments bf16 --outer-dtype int4",
                                     "--zero 1 --init plain/step_00000004 --lora-rank 2 --outer-dtype int8"}) {
     CAPTURE(options);
-    const std::string job = "$MPIRUN 4 " + text + "8 --islands 2 --local-steps 3 --check-sync 1 --checkpoint-every 2 --val text --val-every 2 --val-batches 1 " +
+    const std::string job = job_of_islands + "--check-sync 1 --checkpoint-every 2 --val text --val-every 2 --val-batches 1 " +
                             options + " --out ";
     shell.output("rm -rf a b && " + job + "a && cp -r a b && rm -r b/step_00000006 b/step_00000008 && " + job + "b --resume");
     CHECK(bits("a") == bits("b"));
@@ -204,9 +206,23 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
     CHECK(validated == std::vector{3, 6, 8});
     shell.output("ls a | grep -c ^step_ | grep -qx 3 && test -d a/step_00000003 -a -d a/step_00000006");
   }
+  // With --outer-delay the islands go on with other numbers, but not where all outer steps wait, and a resumed run has the
+  // bits of one that was not interrupted: after step 6, where outer steps wait for a checkpoint, and after step 3, where none
+  // waits, it has not.
+  for (const std::string options : {"--zero 1 --outer-dtype int8 ", "--zero 0 --tp 2 --heads 2 --channels 32 "}) {
+    CAPTURE(options);
+    const std::string job = job_of_islands + options + "--outer-delay 2 --checkpoint-every ";
+    shell.output("rm -rf a b c d && " + job + "6 --out a && cp -r a b && rm -r b/step_00000008 && " + job + "6 --out b --resume");
+    CHECK(bits("a") == bits("b"));
+    shell.output("diff -r a/step_00000008 b/step_00000008 && " + job + "3 --out c && " + job_of_islands + options + "--out d --checkpoint-every 3");
+    CHECK(bits("c") == bits("d"));
+    same_weights("c/step_00000006", "d/step_00000006");
+    CHECK(bits("a") != bits("c"));
+  }
+  shell.refuses(text + "9 --local-steps 3 --outer-delay 2 --checkpoint-every 3 --heads 2 --channels 32 --out a --resume", 2, {"outer_waits is", "checkpoint 3", "checkpoint 6"});
   // Another number of islands: more have the moments of those that there were, in turn, and fewer those of the first.
   const std::string job = text + "6 --local-steps 3 --out ";
-  shell.output("rm -rf a b && $MPIRUN 2 " + job + "a --islands 2 --checkpoint-every 3 && rm -r a/step_00000006 && cp -r a b && cp -r a c");
+  shell.output("rm -rf a b c d && $MPIRUN 2 " + job + "a --islands 2 --checkpoint-every 3 && rm -r a/step_00000006 && cp -r a b && cp -r a c");
   CHECK(shell.content("a/step_00000003/optimizer.safetensors") != shell.content("a/step_00000003/optimizer_island_1.safetensors"));
   shell.output("$MPIRUN 4 " + job + "a --islands 4 --resume && $MPIRUN 2 " + job + "b --islands 1 --resume");
   for (const char* run : {"a", "b"}) {
@@ -219,6 +235,12 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   const std::vector<Json> lines = shell.metrics("stopped");
   CHECK(lines.back()["step"].get<int>() % 7 == 0);
   CHECK(lines.back()["island"] == "mean");
+  CHECK(shell(text + "1000000 --local-steps 7 --max-hours 0.0003 --out alone").code == 75);
+  CHECK(shell.metrics("alone").back()["step"].get<int>() % 7 == 0);
+  // There the outer step under way ends, and the islands go on from the same weights.
+  CHECK(shell("$MPIRUN 2 " + text + "1000000 --islands 2 --local-steps 7 --outer-delay 6 --max-hours 0.0006 --out behind").code == 75);
+  shell.output("$MPIRUN 2 " + text + std::to_string(shell.metrics("behind").back()["step"].get<int>() + 9) +
+               " --islands 2 --local-steps 7 --outer-delay 6 --out behind --resume");
 
   const auto refused = [&](const std::string& options, const Texts& parts, const std::string& start = "$TEXT --plan --ranks 4 ") {
     CAPTURE(options);
@@ -232,6 +254,9 @@ TEST_CASE("--islands: resumed runs, other numbers of islands, and what waits for
   refused("--islands 2 --local-steps 5 --micro-batch 1 --global-batch 6", {"--global-batch 6 is no multiple of 4", "2 ranks of each of 2 islands", "choose 8"});
   refused("--outer-dtype int8", {"--outer-dtype int8 is for --local-steps"});
   refused("--outer-lr 1", {"--outer-lr 1 is for --local-steps"});
+  refused("--outer-delay 1", {"--outer-delay 1 is for --local-steps"});
+  refused("--islands 2 --local-steps 5 --outer-delay 5", {"--outer-delay 5 beside --local-steps 5", "choose 4 or less"});
+  refused("--islands 2 --local-steps 5 --outer-delay 2 --sample-seconds 9", {"--sample-seconds 9 beside --outer-delay", "choose --sample-every"});
   refused("--islands 2 --local-steps 5 --shares 1,2", {"--shares", "beside --local-steps"});
   refused("--islands 2 --local-steps 5 --dtype fp16", {"--dtype fp16 beside --local-steps"});
   refused("--islands 2 --local-steps 5 --dtype bf16 --stochastic-rounding", {"--stochastic-rounding beside --local-steps"});

@@ -34,6 +34,11 @@ CLI::Validator one_of(const Names& names) {
   }, CLI::IsMember(names).get_description());
 }
 
+const CLI::Validator compressed([](const std::string& text) {
+  if (text.starts_with("powersgd:")) return in_range(1, most_low_rank)(text.substr(9));
+  return text == "none" || code_bits(text) ? std::string() : excerpt(text) + " is unknown: give one of {none,int8,int4,powersgd:R}";
+}, "{none,int8,int4,powersgd:R}");
+
 // A list with commas of what --offload can move.
 const CLI::Validator offloaded([](const std::string& text) {
   for (const std::string& word : words_of(text))
@@ -213,10 +218,13 @@ void add_run_options(CLI::App& app, Options& o) {
   add(app, "--outer-momentum", o.outer.momentum, in_range(0.0, 0.999), "Nesterov's momentum of outer steps");
   add(app, "--outer-dtype", o.outer.dtype, one_of({"fp32", "int8", "int4"}),
       "in which islands send each other: weights in fp32, or changes as codes of 8 or 4 bits");
+  add(app, "--outer-delay", o.outer.delay, in_range(0, 1'000'000), "updates that islands make while outer steps travel, less than "
+      "--local-steps; none where the run validates, saves or samples, or ends");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
-  add(app, "--compress", o.compress, one_of({"none", "int8", "int4"}),
-      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits; what they leave out goes with the next ones");
+  add(app, "--compress", o.compress, compressed,
+      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits, or of each matrix factors of rank R, 1 to 64 "
+      "(with --zero 0 and 1); what they leave out goes with the next ones");
   add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
       "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
   add(app, "--compress-where", o.compress_where, one_of({"all", "hosts"}),

@@ -28,8 +28,9 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "applied: choose --dtype bf16, or leave --delay out");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
-  refuse(o.compressed_bits() > 0 && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
+  refuse(o.compresses_gradients() && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
   refuse(!o.compresses(), {"--compress-where"}, "is for --compress or --compress-weights: add one of them, or leave it out");
+  refuse(o.low_rank() > 0, {"--compress-where"}, "beside --compress " + o.compress + ": factors are added up over all data-parallel ranks; leave one of them out");
   if (o.compress_weights != "none") {
     refuse(o.zero == 0, {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
     refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");
@@ -75,8 +76,11 @@ void refuse_together(const CLI::App& app, const Options& o) {
   refuse(o.mesh.tp == 1, {"--tp-pieces"}, "needs --tp: with one rank for a layer no row is sent");
   const bool is_outer = o.outer.is_on();
   refuse(!is_outer, {"--islands"}, "needs --local-steps: after how many updates the islands meet");
-  refuse(!is_outer, {"--outer-lr", "--outer-momentum", "--outer-dtype"}, "is for --local-steps: add that, or leave it out");
+  refuse(!is_outer, {"--outer-lr", "--outer-momentum", "--outer-dtype", "--outer-delay"}, "is for --local-steps: add that, or leave it out");
   refuse(is_outer, {"--shares", "--calibrate", "--check-mesh", "--stochastic-rounding", "--delay", "--compress", "--compress-weights"}, "beside --local-steps is not there yet: leave one of them out");
+  refuse(is_outer && o.outer.delay >= o.outer.local_steps, {"--outer-delay"},
+         concat("beside --local-steps ", o.outer.local_steps, ": an outer step has to end before the next one begins; choose ", o.outer.local_steps - 1, " or less"));
+  refuse(o.outer.delay > 0, {"--sample-seconds"}, "beside --outer-delay: outer steps wait for samples, and a clock would change what is learned; choose --sample-every");
   refuse(is_outer && o.dtype == "fp16", {"--dtype"}, "beside --local-steps is not there yet, as each island would have a loss scale of its own: choose bf16");
   refuse(is_outer && o.dtype != "fp32" && o.offloads("optimizer"), {"--offload"}, "beside --local-steps is not there yet, as masters would be in the host's memory: choose activations only");
   refuse(is_outer && o.guard.on_spike == "rollback", {"--on-spike"}, "beside --local-steps: a spike is one island's, and the others would lose good steps; choose skip");

@@ -80,12 +80,33 @@ struct DataRings {
 // Bytes of a value that is sent as a code, with its share of a scale (kernels/quantize.cuh).
 double code_bytes(int bits) { return bits / 8.0 + 2.0 / 256; }
 
+// What travels of a unit's gradients as factors of low rank: the numbers of two sums (parallel/low_rank.cuh).
+struct FactorCounts {
+  double first = 0, second = 0;
+};
+FactorCounts factors_of(const StepOptions& step, int unit) {
+  ModelShape shape = step.shape;
+  shape.layers = 1;
+  const TensorList base(shape, step.mesh.tp);
+  const TensorList list = step.lora.is_on() ? TensorList(base, adapter_tensors(block_tensors(size_t(shape.channels)), step.lora)) : base;
+  FactorCounts counts;
+  for (const TensorDescriptor& tensor : list.tensors()) {
+    if (tensor.unit != unit) continue;
+    const LowRankShape factors = low_rank_shape(tensor, list, step.low_rank());
+    counts.first += double(factors.rank ? factors.p() : tensor.local), counts.second += double(factors.q());
+  }
+  return counts;
+}
+
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
 Forecast::Communication zero_communication(const StepOptions& step, const DataRings& rings, const ParameterCounts& p,
                                            const StageTimes& first, const Kernels& kernels) {
   const int bits = step.compressed_bits();
   const double g = bits ? code_bytes(bits) : bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
+  const FactorCounts of_embedding = step.low_rank() ? factors_of(step, 0) : FactorCounts(), of_block = step.low_rank() ? factors_of(step, 1) : of_embedding;
   const auto reduce = [&](double elements) {
+    const auto& [first, second] = elements == p.block ? of_block : of_embedding;
+    if (step.low_rank()) return 2 * (rings.all.gather(4 * first) + rings.all.gather(4 * second)) + kernels.low_rank(elements).seconds();
     const double times = step.zero == 0 ? 2 : 1;
     if (!bits || rings.between.ranks == 1) return rings.all.gather((bits ? 4 : g) * elements) * times;
     return rings.gather(4 * elements, g * elements) * times + kernels.compression(elements / rings.inside.ranks).seconds();
@@ -96,20 +117,20 @@ Forecast::Communication zero_communication(const StepOptions& step, const DataRi
     if (!is_cast || rings.between.ranks == 1) return rings.all.gather(bytes * elements);
     return rings.gather(bytes * elements, code_bytes(8) * elements) + kernels.decoding(elements / rings.inside.ranks).seconds();
   };
-  const double of_block = gather(p.gathered, p.gathered_bytes), of_embedding = gather(p.embedding, w);
-  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * of_block;
+  const double gathered_block = gather(p.gathered, p.gathered_bytes), gathered_embedding = gather(p.embedding, w);
+  const double reduced = p.blocks * reduce(p.block), gathered = p.blocks * gathered_block;
   const double again = step.zero == 3 ? gathered * std::max(0.0, 1 - 2 / p.blocks) : 0;  // two stay in the ring's slots
   const double times = step.zero < 2 ? 1 : step.micro_batches();
   Forecast::Communication c;
-  c.total = times * reduced + reduce(p.embedding) + gathered + of_embedding + (2 * times - 1) * again;
+  c.total = times * reduced + reduce(p.embedding) + gathered + gathered_embedding + (2 * times - 1) * again;
   // For the last reductions no backward is left. The first gather is counted as waited for; gpt.cu's is behind the
   // update.
   c.exposed = std::max(reduce(p.block), reduced + again - first.backward) + reduce(p.embedding);
-  c.exposed += std::max(of_block, gathered - first.forward);
+  c.exposed += std::max(gathered_block, gathered - first.forward);
   c.exposed += (times - 1) * (std::max(0.0, again - first.forward) + std::max(0.0, reduced + again - first.backward));
   // A whole step hides what is reduced a step later, behind what is gathered.
-  const double left = c.total - of_embedding - step.micro_batches() * first.sum();
-  if (step.delay) c.exposed = std::max({0.0, of_block, gathered - first.forward, left});
+  const double left = c.total - gathered_embedding - step.micro_batches() * first.sum();
+  if (step.delay) c.exposed = std::max({0.0, gathered_block, gathered - first.forward, left});
   return c;
 }
 
@@ -132,14 +153,15 @@ void add_pipeline(Forecast& f, const StepOptions& step, const Cluster& cluster, 
 }
 
 // Of an outer step, which comes after each H steps: each island sends and gathers its weights, or their changes as codes;
-// with ZeRO 0 the ranks of an island gather what each of them has brought together. Nothing hides it. piece: this rank's
-// elements
-Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece) {
+// with ZeRO 0 the ranks of an island gather what each of them has brought together. Only --outer-delay steps hide what travels
+// between islands. piece: this rank's elements; seconds: of a step without this
+Forecast::Communication outer_steps(const StepOptions& step, const Cluster& cluster, const Ring& data, double piece, double seconds) {
   if (!step.outer.is_on()) return {};
   const Ring islands = ring_of(cluster, step.mesh.of_an_island(), step.mesh.islands);
   const double bytes = step.outer.bits() ? code_bytes(step.outer.bits()) : 4;
-  const double seconds = 2 * islands.gather(bytes * piece) + (step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0);
-  return {seconds / step.outer.local_steps, seconds / step.outer.local_steps};
+  const double between = 2 * islands.gather(bytes * piece), inside = step.zero == 0 ? data.gather(4 * piece * data.ranks) : 0;
+  const double hidden = cluster.device.overlaps ? std::min(between, step.outer.delay * seconds) : 0;
+  return {(between + inside) / step.outer.local_steps, (between + inside - hidden) / step.outer.local_steps};
 }
 
 // What goes to the host's memory and comes back, both ways at the same time (parallel/optimizer_state.cuh,
@@ -184,9 +206,15 @@ std::array<Share, 7> shares_of(const Forecast& f) {
            {"communication", communication}, {"bubble", f.bubble - f.pp.exposed}, {"launches", f.launches}, {"offload", f.offload.exposed}}};
 }
 
+double sum_of_shares(const Forecast& f) {
+  double sum = 0;
+  for (const auto& [_, seconds] : shares_of(f)) sum += seconds;
+  return sum;
+}
+
 // The step, when all parts of it are known, and what follows.
 void add_rates(Forecast& f, const StepOptions& step, const Cluster& cluster) {
-  for (const auto& [_, seconds] : shares_of(f)) f.seconds += seconds;
+  f.seconds = sum_of_shares(f);
   f.limit = std::ranges::max(shares_of(f), {}, &Share::second).first;
   const ModelShape& s = step.shape;
   const double L = s.layers, C = s.channels, tokens = step.tokens();
@@ -252,12 +280,12 @@ Forecast forecast(const StepOptions& step, const Cluster& cluster, const Kernels
   const double pieces = step.zero == 0 ? 1 : data.all.ranks;
   f.dp = zero_communication(step, data, first, times[0], kernels);
   if (!kernels.overlaps()) f.dp.exposed = f.dp.total;
-  f.islands = outer_steps(step, cluster, data.all, first.all() / data.all.ranks);
   add_pipeline(f, step, cluster, times, 4 * std::min(first.wte, first.embedding / pieces), kernels.overlaps());
   Cost update = kernels.update(first.all() / pieces, first.blocks + 2);
   update += weight_casts(step, inner, first.block / 4, pieces) * (4 * fp8_blocks(step, 0, layers[0]));
   f.update = update[memory], f.launches += update[launches];
   f.offload = offload_traffic(step, cluster, first, first.all() / pieces, f.update, times[0]);
+  f.islands = outer_steps(step, cluster, data.all, first.all() / data.all.ranks, sum_of_shares(f));
   add_rates(f, step, cluster);
   return f;
 }

@@ -28,12 +28,6 @@ struct FinishedStep {
   bool sample;         // --sample-seconds are over
 };
 
-// Behind the update of each H-th step (--local-steps): brings the weights of all islands together, and adds up their sums.
-inline void outer_step(Model& model) {
-  model.store().outer_step();
-  model.step_sums().add_up_over_islands(&model.store().summary()->norm);
-}
-
 class StepsInFlight {
  public:
   // scales_loss: the results name the loss scale, which only fp16 has.

@@ -28,9 +28,9 @@ inline void choose_steps(TrainingState& state, Batches& batches, const Sampler* 
   double outer_step = 0;
   for (int time = 0; o.outer.is_on() && time < 2; ++time) {
     const Clock::time_point start = Clock::now();
-    model.store().outer_step();
+    model.store().outer_step(false);
     CUDA_CHECK(cudaStreamSynchronize(model.stream()));
-    outer_step = seconds_since(start) / o.outer.local_steps;
+    outer_step = std::max(0.0, seconds_since(start) - o.outer.delay * median(seconds)) / o.outer.local_steps;
   }
   double validation = 0;
   for (int time = 0; !o.val.empty() && time < 2; ++time) {

@@ -125,9 +125,10 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
   nlohmann::json options = {
       {"dtype", o.dtype}, {"fp8", o.fp8 ? concat(o.fp8_gradients, ", keep ", o.fp8_keep, o.fp8_scale == "tiles" ? ", tiles" : "") : "off"},
       {"lora", o.lora.text()}, {"base", o.base_checksum}, {"outer", o.outer.text()},
+      {"outer_waits", !o.outer.delay ? "off" : concat("val ", o.val.empty() ? 0 : o.val_every, ", checkpoint ", o.checkpoint_every, ", sample ", o.sample_every, ", check-sync ", o.check_sync)},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"delay", o.delay ? "1 step" : "off"},
-      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compressed_bits() ? o.compress : "off"},
+      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compresses_gradients() ? o.compress : "off"},
       {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},
       {"compress_where", o.compresses() ? o.compress_where : "off"}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
@@ -152,7 +153,7 @@ void check_same_arithmetic(const nlohmann::json& stored, const nlohmann::json& w
       usage_error("--resume: ", is_and_was, " samples a step in ", folder, ": give --global-batch ", stored[key].dump(),
                   ", which does not follow --micro-batch and the number of ranks");
     usage_error("--resume: ", is_and_was, " in ", folder, "; resume with the same options: what may change is --steps, "
-                "the number of ranks, --micro-batch, --islands, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, and when the run validates, "
-                "saves, logs, samples or gives up");
+                "the number of ranks, --micro-batch, --islands, --tp, --cp, --pp, --zero, --recompute, --offload, --logit-chunks, when the run logs or gives up, "
+                "and without --outer-delay when it validates, saves, samples or checks");
   }
 }

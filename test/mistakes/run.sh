@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Does --check-mesh find mistakes that programs of many ranks are known for?
+# Does --check-mesh find mistakes that programs of many ranks are known for? And do tests find those of what it leaves out?
 #
-# Each patch here plants one. Its first line is the number of ranks and the mesh, its second line says what is wrong. In
-# a copy of the sources under build/mistakes this script applies one patch after another, builds the program, and demands
-# that --check-mesh lets the mesh train without the patch and refuses it with the patch.
+# Each patch here plants one. Its first line is the number of ranks, and the mesh, or a test and the cases of it that have to
+# find the mistake; its second line says what is wrong. In a copy of the sources under build/mistakes this script applies one
+# patch after another, builds the program or the test, and demands that --check-mesh lets the mesh train, or that the cases
+# pass, without the patch and not with it.
 #
 #   test/mistakes/run.sh [NAME.patch ...]      default: all, a minute or two each, on the CPU device
 #   DTYPE=bf16 test/mistakes/run.sh ...        default: fp32, which hides least
@@ -25,25 +26,29 @@ cp -rp dev/make $copy/dev
 for built in build/host build/cpu; do if [ -d $built ]; then cp -rp $built $copy/build; fi; done
 for i in {1..5000}; do echo "line $((i * i))."; done > $copy/text
 
-build() {
-  make -s -C $copy DEVICE=cpu DTYPES="$dtypes" FLAGS_fast=-O1 WARNINGS=-w program > $copy/log 2>&1 || { cat $copy/log; exit 1; }
+build() {  # the words of a first line
+  local target=program
+  case $2 in test_*) target=build/cpu/$2 ;; esac
+  make -s -C $copy DEVICE=cpu DTYPES="$dtypes" FLAGS_fast=-O1 WARNINGS=-w "$target" > $copy/log 2>&1 || { cat $copy/log; exit 1; }
 }
-trains() {  # ranks, options
-  (cd $copy && timeout 300 "${mpirun[@]}" -np "$1" ./train_gpt --train text --share-gpu --layers 2 --heads 4 \
-    --channels 64 --seq-len 32 --micro-batch 2 --steps 1 --out '' --dtype "$dtype" --check-mesh "${@:2}") > $copy/log 2>&1
+passes() {  # the words of a first line
+  local command=(./train_gpt --train text --share-gpu --layers 2 --heads 4 --channels 64 --seq-len 32 --micro-batch 2
+    --steps 1 --out '' --dtype "$dtype" --check-mesh "${@:2}")
+  case $2 in test_*) command=("build/cpu/$2" -nc -tc="${*:3}") ;; esac
+  (cd $copy && timeout 600 "${mpirun[@]}" -np "$1" "${command[@]}") > $copy/log 2>&1
 }
 
-build
 for patch in "${patches[@]}"; do
   read -ra mesh < "$patch"
-  trains "${mesh[@]}" || { echo "$patch: --check-mesh refuses ${mesh[*]} without the mistake"; cat $copy/log; exit 1; }
+  build "${mesh[@]}"
+  passes "${mesh[@]}" || { echo "$patch: ${mesh[*]} fails without the mistake"; cat $copy/log; exit 1; }
 done
 found=0
 for patch in "${patches[@]}"; do
   read -ra mesh < "$patch"
   (cd $copy && patch -s -p1) < "$patch"
-  build
-  if ! trains "${mesh[@]}" && difference=$(grep -o 'check-mesh: .* explains [^:]*' $copy/log); then
+  build "${mesh[@]}"
+  if ! passes "${mesh[@]}" && difference=$(grep -om1 -e 'check-mesh: .* explains [^:]*' -e ' ERROR: .*' $copy/log); then
     found=$((found + 1))
     echo "$(basename "$patch"), ${mesh[*]}: ${difference#check-mesh: }"
   else

@@ -604,7 +604,7 @@ struct RandomJob {
     o.mesh = mesh;
     if (mesh.islands > 1 || up_to(3) == 0) o.outer.local_steps = 10;
     const bool is_outer = o.outer.is_on();
-    if (is_outer) o.outer.dtype = one_of<std::string>({"fp32", "int8", "int4"});
+    if (is_outer) o.outer.dtype = one_of<std::string>({"fp32", "int8", "int4"}), o.outer.delay = up_to(9);
     o.dtype = is_outer ? one_of<std::string>({"fp32", "bf16"}) : one_of<std::string>({"fp32", "bf16", "fp16"});
     const bool is_bf16 = o.dtype == "bf16";
     o.stochastic_rounding = is_bf16 && !is_outer && up_to(1);
@@ -628,6 +628,7 @@ struct RandomJob {
     StepOptions in_fp8 = o;  // where the sizes suit eight bits
     in_fp8.fp8 = true, in_fp8.fp8_keep = up_to(1);
     if (is_bf16 && !o.stochastic_rounding && shape_problem(in_fp8).empty()) o.fp8 = true, o.fp8_keep = in_fp8.fp8_keep;
+    if (o.compress != "none" && o.zero < 2 && up_to(1)) o.compress = concat("powersgd:", 1 + up_to(8));
     if (up_to(1)) o.moments = "bf16";
     if (up_to(1) && !(is_outer && is_bf16)) o.offload = o.recompute == "block" ? "optimizer,activations" : "optimizer";
     if (o.zero > 0 && !o.stochastic_rounding && o.offload == "none" && !is_outer) o.compress_weights = "int8";

@@ -64,4 +64,8 @@ TEST_CASE("the margin is the sum of what may be under way in a pass") {
   CHECK(margin({.tp = 2, .dp = 2}, true, {.ctas = 0}) == 48);
   CHECK(margin({.dp = 8}, true, {.margin = 20}) == 20);
   CHECK(margin({.dp = 8}, false, {.margin = 20}) == 0);  // nothing travels
+  CHECK(margin({.dp = 2, .islands = 4}, false) == 0);
+  CHECK(margin({.dp = 2, .islands = 4}, false, {.beside_islands = true}) == 8);
+  CHECK(margin({.dp = 2, .islands = 4}, true, {.beside_islands = true}) == 16);
+  CHECK(margin({.dp = 2}, false, {.beside_islands = true}) == 0);
 }
