@@ -56,7 +56,7 @@ $(DEVICE_LIBRARY): $(patsubst %.cu,$(BUILD)/%.o,$(notdir $(DEVICE_SOURCES)))
 	@ar rcs $@ $^
 # Programs that hold the model link it, once for each storage type. They and a few others need all parts, most tests of
 # kernels none.
-WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_fp8_meshes test_offload test_delay test_lora test_lora_meshes test_compression test_islands test_sync_check test_counts test_search
+WITH_MODEL := train_gpt logits test_model test_zero test_tensor_parallel test_meshes test_fp8_meshes test_offload test_delay test_lora test_lora_meshes test_compression test_powersgd test_islands test_sync_check test_counts test_search
 $(WITH_MODEL:%=$(BUILD)/%): $(MODELS)
 $(addprefix $(BUILD)/,$(WITH_MODEL) test_trace test_fp8 test_cublaslt test_collectives test_context_parallel test_tp_checkpoint test_second_block test_sm_margin test_strict ladder_all_reduce \
   collectives): $(DEVICE_LIBRARY) $(HOST_LIBRARY)

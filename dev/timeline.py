@@ -32,7 +32,7 @@ KINDS = {  # name in the legend: colour, names in the trace
   "attention": ("#66c2cd", r"attention_(forward|backward)"),
   "parts of attention": ("#b8a07e", r"pack_keys|copy_late_queries|(merge|add)_ring_part|finish_ring_gradients|(split|join)_heads"),
   "forward": ("#c6dbef", r".*_forward|(vocabulary_)?cross_entropy|vocabulary_statistics"),
-  "backward, gradients": ("#6baed6", r".*_backward|.*_gradient|column_sum|cast|accumulate|quantize|dequantize|clear_if_left_out"),
+  "backward, gradients": ("#6baed6", r".*_backward|.*_gradient|column_sum|cast|accumulate|quantize|dequantize|clear_if_left_out|project_(rows|columns)|orthonormalize|restore|replace_factors"),
   "optimizer": ("#bcaee0", r"adamw.*|square_sums|add_up|clip_factor"),
   "all_reduce": ("#f4978e", r"all_reduce"),
   "reduce_scatter": ("#fdbe6f", r"reduce_scatter"),

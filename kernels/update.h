@@ -5,8 +5,8 @@
 #include <cmath>
 
 // The values that exist for each parameter; checkpoints name them by these letters. error: what compressed messages have
-// left out of the gradients so far; outer_momentum: of islands.
-enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', error = 'e', outer_momentum = 'o' };
+// left out of the gradients so far; factor: with which the next low-rank message begins; outer_momentum: of islands.
+enum class State : char { weight = 'w', gradient = 'g', first_moment = 'm', second_moment = 'v', error = 'e', factor = 'q', outer_momentum = 'o' };
 
 // The values that the optimizer, AdamW, keeps for each parameter. This is the only list of them: the store shards them,
 // the memory plan counts them, and checkpoints save them as "m.NAME" and "v.NAME".

@@ -25,13 +25,15 @@
 #include <iterator>
 #include <vector>
 
+#include "kernels/update.h"
 #include "parallel/shards.h"
 
 struct CheckpointBlock {
   const TensorDescriptor* tensor;
   size_t first, count;    // elements [first, first + count) of the whole tensor
   bool gathered = false;  // it has runs of all tensor-parallel ranks, which call for their blocks of the round together
-  int copy = none;        // of errors: the number of the copy (below)
+  int copy = none;        // of errors and factors: the number of the copy (below)
+  State state = State::error;  // of a copy
   static constexpr int none = -1;
 };
 
@@ -89,13 +91,31 @@ inline std::vector<CheckpointBlock> blocks_of(const std::vector<Slice>& slices, 
 struct Copies {
   int own, all;  // the number of this rank's copy, and how many there are
 };
+inline Copies ends_of(const TensorDescriptor& tensor, const TensorList& list) {
+  const bool has_two = list.is_wte(tensor) && !(list.is_first_stage() && list.is_last_stage());
+  return {has_two && !list.is_first_stage(), has_two ? 2 : 1};
+}
 inline Copies copies_of(const TensorDescriptor& tensor, const Shards& shards) {
   const TensorList& list = shards.list();
   const bool is_whole = tensor.split.axis < 0;
-  const bool has_two_ends = &tensor == list.tensors_of(0) && !(list.is_first_stage() && list.is_last_stage());
-  const int senders = shards.ranks() / shards.inside(), end = has_two_ends && !list.is_first_stage();
+  const auto [end, ends] = ends_of(tensor, list);
+  const int senders = shards.ranks() / shards.inside();
   const int tp = is_whole ? list.tp() : 1, tp_rank = is_whole ? list.tp_rank() : 0;
-  return {(end * senders + shards.rank() / shards.inside()) * tp + tp_rank, (has_two_ends ? 2 : 1) * senders * tp};
+  return {(end * senders + shards.rank() / shards.inside()) * tp + tp_rank, ends * senders * tp};
+}
+
+// Factors (low_rank.cuh) are the same on all data-parallel ranks: a copy for each tensor-parallel rank, and of wte's for both
+// ends. On a mesh with other copies they are drawn anew.
+inline Copies copies_of_factor(const TensorDescriptor& factor, const TensorList& list) {
+  const auto [end, ends] = ends_of(factor, list);
+  return {end * list.tp() + list.tp_rank(), ends * list.tp()};
+}
+inline std::vector<CheckpointBlock> written_factors(const std::vector<TensorDescriptor>& factors, const Shards& shards) {
+  std::vector<CheckpointBlock> blocks;
+  for (const TensorDescriptor& factor : factors)
+    if (factor.local > 0 && shards.rank() == 0)
+      blocks.push_back({&factor, 0, factor.local, false, copies_of_factor(factor, shards.list()).own, State::factor});
+  return blocks;
 }
 
 // The slices of a unit that this rank has errors of: its part of each tensor, or what of it lies in the pieces of ranks with
@@ -112,6 +132,16 @@ inline std::vector<Slice> error_slices(const Shards& shards) {
   for (int unit = 0; unit < shards.units(); ++unit)
     for (const Slice& slice : error_slices(shards, unit)) all.push_back(slice);
   return all;
+}
+
+// What this rank has of a tensor's unit, of a state: errors are of what it sends codes of, a factor is whole, the momentum of
+// outer steps is of pieces, with any --zero; all others are of what it keeps.
+inline std::vector<Slice> state_slices(State state, const TensorDescriptor& tensor, const Shards& shards, const Kept& kept) {
+  const int unit = tensor.unit;
+  if (state == State::error) return error_slices(shards, unit);
+  if (state == State::factor) return {{&tensor, 0, tensor.local, 0}};
+  if (state == State::outer_momentum) return shards.slices(unit, shards.begin(unit), shards.piece(unit));
+  return kept.slices(unit);
 }
 
 // The blocks that this rank writes to a checkpoint: of weights and moments, and of errors if it has some. All ranks' blocks

@@ -4,8 +4,9 @@
 //   as they are                          all_reduce                                  reduce_scatter
 //   --reduce-dtype bf16                  the same, of what is cast to bf16
 //   --compress int8, int4                all_to_all, all_gather                      all_to_all
+//   --compress powersgd:R                all_reduce of factors, twice (low_rank.cuh)   the same; not with ZeRO 2 and 3
 //
-// Compressed (kernels/quantize.cuh has the format), a rank sends each other one a message with the codes of that one's
+// As codes (kernels/quantize.cuh has the format), a rank sends each other one a message with the codes of that one's
 // piece, and adds up what it receives in fp32, in the order of ranks (ZeRO++: Wang et al., arXiv:2306.10209, section
 // 3.3). So each gradient is rounded once, and not at each hop of a ring. With ZeRO 0 it then sends codes of the sums of
 // its piece to all. All ranks read the same codes, so all have the same bits.
@@ -26,6 +27,7 @@
 #include "kernels/cast.cuh"
 #include "kernels/device/memory.cuh"
 #include "kernels/quantize.cuh"
+#include "parallel/low_rank.cuh"
 #include "parallel/mesh.cuh"
 #include "parallel/parameters.h"
 
@@ -36,31 +38,44 @@ class GradientReduction {
   GradientReduction(const Shards& shards, const StoreOptions& options, int zero, Mesh& mesh)
       : shards_(shards), mesh_(mesh), data_(mesh.data()), zero_(zero),
         bits_(options.training && data_.size() > 1 ? options.compressed_bits : 0),
+        low_rank_(shards, options.training && data_.size() > 1 ? options.low_rank : 0, options.seed, mesh),
         casts_(options.training && options.cast_gradients && !std::is_same_v<Float, float> && data_.size() > 1) {}
 
-  bool has_staging() const { return casts_ || bits_ > 0; }
-  bool has_errors() const { return bits_ > 0; }
+  bool has_staging() const { return casts_ || has_errors(); }
+  bool has_errors() const { return bits_ > 0 || low_rank_.is_on(); }
+  const std::vector<TensorDescriptor>& factors() const { return low_rank_.factors(); }
 
   void lay_out_staging(Arena& arena) {
     if (casts_) cast_ = arena.take<Float>(shards_.largest());
     const size_t messages = bits_ ? size_t(data_.size()) * message_bytes(shards_.largest() / size_t(data_.size()), bits_) : 0;
     if (bits_) sent_ = arena.take<uint8_t>(messages), received_ = arena.take<uint8_t>(messages);
+    low_rank_.lay_out_staging(arena);
   }
-  void lay_out_errors(Arena& arena) { errors_ = arena.take<float>(error_count()); }
+  void lay_out_errors(Arena& arena) {
+    errors_ = arena.take<float>(error_count());
+    low_rank_.lay_out(arena);
+  }
 
   // The error of an element of a unit, in one of the pieces that this rank sends codes of, and of those that follow it there.
   float* errors(int unit, size_t element) const {
     const size_t piece = shards_.piece(unit), inside = size_t(shards_.inside());
     return errors_ + shards_.whole_offset(unit) / inside + element / piece / inside * piece + element % piece;
   }
+  // Where a slice's errors are, or the elements of a factor; null: of another state.
+  float* kept(State state, const Slice& slice) const {
+    if (state == State::factor) return low_rank_.factor(slice);
+    return state == State::error ? errors(slice.tensor->unit, slice.in_unit) : nullptr;
+  }
   void clear_errors(cudaStream_t stream) {
     if (errors_) CUDA_CHECK(cudaMemsetAsync(errors_, 0, error_count() * sizeof(float), stream));
+    low_rank_.draw(stream);
   }
 
   // Adds up `whole`, this rank's gradients of a unit, over the ranks, on their stream. With ZeRO 0 the sum takes its
   // place. Otherwise it goes to `sum`, this rank's piece (with ZeRO 1 a part of `whole`), or is added to it.
   void reduce(int unit, float* whole, float* sum, bool add, const GradientSummary* summary) {
-    if (bits_) reduce_compressed(unit, whole, sum, add, &summary->scale.value);
+    if (low_rank_.is_on()) low_rank_.reduce(unit, whole, errors_or_none(unit, 0), &summary->scale.value);
+    else if (bits_) reduce_compressed(unit, whole, sum, add, &summary->scale.value);
     else if (casts_) reduce_cast(unit, whole, sum, add);
     else reduce_plain(unit, whole, sum, add);
   }
@@ -72,6 +87,8 @@ class GradientReduction {
 
  private:
   size_t error_count() const { return shards_.all_whole() / size_t(shards_.inside()); }
+  // A rehearsal keeps none.
+  float* errors_or_none(int unit, size_t element) const { return mesh_.is_rehearsing() ? nullptr : errors(unit, element); }
 
   void reduce_plain(int unit, float* whole, float* sum, bool add) {
     const size_t piece = shards_.piece(unit);
@@ -95,15 +112,14 @@ class GradientReduction {
     const size_t host = size_t(inside.size()) * piece, place = size_t(inside.rank()) * piece;  // elements for a host's ranks
     const Pieces one = {1, piece}, all = {between.size(), piece, host};
     const cudaStream_t stream = data_.stream();
-    const auto errors_from = [&](size_t element) { return mesh_.is_rehearsing() ? nullptr : errors(unit, element); };
     if (zero_ == 0) sum = whole + begin;
     for (float* part = whole; part != whole + shards_.whole(unit); part += host) inside.reduce_scatter(part + place, part, piece);
-    quantize(sent_, whole + place, errors_from(place), all, bits_, loss_scale, Feedback::add, stream);
+    quantize(sent_, whole + place, errors_or_none(unit, place), all, bits_, loss_scale, Feedback::add, stream);
     between.all_to_all(received_, sent_, bytes);
     dequantize(sum, received_, one, between.size(), bits_, add, stream);
     if (zero_ > 0) return;
     uint8_t* const own = sent_ + size_t(between.rank()) * bytes;
-    quantize(own, sum, errors_from(begin), one, bits_, loss_scale, Feedback::keep, stream);
+    quantize(own, sum, errors_or_none(unit, begin), one, bits_, loss_scale, Feedback::keep, stream);
     between.all_gather(sent_, own, bytes);
     dequantize(whole + place, sent_, all, 1, bits_, false, stream);
     for (float* part = whole; part != whole + shards_.whole(unit); part += host) inside.all_gather(part, part + place, piece);
@@ -113,7 +129,8 @@ class GradientReduction {
   Mesh& mesh_;
   Communicator& data_;
   int zero_;
-  int bits_;  // of a code; 0: gradients are not compressed
+  int bits_;  // of a code; 0: gradients are not sent as codes
+  LowRank low_rank_;
   bool casts_;
   Float* cast_ = nullptr;  // a unit, in the storage type
   uint8_t *sent_ = nullptr, *received_ = nullptr;  // messages, one for each rank

@@ -41,6 +41,7 @@ struct StoreOptions {
   bool cast_gradients = false;       // cast gradients to the 16-bit storage type before they are sent to other ranks
   bool delays = false;               // an update applies the gradients of the step before (gradient_arrays.cuh)
   int compressed_bits = 0;           // of each gradient on its way to other ranks, 8 or 4; 0: they are not compressed
+  int low_rank = 0;                  // R of the factors that gradients travel as (low_rank.cuh); 0: they do not
   bool compress_weights = false;     // weights are gathered in eight bits, too
   uint64_t seed = 1337;
   bool random_biases = false;        // biases are drawn as matrices are, instead of zero, which hides mistakes
@@ -78,6 +79,11 @@ class Parameters {
   virtual std::vector<Slice> kept_slices() const = 0;
   // Does this rank keep errors, of the parts of all its tensors (error_slices)?
   virtual bool has_errors() const { return false; }
+  // The factors that gradients travel as, each a tensor that ranks hold whole; none without --compress powersgd.
+  virtual const std::vector<TensorDescriptor>& factors() const {
+    static const std::vector<TensorDescriptor> none;
+    return none;
+  }
 
   // Sets everything to zero, padding and the number of updates included, and the loss scale to its option.
   virtual void clear() = 0;

@@ -175,6 +175,8 @@ class TensorList {
   // Has this stage the tensor? Of the embedding the last one has wte alone.
   bool has(const TensorDescriptor& tensor) const { return tensor.unit == 0 && &tensor == &tensors_[wpe] ? is_first_stage() : has(tensor.unit); }
 
+  bool is_wte(const TensorDescriptor& tensor) const { return tensor.unit == 0 && tensor.name == tensors_[wte].name; }
+
   const std::vector<TensorDescriptor>& tensors() const { return tensors_; }
   const std::vector<Unit>& units() const { return units_; }
   // The first tensor of a unit; the others follow it.

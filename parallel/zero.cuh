@@ -215,6 +215,7 @@ class ParameterStore final : public Parameters {
   }
 
   bool has_errors() const override { return reduction_.has_errors(); }
+  const std::vector<TensorDescriptor>& factors() const override { return reduction_.factors(); }
 
   void initialize() override {
     for (const Slice& slice : kept_slices()) {
@@ -282,14 +283,7 @@ class ParameterStore final : public Parameters {
   void wait_for_copies() const override { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
   void copy_in(const CheckpointBlock& block, State state, const std::vector<float>& from) override {
-    const int unit = block.tensor->unit;
-    // Errors are of units as messages are, the outer momentum of pieces, with any --zero.
-    const auto kept_of = [&] {
-      if (state == State::error) return error_slices(shards_, unit);
-      if (state == State::outer_momentum) return shards_.slices(unit, shards_.begin(unit), shards_.piece(unit));
-      return kept_.slices(unit);
-    };
-    for (const Slice& kept : kept_of()) {
+    for (const Slice& kept : state_slices(state, *block.tensor, shards_, kept_)) {
       if (kept.tensor != block.tensor) continue;
       const Slice slice = common(block, kept);
       if (slice.count > 0) fill(slice, state, pick(slice, block, from));
@@ -403,7 +397,7 @@ class ParameterStore final : public Parameters {
   void with_values(State state, const Slice& slice, Work work) const {
     const int unit = slice.tensor->unit;
     if (state == State::gradient) return work(place(gradient(unit), slice));
-    if (state == State::error) return work(reduction_.errors(unit, slice.in_unit));
+    if (float* kept = reduction_.kept(state, slice)) return work(kept);
     if (state == State::weight && !optimizer_.has_masters()) return work(place(kept_weights(unit), slice));
     if (state == State::outer_momentum) return work(outer_.momentum(unit) + (slice.in_unit - shards_.begin(unit)));
     optimizer_.settle();

@@ -83,6 +83,7 @@ if command -v mpirun > /dev/null; then
   run test_delay "" 4
   run test_lora_meshes "" 4
   for ranks in 4 2; do run test_compression "" $ranks; done
+  for ranks in 4 2; do run test_powersgd "" $ranks; done
   for ranks in 8 4 3 2; do run test_context_parallel "" $ranks; done
   for ranks in 8 3 2; do run test_collectives "" $ranks; done
   for ranks in 8 3; do run test_sync_check "" $ranks; done
@@ -95,6 +96,7 @@ if command -v mpirun > /dev/null; then
       for ranks in 2 4; do run test_context_parallel reverse $ranks; done
       run test_zero reverse 3 --test-case='*take turns*'
       run test_compression reverse 3 --test-case='*sum*,*errors*'
+      run test_powersgd reverse 3
       run test_offload random:1 2 --test-case='*rank alone,*each kind*,gradients*bits'
       run test_delay random:1 2
       run test_islands reverse 4 --test-case='an outer step under way*<float>'

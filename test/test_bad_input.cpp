@@ -89,7 +89,14 @@ TEST_CASE("mistakes in the options: exit code 2, one line that names option and 
   refuses("--offload optimizer,,activations", {"--offload: 'optimizer,,activations' is unknown"});
   refuses("--offload activations", {"--offload activations moves the inputs of blocks", "add --recompute block"});
   refuses("--offload optimizer --generate", {"--offload optimizer beside --generate", "leave it out"});
-  refuses("--compress int2", {"--compress: 'int2' is unknown: give one of {none,int8,int4}"});
+  refuses("--compress int2", {"--compress: 'int2' is unknown: give one of {none,int8,int4,powersgd:R}"});
+  for (const std::string rank : {"0", "65", "2.5", "", "-1", "04", "two"})
+    refuses("--compress powersgd:" + rank, {"--compress: '" + rank + "' ", rank == "04" ? "octal" : "is no whole number from 1 to 64"});
+  refuses("--compress powersgd", {"--compress: 'powersgd' is unknown: give one of {none,int8,int4,powersgd:R}"});
+  for (const char* zero : {"2", "3"})
+    refuses(std::string("--compress powersgd:2 --zero ") + zero, {"--compress powersgd:2 with --zero ", "choose --zero 0 or 1, or --compress int8"});
+  refuses("--compress powersgd:2 --compress-where hosts", {"--compress-where hosts beside --compress powersgd:2", "leave one of them out"});
+  refuses("--compress powersgd:2 --reduce-dtype bf16 --dtype bf16", {"--compress powersgd:2 beside --reduce-dtype bf16", "leave one of them out"});
   refuses("--compress int8 --reduce-dtype bf16 --dtype bf16", {"--compress int8 beside --reduce-dtype bf16", "leave one of them out"});
   refuses("--compress int8 --generate", {"--compress int8 beside --generate", "leave it out"});
   refuses("--compress-where hosts", {"--compress-where hosts is for --compress or --compress-weights"});

@@ -113,6 +113,7 @@ TEST_CASE("on the same mesh a resumed run gives the same bits" * doctest::skip(!
                               "--zero 2 --dtype bf16 --reduce-dtype bf16", "--zero 2 --compress int4 --check-sync 2",
                               "--compress int8 --on-spike skip --check-sync 1", "--zero 1 --compress int8 --delay 1 --check-sync 1",
                               "--zero 1 --compress int8 --compress-weights int8 --check-sync 2",
+                              "--compress powersgd:2 --on-spike skip --check-sync 1", "--zero 1 --compress powersgd:3 --delay 1 --check-sync 1",
                               "--tp 3 --heads 3 --channels 48 --seq-len 24 --recompute block",
                               "--pp 3 --layers 3 --pp-schedule zb", "--cp 3 --seq-len 18 --zero 3 --recompute block --moments bf16 --offload gradients,optimizer,activations"}) {
     CAPTURE(options);

@@ -219,6 +219,23 @@ TEST_CASE("compressed gradients: a link's bytes and seconds fall as codes are sm
   }
 }
 
+// Of a block of C channels matrices have 16·C rows and columns in all, 13·C other numbers; of the embedding V + C and P + C. With
+// ZeRO 1 all of them travel twice, too.
+TEST_CASE("gradients as factors: a link's bytes and seconds fall as the numbers do") {
+  StepOptions step = gpt2(8);
+  step.mesh.dp = 8, step.dtype = "fp32";
+  Cluster slow = cluster("8xa100-80");
+  slow.inside.bandwidth /= 1e6;
+  const double C = 768, V = 50304, P = 1024, L = 12, all = L * (12 * C * C + 13 * C) + (V + P) * C;
+  const double plain = forecast(step, slow).dp.total;
+  for (int rank : {1, 4, 32})
+    for (int zero : {0, 1}) {
+      step.zero = zero, step.compress = "powersgd:" + std::to_string(rank);
+      const double sent = L * (16 * C * rank + 13 * C) + (V + P + 2 * C) * rank;
+      CHECK(forecast(step, slow).dp.total / plain == about((2 * sent + zero * all) / (2 * all), 0.01));
+    }
+}
+
 // Four hosts of eight GPUs, whose links between are the bound: a rank sends an eighth of the codes, and inside what NVLink hides.
 TEST_CASE("compressed between hosts only: fewer bytes between hosts than with codes for all ranks") {
   StepOptions step = gpt2(8);

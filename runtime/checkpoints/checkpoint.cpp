@@ -132,6 +132,18 @@ class TensorFiles {
     }
   }
 
+  // Loads this rank's factors, if there are as many copies as on this mesh.
+  void load_factors(Parameters& parameters) const {
+    for (const TensorDescriptor& factor : parameters.factors()) {
+      const Copies wanted = copies_of_factor(factor, parameters.shards().list());
+      const auto name = [&](int copy) { return state_prefix(State::factor, copy) + factor.name; };
+      if (factor.local == 0 || !stored_.contains(name(wanted.all - 1)) || stored_.contains(name(wanted.all))) continue;
+      const StoredTensor& own = stored_.at(name(wanted.own));
+      check_shape(own, factor);
+      load_block(own, {&factor, 0, factor.local}, State::factor, parameters);
+    }
+  }
+
   // Loads what this rank keeps of these states. Before it reads the first block, it fails if a tensor is missing,
   // unknown or of another shape.
   void load(Parameters& parameters, const std::vector<State>& states, size_t most, int island = 0) const {
@@ -184,7 +196,7 @@ std::vector<State> SavedStates::own() const {
 }
 
 std::vector<State> SavedStates::of(const CheckpointBlock& block) const {
-  return block.copy == CheckpointBlock::none ? own() : std::vector{State::error};
+  return block.copy == CheckpointBlock::none ? own() : std::vector{block.state};
 }
 
 std::string file_prefix(State state, const TensorList& list, int copy, int island) {
@@ -283,7 +295,9 @@ void load_outer_momentum(const std::filesystem::path& folder, Parameters& parame
   load_states(folder, "outer", parameters, {State::outer_momentum});
 }
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most) {
-  TensorFiles(folder, find_tensor_files(folder, "errors"), ": resume from another checkpoint").load_errors(parameters, most);
+  const TensorFiles files(folder, find_tensor_files(folder, "errors"), ": resume from another checkpoint");
+  files.load_errors(parameters, most);
+  files.load_factors(parameters);
 }
 
 void write_model(const Parameters& parameters, const std::filesystem::path& base, const std::filesystem::path& folder) {

@@ -7,7 +7,7 @@
 //   optimizer.safetensors  AdamW's moments, "m.NAME" and "v.NAME" for every NAME of model.safetensors; with --delay also
 //                          the gradients that wait for the next step, "g.NAME"
 //   errors.safetensors     with --compress, what each rank's messages have left out (parallel/blocks.h): a tensor for each
-//                          copy, "e0.NAME", "e1.NAME", ...
+//                          copy, "e0.NAME", "e1.NAME", ...; with powersgd:R also the factors Q, "q0.NAME", (R, columns)
 //   outer.safetensors      of --local-steps: the momentum of outer steps, "o.NAME"; and with several islands
 //   optimizer_island_1.safetensors, ...    the moments of the others, "island_1.m.NAME"
 //   trainer.json           what else a resumed run needs: step, sample position, options, a checksum of the data, the
@@ -47,9 +47,9 @@ struct SavedStates {
   std::vector<State> of(const CheckpointBlock& block) const;
 };
 
-// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of errors with the number of the
-// copy, "e0.transformer.", ...; of adapters "base_model.model.transformer.", ...; of another island's moments
-// "island_1.m.transformer.", ...
+// The prefix of a state's tensor names in files: "transformer.", "m.transformer.", ...; of errors and factors with
+// the number of the copy, "e0.transformer.", ...; of adapters "base_model.model.transformer.", ...; of another island's
+// moments "island_1.m.transformer.", ...
 std::string file_prefix(State state, const TensorList& list, int copy = CheckpointBlock::none, int island = 0);
 
 // The files of these tensors' weights begin with it: "model", or "adapter_model".
@@ -110,7 +110,8 @@ void load_optimizer(const std::filesystem::path& folder, Parameters& parameters,
 void load_optimizer_of_island(const std::filesystem::path& folder, Parameters& parameters, const SavedStates& states);
 void load_outer_momentum(const std::filesystem::path& folder, Parameters& parameters);
 // Loads this rank's errors: its own copy, if there are as many as on the mesh that wrote them, otherwise an equal part of
-// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing.
+// their sum; zeros if that mesh had none, because one data-parallel rank sends nothing. Factors stay what they are, if the
+// mesh that wrote them had other copies.
 void load_errors(const std::filesystem::path& folder, Parameters& parameters, size_t most = most_at_once);
 
 // Writes the weights of one rank's model to a new folder, which transformers loads, with the tokenizer of the folder

@@ -235,6 +235,9 @@ void CheckpointWriter::plan(const CheckpointContent& content) {
   for (const TensorDescriptor& tensor : list.tensors())
     for (int copy = 0; content.parameters.has_errors() && copy < copies_of(tensor, content.parameters.shards()).all; ++copy)
       errors.push_back({file_prefix(State::error, list, copy) + tensor.name, tensor.shape});
+  for (const TensorDescriptor& factor : content.parameters.factors())
+    for (int copy = 0; copy < copies_of_factor(factor, list).all; ++copy)
+      errors.push_back({file_prefix(State::factor, list, copy) + factor.name, factor.shape});
   if (!errors.empty()) add("errors", errors);
   file_of_.clear();
   for (size_t file = 0; file < files_.size(); ++file)
@@ -277,7 +280,7 @@ std::vector<CheckpointWriter::BlockChunk> CheckpointWriter::chunks_of(const Chec
   const TensorList& list = content.parameters.shards().list();
   std::vector<BlockChunk> chunks;
   std::vector<State> states = content.states.own();
-  states.push_back(State::error);
+  states.insert(states.end(), {State::error, State::factor});
   for (State state : states)
     for (const CheckpointBlock& block : content.blocks)
       for (size_t done = 0; std::ranges::count(content.states.of(block), state) > 0 && done < block.count; done += most_floats)

@@ -14,7 +14,7 @@
 // Files (split by --shard-size they have numbers in their names, and an index beside them):
 //   model.safetensors, config.json            weights as Hugging Face's GPT2LMHeadModel.from_pretrained loads them
 //   optimizer.safetensors                     the optimizer's states, "m.NAME" and "v.NAME"
-//   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ...
+//   errors.safetensors                        with --compress, "e0.NAME", "e1.NAME", ..., "q0.NAME", ...
 //   outer.safetensors, optimizer_island_1.safetensors, ...   of islands
 //   trainer.json, and the tokenizer's files   what else a resumed run needs
 //   manifest_*                                what every rank wrote, with checksums (runtime/checkpoints/manifest.h)

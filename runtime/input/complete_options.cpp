@@ -201,10 +201,13 @@ std::string batch_problem(const StepOptions& o) {
   if (o.delay && o.zero >= 2)
     return concat("--delay 1 with --zero ", o.zero, ": gradients are cut and sent in each micro-step, and can't wait for a "
                   "step; choose --zero 0 or 1, or leave --delay out");
+  if (o.low_rank() && o.zero >= 2)
+    return concat("--compress ", o.compress, " with --zero ", o.zero, ": factors tell all ranks the sums of a whole matrix, once a step; "
+                  "choose --zero 0 or 1, or --compress int8");
   if (o.offloads("gradients") && (!o.offloads("optimizer") || (o.mesh.dp * o.mesh.cp > 1 && o.zero < 3)))
     return concat("--offload ", o.offload, " moves the pieces of gradients that --zero 3 keeps, in the same windows as masters "
                   "and moments: ", o.offloads("optimizer") ? "add --zero 3" : "add optimizer to the list");
-  if (o.offloads("gradients") && (o.mesh.tp > 1 || pp > 1 || o.lora.is_on() || o.compressed_bits()))
+  if (o.offloads("gradients") && (o.mesh.tp > 1 || pp > 1 || o.lora.is_on() || o.compresses_gradients()))
     return concat("--offload ", o.offload, " with --tp, --pp, --compress or --lora-rank: sums of gradients over these ranks, or "
                   "of codes, are made on the device, and those of adapters are few; leave gradients out of the list");
   if (o.offloads("activations") && o.recompute != "block")

@@ -34,6 +34,11 @@ CLI::Validator one_of(const Names& names) {
   }, CLI::IsMember(names).get_description());
 }
 
+const CLI::Validator compressed([](const std::string& text) {
+  if (text.starts_with("powersgd:")) return in_range(1, most_low_rank)(text.substr(9));
+  return text == "none" || code_bits(text) ? std::string() : excerpt(text) + " is unknown: give one of {none,int8,int4,powersgd:R}";
+}, "{none,int8,int4,powersgd:R}");
+
 // A list with commas of what --offload can move.
 const CLI::Validator offloaded([](const std::string& text) {
   for (const std::string& word : words_of(text))
@@ -217,8 +222,9 @@ void add_run_options(CLI::App& app, Options& o) {
       "--local-steps; none where the run validates, saves or samples, or ends");
   add(app, "--reduce-dtype", o.reduce_dtype, one_of({"fp32", "bf16"}),
       "in which gradients travel: fp32, or bf16 where --dtype is (up to some 32 ranks)");
-  add(app, "--compress", o.compress, one_of({"none", "int8", "int4"}),
-      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits; what they leave out goes with the next ones");
+  add(app, "--compress", o.compress, compressed,
+      "gradients on their way to other ranks, for slow links: codes of 8 or 4 bits, or of each matrix factors of rank R, 1 to 64 "
+      "(with --zero 0 and 1); what they leave out goes with the next ones");
   add(app, "--compress-weights", o.compress_weights, one_of({"none", "int8"}),
       "that --zero 1 to 3 gathers: in eight bits, beside exact ones that are updated");
   add(app, "--compress-where", o.compress_where, one_of({"all", "hosts"}),

@@ -28,8 +28,9 @@ void refuse_together(const CLI::App& app, const Options& o) {
          "applied: choose --dtype bf16, or leave --delay out");
   refuse(o.dtype != "bf16", {"--stochastic-rounding"}, "rounds bf16 weights: it needs --dtype bf16");
   refuse(o.dtype != "bf16" && o.reduce_dtype == "bf16", {"--reduce-dtype"}, "needs --dtype bf16");
-  refuse(o.compressed_bits() > 0 && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
+  refuse(o.compresses_gradients() && o.reduce_dtype == "bf16", {"--compress"}, "beside --reduce-dtype bf16: both say how gradients travel; leave one of them out");
   refuse(!o.compresses(), {"--compress-where"}, "is for --compress or --compress-weights: add one of them, or leave it out");
+  refuse(o.low_rank() > 0, {"--compress-where"}, "beside --compress " + o.compress + ": factors are added up over all data-parallel ranks; leave one of them out");
   if (o.compress_weights != "none") {
     refuse(o.zero == 0, {"--compress-weights"}, "is for weights that ranks gather: add --zero 1, 2 or 3, or leave it out");
     refuse(o.stochastic_rounding, {"--compress-weights"}, "beside --stochastic-rounding: its weights have no masters; leave one of them out");

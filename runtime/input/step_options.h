@@ -9,6 +9,7 @@
 
 #include "parallel/islands.h"
 #include "parallel/lora.h"
+#include "parallel/low_rank.h"
 #include "parallel/shapes.h"
 #include "parallel/sm_options.h"
 #include "runtime/input/deal.h"
@@ -38,9 +39,12 @@ struct StepOptions {
   bool offloads(const std::string& what) const {
     return offload != "none" && (',' + offload + ',').find(',' + what + ',') != std::string::npos;
   }
-  // Of a gradient on its way to other ranks; 0: it is not compressed.
+  // Of a gradient on its way to other ranks; 0: it is not sent as a code.
   int compressed_bits() const { return code_bits(compress); }
-  bool compresses() const { return compressed_bits() > 0 || compress_weights != "none"; }
+  // Of the factors that gradients travel as; 0: they do not.
+  int low_rank() const { return rank_of_factors(compress); }
+  bool compresses_gradients() const { return compress != "none"; }
+  bool compresses() const { return compresses_gradients() || compress_weights != "none"; }
   // Neighbouring data-parallel ranks between which nothing is compressed, on a cluster that a plan is for.
   int ranks_inside() const {
     const int ranks = mesh.cp * mesh.dp, neighbours = compress_where == "hosts" ? ranks_per_host / mesh.tp : 1;

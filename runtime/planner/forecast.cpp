@@ -78,12 +78,33 @@ struct DataRings {
 // Bytes of a value that is sent as a code, with its share of a scale (kernels/quantize.cuh).
 double code_bytes(int bits) { return bits / 8.0 + 2.0 / 256; }
 
+// What travels of a unit's gradients as factors of low rank: the numbers of two sums (parallel/low_rank.cuh).
+struct FactorCounts {
+  double first = 0, second = 0;
+};
+FactorCounts factors_of(const StepOptions& step, int unit) {
+  ModelShape shape = step.shape;
+  shape.layers = 1;
+  const TensorList base(shape, step.mesh.tp);
+  const TensorList list = step.lora.is_on() ? TensorList(base, adapter_tensors(block_tensors(size_t(shape.channels)), step.lora)) : base;
+  FactorCounts counts;
+  for (const TensorDescriptor& tensor : list.tensors()) {
+    if (tensor.unit != unit) continue;
+    const LowRankShape factors = low_rank_shape(tensor, list, step.low_rank());
+    counts.first += double(factors.rank ? factors.p() : tensor.local), counts.second += double(factors.q());
+  }
+  return counts;
+}
+
 // What a step of a rank gathers and reduces for ZeRO. first: what a micro-batch of the first stage computes
 Forecast::Communication zero_communication(const StepOptions& step, const DataRings& rings, const ParameterCounts& p,
                                            const StageTimes& first, const Kernels& kernels) {
   const int bits = step.compressed_bits();
   const double g = bits ? code_bytes(bits) : bytes_of(step.reduce_dtype), w = bytes_of(step.dtype);
+  const FactorCounts of_embedding = step.low_rank() ? factors_of(step, 0) : FactorCounts(), of_block = step.low_rank() ? factors_of(step, 1) : of_embedding;
   const auto reduce = [&](double elements) {
+    const auto& [first, second] = elements == p.block ? of_block : of_embedding;
+    if (step.low_rank()) return 2 * (rings.all.gather(4 * first) + rings.all.gather(4 * second)) + kernels.low_rank(elements).seconds();
     const double times = step.zero == 0 ? 2 : 1;
     if (!bits || rings.between.ranks == 1) return rings.all.gather((bits ? 4 : g) * elements) * times;
     return rings.gather(4 * elements, g * elements) * times + kernels.compression(elements / rings.inside.ranks).seconds();

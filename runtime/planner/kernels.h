@@ -86,6 +86,13 @@ class Kernels {
     return code > 0 ? kernel(8 * count, (12 + 2 * code + (step_.zero == 0 ? code + 4 : 0)) * count) : Cost();
   }
 
+  // What becomes factors and is restored; a block has 17 launches (kernels/low_rank.cuh).
+  Cost low_rank(double count) const {
+    Cost cost = kernel(6.0 * step_.low_rank() * count, 28 * count);
+    cost[launches] = 17 * device_.launch;
+    return cost;
+  }
+
   // Gathered codes become weights. (Few become codes: a rank's piece.)
   Cost decoding(double count) const { return kernel(2 * count, (1 + w_) * count); }
 

@@ -117,7 +117,7 @@ inline size_t least_bytes(const StepOptions& s) {
   const double w = s.dtype == "fp32" ? 4 : 2, C = s.shape.channels, layers = s.shape.layers / pp;
   const bool trained = !s.lora.is_on();  // adapters are few
   const double weights = w, gradients = !trained || s.offloads("gradients") ? 0 : 4 * (1 + s.delay);  // bytes a parameter
-  const double errors = trained && s.compressed_bits() && dp * cp > 1 ? 4 : 0;
+  const double errors = trained && s.compresses_gradients() && dp * cp > 1 ? 4 : 0;
   const double optimizer = !trained || s.offloads("optimizer") ? 0 : s.optimizer_bytes();
   const int pieces = dp * cp;
   const auto split_from = [&](int stage, double bytes) { return s.zero >= stage ? bytes / pieces : bytes; };

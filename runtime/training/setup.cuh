@@ -120,6 +120,7 @@ inline std::unique_ptr<Model> build_model(const Options& o, Mesh& mesh, cudaStre
                  .cast_gradients = o.reduce_dtype == "bf16",
                  .delays = o.delay > 0,
                  .compressed_bits = o.compressed_bits(),
+                 .low_rank = o.low_rank(),
                  .compress_weights = o.compress_weights != "none",
                  .seed = o.seed,
                  .random_biases = o.random_biases,

@@ -59,7 +59,10 @@ inline void load_checkpoint(TrainingState& state, const Checkpoint& checkpoint, 
 
 // The blocks that this rank writes. A gathered one has at most chunk_bytes (RankGroup), so that it can be sent, too.
 inline std::vector<CheckpointBlock> written_blocks(Model& model, size_t chunk_bytes) {
-  return written_blocks(model.store().shards(), chunk_bytes / sizeof(float), model.store().has_errors());
+  const Parameters& store = model.store();
+  std::vector<CheckpointBlock> blocks = written_blocks(store.shards(), chunk_bytes / sizeof(float), store.has_errors());
+  std::ranges::copy(written_factors(store.factors(), store.shards()), std::back_inserter(blocks));
+  return blocks;
 }
 
 // What this rank may have to save.

@@ -49,7 +49,7 @@ inline void describe_mesh(const Options& o) {
   const std::string chunks = o.pp_chunks > 1 ? formatted(", %d chunks each", o.pp_chunks) : "";
   if (pp > 1) split += formatted("pipeline of %d stages (%s%s), ", pp, o.pp_schedule.c_str(), chunks.c_str());
   std::printf("mesh      %sdata parallel %d, ZeRO %d, gradients travel in %s\n", split.c_str(), dp, o.zero,
-              (o.compressed_bits() ? o.compress : o.reduce_dtype).c_str());
+              (o.compresses_gradients() ? o.compress : o.reduce_dtype).c_str());
 }
 
 inline void describe_outer_steps(const Options& o) {

@@ -128,7 +128,7 @@ nlohmann::json arithmetic(const Options& o, const DataIdentity& train) {
       {"outer_waits", !o.outer.delay ? "off" : concat("val ", o.val.empty() ? 0 : o.val_every, ", checkpoint ", o.checkpoint_every, ", sample ", o.sample_every, ", check-sync ", o.check_sync)},
       {"stochastic_rounding", o.stochastic_rounding}, {"moments", o.moments}, {"attention", o.attention},
       {"delay", o.delay ? "1 step" : "off"},
-      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compressed_bits() ? o.compress : "off"},
+      {"seq_len", o.seq_len}, {"global_batch", o.global_batch}, {"reduce_dtype", o.reduce_dtype}, {"compress", o.compresses_gradients() ? o.compress : "off"},
       {"compress_weights", o.compress_weights == "none" ? "off" : o.compress_weights},
       {"compress_where", o.compresses() ? o.compress_where : "off"}, {"schedule", s.kind}, {"lr", s.lr},
       {"min_lr", s.min_lr}, {"warmup", s.warmup}, {"cooldown", s.cooldown}, {"weight_decay", o.weight_decay},
