@@ -7,9 +7,8 @@
 //   M̂   = Pᵀ·Q'                  takes the place of the sum; error_i = M_i − M̂/N
 //
 // M̂ is what Σ M_i is in R directions, and each step turns these nearer to the R largest (power iteration), because the next
-// one begins with Q' for Q. The first Q is drawn. All ranks have P and Q' from the same sums, so
-// they have the same bits of M̂. Σ_i error_i = Σ_i M_i − M̂: what has been applied and the errors of all ranks add up to all
-// gradients.
+// one begins with Q' for Q. The first Q is drawn. All ranks have P and Q' from the same sums, so all have the same bits of M̂.
+// And Σ_i error_i = Σ_i M_i − M̂: what has been applied and the errors of all ranks add up to all gradients.
 //
 // (rows + columns)·R numbers travel instead of rows·columns, twice as in any all_reduce. With ZeRO 1, too: each rank has
 // all of M̂, and keeps its piece. What is no matrix, and a matrix that is too small, is added up as it is, beside P.
@@ -23,6 +22,7 @@
 #include "kernels/random.cuh"
 #include "parallel/low_rank.h"
 #include "parallel/mesh.cuh"
+#include "parallel/shards.h"
 
 class LowRank {
  public:
